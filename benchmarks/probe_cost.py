@@ -126,7 +126,7 @@ def _memory_summary(memory: list[dict[str, int]]) -> dict[str, float]:
 
 
 def _mark_ns(board: StatusFileWriter) -> float:
-    what, event = board.what("forward", "blocks.0.attn"), board.progress_event
+    what, event = board.event_code("forward", "blocks.0.attn"), board.write_training_event
     start = time.perf_counter_ns()
     for _ in range(MARKS):
         event(what)
@@ -163,13 +163,13 @@ def _call_ns(hooked: Any, bare: Any, depth: int = CALL_DEPTH) -> float:
 def _beat_ns(one: heartbeat.Heartbeat) -> float:
     start = time.perf_counter_ns()
     for _ in range(100):
-        one._once()
+        one._beat()
     return (time.perf_counter_ns() - start) / 100
 
 
 def _installed_hooks(board: StatusFileWriter, trouble: TroubleLog) -> HookTables:
     foreign = foreign_code(torch)
-    hooks.install(torch, board, trouble, DroppedBatches(board, foreign), hooks.Fetches(foreign))
+    hooks.install(torch, board, trouble, DroppedBatches(board, foreign), hooks.FetchTimes(foreign))
     return HookTables()
 
 

@@ -23,7 +23,7 @@ from evaluation.experiments import HOME, REPOSITORY, truths_of
 from evaluation.launching import harness, scratch, without_paths
 from evaluation.scoring import CERTAIN, PARTS, Answer, Row, Truth, compare, interval, mistakes, paragraph, shares
 from nsa_harness.commands import misdiagnosis
-from nsa_harness.commands.misdiagnosis import PROJECT, said
+from nsa_harness.commands.misdiagnosis import PROJECT, answer_values
 from nsa_harness.render.documents.report_json import outcome_values
 
 ROUNDS = HOME / "rounds"
@@ -90,7 +90,7 @@ def run(home: Path, out: Path, jobs: int) -> Iterator[str]:
         with gzip.open(home / "evidence.jsonl.gz", "at") as recordings:
             recordings.write(f'{{"program": "{stored["program"]}", "evidence": {recorded}}}\n')
         summary = without_paths(outcome["summary"], folder)
-        return {"program": stored["program"], **said(outcome, str(folder)), "summary": summary}
+        return {"program": stored["program"], **answer_values(outcome, str(folder)), "summary": summary}
 
     with ThreadPoolExecutor(jobs) as pool, file.open("a") as lines:
         for answered in pool.map(answer, (stored for stored in truths(home) if stored["program"] not in done)):
@@ -148,7 +148,7 @@ def answers_in(home: Path) -> dict[str, dict[str, Any]]:
 def answers_of_today(home: Path) -> dict[str, dict[str, Any]]:
     """What the rules of this commit say of each recording, with the program's source if the recording has none."""
     return {
-        program: said(outcome_values(blind.judge_again(blind.collected(evidence, texts))), PROJECT)
+        program: answer_values(outcome_values(blind.judge_again(blind.collected(evidence, texts))), PROJECT)
         for program, evidence, texts in blind.recordings(home)
     }
 

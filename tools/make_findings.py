@@ -55,13 +55,13 @@ def _causes_by_verdict() -> Iterator[tuple[str, str, str]]:
             ]
             if causes:
                 yield status, kind or "", _links(causes)
-    yield "any, also PASS", "", f"noted next to the cause: {_links(cause for cause in Cause if cause.row.beside)}"
+    yield "any, also PASS", "", f"noted next to the cause: {_links(cause for cause in Cause if cause.row.is_noted)}"
 
 
 def _severities() -> Iterator[str]:
-    """Yield the table of severities: if a run did not fail, a finding has the severity `unfailed`."""
-    rows = [(cause, cause.row.severity, cause.row.unfailed) for cause in Cause]
-    warnings = [cause for cause, severity, unfailed in rows if severity is unfailed is Severity.WARNING]
+    """Yield the table of severities: if a run did not fail, a finding has the severity `ok_severity`."""
+    rows = [(cause, cause.row.severity, cause.row.ok_severity) for cause in Cause]
+    warnings = [cause for cause, severity, ok_severity in rows if severity is ok_severity is Severity.WARNING]
     lowered = [cause for cause, *both in rows if both == [Severity.CRITICAL, Severity.WARNING]]
     infos = [cause for cause, severity, _ in rows if severity is Severity.INFO]
     yield from _table(

@@ -1,12 +1,14 @@
-"""Rebuilds reports/sample and the README's excerpt of it: a real run of fault_deadlock, without this machine's names.
+"""Rebuilds reports/sample, its excerpt in the README, and the pictures in docs/images, from real runs.
 
-    python tools/make_sample.py
+    python tools/make_sample.py             about a minute: a run of fault_deadlock and a run of hang.py
+    python tools/make_sample.py --bisect    about four minutes: a bisection of fault_gc_layer as well
 
-Takes about half a minute: it launches two ranks.
+Names and directories of this machine are replaced.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -19,101 +21,194 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SAMPLE = REPOSITORY / "reports" / "sample"
+IMAGES = REPOSITORY / "docs" / "images"
 README = REPOSITORY / "README.md"
 SCENARIO = "fault_deadlock"
 HOST = "example"
 HOME = "/home/user/nsa-harness"
-# Binary, or the same as another file that stays.
-DROPPED = ("boards", "logs", "evidence", "rank*/board", "dumps/*.json")
+# Files of an attempt that are binary, or that have the same content as another file.
+LEFT_OUT = ("boards", "logs", "evidence", "rank*/board", "dumps/*.json")
 BEGIN, END = "<!-- sample: begin -->", "<!-- sample: end -->"
-# The pieces of SUMMARY.md that the README shows: how the first line of each begins, and the last one.
-PIECES = (("# HANG ", "Look at "), ("| rank | blocked in", "**Do:**"))
+# The excerpts of SUMMARY.md in the README: how the first and the last line of each excerpt start.
+EXCERPTS = (("# HANG ", "Look at "), ("| rank | blocked in", "**Do:**"))
+HANG_PY = """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+loss = torch.ones(1)
+for step in range(100):
+    dist.all_reduce(loss)
+    if dist.get_rank() == 0 and step == 50:
+        torch.save(loss, "checkpoint.pt")
+        dist.barrier()
+dist.destroy_process_group()
+"""
+HANG_COMMAND = ("run", "hang.py", "--ranks", "2")
+BISECT_COMMAND = ("bisect", "fault_gc_layer", "--gc-range")
 
 
 def main() -> None:
-    sys.path.insert(0, str(REPOSITORY))
-    with tempfile.TemporaryDirectory(prefix="nsa-harness-sample-") as work:
-        run = _launched(Path(work))
-        _slim(run / SCENARIO)
-        _render_for_a_nameless_machine(run)
-        _neutralize(run, _replacements(Path(work)))
-        shutil.rmtree(SAMPLE, ignore_errors=True)
-        shutil.copytree(run, SAMPLE)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
+    parser.add_argument("--bisect", action="store_true", help="also draw a bisection")
+    with_bisection = parser.parse_args().bisect
+    sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tools")]
+    with tempfile.TemporaryDirectory(prefix="nsa-harness-sample-") as folder:
+        work = Path(folder)
+        make_sample(work / "sample")
+        draw_hang(work / "example")
+        if with_bisection:
+            draw_bisection(work / "bisection")
+
+
+def make_sample(work: Path) -> None:
+    """Replace reports/sample and the README's excerpt by a new run of the sample scenario."""
+    run = _launch(work, "run", SCENARIO)
+    _remove_files(run / SCENARIO)
+    _render_again(run)
+    _replace_paths(run, work)
+    shutil.rmtree(SAMPLE, ignore_errors=True)
+    shutil.copytree(run, SAMPLE)
     README.write_text(with_excerpt(README.read_text(), (SAMPLE / "SUMMARY.md").read_text()))
     print(f"{SAMPLE.relative_to(REPOSITORY)}: {sum(1 for path in SAMPLE.rglob('*') if path.is_file())} files")
 
 
-def pieces(summary: str) -> list[str]:
-    """What of SUMMARY.md the README shows, as whole lines. Raises SystemExit where the report has another form."""
+def draw_hang(work: Path) -> None:
+    """Draw the answer to a short script that hangs: the terminal, the page, and two parts of the page."""
+    import pictures
+
+    from nsa_harness.render.documents.report_json import from_json
+    from nsa_harness.render.terminal.screen import done_lines, outcome_lines
+    from nsa_harness.render.terminal.terminal import STYLES
+    from nsa_harness.subject.playbook import PLAYBOOK
+
+    work.mkdir()
+    (work / "hang.py").write_text(HANG_PY)
+    run = _launch(work, *HANG_COMMAND)
+    _render_again(run)
+    _replace_paths(run, work)
+    report = from_json((run / "report.json").read_text())
+    lines = [
+        *outcome_lines(report.outcomes[0], pictures.COLUMNS),
+        *done_lines(report, PLAYBOOK, Path("reports/latest"), pictures.COLUMNS),
+    ]
+    command = f"nsa-harness {' '.join(HANG_COMMAND)}"
+    pictures.save_terminal(lines, STYLES, IMAGES / "hang-terminal.svg", command=command)
+    page = run / "report.html"
+    pictures.save_page(page, IMAGES / "hang-page.png", width=1100, height=860)
+    timeline = r'<h2>Ranks over time</h2>.*?<p class="key">.*?</p>'
+    pictures.save_part(page, timeline, IMAGES / "hang-timeline.png", width=960, height=190)
+    collectives = r"<h2>Collectives where the ranks diverge</h2>.*?</table>"
+    pictures.save_part(page, collectives, IMAGES / "hang-collectives.png", width=960, height=320)
+
+
+def draw_bisection(work: Path) -> None:
+    """Draw a bisection over layers: the screen, and the grid of its page."""
+    import pictures
+
+    from nsa_harness.render.experiments.screen import STYLES
+
+    work.mkdir()
+    output = _nsa_harness(work, *BISECT_COMMAND, capture=True)
+    run = (work / "reports" / "latest").resolve()
+    screen = _without_paths(output[output.index("BISECT") :], work).replace(f"reports/{run.name}", "reports/latest")
+    command = f"nsa-harness {' '.join(BISECT_COMMAND)}"
+    pictures.save_terminal(screen.splitlines(), STYLES, IMAGES / "bisect-terminal.svg", command=command)
+    _replace_paths(run, work)
+    grid = r'<ol class="search".*?</ol>'
+    pictures.save_part(run / "report.html", grid, IMAGES / "bisect-grid.png", width=1000, height=440)
+
+
+def excerpts(summary: str) -> list[str]:
+    """Return the parts of SUMMARY.md that the README shows. Raises SystemExit if the report has no such lines."""
     lines = summary.splitlines()
-    return ["\n".join(lines[_line(lines, first) : _line(lines, last) + 1]) for first, last in PIECES]
+    return ["\n".join(lines[_find(lines, first) : _find(lines, last) + 1]) for first, last in EXCERPTS]
 
 
 def with_excerpt(readme: str, summary: str) -> str:
-    """The README with the pieces, as a quotation, between its two comments. Links lead into the sample."""
-    shown = "\n\n…\n\n".join(pieces(summary)).replace(f"]({SCENARIO}/", f"](reports/sample/{SCENARIO}/")
-    # A heading of the first level is the README's own.
-    quoted = "\n".join(f"> {line}".rstrip() for line in shown.removeprefix("# ").splitlines())
+    """Return the README with the excerpts as a quotation between its two comments. Links lead to the sample."""
+    text = "\n\n…\n\n".join(excerpts(summary)).replace(f"]({SCENARIO}/", f"](reports/sample/{SCENARIO}/")
+    # The README has a first-level heading of its own.
+    quotation = "\n".join(f"> {line}".rstrip() for line in text.removeprefix("# ").splitlines())
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{quoted}\n{END}{after}"
+    return f"{before}{BEGIN}\n{quotation}\n{END}{after}"
 
 
-def _line(lines: list[str], begins: str) -> int:
+def _find(lines: list[str], start: str) -> int:
     for number, line in enumerate(lines):
-        if line.startswith(begins):
+        if line.startswith(start):
             return number
-    raise SystemExit(f"reports/sample/SUMMARY.md: no line begins with {begins!r}; adapt PIECES in tools/make_sample.py")
-
-
-def _launched(work: Path) -> Path:
-    """The directory of a fresh run, which must have come out as the scenario announces."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("NSA_")}
-    code = "import sys; sys.argv[0] = 'nsa-harness'; from nsa_harness.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "run", SCENARIO]
-    subprocess.run(
-        command, cwd=work, env={**clean, "PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": ""}, check=True
+    raise SystemExit(
+        f"reports/sample/SUMMARY.md: no line starts with {start!r}; adapt EXCERPTS in tools/make_sample.py"
     )
+
+
+def _launch(work: Path, *command: str) -> Path:
+    """Run nsa-harness in `work` and return the directory of the run."""
+    work.mkdir(exist_ok=True)
+    _nsa_harness(work, *command)
     return (work / "reports" / "latest").resolve()
 
 
-def _slim(attempt: Path) -> None:
-    for path in [found for pattern in DROPPED for found in attempt.glob(pattern)]:
+def _nsa_harness(work: Path, *command: str, capture: bool = False) -> str:
+    """Run nsa-harness of this checkout. Return its output if `capture` is set.
+
+    Raises SystemExit if it ends with an error. A failing run is not an error.
+    """
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("NSA_")}
+    code = "import sys; sys.argv[0] = 'nsa-harness'; from nsa_harness.cli.main import main; main()"
+    environ = {**clean, "PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "100"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command], cwd=work, env=environ, check=False, text=True,
+        stdout=subprocess.PIPE if capture else None,
+    )  # fmt: skip
+    if done.returncode not in (0, 1, 124):
+        raise SystemExit(f"nsa-harness {' '.join(command)}: exit code {done.returncode}")
+    return done.stdout or ""
+
+
+def _remove_files(attempt: Path) -> None:
+    for path in [path for pattern in LEFT_OUT for path in attempt.glob(pattern)]:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _render_for_a_nameless_machine(run: Path) -> None:
-    """The documents again, with another host name: a plain replacement could hit a word that is no name."""
+def _render_again(run: Path) -> None:
+    """Write the documents again with another host name. Replacing the name in texts could change other words."""
     from nsa_harness.render.documents.documents import write_documents
     from nsa_harness.render.documents.report_json import from_json
     from nsa_harness.subject.playbook import PLAYBOOK
     from nsa_harness.supervisor.storage.rundir import RunDir
 
-    stored = RunDir(run)
-    report = from_json(stored.report.read_text())
-    write_documents(stored, replace(report, machine=replace(report.machine, host=HOST)), PLAYBOOK)
+    directory = RunDir(run)
+    report = from_json(directory.report.read_text())
+    write_documents(directory, replace(report, machine=replace(report.machine, host=HOST)), PLAYBOOK)
     for path in run.rglob("*.json*"):
         text = re.sub(r'("host": ?)"[^"]*"', rf'\1"{HOST}"', path.read_text())
         path.write_text(re.sub(r'("kernel": ?)"[^"]*"', r'\1"(removed)"', text))
 
 
-def _replacements(work: Path) -> tuple[tuple[str, str], ...]:
-    """Longest first, so that the environment inside the checkout is not taken for the checkout."""
-    places = {
+def _without_paths(text: str, work: Path) -> str:
+    """Return the text with neutral directories instead of those of this machine."""
+    directories = {
         str(work.resolve()): "/home/user/work",
         sys.prefix: f"{HOME}/.venv",
         str(REPOSITORY): HOME,
         sys.base_prefix: "/usr",
     }
-    return tuple(sorted(places.items(), key=lambda place: -len(place[0])))
+    # The longest first: the environment may be inside the checkout.
+    for ours, neutral in sorted(directories.items(), key=lambda pair: -len(pair[0])):
+        text = text.replace(ours, neutral)
+    return text
 
 
-def _neutralize(run: Path, replacements: tuple[tuple[str, str], ...]) -> None:
+def _replace_paths(run: Path, work: Path) -> None:
     for path in _files(run):
-        text = path.read_text()
-        for ours, neutral in replacements:
-            text = text.replace(ours, neutral)
-        path.write_text(text)
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:  # a binary file of a run that is only drawn
+            continue
+        path.write_text(_without_paths(text, work))
 
 
 def _files(run: Path) -> Iterator[Path]:

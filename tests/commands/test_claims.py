@@ -164,7 +164,10 @@ def test_a_side_that_passes_is_asked_longer_where_somebody_insists_or_has_seen_i
 def test_a_budget_ends_it_with_what_was_counted(launched: Launched, capsys: Any) -> None:
     launched.ends = {"=false": [HANG]}
     assert run_command_line([*CLAIM, "--budget", "12s"]) == 125
-    assert "UNDECIDED  the budget of 12.0 s is spent: 2 of 2 without it and 0 of 1 with it" in capsys.readouterr().out
+    assert (
+        "UNDECIDED  the budget of 12.0 s is used up: 2 of 2 runs failed without the change, 0 of 1 with it"
+        in capsys.readouterr().out
+    )
     assert (ledger()[0]["attempts"], ledger()[0]["seconds"]) == (3, 15.0)
 
 
@@ -219,9 +222,7 @@ def test_a_program_that_is_edited_meanwhile_is_two_programs(launched: Launched, 
     launched.ends, launched.leaves = {"MODE=a": [HANG]}, edit
     assert run_command_line(["claim", "train.py", "run.env.MODE=a,b"]) == 2
     said = " ".join(capsys.readouterr().out.split())
-    assert "NOT COMPARABLE train.py has changed while it was tested" in said.replace(
-        "has changed changed", "has changed"
-    )
+    assert "NOT COMPARABLE train.py has changed during the test" in said.replace("has changed changed", "has changed")
     assert ledger()[0]["result"] == "not comparable"
 
 
@@ -235,7 +236,10 @@ def test_ctrl_c_leaves_what_was_counted_and_says_what_the_same_command_does(laun
     launched.leaves = interrupt
     assert run_command_line([*CLAIM]) == 130
     said = capsys.readouterr().out
-    assert "UNDECIDED  interrupted at 2 of 2 without it and 0 of 1 with it; the same command starts anew" in said
+    assert (
+        "UNDECIDED interrupted; 2 of 2 runs failed without the change, 0 of 1 with it; the same command starts"
+        in " ".join(said.split())
+    )
     (line,) = ledger()
     assert [(side["failed"], side["of"], side["rate"]) for side in line["sides"]] == [(2, 2, 1.0), (0, 1, 0.0)]
     assert json.loads((Path("reports", line["runs"][0]) / "run.json").read_text())["interrupted"] is True
@@ -318,7 +322,10 @@ def test_a_line_waits_for_whoever_writes_one(launched: Launched, monkeypatch: py
     with FileLock("reports/.claims.lock"):
         assert run_command_line([*CLAIM]) == 0
     told = capsys.readouterr()
-    assert "the ledger could not be written: reports/claims.jsonl: another nsa-harness has been writing" in told.err
+    assert (
+        "the ledger of claims could not be written: reports/claims.jsonl: another nsa-harness has been writing"
+        in told.err
+    )
     assert "SUPPORTED" in told.out
     assert not Path("reports", NAME).exists()
 
@@ -346,7 +353,7 @@ def stored(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
             attempt = made.attempt(name, number)
             outcome = launched(replace(spec, scenario=name), attempt, number=number)
             outcomes.append(replace(outcome, expected=expected))
-        monkeypatch.setattr(verify, "judged", lambda _: outcomes)
+        monkeypatch.setattr(verify, "judge_attempts", lambda _: outcomes)
         made.door.write(made.request, "{}")
         launched.asked.clear()
         return str(made.path)
@@ -418,7 +425,7 @@ def test_what_did_not_fail_is_not_verified_and_no_other_selection_goes_with_it(
 ) -> None:
     run_dir = stored(PASS)
     assert run_command_line(["run", "--verify", run_dir]) == 2
-    assert "nothing failed in it" in capsys.readouterr().err
+    assert "nothing failed in this run" in capsys.readouterr().err
     assert run_command_line(["run", "--verify", run_dir, "ddp_onestep"]) == 2
     assert run_command_line(["run", "--verify", run_dir, "--lf"]) == 2
     assert launched.asked == []

@@ -217,7 +217,7 @@ def test_the_exit_code_is_0_only_if_every_part_of_every_report_is_right(
     monkeypatch.setattr(run_selftest, "run_all", reporting(report_of, PLANTINGS, code))
     assert selftest(replace(REQUEST, out=tmp_path), TWO) == exit_code
     first, *lines = capsys.readouterr().out.splitlines()
-    assert first.startswith("selftest   2 planted faults, 2 healthy twins, seed 11")
+    assert first.startswith("selftest   2 planted faults and 2 healthy twins, seed 11")
     told = [line for line in lines if line.startswith(("right", "WRONG"))]
     right = sum(line.startswith("right") for line in told)
     assert len(told) == sum(report_of(planting) is not None for planting in PLANTINGS)

@@ -137,11 +137,11 @@ def test_the_function_around_a_line_that_was_not_recorded_is_taken_from_the_file
         (["--cause", "p2p_unmached"], 'did you mean "p2p_unmatched"?'),
         (["--verdict", "HUNG"], 'did you mean "HANG"?'),
         (["--verdict", "SLOW"], "known: PASS, FAIL, HANG, SKIP, ERROR"),
-        (["--rank", "99"], "there are ranks 0 to"),
+        (["--rank", "99"], "the run has ranks 0 to"),
         (["--line", "train.py"], "expected FILE:LINE, such as train.py:41"),
         (["--line", "train.py:0"], "expected FILE:LINE"),
-        (["--line", "nowhere.py:3"], "no file of the program that was recorded"),
-        ([], "that is what was said"),
+        (["--line", "nowhere.py:3"], "the evidence has no such file"),
+        ([], "this is the answer that was reported"),
     ],
 )
 def test_what_cannot_be_true_is_refused_with_what_can(
@@ -157,7 +157,7 @@ def test_a_line_beyond_what_was_recorded_is_refused_with_the_lines_that_were(
 ) -> None:
     name = Path(outcome(run)["culprit"]["place"]["file"]).name
     assert wrong(str(run), "--line", f"{name}:99999") == 2
-    assert "was recorded: " in capsys.readouterr().err
+    assert "has only these lines: " in capsys.readouterr().err
 
 
 def test_what_was_said_is_no_news(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,7 +166,7 @@ def test_what_was_said_is_no_news(run: Path, capsys: pytest.CaptureFixture[str])
     words = ["--cause", said["cause"], "--line", f"{Path(place['file']).name}:{place['line']}"]
     words += [word for rank in said["culprit"]["ranks"] for word in ("--rank", str(rank))]
     assert wrong(str(run), *words) == 2
-    assert "that is what was said" in capsys.readouterr().err
+    assert "this is the answer that was reported" in capsys.readouterr().err
 
 
 def test_of_several_attempts_one_is_named(
@@ -176,7 +176,7 @@ def test_of_several_attempts_one_is_named(
     run = shutil.copytree(stored, tmp_path / RUN)
     assert wrong(str(run), "--cause", "p2p_unmatched") == 2
     said = capsys.readouterr().err
-    assert "has 2 attempts; name the one that was judged wrongly: " in said
+    assert "has 2 attempts; name the attempt with the wrong answer: " in said
     assert {f"{run}/train", f"{run}/train~2"} <= set(said.replace(",", "").split())
     assert wrong(str(run / "train~2"), "--cause", "p2p_unmatched") == 0
     (kept,) = tmp_path.glob("*.gz")
@@ -194,7 +194,7 @@ def test_a_recording_takes_the_place_of_no_file(run: Path, capsys: pytest.Captur
 def test_a_run_that_was_never_judged_says_so(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "report.json").unlink()
     assert wrong(str(run), "--cause", "p2p_unmatched") == 2
-    assert f"nsa-harness report {run} makes it" in capsys.readouterr().err
+    assert f"`nsa-harness report {run}` writes it" in capsys.readouterr().err
 
 
 # The other forms of export, and the earlier names.

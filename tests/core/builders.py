@@ -216,7 +216,7 @@ def finding_of(explanation: Explanation) -> Finding:
 def worded(finding: Finding) -> Finding:
     """A finding that no rule made, with its sentences."""
     trouble: list[Trouble] = []
-    found = sentences.worded(finding, trouble)
+    found = sentences.with_claim(finding, trouble)
     assert trouble == []
     return found
 

@@ -1097,7 +1097,7 @@ def test_of_two_ranks_another_one_than_the_first_may_well_be_right_and_nothing_i
     assert (found.code, found.confidence) == ("rank_conditional_collective", LIKELY)
     assert found.left_open in (
         ("rank 0 may have skipped the call instead",),
-        ("rank 1 may have called it where no other rank does",),
+        ("rank 1 may have made a call that no other rank makes",),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evaluation.trials import read_label
-from nsa_harness.core.diagnosis.causes import Cause, Producer, Shown, ShownBy, row_of
+from nsa_harness.core.diagnosis.causes import Cause, CauseTest, CauseTestKind, Producer, row_of
 from nsa_harness.core.report import Status
 from nsa_harness.core.scenario.checks import contradictions
 from nsa_harness.core.scenario.scenario import ExpectedVerdict, Scenario
@@ -46,7 +46,7 @@ def test_a_code_of_another_version_is_a_cause_that_is_unknown() -> None:
 NAMED_BY_RULES = {
     name
     for path in (*(CORE / "diagnosis" / "rules").glob("*.py"), CORE.parent / "subject" / "tables.py")
-    for name in re.findall(r"Cause\.([A-Z0-9_]+)\b(?!\.said_in|\.row)", path.read_text())
+    for name in re.findall(r"Cause\.([A-Z0-9_]+)\b(?!\.find_message|\.row)", path.read_text())
 }
 
 
@@ -74,19 +74,19 @@ def test_a_cause_has_somebody_who_says_it(cause: Cause) -> None:
 PROGRAMS = {path.stem: path.read_text() for path in (TESTS / "faults").glob("[!_]*.py")}
 
 
-def lacking(cause: Cause, shown: Shown) -> str | None:
+def lacking(cause: Cause, shown: CauseTest) -> str | None:
     """What has to be added before it is shown so; None where nothing is."""
     match shown.by:
-        case ShownBy.PROGRAM:
+        case CauseTestKind.PROGRAM:
             if shown.name not in PROGRAMS:
                 return f"write the program tests/faults/{shown.name}.py, which ends in its fault when told `fault`"
             label = read_label(shown.name, PROGRAMS[shown.name])
             if label.cause != cause:
                 return f'give LABEL in tests/faults/{shown.name}.py "cause": "{cause}"; it has {label.cause}'
             return None if label.twin else f"let tests/faults/{shown.name}.py be healthy when told `healthy`"
-        case ShownBy.EVIDENCE:
+        case CauseTestKind.EVIDENCE:
             return None if f'"{cause}"' in FACTS else "no judgement of tests/frozen/facts.jsonl names it"
-        case ShownBy.TEST:
+        case CauseTestKind.TEST:
             named = (TESTS.parent / shown.name).exists() and cause in (TESTS.parent / shown.name).read_text()
             return None if named else f"write a test that reaches it in {shown.name}"
 
@@ -97,7 +97,7 @@ def test_a_cause_is_shown_by_what_its_row_names(cause: Cause) -> None:
     assert shown, f"{cause}: shown_by in its row has to name a program of tests/faults with a healthy twin"
     missing = [words for one in shown if (words := lacking(cause, one))]
     assert missing == [], f"{cause}: {'; '.join(missing)}"
-    by_hand = [one for one in shown if one.by in (ShownBy.EVIDENCE, ShownBy.TEST)]
+    by_hand = [one for one in shown if one.by in (CauseTestKind.EVIDENCE, CauseTestKind.TEST)]
     assert all(one.reason for one in by_hand), f"{cause}: say in its row why no program shows it (reason=)"
 
 
@@ -109,13 +109,13 @@ def test_a_cause_has_a_section_of_three_parts_and_advice(cause: Cause) -> None:
         words = text_of(cause, part)
         assert words.endswith("."), f"{cause}: {part} in texts/causes.toml is a part of its section in docs/findings.md"
     assert row.code == cause.name.lower()
-    assert row.verdicts or row.beside, f"{cause}: its row says neither which verdicts it is the cause of nor beside"
+    assert row.verdicts or row.is_noted, f"{cause}: its row says neither which verdicts it is the cause of nor beside"
     assert bool(row.kinds) is (Status.HANG in row.verdicts), f"{cause}: kinds are those of a HANG"
 
 
 def test_every_program_of_the_corpus_has_a_cause_of_the_table_that_is_shown_by_one() -> None:
     labels = [read_label(name, text) for name, text in PROGRAMS.items()]
-    shown = {cause for cause in Cause if any(one.by is ShownBy.PROGRAM for one in cause.row.shown_by)}
+    shown = {cause for cause in Cause if any(one.by is CauseTestKind.PROGRAM for one in cause.row.shown_by)}
     assert {label.cause for label in labels if label.cause} == shown
 
 

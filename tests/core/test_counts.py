@@ -119,7 +119,7 @@ def test_a_finding_is_certain_only_where_the_ranks_did_the_same_before_what_is_k
     boards = {rank: counted(tmp_path, one, 10) for rank, one in enumerate(made)}
     found = main(stood(late(ran, boards)))
     assert (found.code, found.ranks) == ("dtype_mismatch", (2,))
-    assert (found.confidence, "already differ before the oldest recorded ones" in whole(found)) == (
+    assert (found.confidence, "already differ before the oldest recorded call" in whole(found)) == (
         (0.8, True) if parted else (0.95, False)
     )
 

@@ -20,7 +20,7 @@ from builders import (
     twice,
 )
 
-from nsa_harness.core.diagnosis.stall_note import StallNote, first_look, stall_note
+from nsa_harness.core.diagnosis.stall_note import StallNote, first_snapshot, stall_note
 from nsa_harness.core.evidence.evidence import RankSnapshot, Snapshot
 from nsa_harness.core.evidence.live import FirstSnapshot
 from nsa_harness.texts.sentences import stall_text
@@ -61,8 +61,11 @@ def test_a_debuggers_prompt_is_named_at_once_and_no_end_is_foretold_where_somebo
     )
     assert word is not None
     assert attended is not None
-    assert word.stalled == attended.stalled
-    assert (word.stalled[0].blocked_in, word.stalled[0].target) == ("the debugger pdb in load", "/dev/pts/3")
+    assert word.stalled_ranks == attended.stalled_ranks
+    assert (word.stalled_ranks[0].blocked_in, word.stalled_ranks[0].target) == (
+        "the debugger pdb in load",
+        "/dev/pts/3",
+    )
     assert (word.left_s, attended.left_s) == (292.0, None)
 
 
@@ -76,7 +79,7 @@ def test_a_rank_that_moves_is_said_to_move_and_no_end_is_foretold() -> None:
     moved = replace(READING, process=process(tasks=(task(syscall="read"),), io_bytes=10**6))
     word = word_of((snapshot(1, 18.0, READING), snapshot(2, 20.0, moved)))
     assert word is not None
-    assert (word.moving, word.left_s) == ((1,), None)
+    assert (word.moving_ranks, word.left_s) == ((1,), None)
     assert "blocked" not in stall_text(word)
 
 
@@ -106,7 +109,9 @@ def stands(rank: int, line: int, idle_s: float | None, cpu_s: float = 1.0, **fac
 
 def test_the_first_look_says_where_each_rank_stands_and_since_when() -> None:
     runs = stands(3, 50, 0.0, state="R")
-    rows = first_look(snapshot(1, 60.0, stands(0, 40, 30.0), stands(1, 40, 20.0, 2.0), stands(2, 41, None), runs), "")
+    rows = first_snapshot(
+        snapshot(1, 60.0, stands(0, 40, 30.0), stands(1, 40, 20.0, 2.0), stands(2, 41, None), runs), ""
+    )
     assert rows == (
         FirstSnapshot(
             ranks=(0, 1),
@@ -134,5 +139,5 @@ def test_the_first_look_says_where_each_rank_stands_and_since_when() -> None:
 
 def test_a_rank_that_has_left_and_one_without_a_stack_have_a_row_too() -> None:
     bare = rank_snapshot(1, process=process(101, tasks=(task(101, syscall="read", target="/job/data.fifo"),)))
-    rows = first_look(snapshot(1, 60.0, stands(0, 40, 30.0), bare), "", gone=(0,))
+    rows = first_snapshot(snapshot(1, 60.0, stands(0, 40, 30.0), bare), "", exited_ranks=(0,))
     assert [(row.ranks, row.blocked_in, row.place) for row in rows] == [((0,), "has left", ""), ((1,), "read", "")]

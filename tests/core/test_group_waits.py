@@ -201,7 +201,7 @@ def test_a_key_that_nobody_sets_is_named() -> None:
     assert (found.code, found.ranks) == ("store_key_missing", (1,))
     assert (found.facts["waiting_rank"], found.facts["key"], found.facts["line"]["line"]) == (0, "mine", 37)
     assert (found.facts["others_wait"], found.facts["went_past"]) == (True, 1)
-    assert found.left_open == ("this run does not show which rank should have set it",)
+    assert found.left_open == ("this run does not show which rank should have set the key",)
 
 
 # The network.

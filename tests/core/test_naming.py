@@ -31,15 +31,18 @@ def test_many_ranks_are_told_in_ranges_and_never_in_more_than_a_line(ranks: list
     ("claim", "told"),
     [
         (
-            "rank 1 skipped all_reduce at a.py:3 in step 1; rank 0 called it",
-            "rank 1 skipped all_reduce at a.py:3; rank 0 called it",
+            "rank 1 skipped all_reduce (a.py:3, step 1); in step 2 rank 0 called it",
+            "rank 1 skipped all_reduce (a.py:3); rank 0 called it",
         ),
         (
-            "killed, last seen in returned barrier, step 1; its last line",
-            "killed, last seen in returned barrier; its last line",
+            "killed; last progress event: returned barrier, step 1; 0.20 s before its end",
+            "killed; last progress event: returned barrier; 0.20 s before its end",
         ),
-        ("still there, 0 steps done, 3 s short; the step in progress", "still there, 3 s short; the step in progress"),
-        ("it takes a step at a.py:12, and 2 steps later", "it takes a step at a.py:12, and 2 steps later"),
+        (
+            "still active (3 steps done, 4.0 s per step), but the last step",
+            "still active (4.0 s per step), but the last step",
+        ),
+        ("it takes a step (a.py:12), and 2 steps later", "it takes a step (a.py:12), and 2 steps later"),
     ],
 )
 def test_where_no_steps_are_counted_no_number_of_one_is_told(claim: str, told: str) -> None:

@@ -8,7 +8,7 @@ from textwrap import dedent
 from builders import ALL_REDUCE, USER, board, call, evidence, frame, rank_evidence, rank_snapshot, stalled
 
 from nsa_harness.core.diagnosis.context import DiagnosisContext
-from nsa_harness.core.diagnosis.rules.calls_differ import _iterations_of, _place
+from nsa_harness.core.diagnosis.rules.calls_differ import _difference_place, _iteration_count_origin
 from nsa_harness.core.evidence.evidence import Source
 from nsa_harness.core.report import Place
 from nsa_harness.core.source_code.collection import excerpts, program_sources
@@ -171,11 +171,13 @@ def test_how_often_a_loop_goes_that_a_rank_has_left_is_told_by_where_another_one
     case = DiagnosisContext(evidence=seen, judgement=judge(seen))
     around = ProgramSource(KEPT).loops_around(frame(at("    self.train(k)")))
     (first,) = (one for one in around if PROGRAM.splitlines()[one.line - 1].strip() == "for k in range(steps):")
-    assert line_of(_iterations_of(case, first, 1)) == "steps = len(self.table) // self.args.batch"
-    assert line_of(_iterations_of(case, around[-1], 1)) == "steps = len(self.table) // self.args.batch", "within it"
+    assert line_of(_iteration_count_origin(case, first, 1)) == "steps = len(self.table) // self.args.batch"
+    assert line_of(_iteration_count_origin(case, around[-1], 1)) == "steps = len(self.table) // self.args.batch", (
+        "within it"
+    )
     beyond = replace(first, line=first.last + 1, last=first.last + 3)
-    assert _iterations_of(case, beyond, 1) is None
-    assert _iterations_of(case, first, 0) is None
+    assert _iteration_count_origin(case, beyond, 1) is None
+    assert _iteration_count_origin(case, first, 0) is None
 
 
 def test_ranks_that_give_a_helper_unlike_shapes_are_told_the_caller_that_made_them() -> None:
@@ -189,6 +191,6 @@ def test_ranks_that_give_a_helper_unlike_shapes_are_told_the_caller_that_made_th
     ranks = [rank_evidence(one.rank, status_file=one.status_file) for one in snapshots]
     seen = replace(evidence(*ranks, snapshots=stalled(*snapshots).snapshots, backend="gloo"), sources=KEPT)
     case = DiagnosisContext(evidence=seen, judgement=judge(seen))
-    place_told = _place(case, next(iter(case.differences)), (0, 1))
+    place_told = _difference_place(case, next(iter(case.differences)), (0, 1))
     assert place_told is not None
     assert PROGRAM.splitlines()[(place_told.line or 0) - 1].strip() == 'labels = batch["labels"]'

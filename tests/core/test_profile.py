@@ -29,7 +29,7 @@ def slow(*, planned: int | None = None, ended_s: float = 20.0, nodes: int | None
 
 def test_the_lines_of_a_rank_are_ordered_by_how_often_they_were_seen() -> None:
     (_, one) = profiles(slow())
-    assert [(line.user, line.seen, line.leaf) for line in one.lines] == [(LOOP, 3, PICK), (PICK, 1, None)]
+    assert [(line.frame, line.sample_count, line.leaf) for line in one.lines] == [(LOOP, 3, PICK), (PICK, 1, None)]
     assert (one.samples, one.working) == (4, 4)
 
 
@@ -67,7 +67,7 @@ def test_a_rank_without_a_stack_has_no_profile() -> None:
 def test_the_pace_is_that_of_the_rank_with_the_fewest_steps() -> None:
     speed = pace(slow())
     assert speed is not None
-    assert (speed.done, speed.step_s, speed.running_s, speed.left_s) == (3, 4.0, 2.0, None)
+    assert (speed.steps_done, speed.step_s, speed.running_s, speed.left_s) == (3, 4.0, 2.0, None)
 
 
 def test_the_end_is_projected_from_the_steps_the_program_plans() -> None:
@@ -86,7 +86,7 @@ def test_without_two_steps_or_without_a_plan_no_end_is_projected() -> None:
     assert pace(evidence(rank_evidence(0))) is None
     first = pace(evidence(rank_evidence(0, status_file=board(steps_s=STEPS[:1]), planned_steps=10)))
     assert first is not None
-    assert (first.done, first.step_s, first.left_s) == (1, None, None)
+    assert (first.steps_done, first.step_s, first.left_s) == (1, None, None)
 
 
 def test_the_table_names_shares_pace_and_autograd_nodes() -> None:

@@ -169,9 +169,9 @@ def test_memory_at_the_hang_is_the_kernel_s_the_driver_s_and_the_rank_s_last_wor
     ]
     assert dict(words.grounds(outcome))["memory"] == (
         "at boot: rank 1 1 MB resident, 298 MB allocated of 610 MB reserved",
-        "in the newest dump: rank 1 1 MB resident, 0 MB allocated of 0 MB reserved, step 2",
+        "in the latest dump: rank 1 1 MB resident, 0 MB allocated of 0 MB reserved, step 2",
         "at the hang: rank 0 2 MB resident; rank 1 2 MB resident, 7 MB allocated of 9 MB reserved as of step 3, "
-        "73.0 GB on its GPU, as the driver says",
+        "73.0 GB on its GPU, according to the driver",
     )
 
 
@@ -242,8 +242,8 @@ def test_what_nccl_says_as_it_connects_is_read() -> None:
         "transport P2P/CUMEM, NET/Socket",
         "network Socket",
         "rank 0 connected",
-        "rank 1 began to connect and did not finish",
-        "it warned: Cuda failure 802 'system not yet initialized'",
+        "rank 1 started to connect but did not finish",
+        "warning: Cuda failure 802 'system not yet initialized'",
     ]
 
 

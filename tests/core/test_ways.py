@@ -122,7 +122,7 @@ def test_a_jump_to_the_next_round_may_have_been_taken_by_who_stands_behind_it_no
 
 def test_of_a_rank_that_went_the_way_before_no_condition_on_the_rank_decides() -> None:
     seen = case((MAIN, there("self.merge(1)", "hour")), PUBLISHES, sources=SOURCES)
-    found = branch_that_skipped_call(seen, 0, PUBLISHES, own=True)
+    found = branch_that_skipped_call(seen, 0, PUBLISHES, same_rank=True)
     assert found is not None
     assert (found.line, found.function) == (at("if self.score"), "publish")
 
@@ -291,7 +291,7 @@ def test_what_was_raised_on_the_way_may_have_been_caught_there(source: str, deci
 def test_of_another_thread_its_own_function_tells_what_let_it_out_of_the_way() -> None:
     way = (frame(70, function="writer"), there("self.log()", "epoch"), there("store.set", "publish"))
     found = branch_that_skipped_call(
-        case((MAIN, there("self.merge(1)", "hour")), way, sources=SOURCES), 0, way, own=True
+        case((MAIN, there("self.merge(1)", "hour")), way, sources=SOURCES), 0, way, same_rank=True
     )
     assert (found and found.line) == at("if self.score"), "the innermost"
 
@@ -301,7 +301,7 @@ def test_of_two_calls_in_one_line_the_one_that_the_rank_made_before_tells_where_
         (MAIN, there("self.publish()", "roll"), there("store.set", "publish")),
         (MAIN, frame(90, function="loss")),
     )
-    found = branch_that_skipped_call(case(stands, way, sources=SOURCES), 0, way, own=True)
+    found = branch_that_skipped_call(case(stands, way, sources=SOURCES), 0, way, same_rank=True)
     assert (found and found.line) == at("if self.score")
     assert branch_that_skipped_call(case(stands, way, sources=SOURCES), 0, way) == replace(
         line(MAIN.line), function="main"

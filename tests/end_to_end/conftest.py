@@ -137,7 +137,7 @@ class Forks:
             number=1,
             probe="full",
             facts=facts,
-            tell=lambda _: None,
+            notify=lambda _: None,
             interruption=Undisturbed(),
             log=run.log,
             server=self._server,

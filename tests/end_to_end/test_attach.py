@@ -153,7 +153,7 @@ def test_what_is_not_decided_in_time_is_a_suspicion(workspace):
 def test_a_job_with_our_boards_is_read_from_them(workspace):
     pipe = gate(workspace.directory)
     process = workspace.start("watch", *QUICK, "--", *TORCHRUN, GATE, str(pipe))
-    until(said(workspace, "the job runs on"), "a HANG is told")
+    until(said(workspace, "the job is still running"), "a HANG is told")
     (launcher,) = [one for one in psutil.Process(process.pid).children() if GATE in one.cmdline()]
     looked = subprocess.run(
         nsa_harness("attach", str(launcher.pid), *QUICK, "--out", "looked"),

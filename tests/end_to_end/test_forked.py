@@ -98,7 +98,7 @@ class Launches:
             number=1,
             probe="full",
             facts=machine_facts(),
-            tell=lambda _: None,
+            notify=lambda _: None,
             interruption=Undisturbed(),
             log=self.home / "test_execution.log",
             server=self.server,

@@ -171,7 +171,7 @@ def test_a_hang_is_reported_while_the_job_runs_on_and_taken_back_when_it_moves(w
     pipe = gate(workspace.directory)
     heard = workspace.directory / "heard.json"
     process = workspace.start("watch", f"--on-hang=exec cat > {heard}", *QUICK, "--", *TORCHRUN, GATE, str(pipe))
-    until(said(workspace, "the job runs on"), "a HANG is told")
+    until(said(workspace, "the job is still running"), "a HANG is told")
     until(lambda: heard.exists() and heard.read_text().endswith("}\n"), "the command of --on-hang has read the outcome")
     (while_it_hung,) = outcomes(workspace)
     assert len(tagged(workspace)) == 3
@@ -194,7 +194,7 @@ def test_a_hang_is_reported_while_the_job_runs_on_and_taken_back_when_it_moves(w
 @pytest.mark.slow
 def test_a_proof_stands_where_the_job_is_ended_without_moving_again(workspace):
     process = workspace.start("watch", *QUICK, "--", *TORCHRUN, GATE, str(gate(workspace.directory)))
-    until(said(workspace, "the job runs on"), "a HANG is told")
+    until(said(workspace, "the job is still running"), "a HANG is told")
     process.send_signal(signal.SIGTERM)
     ran = workspace.finished(process)
 
@@ -242,7 +242,7 @@ def test_told_to_kill_it_ends_the_whole_job(workspace):
     ran = workspace.harness("watch", "--on-hang=kill", "--deadline=60", *QUICK, "--", "./job.sh")
 
     assert (ran.code, ran.outcome["verdict"], ran.outcome["culprit"]["ranks"]) == (124, "HANG", [1])
-    assert "; the job was ended; " in ran.err
+    assert "; nsa-harness ended the job; " in ran.err
     assert tagged(workspace) == []
 
 

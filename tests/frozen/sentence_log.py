@@ -83,7 +83,7 @@ def _hear_explanation(answer: Any) -> None:
     from jinja2 import UndefinedError
 
     from nsa_harness.texts.causes import LEFT_OPEN, remedy
-    from nsa_harness.texts.templates import rendered
+    from nsa_harness.texts.templates import render_template
 
     code = answer.cause.value
     facts = {
@@ -95,13 +95,15 @@ def _hear_explanation(answer: Any) -> None:
         "remedy": remedy(code),
     }
     try:
-        claim, advice = rendered(code, "claim", facts), rendered(code, "advice", facts)
+        claim, advice = render_template(code, "claim", facts), render_template(code, "advice", facts)
     except UndefinedError:  # `stated` makes one without facts, to get its confidence
         return
     heard.add((code, "claim", claim))
     heard.update((code, "advice", text) for text in [advice] if text)
     questions = answer.open_questions
-    heard.update((code, "left_open", rendered(LEFT_OPEN, question.code, question.facts)) for question in questions)
+    heard.update(
+        (code, "left_open", render_template(LEFT_OPEN, question.code, question.facts)) for question in questions
+    )
 
 
 def _maker(frame: FrameType) -> str:

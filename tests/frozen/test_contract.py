@@ -66,7 +66,7 @@ ADDED |= {"events: outcome: outcome.detail.chosen[]", "events: outcome: outcome.
 GONE = ("commands: ci matrix -", "ci matrix: include")
 # A command that gave it goes on as before.
 NO_LONGER_REQUIRED = {"commands: attach <PID>"}
-SHOWN_OTHERWISE = {"commands: run -t"}  # in the help
+SHOWN_OTHERWISE = {"commands: run -t", "commands: selftest --seed"}  # in the help
 MAY_BE_NULL = {"scenario: fault.rank"}  # every rank; a file that gives it goes on as before
 ADDED_TO_DEFAULTS = {
     "scenario: expect": {"findings": []},

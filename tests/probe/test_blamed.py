@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from nsa_harness import protocol
 from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.probe import autograd
-from nsa_harness.probe.exception_hints import hints, in_place_lines, ordered_names, used_at
+from nsa_harness.probe.exception_hints import hints, in_place_lines, line_that_uses, ordered_names
 from nsa_harness.probe.hooks import StepCallers
 from nsa_harness.probe.names import ModuleNames
 from nsa_harness.probe.patches import TroubleLog
@@ -79,12 +79,12 @@ def test_the_line_that_uses_a_whole_part_is_named_for_a_parameter_of_it() -> Non
     plain, wrapped = Branches(), DistributedDataParallel(Branches())
     unused = ("experts.1.weight", "experts.1.bias")
     for model in (plain, wrapped):
-        assert used_at([Cell(), model], unused, FOREIGN) == (
+        assert line_that_uses([Cell(), model], unused, FOREIGN) == (
             __file__,
             line_of("return self.experts[chosen](x)"),
             "forward",
         )
-    assert used_at([plain], ("decoder.weight",), FOREIGN) is None
+    assert line_that_uses([plain], ("decoder.weight",), FOREIGN) is None
 
 
 class Outer(nn.Module):
@@ -99,8 +99,8 @@ class Outer(nn.Module):
 def test_where_all_of_a_part_shares_its_fate_the_line_that_calls_the_part_is_named() -> None:
     names = ("cell.inner.weight", "cell.inner.bias")
     whole, inside = (one.forward.__code__.co_firstlineno + 1 for one in (Outer, Cell))
-    assert used_at([Outer()], names, FOREIGN) == (__file__, whole, "forward")
-    assert used_at([Outer()], names[:1], FOREIGN) == (__file__, inside, "forward")
+    assert line_that_uses([Outer()], names, FOREIGN) == (__file__, whole, "forward")
+    assert line_that_uses([Outer()], names[:1], FOREIGN) == (__file__, inside, "forward")
 
 
 def test_the_order_of_names_is_the_order_of_ddps_numbers() -> None:
@@ -218,13 +218,13 @@ def test_a_counter_is_no_tensor_changed_in_place() -> None:
 def test_modules_are_fresh_in_the_step_of_their_first_call(tmp_path: Path) -> None:
     board = StatusFileWriter(str(tmp_path / "1.board"), rank=0, world_size=1)
     names, model = ModuleNames(board), Staged()
-    names.of(model)
-    names.of(model.base)
+    names.find(model)
+    names.find(model.base)
     board.finish_step()
     board.begin_step()
-    names.of(model.refine)
-    names.of(model.base)
-    assert names.fresh() == [model.refine]
+    names.find(model.refine)
+    names.find(model.base)
+    assert names.new_modules() == [model.refine]
     assert names.models() == [model]
 
 

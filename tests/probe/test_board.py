@@ -29,19 +29,21 @@ def test_what_is_written_is_what_is_read(path: Path, monkeypatch: pytest.MonkeyP
     now_ns = itertools.count(time.monotonic_ns(), 1_000_000)
     monkeypatch.setattr(board_module, "_monotonic_ns", lambda: next(now_ns))
     board = StatusFileWriter(str(path), rank=3, world_size=8)
-    board.progress_event(board.what("forward", "blocks.2.attn"))
+    board.write_training_event(board.event_code("forward", "blocks.2.attn"))
     board.finish_step()
     board.begin_step()
-    board.progress_event(board.what("data", "fetch"))
-    board.note(board.what("collective", "all_reduce"))
-    place = board.string("/home/a:b/train.py:88:step")
-    inside = board.enter_call(board.string("all_reduce"), board.string("0"), place, 42, board.string("float32"))
-    done = board.enter_call(board.string("barrier"), board.string("0"), 0, 0, 0)
+    board.write_training_event(board.event_code("data", "fetch"))
+    board.write_event(board.event_code("collective", "all_reduce"))
+    place = board.string_number("/home/a:b/train.py:88:step")
+    inside = board.enter_call(
+        board.string_number("all_reduce"), board.string_number("0"), place, 42, board.string_number("float32")
+    )
+    done = board.enter_call(board.string_number("barrier"), board.string_number("0"), 0, 0, 0)
     board.leave_call(done)
-    board.heartbeat(5)
-    board.count_collectives(9, 8)
-    board.end(protocol.END_RAISED)
-    board.end(protocol.END_ATEXIT)
+    board.write_heartbeat(5)
+    board.write_collective_counts(9, 8)
+    board.write_end(protocol.END_RAISED)
+    board.write_end(protocol.END_ATEXIT)
 
     seen = parse(path.read_bytes(), 0)
     assert (seen.pid, seen.rank, seen.world_size, seen.step) == (os.getpid(), 3, 8, 2)
@@ -65,13 +67,13 @@ def test_what_is_written_is_what_is_read(path: Path, monkeypatch: pytest.MonkeyP
 
 def test_what_follows_the_optimizer_belongs_to_its_step_until_the_next_batch_or_forward(path: Path) -> None:
     board = StatusFileWriter(str(path), rank=0, world_size=1)
-    what = board.what("collective", "all_reduce")
+    what = board.event_code("collective", "all_reduce")
     steps = []
     for begins in (True, False, True):
         if begins:
             board.begin_step()
         board.finish_step()
-        board.progress_event(what)
+        board.write_training_event(what)
         steps.append(parse(path.read_bytes(), 0).events[0].step)
     assert steps == [1, 2, 3]
 
@@ -91,12 +93,12 @@ def test_a_board_of_an_earlier_process_with_this_id_is_replaced(path: Path) -> N
 
 def test_each_thread_has_its_mark_and_more_threads_than_slots_do_no_harm(path: Path) -> None:
     board = StatusFileWriter(str(path), rank=0, world_size=1)
-    what = board.what("backward", "head")
+    what = board.event_code("backward", "head")
     together = threading.Barrier(protocol.SLOTS + 9)
     finish = threading.Event()
 
     def work() -> None:
-        board.progress_event(what)
+        board.write_training_event(what)
         together.wait()
         finish.wait()
 
@@ -111,7 +113,7 @@ def test_each_thread_has_its_mark_and_more_threads_than_slots_do_no_harm(path: P
     assert len(marks) == len({mark.tid for mark in marks}) == protocol.SLOTS
 
     # All owners are gone: a new thread gets a slot of its own again.
-    late = threading.Thread(target=board.progress_event, args=(board.what("data", "fetch"),))
+    late = threading.Thread(target=board.write_training_event, args=(board.event_code("data", "fetch"),))
     late.start()
     late.join()
     assert parse(path.read_bytes(), 0).events[0].kind == "data"
@@ -119,18 +121,18 @@ def test_each_thread_has_its_mark_and_more_threads_than_slots_do_no_harm(path: P
 
 def test_a_full_string_table_loses_names_and_nothing_else(path: Path) -> None:
     board = StatusFileWriter(str(path), rank=0, world_size=1)
-    known = board.string("first")
+    known = board.string_number("first")
     for number in range(protocol.STRINGS_SIZE // protocol.STRING_LIMIT + 2):
-        board.string(f"{number:05d}" * 100)
-    assert board.string("one more" * 40) == 0
-    assert board.string("first") == known
-    board.progress_event(board.what("forward", "another" * 40))
+        board.string_number(f"{number:05d}" * 100)
+    assert board.string_number("one more" * 40) == 0
+    assert board.string_number("first") == known
+    board.write_training_event(board.event_code("forward", "another" * 40))
     assert [(mark.kind, mark.name) for mark in parse(path.read_bytes(), 0).events] == [("forward", "")]
 
 
 def test_rings_keep_the_newest_and_a_call_that_lost_its_place_is_left_alone(path: Path) -> None:
     board = StatusFileWriter(str(path), rank=0, world_size=1)
-    op = board.string("all_reduce")
+    op = board.string_number("all_reduce")
     lost = board.enter_call(op, 0, 0, 1, 0)
     for _ in range(protocol.CALLS):
         board.leave_call(board.enter_call(op, 0, 0, 1, 0))
@@ -145,23 +147,23 @@ def test_rings_keep_the_newest_and_a_call_that_lost_its_place_is_left_alone(path
 
 def test_a_forked_child_writes_to_no_board(path: Path) -> None:
     board = StatusFileWriter(str(path), rank=0, world_size=1)
-    board.progress_event(board.what("forward", "parent"))
+    board.write_training_event(board.event_code("forward", "parent"))
     before = path.read_bytes()
     child = os.fork()
     if child == 0:
-        board.progress_event(board.what("forward", "child"))
+        board.write_training_event(board.event_code("forward", "child"))
         board.finish_step()
-        os._exit(0 if not board.live else 1)
+        os._exit(0 if not board.is_writing else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert path.read_bytes() == before
 
 
 def test_a_torn_slot_is_left_out(path: Path) -> None:
     board = StatusFileWriter(str(path), rank=0, world_size=1)
-    first_mark, second_mark = board.what("forward", "a"), board.what("backward", "b")
-    board.progress_event(first_mark)
+    first_mark, second_mark = board.event_code("forward", "a"), board.event_code("backward", "b")
+    board.write_training_event(first_mark)
     old = path.read_bytes()
-    board.progress_event(second_mark)
+    board.write_training_event(second_mark)
     new = path.read_bytes()
     start, size = protocol.SLOTS_AT, protocol.SLOT.size
     for cut in range(start + 8, start + size, 8):

@@ -110,11 +110,11 @@ def test_the_place_of_a_call_that_a_trainer_makes_is_the_line_of_the_program_tha
     path: Path, file: str, led_here: bool, told: tuple[str, int]
 ) -> None:
     board = StatusFileWriter(str(path), rank=0, world_size=1)
-    inside, caller = board.string(f"{file}:3:barrier"), board.string("/home/ada/train.py:9:save")
-    chain = board.node(caller, 0) if led_here else 0
+    inside, caller = board.string_number(f"{file}:3:barrier"), board.string_number("/home/ada/train.py:9:save")
+    chain = board.node_number(caller, 0) if led_here else 0
     if led_here and "packages" not in file:
-        chain = board.node(inside, chain)
-    board.enter_call(board.string("barrier"), board.string("0"), inside, 1, 0, chain=chain)
+        chain = board.node_number(inside, chain)
+    board.enter_call(board.string_number("barrier"), board.string_number("0"), inside, 1, 0, chain=chain)
     (call,) = parse(path.read_bytes(), 0).calls
     assert call.place is not None
     assert (call.place.file, call.place.line) == told
@@ -123,14 +123,14 @@ def test_the_place_of_a_call_that_a_trainer_makes_is_the_line_of_the_program_tha
 def test_a_chain_that_one_rank_does_not_know_is_compared_by_its_line_alone(path: Path) -> None:
     board = StatusFileWriter(str(path), rank=0, world_size=2)
     op, place, caller = (
-        board.string("all_reduce"),
-        board.string("/a/train.py:3:share"),
-        board.string("/a/train.py:9:main"),
+        board.string_number("all_reduce"),
+        board.string_number("/a/train.py:3:share"),
+        board.string_number("/a/train.py:9:main"),
     )
-    chain = board.node(place, board.node(caller, 0))
-    board.enter_call(op, board.string("0"), place, 1, 0, chain=chain)
+    chain = board.node_number(place, board.node_number(caller, 0))
+    board.enter_call(op, board.string_number("0"), place, 1, 0, chain=chain)
     known = parse(path.read_bytes(), 0)
-    board.enter_call(op, board.string("0"), place, 1, 0)
+    board.enter_call(op, board.string_number("0"), place, 1, 0)
     mixed = parse(path.read_bytes(), 0)
     lines = with_comparable_callers({0: timeline(0, known, (), "gloo"), 1: timeline(1, mixed, (), "gloo")})
     assert len({event.site for line in lines.values() for event in line.events}) == 1
@@ -155,12 +155,12 @@ def test_every_board_of_layout_2_still_reads_and_leaves_empty_what_it_does_not_k
 
 def test_the_modules_of_the_newest_steps_are_told_in_their_order_each_with_the_line_that_called_it(path: Path) -> None:
     board = StatusFileWriter(str(path), rank=0, world_size=1)
-    place = board.string("/a/train.py:3:forward")
+    place = board.string_number("/a/train.py:3:forward")
 
     def step(*names: str) -> None:
         board.begin_step()
         for name in names:
-            board.forward(board.what("forward", name), place if name == "blocks.1" else 0)
+            board.write_forward(board.event_code("forward", name), place if name == "blocks.1" else 0)
 
     for _ in range(protocol.FORWARDS):
         step("a")
@@ -168,7 +168,7 @@ def test_the_modules_of_the_newest_steps_are_told_in_their_order_each_with_the_l
     step("net", "blocks.0", "blocks.1")
     board.finish_step()
     step("net", "blocks.1", "net")
-    beside = threading.Thread(target=board.forward, args=(board.what("forward", "other"), 0))
+    beside = threading.Thread(target=board.write_forward, args=(board.event_code("forward", "other"), 0))
     beside.start()
     beside.join()
 
@@ -182,7 +182,7 @@ def test_the_modules_of_the_newest_steps_are_told_in_their_order_each_with_the_l
     assert (seen.latest_training_event.kind, seen.latest_training_event.step) == ("forward", last)
     assert parse(path.read_bytes(), 0, newest_calls=1).forwards == ()
     for _ in range(protocol.FORWARDS):
-        board.forward(board.what("forward", "net"), 0)
+        board.write_forward(board.event_code("forward", "net"), 0)
     assert [(one.step, one.is_complete) for one in parse(path.read_bytes(), 0).forwards] == [(last, False)]
     assert parse(path.read_bytes(), 0).modules_entered(last) is None
 
@@ -191,8 +191,8 @@ def test_a_torn_forward_ends_what_is_known_of_the_steps_before_it(path: Path) ->
     board = StatusFileWriter(str(path), rank=0, world_size=1)
     for step in range(3):
         board.begin_step()
-        board.forward(board.what("forward", "net"), 0)
-        board.forward(board.what("forward", f"head{step}"), 0)
+        board.write_forward(board.event_code("forward", "net"), 0)
+        board.write_forward(board.event_code("forward", f"head{step}"), 0)
         board.finish_step()
     data = bytearray(path.read_bytes())
     assert [one.is_complete for one in parse(bytes(data), 0).forwards] == [True, True, True]
@@ -204,18 +204,18 @@ def test_a_torn_forward_ends_what_is_known_of_the_steps_before_it(path: Path) ->
 def test_a_hook_knows_the_line_that_calls_a_module_however_deep_it_is_called(path: Path) -> None:
     board = StatusFileWriter(str(path), rank=0, world_size=1)
     lines = CallingLines(board, ("/nowhere/",), "<torch>")
-    scope: dict[str, Any] = {"hook": lines.of}
+    scope: dict[str, Any] = {"hook": lines.calling_line}
     exec(compile("def inner():\n    return hook()\ndef call():\n    return inner()", "<torch>", "exec"), scope)
     exec(compile("def direct():\n    return hook()", "<torch>", "exec"), scope)
     code = compile("def model():\n    yield call()\n    yield direct()\n    yield call()", "/a/model.py", "exec")
 
     def hooked() -> int:
-        return lines.of()
+        return lines.calling_line()
 
     scope["hook"] = hooked
     exec(code, scope)
     told = [*scope["model"](), *scope["model"]()]
-    first, second, third = (board.string(f"/a/model.py:{line}:model") for line in (2, 3, 4))
+    first, second, third = (board.string_number(f"/a/model.py:{line}:model") for line in (2, 3, 4))
     assert told == [first, second, third] * 2
 
 
@@ -228,9 +228,9 @@ def test_a_board_of_layout_2_with_the_size_of_another_is_refused() -> None:
 def test_the_hash_of_a_group_tells_another_order_and_outlives_the_calls(path: Path) -> None:
     def rolled(*calls: int) -> tuple[int, int]:
         board = StatusFileWriter(str(path), rank=0, world_size=1)
-        group = board.string("0")
+        group = board.string_number("0")
         for call in calls:
-            board.count_call(group, call)
+            board.add_to_total(group, call)
         count = parse(path.read_bytes(), 0).counts["0"]
         return count.calls, count.hash
 
@@ -243,10 +243,10 @@ def test_the_hash_of_a_group_tells_another_order_and_outlives_the_calls(path: Pa
 
 def test_a_count_caught_between_two_states_is_left_out(path: Path) -> None:
     board = StatusFileWriter(str(path), rank=0, world_size=1)
-    group = board.string("0")
-    board.count_call(group, 1)
+    group = board.string_number("0")
+    board.add_to_total(group, 1)
     old = path.read_bytes()
-    board.count_call(group, 2)
+    board.add_to_total(group, 2)
     new = path.read_bytes()
     whole = [parse(each, 0).counts for each in (old, new)]
     for cut in range(protocol.TOTALS_AT + 8, protocol.TOTALS_AT + protocol.TOTAL.size, 8):
@@ -256,16 +256,16 @@ def test_a_count_caught_between_two_states_is_left_out(path: Path) -> None:
 def test_more_groups_lines_and_loaders_than_there_is_room_for_do_no_harm(path: Path) -> None:
     board = StatusFileWriter(str(path), rank=0, world_size=1)
     for group in range(protocol.TOTALS + 9):
-        board.count_call(group, 1)
-    board.loader(1, 5, 1, 0, ended=False)
-    board.loader(protocol.LOADERS + 1, 7, 2, 0, ended=True)
-    board.loader(1, 6, 1, 0, ended=False)
-    place = board.string("a.py:1:f")
-    nodes = [board.node(place, caller) for caller in range(protocol.NODES + 9)]
+        board.add_to_total(group, 1)
+    board.write_loader(1, 5, 1, 0, ended=False)
+    board.write_loader(protocol.LOADERS + 1, 7, 2, 0, ended=True)
+    board.write_loader(1, 6, 1, 0, ended=False)
+    place = board.string_number("a.py:1:f")
+    nodes = [board.node_number(place, caller) for caller in range(protocol.NODES + 9)]
     assert nodes[:2] == [1, 2]
     assert nodes[-10:] == [0] * 10
-    assert board.node(place, 0) == 1
-    assert board.node(0, 0) == 0
+    assert board.node_number(place, 0) == 1
+    assert board.node_number(0, 0) == 0
     seen = parse(path.read_bytes(), 0)
     assert len(path.read_bytes()) == protocol.STATUS_FILE_SIZE
     assert seen.loaders == (DataLoaderProgress(number=protocol.LOADERS + 1, iterators=2, batches=7, is_exhausted=True),)
@@ -276,7 +276,7 @@ def test_a_stack_that_is_known_is_not_read_again_and_code_without_end_is_not_hel
 
     board = StatusFileWriter(str(path), rank=0, world_size=1)
     chains = Chains(board, ("<frozen ",))
-    names: dict[str, object] = {"of": lambda: chains.of(sys._getframe(1))}
+    names: dict[str, object] = {"of": lambda: chains.find(sys._getframe(1))}
     for number in range(CHAINS_LIMIT + 5):
         exec(compile("def call():\n    return of()", f"made{number % 3}.py", "exec"), names)
         call = names["call"]
@@ -294,7 +294,7 @@ def test_a_chain_is_the_way_of_this_very_call_however_many_lead_to_one_line(path
     chains = Chains(board, ("<frozen ",))
 
     def call() -> Chain:
-        return chains.of(sys._getframe(0))
+        return chains.find(sys._getframe(0))
 
     def through(depth: int) -> Chain:
         return through(depth - 1) if depth else call()
@@ -324,7 +324,7 @@ def test_a_stack_that_ends_earlier_or_goes_on_is_another(path: Path) -> None:
     chains = Chains(StatusFileWriter(str(path), rank=0, world_size=1), ("<frozen ",))
     stacks = [frame(frame(None)), frame(None), frame(frame(frame(None)))]
     for _ in range(2):
-        assert [len(chains.of(stack).frames) for stack in stacks] == [2, 1, 3]
+        assert [len(chains.find(stack).frames) for stack in stacks] == [2, 1, 3]
 
 
 def test_two_lines_that_call_in_turn_have_each_its_own_chain(path: Path) -> None:
@@ -334,7 +334,7 @@ def test_two_lines_that_call_in_turn_have_each_its_own_chain(path: Path) -> None
     texts = ["def call():\n    return of()", "\ndef call():\n    return of()", "\n\ndef call():\n    return of()"]
     calls = []
     for text in texts:
-        names: dict[str, object] = {"of": lambda: chains.of(sys._getframe(1))}
+        names: dict[str, object] = {"of": lambda: chains.find(sys._getframe(1))}
         exec(compile(text, "same.py", "exec"), names)
         calls.append(names["call"])
     found = [[call() for call in calls] for _ in range(3)]  # type: ignore[operator]

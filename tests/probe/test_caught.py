@@ -154,16 +154,16 @@ def test_what_passes_through_packages_alone_is_theirs(hooked: Path) -> None:
 def test_words_that_are_no_step_type_and_place_are_left_out(path: Path) -> None:
     board = StatusFileWriter(str(path), rank=0, world_size=1)
     for number, text in enumerate(("", "x ValueError a.py:1:f", "3 ValueError", f"{'9' * 40} E a.py:1:f")):
-        board.fact(f"{protocol.FACT_CAUGHT}{number}", text)
-    board.fact(f"{protocol.FACT_CAUGHT}9", "3 ValueError a.py:7:f")
-    board.fact(f"{protocol.FACT_CAUGHT_AGAIN}9", "9 12 no numbers")
+        board.write_fact(f"{protocol.FACT_CAUGHT}{number}", text)
+    board.write_fact(f"{protocol.FACT_CAUGHT}9", "3 ValueError a.py:7:f")
+    board.write_fact(f"{protocol.FACT_CAUGHT_AGAIN}9", "9 12 no numbers")
     assert [(one.step, one.type, one.count, one.last_step) for one in told(path)] == [(3, "ValueError", 1, None)]
 
 
 def test_a_finished_step_keeps_how_many_marks_it_had(path: Path) -> None:
     board = StatusFileWriter(str(path), rank=0, world_size=1)
     for _ in range(3):
-        board.progress_event(board.what("forward", "net"))
+        board.write_training_event(board.event_code("forward", "net"))
     board.finish_step(5)
     read = parse(path.read_bytes(), 0)
     assert (read.events_per_step, read.gradients) == ({1: 3}, {1: 5})

@@ -17,7 +17,7 @@ from nsa_harness.core.evidence.evidence import Call
 from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.core.verdict.group_waits import TRANSFERS
 from nsa_harness.probe import waits as waits_module
-from nsa_harness.probe.groups import Groups, MeshPlace, fits, ranges
+from nsa_harness.probe.groups import Groups, MeshCoordinates, fits, ranges
 from nsa_harness.probe.hooks import _await_optimizer
 from nsa_harness.probe.patches import TroubleLog
 from nsa_harness.probe.status_file import StatusFileWriter
@@ -62,7 +62,7 @@ def test_members_that_are_written_are_the_members_that_are_read(ranks: set[int],
     value = ranges(sorted(ranks))
     board = StatusFileWriter(str(path), rank=0, world_size=1)
     if fits(value):
-        board.fact(f"{protocol.FACT_GROUP}7", value)
+        board.write_fact(f"{protocol.FACT_GROUP}7", value)
         assert parse(path.read_bytes(), 0).groups == {"7": tuple(sorted(ranks))}
 
 
@@ -101,13 +101,13 @@ def mesh(coordinate: list[int] | None, names: tuple[str, ...] | None, size: int,
 
 
 def test_the_largest_mesh_with_names_wins_and_parts_of_one_do_not_count(path: Path) -> None:
-    place = MeshPlace(StatusFileWriter(str(path), rank=0, world_size=1))
-    place.consider(mesh([0], ("small",), 4))
-    place.consider(mesh([1, 2], ("dp", "tp=x y"), 8))
-    place.consider(mesh([3], ("flat",), 8))
-    place.consider(mesh([1, 1], None, 64))
-    place.consider(mesh(None, ("elsewhere",), 64))
-    place.consider(mesh([1], ("part",), 64, root=object()))
+    place = MeshCoordinates(StatusFileWriter(str(path), rank=0, world_size=1))
+    place.write_if_larger(mesh([0], ("small",), 4))
+    place.write_if_larger(mesh([1, 2], ("dp", "tp=x y"), 8))
+    place.write_if_larger(mesh([3], ("flat",), 8))
+    place.write_if_larger(mesh([1, 1], None, 64))
+    place.write_if_larger(mesh(None, ("elsewhere",), 64))
+    place.write_if_larger(mesh([1], ("part",), 64, root=object()))
     assert parse(path.read_bytes(), 0).mesh == (("dp", 1), ("tp_x_y", 2))
 
 
@@ -292,11 +292,11 @@ def test_a_wait_that_ends_while_it_is_written_down_has_ended(
     enter = waits._status_file.enter_call
 
     def over_meanwhile(*arguments: int, **options: int) -> int:
-        waits._open.clear()
+        waits._ongoing.clear()
         return enter(*arguments, **options)
 
     monkeypatch.setattr(waits._status_file, "enter_call", over_meanwhile)
-    waits._open[7] = OngoingWait(Handle("store.get"), "key", 0)
+    waits._ongoing[7] = OngoingWait(Handle("store.get"), "key", 0)
     waits.write_lasting()
     (call,) = parse(path.read_bytes(), 0).calls
     assert (call.key, call.left_s is None) == ("key", False)

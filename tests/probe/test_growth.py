@@ -18,7 +18,7 @@ Keep = Callable[[list[object], torch.Tensor, torch.Tensor], None]
 
 @pytest.fixture
 def growth(tmp_path: Path) -> Iterator[Growth]:
-    one = Growth(torch, SimpleNamespace(live=True), TroubleLog(str(tmp_path)))  # type: ignore[arg-type]
+    one = Growth(torch, SimpleNamespace(is_writing=True), TroubleLog(str(tmp_path)))  # type: ignore[arg-type]
     one.watch()
     yield one
     one._handle.remove()

@@ -196,7 +196,7 @@ def test_a_piece_that_fails_is_switched_off_and_noted(watched: Watched, monkeypa
     def fails(*_: object) -> None:
         raise OSError("planted")
 
-    monkeypatch.setattr(CaughtExceptions, "handled", fails)
+    monkeypatch.setattr(CaughtExceptions, "note_handler", fails)
     catches(watched)
     assert (watched.monitoring.on, watched.monitoring.tools) == (0, {})
     assert "OSError: planted" in watched.troubles()

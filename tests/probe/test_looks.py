@@ -20,11 +20,11 @@ from nsa_harness.probe.fingerprint import (
     ZEROS_BYTES,
     Unreadable,
     all_zero,
-    broken,
     checksum,
-    numbers,
-    sample,
+    not_finite,
+    sample_bytes,
     size_and_sum,
+    values_of,
 )
 from nsa_harness.probe.health_samples import is_sampled
 from nsa_harness.probe.replicas import _all_reduced, forget_reduced, note_reduced
@@ -33,7 +33,7 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def data_of(tensor: torch.Tensor, limit: int = 1 << 20) -> tuple[bytes, str]:
-    return sample(tensor, limit), str(tensor.dtype)
+    return sample_bytes(tensor, limit), str(tensor.dtype)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -42,32 +42,32 @@ def test_what_is_not_finite_is_found_and_said(dtype: torch.dtype, value: float) 
     tensor = torch.ones(37, dtype=dtype)
     tensor[20] = value
     expected = None if math.isfinite(value) else "nan" if math.isnan(value) else "inf"
-    assert broken(*data_of(tensor)) == expected
+    assert not_finite(*data_of(tensor)) == expected
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_largest_and_the_smallest_number_are_finite(dtype: torch.dtype) -> None:
     facts = torch.finfo(dtype)
     tensor = torch.tensor([facts.max, facts.min, facts.tiny, facts.smallest_normal, 0.0], dtype=dtype)
-    assert broken(*data_of(tensor)) is None
-    assert list(numbers(*data_of(tensor))) == tensor.tolist()
+    assert not_finite(*data_of(tensor)) is None
+    assert list(values_of(*data_of(tensor))) == tensor.tolist()
 
 
 @given(values=st.lists(st.floats(width=32), max_size=50))
 def test_finite_is_what_torch_calls_finite(values: list[float]) -> None:
     tensor = torch.tensor(values, dtype=torch.float32)
-    assert (broken(*data_of(tensor)) is None) == bool(tensor.isfinite().all())
+    assert (not_finite(*data_of(tensor)) is None) == bool(tensor.isfinite().all())
 
 
 def test_whole_numbers_are_never_broken_and_have_a_checksum() -> None:
     data, dtype = data_of(torch.tensor([-1, 2**62]))
-    assert (broken(data, dtype), tuple(numbers(data, dtype))) == (None, ())
+    assert (not_finite(data, dtype), tuple(values_of(data, dtype))) == (None, ())
     assert checksum(data) != checksum(data_of(torch.tensor([-1, 2**61]))[0])
 
 
 def test_of_a_large_tensor_pieces_from_begin_to_end_are_read_and_no_element_is_cut() -> None:
     tensor = torch.arange(100_003, dtype=torch.float64)
-    values = list(numbers(*data_of(tensor, 1000)))
+    values = list(values_of(*data_of(tensor, 1000)))
     assert len(values) <= 125
     assert (values[0], values[-1] > 99_990) == (0.0, True)
     assert set(values) <= set(tensor.tolist())
@@ -78,12 +78,12 @@ def test_of_a_large_tensor_pieces_from_begin_to_end_are_read_and_no_element_is_c
 )
 def test_what_has_no_plain_memory_on_the_host_is_refused(tensor: torch.Tensor) -> None:
     with pytest.raises(Unreadable):
-        sample(tensor, 1000)
+        sample_bytes(tensor, 1000)
 
 
 def test_an_empty_tensor_has_nothing_to_say() -> None:
     data, dtype = data_of(torch.ones(0))
-    assert (data, broken(data, dtype), size_and_sum(numbers(data, dtype))) == (b"", None, (0.0, 0))
+    assert (data, not_finite(data, dtype), size_and_sum(values_of(data, dtype))) == (b"", None, (0.0, 0))
 
 
 @pytest.mark.parametrize(

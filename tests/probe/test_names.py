@@ -51,8 +51,8 @@ def names(tmp_path: Path) -> ModuleNames:
 
 def test_the_outermost_module_called_names_all_inside_it(names: ModuleNames) -> None:
     model = nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(1, 1)])})
-    assert names.of(model).name == "ModuleDict"
-    assert names.of(model["blocks"][0]).name == "blocks.0"
+    assert names.find(model).name == "ModuleDict"
+    assert names.find(model["blocks"][0]).name == "blocks.0"
 
 
 def test_only_torchs_own_leaves_inside_a_part_of_a_block_have_no_mark(names: ModuleNames) -> None:
@@ -61,8 +61,8 @@ def test_only_torchs_own_leaves_inside_a_part_of_a_block_have_no_mark(names: Mod
 
     part = nn.ModuleDict({"query": nn.Linear(1, 1), "inner": nn.Sequential(nn.ReLU()), "own": Own(1, 1)})
     model = nn.ModuleDict({"blocks": nn.ModuleList([nn.ModuleDict({"attn": part})]), "head": nn.Linear(1, 1)})
-    names.of(model)
-    silent = {names.of(member).name for member in model.modules() if names.of(member).silent}
+    names.find(model)
+    silent = {names.find(member).name for member in model.modules() if names.find(member).skips_events}
     assert silent == {"blocks.0.attn.query", "blocks.0.attn.inner.0"}
 
 
@@ -73,31 +73,31 @@ def test_what_never_waits_and_what_is_deep_inside_a_block_has_no_backward_mark(n
     attention = Part({"branch": Part({"inner": Part()})})
     block = nn.ModuleDict({"norm": nn.LayerNorm(1), "drop": nn.Dropout(), "act": nn.ReLU(), "attn": attention})
     model = nn.ModuleDict({"blocks": nn.ModuleList([block]), "norm": nn.LayerNorm(1)})
-    names.of(model)
-    silent = {names.of(member).name for member in model.modules() if names.of(member).silent_backward}
+    names.find(model)
+    silent = {names.find(member).name for member in model.modules() if names.find(member).skips_backward}
     assert silent == {"blocks.0.norm", "blocks.0.drop", "norm", "blocks.0.attn.branch.inner"}
-    assert not names.of(model["blocks"][0]["attn"]["branch"]["inner"]).silent, "its forward is marked"
+    assert not names.find(model["blocks"][0]["attn"]["branch"]["inner"]).skips_events, "its forward is marked"
 
 
 def test_a_second_tree_has_a_prefix_and_a_wrapper_around_the_first_has_none(names: ModuleNames) -> None:
     first, second = nn.Sequential(nn.Linear(1, 1)), nn.Sequential(nn.Linear(1, 1))
-    assert names.of(first).name == "Sequential"
-    assert names.of(second).name == "Sequential"
-    assert (names.of(first[0]).name, names.of(second[0]).name) == ("0", "Sequential.0")
+    assert names.find(first).name == "Sequential"
+    assert names.find(second).name == "Sequential"
+    assert (names.find(first[0]).name, names.find(second[0]).name) == ("0", "Sequential.0")
     both = nn.ModuleDict({"encoder": first, "decoder": second})
-    assert names.of(both).name == "ModuleDict"
-    assert (names.of(first[0]).name, names.of(second[0]).name) == ("encoder.0", "decoder.0")
+    assert names.find(both).name == "ModuleDict"
+    assert (names.find(first[0]).name, names.find(second[0]).name) == ("encoder.0", "decoder.0")
 
 
 def test_a_module_at_the_address_of_a_dead_one_gets_its_own_name(names: ModuleNames) -> None:
     dead = nn.Linear(1, 1)
-    known = names.of(dead)
-    assert names.ready[id(dead)] is known
+    known = names.find(dead)
+    assert names.called[id(dead)] is known
     del dead
     gc.collect()
     assert known.module() is None
-    assert names.ready == {}
+    assert names.called == {}
     for _ in range(50):
         module = nn.ReLU()
-        assert names.of(module).name == "ReLU"
+        assert names.find(module).name == "ReLU"
         del module

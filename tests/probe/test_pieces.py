@@ -10,34 +10,34 @@ from ranks import BOOTSTRAP, PATIENCE_S, Ended, ended, python
 
 # Where each piece breaks: a module of the probe, and what in it raises.
 PIECES = {
-    "board": "status_file._new_file",
-    "marks": "status_file._pack_slot",
+    "status file": "status_file._new_file",
+    "progress events": "status_file._pack_slot",
     "excepthook": "exit_hooks.ExitEvidence._chain_excepthook",
     "faulthandler": "exit_hooks.ExitEvidence._enable_faulthandler",
     "exit": "exit_hooks.ExitEvidence._note_exit",
     "flight at exit": "exit_hooks.ExitEvidence._write_flight",
-    "module hooks": "names.ModuleNames.of",
+    "module hooks": "names.ModuleNames.find",
     "optimizer hooks": "hooks._gradients",
     "data hook": "hooks._hook_data",
-    "loaders": "hooks.Loaders.begin",
+    "loaders": "hooks.LoaderProgress.note_iterator",
     "autograd nodes": "autograd.count_nodes",
     "collectives": "status_file.StatusFileWriter.enter_call",
     "collective details": "collectives.CallArguments.size",
     "collective handles": "waits.Waits.remember",
     "functional collectives": "collectives._patch_functional",
-    "rank": "collectives.CallRecorder._identify",
+    "rank": "collectives.CallRecorder._write_identity",
     "groups": "groups.Groups._members",
-    "mesh": "groups.MeshPlace.consider",
+    "mesh": "groups.MeshCoordinates.write_if_larger",
     "store waits": "waits.watch_stores",
     "store keys": "waits._Keys.note",
     "handles": "waits.watch_handles",
     "waits": "waits.Waits.write_lasting",
-    "beat": "status_file.StatusFileWriter.heartbeat",
+    "heartbeat": "status_file.StatusFileWriter.write_heartbeat",
     "last line": "heartbeat.Heartbeat._sample_line",
     "collective counters": "heartbeat.Heartbeat._count",
-    "device marks": "device.install",
+    "device progress": "device.install",
     "worker server": "heartbeat.start_worker_server",
-    "late": "startup.ProcessProbe._wait_for_init",
+    "late init": "startup.ProcessProbe._wait_for_init",
 }
 SCRIPT = """
 import gc, importlib, json, os, sys, time, types
@@ -52,7 +52,7 @@ def planted(*arguments, **options):
 def let_the_probe_in(piece, where, boards):
     os.mkdir(boards)
     os.environ["_NSA_HARNESS_BOARDS"] = boards
-    if piece != "late":
+    if piece != "late init":
         os.environ.update(RANK="0", WORLD_SIZE="1")
     package = sys.modules["_nsa_harness"] = types.ModuleType("_nsa_harness")
     package.__path__ = [harness]

@@ -25,7 +25,7 @@ def test_the_readme_shows_the_stored_sample_word_for_word() -> None:
     summary = (SAMPLE / "SUMMARY.md").read_text()
     make_sample = tool("make_sample")
     assert make_sample.with_excerpt(text("README.md"), summary) == text("README.md")
-    assert all(piece in summary for piece in make_sample.pieces(summary))
+    assert all(piece in summary for piece in make_sample.excerpts(summary))
     assert "> | 1 ◀ culprit |" in text("README.md")
 
 

@@ -13,17 +13,17 @@ from test_render_terminal import PROGRESS, RUN_DIR, SKIP, SPEC, Screen, rank_pro
 
 from nsa_harness.core.evidence.live import Progress, milestone, next_news, time_left_s
 from nsa_harness.core.report import Status
-from nsa_harness.render.terminal.live_view import MAX_RANKS, Ended, Running, View, view_lines
+from nsa_harness.render.terminal.live_view import MAX_RANKS, EndedAttempt, RunningAttempt, View, view_lines
 from nsa_harness.render.terminal.screen import news_line
 from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.subject.playbook import PLAYBOOK
 
 Golden = Callable[[str, str], None]
 COLOUR = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
-ONE = Running(name="ddp_onestep", phase="step 3", progress=PROGRESS)
+ONE = RunningAttempt(name="ddp_onestep", phase="step 3", progress=PROGRESS)
 STALLED = replace(ONE, name="branch_sel_only~2", stall="no rank has moved for 5.0 s (limit 4.0 s); taking stacks")
 MANY = replace(PROGRESS, deadline_s=None, ranks=tuple(rank_progress(rank, float(rank % 50)) for rank in range(100)))
-ENDED = Ended(status=Status.PASS, expected=True, counts=True, took_s=4.0)
+ENDED = EndedAttempt(status=Status.PASS, expected=True, counts=True, took_s=4.0)
 HALFWAY = View(
     running=(ONE, STALLED),
     ended=(
@@ -67,7 +67,7 @@ def test_the_view_is_as_recorded(golden: Golden, width: int) -> None:
 @pytest.mark.parametrize("width", [1, 2, 20, 39, 40, 41, 59, 60, 80, 200])
 @pytest.mark.parametrize("height", [0, 1, 2, 5, 24])
 def test_the_view_never_leaves_the_screen(width: int, height: int) -> None:
-    strange = Running(name="名" * 50, phase="回" * 40, progress=MANY, stall="待" * 400)
+    strange = RunningAttempt(name="名" * 50, phase="回" * 40, progress=MANY, stall="待" * 400)
     view = replace(HALFWAY, running=(strange, *HALFWAY.running, *(ONE,) * 9), interrupts=1)
     lines = view_lines(view, width, height)
     assert len(lines) <= height

@@ -301,5 +301,5 @@ def test_a_trace_that_cannot_be_made_costs_no_verdict(tmp_path: Path, monkeypatc
     outcome = judge_stored(unpack("rank_raises", tmp_path / "train"))
     assert outcome.verdict.cause == "exception"
     assert [(one.what, one.why) for one in outcome.trouble if one.what == "trace.json"] == [
-        ("trace.json", "it could not be made: ValueError: planted")
+        ("trace.json", "it could not be created: ValueError: planted")
     ]

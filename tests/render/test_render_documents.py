@@ -99,7 +99,7 @@ def test_an_exit_that_nobody_saw_is_not_known_in_every_document() -> None:
     for document in ("SUMMARY.md", "report.html"):
         text = RENDERERS[document](report)
         assert "not known" in text
-        assert "had not ended" not in text
+        assert "had not exited" not in text
 
 
 def test_the_first_line_of_the_summary_is_the_verdict_or_the_counts() -> None:

@@ -45,7 +45,7 @@ def test_certainty_has_three_words() -> None:
 
 def test_exits_name_the_signal() -> None:
     assert [words.exit_word(status) for status in (None, 0, 1, -9, -400)] == [
-        "had not ended", "0", "1", "SIGKILL", "signal 400",
+        "had not exited", "0", "1", "SIGKILL", "signal 400",
     ]  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def test_a_fork_that_torchrun_contradicts_is_discounted_and_the_search_goes_on_u
     found = stored(search)
     assert (found["answer"]["kind"], found["answer"]["items"], found["answer"]["confidence"]) == ("single", [5], 1.0)
     assert len(search.notes) == 1
-    assert "torchrun throughout from here" in search.notes[0]
+    assert "from now on all probes run under torchrun" in search.notes[0]
     asked = [number for number, one in enumerate(found["probes"]) if one["purpose"] == "repeat"]
     assert [found["probes"][number]["launcher"] for number in asked] == [TORCHRUN, FORK]
     assert {one["launcher"] for one in found["probes"][asked[-1] + 1 :]} == {TORCHRUN}
@@ -176,7 +176,7 @@ def test_a_command_is_printed_only_where_its_last_launch_did_what_is_said_of_it(
     assert report.commands.bad is not None
     assert report.commands.good is None
     assert [one.launcher for one in search.probes] == [TORCHRUN, TORCHRUN]
-    assert search.notes == ["no command for layer 1: launched once more under torchrun it counts as different"]
+    assert search.notes == ["no command for layer 1: when launched again under torchrun, it counted as different"]
 
 
 def test_a_command_whose_hang_only_a_limit_proves_names_the_limit_that_did(typed: Invocation) -> None:  # noqa: F811
@@ -196,7 +196,7 @@ def test_an_undecided_search_without_a_budget_says_that_it_has_no_command(typed:
     with searched(typed, lambda places, _: BAD if 5 in places else GOOD, budget_s=0.1) as search:
         search.probes = [of(1, {5}, FORK, BAD)]
         search._confirm_commands(replace(NOTHING_YET, failing=frozenset({5})))
-    assert search.notes == ["no command for layer 5: the budget is spent before it was launched under torchrun"]
+    assert search.notes == ["no command for layer 5: the budget was used up before it could be launched under torchrun"]
 
 
 def test_what_torchrun_launched_answers_once_more_after_a_search_began_anew(tmp_path: Path) -> None:
@@ -216,8 +216,8 @@ def test_no_more_probes_run_side_by_side_than_the_machine_holds_and_that_is_said
     with searched(typed, lambda places, _: BAD if 5 in places else GOOD, jobs=4) as search:
         search.facts = replace(FACTS, cpus=6)
         assert search._question().at_once == 3
-        assert search.notes == ["--jobs 4: 3 at a time, as many as the cores of this machine hold"]
+        assert search.notes == ["--jobs 4: only 3 at a time, limited by the cores of this machine"]
         monkeypatch.setattr(scheduler, "memory_bytes", lambda: (64, 50))
         search.outcomes["p01"] = SimpleNamespace(usage=SimpleNamespace(peak_rss_bytes=12))  # type: ignore[assignment]
         assert search._at_once() == 2
-        assert search.notes[1:] == ["--jobs 4: 2 at a time, as many as the memory of this machine hold"]
+        assert search.notes[1:] == ["--jobs 4: only 2 at a time, limited by the memory of this machine"]

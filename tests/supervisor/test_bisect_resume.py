@@ -126,7 +126,7 @@ def test_ctrl_c_tells_what_is_known_and_the_same_command_goes_on(
     code, said, second = search()
     assert (code, said["answer"]["items"], second) == (0, [2, 6], first)
     assert machine.launched.count(machine.launched[6]) == 2  # the one that was interrupted
-    assert f"goes on with reports/{first.name}: 6 probes already made" in " ".join(capsys.readouterr().out.split())
+    assert f"continues reports/{first.name}: 6 probes already finished" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_budget_that_is_spent_tells_what_is_known_and_a_larger_one_goes_on(machine: Machine) -> None:
@@ -176,7 +176,7 @@ def test_a_program_that_is_edited_while_it_is_searched_is_told(machine: Machine)
     machine.before = edit
     _, said, _ = search()
     assert (
-        "helper.py has changed while the search ran: its probes are not all of the same program"
+        "helper.py has changed during the search: its probes did not all run the same program"
         in (said["detail"]["notes"])
     )
 

@@ -461,7 +461,7 @@ def test_the_dry_run_lists_each_case_with_its_time_where_runs_are_stored(typed, 
     show_plan(request)
     told = " ".join(capsys.readouterr().out.split())
     assert "the bad end never fails at most 15 probes 30.0 s" in told
-    assert "a run takes 2.0 s where it passes and 8.0 s where it fails, by 2 stored runs" in told
+    assert "a run takes 2.0 s if it passes and 8.0 s if it fails, according to 2 stored runs" in told
     assert "HANG in" in told
     one = next(case for case in possible_cases(question_of(request)) if case.name == "one alone is enough").probes
     assert f"one alone is enough at most {one} probes {5.0 * one:.1f} s" in told

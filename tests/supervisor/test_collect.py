@@ -91,7 +91,7 @@ def test_a_verdict_is_not_lost_where_no_way_to_repeat_it_can_be_made(
     outcome = judged(unpack("collective_skipped", tmp_path / "run"))
     assert outcome.verdict.status is Status.HANG
     assert [one.absent for one in outcome.artifacts if one.path == "repro"] == [
-        "it could not be made: ValueError: planted"
+        "it could not be created: ValueError: planted"
     ]
 
 

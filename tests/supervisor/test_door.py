@@ -260,7 +260,7 @@ def test_a_run_is_not_begun_again_while_it_is_judged(tmp_path: Path, monkeypatch
         held.append(run)
         return []
 
-    monkeypatch.setattr("nsa_harness.commands.run.judged", looks)
+    monkeypatch.setattr("nsa_harness.commands.run.judge_attempts", looks)
     failed_specs(run.path, None)
     assert held == [run]
 

@@ -217,7 +217,7 @@ def test_a_fault_of_ours_in_one_attempt_costs_no_other_and_is_logged(
     run = run_of(tmp_path / "run")
     assert rejudge(run) == 125
     assert told(run) == {**WHOLE, "rank_raises": "ERROR"}
-    assert summary_of(run, "rank_raises") == "the harness failed: KeyError: 'planted'"
+    assert summary_of(run, "rank_raises") == "nsa-harness itself failed: KeyError: 'planted'"
     assert "in _planted\n" in (run / "test_execution.log").read_text()
 
 

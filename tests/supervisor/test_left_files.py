@@ -115,7 +115,7 @@ def test_the_command_tells_the_answer_last_and_ends_as_run_does(logs: Path, caps
     assert run_command_line(["read", str(logs)]) == 1
     told = capsys.readouterr()
     assert "FAIL  logs   exception · likely cause · judged from its files" in told.out
-    assert "Rank 1 raised ValueError: bad batch at ada/train.py:22." in told.out
+    assert "Rank 1 raised ValueError: bad batch (ada/train.py:22)." in told.out
     assert told.err == ""
     assert list(logs.parent.iterdir()) == [logs]
 

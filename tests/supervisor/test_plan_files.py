@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_harness.commands.run import agreed_before, resumed_request
+from nsa_harness.commands.run import resumed_request, stored_plan_file
 from nsa_harness.commands.scheduler import RunRequest
 from nsa_harness.commands.session import report_of
 from nsa_harness.core.comparison.plan_file import PlanText, read_plan, read_stored_plan
@@ -137,14 +137,14 @@ def test_a_stored_run_is_judged_by_the_gates_that_stood_when_it_was_started(tmp_
     (gate,) = judged(folder, record).gates  # no file of that name is there any more
     assert (gate.name, gate.state, gate.why, gate.leads) == ("smoke", GateState.FIRED, "smoke FAIL", True)
     assert resumed_agreed(folder) == record.agreed
-    assert agreed_before(folder.path, None) == record.agreed
+    assert stored_plan_file(folder.path, None) == record.agreed
 
 
 def resumed_agreed(folder: RunDir) -> PlanText | None:
     spec = planned(Invocation(words=("ddp_onestep",), working_dir=folder.path, environ={}), MACHINE).specs
     write_record(folder, replace(read_record(folder), plan=spec))
     request = RunRequest(specs=(), options=RunOptions(command="c"))
-    return resumed_request(folder.path, request).agreed
+    return resumed_request(folder.path, request).plan_file
 
 
 def test_a_run_that_stored_no_gates_is_judged_by_those_that_ship(tmp_path: Path) -> None:

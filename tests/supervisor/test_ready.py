@@ -114,7 +114,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(session, "run_one", made)
-    monkeypatch.setattr(ready, "judged", made.on_disk)
+    monkeypatch.setattr(ready, "judge_attempts", made.on_disk)
     monkeypatch.setattr(ready, "machine_facts", lambda: FACTS)
     monkeypatch.setattr(ready, "interpreter", lambda *_: Interpreter(version="3.11.7"))
     monkeypatch.setattr(cache_key, "_SLOW", 1)
@@ -123,7 +123,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 MINE = Path("mine.readiness.yaml")
-REQUEST = ReadyRequest(shape="ci", words=(), checklist=MINE, jobs=1, options=RunOptions(command="nsa-harness ready ci"))
+REQUEST = ReadyRequest(
+    shape="ci", overrides=(), checklist=MINE, jobs=1, options=RunOptions(command="nsa-harness ready ci")
+)
 
 
 def checked(**changes: Any) -> tuple[int, dict[str, Any], Path]:
@@ -284,7 +286,7 @@ def test_killed_it_goes_on_and_repeats_no_finished_run(machine: Machine, capsys:
     code, record, run = checked()
     assert (code, record["verdict"], len(list(Path("reports").glob("2*")))) == (0, "GO", 1)
     assert machine.launched == RUNS[3:]
-    assert f"goes on with reports/{run.name}: 3 runs already made" in " ".join(capsys.readouterr().out.split())
+    assert f"continues reports/{run.name}: 3 runs already finished" in " ".join(capsys.readouterr().out.split())
 
 
 def test_ctrl_c_tells_what_is_known_and_the_same_command_goes_on(
@@ -326,7 +328,7 @@ def test_criteria_that_are_edited_between_are_asked_of_the_runs_that_were_made(m
 
 def test_words_are_laid_upon_every_scenario_and_what_a_phase_sets_upon_these(machine: Machine) -> None:
     MINE.write_text(SMALL.replace("runs: [ready_text], needs", "runs: [ready_text], set: {train.seed: 9}, needs"))
-    checked(words=("train.seed=7",))
+    checked(overrides=("train.seed=7",))
     seeds = {name: words[words.index("--seed") + 1] for name, words in machine.programs.items()}
     assert seeds == {name: "9" if name == "ready_text" else "7" for name in RUNS}
 

@@ -153,7 +153,7 @@ def test_what_was_not_redacted_shows_them(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_run_that_is_judged_again_where_the_environment_is_another_one_shows_none(
     run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert rejudge(run.path, telling=ReportFormat.JSON) == 1
+    assert rejudge(run.path, report_format=ReportFormat.JSON) == 1
     assert shown(run.path) == {}
     assert not any(value in capsys.readouterr().out for value in values())
 

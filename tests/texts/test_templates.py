@@ -24,7 +24,7 @@ from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.subject.tables import RULES as OWN_RULES
 from nsa_harness.texts.causes import LEFT_OPEN, SHARED, sections
 from nsa_harness.texts.sentences import in_words
-from nsa_harness.texts.templates import environment, rendered
+from nsa_harness.texts.templates import environment, render_template
 
 FROZEN = Path(__file__).resolve().parents[1] / "frozen"
 TABLES = {LEFT_OPEN, SHARED, "child_wait", "could_end", "refused", "what_follows", "unseen"}  # sections of no cause
@@ -275,12 +275,12 @@ def test_a_template_makes_a_sentence_with_each_optional_fact_and_without(section
         facts = ({},)
     assert facts, f"no frozen evidence shows {key} of {section}: give facts of it in BY_HAND"
     for one in facts:
-        assert_sentence(rendered(section, key, one))
+        assert_sentence(render_template(section, key, one))
         for name in asked_in(section, key, one.get("variant", "")) & set(one):
-            assert_sentence(rendered(section, key, {**one, name: absent(one[name])}))
+            assert_sentence(render_template(section, key, {**one, name: absent(one[name])}))
             for other in facts:
                 if name in other and other[name] and one.get("variant") == other.get("variant"):
-                    assert_sentence(rendered(section, key, {**one, name: other[name]}))
+                    assert_sentence(render_template(section, key, {**one, name: other[name]}))
 
 
 def assert_sentence(text: str) -> None:

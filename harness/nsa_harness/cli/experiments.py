@@ -263,7 +263,7 @@ def ready(
     from nsa_harness.commands.ready import ReadyRequest, run_readiness, show_plan
 
     request = ReadyRequest(
-        shape=shape, words=tuple(overrides or ()), checklist=checklist, jobs=parse_jobs(jobs),
+        shape=shape, overrides=tuple(overrides or ()), checklist=checklist, jobs=parse_jobs(jobs),
         options=run_options(out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff),
     )  # fmt: skip
     raise typer.Exit(show_plan(request) if dry_run else run_readiness(request))

@@ -190,20 +190,22 @@ def invocation_from_args(
 
 def _repeat_failures(request: RunRequest, *, dry_run: bool) -> NoReturn:
     """Launch the failed scenarios of the latest run again, and exit."""
-    from nsa_harness.commands.run import agreed_before, failed_specs
+    from nsa_harness.commands.run import failed_specs, stored_plan_file
     from nsa_harness.supervisor.launch.planning import Plan
 
     specs = failed_specs(None, request.options.out)
     if not specs:
         print("nothing to repeat: every scenario of the latest run ended as expected", file=sys.stderr)
         raise typer.Exit
-    _launch(request, Plan(specs=specs, notes=(), agreed=agreed_before(None, request.options.out)), dry_run=dry_run)
+    _launch(request, Plan(specs=specs, notes=(), agreed=stored_plan_file(None, request.options.out)), dry_run=dry_run)
 
 
 def _verify(request: RunRequest, run_path: Path, *, dry_run: bool) -> NoReturn:
     from nsa_harness.commands.verify import VerifyRequest, run_verify
 
-    verification = VerifyRequest(stored=run_path, least=request.policy.repeat, dry_run=dry_run, options=request.options)
+    verification = VerifyRequest(
+        run_path=run_path, min_passes=request.policy.repeat, dry_run=dry_run, options=request.options
+    )
     raise typer.Exit(run_verify(verification))
 
 
@@ -233,7 +235,7 @@ def _launch(request: RunRequest, plan: Plan, *, dry_run: bool) -> NoReturn:
 
     for note in plan.notes:
         print(f"note: {note}", file=sys.stderr)
-    raise typer.Exit(run_all(replace(request, specs=plan.specs, agreed=plan.agreed)))
+    raise typer.Exit(run_all(replace(request, specs=plan.specs, plan_file=plan.agreed)))
 
 
 def _refuse_others(reason: str, conflicting: Sequence[str]) -> None:

@@ -34,7 +34,7 @@ def report(
         raise UsageError("--json and --prompt cannot be combined; choose one of them")
     report_format = ReportFormat.JSON if as_json else ReportFormat.PROMPT if prompt else ReportFormat.LINES
     raise typer.Exit(
-        rejudge(run_path, telling=report_format, strict=strict, out=out, redact=not no_redact, verbose=verbose)
+        rejudge(run_path, report_format=report_format, strict=strict, out=out, redact=not no_redact, verbose=verbose)
     )
 
 

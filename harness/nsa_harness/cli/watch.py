@@ -73,7 +73,8 @@ def watch(
     kind, hook = _parse_on_hang(on_hang)
     request = WatchRequest(
         command=command, limits=observed_limits(limits or (), deadline), out=out, on_hang=kind, hook=hook,
-        probe=probe.value, json=as_json, quiet=quiet, typed=typed_command(), redact=not no_redact, git_diff=git_diff,
+        probe=probe.value, json=as_json, quiet=quiet, command_line=typed_command(), redact=not no_redact,
+        git_diff=git_diff,
     )  # fmt: skip
     raise typer.Exit(run_watch(request))
 
@@ -115,7 +116,7 @@ def attach(
 
     request = AttachRequest(
         pid=chosen_job(_choose_job) if pid is None else pid, for_s=for_s, limits=observed_limits(limits or ()), out=out,
-        json=as_json, typed=typed_command(), redact=not no_redact, verbose=verbose,
+        json=as_json, command_line=typed_command(), redact=not no_redact, verbose=verbose,
     )  # fmt: skip
     raise typer.Exit(run_attach(request))
 
@@ -147,6 +148,6 @@ def read(
     from nsa_harness.commands.read import read as read_files
 
     request = ReadRequest(
-        paths=tuple(paths), out=out, json=as_json, verbose=verbose, typed=typed_command(), redact=not no_redact
+        paths=tuple(paths), out=out, json=as_json, verbose=verbose, command=typed_command(), redact=not no_redact
     )
     raise typer.Exit(read_files(request))

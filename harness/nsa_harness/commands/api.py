@@ -1,4 +1,4 @@
-"""The Python interface: plan launches and run them from another program, such as a test."""
+"""The Python interface of nsa-harness: plan launches and run them from another program, such as a test."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from nsa_harness.supervisor.storage.rundir import RunOptions
 def plan(
     *words: str, script: str | os.PathLike[str] | None = None, ranks: int = 2, args: Sequence[str] = ()
 ) -> tuple[RunSpec | Skip, ...]:
-    """Return one launch for each scenario that `words` select, or the launch of `script`.
+    """Return one launch for each scenario that `words` select, or the launch of `script`. Launch nothing.
 
-    `words` are those of `nsa-harness run`: scenario names, globs, paths of YAML files, and overrides such as
-    "train.steps=2". `script` is a Python file, launched under torchrun with `ranks` processes and `args`. A scenario
-    that this machine cannot run is a `Skip`, which says what is missing. Nothing is launched.
+    `words` takes the same arguments as `nsa-harness run`: scenario names, globs, paths of YAML files, and overrides
+    such as "train.steps=2". `script` is a Python file that torchrun will start with `ranks` processes and `args`. For a
+    scenario that this machine cannot run, the tuple contains a `Skip` with the reason.
 
-    Raises UsageError or ScenarioError, with all mistakes at once, if a word or a scenario file is wrong, and
-    MissingNeed if a word asks for what this machine lacks.
+    Raises UsageError if an argument is invalid, ScenarioError with all mistakes of the scenario files, and MissingNeed
+    if an argument requires something that this machine lacks, such as a GPU.
     """
     chosen = None if script is None else Script(file=os.fspath(script), ranks=ranks, args=tuple(args))
     invocation = Invocation(words=words, script=chosen, working_dir=Path.cwd(), environ=dict(os.environ))
@@ -35,24 +35,25 @@ def plan(
 
 
 def run_one(spec: RunSpec | Skip, *, out: str | os.PathLike[str] | None = None, probe: str = PROBE_FULL) -> Outcome:
-    """Launch `spec` once, wait until it ends or is proven to hang, and return its outcome.
+    """Launch `spec` once, wait until the run ends or is proven to hang, and return its outcome.
 
-    The run has a directory of its own below `out` (default: ./reports), with all documents that `nsa-harness run`
-    writes. `probe` is "full", "board" or "off". Nothing is printed. No process of the run is left when this returns.
+    The run gets its own directory below `out` (default: ./reports), with the same documents as `nsa-harness run`
+    writes. `probe` chooses the instrumentation in the ranks: "full", "board" (progress events only) or "off". Nothing
+    is printed. When the function returns, no process of the run is left.
 
-    A run that fails or hangs is an outcome, and no exception. Raises UsageError if `out` cannot be written, and
-    KeyboardInterrupt after Ctrl-C, once the processes are gone and the documents are written.
+    A run that fails or hangs raises no exception; its outcome has the verdict. Raises UsageError if `out` cannot be
+    written. After Ctrl-C, ends all processes, writes the documents, and raises KeyboardInterrupt.
     """
     options = RunOptions(command="nsa_harness.run_one", out=None if out is None else Path(out), probe=probe)
     sweep_dead_runs()
     with run_directory(options) as run, session(run, options, [spec], screen=Listener()) as opened:
         if isinstance(spec, Skip):
-            from nsa_harness.commands.judge import keep_skip
+            from nsa_harness.commands.judge import record_skip
 
-            outcome = keep_skip(run.attempt(spec.scenario), spec)
+            outcome = record_skip(run.attempt(spec.scenario), spec)
         else:
             outcome = opened.launch(spec)
-        opened.tell_outcome(outcome)
+        opened.announce(outcome)
         (final,) = opened.write_documents([outcome]).outcomes
         if opened.interrupted:
             raise KeyboardInterrupt

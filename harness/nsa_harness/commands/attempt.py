@@ -1,4 +1,4 @@
-"""One attempt: launch it, watch it until nothing of it is left, and judge it from what is on disk."""
+"""Run one attempt: launch it, watch it until all its processes have ended, and judge it from its files."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from nsa_harness.supervisor.storage.record import write_spec
 from nsa_harness.supervisor.storage.rundir import SPEC, AttemptDir, append_line, write_document
 from nsa_harness.supervisor.storage.safe_directory import is_full, keep_ballast
 
-_GRACE_S = 1.0  # between TERM and KILL
-_START_UP = {"none", "start", "imported", "init"}
+_GRACE_S = 1.0  # time between SIGTERM and SIGKILL
+_STARTUP_PHASES = {"none", "start", "imported", "init"}
 
-Tell = Callable[[Callable[[Listener], None]], object]
-Enough = Callable[..., bool]
+Notify = Callable[[Callable[[Listener], None]], object]  # calls the given function for every listener
+ShouldStop = Callable[..., bool]  # takes the arguments of `prove`
 
 
 class Interrupts(Protocol):
-    """How often Ctrl-C or TERM came."""
+    """The number of Ctrl-C and SIGTERM signals so far."""
 
     @property
     def count(self) -> int: ...
 
     def watching(self) -> AbstractContextManager[None]:
-        """While this is entered, a second signal is a KeyboardInterrupt."""
+        """Return a context in which a second signal raises KeyboardInterrupt."""
 
 
 def run_one(
@@ -49,29 +49,32 @@ def run_one(
     number: int,
     probe: str,
     facts: MachineFacts,
-    tell: Tell,
+    notify: Notify,
     interruption: Interrupts,
     log: Path,
     devices: tuple[int, ...] | None = None,
     server: ForkServer | None = None,
-    enough: Enough | None = None,
+    should_stop: ShouldStop | None = None,
 ) -> Outcome:
-    """Make one attempt and return how it ended.
+    """Run one attempt and return its outcome.
 
-    `devices`: the only GPUs that it sees. `server`: forks a spec that asks for that. `enough`: takes the arguments of
-    `prove` for each snapshot of a stall that proves nothing; True ends the attempt. A fault of the harness is the ERROR
-    of this attempt, with its traceback in `log`, and costs no other one.
+    `number`: its number among the attempts of the scenario. `devices`: the only GPUs that the ranks can see; None: all.
+    `server`: the fork server for a spec with the launcher FORK. `should_stop`: called for each snapshot of a stall that
+    proves no hang; if it returns True, the attempt ends early.
+
+    If nsa-harness itself fails, the attempt gets the verdict ERROR, the traceback goes to `log`, and the other attempts
+    continue.
     """
     if spec.launcher is Launcher.FORK:
         spec = server.with_launcher(spec) if server else without_fork(spec)
     try:
         prepare(attempt, spec, facts)
-        shown = attempt.redaction.spec(replace(spec, scenario=attempt.path.name))
-        tell(lambda listener: listener.on_launch(shown))
+        redacted_spec = attempt.redaction.spec(replace(spec, scenario=attempt.path.name))
+        notify(lambda listener: listener.on_launch(redacted_spec))
         guarded = (server.launch if server else launch)(spec, attempt, probe, devices)
-        audience = AttemptAudience(name=attempt.path.name, tell=tell)
+        audience = AttemptAudience(name=attempt.path.name, notify=notify)
         with bounded_logs(attempt):
-            _follow(guarded, spec, attempt, audience, interruption, enough)
+            _follow(guarded, spec, attempt, audience, interruption, should_stop)
         from nsa_harness.commands.judge import judge_attempt
 
         return judge_attempt(attempt, spec, facts.host, number)
@@ -80,10 +83,10 @@ def run_one(
             attempt.door.append(log, attempt.redaction.text(traceback.format_exc()))
         from nsa_harness.core.outcome.outcome import unjudged
 
-        why = f"{type(error).__name__}: {error}; see {log.name}"
-        full = is_full(error)
-        unknown = unjudged(spec, attempt=number, directory=attempt.path.name, error=why, disk_full=full)
-        return attempt.redaction.value(unknown)
+        reason = f"{type(error).__name__}: {error}; see {log.name}"
+        disk_full = is_full(error)
+        outcome = unjudged(spec, attempt=number, directory=attempt.path.name, error=reason, disk_full=disk_full)
+        return attempt.redaction.value(outcome)
 
 
 def _follow(
@@ -92,11 +95,11 @@ def _follow(
     attempt: AttemptDir,
     audience: AttemptAudience,
     interruption: Interrupts,
-    enough: Enough | None,
+    should_stop: ShouldStop | None,
 ) -> None:
-    """Watch the attempt until nothing of it is left."""
+    """Watch a launched attempt to its end, then end all its remaining processes."""
     try:
-        # The ranks take longer to start than these imports do: nothing has to be loaded when they end.
+        # Imported while the ranks start, which takes longer, so that nothing has to be loaded when they end.
         import nsa_harness.commands.judge
         import nsa_harness.render.documents.documents  # noqa: F401
         from nsa_harness.supervisor.watch.watch import Watch, WatchPolicy
@@ -107,7 +110,7 @@ def _follow(
             attempt=attempt,
             audience=audience,
             interrupted=lambda: interruption.count > 0,
-            policy=WatchPolicy(enough=enough) if enough else WatchPolicy(),
+            policy=WatchPolicy(enough=should_stop) if should_stop else WatchPolicy(),
         )
         with interruption.watching():
             watch.run()
@@ -116,50 +119,53 @@ def _follow(
     finally:
         events = guarded.end(_GRACE_S if interruption.count < 2 else 0.0)
         if not any(event["event"] == "ended" for event in events):
-            why = "it did not say that every process of the run has ended"
-            append_line(attempt.watch, {"event": "trouble", "what": "guardian", "why": why, "rank": None})
+            reason = "the reaper did not report that every process of the run has ended"
+            append_line(attempt.watch, {"event": "trouble", "what": "guardian", "why": reason, "rank": None})
 
 
 def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
-    """Make the attempt's directory with its spec, command and environment. Raises FileExistsError if it has begun."""
-    # A run that was killed before it wrote its spec has left an empty folder: that attempt has not begun.
+    """Create the attempt's directory, and write its spec, command line and environment.
+
+    Raises FileExistsError if the directory already has a spec, which means that the attempt was started before.
+    """
+    # A run that was killed before it wrote the spec has left an empty directory, which can be used.
     attempt.path.mkdir(parents=True, exist_ok=True)
     keep_ballast(attempt.path.parent)
     if attempt.door.exists(attempt.spec):
-        raise FileExistsError(f"{attempt.path} holds an attempt already")
+        raise FileExistsError(f"{attempt.path} already contains an attempt")
     write_spec(attempt, spec)
     attempt.redaction.learn_launch(spec)
     attempt.redaction.suspect(os.environ)
     command = attempt.redaction.command(command_line(spec, sys.executable, None), spec.env)
     write_document(attempt.command, "".join(f"{line}\n" for line in (*where_to_set(command, SPEC), command)))
-    made_of = describe(replace(spec, env=attempt.redaction.pairs(spec.env)), facts, git_diff=attempt.git_diff)
-    write_document(attempt.env, json.dumps(attempt.redaction.value(made_of), indent=1) + "\n")
+    environment = describe(replace(spec, env=attempt.redaction.pairs(spec.env)), facts, git_diff=attempt.git_diff)
+    write_document(attempt.env, json.dumps(attempt.redaction.value(environment), indent=1) + "\n")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptAudience:
-    """Passes what the watcher sees to the listeners, under the name of the attempt's directory."""
+    """Passes events of the watch to all listeners, with the name of the attempt's directory."""
 
     name: str
-    tell: Tell
+    notify: Notify
 
     def phase(self, progress: Progress) -> None:
         phase = phase_name(progress)
-        self.tell(lambda listener: listener.on_phase(self.name, phase, progress))
+        self.notify(lambda listener: listener.on_phase(self.name, phase, progress))
 
     def looked(self, rows: Sequence[FirstSnapshot]) -> None:
-        self.tell(lambda listener: listener.on_first_snapshot(self.name, rows))
+        self.notify(lambda listener: listener.on_first_snapshot(self.name, rows))
 
     def suspect(self, text: str) -> None:
-        self.tell(lambda listener: listener.on_stall(self.name, text))
+        self.notify(lambda listener: listener.on_stall(self.name, text))
 
     def released(self, text: str) -> None:
-        self.tell(lambda listener: listener.on_progress_again(self.name, text))
+        self.notify(lambda listener: listener.on_progress_again(self.name, text))
 
 
 def phase_name(progress: Progress) -> str:
-    """Return the phase that the screen shows: launch, step N or finish. The slowest rank decides."""
-    if not progress.ranks or any(rank.phase in _START_UP for rank in progress.ranks):
+    """Return the phase to show on the screen: "launch", "step N" or "finish". It is the phase of the slowest rank."""
+    if not progress.ranks or any(rank.phase in _STARTUP_PHASES for rank in progress.ranks):
         return "launch"
     if all(rank.phase == "exit" for rank in progress.ranks):
         return "finish"

@@ -1,4 +1,7 @@
-"""Carry out a bisection: launch the probes of the search, and write its answer and documents."""
+"""Run a bisection: launch the probes that the search asks for, and write the answer and the documents.
+
+A probe is one launch of one configuration.
+"""
 
 from __future__ import annotations
 
@@ -64,23 +67,23 @@ from nsa_harness.supervisor.storage.collect import seconds_a_step
 from nsa_harness.supervisor.storage.rundir import RunDir
 from nsa_harness.texts import words
 
-_MOST_CONFIRMED = 3
+_MAX_CONFIRMED_FORKS = 3  # forked probes that are repeated under torchrun to check the launcher
 _PROOFS = (Purpose.PROOF_BAD, Purpose.PROOF_GOOD)
 
 
 class _LauncherDecides(Exception):
-    """A fork and torchrun gave different results: the search starts again without forks."""
+    """Raised if a forked probe and one under torchrun give different results. The search restarts without forks."""
 
 
 class _Interrupted(OutOfBudget):
-    """Ctrl-C or TERM: there are no more probes. The known results are reported, and the same command continues."""
+    """Raised after Ctrl-C or SIGTERM. The results so far are reported, and the same command continues the search."""
 
     def __str__(self) -> str:
-        return "interrupted; the same command goes on where it stopped"
+        return "interrupted; the same command continues the search"
 
 
 def run_bisection(request: BisectRequest) -> int:
-    """Search, prove the answer and write the documents. Return the exit code."""
+    """Search, prove the answer, and write the documents. Return the exit code."""
     facts = machine_facts()
     launches = Launches(request=request, facts=facts)
     program = program_of(request, launches)
@@ -91,8 +94,8 @@ def run_bisection(request: BisectRequest) -> int:
         _open(request, folder, launches, facts) as bisection,
     ):
         if folder.goes_on:
-            made = words.plural(len(bisection.journal.kept), "probe")
-            bisection.screen.note(f"goes on with {folder.run.path}: {made} already made")
+            finished = words.plural(len(bisection.journal.kept), "probe")
+            bisection.screen.note(f"continues {folder.run.path}: {finished} already finished")
         elif folder.note:
             bisection.note(folder.note)
         code = bisection.carry_out()
@@ -102,15 +105,15 @@ def run_bisection(request: BisectRequest) -> int:
 
 @contextmanager
 def _open(request: BisectRequest, folder: SearchFolder, launches: Launches, facts: MachineFacts) -> Iterator[Bisection]:
-    """Open the session, worktrees, fork server and screen of a search, and close them at the end."""
+    """Open the session, the worktrees, the fork server and the screen of a search. Close them at the end."""
     run, options = folder.run, request.options
     with ExitStack() as stack:
         screen = BisectScreen(sys.stderr if options.json else sys.stdout, live=not options.json)
-        # run.json has no plan until the search has ended: its launches are not known before.
-        opened = session(
-            run, options, (), screen=screen, side_by_side=request.jobs != 1, facts=facts, agreed=shipped_plan()
+        # The plan in run.json stays empty until the end, because the launches of a search are not known before.
+        search_session = session(
+            run, options, (), screen=screen, in_parallel=request.jobs != 1, facts=facts, plan_file=shipped_plan()
         )
-        running = stack.enter_context(opened)
+        running = stack.enter_context(search_session)
         if request.subject.form is SubjectForm.COMMIT:
             trees = Worktrees(repository=request.question.working_dir, home=run.worktrees.resolve())
             launches.enter_trees(stack.enter_context(closing(trees)))
@@ -126,7 +129,7 @@ def _open(request: BisectRequest, folder: SearchFolder, launches: Launches, fact
 
 @dataclass(kw_only=True)
 class Bisection(SearchProgress):
-    """A search while it is carried out."""
+    """A bisection in progress."""
 
     session: Session
     run: RunDir
@@ -134,17 +137,17 @@ class Bisection(SearchProgress):
     journal: Journal
     screen: BisectScreen
     server: ForkServer | None
-    outcomes: dict[str, Outcome] = field(default_factory=dict)  # of this session, by directory
+    outcomes: dict[str, Outcome] = field(default_factory=dict)  # outcomes of this session, by directory name
     specs: list[RunSpec] = field(default_factory=list)
-    waits: set[WaitSignature] = field(default_factory=set)  # waits that a probe of this session proved to hang
-    stages: tuple[Stage, ...] = ()  # the worst case of this question
+    waits: set[WaitSignature] = field(default_factory=set)  # waits of probes of this session with a proven HANG
+    stages: tuple[Stage, ...] = ()  # stages of the search, with the number of probes in the worst case
     forks: bool = True  # False once a fork and torchrun gave different results
     confirmed: set[Spans] = field(default_factory=set)  # configurations whose fork was repeated under torchrun
-    baseline_s: list[float] = field(default_factory=list)  # if slow is sought: step time of each run of the good end
-    slow_from_s: float | None = None  # if slow is sought: least step time that counts as bad, once it is known
-    out_of_budget: bool = False  # the same command with a larger budget continues
+    baseline_s: list[float] = field(default_factory=list)  # with --outcome slow: step times of runs of the good end
+    slow_from_s: float | None = None  # with --outcome slow: shortest step time that counts as bad; None: not known yet
+    out_of_budget: bool = False  # the same command with a larger budget continues the search
     interrupted: bool = False
-    began_s: float = field(init=False)  # zero of the search's clock, which stops between sessions
+    began_s: float = field(init=False)  # zero of the search's clock, which does not run between sessions
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))  # numbers for new probes
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -152,13 +155,15 @@ class Bisection(SearchProgress):
         self.began_s = time.monotonic() - ended_s(self.journal.kept)
 
     def carry_out(self) -> int:
-        """Search, prove the answer and write it. Return the exit code."""
+        """Search, prove the answer, and write it. Return the exit code."""
         self.screen.begun(report_so_far(self))
         answer = answer_for_subject(self.request.subject, self._search())
         if not self.interrupted:
             self._confirm_commands(answer)
-        if changed := self.folder.edited():
-            self.note(f"{names_text(changed)} changed while the search ran: its probes are not all of the same program")
+        if edited_files := self.folder.edited():
+            self.note(
+                f"{names_text(edited_files)} changed during the search: its probes did not all run the same program"
+            )
         report = write_answer(self, self.session, answer, self.outcomes, self.specs, cut_short=self.interrupted)
         self.screen.answered(report, self.run.path)
         self.session.stream(answer_event(report, str(self.run.path)))
@@ -167,6 +172,7 @@ class Bisection(SearchProgress):
         return UNDECIDED if answer.kind is AnswerKind.UNDECIDED else ANSWERED
 
     def _search(self) -> SearchAnswer:
+        """Search for the answer. If forks turn out to give other results than torchrun, search again without them."""
         question = self._question()
         self.stages = worst_case_stages(question)
         try:
@@ -180,24 +186,30 @@ class Bisection(SearchProgress):
             return find_smallest_difference(question, self.probe)
 
     def _question(self) -> SearchQuestion:
+        """Return the search question with the cost of a bad probe and the number of parallel probes."""
         return replace(question_of(self.request, self.earlier), bad_cost=self._bad_cost, at_once=self._at_once())
 
     def _at_once(self) -> int:
-        """Return how many probes run in parallel: as requested, but no more than cores, GPUs and memory allow."""
-        wanted = self.request.jobs
+        """Return how many probes run in parallel: --jobs, or fewer if cores, GPUs or memory do not suffice."""
+        requested_jobs = self.request.jobs
         spec = self.launches.spec_or_reason(range(len(self.request.subject.items)))
         if isinstance(spec, str):
-            return wanted
+            return requested_jobs
         load = load_of(spec, self.outcomes.values(), unknown_bytes=0)
-        held, what = side_by_side(load, room_of(self.facts, wanted, cores=self.facts.cpus))
-        if held < wanted:
-            self.note(f"--jobs {wanted}: {held} at a time, as many as the {what} of this machine hold")
-        return held
+        possible_jobs, resource = side_by_side(load, room_of(self.facts, requested_jobs, cores=self.facts.cpus))
+        if possible_jobs < requested_jobs:
+            self.note(
+                f"--jobs {requested_jobs}: only {possible_jobs} at a time, limited by the {resource} of this machine"
+            )
+        return possible_jobs
 
     # Probes.
 
     def probe(self, round_: Round) -> list[ProbeResult]:
-        """Launch each subset of the round, or take the stored probe of an earlier session."""
+        """Launch every subset of the round, and return what each result counts as.
+
+        A probe that an earlier session of the same search has stored is not launched again.
+        """
         self._show_round(round_)
         single_rounds = [
             replace(round_, subsets=(subset,), purpose=purpose, purpose_of_each=())
@@ -205,43 +217,45 @@ class Bisection(SearchProgress):
         ]
         numbers = [next(self._numbers) for _ in single_rounds]
         if len(single_rounds) == 1:
-            made = [self._probe(numbers[0], single_rounds[0])]
+            probes = [self._probe(numbers[0], single_rounds[0])]
         else:
             with ThreadPoolExecutor(max_workers=min(len(single_rounds), self._at_once())) as pool:
-                made = list(pool.map(self._probe, numbers, single_rounds))
-        for probe in made:
+                probes = list(pool.map(self._probe, numbers, single_rounds))
+        for probe in probes:
             self._check_launcher(probe)
-        return [probe.counts_as for probe in made]
+        return [probe.counts_as for probe in probes]
 
     def _probe_again(self, subset: Subset, purpose: Purpose, *, in_full: bool = True) -> ProbeReport:
-        """Launch a subset again. `in_full`: under torchrun, and with the limits of the command that is printed."""
+        """Launch a subset again. `in_full`: under torchrun and with the full limits, like the printed command."""
         round_ = Round(subsets=(subset,), purpose=purpose, open=(0, len(self.request.subject.items)), probes_left=0)
         self._show_round(round_)
         return self._probe(next(self._numbers), round_, in_full=in_full)
 
     def _probe(self, n: int, round_: Round, *, in_full: bool | None = None) -> ProbeReport:
+        """Return the probe of a round with one subset: a stored one, or else a new launch. Announce its result."""
         (subset,) = round_.subsets
         in_full = self._in_full(subset, round_.purpose) if in_full is None else in_full
         with self._lock:
-            stored = self.journal.take(subset, in_full=in_full)
-        made = stored or self._new_probe(n, subset, round_, in_full=in_full)
+            stored_probe = self.journal.take(subset, in_full=in_full)
+        new_or_stored = stored_probe or self._new_probe(n, subset, round_, in_full=in_full)
         with self._lock:
-            self.journal.answered.append(made)
-            self._learn(made)
-            probe = replace(made, n=n)
+            self.journal.answered.append(new_or_stored)
+            self._learn(new_or_stored)
+            probe = replace(new_or_stored, n=n)
             self.probes = sorted([*self.probes, probe], key=lambda probe: probe.n)
             self.screen.probed(probe, report_so_far(self))
             self.session.stream(self.run.redaction.value(probe_event(self.request.subject, probe)))
         return probe
 
     def _in_full(self, subset: Subset, purpose: Purpose) -> bool:
-        """Whether the probe must run under torchrun: a proof must, as often as `--repeat` requests."""
+        """Whether the probe must run under torchrun: each proof must, as often as `--repeat` says."""
         spans = spans_of(subset)
-        made = sum(probe.in_full and probe.subset == spans for probe in self.journal.answered)
-        return purpose in _PROOFS and made < self.request.repeat
+        finished = sum(probe.in_full and probe.subset == spans for probe in self.journal.answered)
+        return purpose in _PROOFS and finished < self.request.repeat
 
     def _new_probe(self, n: int, subset: Subset, round_: Round, *, in_full: bool) -> ProbeReport:
-        self._leave_if_interrupted()
+        """Launch a probe and store it in the journal. Raises OutOfBudget if the budget is used up."""
+        self._raise_if_interrupted()
         if self.request.budget_s is not None and sum(probe.wall_s for probe in self.probes) >= self.request.budget_s:
             self.out_of_budget = True
             raise OutOfBudget
@@ -252,23 +266,23 @@ class Bisection(SearchProgress):
             started_s=time.monotonic() - self.began_s,
         )  # fmt: skip
         spec = self.launches.spec_or_reason(subset)
-        made = replace(blank, summary=spec) if isinstance(spec, str) else self._launch(spec, blank)
+        probe = replace(blank, summary=spec) if isinstance(spec, str) else self._launch(spec, blank)
         with self._lock:
-            self.journal.keep(made)
-            if made.dir is not None and sum(probe.dir is not None for probe in self.journal.kept) == 1:
+            self.journal.keep(probe)
+            if probe.dir is not None and sum(probe.dir is not None for probe in self.journal.kept) == 1:
                 self.folder.leave_out_written()
-        return made
+        return probe
 
     def _launch(self, spec: RunSpec, blank: ProbeReport) -> ProbeReport:
-        """Launch the configuration, and return the `blank` probe with its result.
+        """Launch the configuration, and return `blank` with the result.
 
-        A wait that is proven to hang here lets later probes end early.
+        If the launch has a proven HANG, its wait is remembered: later probes that wait in the same way end early.
         """
         name = self._free_name(blank.n)
         about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.describe(blank.indices)}"
         spec = self.launches.limited(replace(spec, scenario=name, about=about), in_full=blank.in_full)
         spec = self._with_launcher(spec, in_full=blank.in_full)
-        # A proof under torchrun never ends early, and no probe does before a good control has shown its longest pause.
+        # A proof under torchrun never ends early. No probe does before the good end has shown its longest pause.
         quiet_s = None if blank.in_full else self.launches.longest_quiet_s
         early_stop = EarlyStop(
             probe_number=blank.n,
@@ -278,104 +292,109 @@ class Bisection(SearchProgress):
             longest_gap_s=quiet_s,
         )
         with self.session.devices_of(spec) as devices:
-            outcome = self.session.launch(spec, devices=devices, server=self.server, enough=early_stop)
-        self._leave_if_interrupted()
-        self.session.tell_outcome(outcome)
+            outcome = self.session.launch(spec, devices=devices, server=self.server, should_stop=early_stop)
+        self._raise_if_interrupted()
+        self.session.announce(outcome)
         with self._lock:
             self.outcomes[outcome.dir] = outcome
             self.specs.append(spec)
-            attempt, wanted = self.run.attempt(name), self.request.wanted
-            step_s = seconds_a_step(attempt, spec.ranks) if wanted.how == SLOW else None
+            attempt, bad_outcome = self.run.attempt(name), self.request.wanted
+            step_s = seconds_a_step(attempt, spec.ranks) if bad_outcome.how == SLOW else None
             counts = counts_as(
-                outcome, wanted, self.signature, self.run.door.tail(attempt.output), step_s=step_s,
+                outcome, bad_outcome, self.signature, self.run.door.tail(attempt.output), step_s=step_s,
                 slow_from_s=self.slow_from_s,
             )  # fmt: skip
-            launched = replace(blank, launcher=spec.launcher.value, counts_as=counts, step_s=step_s)
-            probe = with_outcome(launched, outcome)
+            blank = replace(blank, launcher=spec.launcher.value, counts_as=counts, step_s=step_s)
+            probe = with_outcome(blank, outcome)
             if early_stop.stopped_early and outcome.verdict.status is Status.ERROR:
                 return replace(probe, early=True, verdict=None, counts_as=ProbeResult.BAD)
             if counts is ProbeResult.BAD and outcome.verdict.status is Status.HANG and early_stop.signature:
                 self.waits.add(early_stop.signature)
         return probe
 
-    def _leave_if_interrupted(self) -> None:
+    def _raise_if_interrupted(self) -> None:
         if self.session.interrupted:
             self.interrupted = True
             raise _Interrupted
 
     def _with_launcher(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
-        """Return the launch with its launcher: a fork if that is safe and the probe need not run under torchrun."""
+        """Return the spec with its launcher: a fork if forking is safe and the probe need not run under torchrun."""
         if self.server is None or in_full or not self.forks:
             return spec
-        chosen = self.server.with_launcher(replace(spec, launcher=Launcher.FORK))
-        if chosen.launcher is not Launcher.FORK:
-            self.note(chosen.notes[-1])
-        return chosen
+        forkable = self.server.with_launcher(replace(spec, launcher=Launcher.FORK))
+        if forkable.launcher is not Launcher.FORK:
+            self.note(forkable.notes[-1])
+        return forkable
 
     def _free_name(self, n: int) -> str:
-        """Return a name for the probe's directory: a probe of an earlier session that was killed left its own."""
+        """Return an unused name for the probe's directory, because a killed session may have left this one behind."""
         names = (f"p{n:02d}", *(f"p{n:02d}_{again}" for again in range(2, 1000)))
         return next(name for name in names if not self.run.attempt(name).path.exists())
 
-    # What the probes show together.
+    # Conclusions from several probes.
 
     def _check_launcher(self, new: ProbeReport) -> None:
-        """Check whether a contradiction comes from the launcher, before the search sees it. Raises _LauncherDecides.
+        """Check whether `new` contradicts a forked probe because of the launcher. If so, raise _LauncherDecides.
 
-        At most _MOST_CONFIRMED forks are repeated under torchrun, because a flaky program contradicts itself anyway.
+        A flaky program contradicts itself under any launcher, so at most _MAX_CONFIRMED_FORKS forks are repeated under
+        torchrun.
         """
-        forked = contradicted_fork(new, self.probes)
-        if forked is None or forked.subset in self.confirmed or len(self.confirmed) == _MOST_CONFIRMED:
+        fork = contradicted_fork(new, self.probes)
+        if fork is None or fork.subset in self.confirmed or len(self.confirmed) == _MAX_CONFIRMED_FORKS:
             return
-        self.confirmed.add(forked.subset)
-        again = self._probe_again(forked.indices, Purpose.REPEAT)
-        if again.counts_as in (forked.counts_as, ProbeResult.UNRESOLVED):
+        self.confirmed.add(fork.subset)
+        under_torchrun = self._probe_again(fork.indices, Purpose.REPEAT)
+        if under_torchrun.counts_as in (fork.counts_as, ProbeResult.UNRESOLVED):
             return
-        if self._probe_again(forked.indices, Purpose.REPEAT, in_full=False).counts_as is not forked.counts_as:
-            return  # the result changes under one launcher, so the launcher does not explain it
+        if self._probe_again(fork.indices, Purpose.REPEAT, in_full=False).counts_as is not fork.counts_as:
+            return  # the result also changes without a change of launcher: the program is flaky
         self.note(
-            f"with {self.request.subject.describe(forked.indices)} a forked probe counts as {forked.counts_as.value} "
-            f"and one of torchrun as {again.counts_as.value}: torchrun throughout from here, and what forks showed is "
-            "discounted"
+            f"with {self.request.subject.describe(fork.indices)}, a forked probe counts as {fork.counts_as.value}, but"
+            f" a probe under torchrun counts as {under_torchrun.counts_as.value}: from now on all probes run under"
+            " torchrun, and the results of forked probes are discarded"
         )
         raise _LauncherDecides
 
     def _confirm_commands(self, answer: SearchAnswer) -> None:
-        """Launch the failing and the passing configuration under torchrun, if their last launch was not.
+        """Launch the failing and the passing configuration under torchrun, unless their last launch was.
 
-        A command is printed only if its last launch under torchrun had the result that the answer states.
+        The report prints a command only if its last launch under torchrun had the result that the answer claims.
         """
-        wanted = (
+        configurations = (
             (answer.failing, ProbeResult.BAD, Purpose.PROOF_BAD),
             (answer.passing, ProbeResult.GOOD, Purpose.PROOF_GOOD),
         )
-        for subset, counts, purpose in wanted:
+        for subset, counts, purpose in configurations:
             if subset is None or shown_in_full(self.probes, subset, counts):
                 continue
             try:
-                made = self._probe_again(subset, purpose)
+                probe = self._probe_again(subset, purpose)
             except OutOfBudget:
-                reason = "the budget is spent before it was launched under torchrun"
+                reason = "the budget was used up before it could be launched under torchrun"
             else:
-                if made.counts_as is counts:
+                if probe.counts_as is counts:
                     continue
-                reason = f"launched once more under torchrun it counts as {made.counts_as.value}"
+                reason = f"when launched again under torchrun, it counted as {probe.counts_as.value}"
             self.note(f"no command for {self.request.subject.describe(subset)}: {reason}")
 
-    def _learn(self, made: ProbeReport) -> None:
-        """Learn from a control the longest time without progress in a sound run, and the signature of the failure."""
-        if made.purpose is Purpose.CONTROL_GOOD and made.counts_as is ProbeResult.GOOD:
-            self.launches.longest_quiet_s = made.longest_quiet_s or self.launches.longest_quiet_s
-            self._learn_step_time(made)
-        if self.signature is None and made.counts_as is ProbeResult.BAD and made.verdict is not None:
+    def _learn(self, probe: ProbeReport) -> None:
+        """Learn from a probe.
+
+        The good control shows the longest time without progress of a healthy run. The first bad probe shows the
+        signature of the failure.
+        """
+        if probe.purpose is Purpose.CONTROL_GOOD and probe.counts_as is ProbeResult.GOOD:
+            self.launches.longest_quiet_s = probe.longest_quiet_s or self.launches.longest_quiet_s
+            self._learn_step_time(probe)
+        if self.signature is None and probe.counts_as is ProbeResult.BAD and probe.verdict is not None:
             slow = self.request.wanted.how == SLOW
-            verdict, cause, place = (SLOW, None, None) if slow else (made.verdict, made.cause, line_word(made.place))
+            verdict, cause, place = (SLOW, None, None) if slow else (probe.verdict, probe.cause, line_word(probe.place))
             self.signature = Signature(verdict=verdict, cause=cause, place=place)
 
     def _learn_step_time(self, good: ProbeReport) -> None:
-        """Collect the step times of the good end and, once there are enough, fix the step time that counts as slow.
+        """Collect a step time of the good end. Once there are enough, compute the step time that counts as slow.
 
-        The threshold must not change after a probe was compared with it. The caller holds the lock.
+        The threshold must not change after a probe was compared with it. The caller must hold the lock.
         """
         if good.step_s is None or self.slow_from_s is not None:
             return
@@ -389,21 +408,22 @@ class Bisection(SearchProgress):
     # The screen.
 
     def _show_round(self, round_: Round) -> None:
+        """Show on the screen which round begins, and the time that is left in the worst case."""
         each = self._costs()
         left_s = time_left_s(self.stages, self.probes, round_, each, self.request.repeat) if each else None
         self.screen.round_begun(round_, report_so_far(self), left_s)
 
     def note(self, text: str) -> None:
-        """Print a note once, and store it for the documents."""
+        """Print a note, and store it for the documents. A note that was printed before is ignored."""
         with self._lock:
-            new = text not in self.notes
-            if new:
+            is_new = text not in self.notes
+            if is_new:
                 self.notes.append(text)
-        if new:
+        if is_new:
             self.screen.note(text)
 
     def _bad_cost(self) -> float:
-        """Return the mean time of a failing probe as a multiple of a passing probe's, from the probes so far."""
+        """Return how much longer a failing probe takes than a passing one, as a factor, from the probes so far."""
         each = self._costs()
         return max(0.1, each.bad_s / each.good_s) if each and each.good_s else 1.0
 

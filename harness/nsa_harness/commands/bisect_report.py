@@ -1,4 +1,4 @@
-"""The report of a bisection: its plan for --dry-run, its documents at the end, and a stored bisection printed again."""
+"""Reports of a bisection: the plan for --dry-run, the documents at the end, and a stored bisection for --log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nsa_harness.texts import words
 from nsa_harness.texts.words import launch_line
 
 ANSWERED, UNDECIDED = 0, 125  # exit codes
-_BY_LIMIT = (HangKind.STARVED, HangKind.LIVELOCK)  # hangs that only a limit proves
+_BY_LIMIT = (HangKind.STARVED, HangKind.LIVELOCK)  # kinds of HANG that are proven only when a time limit passes
 NOTHING_YET = SearchAnswer(kind=AnswerKind.UNDECIDED, confidence=0.0)
 
 
@@ -37,7 +37,7 @@ class SearchProgress:
     """The request of a bisection, and its results so far."""
 
     request: BisectRequest
-    run: RunDir | None = None  # None: only a plan is shown, and nothing is written
+    run: RunDir | None = None  # None with --dry-run: nothing is written
     launches: Launches
     facts: MachineFacts
     probes: list[ProbeReport] = field(default_factory=list)
@@ -49,7 +49,10 @@ class SearchProgress:
 def report_so_far(
     state: SearchProgress, answer: SearchAnswer = NOTHING_YET, *, alone: str | None = None, cut_short: bool = False
 ) -> BisectReport:
-    """Return the report of the results so far, for a screen or a document."""
+    """Return the report of the results so far, for the screen or a document.
+
+    `alone`: the command that runs repro.py, or None. `cut_short`: whether the search was interrupted.
+    """
     spec = _any_spec(state.launches)
     return BisectReport(
         run_id=state.run.run_id if state.run else "",
@@ -81,36 +84,38 @@ def write_answer(
     *,
     cut_short: bool,
 ) -> BisectReport:
-    """Write every document of the bisection.
+    """Write every document of the bisection, and return its report.
 
-    `outcomes`: of this session, by directory; older probes are judged again.
+    `outcomes`: the outcomes of this session by directory name. Probes of earlier sessions are judged again.
     """
     run = session.run
     search = report_so_far(state, answer, alone=_write_repro(state, run, answer), cut_short=cut_short)
     search = run.redaction.value(replace(search, command=run.redaction.typed(search.command)))
     dirs = [probe.dir for probe in search.probes if probe.dir]
-    known = {**_judge_again(run, [name for name in dirs if name not in outcomes]), **outcomes}
+    all_outcomes = {**_judge_again(run, [name for name in dirs if name not in outcomes]), **outcomes}
     session.write_documents(
-        [known[name] for name in dirs if name in known], plan=specs, search=search, interrupted=cut_short
+        [all_outcomes[name] for name in dirs if name in all_outcomes], plan=specs, search=search, interrupted=cut_short
     )
     return search
 
 
 def _any_spec(launches: Launches) -> RunSpec | None:
-    """Return the launch of the bad end, else of the good one, for the lines that describe all launches."""
+    """Return a launch that stands for all launches of the search: the bad end, or else the good end. None: neither."""
     good, bad = launches.ends()
     in_order = (good, bad) if launches.subject.open_end else (bad, good)
     return next((spec for spec in in_order if isinstance(spec, RunSpec)), None)
 
 
 def _commands(state: SearchProgress, answer: SearchAnswer, alone: str | None) -> Commands:
+    """Return the commands of the failing and the passing configuration, each only if it was confirmed."""
+
     def command(subset: Subset | None, counts: ProbeResult) -> str | None:
-        """Return the command of this configuration, if its last launch under torchrun counted as `counts`."""
+        """Return the command of this configuration if its last launch under torchrun counted as `counts`, or None."""
         if subset is None or not shown_in_full(state.probes, subset, counts):
             return None
         last = _last_in_full(state.probes, subset)
-        stored = state.run.attempt(last.dir).spec if state.run and last and last.dir else None
-        return state.launches.command(subset, stored, starved=last is not None and last.kind in _BY_LIMIT)
+        spec_file = state.run.attempt(last.dir).spec if state.run and last and last.dir else None
+        return state.launches.command(subset, spec_file, starved=last is not None and last.kind in _BY_LIMIT)
 
     bad, good = command(answer.failing, ProbeResult.BAD), command(answer.passing, ProbeResult.GOOD)
     return Commands(bad=bad, good=good, alone=alone)
@@ -123,13 +128,17 @@ def shown_in_full(probes: Sequence[ProbeReport], subset: Subset, counts: ProbeRe
 
 
 def _last_in_full(probes: Sequence[ProbeReport], subset: Subset) -> ProbeReport | None:
+    """Return the last probe of this configuration under torchrun with the full limits, or None."""
     spans = spans_of(subset)
     return next((probe for probe in reversed(probes) if probe.subset == spans and probe.in_full), None)
 
 
 def _write_repro(state: SearchProgress, run: RunDir, answer: SearchAnswer) -> str | None:
-    """Write the run's repro/, a script of the failing configuration, and return the command that starts it."""
-    if answer.failing is None or state.request.subject.form is SubjectForm.COMMIT:  # its worktree will be removed
+    """Write repro/ with a script of the failing configuration. Return the command that runs it, or None.
+
+    A bisection of commits gets no script, because its worktrees are removed at the end.
+    """
+    if answer.failing is None or state.request.subject.form is SubjectForm.COMMIT:
         return None
     spec = state.launches.spec_or_reason(answer.failing)
     if isinstance(spec, str):
@@ -144,35 +153,41 @@ def _write_repro(state: SearchProgress, run: RunDir, answer: SearchAnswer) -> st
 
 
 def _judge_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
-    """Judge the probes of earlier sessions again. Skip those that can no longer be judged."""
+    """Judge the probes of earlier sessions again, and return their outcomes by directory name.
+
+    Probes that can no longer be judged are omitted.
+    """
     from nsa_harness.commands.judge import judge_stored
 
-    judged = {}
+    outcomes = {}
     for name in dirs:
         with suppress(HarnessError):
-            judged[name] = judge_stored(run.attempt(name))
-    return judged
+            outcomes[name] = judge_stored(run.attempt(name))
+    return outcomes
 
 
 def show_plan(request: BisectRequest) -> int:
-    """Print the question, both ends, and the probes and time of each possible result. Launch and write nothing."""
+    """Print the plan for --dry-run: the question, both ends, and the probes and time of each possible answer."""
     facts, subject = machine_facts(), request.subject
     launches = Launches(request=request, facts=facts)
     earlier = earlier_of(launches, request.options.parent)
     state = SearchProgress(request=request, launches=launches, facts=facts, earlier=earlier, notes=[*earlier.notes])
-    question, everything = question_of(request, earlier), range(len(subject.items))
-    ends: list[tuple[str, Sequence[int]]] = [("good", ()), ("up to" if subject.open_end else "bad", everything)]
+    question, all_items = question_of(request, earlier), range(len(subject.items))
+    ends: list[tuple[str, Sequence[int]]] = [("good", ()), ("up to" if subject.open_end else "bad", all_items)]
     if subject.form is SubjectForm.CHOICE:
-        ends = [("" if place else "each", (place,)) for place in everything]
+        ends = [("" if index else "each", (index,)) for index in all_items]
     controls = [_control(launches, name, subset) for name, subset in ends]
-    expected = [Expected(case=case, takes_s=_takes_s(case, earlier, request.jobs)) for case in possible_cases(question)]
-    known = _known_by(earlier)
+    expected_cases = [
+        Expected(case=case, takes_s=_takes_s(case, earlier, request.jobs)) for case in possible_cases(question)
+    ]
+    time_source = _time_source(earlier)
     report, stages = report_so_far(state), worst_case_stages(question)
-    BisectScreen.print_lines(lambda width: plan_lines(report, stages, expected, controls, width, known))
+    BisectScreen.print_lines(lambda width: plan_lines(report, stages, expected_cases, controls, width, time_source))
     return ANSWERED
 
 
 def _control(launches: Launches, name: str, subset: Sequence[int]) -> Control:
+    """Return one end of the search for --dry-run, with its command or the reason why it cannot be launched."""
     config, spec = launches.subject.describe(subset), launches.spec_or_reason(subset)
     if isinstance(spec, str):
         return Control(name=name, config=config, command=None, reason=spec)
@@ -180,7 +195,7 @@ def _control(launches: Launches, name: str, subset: Sequence[int]) -> Control:
 
 
 def _takes_s(case: EffortCase, earlier: Earlier, jobs: int) -> float | None:
-    """Return the expected time of a case, from the mean times of stored runs that passed and that failed."""
+    """Return the expected time of a case in seconds, from the mean times of stored runs. None: there are none."""
     passing = earlier.run_s((Status.PASS,)) or earlier.run_s()
     failing = earlier.run_s(BAD_ENDS) or passing
     if passing is None or failing is None:
@@ -188,16 +203,16 @@ def _takes_s(case: EffortCase, earlier: Earlier, jobs: int) -> float | None:
     return case.probes * ((1 - case.failing_share) * passing + case.failing_share * failing) / jobs
 
 
-def _known_by(earlier: Earlier) -> str:
-    """Return which stored runs the expected times come from."""
+def _time_source(earlier: Earlier) -> str:
+    """Return the phrase that explains which stored runs the expected times are based on, or ""."""
     means = [(word, earlier.run_s(verdicts)) for word, verdicts in (("passes", (Status.PASS,)), ("fails", BAD_ENDS))]
-    took = " and ".join(f"{words.seconds(mean_s)} where it {word}" for word, mean_s in means if mean_s is not None)
+    took = " and ".join(f"{words.seconds(mean_s)} if it {word}" for word, mean_s in means if mean_s is not None)
     runs = sum(run.verdict in (Status.PASS, *BAD_ENDS) for run in (*earlier.good, *earlier.bad))
-    return f"a run takes {took}, by {words.plural(runs, 'stored run')}" if took else ""
+    return f"a run takes {took}, according to {words.plural(runs, 'stored run')}" if took else ""
 
 
 def show_stored(path: Path, out: Path | None) -> int:
-    """Print a stored bisection again from its bisect.json. Raises StoredRunError."""
+    """Print a stored bisection again from its bisect.json. Return the exit code. Raises StoredRunError."""
     run = find_run(path, out or Path("reports"))
     search = stored_search(run)
     BisectScreen.print_lines(lambda width: stored_lines(search, run.path, width))

@@ -1,6 +1,6 @@
-"""Test a claim: launch both sides alternately until their counts decide it.
+"""Test a claim: launch both sides in turn until the counts of their failures decide it.
 
-The decision itself is pure (`core/experiment/claim.py`).
+`core/experiment/claim.py` makes the decision.
 """
 
 from __future__ import annotations
@@ -51,19 +51,24 @@ EXIT = {Result.SUPPORTED: 0, Result.REFUTED: 1, Result.UNDECIDED: 125, Result.NO
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimRequest:
+    """The claim to test, and the options of the test."""
+
     question: Invocation
     options: RunOptions
     commits: tuple[str, str] | None
-    arg: tuple[str, str] | None  # words of the program, of each side
-    text: str | None  # what is claimed; None: made of the sides
+    arg: tuple[str, str] | None  # the program argument of each side
+    text: str | None  # the claim in words; None: made from the names of the sides
     confidence: float
-    insistent: bool  # a confidence was asked for
-    most_pairs: int
+    insistent: bool  # --confidence was given, so more controls are run
+    most_pairs: int  # at most this many runs per side
     budget_s: float | None  # for all launches together
 
 
 def run_claim(request: ClaimRequest) -> int:
-    """Test it, write the documents, file it; returns the exit code. Raises UsageError for sides without a contrast."""
+    """Test the claim, write the documents, add the result to the ledger, and return the exit code.
+
+    Raises UsageError if the two sides do not differ in exactly one key, commit or argument.
+    """
     facts = machine_facts()
     with ExitStack() as stack:
         sides = _sides(request, facts, stack)
@@ -74,7 +79,10 @@ def run_claim(request: ClaimRequest) -> int:
 
 
 def _sides(request: ClaimRequest, facts: MachineFacts, stack: ExitStack | None) -> Sides:
-    """Return both sides. `stack`: holds the checkouts of two commits during the launches; None: nothing is launched."""
+    """Return both sides of the claim.
+
+    `stack`: keeps the worktrees of two commits until it is closed; None: no commit is checked out.
+    """
     question, commits = request.question, request.commits
     if commits is None:
         return sides_of(question, facts, arg=request.arg)
@@ -87,6 +95,7 @@ def _sides(request: ClaimRequest, facts: MachineFacts, stack: ExitStack | None) 
 
 
 def _claim(request: ClaimRequest, sides: Sides) -> ClaimReport:
+    """Return the report of the claim before its first trial."""
     earlier = ended_before(request.options.parent, {sides.first.spec.spec_hash})
     insistent = request.insistent or any(run.verdict in BAD_ENDS for run in earlier)
     specs = (sides.first.spec, sides.second.spec)
@@ -105,23 +114,23 @@ def _claim(request: ClaimRequest, sides: Sides) -> ClaimReport:
 
 
 def planned_claim(request: ClaimRequest) -> Sides:
-    """Return both sides for --dry-run, without launching anything or checking out a commit."""
+    """Return both sides for --dry-run. Launch nothing, and check out no commit."""
     return _sides(request, machine_facts(), None)
 
 
 def show_plan(request: ClaimRequest, sides: Sides) -> None:
-    """Print both sides, their commands, and the least and the most time that the test takes."""
+    """Print both sides, their commands, and the shortest and longest time that the test can take."""
     claim, specs = _claim(request, sides), (sides.first.spec, sides.second.spec)
     walls_s = [[run.wall_s for run in ended_before(request.options.parent, {spec.spec_hash})] for spec in specs]
-    known = [sum(side_s) / len(side_s) for side_s in walls_s if side_s]
-    pair_s = 2 * sum(known) / len(known) if known else None
+    means_s = [sum(side_s) / len(side_s) for side_s in walls_s if side_s]
+    pair_s = 2 * sum(means_s) / len(means_s) if means_s else None
     redaction = Redaction(on=request.options.redact)
     commands = [redaction.command(command_line(spec, sys.executable, None), spec.env) for spec in specs]
     TrialScreen.print_lines(lambda width: shown.plan_lines(claim, commands, pair_s, width))
 
 
 def show_ledger(parent: Path, *, as_json: bool) -> int:
-    """Print the ledger: a table to paste, or one JSON line per claim."""
+    """Print the ledger as a Markdown table, or as one JSON line per claim. Return the exit code."""
     ledger = read_ledger(parent)
     for line in map(json.dumps, map(plain, ledger.lines)) if as_json else shown.ledger_lines(ledger.lines):
         print(line)
@@ -131,6 +140,7 @@ def show_ledger(parent: Path, *, as_json: bool) -> int:
 
 
 def _test(experiment: Experiment, request: ClaimRequest, sides: Sides, claim: ClaimReport) -> int:
+    """Run trials until the test ends, and report the conclusion. Return the exit code."""
     experiment.show(lambda width: shown.header_lines(claim, width))
     files = _Files(sides, request.question.working_dir)
     test = SequentialTest(terms=claim.terms)
@@ -149,9 +159,9 @@ def _test(experiment: Experiment, request: ClaimRequest, sides: Sides, claim: Cl
         experiment.show_line(partial(shown.trial_line, so_far()))
     conclusion = _end(experiment, request, test)
     assert conclusion is not None
-    if other := files.edited():
-        why = f"{names_text(other)} changed while it was tested: the runs are not all of the same program"
-        conclusion = Conclusion(result=Result.NOT_COMPARABLE, why=why)
+    if edited_files := files.edited_files():
+        reason = f"{names_text(edited_files)} changed during the test: the runs did not all run the same program"
+        conclusion = Conclusion(result=Result.NOT_COMPARABLE, why=reason)
     report = replace(so_far(), conclusion=conclusion)
     code, ledger = experiment.finish(_line(experiment, sides, report), EXIT[conclusion.result])
     experiment.show(lambda width: ["", *shown.answer_lines(report, experiment.session.run.path, ledger, width)])
@@ -159,21 +169,21 @@ def _test(experiment: Experiment, request: ClaimRequest, sides: Sides, claim: Cl
 
 
 def _end(experiment: Experiment, request: ClaimRequest, test: SequentialTest) -> Conclusion | None:
-    """Return why the test ends; None: the next trial is launched."""
+    """Return the conclusion if the test must end, or None if another trial is needed."""
     if conclusion := test.conclusion():
         return conclusion
-    counted = f"{test.count(FIRST)} without it and {test.count(SECOND)} with it"
+    counts = f"{test.count(FIRST)} runs failed without the change, {test.count(SECOND)} with it"
     if experiment.session.interrupted:
-        why = f"interrupted at {counted}; the same command starts anew"
+        reason = f"interrupted; {counts}; the same command starts from the beginning"
     elif request.budget_s is not None and sum(trial.wall_s for trial in test.trials) >= request.budget_s:
-        why = f"the budget of {words.seconds(request.budget_s)} is spent: {counted}"
+        reason = f"the budget of {words.seconds(request.budget_s)} is used up: {counts}"
     else:
         return None
-    return Conclusion(result=Result.UNDECIDED, why=why)
+    return Conclusion(result=Result.UNDECIDED, why=reason)
 
 
 def _trial(experiment: Experiment, outcome: Outcome, side: int) -> Trial:
-    """Judge a trial. For a claim any failure is bad: a change that turns a hang into a crash does not help."""
+    """Return the trial of one launch. Every failure counts as bad, because a crash instead of a hang is no help."""
     spec, attempt = experiment.configs[side], experiment.session.run.attempt(outcome.spec.scenario, outcome.attempt)
     numbers: tuple[Number, ...] = ()
     if is_launched_by(spec):
@@ -183,7 +193,7 @@ def _trial(experiment: Experiment, outcome: Outcome, side: int) -> Trial:
 
 
 class _Files:
-    """The program's own files, to notice an edit during the test. For two commits there are none to watch."""
+    """Watches the program's own files for edits during the test. Nothing is watched if the sides are two commits."""
 
     def __init__(self, sides: Sides, working_dir: Path) -> None:
         specs = () if sides.key == COMMIT else (sides.first.spec, sides.second.spec)
@@ -191,27 +201,32 @@ class _Files:
         self._before = self._program.files()
 
     def learn_written(self, test: SequentialTest) -> None:
-        """Ignore files that change during the first trial of each side: the program writes them itself."""
+        """Ignore files that change during the first trial of each side, because the program writes them itself."""
         if len(test.trials) <= 2:
             self._before = without_written(self._before, self._program.files())
 
-    def edited(self) -> tuple[str, ...]:
+    def edited_files(self) -> tuple[str, ...]:
+        """Return the names of files that were edited since the start."""
         return changed(self._before, self._program.files())
 
 
 def _line(experiment: Experiment, sides: Sides, report: ClaimReport) -> LedgerLine:
+    """Return the ledger's line for a finished test."""
     assert report.conclusion is not None
-    confidence, seen = report.terms.confidence, report.agreement
-    kept = fixed(*report.counts, confidence)
+    confidence, agreement = report.terms.confidence, report.agreement
+    differences = (
+        "not known" if agreement.alike is None else "the same" if agreement.alike else difference_text(agreement)
+    )
+    is_fixed = fixed(*report.counts, confidence)
     both = zip((sides.first, sides.second), report.counts, strict=True)
     return experiment.ledger_line(
         replace(sides.first.spec, cwd=None),
         kind="claim", text=report.text, result=report.conclusion.result.value, why=report.conclusion.why,
-        fixed=kept and kept.value, scenario=report.scenario, key=report.key, confidence=confidence,
-        computes="not known" if seen.alike is None else "the same" if seen.alike else difference_text(seen),
+        fixed=is_fixed and is_fixed.value, scenario=report.scenario, key=report.key, confidence=confidence,
+        computes=differences,
         sides=tuple(
-            ledger_side(side.label, side.spec.spec_hash, counted.bad, counted.of, confidence, counted.ends)
-            for side, counted in both
+            ledger_side(side.label, side.spec.spec_hash, count.bad, count.of, confidence, count.ends)
+            for side, count in both
         ),
         seconds=round(report.took_s, 1),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""An experiment: launch configurations one after another until a question is answered, and add it to the ledger."""
+"""Experiments: launch configurations until a question is answered, and add the result to the ledger."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nsa_harness.supervisor.storage.rundir import RunOptions
 
 @dataclass(kw_only=True)
 class Experiment:
-    """The launches of a claim or of a verification, while it is carried out."""
+    """The launches and trials of a claim or a verification in progress."""
 
     session: Session
     screen: TrialScreen
@@ -35,18 +35,18 @@ class Experiment:
 
     def trials_until(
         self,
-        answered: Callable[[], bool],
+        is_answered: Callable[[], bool],
         *,
         next_config: Callable[[], int],
         judge: Callable[[Outcome, int], Trial],
         progress: Callable[[int], str],
     ) -> Iterator[Trial]:
-        """Launch, judge and yield one trial after another until the question is answered or the user interrupts.
+        """Launch, judge and yield trials until `is_answered` returns True or the user interrupts.
 
-        `next_config` chooses the configuration to launch, `judge` makes a trial from its outcome, and `progress`
-        returns the line that the screen shows during the launch.
+        `next_config`: returns the index of the configuration to launch next. `judge`: makes a trial from the outcome of
+        a launch and the index of its configuration. `progress`: returns the line to show during a launch.
         """
-        while not answered() and not self.session.interrupted:
+        while not is_answered() and not self.session.interrupted:
             config = next_config()
             self.screen.running(progress(config))
             outcome = self._launch(self.configs[config])
@@ -57,10 +57,10 @@ class Experiment:
             yield self.trials[-1]
 
     def _launch(self, spec: RunSpec) -> Outcome:
-        made = sum(outcome.spec.scenario == spec.scenario for outcome in self._outcomes)
-        outcome = self.session.launch(spec, 1 + made)
+        earlier = sum(outcome.spec.scenario == spec.scenario for outcome in self._outcomes)
+        outcome = self.session.launch(spec, 1 + earlier)
         self._outcomes.append(outcome)
-        self.session.tell_outcome(outcome)
+        self.session.announce(outcome)
         return outcome
 
     def show(self, lines: Callable[[int], Iterable[str]]) -> None:
@@ -70,10 +70,10 @@ class Experiment:
         self.screen.show(lambda width: [line(width)])
 
     def finish(self, line: LedgerLine, code: int) -> tuple[int, Path | None]:
-        """Add the line to the ledger, and write the documents of the run.
+        """Add `line` to the ledger, and write the documents of the run.
 
-        Return the exit code and the ledger's path; None: no trial was made, or the ledger could not be written, which
-        is printed.
+        Return the exit code, which is `code` unless the user interrupted, and the path of the ledger. The path is None
+        if there was no trial or the ledger cannot be written; the error is printed.
         """
         code = INTERRUPTED if self.session.interrupted else code
         ledger = self._add_to_ledger(line) if self.trials else None
@@ -86,13 +86,13 @@ class Experiment:
         try:
             return add_line(self.session.options.parent, line, self.session.run.redaction)
         except (OSError, HarnessError) as error:
-            print(f"the ledger could not be written: {error}", file=sys.stderr)
+            print(f"the ledger of claims could not be written: {error}", file=sys.stderr)
             return None
 
     def ledger_line(self, spec: RunSpec, runs: Sequence[str] = (), **facts: Any) -> LedgerLine:
-        """Return a line for the ledger: `facts`, and the session's own data.
+        """Return a line for the ledger with `facts` and the data of this session.
 
-        `spec`: the launch whose checkout counts.
+        `spec`: the launch whose git commit is recorded. `runs`: the ids of earlier runs that belong to the question.
         """
         git: Mapping[str, Any] = describe(spec, self.session.facts, git_diff=False)["git"] or {}
         return LedgerLine(
@@ -103,20 +103,27 @@ class Experiment:
 
     @property
     def took_s(self) -> float:
-        """The time of all launches together, including an interrupted one."""
+        """The total time of all launches in seconds, including an interrupted one."""
         return sum(outcome.timing.wall_s for outcome in self._outcomes)
 
 
 @contextmanager
 def open_experiment(options: RunOptions, configs: Sequence[RunSpec], facts: MachineFacts) -> Iterator[Experiment]:
+    """Open a run directory and a session for the launches of an experiment."""
     screen = TrialScreen(sys.stderr if options.json else sys.stdout, live=not options.json)
-    with run_directory(options) as run, session(run, options, configs, screen=screen, facts=facts) as opened:
-        yield Experiment(session=opened, screen=screen, configs=configs)
+    with run_directory(options) as run, session(run, options, configs, screen=screen, facts=facts) as running:
+        yield Experiment(session=running, screen=screen, configs=configs)
 
 
-def ledger_side(what: str, spec_hash: str, bad: int, of: int, confidence: float, ends: Mapping[str, int]) -> LedgerSide:
-    low, high = interval(bad, of, confidence)
+def ledger_side(
+    label: str, spec_hash: str, failed: int, runs: int, confidence: float, ends: Mapping[str, int]
+) -> LedgerSide:
+    """Return one side of a ledger line: how many of its `runs` failed, and the confidence interval of that rate.
+
+    `ends` counts how the runs ended, for example {"HANG": 3}.
+    """
+    low, high = interval(failed, runs, confidence)
     return LedgerSide(
-        what=what, spec_hash=spec_hash, failed=bad, of=of, rate=round(bad / of, 4) if of else None,
+        what=label, spec_hash=spec_hash, failed=failed, of=runs, rate=round(failed / runs, 4) if runs else None,
         low=round(low, 4), high=round(high, 4), ends=dict(ends),
     )  # fmt: skip

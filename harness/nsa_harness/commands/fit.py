@@ -15,13 +15,13 @@ from nsa_harness.render.documents.report_json import from_json
 from nsa_harness.supervisor.storage.rundir import find_run
 
 _MAX_BYTES = 256 << 20
-BORNE_OUT, CONTRADICTED, REFUSED = 0, 1, 125
+CONFIRMED, CONTRADICTED, REFUSED = 0, 1, 125  # exit codes
 _CHECK_STEPS = 7
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestedSize:
-    """The size to predict; None: as in the largest cell of the sweep."""
+    """The size to predict. A part that is None is taken from the largest run of the sweep."""
 
     tokens: int | None
     layers: int | None
@@ -32,22 +32,25 @@ class Answer:
     """The lines to print, and the exit code."""
 
     lines: list[str]
-    code: int = BORNE_OUT
+    code: int = CONFIRMED
 
 
-def fit(stored: Sequence[Path], requested: RequestedSize, parent: Path) -> Answer:
-    """Fit each sweep in the stored runs, and predict the requested size. Raises UsageError if there is no sweep."""
-    named: Sequence[Path | None] = stored or (None,)
-    outcomes = [outcome for path in named for outcome in _outcomes(path, parent)]
-    fitted = sweeps(outcomes)
-    if not fitted:
+def fit(run_paths: Sequence[Path], size: RequestedSize, parent: Path) -> Answer:
+    """Fit each sweep in the stored runs, and predict the cost of a step of the requested size.
+
+    Without `run_paths`, the latest run below `parent` is used. Raises UsageError if there is no sweep.
+    """
+    paths: Sequence[Path | None] = run_paths or (None,)
+    outcomes = [outcome for path in paths for outcome in _outcomes(path, parent)]
+    found_sweeps = sweeps(outcomes)
+    if not found_sweeps:
         raise UsageError(
-            "no three passed runs here differ in model.seq_len or model.layers alone; make some:"
-            " nsa-harness run sweep_seq_len, and for the production shape nsa-harness run sweep_production"
+            "no sweep: a fit needs three passed runs that differ only in model.seq_len or model.layers; run"
+            " `nsa-harness run sweep_seq_len`, or `nsa-harness run sweep_production` for the production shape"
         )
     answer = Answer(lines=[])
-    for sweep in fitted:
-        _add_sweep(sweep, requested, answer)
+    for sweep in found_sweeps:
+        _add_sweep(sweep, size, answer)
     return answer
 
 
@@ -57,73 +60,74 @@ def _outcomes(path: Path | None, parent: Path) -> Sequence[Outcome]:
     return from_json(text, str(run.path / "report.json")).outcomes
 
 
-def _add_sweep(sweep: Sweep, requested: RequestedSize, answer: Answer) -> None:
-    """Append the sweep's cells and fit to the answer, and the prediction if a size was requested.
+def _add_sweep(sweep: Sweep, requested_size: RequestedSize, answer: Answer) -> None:
+    """Append the sweep's measurements and fit to the answer, and the prediction if a size was requested.
 
-    If the sweep has a cell at half the requested size, that cell is left out of the fit and checks its prediction;
-    otherwise the answer names the run that would.
+    If the sweep has a run at half the requested size, that run is excluded from the fit and checks its prediction.
+    Otherwise the answer shows the command for such a run.
     """
-    size = _size(sweep, requested)
+    size = _size(sweep, requested_size)
     half = None if size is None else _half(sweep, size)
     check = next((cell for cell in sweep.cells if cell.cost and size_of(cell.cost) == half), None)
-    # A cell can only check the fit if the other cells are still a sweep without it.
-    left = next(iter(sweeps([cell for cell in sweep.cells if cell is not check])), None) if check else None
-    fitted = sweep if left is None else left
-    answer.lines += ["", *cells_text(sweep.cells), "", *fit_lines(fitted)]
+    # A run can check the fit only if the other runs are still a sweep without it.
+    without_check = next(iter(sweeps([cell for cell in sweep.cells if cell is not check])), None) if check else None
+    fitted_sweep = sweep if without_check is None else without_check
+    answer.lines += ["", *cells_text(sweep.cells), "", *fit_lines(fitted_sweep)]
     if size is None or half is None:
         return
-    predicted = fitted.predicted(size)
-    answer.lines += ["", *prediction_lines(size, predicted)]
-    if isinstance(predicted, Refused):
+    prediction = fitted_sweep.predicted(size)
+    answer.lines += ["", *prediction_lines(size, prediction)]
+    if isinstance(prediction, Refused):
         answer.code = max(answer.code, REFUSED)
-    elif left is not None and check is not None:
-        _check(left, check, answer)
+    elif without_check is not None and check is not None:
+        _check(without_check, check, answer)
     else:
-        answer.lines += _to_check(fitted, half)
+        answer.lines += _check_command(fitted_sweep, half)
 
 
-def _size(sweep: Sweep, requested: RequestedSize) -> Size | None:
+def _size(sweep: Sweep, requested_size: RequestedSize) -> Size | None:
     """Return the size to predict, or None if no size was requested."""
-    if requested.tokens is None and requested.layers is None:
+    if requested_size.tokens is None and requested_size.layers is None:
         return None
     cost = sweep.cells[-1].cost
     assert cost is not None
-    return Size(tokens=requested.tokens or cost.tokens, layers=requested.layers or cost.layers)
+    return Size(tokens=requested_size.tokens or cost.tokens, layers=requested_size.layers or cost.layers)
 
 
 def _half(sweep: Sweep, size: Size) -> Size:
-    """Return the size with half the layers if the sweep varies layers, else with half the tokens."""
+    """Return `size` with half the layers if the sweep varies the layers, or else with half the tokens."""
     regime = sweep.regimes[-1]
     over = regime.fits[0].over if regime.fits else ()
     return Size(tokens=size.tokens, layers=max(1, size.layers // 2)) if over == (LAYERS,) else size.halved()
 
 
 def _check(sweep: Sweep, check: Outcome, answer: Answer) -> None:
-    """Compare the sweep's prediction for the size of `check` with its measurements."""
+    """Compare what the sweep predicts for the size of the run `check` with the measurements of that run."""
     cost = check.cost
     assert cost is not None
-    predicted = sweep.predicted(size_of(cost))
-    if isinstance(predicted, Refused):
-        answer.lines += [f"the run of {size_words(size_of(cost))} checks nothing, because {predicted.reason}"]
+    prediction = sweep.predicted(size_of(cost))
+    if isinstance(prediction, Refused):
+        answer.lines += [f"the run of {size_words(size_of(cost))} cannot check the fit: {prediction.reason}"]
         answer.code = max(answer.code, REFUSED)
         return
     measurements = {
-        quantity: (interval, value) for quantity, interval in predicted.items() if (value := measured(cost, quantity))
+        quantity: (interval, value) for quantity, interval in prediction.items() if (value := measured(cost, quantity))
     }
     answer.lines += ["", *checked_lines(cost, measurements)]
     if any(not interval.low <= value <= interval.high for interval, value in measurements.values()):
         answer.code = max(answer.code, CONTRADICTED)
 
 
-def _to_check(sweep: Sweep, half: Size) -> Iterator[str]:
-    """Yield the command of the run at half the size, and how long a step of it should take."""
-    predicted: Mapping[Quantity, Interval] | Refused = sweep.predicted(half)
+def _check_command(sweep: Sweep, half: Size) -> Iterator[str]:
+    """Yield the lines with the command for a run at half the size, and how long its steps should take."""
+    prediction: Mapping[Quantity, Interval] | Refused = sweep.predicted(half)
     name = sweep.cells[-1].spec.scenario.partition("@")[0]
     keys = f"--matrix model.seq_len={half.tokens} --matrix model.layers={half.layers} train.steps={_CHECK_STEPS}"
     yield ""
-    if isinstance(predicted, Refused) or Quantity.SECONDS not in predicted:
+    if isinstance(prediction, Refused) or Quantity.SECONDS not in prediction:
         step_text = ""
     else:
-        step_text = f", a step of {interval_text(Quantity.SECONDS, predicted[Quantity.SECONDS])}"
-    yield f"check it at half the size, {size_words(half)}{step_text}, then name both runs to `nsa-harness fit`:"
+        step_text = f" (expected: {interval_text(Quantity.SECONDS, prediction[Quantity.SECONDS])} per step)"
+    yield f"to check the prediction, run half the size, {size_words(half)}{step_text},"
+    yield "and then give both runs to `nsa-harness fit`:"
     yield f"  nsa-harness run {name} {keys}"

@@ -1,7 +1,7 @@
-"""Judge an attempt that has ended from its files alone. What `run` does at once, `report` does years later.
+"""Judge an attempt that has ended from its files only. `run` does this at once, and `report` may do it again later.
 
-`collect` reads the files, `judge` says PASS, FAIL, HANG or ERROR, `diagnose` names the cause, and `in_words` makes the
-sentences.
+`collect` reads the files, `judge` decides on PASS, FAIL, HANG or ERROR, `diagnose` finds the cause, and `in_words`
+writes the sentences.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ def judge_evidence(
     repeat: str | None,
     own_rules: tuple[Rule, ...] = (),
 ) -> Outcome:
-    """Judge the evidence: return its verdict and cause, in words. `own_rules` are rules for the program that ran."""
+    """Judge the evidence of one attempt and return its outcome, with verdict, cause and sentences.
+
+    `directory`: name of the attempt's directory. `repeat`: a command that repeats the attempt, or None. `own_rules`:
+    further diagnosis rules for the program that ran.
+    """
     judgement = judge(evidence)
     diagnosis = diagnose(evidence, judgement, own_rules)
     words = in_words(diagnosis)
@@ -76,21 +80,22 @@ def judge_evidence(
 
 
 def judge_attempt(
-    attempt: AttemptDir, spec: RunSpec, node: str, number: int, *, stored_by: Budget | None = None
+    attempt: AttemptDir, spec: RunSpec, node: str, number: int, *, read_budget: Budget | None = None
 ) -> Outcome:
-    """Read the attempt's evidence and judge it. Write the evidence, profile, repro, verdict and result.
+    """Collect the evidence of an attempt, judge it, and write its files: evidence, profile, repro, verdict and result.
 
-    `stored_by`: the budget for reading a stored run, if the attempt belongs to one; None: it was just launched here.
+    `node`: name of the machine it ran on. `number`: its number among the attempts of the scenario. `read_budget`: what
+    is left of the budget for reading the files of a stored run; None for an attempt that was just launched.
     """
     attempt.redaction.learn_launch(spec)
     attempt.redaction.suspect(os.environ)
-    ours = is_launched_by(spec)
-    attempt.door.budget = budget = stored_by or Budget()
+    is_own_program = is_launched_by(spec)
+    attempt.door.budget = budget = read_budget or Budget()
     budget.add_ranks(spec.ranks)
-    evidence = collect(attempt, spec, node, reported if ours else None)
-    evidence = with_sources(attempt, evidence, launched_here=stored_by is None)
+    evidence = collect(attempt, spec, node, reported if is_own_program else None)
+    evidence = with_sources(attempt, evidence, launched_here=read_budget is None)
     profile = "".join(f"{line}\n" for line in profile_text(evidence))
-    unwritten = kept(attempt, attempt.path / PROFILE_FILE, profile) if evidence.samples else ()
+    unwritten = write_file(attempt, attempt.path / PROFILE_FILE, profile) if evidence.samples else ()
     outcome = quoted(
         judge_evidence(
             spec,
@@ -99,26 +104,26 @@ def judge_attempt(
             directory=attempt.path.name,
             artifacts=inventory(attempt, evidence, program_files(spec, evidence)),
             metrics={**evidence.metrics, **foreign_metrics(attempt, spec.expect)},
-            repeat=None if evidence.is_attached else f"nsa-harness run {shlex.quote(_shown(attempt.spec))}",
-            own_rules=RULES if ours else (),
+            repeat=None if evidence.is_attached else f"nsa-harness run {shlex.quote(_relative_path(attempt.spec))}",
+            own_rules=RULES if is_own_program else (),
         ),
         evidence.sources,
     )
     outcome = replace(
         outcome,
-        artifacts=(*outcome.artifacts, *_reproduced(attempt, spec, evidence, outcome)),
+        artifacts=(*outcome.artifacts, *_write_repro(attempt, spec, evidence, outcome)),
         trouble=(*outcome.trouble, *attempt.door.cuts(), *unwritten),
     )
     outcome = attempt.redaction.value(outcome)
     unwritten = redact_files(attempt)
-    unwritten += kept(attempt, attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
-    unwritten += kept(attempt, attempt.result, f"{outcome.verdict.status}\n")
-    unwritten += _traced(attempt, evidence, outcome)  # last: on a full disk it must not cost the verdict
+    unwritten += write_file(attempt, attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
+    unwritten += write_file(attempt, attempt.result, f"{outcome.verdict.status}\n")
+    unwritten += _write_trace(attempt, evidence, outcome)  # last, so that a full disk costs the trace, not the verdict
     return replace(outcome, trouble=(*outcome.trouble, *unwritten))
 
 
-def kept(attempt: AttemptDir, path: Path, text: str) -> tuple[Trouble, ...]:
-    """Write a file of the attempt. Return what could not be written: a stored run may be read-only."""
+def write_file(attempt: AttemptDir, path: Path, text: str) -> tuple[Trouble, ...]:
+    """Write a file of the attempt. If that fails, for example in a read-only directory, return the reason."""
     try:
         attempt.door.write(path, text)
     except OSError as error:
@@ -126,60 +131,68 @@ def kept(attempt: AttemptDir, path: Path, text: str) -> tuple[Trouble, ...]:
     return ()
 
 
-def keep_skip(attempt: AttemptDir, skip: Skip) -> Outcome:
-    """Return the outcome of a skipped scenario, and make its directory, for programs that read those of a run."""
+def record_skip(attempt: AttemptDir, skip: Skip) -> Outcome:
+    """Create the directory and result file of a skipped scenario, and return its outcome."""
     outcome = skipped(skip)
     try:
         attempt.door.make_folder(attempt.path)
     except OSError as error:
-        return replace(outcome, trouble=(Trouble(what=attempt.path.name, why=f"it could not be made: {error}"),))
-    return replace(outcome, trouble=kept(attempt, attempt.result, f"{outcome.verdict.status}\n"))
+        return replace(outcome, trouble=(Trouble(what=attempt.path.name, why=f"it could not be created: {error}"),))
+    return replace(outcome, trouble=write_file(attempt, attempt.result, f"{outcome.verdict.status}\n"))
 
 
-def _traced(attempt: AttemptDir, evidence: Evidence, outcome: Outcome) -> tuple[Trouble, ...]:
-    """Write the trace. Return what could not be written: a failure here must not cost the verdict."""
+def _write_trace(attempt: AttemptDir, evidence: Evidence, outcome: Outcome) -> tuple[Trouble, ...]:
+    """Write the trace of the attempt. If that fails, return the reason, because the verdict must not depend on it."""
     try:
         text = attempt.redaction.json(trace_json(evidence, outcome))
     except Exception as error:
-        return (Trouble(what=attempt.trace.name, why=f"it could not be made: {type(error).__name__}: {error}"),)
-    return kept(attempt, attempt.trace, text)
+        return (Trouble(what=attempt.trace.name, why=f"it could not be created: {type(error).__name__}: {error}"),)
+    return write_file(attempt, attempt.trace, text)
 
 
-def _reproduced(attempt: AttemptDir, spec: RunSpec, evidence: Evidence, outcome: Outcome) -> tuple[Artifact, ...]:
-    """Write repro/ and return its files, or why it could not be made: a failure here must not cost the verdict."""
+def _write_repro(attempt: AttemptDir, spec: RunSpec, evidence: Evidence, outcome: Outcome) -> tuple[Artifact, ...]:
+    """Write repro/ and return its files. If that fails, return an artifact with the reason instead."""
     try:
-        shown = attempt.redaction.spec(spec)
-        bare = attempt.redaction.command(command_line(spec, sys.executable, None))
-        return write_reproduction(attempt, reproduction(shown, evidence, outcome, bare))
+        redacted_spec = attempt.redaction.spec(spec)
+        command = attempt.redaction.command(command_line(spec, sys.executable, None))
+        return write_reproduction(attempt, reproduction(redacted_spec, evidence, outcome, command))
     except Exception as error:
-        return (Artifact(path="repro", count=None, absent=f"it could not be made: {type(error).__name__}: {error}"),)
+        return (Artifact(path="repro", count=None, absent=f"it could not be created: {type(error).__name__}: {error}"),)
 
 
 def judge_stored(attempt: AttemptDir, budget: Budget | None = None) -> Outcome:
-    """Judge an attempt of a stored run from its files. `budget`: the rest of its run's budget. Raises ScenarioError."""
+    """Judge an attempt of a stored run from its files. Raises ScenarioError if its spec cannot be read.
+
+    `budget`: what is left of the budget for reading the run's files; None: a new budget.
+    """
     attempt.door.budget = budget = budget or Budget()
     spec = judged_spec(attempt)
     nodes = attempt.door.files(attempt.evidence, "*.json")
     node = nodes[0].stem if nodes else "unknown"
-    return judge_attempt(attempt, spec, node, _named(attempt)[1], stored_by=budget)
+    return judge_attempt(attempt, spec, node, _name_and_number(attempt)[1], read_budget=budget)
 
 
-def not_judged(attempt: AttemptDir, plan: Sequence[RunSpec | Skip], error: Exception) -> Outcome:
-    """Return the ERROR outcome of an attempt that cannot be judged. `plan` may still contain its scenario."""
-    name, number = _named(attempt)
-    known = [spec for spec in plan if isinstance(spec, RunSpec) and spec.scenario == name]
-    why = str(error) if isinstance(error, HarnessError) else f"the harness failed: {type(error).__name__}: {error}"
-    empty = Skip(scenario=visible(name), about=known[0].about if known else "", reason=why)
-    return unjudged(known[0] if known else empty, attempt=number, directory=attempt.path.name, error=why)
+def error_outcome(attempt: AttemptDir, plan: Sequence[RunSpec | Skip], error: Exception) -> Outcome:
+    """Return the ERROR outcome of an attempt that cannot be judged because of `error`.
+
+    `plan`: the plan of the run, which may still contain the spec of the attempt.
+    """
+    name, number = _name_and_number(attempt)
+    specs = [spec for spec in plan if isinstance(spec, RunSpec) and spec.scenario == name]
+    reason = (
+        str(error) if isinstance(error, HarnessError) else f"nsa-harness itself failed: {type(error).__name__}: {error}"
+    )
+    placeholder = Skip(scenario=visible(name), about=specs[0].about if specs else "", reason=reason)
+    return unjudged(specs[0] if specs else placeholder, attempt=number, directory=attempt.path.name, error=reason)
 
 
-def _named(attempt: AttemptDir) -> tuple[str, int]:
-    """Return the scenario and the number in the directory's name."""
+def _name_and_number(attempt: AttemptDir) -> tuple[str, int]:
+    """Return the scenario's name and the attempt's number, from the name of the directory. Without a number: 1."""
     name, _, number = attempt.path.name.partition("~")
     return name, int(number) if number.isascii() and number.isdigit() and len(number) < _NUMBER_DIGITS else 1
 
 
-def _shown(path: Path) -> str:
-    """Return the path relative to the working directory if it lies below it."""
-    resolved = path.resolve()
-    return str(resolved.relative_to(Path.cwd())) if resolved.is_relative_to(Path.cwd()) else str(resolved)
+def _relative_path(path: Path) -> str:
+    """Return the path relative to the working directory, or the absolute path if it is elsewhere."""
+    absolute = path.resolve()
+    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)

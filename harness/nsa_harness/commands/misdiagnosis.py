@@ -1,7 +1,7 @@
-"""`export --as misdiagnosis`: pack a wrong answer and the truth into one file that can be judged again.
+"""`export --as misdiagnosis`: pack a wrong answer and the correct one into one file, which can be judged again.
 
-The file has the form of a round of `evaluation/rounds`: recordings, truths and answers. It contains evidence and
-excerpts of the program, redacted and under an invented directory, but no logs, environment or command.
+The file has the same format as a round in `evaluation/rounds`: evidence, true answers and given answers. It contains
+the redacted evidence and excerpts of the program, with made-up directory names, but no logs, environment or command.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from nsa_harness.supervisor.storage.sources import FILE, stored_sources, text_as
 from nsa_harness.texts.words import plural, ranks
 
 SCHEMA = 1
-PROJECT = "/home/ada/project"  # directory of the program in a recording
+PROJECT = "/home/ada/project"  # replaces the directory of the program in the file
 _HOME = "/home/ada"
 _FOLDER = "recorded"
 _LIBRARIES = re.compile(r"/[^\s\"]*?/lib/(python3\.\d+)/")
@@ -44,7 +44,7 @@ Word = TypeVar("Word", Cause, Status)
 
 @dataclass(frozen=True, kw_only=True)
 class StatedTruth:
-    """The truth that the user stated; None or empty for a part that the user does not know."""
+    """The correct answer, as the user states it. A part that is None or empty is unknown to the user."""
 
     line: str | None = None
     cause: str | None = None
@@ -55,6 +55,8 @@ class StatedTruth:
 
 @dataclass(frozen=True, kw_only=True)
 class _Truth:
+    """The correct answer after it was checked against the evidence."""
+
     verdict: Status
     cause: Cause | None
     ranks: tuple[int, ...]
@@ -62,7 +64,7 @@ class _Truth:
     line: int | None
 
     def values(self, project: str) -> dict[str, Any]:
-        """Return the truth for JSON, its file relative to the program's directory."""
+        """Return the truth as values for JSON. The file is made relative to the directory `project` if it is inside."""
         is_inside = project and self.file and self.file.startswith("/")
         return {
             "verdict": self.verdict.value,
@@ -74,51 +76,62 @@ class _Truth:
 
 
 def record_misdiagnosis(
-    stored: Path | None, stated: StatedTruth, *, to: Path | None = None, out: Path | None = None, redact: bool = True
+    run_path: Path | None,
+    stated_truth: StatedTruth,
+    *,
+    to: Path | None = None,
+    out: Path | None = None,
+    redact: bool = True,
 ) -> Iterator[str]:
-    """Write the recording, and yield lines that describe it.
+    """Write the file, and yield lines that describe it.
 
-    Raises UsageError if the truth is impossible or not new.
+    `run_path`: a run, or one attempt of it. `to`: the file to write; None: next to the run. Raises UsageError if the
+    stated truth does not fit the run, or if it equals the answer that was given.
     """
-    run = find_run(stored, out or Path("reports"), redact=redact)
+    run = find_run(run_path, out or Path("reports"), redact=redact)
     with refuse_if_running(run):
-        attempt = _attempt(run, stored)
-        harness, outcome = _judged(run, attempt)
+        attempt = _attempt(run, run_path)
+        harness, outcome = _stored_outcome(run, attempt)
         evidence = _evidence(attempt)
-        truth, evidence = _checked(stated, attempt, evidence, outcome)
+        truth, evidence = _check_truth(stated_truth, attempt, evidence, outcome)
         target = to or run.path.parent / f"{run.run_id}.{attempt.path.name}.wrong.tar.gz"
         learn_all_secrets(run)
         project = _project(evidence)
-        answer, true = said(outcome_values(outcome), project), truth.values(project)
+        answer, true = answer_values(outcome_values(outcome), project), truth.values(project)
         program = f"{_FOLDER}/{attempt.path.name}.py"
         facts = {
             "harness": harness, "schema": SCHEMA, "date": datetime.now(UTC).date().isoformat(), **_environment(attempt),
             "attempt": attempt.path.name, "said": answer, "true": true,
-            "note": run.redaction.text(stated.note[:_MAX_NOTE]),
+            "note": run.redaction.text(stated_truth.note[:_MAX_NOTE]),
         }  # fmt: skip
         texts = {
             "wrong.json": json.dumps(facts, indent=1) + "\n",
-            f"{_FOLDER}/truth.json": json.dumps([_scored(attempt, evidence, true, stated.note)], indent=1) + "\n",
+            f"{_FOLDER}/truth.json": json.dumps([_truth_entry(attempt, evidence, true, stated_truth.note)], indent=1)
+            + "\n",
             "answers.jsonl": json.dumps({"program": program, **answer}, sort_keys=True) + "\n",
             "evidence.jsonl": f'{{"program": "{program}", "evidence": {evidence_text(evidence)}}}\n',
         }
         places = ((project, PROJECT), (str(Path.home()), _HOME))
         clean = {name: without_paths(run.redaction.json(text), places) for name, text in texts.items()}
-        packed = {name: text.encode("utf-8", "surrogateescape") for name, text in clean.items()}
-        packed["evidence.jsonl.gz"] = gzip.compress(packed.pop("evidence.jsonl"), mtime=0)
-        write_texts(target, {f"{run.run_id}.wrong/{name}": data for name, data in packed.items()})
-    quoted = sum(len(source.text.splitlines()) for source in evidence.sources)
+        members = {name: text.encode("utf-8", "surrogateescape") for name, text in clean.items()}
+        members["evidence.jsonl.gz"] = gzip.compress(members.pop("evidence.jsonl"), mtime=0)
+        write_texts(target, {f"{run.run_id}.wrong/{name}": data for name, data in members.items()})
+    excerpt_lines = sum(len(source.text.splitlines()) for source in evidence.sources)
     yield f"{target}: {target.stat().st_size} bytes"
-    yield f"  taken     evidence of {plural(len(evidence.ranks), 'rank')}, {plural(quoted, 'line')} of your program"
-    yield "  left out  logs, environment, command; secrets that are known; the folders of this machine"
-    yield f"  said      {_answer_text(answer)}"
-    yield f"  true      {_answer_text(true)}"
-    yield f"  look      tar tzf {target.absolute()}"
-    yield "  then      attach it to an issue; python -m evaluation replay FILE, in a checkout, judges it again"
+    contents = f"evidence of {plural(len(evidence.ranks), 'rank')}, {plural(excerpt_lines, 'line')} of your program"
+    yield f"  contains  {contents}"
+    yield "  omitted   logs, environment, command, known secrets, directory names of this machine"
+    yield f"  reported  {_answer_text(answer)}"
+    yield f"  correct   {_answer_text(true)}"
+    yield f"  check     tar tzf {target.absolute()}"
+    yield "  next      attach it to an issue; in a checkout, `python -m evaluation replay FILE` judges it again"
 
 
-def said(outcome: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Return the answer of an outcome of report.json in the form that is scored. `folder`: the program's directory."""
+def answer_values(outcome: Mapping[str, Any], directory: str) -> dict[str, Any]:
+    """Return the answer in an outcome of report.json, in the format that `evaluation` scores.
+
+    The file is made relative to `directory`, the directory of the program.
+    """
     culprit, findings = outcome.get("culprit") or {}, outcome.get("findings") or []
     place = culprit.get("place") or (findings[0].get("place") if findings else None) or {}
     timing = outcome.get("timing") or {}
@@ -127,7 +140,7 @@ def said(outcome: Mapping[str, Any], folder: str) -> dict[str, Any]:
         "kind": outcome.get("kind"),
         "cause": outcome.get("cause"),
         "ranks": list(culprit.get("ranks") or []),
-        "file": os.path.relpath(place["file"], folder) if place.get("file") else None,
+        "file": os.path.relpath(place["file"], directory) if place.get("file") else None,
         "line": place.get("line"),
         "confidence": findings[0]["confidence"] if findings and outcome.get("cause") else None,
         "beside": [finding["code"] for finding in findings],
@@ -138,7 +151,10 @@ def said(outcome: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
 
 def without_paths(text: str, places: Sequence[tuple[str, str]]) -> str:
-    """Replace the directories of the recording machine; a library stays recognizable as a library."""
+    """Return `text` without directory names of this machine. `places`: pairs of a path and its replacement.
+
+    Library directories become /usr/lib/pythonX.Y, so that library files are still recognized.
+    """
     text = _LIBRARIES.sub(r"/usr/lib/\1/", text)
     for path, instead in places:
         text = text.replace(path, instead) if len(path) > 1 else text
@@ -148,55 +164,62 @@ def without_paths(text: str, places: Sequence[tuple[str, str]]) -> str:
 # The stored run.
 
 
-def _attempt(run: RunDir, stored: Path | None) -> AttemptDir:
+def _attempt(run: RunDir, run_path: Path | None) -> AttemptDir:
+    """Return the attempt that `run_path` names, or the only one. Raises UsageError if there are several."""
     attempts = list(run.attempts())
     inside = [
         attempt
         for attempt in attempts
-        if stored is not None and stored.resolve().is_relative_to(attempt.path.resolve())
+        if run_path is not None and run_path.resolve().is_relative_to(attempt.path.resolve())
     ]
-    chosen = inside or attempts
-    if len(chosen) == 1:
-        return chosen[0]
-    if not chosen:
-        raise StoredRunError(f"{run.path}: nothing was launched in it, so nothing was judged")
+    candidates = inside or attempts
+    if len(candidates) == 1:
+        return candidates[0]
+    if not candidates:
+        raise StoredRunError(f"{run.path}: this run launched nothing, so there is no answer to correct")
     names = ", ".join(str(run.path / attempt.path.name) for attempt in attempts[:10])
-    raise UsageError(f"{run.path} has {len(attempts)} attempts; name the one that was judged wrongly: {names}")
+    raise UsageError(f"{run.path} has {len(attempts)} attempts; name the attempt with the wrong answer: {names}")
 
 
-def _judged(run: RunDir, attempt: AttemptDir) -> tuple[str, Outcome]:
-    """Return the version that judged the attempt, and its outcome."""
+def _stored_outcome(run: RunDir, attempt: AttemptDir) -> tuple[str, Outcome]:
+    """Return the version of nsa-harness that judged the attempt, and the outcome. Raises StoredRunError."""
     try:
         text = run.door.whole(run.report, _MAX_BYTES).decode("utf-8", errors="replace")
     except (OSError, ValueError) as error:
-        raise StoredRunError(f"{run.report}: {error}; nsa-harness report {run.path} makes it") from None
+        raise StoredRunError(f"{run.report}: {error}; `nsa-harness report {run.path}` writes it") from None
     report = from_json(text, str(run.report))
     for outcome in report.outcomes:
         if outcome.dir == attempt.path.name:
             return report.harness, outcome
-    raise StoredRunError(f"{run.report} says nothing of {attempt.path.name}; nsa-harness report {run.path} judges it")
+    raise StoredRunError(
+        f"{run.report} has no answer for {attempt.path.name}; `nsa-harness report {run.path}` judges it"
+    )
 
 
 def _evidence(attempt: AttemptDir) -> Evidence:
+    """Return the stored evidence of the attempt. Raises StoredRunError if it cannot be read."""
     files = attempt.door.files(attempt.evidence, "*.json")
     if not files:
-        raise StoredRunError(f"{attempt.path} holds no evidence; nsa-harness report {attempt.path.parent} makes it")
+        raise StoredRunError(
+            f"{attempt.path} contains no evidence; `nsa-harness report {attempt.path.parent}` collects it"
+        )
     try:
         evidence = adapter(Evidence).validate_json(attempt.door.whole(files[0], _MAX_BYTES))
-        there = attempt.door.exists(attempt.path / FILE)
-        return replace(evidence, sources=stored_sources(attempt)) if there else evidence
+        has_sources = attempt.door.exists(attempt.path / FILE)
+        return replace(evidence, sources=stored_sources(attempt)) if has_sources else evidence
     except (OSError, ValueError, ValidationError) as error:
         raise StoredRunError(f"{files[0]} cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def _project(evidence: Evidence) -> str:
-    """Return the common directory of the program's files that the evidence names, or "" without any."""
+    """Return the common directory of the program's files in the evidence, or "" if the evidence names none."""
     files = (*places_of(evidence), *(source.file for source in evidence.sources))
     absolute = sorted({str(PurePosixPath(file).parent) for file in files if file.startswith("/")})
     return os.path.commonpath(absolute) if absolute else ""
 
 
 def _environment(attempt: AttemptDir) -> dict[str, Any]:
+    """Return the packages and the git commit of the attempt. Values that cannot be read are None."""
     try:
         environment = json.loads(attempt.door.whole(attempt.env, _MAX_BYTES))
         git = environment.get("git") or {}
@@ -208,75 +231,92 @@ def _environment(attempt: AttemptDir) -> dict[str, Any]:
 # The truth.
 
 
-def _checked(stated: StatedTruth, attempt: AttemptDir, evidence: Evidence, outcome: Outcome) -> tuple[_Truth, Evidence]:
-    """Check what the user stated. Return it as the truth, and the evidence with the source around its line."""
-    verdict = _word("--verdict", stated.verdict, Status) or outcome.verdict.status
-    cause = _word("--cause", stated.cause, Cause)
-    if strangers := [rank for rank in stated.ranks if not 0 <= rank < evidence.world_size]:
-        raise UsageError(f"--rank {strangers[0]}: there are ranks 0 to {evidence.world_size - 1}")
-    file, line, sources = _line(stated.line, attempt, evidence)
-    truth = _Truth(verdict=verdict, cause=cause, ranks=tuple(sorted(set(stated.ranks))), file=file, line=line)
-    if _same(truth, outcome):
-        raise UsageError("that is what was said; --line, --cause, --rank and --verdict say what is true instead")
+def _check_truth(
+    stated_truth: StatedTruth, attempt: AttemptDir, evidence: Evidence, outcome: Outcome
+) -> tuple[_Truth, Evidence]:
+    """Check what the user stated. Return the truth, and the evidence with the source code around the stated line."""
+    verdict = _word("--verdict", stated_truth.verdict, Status) or outcome.verdict.status
+    cause = _word("--cause", stated_truth.cause, Cause)
+    if unknown_ranks := [rank for rank in stated_truth.ranks if not 0 <= rank < evidence.world_size]:
+        raise UsageError(f"--rank {unknown_ranks[0]}: the run has ranks 0 to {evidence.world_size - 1}")
+    file, line, sources = _line(stated_truth.line, attempt, evidence)
+    truth = _Truth(verdict=verdict, cause=cause, ranks=tuple(sorted(set(stated_truth.ranks))), file=file, line=line)
+    if _is_reported(truth, outcome):
+        raise UsageError(
+            "this is the answer that was reported; state the correct one with --line, --cause, --rank or --verdict"
+        )
     return truth, replace(evidence, node="node", sources=(*evidence.sources, *sources))
 
 
-def _word(option: str, given: str | None, known: type[Word]) -> Word | None:
-    if given is None:
+def _word(option: str, text: str | None, choices: type[Word]) -> Word | None:
+    """Return the cause or verdict named `text`, in any case. None for None. Raises UsageError."""
+    if text is None:
         return None
-    for word in known:
-        if word.value.lower() == given.lower():
+    for word in choices:
+        if word.value.lower() == text.lower():
             return word
-    more = did_you_mean(given, [word.value for word in known]) or (
-        f"; known: {', '.join(known)}" if known is Status else "; docs/findings.md has all"
+    hint = did_you_mean(text, [word.value for word in choices]) or (
+        f"; known: {', '.join(choices)}" if choices is Status else "; docs/findings.md lists them"
     )
-    raise UsageError(f"{option} {given}: there is none of this name{more}")
+    raise UsageError(f"{option} {text}: unknown name{hint}")
 
 
 def _line(
-    given: str | None, attempt: AttemptDir, evidence: Evidence
+    location: str | None, attempt: AttemptDir, evidence: Evidence
 ) -> tuple[str | None, int | None, tuple[Source, ...]]:
-    """Return the file and line, and excerpts if they are new: from the recording, or from the unchanged file itself."""
-    if given is None:
+    """Parse --line. Return the file, the line, and source excerpts that the evidence does not have yet.
+
+    Excerpts are read from the file itself if it has not changed since the launch. Raises UsageError if the line is
+    neither in the evidence nor in such a file.
+    """
+    if location is None:
         return None, None, ()
-    name, _, number = given.rpartition(":")
+    name, _, number = location.rpartition(":")
     if not name or not number.isascii() or not number.isdigit() or not 1 <= int(number) < 10**7:
-        raise UsageError(f"--line: expected FILE:LINE, such as train.py:41, got {given!r}")
-    line, here = int(number), str(Path(name).resolve())
+        raise UsageError(f"--line: expected FILE:LINE, such as train.py:41, got {location!r}")
+    line, local_file = int(number), str(Path(name).resolve())
     places = places_of(evidence)
-    file = _file(name, here, sorted({*(source.file for source in evidence.sources), *places}))
+    file = _file(name, local_file, sorted({*(source.file for source in evidence.sources), *places}))
     if ProgramSource(evidence.sources).excerpt_at(file, line) is not None or line in places.get(file, ()):
         return file, line, ()
-    text = text_as_launched(file if file == here else "", attempt.door.changed_ns(attempt.spec) / 1e9 or None)
+    text = text_as_launched(file if file == local_file else "", attempt.door.changed_ns(attempt.spec) / 1e9 or None)
     if text and line <= len(text.splitlines()):
-        found = excerpts(file, text, {line})
-        return file, line, tuple(replace(one, text=attempt.redaction.text(one.text, code=True)) for one in found)
-    of_file = [source for source in evidence.sources if source.file == file]
-    spans = {(source.first, source.first + len(source.text.splitlines()) - 1) for source in of_file}
+        sources = excerpts(file, text, {line})
+        return (
+            file,
+            line,
+            tuple(replace(source, text=attempt.redaction.text(source.text, code=True)) for source in sources),
+        )
+    stored = [source for source in evidence.sources if source.file == file]
+    spans = {(source.first, source.first + len(source.text.splitlines()) - 1) for source in stored}
     spans |= {(at, at) for at in places.get(file, ())}
-    recorded = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in sorted(spans))
+    lines_text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in sorted(spans))
     raise UsageError(
-        f"--line {given}: of {file} was recorded: {recorded or 'nothing'}; "
-        "name one of these, or stand where the file lies, unchanged"
+        f"--line {location}: the evidence of {file} has only these lines: {lines_text or 'none'}; "
+        "name one of them, or run this in the directory of the unchanged file"
     )
 
 
-def _file(name: str, here: str, known: Sequence[str]) -> str:
-    exact = [file for file in known if file in (name, here)]
-    ends = exact or [file for file in known if file.endswith(f"/{name.removeprefix('./')}")]
-    if len(ends) == 1:
-        return ends[0]
-    if len(ends) > 1:
-        raise UsageError(f"--line {name}: {len(ends)} files end so: {', '.join(ends)}; say more of the path")
-    if Path(here).is_file():
-        return here
-    names = [PurePosixPath(file).name for file in known]
-    more = did_you_mean(PurePosixPath(name).name, names) or f"; recorded: {', '.join(sorted(set(names))) or 'none'}"
-    raise UsageError(f"--line {name}: no file of the program that was recorded{more}")
+def _file(name: str, local_file: str, evidence_files: Sequence[str]) -> str:
+    """Return the file of the evidence whose path is or ends with `name`, or else `local_file` if it exists.
+
+    Raises UsageError if there is no such file, or more than one.
+    """
+    exact = [file for file in evidence_files if file in (name, local_file)]
+    matches = exact or [file for file in evidence_files if file.endswith(f"/{name.removeprefix('./')}")]
+    if len(matches) == 1:
+        return matches[0]
+    if len(matches) > 1:
+        raise UsageError(f"--line {name}: {len(matches)} files match: {', '.join(matches)}; give more of the path")
+    if Path(local_file).is_file():
+        return local_file
+    names = [PurePosixPath(file).name for file in evidence_files]
+    hint = did_you_mean(PurePosixPath(name).name, names) or f"; its files: {', '.join(sorted(set(names))) or 'none'}"
+    raise UsageError(f"--line {name}: the evidence has no such file{hint}")
 
 
-def _same(truth: _Truth, outcome: Outcome) -> bool:
-    """Whether the outcome already contains everything that the user states."""
+def _is_reported(truth: _Truth, outcome: Outcome) -> bool:
+    """Whether the reported outcome already agrees with everything that the user states."""
     verdict, culprit = outcome.verdict, outcome.culprit
     place = culprit.place if culprit else None
     return (
@@ -287,11 +327,11 @@ def _same(truth: _Truth, outcome: Outcome) -> bool:
     )
 
 
-# The text.
+# The texts of the file.
 
 
-def _scored(attempt: AttemptDir, evidence: Evidence, true: Mapping[str, Any], note: str) -> dict[str, Any]:
-    """Return the truth in the form of truth.json in `evaluation/rounds`."""
+def _truth_entry(attempt: AttemptDir, evidence: Evidence, true: Mapping[str, Any], note: str) -> dict[str, Any]:
+    """Return the truth as an entry of truth.json, as in `evaluation/rounds`."""
     healthy = true["verdict"] == Status.PASS and true["cause"] is None
     return {
         "program": f"{attempt.path.name}.py",
@@ -308,6 +348,7 @@ def _scored(attempt: AttemptDir, evidence: Evidence, true: Mapping[str, Any], no
 
 
 def _answer_text(answer: Mapping[str, Any]) -> str:
+    """Return an answer or truth on one line: verdict, cause, ranks and location, as far as they are known."""
     place = f"{answer['file']}:{answer['line']}" if answer["line"] else ""
-    who = ranks(answer["ranks"]) if answer["ranks"] else ""
-    return " · ".join(part for part in (answer["verdict"], answer["cause"], who, place) if part)
+    culprits = ranks(answer["ranks"]) if answer["ranks"] else ""
+    return " · ".join(part for part in (answer["verdict"], answer["cause"], culprits, place) if part)

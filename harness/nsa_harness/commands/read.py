@@ -1,4 +1,4 @@
-"""`nsa-harness read`: judge a job that was not watched, from its logs and dumps."""
+"""`nsa-harness read`: judge a dead job from the logs and dumps that it left."""
 
 from __future__ import annotations
 
@@ -37,24 +37,26 @@ from nsa_harness.supervisor.storage.rundir import RunDir, create_run
 from nsa_harness.supervisor.storage.sources import quoted, text_as_launched
 from nsa_harness.texts import words
 
-_SHOWN = 6  # lines about missing files, above the answer
+_MAX_FILE_LINES = 6  # lines about files that could not be used; the rest is only counted
 _COLUMNS, _MAX_COLUMNS = 80, 120
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRequest:
+    """The files to read, and the options."""
+
     paths: tuple[Path, ...]
     out: Path | None  # None: write no files
     json: bool
     verbose: bool
-    typed: str
+    command: str  # the command line of the user
     redact: bool = True
 
 
 def read(request: ReadRequest) -> int:
-    """Report how the job ended. Return 124 for a HANG, 1 for a FAIL, 125 if the files do not show it.
+    """Report how the job ended. Return 124 for a HANG, 1 for a FAIL, and 125 if the files do not show it.
 
-    Raises UsageError if no file can be used.
+    Raises UsageError if none of the files can be used.
     """
     job_files = left_files(request.paths)
     useful: Counter[JobFileKind] = Counter(
@@ -66,7 +68,7 @@ def read(request: ReadRequest) -> int:
     redaction = run.redaction if run else Redaction(on=request.redact)
     redaction.suspect(os.environ)
     post_mortem = read_post_mortem(job_files.files, socket.gethostname())
-    # The printed error explains a failure, so no file is missing then.
+    # After a FAIL the printed error is enough, so no file is reported as missing.
     missing = post_mortem.missing if judge(post_mortem.evidence).status is not Status.FAIL else ()
     outcome = redaction.value(_outcome(request, job_files, post_mortem, useful, missing))
     report = _report(request, run, redaction, outcome)
@@ -80,13 +82,13 @@ def read(request: ReadRequest) -> int:
 
 
 def _nothing_usable(job_files: JobFiles) -> str:
-    """Return the error message if no file can be used, with the reason for each file."""
+    """Return the error message for the case that no file can be used. It gives the reason for each file."""
     lines = [f"{gap.what}: {gap.why}" for gap in job_files.trouble]
     lines += [f"{file.name}: {file.reason}" for file in job_files.files]
-    shown = [escape(line) for line in lines[:_SHOWN]]
-    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-    nothing = "read: nothing in what was named is a log or a dump of a job; it takes logs of torchrun and Slurm,"
-    return "\n".join([f"{nothing} flight recorder dumps, and stacks of py-spy, faulthandler or pystack", *shown, *more])
+    reasons = [escape(line) for line in lines[:_MAX_FILE_LINES]]
+    more = [f"and {len(lines) - _MAX_FILE_LINES} more"] if len(lines) > _MAX_FILE_LINES else []
+    error = "read: none of these files is a log or a dump of a job; expected logs of torchrun or Slurm,"
+    return "\n".join([f"{error} flight recorder dumps, or stacks of py-spy, faulthandler or pystack", *reasons, *more])
 
 
 def _outcome(
@@ -96,28 +98,28 @@ def _outcome(
     useful: Mapping[JobFileKind, int],
     missing: Sequence[MissingData],
 ) -> Outcome:
-    absent = (Trouble(what=file.what, why=f"not there; next time: {' · '.join(file.how)}") for file in missing)
+    """Judge the evidence of the files, and return the outcome with notes about unused and missing files."""
+    absent = (Trouble(what=file.what, why=f"missing; next time: {' · '.join(file.how)}") for file in missing)
     evidence = replace(post_mortem.evidence, trouble=(*job_files.trouble, *post_mortem.evidence.trouble, *absent))
     since_s = job_files.newest_ns / 1e9
 
-    # The paths in a log are not trusted: only source files that are older than the log are opened.
+    # Paths in a log are not trusted: only Python files that are older than the log are opened.
     def source(file: str) -> str:
         return text_as_launched(file, since_s) if file.endswith(".py") else ""
 
     evidence = replace(evidence, sources=tuple(program_sources(evidence, source)))
-    named = [post_mortem.script or request.paths[0].resolve().name]
-    spec = observed_spec(job_name(named), "read from the files that it left", named, Limits(), "")
+    program = [post_mortem.script or request.paths[0].resolve().name]
+    spec = observed_spec(job_name(program), "read from the files that it left", program, Limits(), "")
     spec = with_ranks(spec, evidence.world_size)
-    counted = " · ".join(words.plural(count, kind.value) for kind, count in sorted(useful.items()))
-    spec = replace(spec, backend=evidence.backend, notes=(f"read: {counted}",))
+    file_counts = " · ".join(words.plural(count, kind.value) for kind, count in sorted(useful.items()))
+    spec = replace(spec, backend=evidence.backend, notes=(f"read: {file_counts}",))
     outcome = judge_evidence(spec, evidence, attempt=1, directory="", artifacts=(), metrics={}, repeat=None)
     return quoted(_with_files(outcome, post_mortem), evidence.sources)
 
 
 def _with_files(outcome: Outcome, post_mortem: PostMortem) -> Outcome:
-    """Replace the proofs, which are paths in a run directory, by the paths of the files that were read."""
-    # Absolute paths, so that a stored answer still names the files.
-    files = {known: os.path.abspath(name) for known, name in post_mortem.files.items()}
+    """Replace the proofs, which are paths in a run directory, by the absolute paths of the files that were read."""
+    files = {proof: os.path.abspath(name) for proof, name in post_mortem.files.items()}
 
     def files_read(proofs: Sequence[str]) -> Iterator[str]:
         return (files[proof.lstrip("/")] for proof in proofs if proof.lstrip("/") in files)
@@ -133,7 +135,7 @@ def _report(request: ReadRequest, run: RunDir | None, redaction: Redaction, outc
     facts = machine_facts()
     if run is not None:
         record = Record(
-            command=request.typed,
+            command=request.command,
             harness=__version__,
             machine=facts,
             controller=os.getpid(),
@@ -145,7 +147,7 @@ def _report(request: ReadRequest, run: RunDir | None, redaction: Redaction, outc
         run_id="",
         harness=__version__,
         machine=facts,
-        command=redaction.typed(request.typed),
+        command=redaction.typed(request.command),
         interrupted=False,
         outcomes=(outcome,),
     )
@@ -168,12 +170,12 @@ def _print_answer(request: ReadRequest, report: Report, run: RunDir | None, miss
     screen.close()
 
 
-def _file_lines(unused: Sequence[Trouble], missing: Sequence[MissingData], width: int) -> Iterator[str]:
-    """Yield the files that could not be used, the files that are missing, and how to make these the next time."""
-    for number, gap in enumerate(unused[:_SHOWN]):
+def _file_lines(unusable: Sequence[Trouble], missing: Sequence[MissingData], width: int) -> Iterator[str]:
+    """Yield lines about files that could not be used, and missing files with how to get them the next time."""
+    for number, gap in enumerate(unusable[:_MAX_FILE_LINES]):
         yield from labelled("note" if number == 0 else "", escape(words.trouble(gap)), width, ANSWER_LABEL_WIDTH)
-    if len(unused) > _SHOWN:
-        yield from labelled("", f"{len(unused) - _SHOWN} more with -v", width, ANSWER_LABEL_WIDTH)
+    if len(unusable) > _MAX_FILE_LINES:
+        yield from labelled("", f"{len(unusable) - _MAX_FILE_LINES} more with -v", width, ANSWER_LABEL_WIDTH)
     yield from labelled("missing", " · ".join(file.what for file in missing), width, ANSWER_LABEL_WIDTH)
     if missing:
         yield from command(

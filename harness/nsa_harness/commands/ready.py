@@ -1,4 +1,7 @@
-"""`ready`: run the phases of a checklist one after another, skip phases that cannot pass, and give the verdict."""
+"""`nsa-harness ready`: run the phases of a checklist one after another, and decide GO or NO-GO.
+
+A phase is skipped if a phase that it depends on has failed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from nsa_harness import __version__
-from nsa_harness.commands.run import judged
+from nsa_harness.commands.run import judge_attempts
 from nsa_harness.commands.scheduler import Execution, RunRequest
 from nsa_harness.commands.session import INTERRUPTED, session
 from nsa_harness.core.evidence.evidence import Evidence
@@ -62,85 +65,93 @@ _MAX_EVIDENCE_BYTES = 64 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ReadyRequest:
+    """The readiness check to run, and its options."""
+
     shape: str
-    words: tuple[str, ...]  # KEY=VALUE overrides for every scenario; those of its phase take precedence
+    overrides: tuple[str, ...]  # KEY=VALUE, for every scenario; the overrides of a phase take precedence
     checklist: Path | None  # None: the shipped checklist
     jobs: int | None  # parallel runs in phases that allow them
     options: RunOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plans:
+class ReadyPlan:
+    """A checklist, and the launches of each of its phases."""
+
     checklist: Checklist
     phases: tuple[PhasePlan, ...]
 
 
 def run_readiness(request: ReadyRequest) -> int:
-    """Run the rest of the checklist and write the documents. Return the exit code."""
+    """Run the checklist, or the rest of it, and write the documents. Return the exit code."""
     facts = machine_facts()
-    plans = _planned(request, facts)
-    specs = [spec for plan in plans.phases for spec in plan.specs if isinstance(spec, RunSpec)]
+    plan = _plan_phases(request, facts)
+    specs = [spec for phase_plan in plan.phases for spec in phase_plan.specs if isinstance(spec, RunSpec)]
     program = Program(specs=specs, interpreter=interpreter(None, os.environ), working_dir=Path.cwd())
-    state = search_state(f"ready {request.shape}", request.options.command, _cache_key(request, plans, program))
+    state = search_state(f"ready {request.shape}", request.options.command, _cache_key(request, plan, program))
     sweep_dead_runs()
     with search_folder(
         request.options, state, program.files, state_file=lambda run: run.readiness_state, noun="check"
     ) as folder:
-        return _check_in(folder, request, plans, facts)
+        return _check_in(folder, request, plan, facts)
 
 
 def show_plan(request: ReadyRequest) -> int:
-    """Print what --dry-run shows; launch nothing."""
+    """Print the plan for --dry-run. Launch nothing. Return the exit code."""
     facts = machine_facts()
-    plans = _planned(request, facts)
-    phases = [(plan.phase, plan.specs) for plan in plans.phases]
+    plan = _plan_phases(request, facts)
+    phases = [(phase_plan.phase, phase_plan.specs) for phase_plan in plan.phases]
     for line in plan_lines(request.shape, phases):
         print(line)
     return 0
 
 
-def _planned(request: ReadyRequest, facts: MachineFacts) -> Plans:
+def _plan_phases(request: ReadyRequest, facts: MachineFacts) -> ReadyPlan:
+    """Read the checklist and plan the launches of its phases. Raises HarnessError for any mistake in them."""
     if request.shape not in SHAPES:
-        known = ", ".join(SHAPES)
-        raise UsageError(f"no shape {request.shape!r}{did_you_mean(request.shape, SHAPES)}; known: {known}")
-    read = load_checklist(request.checklist, Path.cwd())
-    words = (f"model.shape={request.shape}", *request.words)
-    question = Invocation(words=words, working_dir=Path.cwd(), environ=os.environ)
-    return Plans(checklist=read.checklist, phases=planned_phases(read, question, facts))
+        names = ", ".join(SHAPES)
+        raise UsageError(f"no shape {request.shape!r}{did_you_mean(request.shape, SHAPES)}; known: {names}")
+    checklist = load_checklist(request.checklist, Path.cwd())
+    words = (f"model.shape={request.shape}", *request.overrides)
+    invocation = Invocation(words=words, working_dir=Path.cwd(), environ=os.environ)
+    return ReadyPlan(checklist=checklist.checklist, phases=planned_phases(checklist, invocation, facts))
 
 
-def _cache_key(request: ReadyRequest, plans: Plans, program: Program) -> CacheKey:
-    """Return everything that must be unchanged for a finished run to count.
+def _cache_key(request: ReadyRequest, plan: ReadyPlan, program: Program) -> CacheKey:
+    """Return everything that must be unchanged for the finished runs of an interrupted check to be reused.
 
-    Criteria are not part of it, because they only read runs. The hash of a launch covers the program's content.
+    Criteria are not part of the key, because they only read the results. The hash of a launch covers the program's
+    content.
     """
-    phases = {f"phase {plan.phase.name}": plan.specs for plan in plans.phases}
+    phases = {f"phase {phase_plan.phase.name}": phase_plan.specs for phase_plan in plan.phases}
     return {
         **program.files(),
         **program.environment(),
         "nsa-harness": __version__,
-        **{name: sealed_digest(*map(_decisive, specs)) for name, specs in phases.items()},
+        **{name: sealed_digest(*map(_key_of_launch, specs)) for name, specs in phases.items()},
         "what is asked": sealed_digest(request.shape, request.options.probe),
     }
 
 
-def _decisive(spec: RunSpec | Skip) -> object:
+def _key_of_launch(spec: RunSpec | Skip) -> object:
+    """Return the part of a launch that must be unchanged for its result to be reused."""
     return spec.reason if isinstance(spec, Skip) else (spec.spec_hash, spec.expect, spec.limits)
 
 
-def _check_in(folder: SearchFolder, request: ReadyRequest, plans: Plans, facts: MachineFacts) -> int:
+def _check_in(folder: SearchFolder, request: ReadyRequest, plan: ReadyPlan, facts: MachineFacts) -> int:
+    """Run the check in its run directory. Return the exit code."""
     run, options = folder.run, request.options
-    before = judged(run) if folder.goes_on else []
-    first_attempts = {name: str(run.path / name) for plan in plans.phases for name in plan.names}
-    launches = tuple(spec for plan in plans.phases for spec in plan.launches(facts, first_attempts))
+    before = judge_attempts(run) if folder.goes_on else []
+    first_attempts = {name: str(run.path / name) for phase_plan in plan.phases for name in phase_plan.names}
+    launches = tuple(spec for phase_plan in plan.phases for spec in phase_plan.launches(facts, first_attempts))
     screen = ReadyScreen(sys.stderr if options.json else sys.stdout, version=__version__, playbook=PLAYBOOK)
-    # Some phases always run in parallel, so the attempts check for an interruption themselves. The readiness record
-    # replaces the event stream.
+    # Some phases always run in parallel, so the attempts check for an interruption themselves. With --json,
+    # readiness.json is printed instead of events.
     with session(
-        run, replace(options, json=False), launches, screen=screen, side_by_side=True, facts=facts, jobs=request.jobs
+        run, replace(options, json=False), launches, screen=screen, in_parallel=True, facts=facts, jobs=request.jobs
     ) as running:
         execution = Execution(session=running, request=RunRequest(specs=launches, options=options, jobs=request.jobs))
-        check = Check(request=request, plans=plans, execution=execution, screen=screen)
+        check = Check(request=request, plan=plan, execution=execution, screen=screen)
         running.broadcast(lambda listener: listener.on_plan(facts, [run.redaction.spec(spec) for spec in launches]))
         check.begin(before, folder)
         result = check.carry_out()
@@ -156,13 +167,13 @@ def _check_in(folder: SearchFolder, request: ReadyRequest, plans: Plans, facts: 
 
 @dataclass(kw_only=True)
 class Check:
-    """A checklist while it is carried out."""
+    """A readiness check in progress."""
 
     request: ReadyRequest
-    plans: Plans
+    plan: ReadyPlan
     execution: Execution
     screen: ReadyScreen
-    done: list[PhaseRuns] = field(default_factory=list)
+    finished: list[PhaseRuns] = field(default_factory=list)  # one entry per phase; empty for a phase that has not run
 
     @property
     def run(self) -> RunDir:
@@ -173,58 +184,62 @@ class Check:
         return self.execution.session.facts
 
     def begin(self, before: Sequence[Outcome], folder: SearchFolder) -> None:
-        """Start with the attempts of an earlier session, and print the header."""
+        """Take over the attempts of an interrupted check, and print the header."""
         self.execution.remember(before)
-        self.done = [PhaseRuns(names=plan.names) for plan in self.plans.phases]
-        kept = sum(not interrupted(outcome) for outcome in before)
-        note = f"goes on with {self.run.path}: {kept} runs already made" if folder.goes_on else folder.note
+        self.finished = [PhaseRuns(names=phase_plan.names) for phase_plan in self.plan.phases]
+        reused = sum(not interrupted(outcome) for outcome in before)
+        note = f"continues {self.run.path}: {reused} runs already finished" if folder.goes_on else folder.note
         takes = Takes(about_s=None, at_most_s=self._at_most_s(0))
-        self._say(header_lines(self.request.shape, self.plans.checklist, takes, note, self.screen.width))
+        self._print(header_lines(self.request.shape, self.plan.checklist, takes, note, self.screen.width))
 
     def carry_out(self) -> Readiness:
-        """Run every phase that is not blocked, and return the result so far or at the end."""
-        result = readiness(self.plans.checklist, self.done, self.facts)
-        for number, plan in enumerate(self.plans.phases):
+        """Run every phase that no failed phase blocks, and return the result. An interruption ends this early."""
+        result = readiness(self.plan.checklist, self.finished, self.facts)
+        for number, phase_plan in enumerate(self.plan.phases):
             if self.execution.session.interrupted:
                 break
             results: Mapping[str, Result] = {row.name: row.result for row in result.phases}
-            if why := blocked(results, plan.phase):
-                self._say([unreached_line(plan.phase, why, self.screen.width)])
+            if reason := blocked(results, phase_plan.phase):
+                self._print([unreached_line(phase_plan.phase, reason, self.screen.width)])
                 continue
-            self._run_phase(number, plan)
-            result = readiness(self.plans.checklist, self.done, self.facts)
+            self._run_phase(number, phase_plan)
+            result = readiness(self.plan.checklist, self.finished, self.facts)
             self._write(result, ended=False)
         return result
 
     def end(self, result: Readiness, *, ended: bool) -> None:
+        """Write the readiness record and print the decision. `ended`: whether the check was not interrupted."""
         record = self._write(result, ended=ended)
-        self._say(decided_lines(record, self.run.path, self.screen.width))
+        self._print(decided_lines(record, self.run.path, self.screen.width))
 
     def _run_phase(self, number: int, plan: PhasePlan) -> None:
-        """Launch the runs of a phase that have no final attempt yet, and store their outcomes and numbers."""
-        made = [outcome for phase in self.done for outcome in phase.outcomes if outcome.dir]
-        specs = plan.launches(self.facts, {outcome.spec.scenario: str(self.run.path / outcome.dir) for outcome in made})
+        """Launch the runs of a phase that have no final attempt yet, and store their outcomes and measurements."""
+        earlier = [outcome for phase in self.finished for outcome in phase.outcomes if outcome.dir]
+        specs = plan.launches(
+            self.facts, {outcome.spec.scenario: str(self.run.path / outcome.dir) for outcome in earlier}
+        )
         if all(self._final(name) is not None for name in plan.names):
             self._store(number, plan)
             return
-        following = [later.phase for later in self.plans.phases[number + 1 :]]
-        left = [spec for phase_plan in self.plans.phases[number:] for spec in phase_plan.specs]
-        shown = phase_lines(
-            number + 1, len(self.plans.phases), plan.phase, following,
+        following = [later.phase for later in self.plan.phases[number + 1 :]]
+        remaining = [spec for later in self.plan.phases[number:] for spec in later.specs]
+        lines = phase_lines(
+            number + 1, len(self.plan.phases), plan.phase, following,
             Takes(about_s=self._about_s(specs), at_most_s=self._at_most_s(number, number + 1)),
-            Takes(about_s=self._about_s(left), at_most_s=self._at_most_s(number)),
+            Takes(about_s=self._about_s(remaining), at_most_s=self._at_most_s(number)),
             self.screen.width,
         )  # fmt: skip
-        self._say(shown)
+        self._print(lines)
         together = plan.phase.together
         jobs = {Together.NEVER: 1, Together.MAY: self.request.jobs, Together.MUST: len(specs)}[together]
         self.execution.carry_out(specs, jobs, crowded=together is Together.MUST)
         self._store(number, plan)
 
     def _store(self, number: int, plan: PhasePlan) -> None:
+        """Store the outcomes and the measurements of a phase."""
         outcomes = tuple(outcome for name in plan.names if (outcome := self._final(name)) is not None)
         numbers = {outcome.spec.scenario: self._numbers(outcome) for outcome in outcomes}
-        self.done[number] = PhaseRuns(names=plan.names, outcomes=outcomes, numbers=numbers)
+        self.finished[number] = PhaseRuns(names=plan.names, outcomes=outcomes, numbers=numbers)
 
     def _final(self, name: str) -> Outcome | None:
         """Return the final attempt of a run, or None if no attempt has ended."""
@@ -232,14 +247,15 @@ class Check:
         return next((attempt for attempt in with_flakiness(attempts) if attempt.final), None)
 
     def _numbers(self, outcome: Outcome) -> Numbers:
-        criteria = self.plans.checklist.criteria.values()
+        """Return the measurements of a run that the criteria need."""
+        criteria = self.plan.checklist.criteria.values()
         needs_evidence = any(
             criterion.metric in FROM_EVIDENCE and criterion.reads(outcome.spec.scenario) for criterion in criteria
         )
         return numbers_of(outcome, self._evidence(outcome) if needs_evidence and outcome.dir else None)
 
     def _evidence(self, outcome: Outcome) -> Evidence | None:
-        """Return the stored evidence; None: it cannot be read, and its numbers are not reported."""
+        """Return the stored evidence of a run, or None if it cannot be read. Its measurements are then missing."""
         attempt = self.run.attempt(outcome.spec.scenario, outcome.attempt)
         for file in attempt.door.files(attempt.evidence, "*.json"):
             try:
@@ -249,32 +265,37 @@ class Check:
         return None
 
     def _about_s(self, specs: Sequence[RunSpec | Skip]) -> float | None:
-        left = [
+        """Return the expected time of the runs without a final attempt, in seconds. None: nothing was measured yet."""
+        remaining = [
             dict(spec.settings) for spec in specs if isinstance(spec, RunSpec) and self._final(spec.scenario) is None
         ]
-        # A run that only loads data takes almost no time.
-        steps = [0 if run.get("train.phase") == "data" else int(run.get("train.steps", "1")) for run in left]
-        return expected_s(steps, [outcome for phase in self.done for outcome in phase.outcomes])
+        # A run that only loads data takes almost no time, so its steps count as 0.
+        steps = [0 if run.get("train.phase") == "data" else int(run.get("train.steps", "1")) for run in remaining]
+        return expected_s(steps, [outcome for phase in self.finished for outcome in phase.outcomes])
 
     def _at_most_s(self, begin: int, end: int | None = None) -> float | None:
-        """Return the most time of these phases, from the deadlines of their runs; None: a run has no deadline."""
+        """Return the longest possible time of the phases begin:end, from the deadlines of their runs, in seconds.
+
+        None: a run has no deadline.
+        """
         total_s = 0.0
-        for plan in self.plans.phases[begin:end]:
+        for plan in self.plan.phases[begin:end]:
             limits = [spec.limits.deadline_s for spec in plan.specs if isinstance(spec, RunSpec)]
-            known = [limit for limit in limits if limit is not None]
-            if len(known) < len(limits):
+            deadlines_s = [limit for limit in limits if limit is not None]
+            if len(deadlines_s) < len(limits):
                 return None
-            total_s += max(known, default=0.0) if plan.phase.together is Together.MUST else sum(known)
+            total_s += max(deadlines_s, default=0.0) if plan.phase.together is Together.MUST else sum(deadlines_s)
         return total_s
 
     def _write(self, result: Readiness, *, ended: bool) -> ReadinessRecord:
+        """Write readiness.md and readiness.json, and return the record that they show."""
         record = self.run.redaction.value(
             ReadinessRecord(
                 verdict=result.decision,
                 ended=ended,
                 shape=self.request.shape,
                 checklist=str(self.request.checklist or "the shipped one"),
-                about=self.plans.checklist.about,
+                about=self.plan.checklist.about,
                 command=self.run.redaction.typed(self.request.options.command),
                 run_id=self.run.run_id,
                 harness=__version__,
@@ -288,8 +309,9 @@ class Check:
         self.run.door.write(self.run.readiness_record, readiness_json(record))
         return record
 
-    def _say(self, lines: Iterable[str]) -> None:
-        shown = list(lines)
+    def _print(self, lines: Iterable[str]) -> None:
+        """Print lines on the screen and to the run's log."""
+        all_lines = list(lines)
         with self.execution.session.broadcast.lock:
-            self.screen.tell(shown)
-            self.run.door.append(self.run.log, "".join(f"{line}\n" for line in shown))
+            self.screen.tell(all_lines)
+            self.run.door.append(self.run.log, "".join(f"{line}\n" for line in all_lines))

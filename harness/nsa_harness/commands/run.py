@@ -1,20 +1,23 @@
 """Run the resolved scenarios and write their documents, or judge a stored run again.
 
-`session` has the state of the run while it goes on, `scheduler` chooses the next launch, `attempt` launches it and
-watches it to its end, and `judge` judges it from the files of the attempt.
+Five modules share the work: `session` has the state of a run in progress, `scheduler` chooses the next launch,
+`attempt` launches it and watches it until it ends, `judge` judges the attempt from its files, and this module connects
+them.
 
-- Who ends an attempt: the watch decides (`Watch` in `supervisor/watch/watch.py`), and `Guarded.end`, called by
-  `attempt`, lets the reaper end the remaining processes; if this process dies, the reaper does so on its own.
-  Ctrl-C is `Interruption` in `session`; `Execution._must_stop` in `scheduler` ends a plan early.
-- Who decides a HANG: the watch suspects it, `prove` (`core/verdict/proof.py`) proves it during the run, and `judge`
-  (`core/verdict/verdict.py`) proves it again from disk. `group_waits` and `host_waits`, in the same package, decide
-  which waits are closed. A passed deadline is FAIL.
-- Who names the cause: `diagnose` (`core/diagnosis/engine.py`); `outcome_of` (`core/outcome/outcome.py`) reports it.
-- Who writes a file: `supervisor/storage/rundir.py` has the file names and both ways to write. `commands/judge.py`
-  writes the files of an attempt, `render/documents/documents.py` those of the run, the watch its journal and dumps.
+- Ending an attempt: `Watch` (`supervisor/watch/watch.py`) decides when an attempt is over. `attempt` then calls
+  `Guarded.end`, which makes the reaper end the remaining processes. If this process dies, the reaper ends them on its
+  own. `Interruption` in `session` handles Ctrl-C, and `Execution._must_stop` in `scheduler` ends a plan early.
+- Deciding on a HANG: the watch suspects a hang, `prove` (`core/verdict/proof.py`) proves it during the run, and `judge`
+  (`core/verdict/verdict.py`) proves it again from the files. `group_waits` and `host_waits` in the same package decide
+  which waits can never end. A run that passes its deadline is a FAIL.
+- Naming the cause: `diagnose` (`core/diagnosis/engine.py`) finds it, and `outcome_of` (`core/outcome/outcome.py`) puts
+  it into the outcome.
+- Writing files: `supervisor/storage/rundir.py` has the file names and the functions that write. `commands/judge.py`
+  writes the files of an attempt, `render/documents/documents.py` the files of the run, and the watch its journal and
+  dumps.
 
-These five modules import inside functions the modules that a launch does not need, so that the ranks start sooner.
-While the ranks start, `attempt` imports what watches, judges and writes.
+Modules that a launch does not need are imported inside functions, so that the ranks start sooner. `attempt` imports the
+modules that watch, judge and write while the ranks start.
 """
 
 from __future__ import annotations
@@ -62,7 +65,10 @@ if TYPE_CHECKING:
 
 
 def run_all(request: RunRequest, screen: Listener | None = None) -> int:
-    """Run every spec and write the documents. Return the exit code. `screen` replaces the terminal."""
+    """Run every spec of the request, write the documents, and return the exit code.
+
+    `screen`: a listener that replaces the terminal output.
+    """
     sweep_dead_runs()
     with run_directory(request.options, request.resumed) as run:
         report = _run_in(run, request, screen)
@@ -70,12 +76,12 @@ def run_all(request: RunRequest, screen: Listener | None = None) -> int:
 
 
 def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> Report:
-    """Run the request in this directory, without the attempts that a resumed run already has; return the report."""
-    before = [] if request.resumed is None else judged(run)
-    agreed = request.agreed or (shipped_plan() if request.resumed is None else None)
+    """Run the request in the directory `run` and return the report. A resumed run keeps its finished attempts."""
+    before = [] if request.resumed is None else judge_attempts(run)
+    plan_file = request.plan_file or (shipped_plan() if request.resumed is None else None)
     with session(
-        run, request.options, request.specs, screen=screen, side_by_side=request.jobs != 1, policy=request.policy,
-        jobs=request.jobs, deepen=request.deepen, agreed=agreed,
+        run, request.options, request.specs, screen=screen, in_parallel=request.jobs != 1, policy=request.policy,
+        jobs=request.jobs, deepen=request.deepen, plan_file=plan_file,
     ) as running:  # fmt: skip
         outcomes = Execution(session=running, request=request).outcomes_after(before)
         report = running.write_documents(outcomes)
@@ -84,7 +90,7 @@ def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> Report
 
 
 class ReportFormat(Enum):
-    """The form in which a stored run is printed."""
+    """Format in which `report` prints a stored run."""
 
     LINES = "lines"
     JSON = "json"
@@ -94,22 +100,23 @@ class ReportFormat(Enum):
 def rejudge(
     path: Path | None,
     *,
-    telling: ReportFormat = ReportFormat.LINES,
+    report_format: ReportFormat = ReportFormat.LINES,
     strict: bool = False,
     out: Path | None = None,
     redact: bool = True,
     verbose: bool = False,
 ) -> int:
-    """Judge a stored run again from its files. Return the exit code that `run` would return.
+    """Judge a stored run again from its files and print the report. Return the exit code that `run` would return.
 
-    Raises StillRunning for a run that has not ended, and writes nothing then.
+    `path`: the run directory, or None for the latest run below `out`. `redact`: whether to remove secrets. Raises
+    StillRunning, and writes nothing, if the run has not ended.
     """
     run = find_run(path, out or Path("reports"), redact=redact)
     with refuse_if_running(run):
         report = _report_again(run)
-    if telling is ReportFormat.JSON:
+    if report_format is ReportFormat.JSON:
         sys.stdout.write(to_json(report, PLAYBOOK))
-    elif telling is ReportFormat.PROMPT:
+    elif report_format is ReportFormat.PROMPT:
         sys.stdout.write(prompt_text(report))
     else:
         _print_report(run, report, verbose=verbose)
@@ -117,6 +124,7 @@ def rejudge(
 
 
 def _report_again(run: RunDir) -> Report:
+    """Judge all attempts of a stored run, and write its documents again unless the directory is read-only."""
     from nsa_harness.core.outcome.outcome import skipped
 
     record = read_record(run)
@@ -131,12 +139,12 @@ def _report_again(run: RunDir) -> Report:
 
 
 def _search(run: RunDir) -> BisectReport | None:
-    """Return the stored bisection of a run, or None. If it cannot be read, print a note and report without it."""
+    """Return the stored bisection of a run, or None if there is none. If it cannot be read, print a note."""
     if not run.door.is_file(run.search):
         from nsa_harness.supervisor.experiments.journal import unanswered_question
 
-        if unanswered := unanswered_question(run):
-            print(f"note: {unanswered}", file=sys.stderr)
+        if note := unanswered_question(run):
+            print(f"note: {note}", file=sys.stderr)
         return None
     from nsa_harness.render.experiments.bisect_json import stored_search
 
@@ -148,16 +156,22 @@ def _search(run: RunDir) -> BisectReport | None:
 
 
 def failed_specs(path: Path | None, out: Path | None) -> tuple[RunSpec, ...]:
-    """Return the launches of a stored run that did not end as expected, so that they can be launched again."""
+    """Return the launches of a stored run that did not end as expected, for --lf.
+
+    `path`: the run directory, or None for the latest run below `out`.
+    """
     run = find_run(path, out or Path("reports"))
     with refuse_if_running(run):
-        attempts = with_flakiness(judged(run))
-    failed = [outcome for outcome in attempts if outcome.final and not as_expected(outcome)]
-    return tuple(load_spec(run.path / outcome.dir / "spec.json", run.door) for outcome in failed)
+        attempts = with_flakiness(judge_attempts(run))
+    failures = [outcome for outcome in attempts if outcome.final and not as_expected(outcome)]
+    return tuple(load_spec(run.path / outcome.dir / "spec.json", run.door) for outcome in failures)
 
 
 def resumed_request(path: Path | None, request: RunRequest) -> RunRequest:
-    """Return the request that continues a stored run in its own directory. Raises StoredRunError."""
+    """Return `request` with the plan and options of a stored run, so that it continues in the same directory.
+
+    Raises StoredRunError if the run cannot be continued.
+    """
     run = find_run(path, request.options.parent)
     record = plan_to_resume(run)
     return replace(
@@ -168,17 +182,17 @@ def resumed_request(path: Path | None, request: RunRequest) -> RunRequest:
         jobs=record.jobs,
         deepen=record.deepen,
         resumed=run.path,
-        agreed=record.agreed,
+        plan_file=record.agreed,
     )
 
 
-def agreed_before(path: Path | None, out: Path | None) -> PlanText | None:
-    """Return the plan file of a stored run, with its contents at the start of the run."""
+def stored_plan_file(path: Path | None, out: Path | None) -> PlanText | None:
+    """Return the plan file that a stored run was started with, or None for the shipped plan file."""
     return read_record(find_run(path, out or Path("reports"))).agreed
 
 
-def judged(run: RunDir) -> list[Outcome]:
-    """Judge every attempt of a stored run. Raises HarnessError if an attempt cannot be judged."""
+def judge_attempts(run: RunDir) -> list[Outcome]:
+    """Judge every attempt of a stored run and return the outcomes. Raises HarnessError if one cannot be judged."""
     from nsa_harness.commands.judge import judge_stored
 
     budget = Budget()
@@ -186,8 +200,8 @@ def judged(run: RunDir) -> list[Outcome]:
 
 
 def _judge_or_error(run: RunDir, record: Record) -> list[Outcome]:
-    """Judge every attempt of a stored run. An attempt that cannot be judged becomes ERROR."""
-    from nsa_harness.commands.judge import judge_stored, not_judged
+    """Judge every attempt of a stored run. An attempt that cannot be judged gets the verdict ERROR."""
+    from nsa_harness.commands.judge import error_outcome, judge_stored
     from nsa_harness.render.documents.documents import log_fault
 
     outcomes, budget = [], Budget()
@@ -195,7 +209,7 @@ def _judge_or_error(run: RunDir, record: Record) -> list[Outcome]:
         try:
             outcomes.append(judge_stored(attempt, budget))
         except Exception as error:
-            outcomes.append(not_judged(attempt, record.plan, error))
+            outcomes.append(error_outcome(attempt, record.plan, error))
             if not isinstance(error, HarnessError):
                 log_fault(run, f"{attempt.path.name} could not be judged:\n{traceback.format_exc()}")
     return outcomes

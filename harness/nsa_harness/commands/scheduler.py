@@ -1,4 +1,4 @@
-"""Launch the scenarios of a plan: each as often as the policy demands, one after another or in parallel."""
+"""Launch the scenarios of a plan, one after another or in parallel, each as often as the policy requires."""
 
 from __future__ import annotations
 
@@ -23,51 +23,54 @@ from nsa_harness.texts.sentences import with_words
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
+    """Everything that one run needs to know: its launches and its options."""
+
     specs: tuple[RunSpec | Skip, ...]
     options: RunOptions
     policy: Policy = ONCE
-    deepen: bool = False  # explain open failures by diagnostic reruns, each with one change
+    deepen: bool = False  # launch diagnostic reruns, each with one change, to explain failures
     jobs: int | None = 1  # parallel runs; None: as many as cores, devices and memory allow
-    resumed: Path | None = None  # the run directory to continue in
-    agreed: PlanText | None = None  # the plan file that judges the runs together; None: the shipped one
+    resumed: Path | None = None  # the run directory to continue in; None: a new one
+    plan_file: PlanText | None = None  # has the decision rules for all runs together; None: the shipped plan file
 
 
 _POLL_S = 0.2
 _NO_BOUND = Room(jobs=None, cores=None, gpus=MAX_RANKS * MAX_RANKS, memory_bytes=None)
-_MEMORY_OF_A_RANK = 600 << 20  # assumed for a rank that was not measured yet: torch, gloo and a small model
+_RANK_BYTES = 600 << 20  # assumed until a rank was measured: torch, gloo and a small model
 
 
 @dataclass(kw_only=True)
 class Execution:
-    """The plan of a request, while it is carried out."""
+    """The launches of one request, and the attempts made so far."""
 
     session: Session
     request: RunRequest
-    attempts: dict[str, list[Outcome]] = field(default_factory=dict)  # by scenario, of the whole plan from the start
+    attempts: dict[str, list[Outcome]] = field(default_factory=dict)  # by scenario name
 
     def outcomes_after(self, before: Sequence[Outcome]) -> list[Outcome]:
-        """Launch what is missing, and return every attempt of every scenario, including those in `before`."""
+        """Launch the missing attempts and return all attempts. `before` has the attempts of an earlier session."""
         self.remember(before)
         launches = [spec for spec in self.request.specs if isinstance(spec, RunSpec)]
         waiting = [spec for spec in launches if self._wanted(spec) or self._open_question(spec)]
         skips = [spec for spec in self.request.specs if isinstance(spec, Skip)]
-        listed: Sequence[RunSpec | Skip] = [*waiting, *skips] if before else self.request.specs
-        shown = [self.session.run.redaction.spec(spec) for spec in listed]
-        self.session.broadcast(lambda listener: listener.on_plan(self.session.facts, shown))
+        plan: Sequence[RunSpec | Skip] = [*waiting, *skips] if before else self.request.specs
+        redacted_plan = [self.session.run.redaction.spec(spec) for spec in plan]
+        self.session.broadcast(lambda listener: listener.on_plan(self.session.facts, redacted_plan))
         self.carry_out([*skips, *waiting], self.request.jobs)
         return [outcome for outcomes in self.attempts.values() for outcome in outcomes]
 
     def remember(self, before: Sequence[Outcome]) -> None:
-        """Take over attempts that were launched earlier, so that they are not launched again."""
+        """Store the attempts of an earlier session, so that they are not launched again."""
         names = [*(spec.scenario for spec in self.request.specs), *(outcome.spec.scenario for outcome in before)]
         self.attempts = {name: [] for name in names}
         for outcome in sorted(before, key=lambda outcome: outcome.attempt):
             self.attempts[outcome.spec.scenario].append(outcome)
 
     def carry_out(self, specs: Sequence[RunSpec | Skip], jobs: int | None, *, crowded: bool = False) -> None:
-        """Launch each scenario as often as the policy demands, `jobs` in parallel; None: as many as there is room for.
+        """Launch each scenario as often as the policy requires.
 
-        `crowded`: launch all in parallel, even without room for them.
+        `jobs`: how many run in parallel; None: as many as cores, GPUs and memory allow. `crowded`: run all of them in
+        parallel, even if memory or cores do not suffice.
         """
         for skip in specs:
             if isinstance(skip, Skip):
@@ -83,11 +86,11 @@ class Execution:
         running: dict[Future[None], Load] = {}
         with ThreadPoolExecutor(max_workers=max(1, len(waiting))) as pool:
             while waiting or running:
-                while (place := first_that_fits([*map(self._load, waiting)], [*running.values()], room)) is not None:
-                    spec = waiting.pop(place)
+                while (index := first_that_fits([*map(self._load, waiting)], [*running.values()], room)) is not None:
+                    spec = waiting.pop(index)
                     running[pool.submit(self._scenario_on_own_devices, spec)] = self._load(spec)
-                ended, _ = wait(running, timeout=_POLL_S, return_when=FIRST_COMPLETED)
-                for future in ended:
+                finished, _ = wait(running, timeout=_POLL_S, return_when=FIRST_COMPLETED)
+                for future in finished:
                     del running[future]
                     future.result()
 
@@ -96,45 +99,45 @@ class Execution:
             self._scenario(spec, devices or None)
 
     def _scenario(self, spec: RunSpec, devices: tuple[int, ...] | None) -> None:
-        """Make all attempts of one scenario, and then the diagnostic reruns that can explain an open failure."""
+        """Run all attempts of one scenario, then the diagnostic reruns that may explain its failure."""
         while not self._must_stop() and self._wanted(spec):
             self._add(self.session.launch(spec, self._next_number(spec), devices=devices))
         while not self.session.interrupted and (change := self._open_question(spec)) is not None:
             self._add(self._rerun(spec, *change, devices))
 
     def _rerun(self, spec: RunSpec, open_attempt: Outcome, change: Change, devices: tuple[int, ...] | None) -> Outcome:
-        """Launch again with one change. This attempt explains another attempt, and does not count as a repetition."""
-        changed = deepened(spec, change, open_attempt.attempt)
-        deeper = self.session.launch(changed, self._next_number(spec), devices=devices)
+        """Launch a diagnostic rerun: the same scenario with one change. It does not count as a repetition."""
+        changed_spec = deepened(spec, change, open_attempt.attempt)
+        deeper = self.session.launch(changed_spec, self._next_number(spec), devices=devices)
         return with_words(with_deeper_runs([open_attempt, replace(deeper, final=False)]))[1]
 
     def _open_question(self, spec: RunSpec) -> tuple[Outcome, Change] | None:
-        """Return the final attempt and the change that could explain more of its failure; None: nothing is open."""
+        """Return the failed attempt to explain and the change to try next, or None if no rerun is useful."""
         if not self.request.deepen:
             return None
         attempts = with_flakiness(self.attempts[spec.scenario])
         final = next((attempt for attempt in attempts if attempt.final and attempt.spec.deepening is None), None)
         if final is None:
             return None
-        made = [
+        tried_changes = [
             attempt.spec.deepening.change
             for attempt in attempts
             if attempt.spec.deepening and attempt.spec.deepening.of == final.attempt
         ]
-        change = next_change(spec, final, made, probe=self.request.options.probe, own=second_runs(spec))
+        change = next_change(spec, final, tried_changes, probe=self.request.options.probe, own=second_runs(spec))
         return None if change is None else (final, change)
 
     def _next_number(self, spec: RunSpec) -> int:
         return max((outcome.attempt for outcome in self.attempts[spec.scenario]), default=0) + 1
 
     def _skip(self, skip: Skip) -> None:
-        from nsa_harness.commands.judge import keep_skip
+        from nsa_harness.commands.judge import record_skip
 
-        self._add(keep_skip(self.session.run.attempt(skip.scenario), skip))
+        self._add(record_skip(self.session.run.attempt(skip.scenario), skip))
 
     def _add(self, outcome: Outcome) -> None:
         self.attempts[outcome.spec.scenario].append(outcome)
-        self.session.tell_outcome(outcome)
+        self.session.announce(outcome)
 
     def _wanted(self, spec: RunSpec) -> bool:
         return another_wanted(self.request.policy, self.attempts[spec.scenario])
@@ -143,21 +146,25 @@ class Execution:
         return self.session.interrupted or failed_enough(self.request.policy, self.attempts.values())
 
     def _room(self, jobs: int | None) -> Room:
-        # A user who gives a number of jobs has decided about the cores.
+        # If the user chose the number of jobs, the cores do not limit it.
         return room_of(self.session.facts, jobs, cores=self.session.facts.cpus if jobs is None else None)
 
     def _load(self, spec: RunSpec) -> Load:
-        return load_of(spec, chain.from_iterable(self.attempts.values()), unknown_bytes=_MEMORY_OF_A_RANK)
+        return load_of(spec, chain.from_iterable(self.attempts.values()), unknown_bytes=_RANK_BYTES)
 
 
 def room_of(facts: MachineFacts, jobs: int | None, *, cores: int | None) -> Room:
-    """Return the room on this machine for launches that run at the same time. None: no limit."""
+    """Return the resources of this machine that parallel launches may use. `jobs` or `cores` None: no such limit."""
     return Room(jobs=jobs, cores=cores, gpus=len(facts.gpus), memory_bytes=memory_bytes()[1])
 
 
-def load_of(spec: RunSpec, seen: Iterable[Outcome], *, unknown_bytes: int) -> Load:
-    """Return the load of a launch; its ranks take as much memory as the largest rank in `seen`, or `unknown_bytes`."""
-    sizes = (outcome.usage.peak_rss_bytes for outcome in seen)
+def load_of(spec: RunSpec, outcomes: Iterable[Outcome], *, unknown_bytes: int) -> Load:
+    """Return the resources that a launch needs.
+
+    Each rank is assumed to need as much memory as the largest rank in `outcomes`, or `unknown_bytes` if none was
+    measured.
+    """
+    sizes = (outcome.usage.peak_rss_bytes for outcome in outcomes)
     rank_bytes = max((size for size in sizes if size), default=unknown_bytes)
     gpus = spec.ranks if spec.device == "cuda" else 0
     return Load(ranks=spec.ranks, gpus=gpus, memory_bytes=spec.ranks * rank_bytes)

@@ -1,4 +1,4 @@
-"""`selftest`: run planted faults like any scenario, and compare the report with the faults."""
+"""`nsa-harness selftest`: run scenarios with planted faults, and compare the reports with the faults."""
 
 from __future__ import annotations
 
@@ -29,26 +29,28 @@ from nsa_harness.supervisor.launch.scenario_files import shipped_root
 from nsa_harness.supervisor.storage.reports import MOST_BYTES
 from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions
 
-_RIGHT, _WRONG, _INTERRUPTED = 0, 1, 130
+_RIGHT, _WRONG, _INTERRUPTED = 0, 1, 130  # exit codes
 _PARENT = "base/fault.yaml"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelftestRequest:
+    """The options of a selftest."""
+
     seed: int  # decides where each fault is planted
     out: Path | None
     command: str  # the command line of the user
 
 
 def selftest(request: SelftestRequest, faults: Sequence[SelftestFault] = SELFTEST_FAULTS) -> int:
-    """Plant faults and compare the reports.
+    """Plant faults, run them, and compare each report with its fault.
 
-    Returns 0 if every part of every report is right, 1 if not, and 130 if the run was interrupted.
+    Return 0 if every report is right, 1 if one is wrong or missing, and 130 if the run was interrupted.
     """
     plantings = draw_plantings(faults, request.seed)
     count = len(faults)
     print(
-        f"selftest   {count} planted faults, {len(plantings) - count} healthy twins, seed {request.seed} "
+        f"selftest   {count} planted faults and {len(plantings) - count} healthy twins, seed {request.seed} "
         f"(--seed {request.seed} plants them at the same places)",
         flush=True,
     )
@@ -65,7 +67,7 @@ def selftest(request: SelftestRequest, faults: Sequence[SelftestFault] = SELFTES
 
 
 def draw_plantings(faults: Iterable[SelftestFault], seed: int) -> tuple[Planting, ...]:
-    """Return each fault at a random rank, layer and step, and its healthy twin if it has one."""
+    """Return each fault at a random rank, layer and step, followed by its healthy twin if it has one."""
     return tuple(planting for kind in faults for planting in _at_random_place(kind, seed))
 
 
@@ -77,7 +79,7 @@ def _at_random_place(kind: SelftestFault, seed: int) -> tuple[Planting, ...]:
 
 
 def _spec(planting: Planting) -> RunSpec:
-    """Plan the launch like any scenario, but ignore ./scenarios and NSA_* variables."""
+    """Return the launch of a planting. It ignores ./scenarios and NSA_* variables of the user."""
     root = shipped_root()
     words = (str(root / _PARENT), *planting.overrides())
     (spec,) = planned(Invocation(words=words, working_dir=root, environ={}), machine_facts()).specs
@@ -103,7 +105,7 @@ class _Screen(Listener):
 
 
 def _compare(plantings: Sequence[Planting], run_dir: Path | None) -> list[PlantingResult]:
-    """Compare each planting with its final outcome in report.json, which is what other programs read."""
+    """Compare each planting with its final outcome in report.json. A planting that did not run has no result."""
     if run_dir is None:
         return []
     run = RunDir(run_dir)

@@ -1,7 +1,7 @@
-"""A session: one run directory while a command launches into it, from its record to its documents.
+"""Sessions: the period in which a command launches runs into one run directory.
 
-Every command that launches something opens one: it writes run.json, tells the listeners, catches Ctrl-C, and writes the
-documents of the run at the end.
+Every command that launches something opens a session. The session writes run.json, sends events to the listeners,
+handles Ctrl-C, and writes the documents of the run at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from nsa_harness import __version__
-from nsa_harness.commands.attempt import Enough, run_one
+from nsa_harness.commands.attempt import ShouldStop, run_one
 from nsa_harness.core.comparison.decisions import with_decisions
 from nsa_harness.core.comparison.plan_file import PlanFile, PlanText, read_stored_plan
 from nsa_harness.core.comparison.sweeps import with_growth
@@ -46,19 +46,19 @@ from nsa_harness.texts.sentences import with_words
 if TYPE_CHECKING:
     from nsa_harness.core.search.report import BisectReport
 
-INTERRUPTED = 130  # exit code
+INTERRUPTED = 130  # exit code after Ctrl-C or SIGTERM
 
 
 @dataclass(kw_only=True)
 class Session:
-    """A run directory while a command launches into it, with everything that a launch needs."""
+    """A run directory in use by a command, and everything that its launches share."""
 
     run: RunDir
     options: RunOptions
     record: Record
     broadcast: Broadcast
     interruption: Interruption
-    _taken: set[int] = field(default_factory=set)  # devices
+    _reserved_gpus: set[int] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -76,35 +76,36 @@ class Session:
         *,
         devices: tuple[int, ...] | None = None,
         server: ForkServer | None = None,
-        enough: Enough | None = None,
+        should_stop: ShouldStop | None = None,
     ) -> Outcome:
-        """Launch attempt `number` of the spec's scenario and return how it ended. See `run_one` for the options."""
+        """Launch attempt `number` of the spec's scenario and return its outcome. The options are those of `run_one`."""
         return run_one(
             spec, self.run.attempt(spec.scenario, number), number=number, probe=self.options.probe, facts=self.facts,
-            tell=self.broadcast, interruption=self.interruption, log=self.run.log, devices=devices, server=server,
-            enough=enough,
+            notify=self.broadcast, interruption=self.interruption, log=self.run.log, devices=devices, server=server,
+            should_stop=should_stop,
         )  # fmt: skip
 
-    def tell_outcome(self, outcome: Outcome) -> None:
+    def announce(self, outcome: Outcome) -> None:
+        """Send the outcome of an attempt to all listeners."""
         self.broadcast(lambda listener: listener.on_outcome(outcome, self.run.path))
 
     @contextmanager
     def devices_of(self, spec: RunSpec) -> Iterator[tuple[int, ...] | None]:
-        """Reserve GPUs for a launch, if other launches may run in parallel; None: the launch sees all GPUs."""
-        if spec.device != "cuda" or not self.interruption.side_by_side:
+        """Reserve GPUs for one launch if launches may run in parallel. Yield None if the launch may see all GPUs."""
+        if spec.device != "cuda" or not self.interruption.in_parallel:
             yield None
             return
         with self._lock:
-            devices = free_devices(self._taken, spec.ranks, len(self.facts.gpus))
-            self._taken |= set(devices)
+            devices = free_devices(self._reserved_gpus, spec.ranks, len(self.facts.gpus))
+            self._reserved_gpus |= set(devices)
         try:
             yield devices
         finally:
             with self._lock:
-                self._taken -= set(devices)
+                self._reserved_gpus -= set(devices)
 
     def stream(self, event: Mapping[str, object]) -> None:
-        """Write an event of this command to the event file and, with `--json`, to stdout."""
+        """Write an event to events.jsonl and, with `--json`, to stdout."""
         line = json.dumps({"schema": SCHEMA, **event, "t_s": None, "run_id": self.run.run_id})
         text = self.run.redaction.json(line)
         self.run.door.append(self.run.events, text + "\n")
@@ -119,10 +120,10 @@ class Session:
         search: BisectReport | None = None,
         interrupted: bool | None = None,
     ) -> Report:
-        """Write run.json again and every document of the run.
+        """Write run.json and every document of the run, and return the report.
 
-        `plan`: the launches, if they were not known at the start. `interrupted`: whether to record an interruption;
-        None: if there was one.
+        `plan`: all launches, if they were not known at the start. `search`: the bisection, if this is one.
+        `interrupted`: whether to record an interruption; None: whether Ctrl-C or SIGTERM came.
         """
         self.record = replace(
             self.record,
@@ -136,12 +137,12 @@ class Session:
 
 
 @contextmanager
-def run_directory(options: RunOptions, resumed: Path | None = None) -> Iterator[RunDir]:
-    """Make the directory of a run, or take the one to continue in, and hold its lock."""
-    if resumed is None:
+def run_directory(options: RunOptions, resume_in: Path | None = None) -> Iterator[RunDir]:
+    """Create a run directory, or reuse `resume_in`, and hold its lock."""
+    if resume_in is None:
         run = create_run(options.parent, redact=options.redact, git_diff=options.git_diff)
     else:
-        run = RunDir(resumed, redact=options.redact, git_diff=options.git_diff)
+        run = RunDir(resume_in, redact=options.redact, git_diff=options.git_diff)
     with locked(run):
         yield run
 
@@ -153,35 +154,36 @@ def session(
     plan: Sequence[RunSpec | Skip],
     *,
     screen: Listener | None = None,
-    side_by_side: bool = False,
+    in_parallel: bool = False,
     facts: MachineFacts | None = None,
     policy: Policy = ONCE,
     jobs: int | None = 1,
     deepen: bool = False,
-    agreed: PlanText | None = None,
+    plan_file: PlanText | None = None,
 ) -> Iterator[Session]:
-    """Open a session in a directory that the caller has locked.
+    """Open a session in the directory `run`, which the caller has locked.
 
-    `screen` replaces the terminal. `side_by_side`: attempts may overlap. run.json stores the parameters from `policy`
-    on.
+    `screen`: a listener that replaces the terminal output. `in_parallel`: whether attempts may overlap. `facts`: the
+    facts about this machine, if they are already known. `policy`, `jobs`, `deepen` and `plan_file` are only stored in
+    run.json, for --resume.
     """
     record = Record(
         command=options.command, harness=__version__, machine=facts or machine_facts(), controller=os.getpid(),
-        plan=tuple(plan), policy=policy, jobs=jobs, probe=options.probe, deepen=deepen, agreed=agreed,
+        plan=tuple(plan), policy=policy, jobs=jobs, probe=options.probe, deepen=deepen, agreed=plan_file,
     )  # fmt: skip
     write_record(run, record)
     with ExitStack() as stack:
         if isinstance(screen, ExperimentScreen):
             stack.callback(_log_trouble, screen, run)
         broadcast = stack.enter_context(listeners(options, run, screen))
-        interruption = stack.enter_context(interruptible(broadcast, side_by_side=side_by_side))
+        interruption = stack.enter_context(interruptible(broadcast, in_parallel=in_parallel))
         if isinstance(screen, ExperimentScreen):
             screen.lost_terminal = interruption.lost_terminal
         yield Session(run=run, options=options, record=record, broadcast=broadcast, interruption=interruption)
 
 
 def _log_trouble(screen: ExperimentScreen, run: RunDir) -> None:
-    """Write to the log what the screen could not show, since its terminal may be gone."""
+    """Write the display errors of the screen to the run's log, because its terminal may have been closed."""
     from nsa_harness.render.documents.documents import log_fault
 
     for trouble in screen.trouble:
@@ -193,18 +195,19 @@ def _log_trouble(screen: ExperimentScreen, run: RunDir) -> None:
 
 @dataclass(kw_only=True)
 class Interruption:
-    """The handler of Ctrl-C, TERM, QUIT and a lost terminal: once means end and report, twice means kill at once.
+    """Handles Ctrl-C, SIGTERM, SIGQUIT and a closed terminal.
 
-    An attempt that has ended is always judged, and the report is always written.
+    After the first signal, the running attempts are ended and judged. After the second, they are killed at once. In
+    both cases every attempt that has ended is judged, and the report is written.
     """
 
     broadcast: Broadcast
-    side_by_side: bool  # the attempts read `count` themselves
+    in_parallel: bool  # attempts run in threads, and read `count` themselves
     count: int = 0
-    _watching: bool = False  # an attempt, which a second signal leaves at once
+    _watching: bool = False  # the main thread watches an attempt, and a second signal must interrupt it
 
     def __call__(self, number: int, _: FrameType | None) -> None:
-        # A shell passes on the hang-up that the kernel has already sent: it does not count as a second signal.
+        # When a terminal closes, the kernel and the shell may both send SIGHUP. It counts only once.
         if number == signal.SIGHUP and self.count:
             return
         self.count += 1
@@ -214,41 +217,45 @@ class Interruption:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While this is entered, a second signal is a KeyboardInterrupt."""
-        self._watching = not self.side_by_side
+        """Return a context in which a second signal raises KeyboardInterrupt, unless attempts run in parallel."""
+        self._watching = not self.in_parallel
         try:
             yield
         finally:
             self._watching = False
 
     def lost_terminal(self) -> None:
-        """Count as interrupted: the terminal is gone, and no signal came because it belonged to another session."""
+        """Treat a closed terminal as an interruption. No signal comes if it belonged to another process session."""
         self.count = max(self.count, 1)
 
 
 @contextmanager
-def interruptible(broadcast: Broadcast, *, side_by_side: bool = False) -> Iterator[Interruption]:
-    interruption = Interruption(broadcast=broadcast, side_by_side=side_by_side)
+def interruptible(broadcast: Broadcast, *, in_parallel: bool = False) -> Iterator[Interruption]:
+    """Install the signal handlers for a run, and restore the previous handlers at the end."""
+    interruption = Interruption(broadcast=broadcast, in_parallel=in_parallel)
     broadcast.lost_terminal = interruption.lost_terminal
     if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread only
         yield interruption
         return
-    # Signals that nohup ignores stay ignored.
-    caught = [number for number in _HANG_UPS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM, *caught)}
+    # Signals that are ignored, for example because of nohup, stay ignored.
+    hang_ups = [number for number in _HANG_UPS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM, *hang_ups)}
     try:
         yield interruption
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        _leave_lost_terminals()
+        _discard_lost_terminals()
 
 
 _HANG_UPS = (signal.SIGHUP, signal.SIGQUIT)
 
 
-def _leave_lost_terminals() -> None:
-    """Discard further output if the terminal is gone: otherwise the interpreter would exit with its own code."""
+def _discard_lost_terminals() -> None:
+    """Redirect stdout and stderr to /dev/null if their terminal was closed.
+
+    Otherwise the final flush would fail, and Python would exit with its own code.
+    """
     for stream in (1, 2):
         try:
             os.tcgetpgrp(stream)
@@ -264,7 +271,7 @@ def _leave_lost_terminals() -> None:
 
 @contextmanager
 def listeners(options: RunOptions, run: RunDir, screen: Listener | None) -> Iterator[Broadcast]:
-    """Open the listeners of a run: screen, log, event file and, with --json, the event stream on stdout.
+    """Open the listeners of a run: the screen, the log, events.jsonl and, with --json, events on stdout.
 
     With --json, the human-readable lines go to stderr.
     """
@@ -287,7 +294,7 @@ def listeners(options: RunOptions, run: RunDir, screen: Listener | None) -> Iter
 
 @contextmanager
 def _redacted_at_the_end(run: RunDir) -> Iterator[None]:
-    """Redact the run after the last write: the last attempt may reveal a secret of the first."""
+    """Redact all files of the run again at the end, because a later attempt may reveal a secret of an earlier one."""
     try:
         yield
     finally:
@@ -297,7 +304,7 @@ def _redacted_at_the_end(run: RunDir) -> Iterator[None]:
 def _terminal(options: RunOptions) -> Terminal:
     if not options.json:
         return Terminal(sys.stdout, version=__version__, playbook=PLAYBOOK, verbose=options.verbose)
-    # Events on the same screen would be drawn over by a live view.
+    # A live view on the same terminal would overwrite the events.
     live = not sys.stdout.isatty()
     return Terminal(sys.stderr, version=__version__, playbook=PLAYBOOK, live=live, verbose=options.verbose)
 
@@ -306,10 +313,13 @@ def _terminal(options: RunOptions) -> Terminal:
 
 
 def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Report:
-    """Return the redacted report of these attempts, with flakiness, diagnostic reruns and decisions across them."""
-    places = {spec.scenario: place for place, spec in enumerate(record.plan)}
-    in_order = sorted(outcomes, key=lambda run: (places.get(run.spec.scenario, len(places)), run.attempt))
-    started = {outcome.spec.scenario for outcome in outcomes}
+    """Return the redacted report of these attempts.
+
+    It includes conclusions that need several attempts: flakiness, diagnostic reruns, growth in sweeps, and decisions.
+    """
+    positions = {spec.scenario: position for position, spec in enumerate(record.plan)}
+    in_order = sorted(outcomes, key=lambda run: (positions.get(run.spec.scenario, len(positions)), run.attempt))
+    launched = {outcome.spec.scenario for outcome in outcomes}
     report = Report(
         run_id=run.run_id,
         harness=record.harness,
@@ -317,20 +327,21 @@ def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Repor
         command=run.redaction.typed(record.command),
         interrupted=record.interrupted,
         outcomes=with_words(with_growth(with_deeper_runs(with_flakiness(in_order)))),
-        not_run=tuple(spec.scenario for spec in record.plan if spec.scenario not in started),
+        not_run=tuple(spec.scenario for spec in record.plan if spec.scenario not in launched),
     )
     return run.redaction.value(with_decisions(report, _plan_file(run, record)))
 
 
 def _plan_file(run: RunDir, record: Record) -> PlanFile:
-    """Return the plan file with its contents at the start of the run."""
-    read = read_stored_plan(record.agreed or shipped_plan())
-    for mistake in read.mistakes[:1]:
-        print(f"note: {run.request}: {mistake}; nothing that was agreed is asked", file=sys.stderr)
-    return read.plan
+    """Return the plan file with the contents it had at the start of the run. If it is invalid, print a note."""
+    parsed_plan = read_stored_plan(record.agreed or shipped_plan())
+    for mistake in parsed_plan.mistakes[:1]:
+        print(f"note: {run.request}: {mistake}; the decision rules are not applied", file=sys.stderr)
+    return parsed_plan.plan
 
 
 def write_report(run: RunDir, report: Report, search: BisectReport | None = None) -> None:
+    """Write every document of the run. Print a line for each document that cannot be written."""
     from nsa_harness.render.documents.documents import write_documents
 
     for trouble in write_documents(run, report, PLAYBOOK, search):

@@ -1,4 +1,4 @@
-"""Verify a fix: repeat a failed run after an edit until it fails, or has passed often enough to count as fixed."""
+"""`run --verify`: repeat a failed run after an edit, until it fails again or has passed often enough to be fixed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from nsa_harness.commands.experiment import Experiment, ledger_side, open_experiment
-from nsa_harness.commands.run import judged
+from nsa_harness.commands.run import judge_attempts
 from nsa_harness.core.experiment.claim import VerificationResult, VerifyReport, passes_needed, rate_before, verified
 from nsa_harness.core.experiment.trial import BAD_ENDS, Signature, signature_of, trial_of
 from nsa_harness.core.plan import RunSpec
@@ -35,17 +35,22 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyRequest:
-    stored: Path  # a run, or one attempt of it
-    least: int  # the least passes, from --repeat
+    """The failed run to repeat, and the options."""
+
+    run_path: Path  # a run, or one attempt of it
+    min_passes: int  # from --repeat
     dry_run: bool
     options: RunOptions
 
 
 def run_verify(request: VerifyRequest) -> int:
-    """Repeat the run until it is decided, and write documents and ledger. Return the exit code. Raises UsageError."""
-    stored = find_run(request.stored, request.options.parent)
-    with refuse_if_running(stored):
-        before = _before(stored, request)
+    """Repeat the failed run until the answer is known. Write the documents and a line of the ledger.
+
+    Return the exit code. Raises UsageError if the run has no failure, or several that could be meant.
+    """
+    run = find_run(request.run_path, request.options.parent)
+    with refuse_if_running(run):
+        before = _before(run, request)
     if request.dry_run:
         TrialScreen.print_lines(lambda width: shown.verify_header(before.report, width))
         return 0
@@ -58,66 +63,71 @@ def run_verify(request: VerifyRequest) -> int:
 class _Before:
     """The failure before the edit, and how often it occurred."""
 
-    spec: RunSpec  # the launch now
+    spec: RunSpec  # the launch to repeat, with a new hash
     spec_hash: str  # the hash of the stored launch
     signature: Signature
     report: VerifyReport
 
     def fails_alike(self, outcome: Outcome) -> bool:
-        """Whether an outcome is the same failure: the same cause or the same line, because an edit may move lines."""
-        now = signature_of(outcome)
-        same_place = now.place is not None and now.place == self.signature.place
-        return now.verdict == self.signature.verdict and (now.cause == self.signature.cause or same_place)
+        """Whether an outcome is the same failure: the same verdict, and the same cause or line.
+
+        The line alone does not decide, because an edit may move lines.
+        """
+        signature = signature_of(outcome)
+        same_line = signature.place is not None and signature.place == self.signature.place
+        return signature.verdict == self.signature.verdict and (signature.cause == self.signature.cause or same_line)
 
 
-def _before(stored: RunDir, request: VerifyRequest) -> _Before:
-    attempts = [outcome for outcome in judged(stored) if outcome.spec.deepening is None]
-    last = _failed_attempts(stored, request.stored, attempts)[-1]
+def _before(run: RunDir, request: VerifyRequest) -> _Before:
+    """Return the failure of the stored run, with its rate in that run and in earlier runs."""
+    attempts = [outcome for outcome in judge_attempts(run) if outcome.spec.deepening is None]
+    last = _failed_attempts(run, request.run_path, attempts)[-1]
     same = [attempt for attempt in attempts if attempt.spec.spec_hash == last.spec.spec_hash]
     here = _count_failures(attempt.verdict.status for attempt in same)
-    earlier = ended_before(stored.path.parent, {last.spec.spec_hash}, but=stored.run_id)
-    others = _count_failures(run.verdict for run in earlier)
+    earlier = ended_before(run.path.parent, {last.spec.spec_hash}, but=run.run_id)
+    others = _count_failures(earlier_run.verdict for earlier_run in earlier)
     everywhere = (here[0] + others[0], here[1] + others[1])
     rate = rate_before([here, everywhere])
-    spec, signature = load_spec(stored.path / last.dir / "spec.json", stored.door), signature_of(last)
-    # The stored launch had other code, so passes of this launch must not count for it: it gets its own hash.
-    fresh = hashlib.sha256(f"{spec.spec_hash} verifies {stored.run_id}".encode()).hexdigest()[:12]
+    spec, signature = load_spec(run.path / last.dir / "spec.json", run.door), signature_of(last)
+    # The stored launch ran other code. With the same hash, passes of the new code would count for the old code.
+    new_hash = hashlib.sha256(f"{spec.spec_hash} verifies {run.run_id}".encode()).hexdigest()[:12]
     report = VerifyReport(
-        scenario=last.spec.scenario, run_id=stored.run_id, end=str(signature), here=here, everywhere=everywhere,
-        rate=rate, needed=max(request.least, passes_needed(*rate, _CONFIDENCE)), confidence=_CONFIDENCE,
+        scenario=last.spec.scenario, run_id=run.run_id, end=str(signature), here=here, everywhere=everywhere,
+        rate=rate, needed=max(request.min_passes, passes_needed(*rate, _CONFIDENCE)), confidence=_CONFIDENCE,
     )  # fmt: skip
     return _Before(
-        spec=replace(spec, spec_hash=fresh), spec_hash=last.spec.spec_hash, signature=signature, report=report
+        spec=replace(spec, spec_hash=new_hash), spec_hash=last.spec.spec_hash, signature=signature, report=report
     )
 
 
 def _count_failures(verdicts: Iterable[str]) -> tuple[int, int]:
-    """Return how many runs failed, and how many were judged."""
+    """Return how many runs failed, and how many runs got a verdict."""
     judged_ends = [verdict for verdict in verdicts if verdict in (Status.PASS, *BAD_ENDS)]
     return sum(verdict in BAD_ENDS for verdict in judged_ends), len(judged_ends)
 
 
-def _failed_attempts(stored: RunDir, given: Path, attempts: Sequence[Outcome]) -> list[Outcome]:
-    """Return the failed attempts of the scenario that `given` names, or of the only one that failed.
+def _failed_attempts(run: RunDir, path: Path, attempts: Sequence[Outcome]) -> list[Outcome]:
+    """Return the failed attempts of the scenario that `path` names, or else of the only scenario that failed.
 
-    Raises UsageError if no scenario failed, or several.
+    Raises UsageError if no scenario failed, or if several failed and `path` names none of them.
     """
-    named = given.name.partition("~")[0]
+    scenario = path.name.partition("~")[0]
     bad = [attempt for attempt in attempts if attempt.verdict.status in BAD_ENDS]
-    if any(attempt.spec.scenario == named for attempt in attempts):
-        bad = [attempt for attempt in bad if attempt.spec.scenario == named]
+    if any(attempt.spec.scenario == scenario for attempt in attempts):
+        bad = [attempt for attempt in bad if attempt.spec.scenario == scenario]
     elif surprises := [attempt for attempt in bad if not as_expected(attempt)]:
         bad = surprises
     names = list(dict.fromkeys(attempt.spec.scenario for attempt in bad))
     if not names:
-        raise UsageError(f"--verify {given}: nothing failed in it, so there is nothing to verify")
+        raise UsageError(f"--verify {path}: nothing failed in this run, so there is nothing to verify")
     if len(names) > 1:
-        listed = ", ".join(str(stored.path / name) for name in names[:4])
-        raise UsageError(f"--verify {given}: {len(names)} scenarios failed; name one of them: {listed}")
+        directories = ", ".join(str(run.path / name) for name in names[:4])
+        raise UsageError(f"--verify {path}: {len(names)} scenarios failed; name one of them: {directories}")
     return bad
 
 
 def _verify(experiment: Experiment, before: _Before) -> int:
+    """Run trials until the fix is verified or refuted, and report the result. Return the exit code."""
     report, needed = before.report, before.report.needed
     experiment.show(lambda width: shown.verify_header(report, width))
     for _ in experiment.trials_until(
@@ -136,16 +146,17 @@ def _verify(experiment: Experiment, before: _Before) -> int:
 
 
 def _ledger_line(experiment: Experiment, before: _Before, report: VerifyReport) -> LedgerLine:
-    confidence, passed, bad, of = report.confidence, report.passes, *report.rate
-    failed = sum(trial.judged and not trial.passed for trial in report.trials)
-    ends = {report.last: failed} if failed else {}
+    """Return the ledger's line for a verification. Its two sides are the runs before and after the edit."""
+    confidence, passes, bad, of = report.confidence, report.passes, *report.rate
+    failures = sum(trial.judged and not trial.passed for trial in report.trials)
+    ends = {report.last: failures} if failures else {}
     then = ledger_side(f"as in {report.run_id}", before.spec_hash, bad, of, confidence, {report.end: bad})
-    now = ledger_side("as it is now", before.spec.spec_hash, failed, failed + passed, confidence, ends)
+    now = ledger_side("as it is now", before.spec.spec_hash, failures, failures + passes, confidence, ends)
     result = report.result or VerificationResult.UNDECIDED
     return experiment.ledger_line(
         before.spec, [report.run_id],
         kind="verify", text=f"{report.scenario} of {report.run_id} is fixed", result=result.value,
         why=shown.verify_why(report), computes="not known", scenario=report.scenario, key="code",
-        fixed="yes" if result is VerificationResult.FIXED else "no" if failed else "not yet", confidence=confidence,
+        fixed="yes" if result is VerificationResult.FIXED else "no" if failures else "not yet", confidence=confidence,
         sides=(then, now), seconds=round(experiment.took_s, 1),
     )  # fmt: skip

@@ -1,4 +1,7 @@
-"""Judge jobs of the user like attempts: `watch` observes a command to its end, `attach` inspects a running job."""
+"""`nsa-harness watch` and `attach`: observe jobs of the user, and judge them like runs of nsa-harness.
+
+`watch` starts a command and observes it until it ends. `attach` inspects a job that is already running.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +58,8 @@ from nsa_harness.supervisor.storage.redacted_files import redact_run
 from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, RunOptions, append_line, create_run, locked
 from nsa_harness.texts import words
 
-_GRACE_S = 1.0
-_TIMED_OUT = 124
+_GRACE_S = 1.0  # time between SIGTERM and SIGKILL
+_HANG_CODE = 124  # exit code if nsa-harness ended the job after a HANG or at the deadline
 
 
 class OnHang(StrEnum):
@@ -67,47 +70,52 @@ class OnHang(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class WatchRequest:
+    """The command to watch, and the options."""
+
     command: tuple[str, ...]
     limits: Limits
     out: Path | None
     on_hang: OnHang
-    hook: str  # the command of `exec`, else ""
+    hook: str  # the user's command for --on-hang=exec, or ""
     probe: str
-    json: bool  # print events instead of lines, on stderr because stdout belongs to the job
+    json: bool  # print events instead of lines, to stderr because stdout belongs to the job
     quiet: bool
-    typed: str  # the command line of the user
+    command_line: str  # the nsa-harness command as the user typed it
     redact: bool = True
     git_diff: bool = False
 
 
 def watch(request: WatchRequest) -> int:
-    """Run and observe the command and write the report. Return the command's exit status, or 124 if it was ended."""
+    """Run and observe the command, and write the report.
+
+    Return the exit status of the command, or 124 if nsa-harness ended it.
+    """
     check_command(request.command)
     forwarder = SignalForwarder()
     run = create_run(request.out or Path("reports"), redact=request.redact, git_diff=request.git_diff)
     sweep_dead_runs()
     with locked(run):
-        return Watched(request=request, run=run, forwarder=forwarder).run_it()
+        return WatchSession(request=request, run=run, forwarder=forwarder).run_command()
 
 
 @dataclass(kw_only=True)
-class Watched:
-    """One observed command with its attempts."""
+class WatchSession:
+    """One watched command with its attempts. A new attempt begins whenever the job restarts its ranks."""
 
     request: WatchRequest
     run: RunDir
     forwarder: SignalForwarder
     outcomes: list[Outcome] = field(default_factory=list)
-    number: int = 1  # number of the attempt
-    starts: int = 1  # how often the job itself started its ranks
+    number: int = 1  # number of the attempt; a restart by torchrun's agent increases it
+    starts: int = 1  # how often the job started its ranks, not counting restarts by torchrun's agent
     hooks: list[Hook] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.facts = machine_facts()
-        self.lines = WatchedCommandOutput(sys.stderr, quiet=self.request.quiet)
+        self.output = WatchedCommandOutput(sys.stderr, quiet=self.request.quiet)
         self.spec = self._spec()
         self.record = Record(
-            command=self.request.typed,
+            command=self.request.command_line,
             harness=__version__,
             machine=self.facts,
             controller=os.getpid(),
@@ -117,67 +125,72 @@ class Watched:
         )
         write_record(self.run, self.record)
 
-    def run_it(self) -> int:
+    def run_command(self) -> int:
+        """Run the command with all listeners open. Return its exit status, or 124 if nsa-harness ended it."""
         began = time.monotonic()
         clock: Callable[[], float] = lambda: time.monotonic() - began  # noqa: E731
         door = self.run.door
         with door.appending(self.run.events) as events, door.appending(self.run.log) as log:
-            shown = Events(sys.stderr, self.run.run_id, clock) if self.request.json else self.lines
-            stored = (Events(events, self.run.run_id, clock), WatchedCommandOutput(log, quiet=False))
-            self.broadcast = Broadcast(listeners=(*stored, shown))
+            screen = Events(sys.stderr, self.run.run_id, clock) if self.request.json else self.output
+            files = (Events(events, self.run.run_id, clock), WatchedCommandOutput(log, quiet=False))
+            self.broadcast = Broadcast(listeners=(*files, screen))
             status = self._attempts()
         redact_run(self.run)
         return status
 
     def _attempts(self) -> int:
+        """Start the command, and observe it until it ends. Return its exit status, or 124."""
         attempt = self.run.attempt(self.spec.scenario)
-        self.broadcast(lambda one: one.on_plan(self.facts, [self.run.redaction.spec(self.spec)]))
+        self.broadcast(lambda listener: listener.on_plan(self.facts, [self.run.redaction.spec(self.spec)]))
         prepare(attempt, self.spec, self.facts)
-        watched = start_watched_command(self.request.command, attempt, self.request.probe, self.forwarder)
-        self.forwarder.follow(watched.child.pid)
+        child_command = start_watched_command(self.request.command, attempt, self.request.probe, self.forwarder)
+        self.forwarder.follow(child_command.child.pid)
         if not self.request.json:
-            self.lines.begun(self.run.path)
-        ended_by_us = self._observe(watched, attempt)
-        status = _TIMED_OUT if ended_by_us else shell_status(watched.child.wait())
+            self.output.print_start(self.run.path)
+        ended_by_us = self._observe(child_command, attempt)
+        status = _HANG_CODE if ended_by_us else shell_status(child_command.child.wait())
         for hook in self.hooks:
             hook.wait()
         return status
 
-    def _observe(self, watched: WatchedCommand, attempt: AttemptDir) -> bool:
-        """Observe every attempt to its end. Return whether nsa-harness ended the job."""
+    def _observe(self, child_command: WatchedCommand, attempt: AttemptDir) -> bool:
+        """Observe and judge every attempt until the job ends. Return whether nsa-harness ended it."""
         while True:
-            self.broadcast(lambda one: one.on_launch(self.run.redaction.spec(self.spec)))
-            observation = self._observation(watched, attempt)
+            self.broadcast(lambda listener: listener.on_launch(self.run.redaction.spec(self.spec)))
+            observation = self._observation(child_command, attempt)
             ending = observation.watch.run()
             if observation.ranks.restarted:
-                attempt = self._next(watched, observation)
+                attempt = self._next_attempt(child_command, observation)
                 continue
-            ends_it = ending in (Ending.STALL, Ending.DEADLINE) and not observation.watch.reported_proof
-            if ends_it:
-                watched.end(_GRACE_S)
+            must_end = ending in (Ending.STALL, Ending.DEADLINE) and not observation.watch.reported_proof
+            if must_end:
+                child_command.end(_GRACE_S)
             else:
-                watched.leave()
+                child_command.leave()
             outcome = self._judge(observation, self.number)
-            self._report(outcome, done=True)
-            if ends_it and not self.request.json:
-                self.lines.still_there(outcome, self.run.path, "the job was ended")
-            return ends_it
+            self._report(outcome, is_final=True)
+            if must_end and not self.request.json:
+                self.output.print_verdict(outcome, self.run.path, "nsa-harness ended the job")
+            return must_end
 
-    def _observation(self, watched: WatchedCommand, attempt: AttemptDir) -> ObservedJob:
+    def _observation(self, child_command: WatchedCommand, attempt: AttemptDir) -> ObservedJob:
         observation = ObservedJob(
-            watched=watched,
+            watched=child_command,
             spec=self.spec,
             attempt=attempt,
-            audience=AttemptAudience(name=attempt.path.name, tell=self.broadcast),
+            audience=AttemptAudience(name=attempt.path.name, notify=self.broadcast),
             forwarder=self.forwarder,
             on_ending=lambda ending: self._report_running(observation, ending),
             ends_it=self.request.on_hang is OnHang.KILL,
         )
         return observation
 
-    def _next(self, watched: WatchedCommand, observation: ObservedJob) -> AttemptDir:
-        """Begin the next attempt: the agent or the program has started the ranks again."""
-        ended = self.number
+    def _next_attempt(self, child_command: WatchedCommand, observation: ObservedJob) -> AttemptDir:
+        """Begin the next attempt, after torchrun's agent or the program itself has restarted the ranks.
+
+        Judge the attempt that has ended, and return the directory of the new one.
+        """
+        ended_number = self.number
         if observation.ranks.set_aside:
             self.number += 1
         else:
@@ -185,14 +198,14 @@ class Watched:
         self.spec = self._spec()
         attempt = self.run.attempt(self.spec.scenario, self.number)
         prepare(attempt, self.spec, self.facts)
-        watched.next_attempt(attempt)
-        outcome = self._judge(observation, ended)
+        child_command.next_attempt(attempt)
+        outcome = self._judge(observation, ended_number)
         self._report(outcome)
         self.outcomes.append(outcome)
         return attempt
 
     def _spec(self) -> RunSpec:
-        """Return the spec of this attempt. A restart continues the last attempt and does not repeat it."""
+        """Return the spec of this attempt. Its hash is new for each restart, because a restart is no repetition."""
         command = self.request.command
         name = job_name(command) if self.starts == 1 else f"{job_name(command)}-{self.starts}"
         launch = json.dumps([command, os.getcwd(), self.number, self.starts]).encode()
@@ -202,30 +215,31 @@ class Watched:
     def _judge(self, observation: ObservedJob, number: int) -> Outcome:
         return judge_attempt(observation.attempt, observation.resolved_spec(), self.facts.host, number=number)
 
-    def _report(self, outcome: Outcome, *, done: bool = False) -> None:
+    def _report(self, outcome: Outcome, *, is_final: bool = False) -> None:
+        """Write the documents. Announce the outcome and the end of the run if it is final."""
         report = report_of(self.run, self.record, [*self.outcomes, outcome])
         write_report(self.run, report)
-        if done:
-            self.broadcast(lambda one: one.on_outcome(outcome, self.run.path))
-            self.broadcast(lambda one: one.on_done(report, self.run.path))
+        if is_final:
+            self.broadcast(lambda listener: listener.on_outcome(outcome, self.run.path))
+            self.broadcast(lambda listener: listener.on_done(report, self.run.path))
 
     def _report_running(self, observation: ObservedJob, ending: Ending) -> None:
-        """Report a proven HANG, or a passed deadline, while the job runs on."""
+        """Report a proven HANG or a passed deadline while the job keeps running. Start the --on-hang command."""
         outcome = self._judge(observation, self.number)
         self._report(outcome)
-        self.broadcast(lambda one: one.on_outcome(outcome, self.run.path))
+        self.broadcast(lambda listener: listener.on_outcome(outcome, self.run.path))
         if not self.request.json:
-            self.lines.still_there(outcome, self.run.path, "the job runs on")
+            self.output.print_verdict(outcome, self.run.path, "the job is still running")
         if self.request.on_hang is OnHang.EXEC and ending in (Ending.STALL, Ending.DEADLINE):
             self._call_hook(observation)
 
     def _call_hook(self, observation: ObservedJob) -> None:
-        """Start the user's command of `--on-hang=exec`, which gets the path of the verdict."""
+        """Start the user's command of `--on-hang=exec`. It reads the verdict file from its standard input."""
 
-        def report_failure(why: str) -> None:
-            what = self.run.redaction.text(f"--on-hang=exec {self.request.hook}")
-            append_line(observation.attempt.watch, {"event": "trouble", "what": what, "why": why, "rank": None})
-            self.lines.say(f"{what}: {why}")
+        def report_failure(reason: str) -> None:
+            option = self.run.redaction.text(f"--on-hang=exec {self.request.hook}")
+            append_line(observation.attempt.watch, {"event": "trouble", "what": option, "why": reason, "rank": None})
+            self.output.print_line(f"{option}: {reason}")
 
         hook = Hook(command=self.request.hook, document=observation.attempt.verdict, failed=report_failure)
         self.hooks.append(hook)
@@ -233,51 +247,51 @@ class Watched:
 
 
 _NAME = "nsa-harness"
-_COLUMNS = 100  # the lines appear among the job's own output
+_COLUMNS = 100  # widest line; the lines appear among the job's own output
 
 
 class WatchedCommandOutput(Listener):
-    """Prints whole lines with nsa-harness's name. If stderr is closed, the lines are lost and nothing else happens."""
+    """Prints lines that begin with "nsa-harness:" among the output of the job. Write errors are ignored."""
 
     def __init__(self, stream: TextIO, *, quiet: bool) -> None:
-        """With `quiet`, print nothing at the start and nothing about a failure, which the job reports itself."""
+        """`quiet`: print neither the start line nor a FAIL, which the job reports itself."""
         self._stream = stream
         self._quiet = quiet
-        self._printed: tuple[str, Status, str | None] | None = None  # attempt, status and cause of the last answer
+        self._last_answer: tuple[str, Status, str | None] | None = None  # its attempt, status and cause
         self._columns = min(shutil.get_terminal_size((_COLUMNS, 24)).columns - len(f"{_NAME}: "), _COLUMNS)
 
-    def begun(self, run_dir: Path) -> None:
+    def print_start(self, run_dir: Path) -> None:
         if not self._quiet:
-            self.say(f"observing; report: {run_dir}/SUMMARY.md")
+            self.print_line(f"observing; report: {run_dir}/SUMMARY.md")
 
     def on_stall(self, attempt: str, text: str) -> None:  # noqa: ARG002
-        self.say(f"stall: {text}")
+        self.print_line(f"stall: {text}")
 
     def on_progress_again(self, attempt: str, text: str) -> None:  # noqa: ARG002
-        self.say(f"moves: {text}")
+        self.print_line(f"recovered: {text}")
 
     def on_outcome(self, outcome: Outcome, run_dir: Path) -> None:
-        """Print the answer the first time. A HANG that was printed when it was proven gets one line at the end."""
+        """Print the answer. If the same answer was printed while the job was running, print one line instead."""
         verdict = outcome.verdict
         if verdict.status is not Status.HANG and (verdict.status is not Status.FAIL or self._quiet):
             return
         answer = (outcome.dir, verdict.status, verdict.cause)
-        if answer == self._printed:
-            self.still_there(outcome, run_dir, "the job has ended")
+        if answer == self._last_answer:
+            self.print_verdict(outcome, run_dir, "the job has ended")
             return
-        self._printed = answer
+        self._last_answer = answer
         for line in answer_lines(outcome, self._columns):
-            self._line(line)
+            self._write(line)
 
-    def still_there(self, outcome: Outcome, run_dir: Path, then: str) -> None:
-        """Print the verdict in one line, with the path of the report."""
+    def print_verdict(self, outcome: Outcome, run_dir: Path, job_state: str) -> None:
+        """Print one line with the verdict, the state of the job, and the path of the report."""
         name = outcome.verdict.status if outcome.verdict.status is Status.HANG else f"{outcome.verdict.cause}"
-        self.say(f"{name}; {then}; report: {run_dir}/SUMMARY.md")
+        self.print_line(f"{name}; {job_state}; report: {run_dir}/SUMMARY.md")
 
-    def say(self, text: str) -> None:
-        self._line(escape(text))
+    def print_line(self, text: str) -> None:
+        self._write(escape(text))
 
-    def _line(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
             self._stream.write(f"{_NAME}: {text}".rstrip() + "\n")
             self._stream.flush()
@@ -285,19 +299,21 @@ class WatchedCommandOutput(Listener):
 
 @dataclass(frozen=True, kw_only=True)
 class AttachRequest:
+    """The job to attach to, and the options."""
+
     pid: int
     for_s: float
     limits: Limits
     out: Path | None
     json: bool
-    typed: str
+    command_line: str  # the nsa-harness command as the user typed it
     redact: bool = True
     verbose: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObserverAudience(AttemptAudience):
-    """Passes on phases only if the job has status files, which show them."""
+    """Passes phases to the listeners only if the job has status files. Without them, phases are unknown."""
 
     def phase(self, progress: Progress) -> None:
         if any(rank.no_progress_s is not None for rank in progress.ranks):
@@ -305,49 +321,56 @@ class ObserverAudience(AttemptAudience):
 
 
 def chosen_job(ask: Callable[[Sequence[str]], int | None]) -> int:
-    """Return the only job of this user, or the job that `ask` chooses. Raises NoSuchJob."""
+    """Return the process ID of this user's only job, or of the job that `ask` chooses among several.
+
+    `ask` gets one line of text per job. Raises NoSuchJob if there is no job, or if none was chosen.
+    """
     jobs = jobs_of_this_user()
-    named = ask([escape(job.text) for job in jobs]) if len(jobs) > 1 else None
-    return only_job(jobs) if named is None else named
+    answer = ask([escape(job.text) for job in jobs]) if len(jobs) > 1 else None
+    return only_job(jobs) if answer is None else answer
 
 
 def attach(request: AttachRequest) -> int:
-    """Inspect a job. Return 124 for a HANG, 0 if it makes progress, 125 if that is unknown. Raises NoSuchJob."""
+    """Observe a running job and report on it.
+
+    Return 124 for a HANG, 0 if the job makes progress, and 125 if neither could be shown. Raises NoSuchJob.
+    """
     job = find_job(request.pid)
     spec, facts = _spec_of_job(request, job), machine_facts()
     options = RunOptions(
-        out=request.out, json=request.json, probe="off", command=request.typed, redact=request.redact,
+        out=request.out, json=request.json, probe="off", command=request.command_line, redact=request.redact,
         verbose=request.verbose,
     )  # fmt: skip
     with (
         run_directory(options) as run,
-        session(run, options, (spec,), facts=facts, agreed=shipped_plan()) as opened,
+        session(run, options, (spec,), facts=facts, plan_file=shipped_plan()) as running,
     ):
-        attempt, tell = run.attempt(spec.scenario), opened.broadcast
-        tell(lambda one: one.on_plan(facts, [run.redaction.spec(spec)]))
+        attempt, notify = run.attempt(spec.scenario), running.broadcast
+        notify(lambda listener: listener.on_plan(facts, [run.redaction.spec(spec)]))
         prepare(attempt, spec, facts)
-        tell(lambda one: one.on_launch(run.redaction.spec(spec)))
+        notify(lambda listener: listener.on_launch(run.redaction.spec(spec)))
         with passive_observer(job) as guarded:
             observe_until_decided(
                 guarded,
                 spec,
                 attempt,
-                ObserverAudience(name=spec.scenario, tell=tell),
-                interrupted=lambda: opened.interrupted,
+                ObserverAudience(name=spec.scenario, notify=notify),
+                interrupted=lambda: running.interrupted,
                 for_s=request.for_s,
             )
         outcome = judge_attempt(attempt, spec, facts.host, 1)
-        report = opened.write_documents([outcome])
-        opened.tell_outcome(outcome)
-        tell(lambda one: one.on_done(report, run.path))
+        report = running.write_documents([outcome])
+        running.announce(outcome)
+        notify(lambda listener: listener.on_done(report, run.path))
     redact_run(run)
     return exit_code(report)
 
 
 def _spec_of_job(request: AttachRequest, job: RunningJob) -> RunSpec:
+    """Return the spec of a running job, with notes about what cannot be known about it."""
     command = command_words(request.pid) or [str(request.pid)]
     spec = observed_spec(job_name(command), f"attached to process {request.pid}", command, request.limits, "")
     spec = with_ranks(spec, max(job.ranks) + 1)
-    unmarked = ("steps, modules and collectives are not known: the job was not started by nsa-harness",)
-    gone = [f"{words.ranks(job.missing)} of this job: no process is there, it has ended"] if job.missing else []
-    return replace(spec, notes=(*gone, *(() if job.boards else unmarked)))
+    unknown = ("steps, modules and collectives are unknown, because nsa-harness did not start this job",)
+    has_ended = [f"{words.ranks(job.missing)} of this job: the process has ended"] if job.missing else []
+    return replace(spec, notes=(*has_ended, *(() if job.boards else unknown)))

@@ -1,6 +1,6 @@
-"""The instrumentation inside a rank: it writes progress events to a status file, and changes nothing of the program.
+"""The instrumentation inside a rank: it writes progress events to a status file and changes no result of the program.
 
-Loaded by file path as `_nsa_harness.probe`, never as `nsa_harness.probe`, so that no module of the user's shadows it.
-Standard library only, Python >= 3.9. torch is used once the program has imported it, and is never imported. Every
-function of the program's that the probe watches is covered by `patches.patch`.
+The package is loaded by file path as `_nsa_harness.probe`, never as `nsa_harness.probe`, so a user's module cannot
+shadow it. It needs only the standard library and Python 3.9. It uses torch after the program has imported torch, and
+never imports torch itself. `patches.patch` wraps every function whose calls the probe observes.
 """

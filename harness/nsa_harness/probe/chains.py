@@ -1,4 +1,4 @@
-"""Find the caller chain of a call: the program's own lines that led to it."""
+"""Finds the caller chain of a call: the lines of the call stack that are in the program's own code."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from .places import is_installed, place_text
 from .status_file import StatusFileWriter
 
-FRAMES_LIMIT = 64  # innermost frames of a stack; more add nothing to an endless recursion
+FRAMES_LIMIT = 64  # innermost frames of a stack that are read; this bounds the cost of a deep recursion
 CHAINS_LIMIT = 4096
-RECENT_LIMIT = 8  # latest call paths per instruction, which are compared before the table is searched
+RECENT_LIMIT = 8  # latest call paths per calling instruction; they are compared before the table is searched
 
 
 class Chain:
-    """One call path: its lines in the status file, and the frames by which it is recognised."""
+    """One call path: its lines in the status file, and the frames that identify it."""
 
     __slots__ = ("frames", "hash", "node", "place")
 
@@ -22,7 +22,8 @@ class Chain:
         self.place = place  # string number of the innermost line outside of torch and the harness
         self.node = node  # node number of the program's own lines
         self.hash = lines_hash
-        # (code, instruction) of every frame, innermost first. The references keep the codes' addresses in use.
+        # (code, instruction) of every frame, innermost first. The references keep each code object alive, so no other
+        # code object can get its address.
         self.frames = frames
 
 
@@ -35,8 +36,8 @@ class Chains:
         self._recent: dict[int, list[Chain]] = {}  # key: innermost instruction; latest first
         self._chains: dict[tuple[int, ...], Chain] = {}  # key: the codes' addresses and the instructions
 
-    def of(self, frame: Any) -> Chain:
-        """Return the call path to `frame`. All frames are compared, so that different paths are never confused."""
+    def find(self, frame: Any) -> Chain:
+        """Return the call path to `frame`. All frames are compared, so different paths are never confused."""
         for chain in self._recent.get(frame.f_lasti, ()):
             caller = frame
             try:
@@ -52,9 +53,9 @@ class Chains:
         return self._find_or_build(frame)
 
     def _find_or_build(self, frame: Any) -> Chain:
-        """Return the call path to `frame` from the table, or add it, and remember it among the latest ones.
+        """Return the call path to `frame` from the table, or add it. It becomes the latest path of its instruction.
 
-        Called by `of` if none of the latest call paths with this instruction is the same. Both caches are bounded.
+        `of` calls this method if none of the latest call paths of this instruction matches. Both caches are bounded.
         """
         frames: list[tuple[Any, int]] = []
         caller = frame
@@ -73,17 +74,17 @@ class Chains:
         return chain
 
     def _build(self, frame: Any, frames: list[tuple[Any, int]]) -> Chain:
-        """Return a new call path, with its lines written to the status file."""
+        """Return a new call path, after writing its lines to the status file."""
         status_file, place, node, lines = self._status_file, 0, 0, []
         for code, _ in frames:
             if not code.co_filename.startswith(self._foreign):
                 text = place_text(code.co_filename, frame.f_lineno, code.co_name)
-                place = place or status_file.string(text)
+                place = place or status_file.string_number(text)
                 if not is_installed(code.co_filename):
                     lines.append(text)
             frame = frame.f_back
         for text in reversed(lines):
-            node = status_file.node(status_file.string(text), node)
+            node = status_file.node_number(status_file.string_number(text), node)
             if not node:
                 break
         return Chain(place, node, zlib.crc32("\n".join(lines).encode("utf-8", "replace")), frames)

@@ -1,4 +1,4 @@
-"""Collectives that the program calls from Python: the operation, the line, the size, the group, and the return."""
+"""Records the collectives that the program calls from Python: operation, calling line, size, group, and return."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ OPERATIONS = (
 GROUP_MAKERS = frozenset(
     {"init_process_group", "new_group", "new_subgroups", "new_subgroups_by_enumeration", "shrink_group", "split_group"}
 )
-GROUP_ENDERS = GROUP_MAKERS | {"destroy_process_group"}  # after these, None or an address may mean another group
+# After one of these, `group=None` or the address of a group object may mean another group than before.
+GROUP_ENDERS = GROUP_MAKERS | {"destroy_process_group"}
 BATCH = "batch_isend_irecv"
-# Transfers are not compared between ranks: the two sides call different operations.
+# Point-to-point transfers are not compared between ranks: the two sides call different operations.
 TRANSFERS = frozenset({BATCH, "irecv", "isend", "recv", "recv_object_list", "send", "send_object_list"})
-# Functions of torch.distributed._functional_collectives, which DTensor and compiled code call, mostly asynchronous.
+# Functions of torch.distributed._functional_collectives, which DTensor and compiled code call. Most are asynchronous.
 FUNCTIONAL = (
     "all_gather_into_tensor_coalesced", "all_gather_single", "all_gather_single_autograd",
     "all_gather_single_coalesced", "all_gather_tensor", "all_gather_tensor_autograd", "all_reduce",
@@ -44,7 +45,7 @@ FUNCTIONAL_MODULE = "torch.distributed._functional_collectives"
 
 
 def install(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog, waits: Waits, groups: Groups) -> None:
-    """Patch the operations in both namespaces that programs take them from.
+    """Patch all collectives in torch.distributed and torch.distributed.distributed_c10d.
 
     An asynchronous operation counts as returned once the program has its handle.
     """
@@ -54,14 +55,14 @@ def install(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog, wait
         if inspect.isfunction(getattr(c10d, name, None)):
             recorder.patch(c10d, name, also=(torch.distributed,))
 
-    def loaded() -> None:
+    def patch_functional() -> None:
         trouble.attempt("functional collectives", lambda: _patch_functional(recorder))
 
-    after_import((FUNCTIONAL_MODULE,), loaded, trouble)
+    after_import((FUNCTIONAL_MODULE,), patch_functional, trouble)
 
 
 def _patch_functional(recorder: CallRecorder) -> None:
-    """Patch the functional collectives and their wait, once a program has imported them."""
+    """Patch the functional collectives and `wait_tensor`. Called after the program has imported their module."""
     module = sys.modules[FUNCTIONAL_MODULE]
     for name in FUNCTIONAL:
         if inspect.isfunction(getattr(module, name, None)):
@@ -70,7 +71,7 @@ def _patch_functional(recorder: CallRecorder) -> None:
 
 
 class CallRecorder:
-    """Patches operations so that the status file shows each call. A collective inside another is no call of its own."""
+    """Patches operations, so the status file shows each call. A collective inside another does not count as a call."""
 
     def __init__(
         self, torch: Any, c10d: Any, status_file: StatusFileWriter, trouble: TroubleLog, waits: Waits, groups: Groups
@@ -80,12 +81,12 @@ class CallRecorder:
         self.trouble = trouble
         self.waits = waits
         self.chains = Chains(status_file, waits.foreign)
-        self.group_strings: dict[int, int] = {}  # id(group) -> string of its name, until a group is made or destroyed
+        self.group_strings: dict[int, int] = {}  # id(group) -> string number of its name; cleared when groups change
         self._groups = groups
         self._is_compiling = compiling_test(torch)
 
     def patch(self, owner: Any, name: str, also: tuple[Any, ...] = ()) -> None:
-        """Patch one operation: the status file shows when it was called, and when it returned or raised."""
+        """Patch one operation, so the status file shows when it was called, and when it returned or raised."""
         operation = Operation(self, name, getattr(owner, name))
         patch(
             owner,
@@ -99,33 +100,37 @@ class CallRecorder:
         )
 
     def patch_wait(self, owner: Any, name: str) -> None:
-        """Patch the wait for the result of a functional collective, which the status file shows if it lasts."""
+        """Patch the wait for the result of a functional collective. The status file shows waits that last."""
         waits, handle = self.waits, Handle("tensor")
 
         def begin(_arguments: Any, _options: Any) -> OngoingWait | None:
-            return None if waits.inside.call[0] else waits.begin(handle, None)
+            return None if waits.current_call.state[0] else waits.begin(handle, None)
 
         patch(owner, name, "collectives", self.trouble, before=begin, after=waits.end, unless=self._is_compiling)
 
     def update_groups(self, op: str) -> None:
-        """Forget the names of all groups after one was made or destroyed, and write new groups to the status file."""
+        """Clear the cache of group names, and write new groups to the status file.
+
+        Called after `op`, an operation that has made or destroyed a group.
+        """
         self.group_strings.clear()
         if op == "init_process_group":
-            self.trouble.attempt("rank", self._identify)
+            self.trouble.attempt("rank", self._write_identity)
         if op in GROUP_MAKERS:
             self.trouble.attempt("groups", self._groups.write)
 
-    def _identify(self) -> None:
+    def _write_identity(self) -> None:
         if self.c10d.is_initialized():
-            self.status_file.identify(self.c10d.get_rank(), self.c10d.get_world_size())
+            self.status_file.write_identity(self.c10d.get_rank(), self.c10d.get_world_size())
             backend = str(self.c10d.get_backend())
-            self.status_file.note(self.status_file.what("init", backend))
-            self.status_file.fact(protocol.FACT_BACKEND, backend)
+            self.status_file.write_event(self.status_file.event_code("init", backend))
+            self.status_file.write_fact(protocol.FACT_BACKEND, backend)
 
 
-# The parameters with what a rank contributes, by their names in the various operations.
+# The names that the various operations give to the parameter with the rank's own tensors.
 PAYLOADS = ("tensor", "input", "input_tensor", "input_list", "input_tensor_list", "tensors", "p2p_op_list", "self")
-# The parameters with the partner of a transfer or the root of a collective: a global rank, and a rank in the group.
+# The parameters for the partner of a transfer or the root of a collective: as a global rank, and as a rank in the
+# group.
 _FROM, _TO = ("src", "group_src"), ("dst", "group_dst")
 PARTNERS = {
     **dict.fromkeys(("broadcast", "broadcast_object_list", "scatter", "scatter_object_list"), _FROM),
@@ -133,32 +138,34 @@ PARTNERS = {
     **dict.fromkeys(("recv", "irecv", "recv_object_list"), _FROM),
 }
 GRADIENTS, NO_GRADIENTS = protocol.CALL_GRADIENTS, protocol.CALL_NO_GRADIENTS
-SUMS_LIMIT = 4096  # before the first step; a program with more sums either has none of gradients or steps unseen
+# all_reduce calls that are inspected before the first step. A program with more of them reduces no gradients this way,
+# or takes steps that the probe does not see.
+REDUCTIONS_LIMIT = 4096
 ELEMENTS_MAX = 2**64 - 1
-NOBODY = -1
+NO_PEER = -1
 
 _getframe = sys._getframe
 Find = Callable[[Any, Any], Any]
 
 
 class CallArguments:
-    """Reads group, payload and partner from the arguments of one operation's calls."""
+    """Reads the group, the tensors and the partner from the arguments of calls of one operation."""
 
     def __init__(
         self, torch: Any, c10d: Any, status_file: StatusFileWriter, name: str, function: Callable[..., Any]
     ) -> None:
         self.op = name
-        self._string = status_file.string(name)
+        self._string = status_file.string_number(name)
         self._status_file = status_file
-        self._is_even = name in protocol.EQUAL_SIZES
-        self._hash = 0 if name in TRANSFERS else zlib.crc32(name.encode()) << 32  # 0: not comparable between ranks
+        self._has_equal_sizes = name in protocol.EQUAL_SIZES
+        self._hash = 0 if name in TRANSFERS else zlib.crc32(name.encode()) << 32  # 0 = not compared between ranks
         self._c10d = c10d
         self._tensor_type = torch.Tensor
         self._dtypes: dict[Any, int] = {}
-        self.group = _argument_getter(function, "group") or _nothing
+        self.group = _argument_getter(function, "group") or _no_argument
         self._group_at = _position(function, "group")
-        self.payload = _argument_getter(function, *PAYLOADS) or _nothing
-        self._sums = SUMS_LIMIT if name == "all_reduce" else 0  # how many more are noted
+        self.payload = _argument_getter(function, *PAYLOADS) or _no_argument
+        self._reductions_left = REDUCTIONS_LIMIT if name == "all_reduce" else 0  # how many more calls are inspected
         self._world_size = _argument_getter(function, "world_size")
         self._payload_at = -1 if self._world_size else _position(function, *PAYLOADS)
         partner, partner_in_group = PARTNERS.get(name, ("", ""))
@@ -167,10 +174,13 @@ class CallArguments:
         self._has_peer = name == BATCH or bool(self._partner or self._partner_in_group)
 
     def group_name(self, arguments: Any, options: Any) -> str:
-        """Return the name of a ProcessGroup, of a mesh with one axis, or of (mesh, axis); "" for any other group."""
+        """Return the name of the call's group: a ProcessGroup, a DeviceMesh with one axis, or a pair (mesh, axis).
+
+        Without a group argument, return the name of the default group; "" for any other kind of group.
+        """
         group = self.group(arguments, options)
         if group is None and self.op == BATCH:
-            group = next((item.group for item in self._operations(arguments, options)), None)
+            group = next((item.group for item in self._transfers(arguments, options)), None)
         if group is None:
             group = self._c10d.GroupMember.WORLD
         name = getattr(group, "group_name", None)
@@ -183,22 +193,22 @@ class CallArguments:
         return group if isinstance(group, str) else str(getattr(group, "group_name", ""))
 
     def size(self, arguments: Any, options: Any) -> tuple[int, int]:
-        """Return the number of elements that this rank contributes and the string of their dtype.
+        """Return the number of elements that this rank contributes, and the string number of their dtype.
 
-        A symbolic size counts as 0. For an operation with a world size, the elements are the world size.
+        A symbolic size counts as 0. For an operation with a `world_size` argument, return the world size and 0.
         """
         if self._world_size is not None:
-            expected = self._world_size(arguments, options)
-            if isinstance(expected, int):
-                return max(expected, 0), 0
+            world_size = self._world_size(arguments, options)
+            if isinstance(world_size, int):
+                return max(world_size, 0), 0
         return self._sum(self.tensors(arguments, options))
 
     def tensors(self, arguments: Any, options: Any) -> list[Any]:
-        """Return the tensors that this rank contributes, or for a transfer sends or receives."""
+        """Return the tensors that this rank contributes. For a transfer, return the tensors sent or received."""
         payload: Any = self.payload(arguments, options)
         items = payload if isinstance(payload, (list, tuple)) else (payload,)
-        given: list[Any] = [getattr(item, "tensor", item) for item in items]
-        return [tensor for tensor in given if isinstance(tensor, self._tensor_type)]
+        values: list[Any] = [getattr(item, "tensor", item) for item in items]
+        return [tensor for tensor in values if isinstance(tensor, self._tensor_type)]
 
     def _sum(self, tensors: list[Any]) -> tuple[int, int]:
         elements = 0
@@ -209,11 +219,16 @@ class CallArguments:
         dtype = tensors[0].dtype if tensors else None
         string = self._dtypes.get(dtype)
         if string is None:
-            string = self._dtypes[dtype] = self._status_file.string(str(dtype).replace("torch.", "") if tensors else "")
+            string = self._dtypes[dtype] = self._status_file.string_number(
+                str(dtype).replace("torch.", "") if tensors else ""
+            )
         return min(elements, ELEMENTS_MAX), string
 
     def peer(self, arguments: Any, options: Any) -> int:
-        """Return the global rank of the partner or root; for a batch, of the only partner; NOBODY without one."""
+        """Return the global rank of the partner or root, or NO_PEER without one.
+
+        A batch has a partner only if all its transfers have the same partner.
+        """
         partner = self._partner(arguments, options) if self._partner else None
         if partner is not None:
             return int(partner)
@@ -221,47 +236,51 @@ class CallArguments:
         if in_group is not None:
             group = self.group(arguments, options) or self._c10d.GroupMember.WORLD
             return int(self._c10d.get_global_rank(group, in_group))
-        peers = {peer for _, peer in self.operations(arguments, options)}
-        return peers.pop() if len(peers) == 1 else NOBODY
+        peers = {peer for _, peer in self.transfers(arguments, options)}
+        return peers.pop() if len(peers) == 1 else NO_PEER
 
-    def operations(self, arguments: Any, options: Any) -> list[tuple[str, int]]:
-        """Return (isend or irecv, partner) for each operation of a batch."""
-        return [(str(each.op.__name__), int(each.peer)) for each in self._operations(arguments, options)]
+    def transfers(self, arguments: Any, options: Any) -> list[tuple[str, int]]:
+        """Return ("isend" or "irecv", global rank of the partner) for each transfer of a batch."""
+        return [(str(transfer.op.__name__), int(transfer.peer)) for transfer in self._transfers(arguments, options)]
 
-    def _operations(self, arguments: Any, options: Any) -> list[Any]:
+    def _transfers(self, arguments: Any, options: Any) -> list[Any]:
         payload = self.payload(arguments, options)
         return [item for item in payload if hasattr(item, "peer")] if isinstance(payload, (list, tuple)) else []
 
 
 class Operation(CallArguments):
-    """One operation: writes its calls to the status file. Both callbacks run at every collective, so they are quick."""
+    """One patched operation, whose calls are written to the status file.
+
+    `enter` and `leave` run at every collective and must be fast.
+    """
 
     def __init__(self, recorder: CallRecorder, name: str, function: Callable[..., Any]) -> None:
         super().__init__(recorder.torch, recorder.c10d, recorder.status_file, name, function)
         self._recorder = recorder
         self._trouble, self._waits, self._chains = recorder.trouble, recorder.waits, recorder.chains
-        self._inside, self._group_strings = recorder.waits.inside, recorder.group_strings
+        self._current_call, self._group_strings = recorder.waits.current_call, recorder.group_strings
         self._grad_enabled: Callable[[], bool] = recorder.torch.is_grad_enabled
         self._work_type = recorder.c10d.Work
-        self._no_work_type = getattr(recorder.c10d, "_IllegalWork", ())  # a coalescing manager has the handle instead
+        # The result of a call inside a coalescing manager, which has the real handle.
+        self._no_work_type = getattr(recorder.c10d, "_IllegalWork", ())
         self._entered, self._returned = (
-            self._status_file.what("collective", name),
-            self._status_file.what("returned", name),
+            self._status_file.event_code("collective", name),
+            self._status_file.event_code("returned", name),
         )
         self._changes_groups = name in GROUP_ENDERS
 
     def enter(self, arguments: Any, options: Any) -> list[Any] | None:
-        """Write the call, and return the thread's list with its number, -1 without one; None inside another call.
+        """Write the call and return this thread's `CurrentCall.state`, or None inside another call.
 
-        An argument that cannot be read stays empty.
+        Arguments that cannot be read are left empty.
         """
-        call = self._inside.call
+        call = self._current_call.state
         if call[0]:
             return None
         group = place = node = call_hash = elements = dtype = 0
-        peer = NOBODY
+        peer = NO_PEER
         try:
-            chain = self._chains.of(_getframe(2))
+            chain = self._chains.find(_getframe(2))
             place, node = chain.place, chain.node
             at = self._group_at
             key = id(arguments[at] if len(arguments) > at >= 0 else options.get("group"))
@@ -275,12 +294,12 @@ class Operation(CallArguments):
             if self._has_peer:
                 peer = self.peer(arguments, options)
                 if self.op == BATCH:
-                    group = self._status_file.string(self.group_name(arguments, options))
+                    group = self._status_file.string_number(self.group_name(arguments, options))
                 elif self.op == "broadcast":
                     note_broadcast(self.payload(arguments, options))
-            if self._sums:
-                self._note_sum(arguments, options)
-            call_hash = (self._hash ^ chain.hash) + (elements if self._is_even else 0)
+            if self._reductions_left:
+                self._note_reduction(arguments, options)
+            call_hash = (self._hash ^ chain.hash) + (elements if self._has_equal_sizes else 0)
         except Exception as error:
             self._trouble.note("collective details", error)
         try:
@@ -292,14 +311,14 @@ class Operation(CallArguments):
                 self._string, group, place, elements, dtype, 0, peer, 0, node, flags, slot, self._entered
             )
             if self._hash:
-                status_file.count_call(group, call_hash)
+                status_file.add_to_total(group, call_hash)
             call[0] = number
         except Exception as error:
             self._trouble.note("collectives", error)
         return call
 
     def leave(self, call: list[Any] | None, arguments: Any, options: Any, result: Any, _error: object) -> None:
-        """Write that the call has returned or raised, and connect the handles that it returned with it."""
+        """Write that the call has returned or raised, and remember the handles that it returned."""
         if call is None:
             return
         number, call[0] = call[0], 0
@@ -310,57 +329,68 @@ class Operation(CallArguments):
             self._remember(number, arguments, options, result, _getframe(2))
 
     def _first_call(self, call: list[Any]) -> list[int]:
-        """Return the slot of a thread at its first call."""
-        call[1] = slot = self._status_file.events()
+        """Store this thread's slot for events in `call`, and return it. Called at the thread's first call."""
+        call[1] = slot = self._status_file.event_slot()
         return slot
 
-    def _note_sum(self, arguments: Any, options: Any) -> None:
-        """Note what the whole job sums until the first step is done: it may be the gradients of replicas."""
-        self._sums = 0 if self._status_file.step > 1 or self._status_file.step_done else self._sums - 1
+    def _note_reduction(self, arguments: Any, options: Any) -> None:
+        """Note an all_reduce of the whole job before the end of the first step: it may reduce replicas' gradients."""
+        self._reductions_left = (
+            0 if self._status_file.step > 1 or self._status_file.is_step_done else self._reductions_left - 1
+        )
         if (group := self.group(arguments, options)) is None or group is self._c10d.GroupMember.WORLD:
             note_reduced(self.payload(arguments, options))
 
     def _group_name_string(self, arguments: Any, options: Any) -> int:
-        """Return the group's name as a string number of the status file.
+        """Return the string number of the group's name. A call without a group uses the default group.
 
-        Cache it while torch's tables hold the group, so that another group cannot get its address. No group means the
-        default one.
+        The number is cached only for groups in torch's tables. They stay alive, so no other group can get their
+        address.
         """
-        group, number = self.group(arguments, options), self._status_file.string(self.group_name(arguments, options))
+        group, number = (
+            self.group(arguments, options),
+            self._status_file.string_number(self.group_name(arguments, options)),
+        )
         if group is None or group in self._c10d._world.pg_names:
             self._group_strings[id(group)] = number
         return number
 
     def _remember(self, number: int, arguments: Any, options: Any, result: Any, frame: Any) -> None:
-        """Connect the handles with their call: one, or for a batch one per operation or one for all."""
+        """Remember which call returned the handles in `result`.
+
+        A batch returns one handle per transfer, or a single handle for all transfers.
+        """
         try:
             if isinstance(result, self._work_type):
                 if not isinstance(result, self._no_work_type):
                     tensors = self.tensors(arguments, options)
-                    self._remember_work(result, self.op, self._status_file.described(number), frame, tensors)
+                    self._remember_work(result, self.op, self._status_file.call_arguments(number), frame, tensors)
             elif self.op == BATCH:
-                group, elements, dtype, peer = self._status_file.described(number)
-                parts, tensors = self.operations(arguments, options), self.tensors(arguments, options)
-                parts = parts if len(parts) == len(result) else [(self.op, peer)] * len(result)
-                for work, (op, partner) in zip(result, parts, strict=True):
+                group, elements, dtype, peer = self._status_file.call_arguments(number)
+                transfers, tensors = self.transfers(arguments, options), self.tensors(arguments, options)
+                transfers = transfers if len(transfers) == len(result) else [(self.op, peer)] * len(result)
+                for work, (op, partner) in zip(result, transfers, strict=True):
                     self._remember_work(work, op, (group, elements, dtype, partner), frame, tensors)
         except Exception as error:
             self._trouble.note("collective handles", error)
 
     def _remember_work(
-        self, work: Any, op: str, described: tuple[int, int, int, int], frame: Any, tensors: list[Any]
+        self, work: Any, op: str, arguments: tuple[int, int, int, int], frame: Any, tensors: list[Any]
     ) -> None:
-        handle = Handle(op, *described)
+        handle = Handle(op, *arguments)
         handle.line = self._waits.unwaited.count_handle(op, handle.peer, frame, tensors)
         self._waits.remember(work, handle)
 
 
-def _nothing(_arguments: Any, _options: Any) -> None:
-    """Return None, the value of a parameter that the function does not have."""
+def _no_argument(_arguments: Any, _options: Any) -> None:
+    """Return None. Used as the getter of a parameter that the operation does not have."""
 
 
 def _argument_getter(function: Callable[..., Any], *names: str) -> Find | None:
-    """Return a function that finds the first of these parameters in a call, or None if `function` has none of them."""
+    """Return a function that reads the first existing parameter of `names` from the arguments of a call.
+
+    Return None if `function` has none of these parameters.
+    """
     position = _position(function, *names)
     if position < 0:
         return None
@@ -373,6 +403,6 @@ def _argument_getter(function: Callable[..., Any], *names: str) -> Find | None:
 
 
 def _position(function: Callable[..., Any], *names: str) -> int:
-    """Return the position of the first of these parameters that the function has, or -1."""
+    """Return the position of the first parameter in `names` that the function has, or -1 if it has none."""
     parameters = list(inspect.signature(function).parameters)
     return next((parameters.index(name) for name in names if name in parameters), -1)

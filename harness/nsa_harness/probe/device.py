@@ -1,8 +1,8 @@
-"""How far the GPU is: CUDA events that the training thread records, and that only the heartbeat thread queries.
+"""Measures the progress of the GPU with CUDA events. Training threads record them; the heartbeat thread queries them.
 
-The host runs ahead of a GPU, so the host's progress events show little of the GPU's. An event is recorded at most once
-per heartbeat, costs a few microseconds, and synchronizes nothing. While a CUDA graph is captured, no event is recorded
-or queried: a query from any thread would end the capture.
+The host runs ahead of a GPU, so the host's progress events do not show how far the GPU is. An event is recorded at most
+once per heartbeat, costs a few microseconds, and synchronizes nothing. While a CUDA graph is captured, no event is
+recorded or queried, because a query from any thread would abort the capture.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ def install(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> D
 
 
 class DeviceEvents:
+    """The CUDA events of this process: how many were recorded, and how many the device has reached."""
+
     def __init__(self, torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
         self._torch = torch
         self._status_file = status_file
@@ -41,7 +43,7 @@ class DeviceEvents:
         self._handles: list[Any] = []
 
     def hook(self) -> None:
-        """Register global hooks, which only read a flag while no event is requested."""
+        """Register global hooks that record an event on request. Without a request they only read a flag."""
         from torch.optim import optimizer as optimizers
 
         module = self._torch.nn.modules.module
@@ -49,7 +51,10 @@ class DeviceEvents:
         self._handles.append(optimizers.register_optimizer_step_post_hook(self.record_if_requested))
 
     def watch_captures(self) -> None:
-        """Count the captures in progress: from before their begin until after their end, or after a failed begin."""
+        """Patch CUDAGraph to count the captures in progress.
+
+        A capture counts from before capture_begin until after capture_end, or until capture_begin has failed.
+        """
 
         def begin_failed(_state: object, _arguments: Any, _options: Any, _result: Any, error: object) -> None:
             if error is not None:
@@ -59,15 +64,18 @@ class DeviceEvents:
         patch(
             graph,
             "capture_begin",
-            "device marks",
+            "device progress",
             self._trouble,
             before=lambda *_: self._count(+1),
             after=begin_failed,
         )
-        patch(graph, "capture_end", "device marks", self._trouble, after=lambda *_: self._count(-1))
+        patch(graph, "capture_end", "device progress", self._trouble, after=lambda *_: self._count(-1))
 
     def record_if_requested(self, *_: Any) -> None:
-        """Record an event in a training thread, once the program itself has initialized CUDA."""
+        """Record an event if the heartbeat requested one and the program has initialized CUDA.
+
+        Called in a training thread, as a hook.
+        """
         if not self._requested or self._is_compiling():
             return
         self._requested = False
@@ -83,7 +91,7 @@ class DeviceEvents:
             self._give_up(error)
 
     def poll(self) -> None:
-        """Query in the heartbeat thread which events the device has reached."""
+        """Query which events the device has reached, and request the next event. Called in the heartbeat thread."""
         with self._lock:
             if self._captures:
                 return
@@ -92,7 +100,7 @@ class DeviceEvents:
                 self._pending.popleft()
                 self._completed += 1
         if self._completed != before or self._pending:
-            self._status_file.count_device(self._recorded, self._completed, changed=self._completed != before)
+            self._status_file.write_device_counts(self._recorded, self._completed, changed=self._completed != before)
         self._requested = bool(self._handles) and len(self._pending) < PENDING_LIMIT
 
     def _reached(self, event: Any) -> bool:
@@ -105,7 +113,7 @@ class DeviceEvents:
             self._captures = max(0, self._captures + change)
 
     def _give_up(self, error: Exception) -> None:
-        self._trouble.note("device marks", error)
+        self._trouble.note("device progress", error)
         for handle in self._handles:
             handle.remove()
         self._handles = []

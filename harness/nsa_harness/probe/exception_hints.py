@@ -1,6 +1,6 @@
-"""Explains torch's error messages: which parameters their numbers mean, and which lines of the user's code use them.
+"""Explains torch's error messages: the names of parameters given by number, and the user's lines that use them.
 
-Loaded only after the exception that ends the program. Until then it costs nothing.
+This module is loaded after the exception that ends the program, so a healthy program pays nothing for it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 HINTS_LIMIT = 32
 MODULES_LIMIT = 20_000
 
-# DDP's messages, the same from torch 2.1 to 2.13. They have names at TORCH_DISTRIBUTED_DEBUG=INFO, else numbers.
+# DDP's messages, identical from torch 2.1 to 2.13. They contain parameter names if TORCH_DISTRIBUTED_DEBUG is INFO or
+# DETAIL, and parameter numbers otherwise.
 _WITHOUT_GRADIENT = re.compile(r"did not receive grad for rank \d+: *([^\n]+)")
 _READY_TWICE = re.compile(r"Parameter at index (\d+)(?: with name (\S+))? has been marked as ready twice")
 _NUMBERS = re.compile(r"[\d ,]+(?: \.\.\.)?")
-_GROWN = "is unused in first iteration, but then got used in the second iteration"
-_RECOMPUTED = "torch.utils.checkpoint"
+_NEWLY_USED = "is unused in first iteration, but then got used in the second iteration"
+_RECOMPUTATION = "torch.utils.checkpoint"
 _IN_PLACE = "modified by an inplace operation"
 
 
@@ -37,29 +38,32 @@ def hints(
     fresh: Iterable[Any],
     foreign: tuple[str, ...],
 ) -> list[Hint]:
-    """Return records {kind, name, file, line, function}, without a place if the user's code shows none.
+    """Return one record {kind, name, file, line, function} per parameter or line that explains torch's error message.
 
-    `roots` are the models that were called, `fresh` the modules that were first called in this step, `foreign` the
-    prefixes of files that do not belong to the program.
+    If no line of the user's code can be found, file, line and function are missing. `roots` are the models that were
+    called, `fresh` the modules that were first called in this step, and `foreign` the prefixes of files that do not
+    belong to the program.
     """
     message, models = str(error), list(roots)
     twice, without = _READY_TWICE.search(message), _WITHOUT_GRADIENT.search(message)
     if without:
-        return _parameters("without gradient", without[1], models, traceback, foreign)
+        return _parameter_hints("without gradient", without[1], models, traceback, foreign)
     if twice:
-        named = twice[2] or twice[1]
-        return _parameters("ready twice", named, models, traceback, foreign)
-    if _GROWN in message:
-        return _grown(models, traceback, {id(module) for module in fresh}, foreign)
-    if message.startswith(_RECOMPUTED):
-        return _recomputed(traceback)
+        parameter_text = twice[2] or twice[1]
+        return _parameter_hints("ready twice", parameter_text, models, traceback, foreign)
+    if _NEWLY_USED in message:
+        return _new_parameter_hints(models, traceback, {id(module) for module in fresh}, foreign)
+    if message.startswith(_RECOMPUTATION):
+        return _recomputation_hints(traceback)
     if _IN_PLACE in message:
-        return _in_place(message, traceback, models, foreign)
+        return _in_place_hints(message, traceback, models, foreign)
     return []
 
 
-def used_at(models: Iterable[Any], names: Sequence[str], foreign: tuple[str, ...]) -> tuple[str, int, str] | None:
-    """Return the line that would use the first of these unused parameters, or None if the code shows none."""
+def line_that_uses(
+    models: Iterable[Any], names: Sequence[str], foreign: tuple[str, ...]
+) -> tuple[str, int, str] | None:
+    """Return (file, line, function) of the code that would use the unused parameters `names`, or None if unknown."""
     for model in models:
         inner = model.module if _is_wrapper(model) else model
         if names[0] in dict(inner.named_parameters()):
@@ -70,35 +74,40 @@ def used_at(models: Iterable[Any], names: Sequence[str], foreign: tuple[str, ...
 def ordered_names(model: Any) -> list[str]:
     """Return the names of a DDP model's parameters in the order in which torch numbers them."""
     names: list[str] = []
-    known: set[int] = set()
+    known_ids: set[int] = set()
     for path, module in model.module.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
-            ignored = f"{path}.{name}" in model.parameters_to_ignore
-            if parameter.requires_grad and not ignored and id(parameter) not in known:
-                known.add(id(parameter))
+            is_ignored = f"{path}.{name}" in model.parameters_to_ignore
+            if parameter.requires_grad and not is_ignored and id(parameter) not in known_ids:
+                known_ids.add(id(parameter))
                 names.append(f"{path}.{name}" if path else name)
     return names
 
 
-def _parameters(
-    kind: str, named: str, models: Iterable[Any], traceback: TracebackType | None, foreign: tuple[str, ...]
+def _parameter_hints(
+    kind: str, parameter_text: str, models: Iterable[Any], traceback: TracebackType | None, foreign: tuple[str, ...]
 ) -> list[Hint]:
-    model = _wrapped(models, traceback)
+    model = _ddp_model(models, traceback)
     if model is None:
         return []
-    ordered = ordered_names(model)
-    if _NUMBERS.fullmatch(named):
-        names = [ordered[int(number)] for number in re.findall(r"\d+", named) if int(number) < len(ordered)]
+    all_names = ordered_names(model)
+    if _NUMBERS.fullmatch(parameter_text):
+        names = [
+            all_names[int(number)] for number in re.findall(r"\d+", parameter_text) if int(number) < len(all_names)
+        ]
     else:
-        names = [name for name in re.split(r", |\s", named.lstrip(".")) if name in set(ordered)]
+        names = [name for name in re.split(r", |\s", parameter_text.lstrip(".")) if name in set(all_names)]
     return [_hint(kind, name, _use(model.module, name, names, kind, foreign)) for name in names[:HINTS_LIMIT]]
 
 
-def _grown(
+def _new_parameter_hints(
     models: Iterable[Any], traceback: TracebackType | None, fresh: set[int], foreign: tuple[str, ...]
 ) -> list[Hint]:
-    """Return the parameters of newly called modules: torch does not name the parameters that it means."""
-    model = _wrapped(models, traceback)
+    """Return one hint per parameter of the modules in `fresh`.
+
+    torch's message does not name the parameters, but only newly called modules can have newly used parameters.
+    """
+    model = _ddp_model(models, traceback)
     if model is None:
         return []
     new = {path for path, module in model.module.named_modules() if id(module) in fresh}
@@ -106,24 +115,31 @@ def _grown(
     return [_hint("newly used", name, _use(model.module, name, names, "", foreign)) for name in names[:HINTS_LIMIT]]
 
 
-def _wrapped(models: Iterable[Any], traceback: TracebackType | None) -> Any:
-    """Return the DDP model in which the exception was raised, else the only DDP model, else None."""
+def _ddp_model(models: Iterable[Any], traceback: TracebackType | None) -> Any:
+    """Return the DDP model in which the exception was raised.
+
+    If the traceback shows none, return the only DDP model, or None if there are none or several.
+    """
     for frame, _ in _frames(traceback):
         if _is_wrapper(frame.f_locals.get("self")):
             return frame.f_locals["self"]
-    wrapped = {id(module): module for module in _modules(models) if _is_wrapper(module)}
-    return next(iter(wrapped.values())) if len(wrapped) == 1 else None
+    ddp_models = {id(module): module for module in _modules(models) if _is_wrapper(module)}
+    return next(iter(ddp_models.values())) if len(ddp_models) == 1 else None
 
 
 def _is_wrapper(module: Any) -> bool:
-    loaded = sys.modules.get("torch.nn.parallel.distributed")
-    return loaded is not None and isinstance(module, loaded.DistributedDataParallel)
+    ddp = sys.modules.get("torch.nn.parallel.distributed")
+    return ddp is not None and isinstance(module, ddp.DistributedDataParallel)
 
 
 def _use(
     model: Any, name: str, together: Sequence[str], kind: str, foreign: tuple[str, ...]
 ) -> tuple[str, int, str] | None:
-    """Return the line of the user's code that uses the outermost module with only unused parameters."""
+    """Return (file, line, function) of the user's code that uses the parameter `name`, or None if unknown.
+
+    If a module around the parameter has only unused parameters (all in `together`), return the line that uses the
+    outermost such module.
+    """
     levels = list(_levels(model, name))
     if kind == "ready twice":
         levels = [level for level in levels if any(map(names_checkpoint, _methods(level[0], foreign)))] + levels
@@ -142,7 +158,7 @@ def _use(
 
 
 def _levels(model: Any, name: str) -> Iterator[tuple[Any, str, str]]:
-    """Yield (module, attribute, path of the module), innermost first."""
+    """Yield (module, attribute, path of the module) for each dotted part of a parameter's name, innermost first."""
     parts = name.split(".")
     for depth in range(len(parts) - 1, -1, -1):
         path = ".".join(parts[:depth])
@@ -150,9 +166,9 @@ def _levels(model: Any, name: str) -> Iterator[tuple[Any, str, str]]:
 
 
 def _is_unused(model: Any, path: str, together: Sequence[str]) -> bool:
-    """Whether `together` contains all trainable parameters below `path`, so that the module itself was not used."""
-    named = model.get_submodule(path).named_parameters(prefix=path)
-    below = [name for name, parameter in named if parameter.requires_grad]
+    """Whether the module at `path` was not used: `together` contains all its trainable parameters."""
+    parameters = model.get_submodule(path).named_parameters(prefix=path)
+    below = [name for name, parameter in parameters if parameter.requires_grad]
     return bool(path) and set(below) <= set(together)
 
 
@@ -171,8 +187,11 @@ def _own_code(kind: type, name: str, foreign: tuple[str, ...]) -> CodeType | Non
     return code if code is not None and not code.co_filename.startswith(foreign) else None
 
 
-def _recomputed(traceback: TracebackType | None) -> list[Hint]:
-    """Return the function that torch recomputes, which is in the closure of torch's recompute_fn."""
+def _recomputation_hints(traceback: TracebackType | None) -> list[Hint]:
+    """Return a hint for the checkpointed function that torch recomputes.
+
+    It is in the closure of torch's recompute_fn.
+    """
     for frame, _ in _frames(traceback):
         checkpoint = frame.f_locals.get("frame") or frame.f_locals.get("self")
         recompute = getattr(checkpoint, "recompute_fn", None)
@@ -186,14 +205,18 @@ def _recomputed(traceback: TracebackType | None) -> list[Hint]:
 def _code_of(function: Any) -> CodeType | None:
     while hasattr(function, "func"):  # functools.partial
         function = function.func
-    called = getattr(type(function), "forward", None) if hasattr(function, "named_modules") else function
-    return getattr(called, "__code__", None)
+    callee = getattr(type(function), "forward", None) if hasattr(function, "named_modules") else function
+    return getattr(callee, "__code__", None)
 
 
-def _in_place(
+def _in_place_hints(
     message: str, traceback: TracebackType | None, models: Iterable[Any], foreign: tuple[str, ...]
 ) -> list[Hint]:
-    """Return the lines that change a tensor in place, preferably the output of the operation that torch names."""
+    """Return one hint per line that changes a tensor in place.
+
+    If torch's message names the operation that computed the tensor, and some lines change the output of this operation,
+    return only these lines.
+    """
     codes: dict[CodeType, None] = {}
     for module in {type(module): module for module in _modules(models)}.values():
         codes.update(dict.fromkeys(_methods(module, foreign)))
@@ -201,20 +224,20 @@ def _in_place(
         if not frame.f_code.co_filename.startswith(foreign):
             codes[frame.f_code] = None
     node = re.search(r"is output \d+ of (?:As)?(\w+?)(?:Backward\d*)?,", message)
-    saved = node[1].lower() if node else ""
-    lines = [(code, line, is_saved) for code in codes for line, is_saved in in_place_lines(code, saved)]
-    chosen = [line for line in lines if line[2]] or lines
-    # A nested function's lines are found a second time through the function around it.
-    places = {(code.co_filename, line): code.co_name for code, line, _ in reversed(chosen)}
-    return [_hint("in place", saved, (*place, name)) for place, name in list(places.items())[:HINTS_LIMIT]]
+    operation = node[1].lower() if node else ""
+    lines = [(code, line, is_saved) for code in codes for line, is_saved in in_place_lines(code, operation)]
+    reported_lines = [line for line in lines if line[2]] or lines
+    # The lines of a nested function occur twice: the function around it contains them, too.
+    places = {(code.co_filename, line): code.co_name for code, line, _ in reversed(reported_lines)}
+    return [_hint("in place", operation, (*place, name)) for place, name in list(places.items())[:HINTS_LIMIT]]
 
 
 def _modules(models: Iterable[Any]) -> Iterator[Any]:
-    left = MODULES_LIMIT
+    modules_left = MODULES_LIMIT
     for model in models:
         for module in model.modules():
-            left -= 1
-            if left < 0:
+            modules_left -= 1
+            if modules_left < 0:
                 return
             yield module
 
@@ -245,50 +268,61 @@ _LOADS = ("LOAD_ATTR", "LOAD_METHOD")
 _LOCALS = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF")
 _STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")
 _SHIFTS = ("COPY", "SWAP", "ROT_TWO", "ROT_THREE", "DUP_TOP_TWO", "CACHE")
-_NO_TENSOR = frozenset({"requires_grad_"})  # ends as the in-place methods do, and changes no value
+_NOT_IN_PLACE = frozenset({"requires_grad_"})  # its name ends like an in-place method's, but it changes no value
 
 
 def line_that_loads(code: CodeType, attribute: str) -> int | None:
-    """Return the first line that reads `.attribute`, in this function or in a nested one."""
+    """Return the first line that reads `.attribute` in `code` or in a function nested in it, or None."""
     return next((line for line, op in _lines(code) if op.opname in _LOADS and op.argval == attribute), None)
 
 
 def line_that_makes(code: CodeType, attribute: str) -> int | None:
-    """Return the last line that sets `.attribute`: its value is the one that is used later."""
+    """Return the last line that sets `.attribute`, or None. Later code uses the value that was set last."""
     lines = [line for line, op in _lines(code) if op.opname == "STORE_ATTR" and op.argval == attribute]
     return lines[-1] if lines else None
 
 
 def names_checkpoint(code: CodeType) -> bool:
-    """Whether the code uses a name with "checkpoint" in it: torch's own function, however it was imported."""
+    """Whether the code uses a name that contains "checkpoint", such as torch's function under any alias."""
     return any("checkpoint" in name for name in code.co_names)
 
 
-def in_place_lines(code: CodeType, saved: str) -> Iterator[tuple[int, bool]]:
-    """Yield the lines that change a tensor in place, each with whether operation `saved` computed the tensor.
+def in_place_lines(code: CodeType, operation: str) -> Iterator[tuple[int, bool]]:
+    """Yield (line, is_saved) for each line that changes a tensor in place.
 
-    These are methods that end in an underscore, `x += y` and `x[i] = y`. An added integer is a counter and not counted.
+    `is_saved`: the operation `saved` computed the tensor. In-place changes are methods whose name ends in an
+    underscore, `x += y` and `x[i] = y`. A line that adds an integer is a counter and is skipped.
     """
-    from_saved: set[str] = set()
+    operation_outputs: set[str] = set()
     for line, statement in _statements(code):
-        target, stored = _changed(statement), [str(op.argval) for op in statement if op.opname in _STORES]
+        target, stored_names = (
+            _changed_variable(statement),
+            [str(op.argval) for op in statement if op.opname in _STORES],
+        )
         if target is not None:
-            yield line, target in from_saved
-        elif saved and any(_is_named(str(op.argval), saved) for op in statement if op.argval is not None):
-            from_saved.update(stored)
+            yield line, target in operation_outputs
+        elif operation and any(_is_named(str(op.argval), operation) for op in statement if op.argval is not None):
+            operation_outputs.update(stored_names)
 
 
-def _changed(statement: list[dis.Instruction]) -> str | None:
-    """Return the variable that the statement changes in place, "" for another expression, None if it changes none."""
+def _changed_variable(statement: list[dis.Instruction]) -> str | None:
+    """Return the variable that the statement changes in place, or None if it changes nothing.
+
+    Return "" if the changed tensor is not a plain variable.
+    """
     for number, op in enumerate(statement):
         if op.opname in _LOADS and _is_in_place(str(op.argval)):
-            return _loaded(statement[:number][-1:])
+            return _variable_name(statement[:number][-1:])
         if op.opname == "STORE_SUBSCR":
-            return _loaded([each for each in statement[:number] if each.opname in _LOCALS][-2:][:1])
-        if _is_augmented(op) and not any(isinstance(each.argval, int) for each in statement[:number][-1:]):
-            after = [each for each in statement[number + 1 :] if each.opname not in _SHIFTS][:1]
-            if after and after[0].opname in _STORES:
-                return str(after[0].argval)
+            return _variable_name(
+                [instruction for instruction in statement[:number] if instruction.opname in _LOCALS][-2:][:1]
+            )
+        if _is_augmented(op) and not any(
+            isinstance(instruction.argval, int) for instruction in statement[:number][-1:]
+        ):
+            stores = [instruction for instruction in statement[number + 1 :] if instruction.opname not in _SHIFTS][:1]
+            if stores and stores[0].opname in _STORES:
+                return str(stores[0].argval)
     return None
 
 
@@ -297,14 +331,14 @@ def _is_augmented(op: dis.Instruction) -> bool:
 
 
 def _is_in_place(name: str) -> bool:
-    return name.endswith("_") and not name.startswith("_") and not name.endswith("__") and name not in _NO_TENSOR
+    return name.endswith("_") and not name.startswith("_") and not name.endswith("__") and name not in _NOT_IN_PLACE
 
 
-def _is_named(name: str, saved: str) -> bool:
-    return name.lower().replace("_", "") == saved
+def _is_named(name: str, operation: str) -> bool:
+    return name.lower().replace("_", "") == operation
 
 
-def _loaded(instructions: list[dis.Instruction]) -> str:
+def _variable_name(instructions: list[dis.Instruction]) -> str:
     return str(instructions[0].argval) if instructions and instructions[0].opname in _LOCALS else ""
 
 
@@ -320,7 +354,7 @@ def _lines(code: CodeType) -> Iterator[tuple[int, dis.Instruction]]:
 
 
 def _statements(code: CodeType) -> Iterator[tuple[int, list[dis.Instruction]]]:
-    """Yield consecutive instructions of one line, with the line."""
+    """Yield (line, instructions) for each run of consecutive instructions with the same line number."""
     line, statement = 0, list[dis.Instruction]()
     for number, op in _lines(code):
         if number != line and statement:

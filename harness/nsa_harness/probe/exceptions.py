@@ -1,7 +1,7 @@
-"""Exceptions that the program survives: what it raised and caught, where, how often, and which batches it dropped.
+"""Records exceptions that the program survives: what it raised and caught, where, how often, and dropped batches.
 
-CaughtExceptions takes them from forward hooks on any Python, and from sys.monitoring on Python 3.12 and later. Nothing
-here keeps an exception, a frame or a tensor.
+CaughtExceptions learns of them through forward hooks, and on Python 3.12 or later also through sys.monitoring. This
+module stores no reference to an exception, a frame or a tensor.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .patches import TroubleLog
 from .places import frame_place, innermost, is_installed, is_own, place_text
 from .status_file import StatusFileWriter
 
-HANDLERS_LIMIT = 4  # lines per kind that handle it
-CAUGHT_LIMIT = 8  # kinds; a kind is an exception type and the line that raised it
+HANDLERS_LIMIT = 4  # handler lines that are recorded per kind of exception
+CAUGHT_LIMIT = 8  # kinds that are recorded; a kind is an exception type and the line that raised it
 
 
 class CaughtExceptions:
@@ -30,14 +30,15 @@ class CaughtExceptions:
         self._foreign = foreign
         self._chains = Chains(status_file, foreign)
         self._kinds: dict[tuple[str, str], _Kind] = {}
-        self._last: tuple[int, int] | None = None  # an exception passes one module's hook after the other
-        # By the identity of a function's code, which is held: the last exception that the function handled.
-        self._handled: dict[int, tuple[Any, _Kind, str]] = {}
+        # (id of the exception, step) of the last exception. One exception passes the hooks of several nested modules.
+        self._last: tuple[int, int] | None = None
+        # id of a function's code -> the code, the kind of the last exception that it handled, and the handler's line.
+        self._last_handled: dict[int, tuple[Any, _Kind, str]] = {}
 
     def note_forward_exit(self) -> None:
-        """Count the exception that leaves a module's forward, if one does. Called by the forward hook.
+        """Count the exception that is leaving a module's forward, if there is one. Called by the forward hook.
 
-        The frame before the hook's is torch's, which is handling the exception.
+        The frame that calls the hook belongs to torch, which is handling the exception.
         """
         kind, error, _ = sys.exc_info()
         trace = error.__traceback__ if error is not None else None
@@ -49,19 +50,19 @@ class CaughtExceptions:
         inner = self._lines_inside(trace)
         caller = innermost(trace.tb_frame, self._foreign)
         if not inner and (caller is None or is_installed(caller.f_code.co_filename)):
-            return  # it has passed no line of the program yet
+            return  # the exception has not reached a line of the program yet
         self._last = key
         # An exception that torch raised is attributed to the program's line that called torch.
         place = inner[-1] if inner else frame_place(caller)
-        known = self._kind(type(error).__name__, place, trace.tb_frame, inner)
-        if known is not None:
-            known.left_forward = True
-            known.count_again(self._status_file.step)
+        record = self._kind(type(error).__name__, place, trace.tb_frame, inner)
+        if record is not None:
+            record.left_forward = True
+            record.count_again(self._status_file.step)
 
-    def handled(self, error: BaseException, frame: Any, offset: int) -> None:
-        """Note that `frame`, in the program's code, handles `error` from this instruction on.
+    def note_handler(self, error: BaseException, frame: Any, offset: int) -> None:
+        """Record that `frame`, a frame of the program, handles `error` in the handler at instruction `offset`.
 
-        The handler may only be on the exception's way: a `finally`, or the end of a `with`.
+        The handler may be a `finally` block or the end of a `with` block, which the exception only passes through.
         """
         trace = error.__traceback__
         while trace is not None and trace.tb_frame is not frame:
@@ -69,20 +70,20 @@ class CaughtExceptions:
         if trace is None or is_control_flow(type(error)):
             return
         inner = self._lines_inside(trace)
-        known = self._kind(type(error).__name__, inner[-1], frame.f_back, inner)
-        if known is None:
+        record = self._kind(type(error).__name__, inner[-1], frame.f_back, inner)
+        if record is None:
             return
-        line = known.handled_at(frame.f_code, offset)
-        self._handled[id(frame.f_code)] = frame.f_code, known, line
-        # An exception counts once, however many handlers it passes. One that left a forward was counted there.
-        if known.is_first(line) and not (known.left_forward and self._last == (id(error), self._status_file.step)):
-            known.count_again(self._status_file.step)
+        line = record.note_handler(frame.f_code, offset)
+        self._last_handled[id(frame.f_code)] = frame.f_code, record, line
+        # An exception counts once, even if it passes several handlers. If it left a forward, it was counted there.
+        if record.is_first(line) and not (record.left_forward and self._last == (id(error), self._status_file.step)):
+            record.count_again(self._status_file.step)
 
-    def passed_on(self, code: Any) -> None:
-        """Note that this function raised again the exception that it handled last."""
-        if id(code) in self._handled:
-            _, known, line = self._handled[id(code)]
-            known.write_handler(line, handled=False)
+    def note_reraise(self, code: Any) -> None:
+        """Record that the function with this code reraised the exception that it handled last."""
+        if id(code) in self._last_handled:
+            _, record, line = self._last_handled[id(code)]
+            record.write_handler(line, handled=False)
 
     def is_own(self, file: str) -> bool:
         return is_own(file, self._foreign)
@@ -98,19 +99,25 @@ class CaughtExceptions:
         return lines
 
     def _kind(self, kind: str, place: str, outside: Any, inner: list[str]) -> _Kind | None:
-        """Return the record of this type and place, or None if there are too many."""
-        known = self._kinds.get((kind, place))
-        if known is None and len(self._kinds) < CAUGHT_LIMIT:
-            node = self._chains.of(outside).node if outside is not None else 0
+        """Return the record of exceptions of this type from this place, or None if there are too many records.
+
+        `outside` is the caller's frame of the outermost line in `inner`, or None.
+        """
+        record = self._kinds.get((kind, place))
+        if record is None and len(self._kinds) < CAUGHT_LIMIT:
+            node = self._chains.find(outside).node if outside is not None else 0
             for line in inner:
-                node = self._status_file.node(self._status_file.string(line), node)
-            known = _Kind(self._status_file, len(self._kinds) + 1, f"{kind} {place}", node)
-            self._kinds[kind, place] = known
-        return known
+                node = self._status_file.node_number(self._status_file.string_number(line), node)
+            record = _Kind(self._status_file, len(self._kinds) + 1, f"{kind} {place}", node)
+            self._kinds[kind, place] = record
+        return record
 
 
 def _left_another_module(trace: Any) -> bool:
-    """Whether the exception left a module inside this one before. A new exception may have an old one's address."""
+    """Whether the exception has already left a module inside this one.
+
+    The check is needed because a new exception can have the address of an old one.
+    """
     calls, inner = trace.tb_frame.f_code, trace.tb_next
     while inner is not None and inner.tb_frame.f_code is not calls:
         inner = inner.tb_next
@@ -118,26 +125,27 @@ def _left_another_module(trace: Any) -> bool:
 
 
 class _Kind:
-    """One kind of exception in the status file: the first occurrence, the count, the latest step, the handlers."""
+    """One kind of exception, as recorded in the status file: first occurrence, count, latest step, and handlers."""
 
     def __init__(self, status_file: StatusFileWriter, number: int, text: str, node: int) -> None:
         self._status_file = status_file
         self._number, self._node = number, node
         self._count = 0
         self.left_forward = False  # it left a module's forward, and was counted there
-        self._lines: dict[tuple[int, int], tuple[Any, str]] = {}  # by code and instruction; the code is held
-        self._handlers: dict[str, int] = {}  # line -> where its record is in the status file
-        status_file.fact(f"{protocol.FACT_CAUGHT}{number}", f"{status_file.step} {text}")
-        self._at = status_file.fact(f"{protocol.FACT_CAUGHT_AGAIN}{number}", self._numbers(status_file.step))
+        self._lines: dict[tuple[int, int], tuple[Any, str]] = {}  # (id of the code, instruction) -> the code, its line
+        self._handlers: dict[str, int] = {}  # handler line -> offset of its record in the status file
+        status_file.write_fact(f"{protocol.FACT_CAUGHT}{number}", f"{status_file.step} {text}")
+        self._at = status_file.write_fact(f"{protocol.FACT_CAUGHT_AGAIN}{number}", self._numbers(status_file.step))
 
     def count_again(self, step: int) -> None:
+        """Count another exception of this kind, in `step`."""
         self._count += 1
         if self._at:
-            self._status_file.rewrite(self._at, self._numbers(step))
+            self._status_file.overwrite_fact(self._at, self._numbers(step))
 
-    def handled_at(self, code: Any, offset: int) -> str:
-        """Write that the handler at this instruction handles the exception, and return the handler's line."""
-        _, line = self._lines.get((id(code), offset)) or self._learn(code, offset)
+    def note_handler(self, code: Any, offset: int) -> str:
+        """Record that the handler at instruction `offset` handled the exception, and return the handler's line."""
+        _, line = self._lines.get((id(code), offset)) or self._add_handler(code, offset)
         self.write_handler(line, handled=True)
         return line
 
@@ -147,16 +155,21 @@ class _Kind:
     def write_handler(self, line: str, *, handled: bool) -> None:
         at = self._handlers.get(line)
         if at:
-            self._status_file.rewrite(at, f"{int(handled)}{int(self.left_forward)}")
+            self._status_file.overwrite_fact(at, f"{int(handled)}{int(self.left_forward)}")
 
-    def _learn(self, code: Any, offset: int) -> tuple[Any, str]:
-        """Add the handler at this instruction. The end of an `except` block is a handler of its own, in its line."""
+    def _add_handler(self, code: Any, offset: int) -> tuple[Any, str]:
+        """Add the handler at instruction `offset`, and return its code and line.
+
+        The end of an `except` block is a separate handler on the same line.
+        """
         line = next((line for _, end, line in code.co_lines() if end > offset and line), code.co_firstlineno)
         place = place_text(code.co_filename, line, code.co_name)
         index = len(self._handlers)
         if place not in self._handlers and index < HANDLERS_LIMIT:
             label = f"{self._number}.{index}"
-            self._handlers[place] = self._status_file.fact(f"{protocol.FACT_HANDLED}{label}", f"00 {label} {place}")
+            self._handlers[place] = self._status_file.write_fact(
+                f"{protocol.FACT_HANDLED}{label}", f"00 {label} {place}"
+            )
         if len(self._lines) < HANDLERS_LIMIT * HANDLERS_LIMIT:
             self._lines[id(code), offset] = code, place
         return code, place
@@ -166,9 +179,10 @@ class _Kind:
 
 
 def is_control_flow(kind: type[BaseException]) -> bool:
-    """Whether an exception of this type reports no error: the end of an iteration, a private signal inside torch.
+    """Whether exceptions of this type are control flow rather than errors.
 
-    The private errors of torch's C code count as errors: they are those with public names.
+    Examples are StopIteration, SystemExit, and private exceptions inside torch. Exceptions of torch._C, such as
+    torch.OutOfMemoryError, count as errors.
     """
     if not issubclass(kind, Exception) or issubclass(kind, (StopIteration, StopAsyncIteration)):
         return True
@@ -176,64 +190,65 @@ def is_control_flow(kind: type[BaseException]) -> bool:
     return parts[0] == "torch" and kind.__module__ != "torch._C" and any(part.startswith("_") for part in parts)
 
 
-# Handled exceptions, as sys.monitoring reports them.
+# Handled exceptions, reported by sys.monitoring.
 
 PIECE = "handled exceptions"
-TOOLS = (4, 3)  # tool numbers of sys.monitoring that Python reserves for no purpose
+TOOLS = (4, 3)  # tool numbers of sys.monitoring that Python does not reserve for a purpose
 CODES_LIMIT = 16384
 
 
-def monitor(monitoring: Any, caught: CaughtExceptions, trouble: TroubleLog) -> None:
-    """Pass every handled exception to `caught`. Raises RuntimeError if other tools have taken both tool numbers."""
+def monitor(monitoring: Any, exceptions: CaughtExceptions, trouble: TroubleLog) -> None:
+    """Report every handled exception to `caught`. Raises RuntimeError if other tools use both tool numbers."""
     tool = next((tool for tool in TOOLS if monitoring.get_tool(tool) is None), None)
     if tool is None:
         raise RuntimeError(f"tools {TOOLS[1]} and {TOOLS[0]} of sys.monitoring are taken")
     monitoring.use_tool_id(tool, "nsa-harness")
-    HandledExceptions(monitoring, tool, caught, trouble).start()
+    HandledExceptions(monitoring, tool, exceptions, trouble).start()
 
 
 class HandledExceptions:
-    """Callbacks of sys.monitoring for handled exceptions. Costs about 0.2 us per exception in a library's code.
+    """Callbacks of sys.monitoring for handled exceptions.
 
-    These events cannot be disabled per code object. Code that raises nothing costs nothing.
+    An exception in a library's code costs about 0.2 us, because Python cannot disable these events per code object.
+    Code that raises nothing costs nothing.
     """
 
-    def __init__(self, monitoring: Any, tool: int, caught: CaughtExceptions, trouble: TroubleLog) -> None:
+    def __init__(self, monitoring: Any, tool: int, exceptions: CaughtExceptions, trouble: TroubleLog) -> None:
         self._monitoring = monitoring
         self._tool = tool
-        self._caught = caught
+        self._exceptions = exceptions
         self._trouble = trouble
-        # By identity, whether the code is the program's own. The code is held, so that its address is not used again.
+        # id of a code object -> the code, and whether it is the program's own. The reference keeps the id valid.
         self._codes: dict[int, tuple[Any, bool]] = {}
 
     def start(self) -> None:
         events = self._monitoring.events
-        self._monitoring.register_callback(self._tool, events.EXCEPTION_HANDLED, self._handled)
-        self._monitoring.register_callback(self._tool, events.RERAISE, self._raised_again)
+        self._monitoring.register_callback(self._tool, events.EXCEPTION_HANDLED, self._on_handled)
+        self._monitoring.register_callback(self._tool, events.RERAISE, self._on_reraise)
         self._monitoring.set_events(self._tool, events.EXCEPTION_HANDLED | events.RERAISE)
 
-    def _handled(self, code: Any, offset: int, error: BaseException) -> None:
-        """A handler begins: an `except`, or a `finally` or the end of a `with` that the exception passes."""
+    def _on_handled(self, code: Any, offset: int, error: BaseException) -> None:
+        """Report that a handler begins: an `except`, a `finally`, or the end of a `with` block."""
         try:
             if self._is_own(code):
-                self._caught.handled(error, sys._getframe(1), offset)
+                self._exceptions.note_handler(error, sys._getframe(1), offset)
         except Exception as failure:
             self._give_up(failure)
 
-    def _raised_again(self, code: Any, _offset: int, _error: BaseException) -> None:
+    def _on_reraise(self, code: Any, _offset: int, _error: BaseException) -> None:
         try:
             if self._is_own(code):
-                self._caught.passed_on(code)
+                self._exceptions.note_reraise(code)
         except Exception as failure:
             self._give_up(failure)
 
     def _is_own(self, code: Any) -> bool:
-        known = self._codes.get(id(code))
-        if known is None:
+        entry = self._codes.get(id(code))
+        if entry is None:
             if len(self._codes) >= CODES_LIMIT:
                 self._codes.clear()
-            known = self._codes[id(code)] = code, self._caught.is_own(code.co_filename)
-        return known[1]
+            entry = self._codes[id(code)] = code, self._exceptions.is_own(code.co_filename)
+        return entry[1]
 
     def _give_up(self, failure: Exception) -> None:
         self._trouble.note(PIECE, failure)
@@ -245,16 +260,17 @@ class HandledExceptions:
 
 MODELS_LIMIT = 64  # between two backward passes
 KINDS_LIMIT = 8  # exception types, each with a line
-NUMBERS_BYTES = 64  # the beginning of a batch, by which a repeated batch is recognised
+NUMBERS_BYTES = 64  # bytes at the start of a batch that identify it, to recognise a repeated batch
 DEPTH_LIMIT = 3  # containers inside containers
 _RAISE = opcode.opmap["RAISE_VARARGS"]
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
 _UNKNOWN = b""
-_NOT_THE_PROGRAMS = ("builtins", "torch")  # an exception type of its own is how a program gives up on purpose
+# A program that defines its own exception type raises it on purpose. Only these packages' exceptions are accidents.
+_ACCIDENT_PACKAGES = ("builtins", "torch")
 
 
 class _DroppedBatches:
-    """Exceptions of one type from one line: how many batches they ended, and the step of the first."""
+    """How many batches were dropped because of exceptions of one type from one line, and the step of the first."""
 
     __slots__ = ("batches", "place", "step", "type")
 
@@ -268,52 +284,61 @@ class _DroppedBatches:
 class DroppedBatches:
     """Counts batches that the program dropped: an exception ended their training pass, and another batch followed.
 
-    No hook sees who catches the exception, and none need to: a program that trains on has caught it. These do not
-    count: a pass that is repeated with the same batch, an exception that the program raises itself to skip a batch, and
-    a program that runs out of memory and goes on.
+    A program that continues training has caught the exception, so no hook has to see the handler. Three cases do not
+    count: the pass is repeated with the same batch, the program itself raised the exception to skip a batch, or the
+    exception was an out-of-memory error.
     """
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._status_file = status_file
         self._foreign = foreign
         self._kinds: dict[tuple[str, str], _DroppedBatches] = {}
-        self._open: _DroppedBatches | None = None  # a pass has failed, and the next batch is not known yet
+        self._failed_pass: _DroppedBatches | None = (
+            None  # a pass has failed, and it is not known whether its batch is dropped
+        )
         self._batch = _UNKNOWN
-        self.models: set[int] = set()  # by identity, the models called since the last backward pass
-        self._done = 0  # passes that ended with a backward pass
+        self.models: set[int] = set()  # ids of the models that were called since the last backward pass
+        self._successful_passes = 0  # passes that ended with a backward pass
 
-    def pass_began(self, module: Any, arguments: Any) -> None:
-        """A whole model's forward begins. A repeated batch is recognised by its first numbers."""
+    def note_forward(self, module: Any, arguments: Any) -> None:
+        """Note that a whole model's forward begins.
+
+        If a pass has failed, decide whether its batch is dropped or repeated by comparing the first bytes of both
+        batches.
+        """
         if len(self.models) < MODELS_LIMIT:
             self.models.add(id(module))
         batch = _first_numbers(arguments, DEPTH_LIMIT)
-        if self._open is not None and _UNKNOWN not in (batch, self._batch):
+        if self._failed_pass is not None and _UNKNOWN not in (batch, self._batch):
             self._settle(dropped=batch != self._batch)
         self._batch = batch
 
-    def pass_failed(self, error: BaseException | None) -> None:
+    def note_failure(self, error: BaseException | None) -> None:
         if error is None or not (place := self._accident(error)):
             return
         key = type(error).__name__, place
         if key not in self._kinds and len(self._kinds) == KINDS_LIMIT:
             return
-        self._open = self._kinds.setdefault(key, _DroppedBatches(*key, self._status_file.step))
+        self._failed_pass = self._kinds.setdefault(key, _DroppedBatches(*key, self._status_file.step))
 
-    def backward_done(self) -> None:
-        """A backward pass is done. If no forward preceded it, the program recovered from the exception."""
-        self._done += 1
-        self._open = None
+    def note_success(self) -> None:
+        """Note that a backward pass succeeded. If an earlier pass had failed, the program has recovered from it."""
+        self._successful_passes += 1
+        self._failed_pass = None
         self.models.clear()
 
-    def next_batch_began(self) -> None:
-        """The data loader returned a batch, or the optimizer stepped."""
-        if self._open is not None:
+    def note_next_batch(self) -> None:
+        """Note that the data loader returned a batch or the optimizer stepped: a failed pass's batch is dropped."""
+        if self._failed_pass is not None:
             self._settle(dropped=True)
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield a record per kind at exit. A program in which no pass ever succeeded may only be probing what works."""
-        self.next_batch_began()
-        if self._done:
+        """Yield one record per kind of exception. Called at exit.
+
+        If no pass ever succeeded, yield nothing: the program may only be testing what works.
+        """
+        self.note_next_batch()
+        if self._successful_passes:
             for kind in self._kinds.values():
                 if kind.batches:
                     yield {
@@ -325,36 +350,40 @@ class DroppedBatches:
                     }
 
     def _settle(self, *, dropped: bool) -> None:
-        if self._open is not None:
-            self._open.batches += dropped
-        self._open = None
+        if self._failed_pass is not None:
+            self._failed_pass.batches += dropped
+        self._failed_pass = None
 
     def _accident(self, error: BaseException) -> str:
-        """Return the program's innermost line, or "" if the exception is no accident.
+        """Return the program's innermost line in the traceback, or "" if the exception does not count as an accident.
 
-        It is none if the program raised it itself, has no line in it, or was out of memory.
+        An exception is not an accident if the program raised it itself, if it is an out-of-memory error, or if the
+        program has no line in the traceback. A failed `assert` is an accident.
         """
         kind, trace = type(error), error.__traceback__
-        if is_control_flow(kind) or kind.__module__.partition(".")[0] not in _NOT_THE_PROGRAMS or trace is None:
+        if is_control_flow(kind) or kind.__module__.partition(".")[0] not in _ACCIDENT_PACKAGES or trace is None:
             return ""
         if isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY):
             return ""
         caller: Any = trace.tb_frame
         while caller is not None and not is_own(caller.f_code.co_filename, self._foreign):
             caller = caller.f_back
-        place, raised = frame_place(caller), False
+        place, is_raised_here = frame_place(caller), False
         while trace is not None:
             code = trace.tb_frame.f_code
-            raised = is_own(code.co_filename, self._foreign)
-            if raised:
+            is_raised_here = is_own(code.co_filename, self._foreign)
+            if is_raised_here:
                 place = place_text(code.co_filename, trace.tb_lineno, code.co_name)
-                raised = code.co_code[trace.tb_lasti] == _RAISE
+                is_raised_here = code.co_code[trace.tb_lasti] == _RAISE
             trace = trace.tb_next
-        return "" if raised and not isinstance(error, AssertionError) else place
+        return "" if is_raised_here and not isinstance(error, AssertionError) else place
 
 
 def _first_numbers(arguments: Any, depth: int) -> bytes:
-    """Return the first bytes of the first tensor in `arguments`, or its address on a device; empty without a tensor."""
+    """Return the first bytes of the first tensor in `arguments`, or b"" without a tensor.
+
+    For a tensor on a device, return its address.
+    """
     if hasattr(arguments, "data_ptr"):
         return _numbers(arguments)
     items = arguments.values() if isinstance(arguments, dict) else arguments

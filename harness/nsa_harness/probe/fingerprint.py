@@ -1,6 +1,6 @@
-"""Facts about a tensor in host memory, read from its bytes: a checksum, size and sum, whether all values are finite.
+"""Computes facts about a tensor in host memory from its bytes: checksum, norm and sum, and whether values are finite.
 
-No operator of torch runs, so nothing is dispatched, no device is asked, and autograd does not notice.
+No torch operator runs, so nothing is dispatched, no device is used, and autograd is not involved.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-CHUNKS = 4  # evenly spaced pieces of a tensor that is too large to be read whole
-ZEROS_BYTES = 64 << 20  # gradients up to this size are read whole, if a first piece of each is zero
-ALIGNED = 16  # bytes; so that no element is cut in two
+CHUNKS = 4  # evenly spaced pieces that are read from a tensor that is too large
+ZEROS_BYTES = 64 << 20  # all gradients together are read completely up to this size, if the start of each is zero
+ALIGNMENT_BYTES = 16  # pieces begin at multiples of it, so no element is cut in two
 PARAMETERS_LIMIT = 512  # per optimizer
 
-# The top byte of a value that is not finite has these bits set. So have few finite values, which are checked each.
+# The top byte of a value that is not finite has all these bits set. Few finite values have them set as well, and each
+# of these is checked with math.isfinite.
 _EXPONENTS = {"torch.float32": 0x7F, "torch.float64": 0x7F, "torch.bfloat16": 0x7F, "torch.float16": 0x7C}
 _SIZES = {"torch.float32": 4, "torch.float64": 8, "torch.bfloat16": 2, "torch.float16": 2}
 _FINITE_TOPS = {
@@ -27,11 +28,14 @@ _FINITE_TOPS = {
 
 
 class Unreadable(Exception):
-    """The tensor has no plain memory on the host; the text says why."""
+    """Raised for a tensor without contiguous memory on the host. The text states the reason."""
 
 
-def sample(tensor: Any, limit_bytes: int) -> bytes:
-    """Return the tensor's memory, or evenly spaced pieces of it. Raises Unreadable."""
+def sample_bytes(tensor: Any, limit_bytes: int) -> bytes:
+    """Return the tensor's bytes, or evenly spaced pieces of them if there are more than `limit_bytes`.
+
+    Raises Unreadable if the tensor is not contiguous in host memory.
+    """
     if tensor.device.type != "cpu":
         raise Unreadable(f"on {tensor.device.type}")
     if "strided" not in str(tensor.layout) or not tensor.is_contiguous():
@@ -44,28 +48,31 @@ def sample(tensor: Any, limit_bytes: int) -> bytes:
         raise Unreadable("without memory")
     if size <= limit_bytes:
         return ctypes.string_at(at, size)
-    piece = max(ALIGNED, limit_bytes // CHUNKS // ALIGNED * ALIGNED)
-    last = (size - piece) // ALIGNED * ALIGNED
-    begins = [last * chunk // (CHUNKS - 1) // ALIGNED * ALIGNED for chunk in range(CHUNKS)]
+    piece = max(ALIGNMENT_BYTES, limit_bytes // CHUNKS // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
+    last = (size - piece) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    begins = [last * chunk // (CHUNKS - 1) // ALIGNMENT_BYTES * ALIGNMENT_BYTES for chunk in range(CHUNKS)]
     return b"".join(ctypes.string_at(at + begin, piece) for begin in begins)
 
 
-def broken(data: bytes, dtype: str) -> str | None:
-    """Return "nan" or "inf" if a value is not finite, else None. Costs about a nanosecond per value."""
+def not_finite(data: bytes, dtype: str) -> str | None:
+    """Return "nan" if a value is NaN, "inf" if another value is infinite, or None if all values are finite.
+
+    Costs about a nanosecond per value.
+    """
     bits = _EXPONENTS.get(dtype)
     if bits is None:
         return None
     size = _SIZES[dtype]
     if not data[size - 1 :: size].translate(None, _FINITE_TOPS[bits]):
         return None
-    wrong = [value for value in numbers(data, dtype) if not math.isfinite(value)]
+    wrong = [value for value in values_of(data, dtype) if not math.isfinite(value)]
     if not wrong:
         return None
     return "nan" if any(map(math.isnan, wrong)) else "inf"
 
 
-def numbers(data: bytes, dtype: str) -> Sequence[float]:
-    """Return the values, or none for a dtype that is not floating point."""
+def values_of(data: bytes, dtype: str) -> Sequence[float]:
+    """Return the values that the bytes `data` represent, or () if `dtype` is not a supported floating-point dtype."""
     if dtype in ("torch.float32", "torch.float64"):
         return array.array("f" if dtype == "torch.float32" else "d", data)
     if dtype == "torch.bfloat16":
@@ -78,14 +85,14 @@ def numbers(data: bytes, dtype: str) -> Sequence[float]:
 
 
 def is_zero(data: bytes, dtype: str) -> bool:
-    """Whether every value is zero, of either sign. Costs less than a nanosecond per byte, unless zeros are negative."""
-    return not data.strip(b"\0") or not (data.translate(None, b"\0\x80") or any(numbers(data, dtype)))
+    """Whether every value is 0.0 or -0.0. Costs less than a nanosecond per byte if no zero is negative."""
+    return not data.strip(b"\0") or not (data.translate(None, b"\0\x80") or any(values_of(data, dtype)))
 
 
 def all_zero(gradients: list[Any]) -> int:
-    """Return the number of gradients if all their values are zero; 0 if not, or if they cannot be read.
+    """Return the number of gradients if all their values are zero. Return 0 otherwise, or if one cannot be read.
 
-    In healthy training, the beginning of the first gradient decides.
+    In healthy training, reading the start of the first gradient is enough.
     """
     if sum(gradient.numel() * gradient.element_size() for gradient in gradients) > ZEROS_BYTES:
         return 0
@@ -93,7 +100,7 @@ def all_zero(gradients: list[Any]) -> int:
         for gradient in gradients:
             local = getattr(gradient, "_local_tensor", gradient)
             try:
-                if not is_zero(sample(local, limit_bytes), str(local.dtype)):
+                if not is_zero(sample_bytes(local, limit_bytes), str(local.dtype)):
                     return 0
             except Unreadable:
                 return 0
@@ -101,8 +108,8 @@ def all_zero(gradients: list[Any]) -> int:
 
 
 def largest(data: bytes, dtype: str) -> float:
-    """Return the largest absolute value; nan if a value is nan, 0 without values."""
-    values = numbers(data, dtype)
+    """Return the largest absolute value in `data`: NaN if a value is NaN, 0 if there are no values."""
+    values = values_of(data, dtype)
     if any(map(math.isnan, values)):
         return math.nan
     return max(map(abs, values), default=0.0)
@@ -113,11 +120,11 @@ def checksum(data: bytes, before: int = 0) -> int:
 
 
 def size_and_sum(values: Sequence[float]) -> tuple[float, float]:
-    """Return the Euclidean norm and the sum. Two tensors that agree in both are hardly different."""
+    """Return the Euclidean norm and the sum. Two tensors that agree in both are most likely equal."""
     return math.hypot(*values), sum(values)
 
 
-def trained(optimizer: Any) -> list[Any]:
-    """Return the parameters that an optimizer trains; of more than PARAMETERS_LIMIT, an evenly spaced part."""
-    every = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
+def trained_parameters(optimizer: Any) -> list[Any]:
+    """Return the parameters that an optimizer trains. If there are too many, return an evenly spaced sample."""
+    every = [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
     return every[:: -(-len(every) // PARAMETERS_LIMIT) or 1]

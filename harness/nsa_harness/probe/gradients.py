@@ -1,7 +1,7 @@
-"""Gradients as a backward pass leaves them in a model, before any code reduces or uses them.
+"""Samples a model's gradients directly after a backward pass, before any code reduces or uses them.
 
-Hooks of torch's optimizers see only the gradients that an optimizer is given. A program may step by hand, or sum the
-gradients of all ranks first, which hides a rank without gradients of its own.
+Hooks of torch's optimizers are not enough. A program may update parameters without an optimizer. It may also sum the
+gradients over all ranks before the step, which hides a rank whose own gradients are missing.
 """
 
 from __future__ import annotations
@@ -10,112 +10,137 @@ import weakref
 from collections.abc import Callable, Container, Iterator
 from typing import Any
 
-from .fingerprint import PARAMETERS_LIMIT, Unreadable, all_zero, largest, sample
+from .fingerprint import PARAMETERS_LIMIT, Unreadable, all_zero, largest, sample_bytes
 from .names import ModuleNames
 
 MODELS_LIMIT = 8
 NAMES_LIMIT = 8
-FIRST_PASSES = 16  # all are sampled, so that a model's first gradients are seen as they arrive
+FIRST_PASSES = 16  # each of the first passes is sampled, to check the values of a model that gets its first gradients
 SAMPLE_BYTES = 128 << 10  # per sample of all parameters of a model
 VALUES_BYTES = 64  # per parameter without a gradient
-HUGE = 1e20  # no program initialises a parameter with such a value or nan; uninitialised memory may contain either
+HUGE = 1e20  # no program initialises a parameter to such a value or to NaN; uninitialised memory may contain either
 
 
 class _Model:
-    """The samples of one model, taken at each pass that left gradients in it."""
+    """The results of sampling one model after each backward pass that left gradients in it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.samples = 0
-        self.still = 0  # parameters, if all gradients were zero in every sample; 0 once a gradient was not
-        # Parameters without a gradient in any sample that the program did not exclude; by identity, with first values.
-        self.never: dict[int, bytes] | None = None
-        self.never_names: list[str] = []
-        self.unset: list[str] = []  # parameters with a gradient and an uninitialised value
-        self.unset_value = ""
+        self.zero_gradients = 0  # number of gradients if all were zero in every sample; 0 once a gradient was not zero
+        # Parameters that had no gradient in any sample and that the program does train: id -> first values.
+        self.missing_gradients: dict[int, bytes] | None = None
+        self.missing_names: list[str] = []
+        self.uninitialised: list[str] = []  # parameters with a gradient and an uninitialised value
+        self.uninitialised_value = ""
 
 
 class GradientSamples:
+    """Samples the gradients of up to MODELS_LIMIT models of this process."""
+
     def __init__(self, names: ModuleNames) -> None:
         self._names = names
         self._models: weakref.WeakKeyDictionary[Any, _Model] = weakref.WeakKeyDictionary()
-        self._all: list[_Model] = []  # kept, as the models may be gone at exit
+        self._all: list[_Model] = []  # results for the records at exit, when the models may be gone
 
-    def take(self, passes: int, called: Container[int], owners: Callable[[], dict[int, tuple[str, bool]]]) -> None:
-        """Sample the models `called` before pass number `passes`: other models may have zeros that the program set.
+    def take(
+        self, passes: int, called_models: Container[int], owners: Callable[[], dict[int, tuple[str, bool]]]
+    ) -> None:
+        """Sample the models that were called before backward pass number `passes`.
 
-        `owners` returns each parameter's name and whether its module was called.
+        `called` has their ids. Other models are skipped, because the program may have set their gradients to zero.
+        `owners` returns, by parameter id, the parameter's name and whether its module was called.
         """
         for model in self._names.models():
-            if id(model) not in called:
+            if id(model) not in called_models:
                 continue
-            # A lazy parameter that was never used has no size: numel() would raise.
-            wanted = (each for each in model.parameters() if each.requires_grad)
-            every = [
-                each for each in wanted if each.grad is not None or (not hasattr(each, "materialize") and each.numel())
+            # numel() raises for a lazy parameter that was never used: it has no size yet.
+            trainable = (parameter for parameter in model.parameters() if parameter.requires_grad)
+            parameters = [
+                parameter
+                for parameter in trainable
+                if parameter.grad is not None or (not hasattr(parameter, "materialize") and parameter.numel())
             ]
-            every = every[:: -(-len(every) // PARAMETERS_LIMIT) or 1]
-            reached = [each for each in every if each.grad is not None]
-            if not reached:
+            parameters = parameters[:: -(-len(parameters) // PARAMETERS_LIMIT) or 1]
+            with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
+            if not with_gradient:
                 continue  # this pass did not reach the model
-            seen = self._models.get(model)
-            if seen is None:
+            result = self._models.get(model)
+            if result is None:
                 if len(self._all) == MODELS_LIMIT:
                     continue
-                seen = self._models[model] = _Model(type(model).__name__)
-                self._all.append(seen)
+                result = self._models[model] = _Model(type(model).__name__)
+                self._all.append(result)
                 if passes <= FIRST_PASSES:
-                    self._check_values(seen, reached, owners)
-            self._add_sample(seen, every, reached, owners)
+                    self._check_values(result, with_gradient, owners)
+            self._add_sample(result, parameters, with_gradient, owners)
 
     def records(self, *, by_hand: bool) -> Iterator[dict[str, Any]]:
-        """Yield a record per model. `by_hand`: the program uses no optimizer of torch's, so missing gradients count."""
-        for seen in self._all:
+        """Yield one record per model. Missing gradients are reported only if `by_hand` is True.
+
+        `by_hand`: the program uses no optimizer of torch, so no optimizer hook has checked for missing gradients.
+        """
+        for result in self._all:
             yield {
                 "at": "gradients",
-                "model": seen.name,
-                "looks": seen.samples,
-                "still": seen.still,
-                "never": len(seen.never or ()) if by_hand else 0,
-                "never_names": seen.never_names[:NAMES_LIMIT] if by_hand else [],
-                "unset": seen.unset[:NAMES_LIMIT],
-                "unset_value": seen.unset_value,
+                "model": result.name,
+                "looks": result.samples,
+                "still": result.zero_gradients,
+                "never": len(result.missing_gradients or ()) if by_hand else 0,
+                "never_names": result.missing_names[:NAMES_LIMIT] if by_hand else [],
+                "unset": result.uninitialised[:NAMES_LIMIT],
+                "unset_value": result.uninitialised_value,
             }
 
     def _add_sample(
-        self, seen: _Model, every: list[Any], reached: list[Any], owners: Callable[[], dict[int, tuple[str, bool]]]
+        self,
+        result: _Model,
+        parameters: list[Any],
+        with_gradient: list[Any],
+        owners: Callable[[], dict[int, tuple[str, bool]]],
     ) -> None:
-        seen.samples += 1
-        if seen.samples == 1 or seen.still:
-            seen.still = all_zero([each.grad for each in reached])
-        missing = [each for each in every if each.grad is None and (seen.never is None or id(each) in seen.never)]
+        result.samples += 1
+        if result.samples == 1 or result.zero_gradients:
+            result.zero_gradients = all_zero([parameter.grad for parameter in with_gradient])
+        missing = [
+            parameter
+            for parameter in parameters
+            if parameter.grad is None
+            and (result.missing_gradients is None or id(parameter) in result.missing_gradients)
+        ]
         if missing:
-            # A parameter whose values change without a gradient is a copy or an average of other weights.
-            known, excluded, before = owners(), self._names.excluded(), seen.never or {}
-            values = {id(each): _values(each) for each in missing if id(each) not in excluded}
-            called = {key: value for key, value in values.items() if known.get(key, ("", False))[1]}
-            seen.never = {key: value for key, value in called.items() if before.get(key, value) == value}
-            seen.never_names = [known[key][0] for key in seen.never]
+            # A parameter whose values change without a gradient is a copy or average of other weights, and not missing.
+            owner_of, excluded_ids, before = owners(), self._names.excluded_parameters(), result.missing_gradients or {}
+            values = {id(parameter): _values(parameter) for parameter in missing if id(parameter) not in excluded_ids}
+            called_values = {key: value for key, value in values.items() if owner_of.get(key, ("", False))[1]}
+            result.missing_gradients = {
+                key: value for key, value in called_values.items() if before.get(key, value) == value
+            }
+            result.missing_names = [owner_of[key][0] for key in result.missing_gradients]
         else:
-            seen.never = {}
+            result.missing_gradients = {}
 
     def _check_values(
-        self, seen: _Model, reached: list[Any], owners: Callable[[], dict[int, tuple[str, bool]]]
+        self, result: _Model, with_gradient: list[Any], owners: Callable[[], dict[int, tuple[str, bool]]]
     ) -> None:
-        limit_bytes = max(256, SAMPLE_BYTES // len(reached))
-        for each in reached:
+        limit_bytes = max(256, SAMPLE_BYTES // len(with_gradient))
+        for parameter in with_gradient:
             try:
-                value = largest(sample(getattr(each, "_local_tensor", each), limit_bytes), str(each.dtype))
+                value = largest(
+                    sample_bytes(getattr(parameter, "_local_tensor", parameter), limit_bytes), str(parameter.dtype)
+                )
             except Unreadable:
                 continue
             if value != value or HUGE < value < float("inf"):
-                seen.unset.append(owners().get(id(each), (f"a parameter of {tuple(each.shape)}", True))[0])
-                seen.unset_value = seen.unset_value or f"{value:.2g}"
+                result.uninitialised.append(
+                    owners().get(id(parameter), (f"a parameter of {tuple(parameter.shape)}", True))[0]
+                )
+                result.uninitialised_value = result.uninitialised_value or f"{value:.2g}"
 
 
 def _values(parameter: Any) -> bytes:
-    """Return the first values of a parameter, or its version counter if it is not in host memory."""
+    """Return the first bytes of a parameter, or its version counter as text if it is not in host memory."""
     try:
-        return sample(getattr(parameter, "_local_tensor", parameter), VALUES_BYTES)
+        return sample_bytes(getattr(parameter, "_local_tensor", parameter), VALUES_BYTES)
     except Unreadable:
         return str(parameter._version).encode()

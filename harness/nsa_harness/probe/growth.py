@@ -1,7 +1,7 @@
-"""Where growing memory was allocated: what is alive after one step and after a later step, by the allocating line.
+"""Finds the lines whose allocations grow, by comparing the living allocations after two optimizer steps.
 
-Loaded only if the launch asks for it. A mode of torch's dispatcher follows tensors from their creation, also those that
-only a graph keeps alive. tracemalloc follows everything else.
+This module is loaded only if the launch requests it. A mode of torch's dispatcher follows tensors from their creation,
+including tensors that only an autograd graph keeps alive. tracemalloc follows all other memory.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from .patches import TroubleLog
 from .places import foreign_code, innermost_own, is_own, place_text
 from .status_file import StatusFileWriter
 
-# Optimizer steps after which tracing begins: what a program and torch keep from their first steps is not followed. The
-# allocations of one step are counted, and later those of nine steps: what each step replaces is in both counts.
+# Tracing begins after this optimizer step, so memory that the program and torch allocate once is not followed. Living
+# allocations are counted after one and after nine traced steps. Memory that each step replaces is in both counts.
 BEGIN = 8
 FIRST, SECOND = BEGIN + 1, BEGIN + 9
-_FRAMES = 12
-_LINES = 8
+_FRAMES = 12  # frames per allocation that tracemalloc stores
+_LINES = 8  # lines in the record
 _PROBE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 _Line = tuple[str, int]
 
 
 class Growth:
-    """Counts living allocations in one process, twice. A forked child counts nothing."""
+    """Counts the living allocations of one process at two steps. A forked child counts nothing."""
 
     def __init__(self, torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
         self._torch, self._status_file, self._trouble = torch, status_file, trouble
         self._foreign = foreign_code(torch)
         self._steps = 0
-        self._made: dict[Any, tuple[_Line, int]] = {}  # weak reference to a storage -> its line and size
+        self._storages: dict[Any, tuple[_Line, int]] = {}  # weak reference to a storage -> its line and size
         self._mode: Any = None
-        self._counted: list[Counter[_Line]] = []
+        self._counts: list[Counter[_Line]] = []
 
     def watch(self) -> None:
         from torch.optim import optimizer as optimizers
@@ -45,33 +45,33 @@ class Growth:
         self._handle = optimizers.register_optimizer_step_post_hook(self._after_step)
 
     def stop(self) -> None:
-        """Stop following allocations."""
+        """Stop following allocations. Nothing happens if that has not begun."""
         if self._mode is not None:
             self._mode.__exit__(None, None, None)
             self._mode = None
         tracemalloc.stop()
 
     def records(self) -> Iterable[dict[str, Any]]:
-        """Return one record with the lines that grew most, if the program reached both counts."""
-        if len(self._counted) < 2:
+        """Return one record with the lines whose memory grew most, or () if the program did not reach both counts."""
+        if len(self._counts) < 2:
             return ()
-        grown = (self._counted[1] - self._counted[0]).most_common(_LINES)
-        lines = [{"place": place_text(file, line, ""), "bytes": size} for (file, line), size in grown]
+        growth = (self._counts[1] - self._counts[0]).most_common(_LINES)
+        lines = [{"place": place_text(file, line, ""), "bytes": size} for (file, line), size in growth]
         return ({"at": "grown", "first": FIRST, "last": SECOND, "lines": lines},)
 
     def _after_step(self, *_: Any) -> None:
         self._steps += 1
-        if self._steps in (BEGIN, FIRST, SECOND) and self._status_file.live:
+        if self._steps in (BEGIN, FIRST, SECOND) and self._status_file.is_writing:
             self._trouble.attempt("growth", self._begin if self._steps == BEGIN else self._count)
 
     def _begin(self) -> None:
         from torch.multiprocessing.reductions import StorageWeakRef
         from torch.utils._python_dispatch import TorchDispatchMode
 
-        note, tensor = self._note, self._torch.Tensor
+        note, tensor = self._note_storage, self._torch.Tensor
 
-        class Made(TorchDispatchMode):  # type: ignore[misc]
-            """Notes the storage of every tensor that an operator returns."""
+        class StorageRecorder(TorchDispatchMode):  # type: ignore[misc]
+            """Records the storage of every tensor that an operator returns."""
 
             def __torch_dispatch__(self, operator: Any, _types: Any, arguments: Any = (), options: Any = None) -> Any:
                 result = operator(*arguments, **(options or {}))
@@ -80,18 +80,18 @@ class Growth:
                         note(StorageWeakRef(value.untyped_storage()), value)
                 return result
 
-        self._mode = Made()
+        self._mode = StorageRecorder()
         self._mode.__enter__()
         tracemalloc.start(_FRAMES)
 
-    def _note(self, storage: Any, tensor: Any) -> None:
-        """Note a new storage. Views and tensors changed in place have a storage that is known."""
-        if storage in self._made:
+    def _note_storage(self, storage: Any, tensor: Any) -> None:
+        """Record the line that allocated a new storage. Views and in-place results share a storage that is known."""
+        if storage in self._storages:
             return
         frame = innermost_own(sys._getframe(2), self._foreign)
         if frame is not None:
             size_bytes = tensor.untyped_storage().nbytes()
-            self._made[storage] = (frame.f_code.co_filename, frame.f_lineno), size_bytes
+            self._storages[storage] = (frame.f_code.co_filename, frame.f_lineno), size_bytes
 
     def _count(self) -> None:
         alive: Counter[_Line] = Counter()
@@ -99,18 +99,21 @@ class Growth:
             line = _line(trace.traceback, self._foreign)
             if line is not None:
                 alive[line] += trace.size
-        for storage, (line, size_bytes) in list(self._made.items()):
+        for storage, (line, size_bytes) in list(self._storages.items()):
             if storage.expired():
-                del self._made[storage]
+                del self._storages[storage]
             else:
                 alive[line] += size_bytes
-        self._counted.append(alive)
+        self._counts.append(alive)
         if self._steps == SECOND:
             self.stop()
 
 
 def _line(traceback: Iterable[Any], foreign: tuple[str, ...]) -> _Line | None:
-    """Return the program's innermost line, or None for an allocation of the probe. The outermost frame comes first."""
+    """Return the program's innermost line of a traceback whose outermost frame comes first.
+
+    Return None for an allocation of the probe, or if the program has no line in the traceback.
+    """
     own: _Line | None = None
     for frame in traceback:
         if frame.filename.startswith(_PROBE):

@@ -1,4 +1,4 @@
-"""What makes a rank observable from outside: the heartbeat thread, the flight recorder, torch's worker server."""
+"""Makes a rank observable from outside: the heartbeat thread, the flight recorder, and torch's worker server."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ THREAD_NAME = "nsa-harness-beat"
 
 
 class Heartbeat:
-    """A daemon thread that shows that Python still runs, counts collectives and answers requests.
+    """A daemon thread that shows that Python still runs, counts collectives, and writes the flight recorder on request.
 
-    `pieces` are called at every heartbeat, each under its name. A piece that fails is never called again.
+    Each heartbeat also calls the functions in `pieces`. A function that raises is never called again, and the error is
+    recorded under its name.
     """
 
     def __init__(
@@ -39,9 +40,9 @@ class Heartbeat:
         self._trouble = trouble
         self._flight = FlightRecorder(directory)
         self._pieces = {"last line": self._sample_line, **(pieces or {})}
-        self._answered = 0
-        self._counted = (0, 0)
-        self._seen: object = None
+        self._last_answered = 0
+        self._last_counts = (0, 0)
+        self._last_position: object = None
         self._main_thread = threading.main_thread().ident or 0
         self._foreign = foreign_code(sys.modules["torch"])
         self._counter: Callable[..., bytes] | None = self._flight.summary_function()
@@ -52,17 +53,17 @@ class Heartbeat:
     def _run(self) -> None:
         # A signal to the process must interrupt the thread that the program expects, not this one.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        while self._status_file.live:
-            self._trouble.attempt("beat", self._once)
+        while self._status_file.is_writing:
+            self._trouble.attempt("heartbeat", self._beat)
             time.sleep(INTERVAL_S)
 
-    def _once(self) -> None:
+    def _beat(self) -> None:
         status_file = self._status_file
-        requested = status_file.requested()
-        if requested > self._answered:
+        last_request = status_file.last_request()
+        if last_request > self._last_answered:
             self._trouble.attempt("flight", self._flight.write)
-            self._answered = requested
-        status_file.heartbeat(self._answered)
+            self._last_answered = last_request
+        status_file.write_heartbeat(self._last_answered)
         for name, piece in list(self._pieces.items()):
             if not self._trouble.attempt(name, piece):
                 del self._pieces[name]
@@ -70,51 +71,65 @@ class Heartbeat:
         if not torch.distributed.is_initialized():
             return
         if status_file.rank < 0:
-            status_file.identify(torch.distributed.get_rank(), torch.distributed.get_world_size())
+            status_file.write_identity(torch.distributed.get_rank(), torch.distributed.get_world_size())
         if self._counter is not None and not self._trouble.attempt("collective counters", self._count):
             self._counter = None
 
     def _sample_line(self) -> None:
-        """Write the main thread's innermost line of the program, for a rank that is killed before it can be asked."""
-        if self._status_file.over:
-            return  # an exit handler's line is not the line that the program exited from
+        """Write the program's line that the main thread is in. It is the only record if the rank is killed."""
+        if self._status_file.is_exiting:
+            return  # the line of an exit handler is not the line from which the program exited
         frame = innermost_own(sys._current_frames().get(self._main_thread), self._foreign)
-        if frame is None or (frame.f_code, frame.f_lineno) == self._seen:
+        if frame is None or (frame.f_code, frame.f_lineno) == self._last_position:
             return
-        self._seen = (frame.f_code, frame.f_lineno)
-        self._status_file.saw(frame_place(frame))
+        self._last_position = (frame.f_code, frame.f_lineno)
+        self._status_file.write_last_line(frame_place(frame))
 
     def _count(self) -> None:
-        """Write the sums over all process groups. Costs about 0.3 ms; sends nothing and asks no device."""
+        """Write how many collectives were enqueued and completed, summed over all process groups.
+
+        Costs about 0.3 ms. Nothing is sent, and no device is queried.
+        """
         assert self._counter is not None
         groups = json.loads(self._counter(includeCollectives=False)).get("pg_status") or {}
-        counted = _sum(groups, "last_enqueued_collective"), _sum(groups, "last_completed_collective")
-        if counted != self._counted:
-            self._counted = counted
-            self._status_file.count_collectives(*counted)
+        counts = _sum(groups, "last_enqueued_collective"), _sum(groups, "last_completed_collective")
+        if counts != self._last_counts:
+            self._last_counts = counts
+            self._status_file.write_collective_counts(*counts)
 
 
 def _sum(groups: Any, key: str) -> int:
-    """Sum a counter. The recorder writes numbers as strings, and -1 for a group that has done nothing yet."""
+    """Return the sum of the counter `key` over all groups.
+
+    The flight recorder writes numbers as strings, and -1 for a group without a collective so far.
+    """
     return sum(max(0, int(group.get(key, 0))) for group in groups.values())
 
 
 # torch's flight recorder, copied to a file: the latest collectives of each group.
 
-ENTRIES_LIMIT = 512  # the latest entries that are kept, in addition to all that are still open
+ENTRIES_LIMIT = 512  # latest entries that are written, in addition to all collectives that are not finished
 
 
 class FlightRecorder:
+    """torch's flight recorder of this process, and the file to which it is copied."""
+
     def __init__(self, directory: str) -> None:
         self._directory = directory
 
     def summary_function(self) -> Callable[..., bytes] | None:
-        """Return this torch's JSON dump of the recorder, or None. Its older name dates from NCCL-only times."""
+        """Return the function of this torch that dumps the recorder as JSON, or None.
+
+        Older versions name it after NCCL.
+        """
         c10d = sys.modules.get("torch._C._distributed_c10d")
         return getattr(c10d, "_dump_fr_trace_json", None) or getattr(c10d, "_dump_nccl_trace_json", None)
 
     def write(self) -> None:
-        """Write the recorder to a file, under another name until it is complete. Without a recorder, write none."""
+        """Write the recorder to a file, which appears under its name once it is complete.
+
+        If this torch has no recorder, no file is written.
+        """
         record = self._record()
         if record is None:
             return
@@ -129,7 +144,10 @@ class FlightRecorder:
         os.replace(incomplete, path)
 
     def _record(self) -> dict[str, Any] | None:
-        """Return the JSON form. The pickled form has stacks, but takes over a second to collect the first of them."""
+        """Return the recorder's contents from its JSON dump, or None without a recorder.
+
+        torch can also dump a pickle with stacks, but collecting the first stack takes more than a second.
+        """
         dump = self.summary_function()
         record = json.loads(dump()) if dump is not None else None
         return record if isinstance(record, dict) else None
@@ -139,16 +157,17 @@ def _is_retired(entry: dict[str, Any]) -> bool:
     return str(entry.get("retired")).lower() == "true"
 
 
-# torch's own worker server on a unix socket. Its threads are not Python's, so it answers while a thread holds the GIL.
+# torch's own worker server on a Unix socket. Its threads run no Python, so it answers even while a thread holds the
+# GIL.
 
-QUIET = 3  # above every level at which the server logs
+NO_LOGGING = 3  # above every level at which the server logs
 
 
 def start_worker_server(torch: Any, directory: str) -> None:
-    """Listen until the process ends. Raises if this torch has no worker server.
+    """Start torch's worker server, which listens until the process ends. Raises if this torch has no worker server.
 
-    The server ends the process when it is destroyed, and a forked child that exits would destroy it for its parent
-    (torch 2.13: "failed to listen" in a thread, then abort). Therefore it is never destroyed.
+    The server object is never destroyed. Its destructor ends the process, and a forked child that exits would destroy
+    its parent's server as well (torch 2.13: "failed to listen" in a thread, then abort).
     """
     path = os.path.join(directory, protocol.SOCKET.format(pid=os.getpid()))
     server_type = sys.modules["torch._C._distributed_c10d"]._WorkerServer
@@ -156,24 +175,27 @@ def start_worker_server(torch: Any, directory: str) -> None:
     errors: list[Exception] = []
 
     def start() -> None:
-        # The server's threads inherit this mask: a signal must interrupt the thread that the program expects.
+        # The server's threads inherit this signal mask: a signal must interrupt the thread that the program expects.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        before, level.value = level.value, QUIET  # the server logs its start to stderr, which belongs to the program
+        previous_level, level.value = level.value, NO_LOGGING  # the server would log its start to the program's stderr
         try:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(_listening(server_type, path)))
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(_start_server(server_type, path)))
             os.chmod(path, 0o600)
         except Exception as error:
             errors.append(error)
         finally:
-            level.value = before
+            level.value = previous_level
 
     _run_in_thread(start)
     if errors:
         raise errors[0]
 
 
-def _listening(server_type: Any, path: str) -> Any:
-    """Return a server at `path`, which it reaches through the directory's descriptor if it is too long for a socket."""
+def _start_server(server_type: Any, path: str) -> Any:
+    """Return a server that listens at `path`.
+
+    If the path is too long for a socket address, the server reaches it through a file descriptor of its directory.
+    """
     if len(os.fsencode(path)) <= protocol.SOCKET_PATH_LIMIT:
         return server_type(path)
     directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -188,17 +210,17 @@ def _library(torch: Any) -> str:
 
 
 def _run_in_thread(start: Callable[[], None]) -> None:
-    """Run `start` in a thread that ends at once, so that the program's signal mask does not change."""
-    done = _thread.allocate_lock()
-    done.acquire()
+    """Run `start` in a short-lived thread, so the signal mask of the program's own thread does not change."""
+    finished_lock = _thread.allocate_lock()
+    finished_lock.acquire()
 
     def run() -> None:
         try:
             start()
         finally:
-            done.release()
+            finished_lock.release()
 
     thread = threading.Thread(target=run, name="nsa-harness-server", daemon=True)
     thread.start()
-    done.acquire()
+    finished_lock.acquire()
     thread.join()

@@ -1,6 +1,6 @@
-"""Progress events of a training step: module forward and backward, optimizer step, data loading.
+"""Hooks that write the progress events of a training step: module forward and backward, optimizer, data loading.
 
-The hooks read no tensor's values and return nothing, so they change no result.
+The hooks do not read the values of tensors and return nothing, so they change no result.
 """
 
 from __future__ import annotations
@@ -24,19 +24,26 @@ from .status_file import StatusFileWriter
 
 OUTPUTS_LIMIT = 64  # tensors of one module's output that get a backward event
 DEPTH_LIMIT = 4  # containers inside containers
-CALLING_LINES_LIMIT = 1024  # more would leave no room in the table of strings
+CALLING_LINES_LIMIT = 1024  # more lines could fill the table of strings
 COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 
 
 def install(
-    torch: Any, status_file: StatusFileWriter, trouble: TroubleLog, dropped_batches: DroppedBatches, fetches: Fetches
+    torch: Any, status_file: StatusFileWriter, trouble: TroubleLog, dropped_batches: DroppedBatches, fetches: FetchTimes
 ) -> ModuleNames:
-    """Install each kind of hook, and return the models that they will meet. A kind that this torch lacks is noted."""
+    """Install all hooks and return the `ModuleNames`, to which they will add the models that the program calls.
+
+    If this torch does not support a kind of hook, it is skipped and the failure is recorded.
+    """
     names = ModuleNames(status_file)
-    caught = CaughtExceptions(status_file, foreign_code(torch))
-    trouble.attempt("module hooks", lambda: _hook_modules(torch, status_file, trouble, names, caught, dropped_batches))
+    caught_exceptions = CaughtExceptions(status_file, foreign_code(torch))
+    trouble.attempt(
+        "module hooks", lambda: _hook_modules(torch, status_file, trouble, names, caught_exceptions, dropped_batches)
+    )
     if hasattr(sys, "monitoring"):
-        trouble.attempt(exceptions.PIECE, lambda: exceptions.monitor(vars(sys)["monitoring"], caught, trouble))
+        trouble.attempt(
+            exceptions.PIECE, lambda: exceptions.monitor(vars(sys)["monitoring"], caught_exceptions, trouble)
+        )
     trouble.attempt("optimizer hooks", lambda: _hook_optimizers(torch, status_file, trouble))
     trouble.attempt("first optimizer", lambda: _await_optimizer(status_file, trouble))
     trouble.attempt("data hook", lambda: _hook_data(torch, status_file, trouble, dropped_batches, fetches))
@@ -48,25 +55,25 @@ def _hook_modules(
     status_file: StatusFileWriter,
     trouble: TroubleLog,
     names: ModuleNames,
-    caught: CaughtExceptions,
+    caught_exceptions: CaughtExceptions,
     dropped_batches: DroppedBatches,
 ) -> None:
     """Register global forward hooks.
 
-    The backward event comes from a pre-hook on the grad_fn of the module's output, which returns nothing. torch's own
-    full backward hooks are not used: they break programs that change tensors in place. A backward event costs three
-    times as much as a forward event, so deeply nested modules have none (`Known.silent_backward`). torch's own leaf
-    modules inside a block have neither (`Known.silent`): there are many, and none runs long.
+    The backward event comes from a pre-hook on the grad_fn of the module's output. torch's own full backward hooks are
+    not used, because they break programs that change tensors in place. A backward event costs three times as much as a
+    forward event, so deeply nested modules get none (`NamedModule.skips_backward`). torch's leaf modules inside a block
+    get no event at all (`NamedModule.skips_events`): there are many of them, and none runs for long.
     """
     is_compiling = compiling_test(torch)
     tensor_type = torch.Tensor
-    ready, forward = names.ready.get, status_file.forward
+    find_called, forward = names.called.get, status_file.write_forward
     lines = CallingLines(status_file, foreign_code(torch), torch.nn.modules.module.__file__)
-    line_of = lines.of
+    calling_line = lines.calling_line
     handles: list[Any] = []
     inner_output: list[Callable[[], object | None]] = [lambda: None]
-    outermost: list[Any] = [None]  # the module whose forward is inside no other module's forward
-    trains = [False]  # whether its pass trains
+    outermost: list[Any] = [None]  # the module whose forward is not inside another module's forward
+    trains = [False]  # whether this forward runs in training mode and with gradients
     grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 
     def give_up(error: Exception) -> None:
@@ -80,26 +87,26 @@ def _hook_modules(
         if is_compiling():
             return
         try:
-            known = ready(id(module)) or names.of(module)
-            if known.silent:
+            entry = find_called(id(module)) or names.find(module)
+            if entry.skips_events:
                 return
-            if status_file.step_done:
+            if status_file.is_step_done:
                 status_file.begin_step()
-                outermost[0] = None  # the end of a forward in the last step may have been missed
-            if known.learns and (outermost[0] is None or outermost[0] is module):
+                outermost[0] = None  # the hook may have missed the end of a forward in the last step
+            if entry.has_parameters and (outermost[0] is None or outermost[0] is module):
                 outermost[0] = module
                 learning = grad_enabled()
-                status_file.mode(
+                status_file.write_mode(
                     protocol.MODE_KNOWN
                     | (protocol.MODE_TRAINING if module.training else 0)
                     | (protocol.MODE_GRADIENTS if learning else 0)
                 )
                 trains[0] = module.training and learning
                 if trains[0] and in_backward() == -1:
-                    trouble.attempt("batches", lambda: dropped_batches.pass_began(module, arguments))
+                    trouble.attempt("batches", lambda: dropped_batches.note_forward(module, arguments))
             if names.at_next_forward is not None:
                 names.at_next_forward()
-            forward(known.forward, line_of())
+            forward(entry.forward_event, calling_line())
         except Exception as error:
             give_up(error)
 
@@ -107,64 +114,64 @@ def _hook_modules(
         if is_compiling():
             return
         try:
-            known = ready(id(module)) or names.of(module)
+            entry = find_called(id(module)) or names.find(module)
             if outermost[0] is module:
                 outermost[0] = None
-            if known.silent_backward:
+            if entry.skips_backward:
                 return
             if isinstance(output, tensor_type):
                 node = output.grad_fn
                 if node is None:
-                    known.without_gradients |= outermost[0] is not None and trains[0]
+                    entry.without_gradients |= outermost[0] is not None and trains[0]
                     return
-                # A container returns the tensor of its last child, whose name is better: the container is silent.
+                # A container returns the output tensor of its last child. Only the child gets an event, because its
+                # name is more precise.
                 if inner_output[0]() is output:
                     return
                 inner_output[0] = weakref.ref(output)
-                node.register_prehook(known.on_backward)
+                node.register_prehook(entry.write_backward_event)
             elif output is not None:
-                on_backward = known.on_backward
+                on_backward = entry.write_backward_event
                 tensors = _tensors(output, tensor_type)
                 for tensor in tensors:
                     tensor.grad_fn.register_prehook(on_backward)
-                known.without_gradients |= not tensors and outermost[0] is not None and trains[0]
+                entry.without_gradients |= not tensors and outermost[0] is not None and trains[0]
             else:
-                caught.note_forward_exit()
-                # The exception left a whole model, or a loss next to a model.
+                caught_exceptions.note_forward_exit()
+                # The exception left a whole model, or a loss module outside of the model.
                 if outermost[0] is None and module.training and grad_enabled():
                     ended_by = sys.exc_info()[1]
-                    trouble.attempt("batches", lambda: dropped_batches.pass_failed(ended_by))
+                    trouble.attempt("batches", lambda: dropped_batches.note_failure(ended_by))
         except Exception as error:
             give_up(error)
 
-    # torch.compile warns of global hooks that also fire for its wrapper. The probe's may, and the user has no hook to
-    # fix.
+    # torch.compile warns about global hooks that also run for its wrapper module. The probe's hooks may do so, and the
+    # user has no hook to fix.
     warnings.filterwarnings("ignore", message=COMPILE_WARNING, category=UserWarning)
     handles.append(torch.nn.modules.module.register_module_forward_pre_hook(before_forward))
     handles.append(torch.nn.modules.module.register_module_forward_hook(after_forward, always_call=True))
 
 
 class CallingLines:
-    """The program's lines that call modules."""
+    """The string numbers of the program's lines that call modules."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...], torch_file: str) -> None:
         self._status_file = status_file
         self._foreign = foreign
         self._torch_file = torch_file  # the file of the frames between a hook and the caller of the module
-        self._depth = 0  # how many frames the module's caller is above `of`; 0 = not measured yet
-        self._known: dict[
-            tuple[int, int], tuple[Any, int]
-        ] = {}  # (id(code), instruction) -> code, line; the code keeps its id valid
+        self._depth = 0  # number of frames from `calling_line` up to the module's caller; 0 = not measured yet
+        # (id of the code, instruction) -> the code, string number of the line. The reference keeps the id valid.
+        self._lines: dict[tuple[int, int], tuple[Any, int]] = {}
 
-    def of(self) -> int:
-        """Return the string number of the line that calls the module, 0 for a library's line. Call it from a hook.
+    def calling_line(self) -> int:
+        """Return the string number of the line that calls the module, or 0 for a library's line. Called from a hook.
 
-        A line that was seen before costs about 0.3 us: the frames in between are not read.
+        A line that was seen before costs about 0.3 us, because the frames in between are not read.
         """
         try:
             frame = sys._getframe(self._depth)
-            return self._known[id(frame.f_code), frame.f_lasti][1]
-        except (KeyError, ValueError):  # ValueError: the stack is not as deep
+            return self._lines[id(frame.f_code), frame.f_lasti][1]
+        except (KeyError, ValueError):  # ValueError: this stack has fewer frames
             return self._add_line(sys._getframe(1))
 
     def _add_line(self, frame: Any) -> int:
@@ -172,18 +179,18 @@ class CallingLines:
         depth = 1
         while frame is not None and (depth == 1 or frame.f_code.co_filename == self._torch_file):
             frame, depth = frame.f_back, depth + 1
-        if frame is None or len(self._known) == CALLING_LINES_LIMIT:
+        if frame is None or len(self._lines) == CALLING_LINES_LIMIT:
             return 0
         self._depth = self._depth or depth
         code, line = frame.f_code, 0
         if is_own(code.co_filename, self._foreign):
-            line = self._status_file.string(frame_place(frame))
-        self._known[id(code), frame.f_lasti] = code, line
+            line = self._status_file.string_number(frame_place(frame))
+        self._lines[id(code), frame.f_lasti] = code, line
         return line
 
 
 def _tensors(output: Any, tensor_type: type) -> list[Any]:
-    """Return up to OUTPUTS_LIMIT tensors with a grad_fn from nested tuples, lists and dicts."""
+    """Return the tensors with a grad_fn in nested tuples, lists and dicts, at most OUTPUTS_LIMIT."""
     tensors: list[Any] = []
     for tensor in _walk(output, tensor_type, DEPTH_LIMIT):
         if tensor.grad_fn is not None:
@@ -202,25 +209,28 @@ def _walk(output: Any, tensor_type: type, depth: int) -> Iterator[Any]:
 
 
 def _hook_optimizers(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
-    """Count steps by the first optimizer that steps. Once it is collected, the next optimizer that steps counts."""
+    """Register optimizer hooks. The steps of the first optimizer that steps are the steps of the program.
+
+    When this optimizer is garbage-collected, the next optimizer that steps takes its role.
+    """
     from torch.optim import optimizer as optimizers
 
     counting: list[Callable[[], object | None]] = [lambda: None]
     gradients = [0]
-    works = [True]  # a hook that removed itself would change the table that torch is iterating over
+    is_active = [True]  # a hook cannot remove itself: torch is iterating over the table of hooks
     callers = StepCallers(status_file, foreign_code(torch))
 
     def give_up(error: Exception) -> None:
-        works[0] = False
+        is_active[0] = False
         trouble.note("optimizer hooks", error)
 
     def before_step(optimizer: Any, _arguments: Any, _options: Any) -> None:
-        if not works[0]:
+        if not is_active[0]:
             return
         try:
             if counting[0]() is None:
                 counting[0] = weakref.ref(optimizer)
-            status_file.progress_event(status_file.what("optimizer", type(optimizer).__name__))
+            status_file.write_training_event(status_file.event_code("optimizer", type(optimizer).__name__))
             if counting[0]() is optimizer:
                 gradients[0] = _gradients(optimizer)
                 callers.note_caller()
@@ -228,10 +238,10 @@ def _hook_optimizers(torch: Any, status_file: StatusFileWriter, trouble: Trouble
             give_up(error)
 
     def after_step(optimizer: Any, _arguments: Any, _options: Any) -> None:
-        if not works[0]:
+        if not is_active[0]:
             return
         try:
-            status_file.progress_event(status_file.what("step", type(optimizer).__name__))
+            status_file.write_training_event(status_file.event_code("step", type(optimizer).__name__))
             if counting[0]() is optimizer:
                 status_file.finish_step(gradients[0])
         except Exception as error:
@@ -242,93 +252,100 @@ def _hook_optimizers(torch: Any, status_file: StatusFileWriter, trouble: Trouble
 
 
 def _await_optimizer(status_file: StatusFileWriter, trouble: TroubleLog) -> None:
-    """Write whether the program has made an optimizer: a program without one takes no steps that could be counted."""
+    """Write whether the program has created an optimizer. Without an optimizer, no steps can be counted."""
     from torch.optim.optimizer import Optimizer
 
-    status_file.fact(protocol.FACT_OPTIMIZER, "none")
+    status_file.write_fact(protocol.FACT_OPTIMIZER, "none")
 
-    def made(_arguments: Any, _options: Any) -> None:
-        status_file.fact(protocol.FACT_OPTIMIZER, "made")
+    def first_optimizer(_arguments: Any, _options: Any) -> None:
+        status_file.write_fact(protocol.FACT_OPTIMIZER, "made")
 
-    before_first_call(Optimizer, "__init__", "first optimizer", trouble, made)
+    before_first_call(Optimizer, "__init__", "first optimizer", trouble, first_optimizer)
 
 
 def _gradients(optimizer: Any) -> int:
-    """Return how many parameters have a gradient. Costs about 0.1 us each, and reads no gradient."""
+    """Return how many parameters of the optimizer have a gradient. Costs about 0.1 us per parameter."""
     return sum(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
-CALLERS_LIMIT = 4  # lines that call the optimizer; later lines are not recorded
+CALLERS_LIMIT = 4  # lines that call the optimizer; further lines are not recorded
 
 
 class StepCallers:
-    """Writes which of the program's lines called the optimizer, when they change. Costs about 1 us per step."""
+    """Writes the call stack from which the optimizer was called, once for each new calling line.
+
+    Costs about 1 us per step.
+    """
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._status_file = status_file
         self._foreign = foreign
-        self._seen: set[tuple[Any, int]] = set()
+        self._known_callers: set[tuple[Any, int]] = set()
 
     def note_caller(self) -> None:
         frame = innermost(sys._getframe(1), self._foreign)
-        if frame is None or (frame.f_code, frame.f_lineno) in self._seen or len(self._seen) == CALLERS_LIMIT:
+        if (
+            frame is None
+            or (frame.f_code, frame.f_lineno) in self._known_callers
+            or len(self._known_callers) == CALLERS_LIMIT
+        ):
             return
-        self._seen.add((frame.f_code, frame.f_lineno))
-        self._status_file.fact(protocol.FACT_STEPPED, chain(frame, self._foreign))
+        self._known_callers.add((frame.f_code, frame.f_lineno))
+        self._status_file.write_fact(protocol.FACT_STEPPED, chain(frame, self._foreign))
 
 
 def _hook_data(
-    torch: Any, status_file: StatusFileWriter, trouble: TroubleLog, dropped_batches: DroppedBatches, fetches: Fetches
+    torch: Any, status_file: StatusFileWriter, trouble: TroubleLog, dropped_batches: DroppedBatches, fetches: FetchTimes
 ) -> None:
-    """Patch the iterators of DataLoader: an event when a batch is requested and when it arrives, and the counts."""
+    """Patch the iterators of DataLoader to count batches and to write when one is requested and when it arrives."""
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    loaders = Loaders(status_file, Chains(status_file, foreign_code(torch)))
-    fetch, fetched = status_file.what("data", "fetch"), status_file.what("data", "fetched")
+    loaders = LoaderProgress(status_file, Chains(status_file, foreign_code(torch)))
+    fetch_event, fetched_event = status_file.event_code("data", "fetch"), status_file.event_code("data", "fetched")
 
     def before_next(_arguments: Any, _options: Any) -> int:
         status_file.begin_step()
-        status_file.progress_event(fetch)
+        status_file.write_training_event(fetch_event)
         return time.monotonic_ns()
 
     def after_next(began_ns: int, arguments: Any, _options: Any, _batch: Any, error: BaseException | None) -> None:
         iterator = arguments[0]
         if error is None:
-            status_file.progress_event(fetched)
-            # The first batch waits for the workers to start.
+            status_file.write_training_event(fetched_event)
+            # The wait for the first batch includes the start of the workers and does not count.
             if getattr(iterator, "_num_yielded", 0) > 1:
                 fetches.note_wait(time.monotonic_ns() - began_ns)
-            dropped_batches.next_batch_began()
+            dropped_batches.note_next_batch()
             loaders.note_batches(iterator, 1)
         elif isinstance(error, StopIteration):
             loaders.note_batches(iterator, 0)
 
-    def constructed(_state: object, arguments: Any, options: Any, _result: Any, error: BaseException | None) -> None:
+    def after_init(_state: object, arguments: Any, options: Any, _result: Any, error: BaseException | None) -> None:
         if error is None:
-            loaders.begin(arguments[0], arguments[1] if len(arguments) > 1 else options["loader"])
+            loaders.note_iterator(arguments[0], arguments[1] if len(arguments) > 1 else options["loader"])
 
-    def reset(_state: object, arguments: Any, _options: Any, _result: Any, error: BaseException | None) -> None:
+    def after_reset(_state: object, arguments: Any, _options: Any, _result: Any, error: BaseException | None) -> None:
         if error is None:
             loaders.note_restart(arguments[0])
 
-    patch(_BaseDataLoaderIter, "__init__", "loaders", trouble, after=constructed)
-    patch(_BaseDataLoaderIter, "_reset", "loaders", trouble, after=reset)
+    patch(_BaseDataLoaderIter, "__init__", "loaders", trouble, after=after_init)
+    patch(_BaseDataLoaderIter, "_reset", "loaders", trouble, after=after_reset)
     patch(_BaseDataLoaderIter, "__next__", "data hook", trouble, before=before_next, after=after_next)
 
 
-class Fetches:
+class FetchTimes:
     """The time that the main thread has waited for batches, and the line of the longest wait."""
 
     def __init__(self, foreign: tuple[str, ...]) -> None:
         self._foreign = foreign
         self._thread = threading.main_thread().ident
-        self._began_ns = time.monotonic_ns()
+        self._created_ns = time.monotonic_ns()
         self._waited_ns = self._longest_ns = 0
         self._place = ""
 
     def note_wait(self, wait_ns: int) -> None:
-        """Add a wait for a batch in this thread."""
-        if threading.get_ident() != self._thread:  # a thread that prefetches delays no step
+        """Add a wait for a batch. A wait in a thread other than the main thread is ignored."""
+        if threading.get_ident() != self._thread:  # a prefetching thread does not delay a step
             return
         self._waited_ns += wait_ns
         if wait_ns > self._longest_ns:
@@ -336,13 +353,13 @@ class Fetches:
             self._place = frame_place(innermost(sys._getframe(1), self._foreign))
 
     def record(self) -> dict[str, Any]:
-        """Return the waits and the time since this object was made, in seconds."""
-        passed_ns = time.monotonic_ns() - self._began_ns
+        """Return a record of the total wait and the time since this object was created, in seconds, and the line."""
+        passed_ns = time.monotonic_ns() - self._created_ns
         return {"waited_s": self._waited_ns / 1e9, "passed_s": passed_ns / 1e9, "waited_at": self._place}
 
 
 class _Loader:
-    """One DataLoader: its number, how many iterators it made, and the latest iterator's batches and caller chain."""
+    """One DataLoader: its number, how many iterators it created, and the latest iterator's batches and call stack."""
 
     __slots__ = ("batches", "chain", "ended", "iterators", "number")
 
@@ -352,8 +369,8 @@ class _Loader:
         self.ended = False
 
 
-class Loaders:
-    """Writes to the status file how far each DataLoader is. Has only weak references to loaders and iterators."""
+class LoaderProgress:
+    """Writes to the status file how far each DataLoader is. Loaders and iterators are only weakly referenced."""
 
     def __init__(self, status_file: StatusFileWriter, chains: Chains) -> None:
         self._status_file = status_file
@@ -362,33 +379,39 @@ class Loaders:
         self._loaders: weakref.WeakKeyDictionary[Any, _Loader] = weakref.WeakKeyDictionary()
         self._iterators: weakref.WeakKeyDictionary[Any, tuple[_Loader, int]] = weakref.WeakKeyDictionary()
 
-    def begin(self, iterator: Any, loader: Any) -> None:
-        known = self._loaders.get(loader)
-        if known is None:
+    def note_iterator(self, iterator: Any, loader: Any) -> None:
+        entry = self._loaders.get(loader)
+        if entry is None:
             self._count += 1
-            known = self._loaders[loader] = _Loader(self._count)
-        self._begin(iterator, known)
+            entry = self._loaders[loader] = _Loader(self._count)
+        self._begin_iteration(iterator, entry)
 
     def note_restart(self, iterator: Any) -> None:
-        """Note that an iterator with persistent workers restarts. torch also calls this while it makes an iterator."""
-        known, _ = self._iterators.get(iterator, (None, 0))
-        if known is not None and (known.batches or known.ended):
-            self._begin(iterator, known)
+        """Note that an iterator with persistent workers restarts.
+
+        torch also resets an iterator while creating it; this first reset does not count.
+        """
+        entry, _ = self._iterators.get(iterator, (None, 0))
+        if entry is not None and (entry.batches or entry.ended):
+            self._begin_iteration(iterator, entry)
 
     def note_batches(self, iterator: Any, batches: int) -> None:
-        """Count another batch, or note the end if `batches` is 0. Only the loader's latest iterator counts."""
-        known, number = self._iterators.get(iterator, (None, 0))
-        if known is not None and number == known.iterators:
-            known.batches += batches
-            known.ended = not batches
-            self._write(known)
+        """Count `batches` further batches of an iterator, or note its end if `batches` is 0.
 
-    def _begin(self, iterator: Any, known: _Loader) -> None:
-        known.iterators += 1
-        known.batches, known.ended = 0, False
-        known.chain = self._chains.of(sys._getframe(2)).node
-        self._iterators[iterator] = known, known.iterators
-        self._write(known)
+        Only the latest iterator of a loader counts.
+        """
+        entry, number = self._iterators.get(iterator, (None, 0))
+        if entry is not None and number == entry.iterators:
+            entry.batches += batches
+            entry.ended = not batches
+            self._write(entry)
 
-    def _write(self, known: _Loader) -> None:
-        self._status_file.loader(known.number, known.batches, known.iterators, known.chain, ended=known.ended)
+    def _begin_iteration(self, iterator: Any, entry: _Loader) -> None:
+        entry.iterators += 1
+        entry.batches, entry.ended = 0, False
+        entry.chain = self._chains.find(sys._getframe(2)).node
+        self._iterators[iterator] = entry, entry.iterators
+        self._write(entry)
+
+    def _write(self, entry: _Loader) -> None:
+        self._status_file.write_loader(entry.number, entry.batches, entry.iterators, entry.chain, ended=entry.ended)

@@ -1,4 +1,4 @@
-"""Qualified names of the modules of any model, read from the modules that the program calls."""
+"""Finds the qualified names of modules, for any model whose modules the program calls."""
 
 from __future__ import annotations
 
@@ -9,102 +9,107 @@ from typing import Any
 
 from .status_file import StatusFileWriter
 
-# Parts that wrappers add to module paths; the user's own names do not contain them.
+# Path components that wrappers such as FSDP and torch.compile add. The user's own module names do not contain them.
 WRAPPER_PARTS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
 
-DEPTH = 2  # named parts below a numbered block that get a backward event
-# Modules that never wait and never run long: the next event of the backward pass shows as much.
+DEPTH = 2  # levels of modules below a numbered block that get a backward event
+# Modules that never wait and never run for long, so they need no event.
 POINTWISE = frozenset({"torch.nn.modules.normalization", "torch.nn.modules.dropout"})
 
 
-class Known:
-    """One module, and its progress events, which are made when it is first called."""
+class NamedModule:
+    """One module with its progress events. The events are prepared when the module is first called."""
 
     __slots__ = (
         "_status_file",
-        "forward",
-        "learns",
+        "first_step",
+        "forward_event",
+        "has_parameters",
         "module",
         "name",
-        "on_backward",
-        "silent",
-        "silent_backward",
-        "since",
+        "skips_backward",
+        "skips_events",
         "without_gradients",
+        "write_backward_event",
     )
 
     def __init__(self, status_file: StatusFileWriter, module: Callable[[], Any], name: str) -> None:
         self._status_file = status_file
         self.module = module
         self.name = name
-        self.forward = 0
-        self.silent = self.silent_backward = self.learns = False
-        self.since = 0  # the step of its first call
-        self.without_gradients = False  # its output inside a training pass had no grad_fn
+        self.forward_event = 0
+        self.skips_events = self.skips_backward = self.has_parameters = False
+        self.first_step = 0  # the step of its first call
+        self.without_gradients = False  # its output had no grad_fn inside a forward that trains
 
     def prepare(self) -> None:
+        """Prepare the events of a module that is called for the first time, and decide which events it gets."""
         module = self.module()
-        self.since = self._status_file.step
-        self.silent = _is_small(module) and (_is_pointwise(module) or is_detail(self.name))
-        self.silent_backward = self.silent or is_deep(self.name)
-        # A loss without parameters does not follow the training mode.
-        self.learns = next(module.parameters(), None) is not None
-        self.forward = self._status_file.what("forward", self.name)
-        self.on_backward = functools.partial(
-            self._status_file.progress_event, self._status_file.what("backward", self.name)
+        self.first_step = self._status_file.step
+        self.skips_events = _is_small(module) and (_is_pointwise(module) or is_detail(self.name))
+        self.skips_backward = self.skips_events or is_deep(self.name)
+        # A loss module without parameters often stays in training mode, so it does not show how the program runs.
+        self.has_parameters = next(module.parameters(), None) is not None
+        self.forward_event = self._status_file.event_code("forward", self.name)
+        self.write_backward_event = functools.partial(
+            self._status_file.write_training_event, self._status_file.event_code("backward", self.name)
         )
 
 
 class ModuleNames:
-    """The modules of the program by id(). Weak references detect a new module at the same address."""
+    """The modules of the program by id(). Weak references detect a new module at the address of an old one."""
 
     def __init__(self, status_file: StatusFileWriter) -> None:
         self._status_file = status_file
-        self._known: dict[int, Known] = {}
-        self.ready: dict[int, Known] = {}  # id(module) -> a called module; a collected module is removed at once
+        self._modules: dict[int, NamedModule] = {}
+        self.called: dict[int, NamedModule] = {}  # id(module) -> a called module; removed when the module is collected
         self._roots: list[Callable[[], Any]] = []
-        self.at_next_forward: Callable[[], None] | None = None  # called at the begin of the next forward
+        self.at_next_forward: Callable[[], None] | None = None  # called when the next forward begins
 
-    def of(self, module: Any) -> Known:
-        known = self._known.get(id(module))
-        if known is None or known.module() is not module:
-            self._learn(module)
-            known = self._known[id(module)]
-        if not known.forward:
-            known.prepare()
-        self.ready[id(module)] = known
-        return known
+    def find(self, module: Any) -> NamedModule:
+        """Return the record of a module that is being called. At its first call, add it and prepare its events."""
+        entry = self._modules.get(id(module))
+        if entry is None or entry.module() is not module:
+            self._add_model(module)
+            entry = self._modules[id(module)]
+        if not entry.forward_event:
+            entry.prepare()
+        self.called[id(module)] = entry
+        return entry
 
-    def known(self) -> Iterator[tuple[str, Any, bool]]:
-        """Yield each living module with its name and whether it was called."""
-        for known in list(self._known.values()):
-            module = known.module()
+    def modules(self) -> Iterator[tuple[str, Any, bool]]:
+        """Yield (name, module, whether it was called) for each module that is alive."""
+        for entry in list(self._modules.values()):
+            module = entry.module()
             if module is not None:
-                yield known.name, module, bool(known.forward)
+                yield entry.name, module, bool(entry.forward_event)
 
-    def fresh(self) -> list[Any]:
-        """Return the modules that were first called in the step in progress."""
+    def new_modules(self) -> list[Any]:
+        """Return the modules that were called for the first time in the current step."""
         step = self._status_file.step
-        called = (known.module() for known in list(self.ready.values()) if known.since == step)
-        return [module for module in called if module is not None]
+        modules = (entry.module() for entry in list(self.called.values()) if entry.first_step == step)
+        return [module for module in modules if module is not None]
 
-    def excluded(self) -> set[int]:
-        """Return the identities of parameters that the program chose not to train.
+    def excluded_parameters(self) -> set[int]:
+        """Return the ids of the parameters that the program does not train on purpose.
 
-        Their module, or a module around it, runs without gradients inside a training pass, or is not in training mode.
+        Their module, or a module around it, runs without gradients during training, or is not in training mode.
         """
-        every = ((known, known.module()) for known in list(self._known.values()))
-        chosen = [
-            module for known, module in every if module is not None and (known.without_gradients or not module.training)
+        every = ((entry, entry.module()) for entry in list(self._modules.values()))
+        modules = [
+            module for entry, module in every if module is not None and (entry.without_gradients or not module.training)
         ]
-        return {id(parameter) for module in chosen for parameter in module.parameters()}
+        return {id(parameter) for module in modules for parameter in module.parameters()}
 
     def models(self) -> list[Any]:
         """Return the outermost called modules that are still alive."""
         return [model for model in (root() for root in self._roots) if model is not None]
 
-    def _learn(self, root: Any) -> None:
-        """Add a module and all modules below it at its first call. Further models get their class as a name prefix."""
+    def _add_model(self, root: Any) -> None:
+        """Add the module `root` and all modules below it.
+
+        If the program has another model, the names of this model's modules begin with its class name.
+        """
         members = dict(root.named_modules())
         inside = {id(member) for member in members.values()}
         others = [other for other in (ref() for ref in self._roots) if other is not None and id(other) not in inside]
@@ -113,29 +118,29 @@ class ModuleNames:
         for path, member in members.items():
             bare = strip(path)
             name = prefix + bare if bare else type(member).__name__
-            self.ready.pop(id(member), None)
-            self._known[id(member)] = Known(self._status_file, self._reference(member), name)
+            self.called.pop(id(member), None)
+            self._modules[id(member)] = NamedModule(self._status_file, self._reference(member), name)
 
     def _reference(self, module: Any) -> Callable[[], Any]:
         key = id(module)
 
         def forget(reference: Any) -> None:
-            known = self._known.get(key)
-            if known is not None and known.module is reference:
-                del self._known[key]
-                self.ready.pop(key, None)
+            entry = self._modules.get(key)
+            if entry is not None and entry.module is reference:
+                del self._modules[key]
+                self.called.pop(key, None)
 
         return weakref.ref(module, forget)
 
 
 def is_detail(name: str) -> bool:
-    """Whether the module is below a named part of a numbered block, as "blocks.3.attn.query"; not the part itself."""
+    """Whether the module is inside a named part of a numbered block, such as "query" in "blocks.3.attn.query"."""
     *above, parent, _leaf = ["", *name.split(".")]
     return not parent.isdigit() and any(part.isdigit() for part in above)
 
 
 def is_deep(name: str) -> bool:
-    """Whether the module is more than DEPTH parts below a numbered block, as "blocks.3.attn.cmp.inner"."""
+    """Whether the module is more than DEPTH levels below a numbered block, such as "blocks.3.attn.cmp.inner"."""
     parts = name.split(".")
     below = next((count for count, part in enumerate(reversed(parts)) if part.isdigit()), 0)
     return below > DEPTH
@@ -146,12 +151,12 @@ def _is_pointwise(module: Any) -> bool:
 
 
 def _is_small(module: Any) -> bool:
-    """Whether the module is one of torch's own leaves: a Linear, a norm, an activation."""
+    """Whether the module is one of torch's own modules without children, such as Linear, a norm, or an activation."""
     return type(module).__module__.startswith("torch.nn.") and not any(module.children())
 
 
 def strip(path: str) -> str:
-    """Return a module path without the parts that DDP, FSDP, checkpoint and compile add."""
+    """Return a module path without the components that DDP, FSDP, checkpoint wrappers and torch.compile add."""
     parts = [part for part in path.split(".") if part not in WRAPPER_PARTS]
     while parts and parts[0] == "module":
         parts = parts[1:]

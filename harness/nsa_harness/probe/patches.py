@@ -1,7 +1,7 @@
-"""The probe's way into a program: it patches functions, waits for imports, and notes its own failures.
+"""Patches functions of Python and torch, waits for imports, hides the probe in tracebacks, and logs its failures.
 
-`patch` is the only code of the probe that puts itself between a caller and a function of Python or torch. Nothing here
-imports more than `os`, `sys` and `time`: it is loaded in every Python process of a run.
+`patch` is the only code of the probe that comes between a caller and a function of Python or torch. This module imports
+only `os`, `sys` and `time`, because it is loaded in every Python process of a run.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ if TYPE_CHECKING:
     Before = Callable[[tuple[Any, ...], dict[str, Any]], object]
     After = Callable[[Any, tuple[Any, ...], dict[str, Any], Any, BaseException | None], object]
 
-REASON_LIMIT = 500  # characters of an error in the trouble file
+REASON_LIMIT = 500  # characters of an error message in the trouble file
 
 
 class TroubleLog:
-    """The file in which the probe of one process notes the pieces that failed."""
+    """The file in which the probe of one process records which of its parts failed."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._noted: set[str] = set()
+        self._failed_pieces: set[str] = set()
 
     def note(self, piece: str, error: BaseException) -> None:
-        """Append one line the first time that `piece` fails. If the file cannot be written, the line is lost."""
-        if piece in self._noted:
+        """Record an error, if it is the first one of the part named `piece`.
+
+        If the file cannot be written, the record is lost.
+        """
+        if piece in self._failed_pieces:
             return
-        self._noted.add(piece)
+        self._failed_pieces.add(piece)
         try:
             import json
 
@@ -52,7 +55,7 @@ class TroubleLog:
             return
 
     def attempt(self, piece: str, do: Callable[[], object]) -> bool:
-        """Call `do`, note an exception under the name `piece`, and return whether there was none."""
+        """Call `do` and return whether it succeeded. An exception is recorded under the name `piece`."""
         try:
             do()
         except Exception as error:
@@ -72,29 +75,29 @@ def patch(
     unless: Callable[[], bool] | None = None,
     also: Iterable[Any] = (),
 ) -> None:
-    """Replace `owner.name` by a function that watches its calls and changes none of them.
+    """Replace `owner.name` by a function that observes its calls and does not change them.
 
     A call runs `before(arguments, options)`, then the original exactly once with the same arguments, then
-    `after(state, arguments, options, result, error)`, where `state` is what `before` returned and one of `result` and
-    `error` is None. The caller gets the original's result or exception. In both callbacks `sys._getframe(2)` is the
-    caller's frame.
+    `after(state, arguments, options, result, error)`. `state` is the return value of `before`. If the original
+    returned, `error` is None; if it raised, `result` is None. The caller gets the original's result or exception. In
+    both callbacks `sys._getframe(2)` is the caller's frame.
 
-    If a callback raises, the exception is noted under the name `piece` and the patch only calls the original from then
-    on. `unless` is called first: if it returns True (torch.compile is tracing), only the original runs. `also`: further
-    namespaces in which the same function is replaced by the same patch.
+    If a callback raises, the exception is recorded under the name `piece`, and from then on the patch only calls the
+    original. `unless` is called first; if it returns True (torch.compile is tracing), only the original runs. `also`
+    lists further namespaces in which the same function is replaced by the same patch.
 
-    The patch has the name, signature, documentation and attributes of the original, as functools.wraps gives them.
+    The patch has the name, signature, docstring and attributes of the original, like the result of functools.wraps.
     """
     original = getattr(owner, name)
-    works = True
+    is_active = True
 
     def stop(mistake: Exception) -> None:
-        nonlocal works
-        works = False
+        nonlocal is_active
+        is_active = False
         trouble.note(piece, mistake)
 
-    def patched(*arguments: Any, **options: Any) -> Any:
-        if (unless is not None and unless()) or not works:
+    def call_original(*arguments: Any, **options: Any) -> Any:
+        if (unless is not None and unless()) or not is_active:
             return original(*arguments, **options)
         state = None
         if before is not None:
@@ -103,7 +106,7 @@ def patch(
             except Exception as mistake:
                 stop(mistake)
                 state = _FAILED
-        # The original is called outside of any `except`, so that its exceptions get no context of the probe's.
+        # The original is called outside of any `except`, so its exceptions get no context from the probe.
         try:
             result = original(*arguments, **options)
         except BaseException as error:
@@ -120,7 +123,7 @@ def patch(
                 stop(mistake)
         return result
 
-    _replace(owner, name, original, patched, also)
+    _replace(owner, name, original, call_original, also)
 
 
 _FAILED = object()
@@ -136,32 +139,33 @@ def before_first_call(
     unless: Callable[[], bool] | None = None,
     also: Iterable[Any] = (),
 ) -> None:
-    """Call `do(arguments, options)` at the first call of `owner.name`, after the original was put back.
+    """Arrange that the first call of `owner.name` restores the original, then runs `do(arguments, options)`.
 
-    Then call what `owner.name` is now, since `do` may have patched it. The parameters are those of `patch`. If other
-    code has wrapped the patch in the meantime, it stays, and only calls the original from then on.
+    That call continues with the current `owner.name`, because `do` may have patched it. `piece`, `trouble`, `unless`
+    and `also` have the same meaning as in `patch`. If other code has wrapped the patch in the meantime, the patch
+    cannot be removed. It then stays and only calls the original.
     """
     original = getattr(owner, name)
-    waits = True
+    is_waiting = True
 
-    def patched(*arguments: Any, **options: Any) -> Any:
-        nonlocal waits
-        if (unless is not None and unless()) or not waits:
+    def call_original(*arguments: Any, **options: Any) -> Any:
+        nonlocal is_waiting
+        if (unless is not None and unless()) or not is_waiting:
             return original(*arguments, **options)
-        waits, function = False, original
+        is_waiting, function = False, original
         try:
-            is_back = put_back()
+            is_restored = restore()
             do(arguments, options)
-            if is_back:
+            if is_restored:
                 function = getattr(owner, name)
         except Exception as mistake:
             trouble.note(piece, mistake)
         return function(*arguments, **options)
 
-    put_back = _replace(owner, name, original, patched, also)
+    restore = _replace(owner, name, original, call_original, also)
 
 
-_COPIED_ATTRIBUTES = (  # those of functools.wraps; many processes have not loaded functools yet
+_COPIED_ATTRIBUTES = (  # the attributes that functools.wraps copies; many processes have not loaded functools yet
     "__module__",
     "__name__",
     "__qualname__",
@@ -171,39 +175,40 @@ _COPIED_ATTRIBUTES = (  # those of functools.wraps; many processes have not load
 )
 
 
-def _replace(owner: Any, name: str, original: Any, patched: Any, also: Iterable[Any]) -> Callable[[], bool]:
-    """Replace `owner.name` by its patch, also in those namespaces of `also` that have the same function.
+def _replace(owner: Any, name: str, original: Any, replacement: Any, also: Iterable[Any]) -> Callable[[], bool]:
+    """Replace `owner.name` by its patch, and also in the namespaces of `also` that have the same function.
 
-    Return a function that puts the original back wherever no other code has wrapped the patch, and that returns whether
-    `owner.name` is the original again.
+    Return a function that restores the original in every namespace where no other code has wrapped the patch. It
+    returns whether `owner.name` is the original again.
     """
     for attribute in _COPIED_ATTRIBUTES:
         if hasattr(original, attribute):
-            setattr(patched, attribute, getattr(original, attribute))
-    vars(patched).update(getattr(original, "__dict__", {}))
-    patched.__wrapped__ = original
-    spaces = [owner, *(space for space in also if getattr(space, name, None) is original)]
-    # Whether a namespace defines the function itself: an inherited function is put back by deleting the patch.
-    places = [(space, name in vars(space)) for space in spaces]
-    for space in spaces:
-        setattr(space, name, patched)
+            setattr(replacement, attribute, getattr(original, attribute))
+    vars(replacement).update(getattr(original, "__dict__", {}))
+    replacement.__wrapped__ = original
+    targets = [owner, *(space for space in also if getattr(space, name, None) is original)]
+    # The flag shows whether the namespace itself defines the function. If not, deleting the patch restores it.
+    namespaces = [(space, name in vars(space)) for space in targets]
+    for space in targets:
+        setattr(space, name, replacement)
 
-    def put_back() -> bool:
-        is_back = getattr(owner, name) is patched
-        for space, has_own in places:
-            if getattr(space, name) is patched and has_own:
+    def restore() -> bool:
+        is_restored = getattr(owner, name) is replacement
+        for space, has_own in namespaces:
+            if getattr(space, name) is replacement and has_own:
                 setattr(space, name, original)
-            elif getattr(space, name) is patched:
+            elif getattr(space, name) is replacement:
                 delattr(space, name)
-        return is_back
+        return is_restored
 
-    return put_back
+    return restore
 
 
 def compiling_test(torch: Any) -> Callable[[], bool]:
     """Return torch.compiler.is_compiling, or a function that returns False in a torch without it.
 
-    torch.compile replaces a call of is_compiling by True, so a patch that calls it first adds nothing to a graph.
+    torch.compile replaces a call of is_compiling by the constant True. So a patch that calls it first adds nothing to
+    the compiled graph.
     """
     compiler = getattr(torch, "compiler", None)
     return getattr(compiler, "is_compiling", None) or (lambda: False)
@@ -211,15 +216,15 @@ def compiling_test(torch: Any) -> Callable[[], bool]:
 
 # Waiting for imports.
 
-# torch imports torch.distributed in the middle of its own import, and some programs import torch.distributed much
-# later: the probe waits for both.
+# The probe waits for both: torch may import torch.distributed in the middle of its own import, or a program may import
+# torch.distributed much later.
 AWAITED = ("torch", "torch.distributed")
 
 
 def after_import(names: Sequence[str], then: Callable[[], None], trouble: TroubleLog) -> None:
-    """Call `then` once all modules are imported: now, or at the end of the import that completes them.
+    """Call `then` once all modules in `names` are imported: now, or at the end of the last missing import.
 
-    Costs one look-up in a set per imported module until then, and nothing afterwards.
+    Until then, each import costs one look-up in a set. Afterwards it costs nothing.
     """
     missing = {name for name in names if name not in sys.modules}
     if not missing:
@@ -229,7 +234,7 @@ def after_import(names: Sequence[str], then: Callable[[], None], trouble: Troubl
 
 
 class _ImportWatcher:
-    """An import finder that patches the loader which the other finders return for an awaited module."""
+    """An import finder that finds an awaited module through the other finders and patches its loader."""
 
     def __init__(self, missing: set[str], then: Callable[[], None], trouble: TroubleLog) -> None:
         self._missing = missing
@@ -249,17 +254,17 @@ class _ImportWatcher:
         return spec
 
     def _watch(self, name: str, loader: Any) -> None:
-        """Patch exec_module of the loader, which loads only this module, for one call."""
+        """Patch exec_module of this module's loader for one call, to learn when the module has been executed."""
         execute = loader.exec_module
 
         def exec_module(module: Any) -> None:
             del loader.exec_module
             execute(module)
-            self._arrived(name)
+            self._on_import(name)
 
         loader.exec_module = exec_module
 
-    def _arrived(self, name: str) -> None:
+    def _on_import(self, name: str) -> None:
         self._missing.discard(name)
         if self._missing:
             return
@@ -268,14 +273,14 @@ class _ImportWatcher:
         self._then()
 
 
-# Hiding the probe in tracebacks. Every Python function that an exception passes is in its traceback, so the probe's
-# patches are, too. They are removed where a traceback is rendered: in the module `traceback`, which logging,
-# multiprocessing and torchrun use, and where the interpreter prints an uncaught exception. Until then the exception is
+# Hiding the probe in tracebacks. A traceback contains every Python function that the exception passed through, and so
+# the probe's patches. They are removed when a traceback is rendered: in the module `traceback`, which logging,
+# multiprocessing and torchrun use, and when the interpreter prints an uncaught exception. Until then the exception is
 # evidence and is not changed.
 
 _PROBE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_WALKS = ("walk_tb", "_walk_tb_with_full_positions")  # each yields the frame first; the second exists since 3.11
-_CAUSES_LIMIT = 32
+_WALKS = ("walk_tb", "_walk_tb_with_full_positions")  # both yield tuples with a frame first; the second is new in 3.11
+_CAUSES_LIMIT = 32  # exceptions of a chain of causes
 
 
 def hide_probe(trouble: TroubleLog) -> None:
@@ -283,13 +288,19 @@ def hide_probe(trouble: TroubleLog) -> None:
     rendering: Any = sys.modules["traceback"]
     for name in _WALKS:
         if hasattr(rendering, name):
-            setattr(rendering, name, _without_probe(getattr(rendering, name)))
+            setattr(rendering, name, _walk_without_probe(getattr(rendering, name)))
     threads = sys.modules["threading"]
-    patch(threads, "excepthook", "tracebacks", trouble, before=lambda arguments, _: leave_out(arguments[0].exc_value))
+    patch(
+        threads,
+        "excepthook",
+        "tracebacks",
+        trouble,
+        before=lambda arguments, _: remove_probe_frames(arguments[0].exc_value),
+    )
 
 
-def _without_probe(walk: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Return `walk` without the probe's frames. This replacement changes a result, so `patch` cannot do it."""
+def _walk_without_probe(walk: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """Return a function like `walk` that skips the probe's frames. `patch` cannot do that: it changes no results."""
 
     def walk_without_probe(traceback: TracebackType | None) -> Iterator[Any]:
         return (item for item in walk(traceback) if not _is_probe(item[0]))
@@ -298,8 +309,8 @@ def _without_probe(walk: Callable[..., Iterator[Any]]) -> Callable[..., Iterator
     return walk_without_probe
 
 
-def leave_out(error: BaseException | None) -> None:
-    """Remove the probe's frames from an exception that no code will catch, and from its causes."""
+def remove_probe_frames(error: BaseException | None) -> None:
+    """Remove the probe's frames from the traceback of an uncaught exception and of its causes."""
     for _ in range(_CAUSES_LIMIT):
         if error is None:
             return
@@ -311,11 +322,11 @@ def without_probe(traceback: TracebackType | None) -> TracebackType | None:
     """Remove the probe's frames from `traceback` in place, and return its first remaining entry, or None."""
     while traceback is not None and _is_probe(traceback.tb_frame):
         traceback = traceback.tb_next
-    kept = traceback
-    while kept is not None:
-        while kept.tb_next is not None and _is_probe(kept.tb_next.tb_frame):
-            kept.tb_next = kept.tb_next.tb_next
-        kept = kept.tb_next
+    entry = traceback
+    while entry is not None:
+        while entry.tb_next is not None and _is_probe(entry.tb_next.tb_frame):
+            entry.tb_next = entry.tb_next.tb_next
+        entry = entry.tb_next
     return traceback
 
 

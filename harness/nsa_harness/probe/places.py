@@ -1,4 +1,4 @@
-"""Source lines as the status file stores them: "file:line:function" of the program's own code."""
+"""Finds lines of the program's own code, and formats them as the status file stores them: "file:line:function"."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 INSTALLED = ("site-packages", "dist-packages")
 STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
-FILE_LIMIT = 300  # characters from the end of a path
+FILE_LIMIT = 300  # characters of a path that are stored, from its end
 
 
 def place_text(file: str, line: int, function: str) -> str:
@@ -21,18 +21,21 @@ def place_text(file: str, line: int, function: str) -> str:
 
 
 def frame_place(frame: Any) -> str:
-    """Return the place of a frame, or "" for None."""
+    """Return "file:line:function" of a frame, or "" for None."""
     return "" if frame is None else place_text(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 def foreign_code(torch: Any) -> tuple[str, str, str]:
-    """Return how file names outside of the program begin: torch, the harness (probe and faults), frozen modules."""
+    """Return the prefixes of file names that are not the program's: torch, nsa-harness's code, frozen modules."""
     harness = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return os.path.dirname(torch.__file__) + os.sep, harness + os.sep, "<frozen "
 
 
 def innermost_own(frame: Any, foreign: tuple[str, ...]) -> Any:
-    """Return the innermost frame of the program's own code, or of installed packages if there is none."""
+    """Return the innermost frame of the program's own code, from `frame` outwards.
+
+    If there is none, return the innermost frame of an installed package. Return None if all files are foreign.
+    """
     first = own = innermost(frame, foreign)
     while own is not None and is_installed(own.f_code.co_filename):
         own = innermost(own.f_back, foreign)
@@ -49,14 +52,17 @@ def is_installed(file: str) -> bool:
 
 
 def innermost(frame: Any, foreign: tuple[str, ...]) -> Any:
-    """Return the innermost frame, from `frame` outwards, whose file is not foreign; None if all are."""
+    """Return the innermost frame, from `frame` outwards, whose file is not foreign; None if all files are foreign."""
     while frame is not None and frame.f_code.co_filename.startswith(foreign):
         frame = frame.f_back
     return frame
 
 
 def chain(frame: Any, foreign: tuple[str, ...]) -> str:
-    """Return the program's lines that led here, innermost first, as many as the status file stores whole."""
+    """Return the call stack's lines in the program's own code as one text, innermost first.
+
+    The outermost lines are dropped if the text exceeds the status file's limit for a string.
+    """
     lines: list[str] = []
     length = 0
     while frame is not None:

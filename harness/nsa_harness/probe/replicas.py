@@ -1,8 +1,9 @@
-"""Checksums of replicas' parameters: when a model is met, when a step begins, and when it ends.
+"""Computes checksums of replicas' parameters: when a model is first seen, when a step begins, and when it ends.
 
-DDP keeps replicas equal through equal gradients, and so does a program that reduces gradients itself. No code compares
-the parameters again, so ranks that differ once differ from then on. The files of all ranks together show when replicas
-diverged, which rank changed outside of its optimizer, and whether models without DDP were meant to be equal at all.
+DDP keeps replicas equal by giving them equal gradients. A program that reduces gradients itself does the same. No code
+compares the parameters afterwards, so replicas that differ once differ from then on. The samples of all ranks together
+show when replicas diverged, which rank changed outside of its optimizer, and whether models without DDP were meant to
+be equal.
 """
 
 from __future__ import annotations
@@ -12,152 +13,168 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from .fingerprint import Unreadable, checksum, numbers, sample, size_and_sum
+from .fingerprint import Unreadable, checksum, sample_bytes, size_and_sum, values_of
 from .groups import ranges
 from .patches import TroubleLog, patch
 
 DDP_MODULE = "torch.nn.parallel.distributed"
 INSTANCES_LIMIT = 4
 PARAMETERS_LIMIT = 512
-PARTS_LIMIT = 24  # of a model; each has its own checksum
+PARTS_LIMIT = 24  # parts of a model; each part has its own checksum
 BYTES_LIMIT = 128 << 10  # per sample of all parameters
 VALUES_LIMIT = 4096
 BROADCAST_LIMIT = 1 << 14
-# Communication hooks that keep replicas equal; with any other hook they may differ on purpose.
+# Communication hooks of this package keep replicas equal. With any other hook replicas may differ on purpose.
 REDUCING = "torch.distributed.algorithms.ddp_comm_hooks."
 LOCAL = "post_localSGD"
 
 
 class LiveReplica:
-    """A DistributedDataParallel of this process, or a model without one."""
+    """A DistributedDataParallel module of this process, or a model that is not wrapped by DDP."""
 
     def __init__(self, number: int, model: Any, *, wrapped: bool = True) -> None:
         self.number = number
         self.model = weakref.ref(model)
         self.wrapped = wrapped  # by DDP
-        self.begins = wrapped  # the parameters are sampled before the next forward
+        self.needs_sample = wrapped  # sample the parameters before the next forward
 
     def header(self) -> dict[str, Any]:
-        """Return the first record: the ranks with this replica, whether it was broadcast, and the parts of a sample."""
+        """Return the first record of this replica, with the first sample.
+
+        The record has the ranks with this replica, whether the parameters were broadcast, and the model's parts, each
+        as the names of its first and last parameter.
+        """
         model: Any = self.model()
-        distributed: Any = sys.modules["torch.distributed"]
+        dist: Any = sys.modules["torch.distributed"]
         group = model.process_group if self.wrapped else None
-        members = sorted(distributed.get_process_group_ranks(group))
-        every = _replicated(model)
+        members = sorted(dist.get_process_group_ranks(group))
+        every = _ddp_parameters(model)
         parts = [[names[0], names[-1]] for names, _ in _parts(every)]
-        sent = bool(every) and all(parameter.data_ptr() in _broadcast for _, parameter in every)
-        known = {"wrapped": self.wrapped, "broadcast": sent, "ranks": ranges(members), "parts": parts}
+        was_broadcast = bool(every) and all(parameter.data_ptr() in _broadcast_addresses for _, parameter in every)
+        facts = {"wrapped": self.wrapped, "broadcast": was_broadcast, "ranks": ranges(members), "parts": parts}
         if not self.wrapped:
-            known["reduced"] = _all_reduced(every)
-        return {"at": "made", "ddp": self.number, **known, **self.sample()}
+            facts["reduced"] = _all_reduced(every)
+        return {"at": "made", "ddp": self.number, **facts, **self.sample()}
 
     def parameters(self) -> set[int]:
-        """Return the identities of the parameters."""
+        """Return the ids of the model's parameters; an empty set if the model is gone."""
         model: Any = self.model()
         return set() if model is None else {id(parameter) for parameter in model.parameters()}
 
     def sample(self) -> dict[str, Any]:
-        """Return checksum, size and sum per part. Costs about 3 us per parameter, and the reading of its bytes."""
+        """Return a sample: per part the checksum, norm and sum.
+
+        Costs about 3 us per parameter plus reading its bytes.
+        """
         model: Any = self.model()
-        parts = list(_parts(_replicated(model)))
+        parts = list(_parts(_ddp_parameters(model)))
         count = max(1, sum(len(parameters) for _, parameters in parts))
-        samples = [_sample(parameters, BYTES_LIMIT // count, VALUES_LIMIT // count) for _, parameters in parts]
+        samples = [_part_sample(parameters, BYTES_LIMIT // count, VALUES_LIMIT // count) for _, parameters in parts]
         whole = 0
         for part in samples:
             whole = checksum(part[0].encode(), whole)
-        return {"sum": f"{whole:08x}", "seen": samples, "hook": _own_hook(model)}
+        return {"sum": f"{whole:08x}", "seen": samples, "hook": _custom_hook(model)}
 
 
-_broadcast: set[int] = set()  # addresses
-_reduced: dict[int, int] = {}  # address: elements; since the newest backward pass began
+_broadcast_addresses: set[int] = set()  # addresses of tensors that were broadcast
+_reduced_sizes: dict[
+    int, int
+] = {}  # tensors summed since the latest backward pass began: address -> number of elements
 
 
 def note_broadcast(tensor: Any) -> None:
-    """Note that one rank sent this tensor to all ranks: it is meant to be equal on them."""
-    if len(_broadcast) < BROADCAST_LIMIT and hasattr(tensor, "data_ptr"):
-        _broadcast.add(tensor.data_ptr())
+    """Note that one rank broadcast this tensor, so it is meant to be equal on all ranks."""
+    if len(_broadcast_addresses) < BROADCAST_LIMIT and hasattr(tensor, "data_ptr"):
+        _broadcast_addresses.add(tensor.data_ptr())
 
 
 def note_reduced(tensor: Any) -> None:
     """Note that all ranks of the job have summed this tensor."""
-    if len(_reduced) < BROADCAST_LIMIT and hasattr(tensor, "data_ptr"):
-        _reduced[tensor.data_ptr()] = tensor.numel()
+    if len(_reduced_sizes) < BROADCAST_LIMIT and hasattr(tensor, "data_ptr"):
+        _reduced_sizes[tensor.data_ptr()] = tensor.numel()
 
 
 def forget_reduced() -> None:
-    """A backward pass begins. Tensors that were summed before are not its gradients, even at the same address."""
-    _reduced.clear()
+    """Forget all summed tensors because a backward pass begins: its gradients may reuse their addresses."""
+    _reduced_sizes.clear()
 
 
 def _all_reduced(every: list[tuple[str, Any]]) -> bool:
-    """Whether each existing gradient was summed over the whole job, so that all ranks train one model."""
+    """Whether every existing gradient was summed over all ranks of the job, so all ranks train the same model."""
     gradients = [parameter.grad for _, parameter in every if parameter.grad is not None]
-    return bool(gradients) and all(_reduced.get(gradient.data_ptr()) == gradient.numel() for gradient in gradients)
+    return bool(gradients) and all(
+        _reduced_sizes.get(gradient.data_ptr()) == gradient.numel() for gradient in gradients
+    )
 
 
-def alone(models: Iterable[Any], known: Iterable[LiveReplica]) -> Iterator[Any]:
-    """Yield the trainable models that share no parameter with a model in DDP; none in a job of one rank."""
-    distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_initialized() or distributed.get_world_size() < 2:
+def models_without_ddp(models: Iterable[Any], replicas: Iterable[LiveReplica]) -> Iterator[Any]:
+    """Yield the trainable models that share no parameter with a model in `replicas`. In a one-rank job, yield none."""
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_initialized() or dist.get_world_size() < 2:
         return
-    taken = {parameter for replica in known for parameter in replica.parameters()}
+    shared = {parameter for replica in replicas for parameter in replica.parameters()}
     for model in models:
-        if _replicated(model) and taken.isdisjoint(id(parameter) for parameter in model.parameters()):
+        if _ddp_parameters(model) and shared.isdisjoint(id(parameter) for parameter in model.parameters()):
             yield model
 
 
-def watch(made: Callable[[Any], object], trouble: TroubleLog) -> None:
-    """Call `made` with every DistributedDataParallel, after its constructor has made the replicas equal."""
+def watch(note_model: Callable[[Any], object], trouble: TroubleLog) -> None:
+    """Call `note_model` with every new DistributedDataParallel, after its constructor has made the replicas equal."""
 
-    def constructed(_state: object, arguments: Any, _options: Any, _result: Any, error: BaseException | None) -> None:
+    def after_init(_state: object, arguments: Any, _options: Any, _result: Any, error: BaseException | None) -> None:
         if error is None:
-            made(arguments[0])
+            note_model(arguments[0])
 
     kind = sys.modules[DDP_MODULE].DistributedDataParallel
-    patch(kind, "__init__", "looks at replicas", trouble, after=constructed)
+    patch(kind, "__init__", "replica samples", trouble, after=after_init)
 
 
-def _replicated(model: Any) -> list[tuple[str, Any]]:
-    """Return the parameters that DDP reduces: with gradients, not excluded by name, not sharded."""
-    ignored = getattr(model, "parameters_to_ignore", ())
+def _ddp_parameters(model: Any) -> list[tuple[str, Any]]:
+    """Return (name, parameter) for the parameters whose gradients DDP reduces, or an evenly spaced sample of them.
+
+    Parameters without gradients, parameters that are excluded by name, and sharded parameters are skipped.
+    """
+    ignored_names = getattr(model, "parameters_to_ignore", ())
     inner = model.module if hasattr(model, "parameters_to_ignore") else model
     every = [
         (name, parameter)
         for name, parameter in inner.named_parameters()
-        if parameter.requires_grad and name not in ignored and not hasattr(parameter, "_local_tensor")
+        if parameter.requires_grad and name not in ignored_names and not hasattr(parameter, "_local_tensor")
     ]
     stride = -(-len(every) // PARAMETERS_LIMIT) or 1
     return every[::stride]
 
 
 def _parts(every: list[tuple[str, Any]]) -> Iterator[tuple[list[str], list[Any]]]:
+    """Yield (names, parameters) of up to PARTS_LIMIT parts of about equal length."""
     length = -(-len(every) // PARTS_LIMIT) or 1
     for begin in range(0, len(every), length):
         names, parameters = zip(*every[begin : begin + length], strict=True)
         yield list(names), list(parameters)
 
 
-def _sample(parameters: list[Any], limit_bytes: int, limit_values: int) -> list[Any]:
+def _part_sample(parameters: list[Any], limit_bytes: int, limit_values: int) -> list[Any]:
+    """Return [checksum, norm, sum] of a part as text. The limits are per parameter."""
     crc = 0
     values: list[float] = []
     for parameter in parameters:
         data = _memory(parameter, max(256, limit_bytes))
         dtype = str(parameter.dtype)
         crc = checksum(data, crc)
-        values += numbers(data[: 8 * max(4, limit_values)], dtype)[: max(4, limit_values)]
+        values += values_of(data[: 8 * max(4, limit_values)], dtype)[: max(4, limit_values)]
     size, total = size_and_sum(values)
     return [f"{crc:08x}", f"{size:.6g}", f"{total:.6g}"]
 
 
 def _memory(parameter: Any, limit_bytes: int) -> bytes:
     try:
-        return sample(parameter, limit_bytes)
+        return sample_bytes(parameter, limit_bytes)
     except Unreadable:
         return b""
 
 
-def _own_hook(model: Any) -> str:
-    """Return the name of a communication hook that may leave replicas unequal on purpose, or ""."""
+def _custom_hook(model: Any) -> str:
+    """Return the name of the model's communication hook if it may leave replicas unequal on purpose, or ""."""
     for hook, _ in getattr(model, "_comm_hooks", ()):
         module, name = str(getattr(hook, "__module__", "")), str(getattr(hook, "__qualname__", hook))
         if not module.startswith(REDUCING) or LOCAL in name:

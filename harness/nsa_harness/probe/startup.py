@@ -1,6 +1,6 @@
-"""Which processes are ranks, and what the probe sets up in them, and when.
+"""Starts the probe: decides whether a process is a rank, and installs the probe's parts in it.
 
-The bootstrap calls `start_probe` in every Python process of a run. A process that is no rank and never imports torch
+The bootstrap calls `start_probe` in every Python process of a run. A process that is not a rank and never imports torch
 only reads its environment.
 """
 
@@ -21,31 +21,32 @@ if TYPE_CHECKING:
     from .exceptions import DroppedBatches
     from .exit_hooks import ExitCalls, ExitEvidence
     from .health_samples import HealthSampler
-    from .hooks import Fetches
+    from .hooks import FetchTimes
     from .names import ModuleNames
     from .status_file import StatusFileWriter
 
-# Programs that start ranks and are no ranks themselves, even where a cluster put RANK into their environment.
+# Programs that start ranks and are not ranks themselves, even if a cluster has set RANK in their environment.
 AGENT_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 AGENT_COMMANDS = ("torchrun",)
 
 
 def start_probe() -> None:
-    """Start the probe in this process, unless the environment asks for none."""
+    """Start the probe in this process, unless the environment switches it off."""
     directory = os.environ.get(protocol.ENV_PROBE_DIRECTORY)
     mode = os.environ.get(protocol.ENV_PROBE, protocol.PROBE_FULL)
     if not directory or (mode == protocol.PROBE_OFF and protocol.ENV_FAULT not in os.environ):
         return
     probe = ProcessProbe(directory, mode)
-    if _takes_rank():
-        probe.become_rank()
-    after_import(AWAITED, probe.torch_imported, probe.trouble)
+    if _owns_rank():
+        probe.set_up_rank()
+    after_import(AWAITED, probe.on_torch_import, probe.trouble)
 
 
-def _takes_rank() -> bool:
-    """Whether RANK in the environment is this process's, and not that of an ancestor which took it first.
+def _owns_rank() -> bool:
+    """Whether RANK in the environment is meant for this process.
 
-    Data loader workers and tools that a rank starts inherit its environment.
+    Data loader workers and tools that a rank starts inherit its environment. The first process that calls this function
+    owns RANK; in all its descendants the result is False.
     """
     is_named = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     if not (is_named or protocol.ENV_SOLO in os.environ) or _is_agent(_command()):
@@ -62,11 +63,11 @@ def _command() -> list[str]:
 
 
 def _is_agent(command: list[str]) -> bool:
-    return any(word in AGENT_MODULES or os.path.basename(word) in AGENT_COMMANDS for word in command[1:3])
+    return any(argument in AGENT_MODULES or os.path.basename(argument) in AGENT_COMMANDS for argument in command[1:3])
 
 
 class ProcessProbe:
-    """The probe of one process. It only waits for imports until the process turns out to be a rank."""
+    """The probe of one process. It only waits for imports until it knows that the process is a rank."""
 
     def __init__(self, directory: str, mode: str) -> None:
         self.trouble = TroubleLog(directory)
@@ -77,26 +78,26 @@ class ProcessProbe:
         self._exit_evidence: ExitEvidence | None = None
         self._exit_calls: ExitCalls | None = None
         self._sampler: HealthSampler | None = None
-        self._pieces: dict[str, Callable[[], object]] = {}  # further work for each heartbeat
+        self._pieces: dict[str, Callable[[], object]] = {}  # functions that each heartbeat calls, by name
 
-    def become_rank(self) -> None:
-        """Open the status file and watch the exit of this process, which is a rank."""
+    def set_up_rank(self) -> None:
+        """Record that this process is a rank: open its status file and install the exit hooks."""
         self._is_rank = True
-        # Loader workers and tools inherit RANK from a program that srun started; only this process is the rank.
+        # Data loader workers and tools inherit RANK from a program that srun started; only this process is the rank.
         os.environ.setdefault(protocol.ENV_OWNER, str(os.getpid()))
         if self._mode == protocol.PROBE_OFF:
             return
-        self.trouble.attempt("board", self._open_status_file)
+        self.trouble.attempt("status file", self._open_status_file)
         if self._status_file is not None and self._mode == protocol.PROBE_FULL:
             status_file = self._status_file
-            self.trouble.attempt("endings", lambda: self._watch_exit(status_file))
+            self.trouble.attempt("exit hooks", lambda: self._watch_exit(status_file))
 
-    def torch_imported(self) -> None:
+    def on_torch_import(self) -> None:
         """Set up a rank after the import of torch; in another process, wait until it becomes a rank."""
         if self._is_rank:
             self._set_up()
         else:
-            self.trouble.attempt("late", self._wait_for_init)
+            self.trouble.attempt("late init", self._wait_for_init)
 
     def _open_status_file(self) -> None:
         from .status_file import StatusFileWriter
@@ -106,11 +107,11 @@ class ProcessProbe:
         is_first = os.environ.get(protocol.ENV_OWNER) == str(os.getpid())
         is_solo = "RANK" not in os.environ and protocol.ENV_SOLO in os.environ and is_first
         rank, world_size = (0, 1) if is_solo else (_number("RANK"), _number("WORLD_SIZE"))
-        failed = self.trouble.note
+        note = self.trouble.note
         status_file = StatusFileWriter(
-            path, rank=rank, world_size=world_size, failed=lambda error: failed("marks", error)
+            path, rank=rank, world_size=world_size, on_failure=lambda error: note("progress events", error)
         )
-        status_file.note(status_file.what("start", os.path.basename(sys.executable or "python")))
+        status_file.write_event(status_file.event_code("start", os.path.basename(sys.executable or "python")))
         self._status_file = status_file
 
     def _watch_exit(self, status_file: StatusFileWriter) -> None:
@@ -119,20 +120,20 @@ class ProcessProbe:
         evidence = self._exit_evidence = ExitEvidence(status_file, self._directory, self.trouble)
         evidence.install()
         self._exit_calls = ExitCalls(status_file, self.trouble, evidence)
-        self.trouble.attempt("leaving", self._exit_calls.install)
+        self.trouble.attempt("exit calls", self._exit_calls.install)
 
     def _set_up(self) -> None:
-        """Set up everything that needs torch. A piece that fails does not affect the others."""
+        """Set up everything that needs torch. If one part fails, the others are still set up."""
         if self._status_file is not None:
             status_file = self._status_file
-            status_file.note(status_file.what("imported", "torch.distributed"))
+            status_file.write_event(status_file.event_code("imported", "torch.distributed"))
             self.trouble.attempt("tracebacks", lambda: hide_probe(self.trouble))
             self.trouble.attempt("hooks", lambda: self._set_hooks(status_file))
             self.trouble.attempt("autograd", lambda: self._watch_autograd(status_file))
             self.trouble.attempt("collectives", lambda: self._watch_collectives(status_file))
-            self.trouble.attempt("beat", lambda: self._start_heartbeat(status_file))
+            self.trouble.attempt("heartbeat", lambda: self._start_heartbeat(status_file))
             if self._exit_calls is not None:
-                self.trouble.attempt("end", self._exit_calls.watch_shutdown)
+                self.trouble.attempt("shutdown", self._exit_calls.watch_shutdown)
             if self._mode == protocol.PROBE_FULL:
                 self.trouble.attempt("worker server", self._start_server)
         self.trouble.attempt("debugging modes", self._switch_debugging)
@@ -140,7 +141,7 @@ class ProcessProbe:
             self.trouble.attempt("fault", _plant_fault)
 
     def _switch_debugging(self) -> None:
-        """Switch on the debugging modes of a diagnostic rerun, or do nothing in any other run."""
+        """Switch on the autograd debugging modes that a diagnostic rerun requested in the environment."""
         if protocol.ENV_ANOMALY in os.environ or protocol.ENV_CHECKPOINT_DEBUG in os.environ:
             from .autograd import switch_debugging_on
 
@@ -148,19 +149,21 @@ class ProcessProbe:
 
     def _set_hooks(self, status_file: StatusFileWriter) -> None:
         from .exceptions import DroppedBatches
-        from .hooks import Fetches, install
+        from .hooks import FetchTimes, install
         from .places import foreign_code
 
         torch: Any = sys.modules["torch"]
-        dropped_batches, fetches = DroppedBatches(status_file, foreign_code(torch)), Fetches(foreign_code(torch))
+        dropped_batches, fetches = DroppedBatches(status_file, foreign_code(torch)), FetchTimes(foreign_code(torch))
         names = install(torch, status_file, self.trouble, dropped_batches, fetches)
         if self._exit_evidence is not None:
             self._exit_evidence.names = names
         if self._mode == protocol.PROBE_FULL:
-            self.trouble.attempt("looks", lambda: self._start_sampling(status_file, names, dropped_batches, fetches))
+            self.trouble.attempt(
+                "health samples", lambda: self._start_sampling(status_file, names, dropped_batches, fetches)
+            )
 
     def _start_sampling(
-        self, status_file: StatusFileWriter, names: ModuleNames, dropped_batches: DroppedBatches, fetches: Fetches
+        self, status_file: StatusFileWriter, names: ModuleNames, dropped_batches: DroppedBatches, fetches: FetchTimes
     ) -> None:
         from .health_samples import HealthSampler
 
@@ -174,10 +177,10 @@ class ProcessProbe:
 
             growth = Growth(torch, status_file, self.trouble)
             growth.watch()
-            self._sampler.at_the_end.append(growth.records)
+            self._sampler.record_sources.append(growth.records)
 
     def _watch_autograd(self, status_file: StatusFileWriter) -> None:
-        """Patch activation checkpoints and autograd, each of which may fail without the other."""
+        """Patch gradient checkpointing and autograd. If one patch fails, the other is still installed."""
         from .autograd import watch_checkpoints, watch_graph
 
         torch, attempt = sys.modules["torch"], self.trouble.attempt
@@ -192,8 +195,8 @@ class ProcessProbe:
         ongoing, members = waits.Waits(status_file, foreign_code(torch), self.trouble), groups.Groups(c10d, status_file)
         self._pieces |= {"waits": ongoing.write_lasting, "groups": members.write}
         if self._sampler is not None:
-            self._sampler.at_the_end.append(ongoing.unwaited.records)
-        attempt, place = self.trouble.attempt, groups.MeshPlace(status_file)
+            self._sampler.record_sources.append(ongoing.unwaited.records)
+        attempt, place = self.trouble.attempt, groups.MeshCoordinates(status_file)
         collectives.install(torch, status_file, self.trouble, ongoing, members)
         attempt("store waits", lambda: waits.watch_stores(c10d, ongoing))
         attempt("store keys", lambda: waits.watch_keys(c10d, status_file, ongoing.foreign, self.trouble))
@@ -203,7 +206,7 @@ class ProcessProbe:
     def _start_heartbeat(self, status_file: StatusFileWriter) -> None:
         from .heartbeat import Heartbeat
 
-        self.trouble.attempt("device marks", lambda: self._watch_device(status_file))
+        self.trouble.attempt("device progress", lambda: self._watch_device(status_file))
         Heartbeat(status_file, self._directory, self.trouble, self._pieces).start()
 
     def _start_server(self) -> None:
@@ -216,21 +219,24 @@ class ProcessProbe:
 
         events = install(sys.modules["torch"], status_file, self.trouble)
         if events is not None:
-            self._pieces["device marks"] = events.poll
+            self._pieces["device progress"] = events.poll
 
     def _wait_for_init(self) -> None:
-        """Treat a process without RANK as a rank once it calls init_process_group (srun, mp.spawn, accelerate)."""
+        """Wait until the process calls init_process_group, then treat it as a rank.
+
+        This covers launchers that set no RANK, such as srun, mp.spawn and accelerate.
+        """
         torch = sys.modules["torch"]
         if not hasattr(torch.distributed, "init_process_group"):
             return
 
         def first_init(_arguments: Any, _options: Any) -> None:
-            self.become_rank()
+            self.set_up_rank()
             self._set_up()
 
-        # The original is put back in both namespaces before the setup patches it as a collective.
+        # The original is restored in both namespaces before the setup patches it as a collective.
         c10d = sys.modules["torch.distributed.distributed_c10d"]
-        before_first_call(c10d, "init_process_group", "late", self.trouble, first_init, also=(torch.distributed,))
+        before_first_call(c10d, "init_process_group", "late init", self.trouble, first_init, also=(torch.distributed,))
 
 
 def _plant_fault() -> None:
@@ -240,7 +246,7 @@ def _plant_fault() -> None:
 
 
 def _number(name: str) -> int:
-    """Return the integer in an environment variable, or -1, which means "unknown" in the status file."""
+    """Return the integer in the environment variable `name`, or -1, which means "unknown" in the status file."""
     try:
         return int(os.environ[name])
     except (KeyError, ValueError):

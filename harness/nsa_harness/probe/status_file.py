@@ -1,4 +1,4 @@
-"""The writing side of a process's status file: one write to shared memory per progress event."""
+"""Writes the status file of a process. Each progress event is one write to memory that is shared with the reader."""
 
 from __future__ import annotations
 
@@ -25,73 +25,75 @@ _set_time = protocol.U64.pack_into
 _pack_total = protocol.TOTAL.pack_into
 _pack_forward = protocol.FORWARD.pack_into
 _FORWARDS_AT, _FORWARDS, _FORWARD_SIZE = protocol.FORWARDS_AT, protocol.FORWARDS, protocol.FORWARD.size
-_CALLS_AT, _CALLS, _CALL_SIZE, _LEFT_AT = (
+_CALLS_AT, _CALLS, _CALL_SIZE, _RETURNED_AT = (
     protocol.CALLS_AT,
     protocol.CALLS,
     protocol.CALL.size,
     protocol.CALL_RETURNED_AT,
 )
-_SHORT_NS = 100_000  # shorter pauses are not compared with the longest: stall limits are seconds
+_SHORTEST_GAP_NS = 100_000  # shorter pauses are ignored: stall limits are seconds long
 _HASH_START, _HASH_FACTOR, _HASH_MASK = protocol.HASH_START, protocol.HASH_FACTOR, protocol.HASH_MASK
 
 
-class _Slots(_thread._local):
-    """[offset, native thread id, events so far] of this thread's slots, once it has them."""
+class _ThreadSlots(_thread._local):
+    """The slots of the calling thread in the status file: [offset, native thread id, events so far], or None."""
 
     training: list[int] | None = None
     events: list[int] | None = None
 
 
-class Inside(_thread._local):
-    """The call that a thread is in. One list, so that a call looks up one thread-local attribute."""
+class CurrentCall(_thread._local):
+    """The collective call that a thread is currently in. A single list, so each call needs one thread-local lookup."""
 
     def __init__(self) -> None:
-        # The number of the collective, 0 = none, -1 = one that is not in the status file; the thread's slot for events.
-        self.call: list[Any] = [0, None]
+        # First the number of the call in the status file: 0 = not in a call, -1 = the call could not be written.
+        # Then the thread's slot for events, once it has one.
+        self.state: list[Any] = [0, None]
 
 
 class StatusFileWriter:
     """The status file of this process. A progress event costs about a microsecond and never blocks.
 
-    A forked child keeps calling the same hooks. Its events go to private memory, never to its parent's file.
+    A forked child runs the same hooks. Its events go to private memory, never to its parent's file.
     """
 
     def __init__(
-        self, path: str, *, rank: int, world_size: int, failed: Callable[[Exception], object] | None = None
+        self, path: str, *, rank: int, world_size: int, on_failure: Callable[[Exception], object] | None = None
     ) -> None:
-        """Create the file with mode 0600 and all its blocks. Raises OSError without space or directory.
+        """Create the file with mode 0600 and allocate its disk blocks. Raises OSError if that fails.
 
-        If a progress event cannot be written, `failed` is called and no exception is raised.
+        The first time that a progress event cannot be written, `on_failure` is called with the exception. The caller of
+        the progress event sees no exception, and nothing more is written to the file.
         """
         self._memory: mmap.mmap | bytearray = _new_file(path)
-        self._threads = _Slots()
+        self._threads = _ThreadSlots()
         self._slots_taken = 0
         self._strings: dict[str, int] = {}
         self._strings_used = 0
         self._nodes: dict[tuple[int, int], int] = {}
-        self._totals: dict[int, list[int]] = {}  # by group: offset, calls, hash
-        self._mode = 0
+        self._totals: dict[int, list[int]] = {}  # string number of the group -> [offset, calls, hash]
+        self._mode_flags = 0
         self._gaps = [0] * protocol.GAP_COUNT
-        self._last_at = _monotonic_ns()
-        self._last_what = 0
+        self._last_event_ns = _monotonic_ns()
+        self._last_event = 0
         self.step = 1
         self._position = 0
-        self.step_done = False
+        self.is_step_done = False
         self._next_call = itertools.count(1).__next__
         self._next_forward = itertools.count(1).__next__
         self._lock = _thread.allocate_lock()
-        self.live = True
-        self.over = False  # the interpreter is exiting
-        self.failed = failed
+        self.is_writing = True
+        self.is_exiting = False  # the interpreter is exiting
+        self.on_failure = on_failure
         self.rank = rank
-        self.string("")
-        self._created_ns = self._last_at
-        self.identify(rank, world_size)
+        self.string_number("")
+        self._created_ns = self._last_event_ns
+        self.write_identity(rank, world_size)
         protocol.CLOCK.pack_into(self._memory, protocol.CLOCK_AT, time.time_ns() - _monotonic_ns())
         os.rename(path + ".new", path)
         os.register_at_fork(after_in_child=self._detach)
 
-    def identify(self, rank: int, world_size: int) -> None:
+    def write_identity(self, rank: int, world_size: int) -> None:
         self.rank = rank
         protocol.IDENTITY.pack_into(
             self._memory,
@@ -106,67 +108,76 @@ class StatusFileWriter:
             self._created_ns,
         )
 
-    def string(self, text: str) -> int:
-        """Return the number of a string in the table, which is added if it is new; 0 if the table is full."""
-        known = self._strings.get(text)
-        if known is not None:
-            return known
+    def string_number(self, text: str) -> int:
+        """Return the number of `text` in the table of strings. A new string is added; 0 if the table is full."""
+        number = self._strings.get(text)
+        if number is not None:
+            return number
         with self._lock:
-            return self._append(text)
+            return self._add_string(text)
 
-    def what(self, kind: str, text: str) -> int:
-        """Return the part of a progress event that does not change from one event to the next."""
-        return protocol.KIND[kind] << _KIND_SHIFT | self.string(text) << protocol.EVENT_STRING_SHIFT
+    def event_code(self, kind: str, text: str) -> int:
+        """Return the constant part of a progress event: its kind and text, packed into one integer without the step."""
+        return protocol.KIND[kind] << _KIND_SHIFT | self.string_number(text) << protocol.EVENT_STRING_SHIFT
 
-    def progress_event(self, what: int, _gradients: object = None) -> None:
-        """Write what this thread trains. The second parameter lets the method serve as an autograd pre-hook."""
+    def write_training_event(self, event: int, _gradients: object = None) -> None:
+        """Write a training event of this thread. `event` comes from `event_code`.
+
+        The second parameter is ignored. It allows this method to be an autograd pre-hook.
+        """
         try:
             now = _monotonic_ns()
             slot = self._threads.training
             if slot is None:
                 slot = self._threads.training = self._claim_slot()
             self._position = position = self._position + 1
-            # As in `_write`, without the cost of a call.
+            # The same statements as in `_write`, without the cost of a call.
             slot[2] = events = slot[2] + 1
-            if now - self._last_at > _SHORT_NS:
-                self._note_gap(now - self._last_at)
-            self._last_at = now
-            self._last_what = what = what | self.step
-            _pack_slot(self._memory, slot[0], slot[1], now, events, what, position, events ^ position ^ what ^ now)
+            if now - self._last_event_ns > _SHORTEST_GAP_NS:
+                self._note_gap(now - self._last_event_ns)
+            self._last_event_ns = now
+            self._last_event = event = event | self.step
+            _pack_slot(self._memory, slot[0], slot[1], now, events, event, position, events ^ position ^ event ^ now)
         except Exception as error:
             self._give_up(error)
 
-    def forward(self, what: int, place: int) -> None:
-        """A module's forward begins, called from `place`: a progress event that the next event does not overwrite."""
+    def write_forward(self, event: int, place: int) -> None:
+        """Write that a module's forward begins, called from the line with string number `place`.
+
+        In addition to the training event, which the next event overwrites, the forward is added to a ring.
+        """
         try:
-            self.progress_event(what)
+            self.write_training_event(event)
             number = self._next_forward()
             _pack_forward(
                 self._memory,
                 _FORWARDS_AT + (number - 1) % _FORWARDS * _FORWARD_SIZE,
                 number,
-                self._last_what,
+                self._last_event,
                 place,
-                self._threads.training[1],  # type: ignore[index]  # the event has claimed it
+                self._threads.training[1],  # type: ignore[index]  # write_training_event has claimed the slot
             )
         except Exception as error:
             self._give_up(error)
 
-    def note(self, what: int) -> None:
-        """Write what else happens in this thread: a call, a start, an end. Its training event stays readable."""
-        self._write(self.events(), _monotonic_ns(), what)
+    def write_event(self, event: int) -> None:
+        """Write an event that is not a training event: a call, a start, an exit. The training event stays readable."""
+        self._write(self.event_slot(), _monotonic_ns(), event)
 
     def finish_step(self, gradients: int = 0) -> None:
-        """An optimizer step is done. Events before the next batch or forward still belong to the step."""
+        """Write that an optimizer step is done. Events before the next batch or forward still belong to this step.
+
+        `gradients` is the number of parameters that had a gradient when the optimizer began.
+        """
         self.begin_step()
         at = protocol.STEPS_AT + (self.step - 1) % protocol.STEPS * protocol.STEP.size
         protocol.STEP.pack_into(self._memory, at, self.step, _monotonic_ns(), gradients, self._position)
-        self.step_done = True
+        self.is_step_done = True
 
     def begin_step(self) -> None:
-        """Begin the next step, if the last step is done."""
-        if self.step_done:
-            self.step_done = False
+        """Count the next step, if the last step is done."""
+        if self.is_step_done:
+            self.is_step_done = False
             self.step += 1
             self._position = 0
 
@@ -183,17 +194,17 @@ class StatusFileWriter:
         chain: int = 0,
         flags: int = 0,
         slot: list[int] | None = None,
-        what: int = 0,
+        event: int = 0,
     ) -> int:
         """Write a call of a collective, or a wait that has lasted since `entered_ns`, and return the call's number.
 
-        `elements` is a number, `peer` a global rank, `chain` a node; the others are strings. With `slot`, the calling
-        thread's slot, also write `what` to it.
+        `op`, `group`, `place`, `dtype` and `key` are string numbers, `elements` is a count, `peer` a global rank, and
+        `chain` a node number. If `slot`, the calling thread's slot for events, is given, write `event` to it as well.
         """
         number = self._next_call()
         now = _monotonic_ns()
         if slot is not None:
-            self._write(slot, now, what)
+            self._write(slot, now, event)
         _pack_call(
             self._memory,
             _CALLS_AT + (number - 1) % _CALLS * _CALL_SIZE,
@@ -215,30 +226,33 @@ class StatusFileWriter:
         )
         return number
 
-    def leave_call(self, number: int, slot: list[int] | None = None, what: int = 0) -> None:
-        """Write that a call has returned, unless 1024 later calls have overwritten its place."""
+    def leave_call(self, number: int, slot: list[int] | None = None, event: int = 0) -> None:
+        """Write that a call has returned, unless a later call has overwritten its entry in the ring of 1024 calls."""
         now, at = _monotonic_ns(), _CALLS_AT + (number - 1) % _CALLS * _CALL_SIZE
         if slot is not None:
-            self._write(slot, now, what)
+            self._write(slot, now, event)
         if _number_at(self._memory, at)[0] == number:
-            _set_time(self._memory, at + _LEFT_AT, now)
+            _set_time(self._memory, at + _RETURNED_AT, now)
 
-    def count_call(self, group: int, call_hash: int) -> None:
-        """Add a call to the count and hash of all calls of its group, which outlive the ring of calls."""
+    def add_to_total(self, group: int, call_hash: int) -> None:
+        """Add a call to the count and the hash of all calls in its group. Unlike the ring, they cover every call."""
         total = self._totals.get(group) or self._new_total(group)
         if total is None:
             return
         with self._lock:
             total[1] = calls = total[1] + 1
-            total[2] = rolled = (total[2] ^ call_hash) * _HASH_FACTOR & _HASH_MASK
-            _pack_total(self._memory, total[0], group, calls, rolled, group ^ calls ^ rolled)
+            total[2] = rolling_hash = (total[2] ^ call_hash) * _HASH_FACTOR & _HASH_MASK
+            _pack_total(self._memory, total[0], group, calls, rolling_hash, group ^ calls ^ rolling_hash)
 
-    def events(self) -> list[int]:
-        """Return this thread's slot for everything but training."""
-        return self._threads.events or self._new_events()
+    def event_slot(self) -> list[int]:
+        """Return this thread's slot for events other than training events."""
+        return self._threads.events or self._claim_event_slot()
 
-    def node(self, place: int, caller: int) -> int:
-        """Return the node of a line that was called from node `caller`, 0 = from none; 0 if there is no room."""
+    def node_number(self, place: int, caller: int) -> int:
+        """Return the node number of the line `place` that was called from node `caller`; 0 if the table is full.
+
+        A node is one line of a call stack. `place` is a string number, and `caller` is 0 for the outermost line.
+        """
         with self._lock:
             number = self._nodes.get((place, caller), len(self._nodes) + 1)
             if not place or number == protocol.NODES:
@@ -250,56 +264,65 @@ class StatusFileWriter:
                 self._nodes[place, caller] = number
             return number
 
-    def loader(self, number: int, batches: int, iterators: int, chain: int, *, ended: bool) -> None:
-        """Write how far the latest iterator of a DataLoader is, unless 64 later loaders have overwritten its place."""
+    def write_loader(self, number: int, batches: int, iterators: int, chain: int, *, ended: bool) -> None:
+        """Write how far the latest iterator of DataLoader `number` is, unless a later loader has taken its entry.
+
+        `batches` counts the batches of this iterator, `iterators` the iterators that the loader has made, and `chain`
+        is the node of the line that made the iterator. There is room for 64 loaders.
+        """
         at = protocol.LOADERS_AT + (number - 1) % protocol.LOADERS * protocol.LOADER.size
         if _number_at(self._memory, at)[0] <= number:
             protocol.LOADER.pack_into(self._memory, at, number, batches, iterators, chain, ended)
 
-    def key_set(self, slot: int, count: int, chain: int, key: bytes) -> None:
-        """Write that a line of the program has set a key of a store for the `count`th time."""
-        at, kept = protocol.KEYS_AT + slot * protocol.KEY.size, key[-protocol.KEY_LIMIT :]
-        protocol.KEY.pack_into(self._memory, at, count, _monotonic_ns(), chain, len(kept), kept)
+    def write_key(self, slot: int, count: int, chain: int, key: bytes) -> None:
+        """Record that a line of the program set a store key for the `count`th time. `chain` is the line's node."""
+        at, stored_key = protocol.KEYS_AT + slot * protocol.KEY.size, key[-protocol.KEY_LIMIT :]
+        protocol.KEY.pack_into(self._memory, at, count, _monotonic_ns(), chain, len(stored_key), stored_key)
 
-    def mode(self, flags: int) -> None:
-        """Write how the latest forward runs, in MODE_ flags."""
-        if flags != self._mode:
-            self._mode = flags
+    def write_mode(self, flags: int) -> None:
+        """Write whether the latest forward runs in training mode and with gradients, as MODE_ flags."""
+        if flags != self._mode_flags:
+            self._mode_flags = flags
             protocol.MODE.pack_into(self._memory, protocol.MODE_AT, flags)
 
-    def described(self, number: int) -> tuple[int, int, int, int]:
-        """Return (group, elements, dtype, peer) of a recent call."""
+    def call_arguments(self, number: int) -> tuple[int, int, int, int]:
+        """Return (group, elements, dtype, peer) of a recent call, or (0, 0, 0, -1) if it has been overwritten."""
         call = protocol.CALL.unpack_from(self._memory, _call_at(number))
         return (call[7], call[3], call[9], call[12]) if call[0] == number else (0, 0, 0, -1)
 
-    def call_waits_for(self, number: int, key: int) -> None:
-        """Write the key of a store that this call waits for, 0 = it no longer waits."""
+    def write_awaited_key(self, number: int, key: int) -> None:
+        """Write which store key this call waits for, as a string number; 0 means that it no longer waits."""
         at = _call_at(number)
         if protocol.U64.unpack_from(self._memory, at)[0] == number:
             protocol.STRING_NUMBER.pack_into(self._memory, at + protocol.CALL_KEY_AT, key)
 
-    def heartbeat(self, answered: int) -> None:
-        protocol.HEARTBEAT.pack_into(self._memory, protocol.HEARTBEAT_AT, _monotonic_ns(), answered)
+    def write_heartbeat(self, last_answered: int) -> None:
+        """Write the time of this heartbeat, and the number of the last answered flight recorder request."""
+        protocol.HEARTBEAT.pack_into(self._memory, protocol.HEARTBEAT_AT, _monotonic_ns(), last_answered)
 
-    def saw(self, place: str) -> None:
-        protocol.LAST_LINE.pack_into(self._memory, protocol.LAST_LINE_AT, self.string(place))
+    def write_last_line(self, place: str) -> None:
+        """Write the program's line that the main thread is in."""
+        protocol.LAST_LINE.pack_into(self._memory, protocol.LAST_LINE_AT, self.string_number(place))
 
-    def requested(self) -> int:
-        """Return the number of the latest request for the flight recorder."""
+    def last_request(self) -> int:
+        """Return the number of the latest request to write the flight recorder; 0 without a request."""
         return int(protocol.REQUEST.unpack_from(self._memory, protocol.REQUEST_AT)[0])
 
-    def count_collectives(self, enqueued: int, completed: int) -> None:
-        protocol.COLLECTIVES.pack_into(self._memory, protocol.COLLECTIVES_AT, enqueued, completed, _monotonic_ns())
+    def write_collective_counts(self, enqueued_count: int, completed_count: int) -> None:
+        """Write how many collectives this process has enqueued and completed, summed over its process groups."""
+        protocol.COLLECTIVES.pack_into(
+            self._memory, protocol.COLLECTIVES_AT, enqueued_count, completed_count, _monotonic_ns()
+        )
 
-    def fact(self, name: str, value: str) -> int:
-        """Write a fact under a name. A later value under the same name replaces it.
+    def write_fact(self, name: str, value: str) -> int:
+        """Write the fact `name` with a value. A later value under the same name replaces it.
 
-        Return where a new value is stored, for `rewrite`, or 0 if the fact was not written.
+        Return the offset of the value in the file, for `overwrite_fact`, or 0 if the fact was not written.
         """
         with self._lock:
-            key = self._append(name)
+            key = self._add_string(name)
             at = protocol.STRINGS_AT + self._strings_used + protocol.STRING_LENGTH.size
-            pair = key, self._append(value)
+            pair = key, self._add_string(value)
             (used,) = protocol.FACTS_USED.unpack_from(self._memory, protocol.FACTS_USED_AT)
             if used == protocol.FACTS or 0 in pair:
                 return 0
@@ -307,59 +330,60 @@ class StatusFileWriter:
             protocol.FACTS_USED.pack_into(self._memory, protocol.FACTS_USED_AT, used + 1)
             return at
 
-    def rewrite(self, at: int, value: str) -> None:
-        """Overwrite a value of `fact` by another ASCII value of the same length."""
+    def overwrite_fact(self, at: int, value: str) -> None:
+        """Overwrite the value that `write_fact` stored at offset `at` with an ASCII value of the same length."""
         self._memory[at : at + len(value)] = value.encode("ascii")
 
-    def count_device(self, recorded: int, completed: int, *, changed: bool) -> None:
+    def write_device_counts(self, recorded_events: int, completed_events: int, *, changed: bool) -> None:
+        """Write how many CUDA events were recorded and reached. `changed`: the second count is new."""
         at_ns = _monotonic_ns() if changed else protocol.DEVICE.unpack_from(self._memory, protocol.DEVICE_AT)[2]
-        protocol.DEVICE.pack_into(self._memory, protocol.DEVICE_AT, recorded, completed, at_ns)
+        protocol.DEVICE.pack_into(self._memory, protocol.DEVICE_AT, recorded_events, completed_events, at_ns)
 
-    def end(self, flag: int) -> None:
-        """Add a flag to the end record."""
+    def write_end(self, flag: int) -> None:
+        """Add an END_ flag to the record of the process's end, and write the time."""
         flags = protocol.END.unpack_from(self._memory, protocol.END_AT)[1]
         protocol.END.pack_into(self._memory, protocol.END_AT, _monotonic_ns(), flags | flag)
 
-    def _write(self, slot: list[int], now: int, what: int) -> None:
+    def _write(self, slot: list[int], now: int, event: int) -> None:
         try:
             position = self._position
             slot[2] = events = slot[2] + 1
-            if now - self._last_at > _SHORT_NS:
-                self._note_gap(now - self._last_at)
-            self._last_at = now
-            self._last_what = what = what | self.step
-            _pack_slot(self._memory, slot[0], slot[1], now, events, what, position, events ^ position ^ what ^ now)
+            if now - self._last_event_ns > _SHORTEST_GAP_NS:
+                self._note_gap(now - self._last_event_ns)
+            self._last_event_ns = now
+            self._last_event = event = event | self.step
+            _pack_slot(self._memory, slot[0], slot[1], now, events, event, position, events ^ position ^ event ^ now)
         except Exception as error:
             self._give_up(error)
 
     def _new_total(self, group: int) -> list[int] | None:
-        """Return a new group's place and count, or None if there is no room."""
+        """Return a new record [offset, calls, hash] for a group, or None if there is no room."""
         with self._lock:
             number = len(self._totals)
             if number == protocol.TOTALS:
                 return None
             return self._totals.setdefault(group, [protocol.TOTALS_AT + number * protocol.TOTAL.size, 0, _HASH_START])
 
-    def _new_events(self) -> list[int]:
+    def _claim_event_slot(self) -> list[int]:
         self._threads.events = slot = self._claim_slot()
         return slot
 
     def _give_up(self, error: Exception) -> None:
-        """Stop writing to the file, without an exception in the program."""
-        if self.live:
+        """Stop writing to the file and report the error to `on_failure`. The program gets no exception."""
+        if self.is_writing:
             self._detach()
-            if self.failed is not None:
-                self.failed(error)
+            if self.on_failure is not None:
+                self.on_failure(error)
 
     def _detach(self) -> None:
         self._memory = bytearray(protocol.STATUS_FILE_SIZE)
         self._lock = _thread.allocate_lock()
-        self.live = False
+        self.is_writing = False
 
-    def _append(self, text: str) -> int:
-        known = self._strings.get(text)
-        if known is not None:
-            return known
+    def _add_string(self, text: str) -> int:
+        existing = self._strings.get(text)
+        if existing is not None:
+            return existing
         data = text.encode("utf-8", "replace")[: protocol.STRING_LIMIT]
         size = protocol.STRING_LENGTH.size + len(data)
         if self._strings_used + size > protocol.STRINGS_SIZE:
@@ -375,7 +399,7 @@ class StatusFileWriter:
         return number
 
     def _claim_slot(self) -> list[int]:
-        """Return a slot for a thread without one."""
+        """Return a new slot for the calling thread."""
         with self._lock:
             index = self._slots_taken
             if index < protocol.SLOTS:
@@ -385,7 +409,10 @@ class StatusFileWriter:
         return [protocol.SLOTS_AT + index * protocol.SLOT_SIZE, _thread.get_native_id(), 0]
 
     def _slot_of_a_dead_thread(self) -> int:
-        """Return a dead thread's slot. If all threads live, they share the last slot, which keeps the latest event."""
+        """Return the index of a dead thread's slot, or of the last slot if all threads are alive.
+
+        Threads that share the last slot overwrite each other's events.
+        """
         for index in range(protocol.SLOTS):
             tid = protocol.SLOT.unpack_from(self._memory, protocol.SLOTS_AT + index * protocol.SLOT_SIZE)[0]
             if not os.path.exists(f"/proc/self/task/{tid}"):
@@ -393,7 +420,7 @@ class StatusFileWriter:
         return protocol.SLOTS - 1
 
     def _note_gap(self, gap_ns: int) -> None:
-        kind = self._last_what >> _KIND_SHIFT
+        kind = self._last_event >> _KIND_SHIFT
         if gap_ns > self._gaps[kind]:
             self._gaps[kind] = gap_ns
             protocol.GAP.pack_into(self._memory, protocol.GAPS_AT + kind * protocol.GAP.size, gap_ns)
@@ -404,9 +431,9 @@ def _call_at(number: int) -> int:
 
 
 def _new_file(path: str) -> mmap.mmap:
-    """Return a mapping of `path`.new, which the caller renames once the header is complete.
+    """Create the file `path`.new and map it. The caller renames it once the header is complete.
 
-    The blocks are allocated here: a write through a mapping to a full tmpfs would kill the program by SIGBUS.
+    The disk blocks are allocated first, because a write through a mapping to a full tmpfs kills a process with SIGBUS.
     """
     fresh = path + ".new"
     if os.path.lexists(fresh):

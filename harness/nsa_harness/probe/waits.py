@@ -1,7 +1,7 @@
-"""Record waits that last, and asynchronous collectives whose handles the program never queries.
+"""Records waits that last, and asynchronous collectives whose handles the program never queries.
 
-Most waits for a store's key or a collective return at once, and there may be thousands. So a call only leaves a record
-in memory, and the heartbeat writes those that have lasted to the status file.
+Most waits for a store key or a collective return at once, and there may be thousands of them. So a call only leaves a
+record in memory, and the heartbeat writes a wait to the status file if it lasts.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from .. import protocol
 from .chains import Chains
 from .patches import TroubleLog, patch
 from .places import frame_place, innermost, is_own
-from .status_file import Inside, StatusFileWriter
+from .status_file import CurrentCall, StatusFileWriter
 
-LASTING_NS = 200_000_000
+LASTING_NS = 200_000_000  # waits of this length or longer are written
 SETTERS = ("set", "add", "append", "compare_set", "queue_push")
 STORE_METHODS = ("get", "multi_get", "wait", "queue_pop", "barrier")
-# A program that calls one of these on a handle notices the end of the collective, or has another thread do so.
-QUESTIONS = (
+# Methods of a handle that show when the collective has finished, or that pass the handle on to code which checks it.
+QUERY_METHODS = (
     "block_current_stream", "boxed", "exception", "get_future", "get_future_result", "is_completed", "is_success",
     "result", "synchronize",
 )  # fmt: skip
-HANDLES_LIMIT = 4096  # living handles whose call is remembered, the latest ones
+HANDLES_LIMIT = 4096  # latest living handles for which the call is remembered
 ELLIPSIS = "..."
 
 
 class Handle:
-    """The arguments of an asynchronous collective."""
+    """The arguments of an asynchronous collective call, and the line that called it."""
 
     __slots__ = ("dtype", "elements", "group", "line", "op", "peer")
 
@@ -54,7 +54,7 @@ class Handle:
 
 
 class OngoingWait:
-    """One call that may block. `outer` is the collective that the call is part of, 0 = none."""
+    """One call that may block. `outer` is the number of the collective call around it, or 0 if there is none."""
 
     __slots__ = ("began_ns", "handle", "keys", "number", "outer", "thread")
 
@@ -74,18 +74,18 @@ class Waits:
         self._status_file = status_file
         self.trouble = trouble
         self.foreign = foreign
-        self._open: dict[int, OngoingWait] = {}  # thread -> its outermost call that may block
+        self._ongoing: dict[int, OngoingWait] = {}  # thread id -> the thread's outermost call that may block
         self._handles: dict[int, tuple[Callable[[], Any], Handle]] = {}
-        self.inside = Inside()
+        self.current_call = CurrentCall()
         self.unwaited = UnwaitedHandles(status_file, foreign)
 
     def remember(self, work: Any, handle: Handle) -> None:
-        """Remember the call that returned the handle `work`, as long as `work` lives."""
+        """Remember which call returned the handle `work`, as long as `work` is alive."""
         key = id(work)
 
         def forget(reference: Any) -> None:
-            known = self._handles.get(key)
-            if known is not None and known[0] is reference:
+            entry = self._handles.get(key)
+            if entry is not None and entry[0] is reference:
                 del self._handles[key]
 
         if len(self._handles) >= HANDLES_LIMIT:
@@ -93,59 +93,66 @@ class Waits:
         self._handles[key] = (weakref.ref(work, forget), handle)
 
     def handle_of(self, work: Any) -> Handle:
-        known = self._handles.get(id(work))
-        return known[1] if known is not None and known[0]() is work else Handle("collective")
+        """Return the remembered call of `work`, or a handle without arguments if the call is unknown."""
+        entry = self._handles.get(id(work))
+        return entry[1] if entry is not None and entry[0]() is work else Handle("collective")
 
     def note_query(self, work: Any) -> Handle:
-        """Return the handle of `work`, and note that the program queries handles of this line."""
+        """Return the call of `work`, and note that the program queries handles that its calling line returned."""
         handle = self.handle_of(work)
         if handle.line is not None:
-            handle.line.asked = True
+            handle.line.was_queried = True
         return handle
 
     def _forget_oldest(self) -> None:
-        """Drop the oldest handle. A later wait for it will not be seen, so its line counts as queried."""
+        """Drop the oldest handle. A later query of this handle will not be seen, so its line counts as queried."""
         _, oldest = self._handles.pop(next(iter(self._handles)))
         if oldest.line is not None:
-            oldest.line.asked = True
+            oldest.line.was_queried = True
 
     def begin(self, handle: Handle, keys: Any) -> OngoingWait | None:
-        """Note that this thread makes a call that may block; None inside another such call."""
+        """Note that this thread begins a call that may block, and return the wait; None inside another such call.
+
+        `keys` are the store keys that the call waits for, or None if it waits for a collective.
+        """
         thread = _thread.get_ident()
-        if thread in self._open:
+        if thread in self._ongoing:
             return None
-        self._open[thread] = wait = OngoingWait(handle, keys, self.inside.call[0], thread)
+        self._ongoing[thread] = wait = OngoingWait(handle, keys, self.current_call.state[0], thread)
         return wait
 
     def end(self, wait: OngoingWait | None, *_: Any) -> None:
-        """Note that the call has returned or raised. Has the parameters of a patch's `after`."""
+        """Note that the call has returned or raised. The parameters are those of a patch's `after` callback."""
         if wait is not None:
-            del self._open[wait.thread]
+            del self._ongoing[wait.thread]
             if wait.number:
                 self.trouble.attempt("waits", lambda: self._write_end(wait))
 
     def write_lasting(self) -> None:
-        """Write waits that have lasted as calls, or as the key of the call they are part of. Run by the heartbeat."""
+        """Write the waits that have lasted. Called by the heartbeat.
+
+        A wait inside a collective is written as the awaited key of this call. Any other wait becomes a call.
+        """
         now = time.monotonic_ns()
-        for thread, wait in list(self._open.items()):
+        for thread, wait in list(self._ongoing.items()):
             if wait.number or now - wait.began_ns < LASTING_NS:
                 continue
-            key = self._status_file.string(key_text(wait.keys)) if wait.keys is not None else 0
+            key = self._status_file.string_number(key_text(wait.keys)) if wait.keys is not None else 0
             if wait.outer:
                 wait.number = wait.outer
-                self._status_file.call_waits_for(wait.outer, key)
+                self._status_file.write_awaited_key(wait.outer, key)
             else:
                 wait.number = self._enter(thread, wait, key)
-            if self._open.get(thread) is not wait:
+            if self._ongoing.get(thread) is not wait:
                 self._write_end(wait)
 
     def _enter(self, thread: int, wait: OngoingWait, key: int) -> int:
         status_file, handle = self._status_file, wait.handle
         place = frame_place(innermost(sys._current_frames().get(thread), self.foreign))
         return status_file.enter_call(
-            status_file.string(protocol.WAIT + handle.op),
+            status_file.string_number(protocol.WAIT + handle.op),
             handle.group,
-            status_file.string(place),
+            status_file.string_number(place),
             handle.elements,
             handle.dtype,
             key=key,
@@ -155,16 +162,16 @@ class Waits:
 
     def _write_end(self, wait: OngoingWait) -> None:
         if wait.outer:
-            self._status_file.call_waits_for(wait.outer, 0)
+            self._status_file.write_awaited_key(wait.outer, 0)
         else:
             self._status_file.leave_call(wait.number)
 
 
-# What is patched.
+# Patches of stores and handles.
 
 
 def watch_stores(c10d: Any, waits: Waits) -> None:
-    """Patch the blocking methods of torch's one store class in C++, from which every kind of store inherits them."""
+    """Patch the blocking methods of torch's base class of all stores, which is written in C++."""
     for name in STORE_METHODS:
         if hasattr(c10d.Store, name):
             patch(c10d.Store, name, "store waits", waits.trouble, before=_store_wait(waits, name), after=waits.end)
@@ -180,83 +187,89 @@ def _store_wait(waits: Waits, name: str) -> Callable[[Any, Any], OngoingWait | N
 
 
 def watch_keys(c10d: Any, status_file: StatusFileWriter, foreign: tuple[str, ...], trouble: TroubleLog) -> None:
-    """Patch the store's setters: which lines of the program, not of torch, set keys, and each line's latest key."""
+    """Patch the store's setters, to write which lines of the program set keys, and each line's latest key.
+
+    Lines of torch are ignored.
+    """
     keys = _Keys(status_file, foreign)
 
-    def was_set(_state: object, arguments: Any, options: Any, _result: Any, error: BaseException | None) -> None:
+    def after_set(_state: object, arguments: Any, options: Any, _result: Any, error: BaseException | None) -> None:
         if error is None:
             keys.note(sys._getframe(2), arguments[1] if len(arguments) > 1 else options.get("key"))
 
     for name in SETTERS:
         if hasattr(c10d.Store, name):
-            patch(c10d.Store, name, "store keys", trouble, after=was_set)
+            patch(c10d.Store, name, "store keys", trouble, after=after_set)
 
 
 class _Keys:
+    """Writes the program's lines that set store keys to the status file, up to a limit of lines."""
+
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._status_file = status_file
         self._foreign = foreign
         self._chains = Chains(status_file, foreign)
-        self._counts: dict[int, int] = {}  # node of the caller chain -> its calls; the order is that of the slots
+        self._counts: dict[int, int] = {}  # node of the calling line -> its calls, in the order of their slots
 
     def note(self, caller: Any, key: object) -> None:
         if caller.f_code.co_filename.startswith(self._foreign):
             return
-        chain = self._chains.of(caller).node
+        chain = self._chains.find(caller).node
         if chain and (chain in self._counts or len(self._counts) < protocol.KEYS):
             self._counts[chain] = count = self._counts.get(chain, 0) + 1
             slot = list(self._counts).index(chain)
-            self._status_file.key_set(slot, count, chain, str(key).encode("utf-8", "replace"))
+            self._status_file.write_key(slot, count, chain, str(key).encode("utf-8", "replace"))
 
 
 def watch_handles(c10d: Any, waits: Waits, is_compiling: Callable[[], bool]) -> None:
-    """Patch `work.wait()` and the other methods by which a program queries a handle.
+    """Patch `work.wait()` and the other methods with which a program queries a handle.
 
-    torch's own `work.wait()` inside a collective counts as part of that collective.
+    When torch itself calls `work.wait()` inside a collective, the wait is part of this collective and not recorded.
     """
 
     def begin(arguments: Any, _options: Any) -> OngoingWait | None:
-        return None if waits.inside.call[0] else waits.begin(waits.note_query(arguments[0]), None)
+        return None if waits.current_call.state[0] else waits.begin(waits.note_query(arguments[0]), None)
 
     def query(arguments: Any, _options: Any) -> None:
         waits.note_query(arguments[0])
 
     patch(c10d.Work, "wait", "handles", waits.trouble, before=begin, after=waits.end, unless=is_compiling)
-    for name in QUESTIONS:
+    for name in QUERY_METHODS:
         if hasattr(c10d.Work, name):
             patch(c10d.Work, name, "handles", waits.trouble, before=query, unless=is_compiling)
 
 
 def key_text(keys: Any) -> str:
-    """Return the keys that fit into a string of the status file, joined. Of a long key only the end remains.
+    """Return the keys joined by commas, shortened to the length of a string in the status file.
 
-    The end of a key often names the rank.
+    A key that is too long alone is cut at its start, because the end of a key often names the rank.
     """
     names = [str(name) for name in (keys if isinstance(keys, (list, tuple)) else (keys,))]
-    return ",".join(_fitting(names))
+    return ",".join(_shortened(names))
 
 
-def _fitting(names: list[str]) -> Iterator[str]:
-    left = protocol.STRING_LIMIT - len(ELLIPSIS) - 1
+def _shortened(names: list[str]) -> Iterator[str]:
+    bytes_left = protocol.STRING_LIMIT - len(ELLIPSIS) - 1
     for number, name in enumerate(names):
         data = name.encode("utf-8", "replace")
-        if len(data) > left:
-            # Cut by bytes, but never inside a character.
-            yield ELLIPSIS if number else ELLIPSIS + data[-left:].decode("utf-8", "ignore")
+        if len(data) > bytes_left:
+            # The limit is in bytes, but a character is never cut in two.
+            yield ELLIPSIS if number else ELLIPSIS + data[-bytes_left:].decode("utf-8", "ignore")
             return
         yield name
-        left -= len(data) + 1
+        bytes_left -= len(data) + 1
 
 
-# Handles that are never queried: the program may read the result before it has arrived. They are counted per line that
-# calls the collective. A line that waits for some of its handles has a reason not to wait for the rest, but a line that
-# queries no handle is a mistake. Only lines of the program count: torch passes its own handles on to C++.
+# Handles that are never queried. The program may read the result of such a collective before it is complete. Handles
+# are counted per line that calls the collective. If a program waits for some handles of a line, it may have a reason
+# not to wait for the others. If it queries no handle of a line, that is a mistake. Only lines of the program count,
+# because torch passes its own handles on to C++.
 
-FEW = 3  # unwaited handles of a line that a program may leave when it ends
+MIN_UNWAITED = 3  # a program may exit with fewer unwaited handles of a line than this
 LINES_LIMIT = 256
-NOBODY = -1  # unknown root
-# Operations with a result on every rank, on all ranks but the root, and on the root only. A rank that only sends
-# (isend) reads no result, and a barrier has none.
+NO_PEER = -1  # unknown root
+# Operations with a result on every rank, on every rank except the root, and on the root only. A rank that only sends
+# (isend) gets no result, and a barrier has no result.
 TO_ALL = frozenset({
     "_all_gather_base", "_reduce_scatter_base", "all_gather", "all_gather_coalesced", "all_gather_into_tensor",
     "all_gather_single", "all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single", "irecv",
@@ -269,17 +282,17 @@ TO_ROOT = frozenset({"gather", "reduce"})
 class CallingLine:
     """One line of the program that calls a collective asynchronously."""
 
-    __slots__ = ("asked", "calls", "op", "place")
+    __slots__ = ("calls", "op", "place", "was_queried")
 
     def __init__(self, op: str, place: str) -> None:
         self.op = op
-        self.place = place  # "" = not to be reported
+        self.place = place  # "" = a line that must not be reported
         self.calls = 0
-        self.asked = False  # the program has queried a handle of this line
+        self.was_queried = False  # the program has queried a handle of this line
 
 
 class UnwaitedHandles:
-    """The program's lines that call collectives asynchronously. Has no reference to a handle."""
+    """The program's lines that call collectives asynchronously. No handle is referenced, so none is kept alive."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._status_file = status_file
@@ -293,7 +306,7 @@ class UnwaitedHandles:
         """
         if not (
             op in TO_ALL
-            or (op in FROM_ROOT and peer not in (self._status_file.rank, NOBODY))
+            or (op in FROM_ROOT and peer not in (self._status_file.rank, NO_PEER))
             or (op in TO_ROOT and peer == self._status_file.rank)
         ):
             return None
@@ -307,12 +320,17 @@ class UnwaitedHandles:
         return line
 
     def records(self) -> Iterator[dict[str, Any]]:
+        """Yield a record for each line whose handles were never queried."""
         for line in self._lines.values():
-            if line.place and not line.asked and line.calls >= FEW:
+            if line.place and not line.was_queried and line.calls >= MIN_UNWAITED:
                 yield {"at": "unwaited", "op": line.op, "place": line.place, "calls": line.calls}
 
     def _place(self, frame: Any, tensors: Any) -> str:
-        """Return the program's line, or "" for tensors on a device: there a later wait for the stream may cover it."""
+        """Return the program's line, or "" if it must not be reported.
+
+        A line outside the program is not reported, and neither is a collective on device tensors: the program may wait
+        for the stream instead of the handle.
+        """
         is_reported = is_own(frame.f_code.co_filename, self._foreign) and all(map(_on_host, tensors))
         return frame_place(frame) if is_reported else ""
 

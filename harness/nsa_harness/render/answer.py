@@ -47,8 +47,8 @@ def sentence(text: str) -> str:
     If its first word is a name, such as `all_reduce`, the case of that word does not change.
     """
     first = text.split(" ", 1)[0]
-    capitalized = text[:1].upper() + text[1:] if first.isalpha() and first.islower() else text
-    return capitalized if capitalized.endswith((".", "!", "?", "…")) or not capitalized else f"{capitalized}."
+    result = text[:1].upper() + text[1:] if first.isalpha() and first.islower() else text
+    return result if result.endswith((".", "!", "?", "…")) or not result else f"{result}."
 
 
 def stack_lines(stack: CallStack, omit_outermost: int = 0) -> Iterator[str]:
@@ -142,6 +142,7 @@ def short_names(places: Iterable[Place]) -> Callable[[Place], str]:
 
 
 def _path_end(file: str, parts: int) -> str:
+    """Return the last `parts` components of a path."""
     return "/".join(file.split("/")[-parts:])
 
 
@@ -164,17 +165,18 @@ def rank_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]
         (_rank_cell(group), blocked_in, waits_for, words.seconds(_longest(group)))
         for (blocked_in, waits_for, _), group in groups.items()
     ]
-    filled = [column for column in range(len(head)) if any(row[column] not in ("", words.UNKNOWN) for row in rows)]
+    columns = [column for column in range(len(head)) if any(row[column] not in ("", words.UNKNOWN) for row in rows)]
     return (
-        tuple(head[column] for column in filled),
-        [tuple(row[column] for column in filled) for row in rows],
+        tuple(head[column] for column in columns),
+        [tuple(row[column] for column in columns) for row in rows],
         [culprit for _, _, culprit in groups],
     )
 
 
 def _rank_cell(rows: Sequence[RankStatus]) -> str:
+    """Return the text of the rank column: one rank with its mesh coordinates, or the numbers of several ranks."""
     if len(rows) == 1:
-        return words.standing_rank(rows[0])
+        return words.rank_with_coordinates(rows[0])
     return words.rank_numbers(row.rank for row in rows)
 
 

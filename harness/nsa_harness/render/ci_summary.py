@@ -68,7 +68,7 @@ def ci_summary_md(summary: NightSummary) -> str:
 
 
 def cut(text: str, limit_bytes: int = MOST_BYTES) -> str:
-    """Return the text. If it is longer than `limit_bytes`, return its first lines and a note that counts the rest."""
+    """Return the text. If it is longer than `limit_bytes`, return its first lines and the number of lines left out."""
     if len(text.encode()) <= limit_bytes:
         return text
     lines = text.split("\n")

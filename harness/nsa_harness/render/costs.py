@@ -40,6 +40,7 @@ def fit_lines(sweep: Sweep) -> Iterator[str]:
 
 
 def _grows(fit: Fit) -> str:
+    """Return how one quantity grows: "time grows as T^1.1 (1.0 to 1.2)"."""
     verb = "grow" if fit.quantity is Quantity.NODES else "grows"
     exponent = fit.exponent
     if exponent is None:
@@ -53,6 +54,7 @@ def _grows(fit: Fit) -> str:
 
 
 def _range(regime: Regime) -> str:
+    """Return the range of sizes that were fitted: ", from 256 to 2048 tokens"."""
     over = regime.fits[0].over
     layers = sorted(cost.layers for cost in regime.costs)
     of_layers = f"{layers[0]} to {layers[-1]} layers"

@@ -82,7 +82,7 @@ class Events(Listener):
 
 
 class PlannedRun(TypedDict):
-    """A run of the plan. If this machine cannot run it, `skip` is the reason and the fields after it are null."""
+    """A run of the plan. If this machine cannot run it, `skip` is the reason and all later keys are null."""
 
     name: str
     about: str

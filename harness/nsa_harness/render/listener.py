@@ -37,7 +37,7 @@ class Listener:
         """Receive the description of a stall: no rank makes progress, but it is not proven to be a hang."""
 
     def on_progress_again(self, attempt: str, text: str) -> None:
-        """Receive the news that a stall has ended because a rank made progress again."""
+        """Receive the end of a stall: a rank has made progress again."""
 
     def on_interrupt(self, count: int) -> None:
         """Receive the `count`-th SIGINT (Ctrl-C) or SIGTERM.
@@ -56,7 +56,7 @@ class Listener:
 
 
 def notify(listeners: Sequence[Listener], call: Callable[[Listener], None]) -> tuple[Trouble, ...]:
-    """Run `call` for every listener and return the exceptions. An exception does not affect the other listeners."""
+    """Run `call` for every listener. Return the exceptions; they do not affect the other listeners."""
     trouble = []
     for listener in listeners:
         try:

@@ -44,7 +44,7 @@ def line(text: str) -> Line:
 
 
 def lines(rows: Iterable[Iterable[str]]) -> tuple[tuple[Line, ...], ...]:
-    """Return the rows of a table with each cell as a line in the default style."""
+    """Convert the texts of a table: each cell becomes a line in the default style."""
     return tuple(tuple(map(line, row)) for row in rows)
 
 
@@ -54,7 +54,7 @@ def plain(line: Line) -> str:
 
 
 def join_texts(texts: Iterable[str]) -> str:
-    """Return "a · b · c"."""
+    """Join the texts as "a · b · c"."""
     return " · ".join(texts)
 
 
@@ -66,7 +66,7 @@ class Counts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunDetails:
     """Everything about one run, under a heading with its verdict and name.
 
     `number`: its number in the report, from 1. `alone`: whether the report has no other run.
@@ -93,7 +93,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class RunAnswer:
     """The answer about a run: one sentence, the line to look at, and the call stacks."""
 
     outcome: Outcome
@@ -162,7 +162,7 @@ class Bullets:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class FactList:
     """Facts about what was run: the scenario, the launch, remarks and notes. Each fact is one line."""
 
     items: tuple[str, ...]
@@ -208,16 +208,16 @@ class Files:
 
 Section = (
     Counts
-    | Run
+    | RunDetails
     | Part
-    | Answer
+    | RunAnswer
     | Pictures
     | Search
     | Sentence
     | Table
     | Overview
     | Bullets
-    | Facts
+    | FactList
     | Grounds
     | FindingDetails
     | Command
@@ -225,13 +225,13 @@ Section = (
 )
 
 
-def run_section(number: int, outcome: Outcome, *, alone: bool) -> Run:
+def run_section(number: int, outcome: Outcome, *, alone: bool) -> RunDetails:
     """Return the section of one run: the answer, the evidence, how to repeat the run, and its files.
 
     `number`: the number of the run in the report, from 1. `alone`: whether the report has no other run.
     """
     sections = (
-        Answer(outcome=outcome),
+        RunAnswer(outcome=outcome),
         *_ranks(outcome),
         *_what_to_do(outcome),
         Pictures(outcome=outcome),
@@ -239,7 +239,7 @@ def run_section(number: int, outcome: Outcome, *, alone: bool) -> Run:
         Part(title="Repeat it", sections=tuple(_repeat(outcome))),
         *_files(outcome),
     )
-    return Run(number=number, outcome=outcome, alone=alone, sections=sections)
+    return RunDetails(number=number, outcome=outcome, alone=alone, sections=sections)
 
 
 def _what_to_do(outcome: Outcome) -> Iterator[Section]:
@@ -252,8 +252,8 @@ def _what_to_do(outcome: Outcome) -> Iterator[Section]:
 
 def evidence_sections(outcome: Outcome) -> Iterator[Section]:
     """Yield the sections with the evidence for the verdict."""
-    if facts := tuple(filter(None, (*words.facts(outcome), words.culprit_line(outcome)))):
-        yield Facts(items=facts)
+    if facts := tuple(filter(None, (*words.run_facts(outcome), words.culprit_line(outcome)))):
+        yield FactList(items=facts)
     proof = (("why a hang", outcome.why or ""), ("last shared", words.last_shared(outcome)))
     yield Grounds(rows=tuple((label, (text,)) for label, text in proof if text))
     cause = answer.cause_of(outcome)
@@ -305,7 +305,7 @@ def _each_rank(outcome: Outcome) -> Table:
         extra=_EXTRA,
         rows=lines(
             (
-                words.standing_rank(row),
+                words.rank_with_coordinates(row),
                 row.blocked_in,
                 row.waits_for,
                 words.seconds(row.no_progress_s),

@@ -28,7 +28,7 @@ def escape(text: str) -> str:
     Escaping an escaped text does not change it.
     """
     lines = _SEQUENCE.sub("", text).splitlines()
-    return _cut(_visible(" / ".join(stripped for line in lines if (stripped := line.strip()))))
+    return _cut(_visible(" / ".join(content for line in lines if (content := line.strip()))))
 
 
 def escape_block(text: str) -> str:
@@ -126,6 +126,7 @@ _ASCII = str.maketrans("━─│└▸◀·×→–—…■▒", "=-|`><-x>--~
 
 
 def _visible(text: str) -> str:
+    """Return the text with a backslash escape for each unsafe character."""
     return _UNSAFE.sub(_escape_character, text.replace("\t", " "))
 
 
@@ -137,6 +138,7 @@ def _escape_character(match: re.Match[str]) -> str:
 
 
 def _cut(text: str) -> str:
+    """Return the text, or its start and its end if it is longer than `LIMIT`."""
     if len(text) <= LIMIT:
         return text
     head, tail = text[: LIMIT * 3 // 4].rstrip(), text[-LIMIT // 6 :].lstrip()

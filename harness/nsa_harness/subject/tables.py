@@ -9,7 +9,7 @@ from statistics import median
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import DiagnosisContext
-from nsa_harness.core.diagnosis.explanation import Explanation, given
+from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
 from nsa_harness.core.report import Place
 from nsa_harness.core.scenario.program import Row, Table
 from nsa_harness.subject.files import SHARDED
@@ -170,7 +170,7 @@ def _step_cost_numbers(context: DiagnosisContext) -> tuple[dict[str, float]] | N
     return ({name: float(value) for name, value in row.items() if not isinstance(value, str)},) if row else None
 
 
-@given(_step_cost_numbers)
+@rule_if(_step_cost_numbers)
 def per_token_nodes(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
     """Explain an autograd graph whose size grows with the tokens: some operation loops over tokens in Python.
 
@@ -191,7 +191,7 @@ def per_token_nodes(_: DiagnosisContext, cost: dict[str, float]) -> Explanation 
 _SQUARE_SHARE, _SQUARE_BYTES = 0.5, 16 << 20
 
 
-@given(_step_cost_numbers)
+@rule_if(_step_cost_numbers)
 def quadratic_cost(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
     """Explain quadratic memory: most bytes that the graph saves have a row and a column per token."""
     square, kept = cost.get("square_bytes", 0.0), cost.get("saved_bytes", 0.0)
@@ -209,7 +209,7 @@ _TIMES = 4
 _KEPT_BYTES, _GROWN_BYTES = 64 << 20, 512 << 20  # least excess of the graph, and of a process, which varies more
 
 
-@given(_step_cost_numbers)
+@rule_if(_step_cost_numbers)
 def memory_excess(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
     """Explain more memory than the parameters, optimizer and activations of this shape need."""
     expected = cost.get("expected_bytes", math.inf)

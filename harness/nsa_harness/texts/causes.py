@@ -16,8 +16,8 @@ SHARED = "shared"
 @cache
 def sections() -> Mapping[str, Mapping[str, str]]:
     """Return the texts of causes.toml by section and key, each on one line."""
-    stored = tomllib.loads(files(__package__).joinpath("causes.toml").read_text(encoding="utf-8"))
-    return {section: {key: " ".join(text.split()) for key, text in texts.items()} for section, texts in stored.items()}
+    tables = tomllib.loads(files(__package__).joinpath("causes.toml").read_text(encoding="utf-8"))
+    return {section: {key: " ".join(text.split()) for key, text in texts.items()} for section, texts in tables.items()}
 
 
 def text_of(code: str | None, key: str) -> str:

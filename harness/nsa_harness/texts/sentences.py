@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import Diagnosis
-from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, stored_facts
+from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, json_facts
 from nsa_harness.core.diagnosis.stall_note import StalledRanks, StallNote
 from nsa_harness.core.outcome.wording import Meshes, located_rank, shorten
 from nsa_harness.core.report import Finding, Outcome, Place, Trouble
 from nsa_harness.texts.causes import LEFT_OPEN, remedy, sections, text_of
-from nsa_harness.texts.templates import rendered
+from nsa_harness.texts.templates import render_template
 from nsa_harness.texts.words import duration, place_name, ranks, verb_for
 
 
@@ -41,13 +41,15 @@ def with_words(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
     Findings from `make_finding` get their claim and advice. A diagnostic rerun gets `showed`, the claim of the finding
     to which it led. Outcomes that already have these sentences stay unchanged.
     """
-    worded = tuple(map(_with_claims, outcomes))
-    return tuple(replace(outcome, showed=outcome.showed or _rerun_claim(outcome, worded)) for outcome in worded)
+    with_claims = tuple(map(_with_claims, outcomes))
+    return tuple(
+        replace(outcome, showed=outcome.showed or _rerun_claim(outcome, with_claims)) for outcome in with_claims
+    )
 
 
 def _with_claims(outcome: Outcome) -> Outcome:
     trouble: list[Trouble] = []
-    findings = tuple(finding if finding.claim else worded(finding, trouble) for finding in outcome.findings)
+    findings = tuple(finding if finding.claim else with_claim(finding, trouble) for finding in outcome.findings)
     verdict = outcome.verdict
     if verdict.cause == Cause.EXPECTATION_MISSED and not verdict.summary:
         claims = [finding.claim for finding in findings if finding.code == verdict.cause]
@@ -56,19 +58,19 @@ def _with_claims(outcome: Outcome) -> Outcome:
     return replace(outcome, findings=findings, verdict=verdict, trouble=(*outcome.trouble, *trouble))
 
 
-def worded(finding: Finding, trouble: list[Trouble]) -> Finding:
+def with_claim(finding: Finding, trouble: list[Trouble]) -> Finding:
     """Return the finding with a claim and an advice from its facts."""
     facts = _template_facts(finding.code, finding.facts, finding.ranks, finding.place)
     claim, advice = (_render(finding.code, key, facts, trouble) for key in ("claim", "advice"))
-    return replace(finding, claim=claim, advice=advice, facts=stored_facts(finding.facts))
+    return replace(finding, claim=claim, advice=advice, facts=json_facts(finding.facts))
 
 
-def _rerun_claim(outcome: Outcome, worded: Sequence[Outcome]) -> str | None:
+def _rerun_claim(outcome: Outcome, outcomes: Sequence[Outcome]) -> str | None:
     """Return the claim of the finding to which the diagnostic rerun `outcome` led, or None."""
     rerun = outcome.spec.deepening
     if rerun is None:
         return None
-    bases = (base for base in worded if (base.spec.scenario, base.attempt) == (outcome.spec.scenario, rerun.of))
+    bases = (base for base in outcomes if (base.spec.scenario, base.attempt) == (outcome.spec.scenario, rerun.of))
     findings = (finding for base in bases for finding in base.findings if finding.code == Cause.DEEPENED)
     return next((finding.claim for finding in findings if finding.facts.get("attempt") == outcome.attempt), None)
 
@@ -77,35 +79,35 @@ def stall_text(note: StallNote) -> str:
     """Return "rank 1 is blocked in read (loader.py:13) on data.fifo; ...; HANG in 4 min 52 s unless ..."."""
     reasons = sections()["could_end"]
     possible_ends = [reasons.get(kind, reasons["unknown"]) for kind in note.open_waits]
-    if note.moving:
-        possible_ends = [f"{ranks(note.moving)} still {verb_for('makes', note.moving)} progress"]
-    parts = [*map(_stalled_text, note.stalled), *dict.fromkeys(possible_ends)]
+    if note.moving_ranks:
+        possible_ends = [f"{ranks(note.moving_ranks)} still {verb_for('makes', note.moving_ranks)} progress"]
+    parts = [*map(_stalled_text, note.stalled_ranks), *dict.fromkeys(possible_ends)]
     parts += [] if note.left_s is None else [f"HANG in {duration(note.left_s)} unless the run makes progress"]
     return "; ".join(parts)
 
 
-def _stalled_text(stalled: StalledRanks) -> str:
+def _stalled_text(row: StalledRanks) -> str:
     """Return "ranks 0, 2 are blocked in all_reduce #3 (train.py:18), waiting for rank 1"."""
     # Only the verb depends on the number of ranks: "is blocked" changes its first word, "computes" its last letter.
-    verb, _, rest = stalled.does.partition(" ")
-    text = f"{ranks(stalled.ranks)} {verb_for(verb, stalled.ranks)}{rest and f' {rest}'}"
-    text += f" in {stalled.blocked_in}" if stalled.blocked_in else ""
-    text += f" ({stalled.line.file.rpartition('/')[2]}:{stalled.line.line})" if stalled.line else ""
-    text += f" on {shorten(stalled.target, 80)}" if stalled.target else ""
-    text += "" if stalled.child_pid is None else f" in its child process {stalled.child_pid}"
-    return text + (f", waiting for {ranks(stalled.peers)}" if stalled.peers else "")
+    verb, _, rest = row.state.partition(" ")
+    text = f"{ranks(row.ranks)} {verb_for(verb, row.ranks)}{rest and f' {rest}'}"
+    text += f" in {row.blocked_in}" if row.blocked_in else ""
+    text += f" ({row.line.file.rpartition('/')[2]}:{row.line.line})" if row.line else ""
+    text += f" on {shorten(row.target, 80)}" if row.target else ""
+    text += "" if row.child_pid is None else f" in its child process {row.child_pid}"
+    return text + (f", waiting for {ranks(row.peers)}" if row.peers else "")
 
 
 def _in_words(explanation: Explanation, diagnosis: Diagnosis, trouble: list[Trouble]) -> Finding:
-    def reworded(sentence: str) -> str:
+    def adapt_to_job(sentence: str) -> str:
         sentence = sentence if diagnosis.counts_steps else without_steps(sentence)
         return with_coordinates(sentence, diagnosis.meshes)
 
     left_open = (_open_question(question, trouble) for question in explanation.open_questions)
-    return explanation.in_words(
-        reworded(_claim(explanation, trouble)),
+    return explanation.to_finding(
+        adapt_to_job(_claim(explanation, trouble)),
         _render(explanation.cause.value, "advice", _facts_of(explanation), trouble),
-        tuple(reworded(sentence) for sentence in dict.fromkeys(left_open)),
+        tuple(adapt_to_job(sentence) for sentence in dict.fromkeys(left_open)),
     )
 
 
@@ -135,7 +137,7 @@ def _open_question(question: OpenQuestion, trouble: list[Trouble]) -> str:
 def _render(section: str, key: str, facts: Mapping[str, object], trouble: list[Trouble]) -> str:
     """Return the rendered template. If that fails, note the error in `trouble` and return the code with its facts."""
     try:
-        return rendered(section, key, facts)
+        return render_template(section, key, facts)
     except Exception as error:  # a filter may raise anything, and the verdict matters more than a sentence
         trouble.append(Trouble(what=f"the {key} of {section}", why=f"{type(error).__name__}: {error}"))
         return "" if key == "advice" else _code_with_facts(key if section == LEFT_OPEN else section, facts)
@@ -143,9 +145,9 @@ def _render(section: str, key: str, facts: Mapping[str, object], trouble: list[T
 
 def _code_with_facts(code: str, facts: Mapping[str, object]) -> str:
     """Return "pipe_full (line=train.py:12)": what a finding shows in place of a sentence that could not be rendered."""
-    shown_facts = {name: value for name, value in facts.items() if name != "remedy" and value not in (None, "", ())}
-    shown = ", ".join(f"{name}={place_name(v) if isinstance(v, Place) else v}" for name, v in shown_facts.items())
-    return f"{code} ({shown})" if shown else code
+    known_facts = {name: value for name, value in facts.items() if name != "remedy" and value not in (None, "", ())}
+    text = ", ".join(f"{name}={place_name(v) if isinstance(v, Place) else v}" for name, v in known_facts.items())
+    return f"{code} ({text})" if text else code
 
 
 _MENTION = re.compile(r"\branks? (?:\d+(?:, \d+){0,3}(?: and \d+)?)(?![-\d]|\.\d)(?!, \d| and \d| \()")
@@ -155,16 +157,16 @@ _STEP = re.compile(r",? (?:(?:in|of|since|after|to) )?step \d+\b|\b\d+ steps? do
 
 def with_coordinates(claim: str, places: Meshes) -> str:
     """Return the claim with mesh coordinates after the first mention of each rank."""
-    mentioned: set[int] = set()
+    earlier_ranks: set[int] = set()
 
-    def located(number: re.Match[str]) -> str:
+    def add_coordinates(number: re.Match[str]) -> str:
         rank = int(number[0])
-        if rank in mentioned or rank not in places:
+        if rank in earlier_ranks or rank not in places:
             return number[0]
-        mentioned.add(rank)
+        earlier_ranks.add(rank)
         return located_rank(rank, places)
 
-    return _MENTION.sub(lambda mention: _NUMBER.sub(located, mention[0]), claim) if places else claim
+    return _MENTION.sub(lambda mention: _NUMBER.sub(add_coordinates, mention[0]), claim) if places else claim
 
 
 def without_steps(claim: str) -> str:

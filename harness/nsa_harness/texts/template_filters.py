@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
-from nsa_harness.core.outcome.wording import counted, located, location, shorten
+from nsa_harness.core.outcome.wording import location, location_in_brackets, number_of, shorten
 from nsa_harness.texts.causes import sections
 from nsa_harness.texts.words import listing, ranks, ranks_by_text, verb_for
 
@@ -71,18 +71,18 @@ def blocked_rank(wait: Mapping[str, Any]) -> str:
     For any other wait, return "rank 1 is blocked in all_reduce #13 (train.py:12)".
     """
     if wait["blocked_in"] in _NOT_BLOCKED:
-        return f"rank {wait['rank']} {_NOT_BLOCKED[wait['blocked_in']]}{located(wait.get('line'))}"
+        return f"rank {wait['rank']} {_NOT_BLOCKED[wait['blocked_in']]}{location_in_brackets(wait.get('line'))}"
     half = wait.get("transfer")
     call = f"{half['op']} {'to' if half['sends'] else 'from'} {ranks(half['peers'])}" if half else wait["blocked_in"]
-    return f"rank {wait['rank']} is blocked in {call}{located(wait.get('line'))}"
+    return f"rank {wait['rank']} is blocked in {call}{location_in_brackets(wait.get('line'))}"
 
 
 def blocked_ranks(wait: Mapping[str, Any] | None) -> str:
     """Return "; ranks 0, 2 are blocked in all_reduce (own/train.py:18)"; "" for None."""
     if wait is None:
         return ""
-    call = wait["blocked_in"] or "calls to other ranks"
-    return f"; {ranks(wait['ranks'])} {verb_for('is', wait['ranks'])} blocked in {call}{located(wait['line'])}"
+    call = f"{wait['blocked_in'] or 'calls to other ranks'}{location_in_brackets(wait['line'])}"
+    return f"; {ranks(wait['ranks'])} {verb_for('is', wait['ranks'])} blocked in {call}"
 
 
 def operation(call: Mapping[str, Any]) -> str:
@@ -93,19 +93,19 @@ def operation(call: Mapping[str, Any]) -> str:
 
 def located_call(call: Mapping[str, Any], step: int | None = None) -> str:
     """Return "all_reduce #13 of group tp (own/train.py:30, step 3)" for a collective."""
-    return f"{operation(call)}{located(call['line'], step)}"
+    return f"{operation(call)}{location_in_brackets(call['line'], step)}"
 
 
-def common_call(entered: Sequence[Mapping[str, Any]], step: int | None = None) -> str:
+def common_call(calls: Sequence[Mapping[str, Any]], step: int | None = None) -> str:
     """Return the collective that all ranks called, with its line if they called it on the same line."""
-    call, *other_calls = entered
+    call, *other_calls = calls
     line = call["line"] if all(other["line"] == call["line"] for other in other_calls) else None
     return located_call({**call, "line": line}, step)
 
 
-def callers(entered: Sequence[Mapping[str, Any]], ranks: Sequence[int] | None = None) -> str:
+def callers(calls: Sequence[Mapping[str, Any]], ranks: Sequence[int] | None = None) -> str:
     """Return "rank 0 called all_reduce #6 and rank 1 called barrier #6". Default: for all ranks."""
-    texts = [(rank, located_call(call)) for call in entered for rank in call["ranks"] if ranks is None or rank in ranks]
+    texts = [(rank, located_call(call)) for call in calls for rank in call["ranks"] if ranks is None or rank in ranks]
     return listing([f"{names} called {text}" for names, text in ranks_by_text(texts)])
 
 
@@ -118,7 +118,7 @@ def wait_cycle(waits: Sequence[Mapping[str, Any]]) -> str:
     for link in waits[:_MAX_CYCLE_LINKS]:
         never = ", which never called a collective of that group" if link["never_entered"] else ""
         texts.append(f"rank {link['rank']} waits for rank {link['waits_for']} in {located_call(link['call'])}{never}")
-    return first_few(texts, len(waits), shown=_MAX_CYCLE_LINKS)
+    return first_few(texts, len(waits), most=_MAX_CYCLE_LINKS)
 
 
 def on_ranks(values: Sequence[Mapping[str, Any]], *patterns: str) -> str:
@@ -128,7 +128,7 @@ def on_ranks(values: Sequence[Mapping[str, Any]], *patterns: str) -> str:
     it has, else the last pattern. `{own_line}` becomes " (own/train.py:12)" if the lines of the values differ, else "".
     """
     lines_differ = any(value.get("line") != values[0].get("line") for value in values)
-    own_lines = [located(value.get("line")) if lines_differ else "" for value in values]
+    own_lines = [location_in_brackets(value.get("line")) if lines_differ else "" for value in values]
     texts = [
         (rank, _fill_pattern(patterns, {**value, "own_line": own_line}))
         for value, own_line in zip(values, own_lines, strict=True)
@@ -146,19 +146,19 @@ def _fill_pattern(patterns: Sequence[str], facts: Mapping[str, Any]) -> str:
     return last.format(**facts)
 
 
-def last_progress(seen: Mapping[str, Any]) -> str:
+def last_progress(event: Mapping[str, Any]) -> str:
     """Return "; last progress event: forward blocks.0, step 3", or the text of [unseen] if none was seen."""
-    if "unseen" in seen:
-        return sections()["unseen"][seen["unseen"]]
-    name = f" {seen['name']}" if seen["name"] else ""
-    return f"; last progress event: {seen['in']}{name}, step {seen['step']}"
+    if "unseen" in event:
+        return sections()["unseen"][event["unseen"]]
+    name = f" {event['name']}" if event["name"] else ""
+    return f"; last progress event: {event['in']}{name}, step {event['step']}"
 
 
-def last_line(seen: Mapping[str, Any] | None) -> str:
+def last_line(sample: Mapping[str, Any] | None) -> str:
     """Return "; 0.25 s before its end it was at own/train.py:12"; "" for None."""
-    if seen is None:
+    if sample is None:
         return ""
-    return f"; {seen['before_end_s']:.2f} s before its end it was at {location(seen['line'])}"
+    return f"; {sample['before_end_s']:.2f} s before its end it was at {location(sample['line'])}"
 
 
 _SHORT_S = 0.1  # shorter steps are shown in milliseconds
@@ -166,7 +166,7 @@ _SHORT_S = 0.1  # shorter steps are shown in milliseconds
 
 def pace(speed: Mapping[str, Any]) -> str:
     """Return "3 steps done, 4.0 s per step, 20 s more for all 8"."""
-    text, step_s = f"{counted(speed['steps_done'], 'step')} done", speed["step_s"]
+    text, step_s = f"{number_of(speed['steps_done'], 'step')} done", speed["step_s"]
     if step_s is not None:
         text += f", {step_s * 1000:.1f} ms per step" if step_s < _SHORT_S else f", {step_s:.1f} s per step"
     if speed["left_s"] is not None:
@@ -177,7 +177,7 @@ def pace(speed: Mapping[str, Any]) -> str:
 def hot_part(part: Mapping[str, Any]) -> str:
     """Return "90 % in step (own/train.py:12), in the loop at line 10" for a part of a profile and its samples."""
     loop = "" if part["loop_line"] is None else f", in the loop at line {part['loop_line']}"
-    return f"{100 * part['samples'] // part['of']} % in {part['function']}{located(part['line'])}{loop}"
+    return f"{100 * part['samples'] // part['of']} % in {part['function']}{location_in_brackets(part['line'])}{loop}"
 
 
 def refused_resource(code: str) -> str:
@@ -190,15 +190,15 @@ def attempts_on_line(end: Mapping[str, Any]) -> str:
     return f"{end['count']} {verb_for(end['verb'], end['count'])} at {location(end['line'])}"
 
 
-def what_follows(change: str, ended: str) -> str:
+def what_follows(change: str, ending: str) -> str:
     """Return ", " and the conclusion from how a diagnostic rerun with this change ended; "" if there is none."""
-    text = sections()["what_follows"].get(f"{change}, {ended}")
+    text = sections()["what_follows"].get(f"{change}, {ending}")
     return f", {text}" if text else ""
 
 
-def gpu_use(seen: Mapping[str, Any]) -> str:
+def gpu_use(gpu: Mapping[str, Any]) -> str:
     """Return "GPU 1 is at 97 % with 512 MiB in use"."""
-    return f"GPU {seen['index']} is at {100 * seen['utilisation']:.0f} % with {seen['used_bytes'] >> 20} MiB in use"
+    return f"GPU {gpu['index']} is at {100 * gpu['utilisation']:.0f} % with {gpu['used_bytes'] >> 20} MiB in use"
 
 
 def missing_on_rank(trace: Mapping[str, Any]) -> str:
@@ -206,17 +206,17 @@ def missing_on_rank(trace: Mapping[str, Any]) -> str:
     return f"{trace['missing']} on rank {trace['rank']}"
 
 
-def first_few(names: Sequence[str], count: int | None = None, *, shown: int = 3, of: str = "") -> str:
+def first_few(names: Sequence[str], count: int | None = None, *, most: int = 3, of: str = "") -> str:
     """Return "a, b, c and 2 more". `count` is the number of all names, if `names` has only the first ones."""
     count = len(names) if count is None else count
-    return ", ".join(names[:shown]) + (f" and {count - shown} more{of}" if count > shown else "")
+    return ", ".join(names[:most]) + (f" and {count - most} more{of}" if count > most else "")
 
 
 def parameter_names(names: Sequence[str]) -> str:
     """Return "a.weight" for one parameter and "2 parameters (a.weight, a.bias)" for several."""
     if not names:
         return "some of its parameters"
-    return f"{counted(len(names), 'parameter')} ({first_few(names)})" if len(names) > 1 else names[0]
+    return f"{number_of(len(names), 'parameter')} ({first_few(names)})" if len(names) > 1 else names[0]
 
 
 # The filters that templates may apply to a fact.
@@ -228,7 +228,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "callers": callers,
     "child_wait": child_wait,
     "common_call": common_call,
-    "counted": counted,
+    "counted": number_of,
     "ended_there": attempts_on_line,
     "error_text": error_text,
     "first_few": first_few,
@@ -241,7 +241,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "inside": in_function,
     "last_line": last_line,
     "last_progress": last_progress,
-    "located": located,
+    "located": location_in_brackets,
     "location": location,
     "missing_gradients": missing_on_rank,
     "of_group": of_group,

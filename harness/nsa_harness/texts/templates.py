@@ -11,7 +11,7 @@ from nsa_harness.texts.causes import SHARED, sections
 from nsa_harness.texts.template_filters import FILTERS
 
 
-def rendered(section: str, key: str, facts: Mapping[str, object]) -> str:
+def render_template(section: str, key: str, facts: Mapping[str, object]) -> str:
     """Return the template rendered with these facts. Raises `jinja2.TemplateError` and any error of a filter."""
     return template(section, key).render(facts)
 
@@ -28,13 +28,13 @@ def environment() -> Environment:
     """Return the one environment of all templates."""
     # Sentences are plain text. The writers of HTML and Markdown escape them.
     # `{% include "name" %}` inserts a sentence of [shared], rendered with the facts of the including template.
-    shared = FunctionLoader(lambda name: sections()[SHARED].get(name))
-    environment = Environment(undefined=StrictUndefined, autoescape=False, finalize=_printed, loader=shared)
+    loader = FunctionLoader(lambda name: sections()[SHARED].get(name))
+    environment = Environment(undefined=StrictUndefined, autoescape=False, finalize=_reject_none, loader=loader)
     environment.filters.update(FILTERS)
     return environment
 
 
-def _printed(value: object) -> object:
+def _reject_none(value: object) -> object:
     """Raise if a template prints None: it has to check first whether the fact is known."""
     if value is None:
         raise UndefinedError("a fact that is None was printed")

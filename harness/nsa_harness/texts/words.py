@@ -144,7 +144,7 @@ def rank_numbers(numbers: Iterable[int]) -> str:
     return ranks(numbers).partition(" ")[2]
 
 
-def standing_rank(row: RankStatus) -> str:
+def rank_with_coordinates(row: RankStatus) -> str:
     """Return "3 (dp=1 tp=1)", or "3" if the job has no mesh."""
     return f"{row.rank} ({row.coordinates})" if row.coordinates else str(row.rank)
 
@@ -182,13 +182,13 @@ def source_lines(place: Place) -> Iterator[str]:
         yield f"{' ' if offset else '▸'} {number:>{digits}} │ {line}"
 
 
-def numbered_lines(around: Place, marked: int | None) -> Iterator[str]:
-    """Yield source lines with their numbers, and "▸" at the line `marked`. The last line is the line of the place."""
+def numbered_lines(around: Place, marked_line: int | None) -> Iterator[str]:
+    """Yield source lines with their numbers, and "▸" at `marked_line`. The last line is the line of the place."""
     lines = textwrap.dedent(around.text or "").split("\n")
     first = (around.line or 0) - len(lines) + 1
     digits = len(str(around.line or 0))
     for number, line in enumerate(lines, start=first):
-        yield f"{'▸' if number == marked else ' '} {number:>{digits}} │ {line}"
+        yield f"{'▸' if number == marked_line else ' '} {number:>{digits}} │ {line}"
 
 
 def headline_tag(outcome: Outcome) -> str:
@@ -207,11 +207,11 @@ def remarks(outcome: Outcome) -> Iterator[str]:
     if outcome.attempt > 1 or not outcome.final:
         yield f"attempt {outcome.attempt}"
     if outcome.spec.deepening:
-        yield f"looks into attempt {outcome.spec.deepening.of}: {outcome.spec.deepening.says}"
+        yield f"diagnostic rerun of attempt {outcome.spec.deepening.of}: {outcome.spec.deepening.says}"
     if not outcome.final:
         yield "superseded by a later attempt"
     if outcome.flaky:
-        yield "flaky: its attempts disagree"
+        yield "flaky: its attempts end differently"
 
 
 def counts_line(report: Report) -> str:
@@ -222,9 +222,9 @@ def counts_line(report: Report) -> str:
     by_status = counts(report.outcomes)
     total = sum(by_status.values())
     attempts = sum(outcome.spec.deepening is None for outcome in report.outcomes)
-    tried = f" in {attempts} attempts" if attempts > total else ""
+    in_attempts = f" in {attempts} attempts" if attempts > total else ""
     parts = " · ".join(f"{by_status[status]} {status.value}" for status in LOUDEST_FIRST if by_status[status])
-    return f"{plural(total, 'run')}{tried}: {parts}" if parts else "0 runs: nothing was judged"
+    return f"{plural(total, 'run')}{in_attempts}: {parts}" if parts else "0 runs: nothing was judged"
 
 
 def machine_line(facts: MachineFacts) -> str:
@@ -233,14 +233,14 @@ def machine_line(facts: MachineFacts) -> str:
     return f"{torch} · {plural(facts.cpus, 'core')} · {gpus}"
 
 
-def worst_first(outcome: Outcome) -> tuple[bool, bool, int]:
+def severity_key(outcome: Outcome) -> tuple[bool, bool, int]:
     """Return a sort key: unexpected outcomes that count come first, then the most important verdict."""
     return not outcome.final, outcome.expected, LOUDEST_FIRST.index(outcome.verdict.status)
 
 
 def bad_news_first(report: Report) -> list[tuple[int, Outcome]]:
     """Return the outcomes with their numbers from 1, the worst first."""
-    return sorted(enumerate(report.outcomes, start=1), key=lambda pair: worst_first(pair[1]))
+    return sorted(enumerate(report.outcomes, start=1), key=lambda pair: severity_key(pair[1]))
 
 
 def launch_line(rank_count: int, backend: str, subject: str) -> str:
@@ -251,7 +251,7 @@ def launch_line(rank_count: int, backend: str, subject: str) -> str:
 
 def exit_word(status: int | None) -> str:
     if status is None:
-        return "had not ended"
+        return "had not exited"
     if status >= 0:
         return str(status)
     return signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
@@ -267,11 +267,11 @@ def wall_time(outcome: Outcome) -> str:
     return "not run" if outcome.verdict.status is Status.SKIP else seconds(outcome.timing.wall_s)
 
 
-def facts(outcome: Outcome) -> tuple[str, ...]:
+def run_facts(outcome: Outcome) -> tuple[str, ...]:
     """Return the facts about a run: its subject, launch, remarks, result of a diagnostic rerun, and notes."""
-    showed = f"it showed: {outcome.showed}" if outcome.showed else ""
-    launched = launch_line(outcome.spec.ranks, outcome.spec.backend, outcome.spec.subject)
-    remarks_and_notes = (outcome.spec.about, launched, *remarks(outcome), showed, *outcome.spec.notes)
+    rerun_result = f"result: {outcome.showed}" if outcome.showed else ""
+    launch = launch_line(outcome.spec.ranks, outcome.spec.backend, outcome.spec.subject)
+    remarks_and_notes = (outcome.spec.about, launch, *remarks(outcome), rerun_result, *outcome.spec.notes)
     return tuple(fact for fact in remarks_and_notes if fact)
 
 
@@ -330,27 +330,27 @@ _OF_ALL_STEPS = (
 
 def row_sentence(outcome: Outcome) -> str:
     """Return the text of an outcome's row in a table: steps and loss of a PASS, else the summary of the verdict."""
-    passed = outcome.verdict.status is Status.PASS
-    steps_and_loss = " · ".join(islice(numbers(outcome), 2)) if passed and "steps" in outcome.metrics else ""
+    shows_steps = outcome.verdict.status is Status.PASS and "steps" in outcome.metrics
+    steps_and_loss = " · ".join(islice(numbers(outcome), 2)) if shows_steps else ""
     return steps_and_loss or outcome.verdict.summary
 
 
 def times(outcome: Outcome) -> Iterator[str]:
     """Yield how long the launch, the detection of a hang, the teardown and the whole run took, if known."""
     timing = outcome.timing
-    named = (("launch", timing.launch_s), ("detected after", timing.detected_s), ("teardown", timing.teardown_s))
-    yield from (f"{name} {seconds(value)}" for name, value in named if value is not None)
+    phases = (("launch", timing.launch_s), ("detected after", timing.detected_s), ("teardown", timing.teardown_s))
+    yield from (f"{name} {seconds(value)}" for name, value in phases if value is not None)
     yield f"{seconds(timing.wall_s)} in all"
 
 
 def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the titled lists that show on what the verdict is based. An empty list is shown as "none" or "nothing"."""
-    skipped = outcome.verdict.status is Status.SKIP
-    if not outcome.findings and not skipped:
+    is_skip = outcome.verdict.status is Status.SKIP
+    if not outcome.findings and not is_skip:
         yield "findings", ("none",)
     if outcome.ruled_out:
         yield "ruled out", outcome.ruled_out
-    if not skipped:
+    if not is_skip:
         yield "checked", outcome.checked or ("nothing",)
     if outcome.spec.not_covered:
         yield "not covered", outcome.spec.not_covered
@@ -360,16 +360,16 @@ def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "signals", tuple(f"{names}: {text}" for names, text in ranks_by_text(outcome.signals.items(), most=None))
     if outcome.nccl:
         yield "NCCL", tuple(nccl(outcome.nccl))
-    if not skipped and outcome.ended != UNWATCHED:
+    if not is_skip and outcome.ended != UNWATCHED:
         yield "times", tuple(times(outcome))
     if outcome.ended:
         yield "ended", (outcome.ended,)
-    if not outcome.trouble and not skipped:
-        yield "not captured", ("nothing; every source that was asked answered",)
+    if not outcome.trouble and not is_skip:
+        yield "not captured", ("nothing: every source could be read",)
 
 
 _MAX_MEMORY_RANKS = 4  # ranks shown; if there are more, those that use most
-_MOMENTS = {"boot": "at boot", "dump": "in the newest dump", "end": "at the end"}
+_MOMENTS = {"boot": "at boot", "dump": "in the latest dump", "end": "at the end"}
 
 
 def memory(outcome: Outcome) -> Iterator[str]:
@@ -379,10 +379,10 @@ def memory(outcome: Outcome) -> Iterator[str]:
         rows = [row for row in outcome.memory if row.moment == moment]
         most = sorted(rows, key=_used_bytes, reverse=True)[:_MAX_MEMORY_RANKS]
         when = "at the hang" if moment == "end" and outcome.verdict.status is Status.HANG else name
-        shown = [f"rank {row.rank} {', '.join(_memory_of(row))}" for row in rows if row in most]
+        texts = [f"rank {row.rank} {', '.join(_memory_of(row))}" for row in rows if row in most]
         more = f"; {plural(len(rows) - len(most), 'more rank')} with less" if len(rows) > len(most) else ""
-        if shown:
-            yield f"{when}: {'; '.join(shown)}{more}"
+        if texts:
+            yield f"{when}: {'; '.join(texts)}{more}"
 
 
 def _used_bytes(row: MemoryAt) -> int:
@@ -393,11 +393,11 @@ def _memory_of(row: MemoryAt) -> Iterator[str]:
     if row.rss_bytes is not None:
         yield f"{size(row.rss_bytes)} resident"
     if row.allocated_bytes is not None:
-        reserved = "" if row.reserved_bytes is None else f" of {size(row.reserved_bytes)} reserved"
+        of_reserved = "" if row.reserved_bytes is None else f" of {size(row.reserved_bytes)} reserved"
         as_of = "" if row.allocator_step is None else f" as of step {row.allocator_step}"
-        yield f"{size(row.allocated_bytes)} allocated{reserved}{as_of}"
+        yield f"{size(row.allocated_bytes)} allocated{of_reserved}{as_of}"
     if row.device_bytes is not None:
-        yield f"{size(row.device_bytes)} on its GPU, as the driver says"
+        yield f"{size(row.device_bytes)} on its GPU, according to the driver"
     if row.step is not None:
         yield f"step {row.step}"
 
@@ -415,11 +415,11 @@ def nccl(info: NcclInfo) -> Iterator[str]:
     missing = sorted(set(info.seen) - set(info.connected))
     yield f"{ranks(info.connected)} connected" if info.connected else "no rank connected"
     if missing:
-        yield f"{ranks(missing)} began to connect and did not finish"
-    yield from (f"it warned: {text}" for text in info.warnings)
+        yield f"{ranks(missing)} started to connect but did not finish"
+    yield from (f"warning: {text}" for text in info.warnings)
 
 
-def gathered(file: Artifact) -> str:
+def line_count(file: Artifact) -> str:
     """Return the number of lines of a file of all attempts, or the reason why it is empty."""
     return file.absent or plural(file.count or 0, "line")
 
@@ -449,11 +449,11 @@ def vital_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]
     return tuple(_VITAL_HEAD[c] for c in columns), [tuple(row[c] for c in columns) for row in rows]
 
 
-def ending_counts(ended: Endings) -> str:
+def ending_counts(endings: Endings) -> str:
     """Return "3 of 4 failed", or "" for a single attempt, whose verdict is shown next to it."""
-    if ended.of < 2:
+    if endings.of < 2:
         return ""
-    return f"{ended.bad} of {ended.of} failed" if ended.bad else f"{ended.of} of {ended.of}"
+    return f"{endings.bad} of {endings.of} failed" if endings.bad else f"{endings.of} of {endings.of}"
 
 
 def hypothesis_reason(row: HypothesisRow) -> str:
@@ -463,8 +463,8 @@ def hypothesis_reason(row: HypothesisRow) -> str:
 
 
 def cost(row: HypothesisRow) -> str:
-    """Return "2 runs or more, of 8.1 s each", or "" if the cost of the command is not known."""
-    return "" if row.cost_s is None else f"2 runs or more, of {seconds(row.cost_s)} each"
+    """Return "2 or more runs of 8.1 s each", or "" if the cost of the command is not known."""
+    return "" if row.cost_s is None else f"2 or more runs of {seconds(row.cost_s)} each"
 
 
 def untested_note(number: int) -> str:
@@ -484,12 +484,12 @@ def hypothesis_in_line(row: HypothesisRow) -> str:
 
 def hypothesis_because(row: HypothesisRow) -> str:
     """Return "passes with and without it: single_no_gc, manual_average", or the command that tests it."""
-    runs = [f"{side.run.spec.scenario}{_counted(side)}" for side in (row.control, row.changed) if side]
+    runs = [f"{side.run.spec.scenario}{_counts_in_brackets(side)}" for side in (row.control, row.changed) if side]
     evidence = f": {', '.join(runs)}" if runs else f": {row.command}" if row.command else ""
     return f"{hypothesis_reason(row)}{evidence}"
 
 
-def _counted(side: Side) -> str:
+def _counts_in_brackets(side: Side) -> str:
     counts = ending_counts(side.ended)
     return f" ({counts})" if counts else ""
 

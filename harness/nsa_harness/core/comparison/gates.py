@@ -220,7 +220,7 @@ def _fails_as_required(condition: Condition, outcome: Outcome) -> bool:
     if not condition.causes:
         return not from_outside(outcome)
     causes = [cause for cause in Cause if cause.value in condition.causes]
-    return any(outcome.verdict.cause == cause or cause.said_in(outcome.verdict.summary) for cause in causes)
+    return any(outcome.verdict.cause == cause or cause.find_message(outcome.verdict.summary) for cause in causes)
 
 
 def _pairs(condition: Condition, outcomes: Sequence[Outcome]) -> list[Contrast]:

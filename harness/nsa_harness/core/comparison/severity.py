@@ -18,7 +18,7 @@ def severity(finding: Finding, outcome: Outcome) -> Severity:
     if outcome.verdict.status in _BAD:
         # Only the cause of a failure is critical.
         return Severity.CRITICAL if causes_it else min(row.severity, Severity.WARNING, key=_WEIGHT.index)
-    return Severity.INFO if causes_it and outcome.expected else row.unfailed
+    return Severity.INFO if causes_it and outcome.expected else row.ok_severity
 
 
 def silent_faults(outcome: Outcome) -> tuple[Finding, ...]:

@@ -1,1 +1,1 @@
-"""From a verdict to its cause."""
+"""Diagnosis: finds the cause of a run's verdict."""

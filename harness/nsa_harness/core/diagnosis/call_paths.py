@@ -1,4 +1,4 @@
-"""Call paths: where two stacks diverge, the line at which a rank took another path, and the loops that it left."""
+"""Comparison of call paths: where two stacks diverge, which branch made a rank skip a call, and which loops it left."""
 
 from __future__ import annotations
 
@@ -8,28 +8,33 @@ from itertools import permutations
 
 from nsa_harness.core.collectives.alignment import Difference, index_of
 from nsa_harness.core.collectives.timeline import Event
-from nsa_harness.core.diagnosis.context import DiagnosisContext, hung_roots, own_frames, place_of
+from nsa_harness.core.diagnosis.context import DiagnosisContext, hung_roots, place_of, program_frames
 from nsa_harness.core.evidence.evidence import Frame, StatusFile
 from nsa_harness.core.report import Place
 from nsa_harness.core.source_code.excerpt import Branch, Loop
 from nsa_harness.core.verdict.wait import WaitKind
 
-_MAX_COMPARED = 16  # ranks that are compared pair by pair
-_RECENT = 64  # events of a rank in which a call counts as one that it made until now
+_MAX_COMPARED = 16  # at most this many ranks are compared with each other
+_RECENT = 64  # number of a rank's last events that are searched for an earlier call of the same line
 
 
 @dataclass(frozen=True, kw_only=True)
 class PathDivergence:
-    """The point at which the stack of a rank leaves a call path that other ranks, or the rank itself earlier, took."""
+    """The point at which a rank's stack diverges from a call path that another rank, or the same rank in an earlier
+    step, took.
+    """
 
-    shared: tuple[Frame, ...]  # frames of the path that the stack shares, outermost first
-    path_frame: Frame | None  # first frame of the path that the stack lacks; None: the stack has the whole path
-    stack_frame: Frame | None  # the frame that the stack has instead
+    shared: tuple[Frame, ...]  # frames that the path and the stack have in common, outermost first
+    path_frame: Frame | None  # first frame of the path that is not in the stack; None: all are
+    stack_frame: Frame | None  # frame of the stack at this position
     deeper: tuple[Frame, ...]  # frames of the path after `path_frame`
 
     @property
     def in_one_function(self) -> bool:
-        """Whether the path and the stack diverge at two lines of one function (of one class, if they name it)."""
+        """Whether `path_frame` and `stack_frame` are two lines of the same function.
+
+        py-spy prefixes a method with its class and the probe does not, so only the last part of the names must agree.
+        """
         if self.path_frame is None or self.stack_frame is None or self.path_frame.file != self.stack_frame.file:
             return False
         path, stack = self.path_frame.function, self.stack_frame.function
@@ -37,7 +42,10 @@ class PathDivergence:
 
 
 def compare_paths(path: Sequence[Frame], stack: Sequence[Frame]) -> PathDivergence:
-    """Return where `stack` leaves `path`. Both have only the program's frames, outermost first."""
+    """Compare a call path with a stack and return the point at which they diverge.
+
+    Both contain only frames of the program (no library frames), outermost first.
+    """
     pairs = list(zip(path, stack, strict=False))
     at = next((at for at, (a, b) in enumerate(pairs) if (a.file, a.line) != (b.file, b.line)), len(pairs))
     path_frame, stack_frame = pairs[at] if at < len(pairs) else (None, None)
@@ -47,47 +55,53 @@ def compare_paths(path: Sequence[Frame], stack: Sequence[Frame]) -> PathDivergen
 
 
 def diverging_frames(context: DiagnosisContext, rank: int, other: int) -> PathDivergence:
-    """Return where the stack of `other` diverges from that of `rank`."""
-    return compare_paths(own_frames(context, rank), own_frames(context, other))
+    """Return the point at which the stack of rank `other` diverges from the stack of `rank`."""
+    return compare_paths(program_frames(context, rank), program_frames(context, other))
 
 
 def branch_that_skipped_call(
-    context: DiagnosisContext, rank: int, path: Sequence[Frame], *, own: bool = False
+    context: DiagnosisContext, rank: int, path: Sequence[Frame], *, same_rank: bool = False
 ) -> Place | None:
-    """Return the line that made the rank leave `path`, else the first line of `path` that it did not reach.
+    """Return the branch that made `rank` skip the call at the end of `path`.
 
-    If the rank already returned from a function of the path, the deciding line is in that function. `own`: the rank
-    itself took this path in earlier steps.
+    `path` has the frames that lead to the call, outermost first. If the source shows no such branch, the result is the
+    first line of `path` that the rank did not reach. Return None if the rank's stack contains the whole path, or if the
+    path belongs to another thread and no branch guards it. `same_rank`: the rank itself took this path in earlier
+    steps, so a condition on the rank cannot be the reason.
     """
-    paths = compare_paths(path, own_frames(context, rank))
+    paths = compare_paths(path, program_frames(context, rank))
     if paths.path_frame is None:
         return None
-    if not paths.shared and not paths.in_one_function:  # the path of another thread: only its own functions show it
-        inner = (
+    if not paths.shared and not paths.in_one_function:  # another thread took the path: search only the path's functions
+        branches = (
             branch
             for frame in reversed(path)
-            if (branch := context.program.deciding_branch(frame, None, same_rank=own))
+            if (branch := context.program.deciding_branch(frame, None, same_rank=same_rank))
         )
-        return _place_of(next(inner, None))
-    # A call on the path may have raised: then the handler that caught the exception decided.
-    below = (
+        return _place_of(next(branches, None))
+    # If a call on the path raised an exception, the handler that caught it made the rank skip the call.
+    deeper_branches = (
         branch
         for frame in paths.deeper
         if (
             branch := context.program.handler_that_continues(frame)
-            or context.program.deciding_branch(frame, None, same_rank=own)
+            or context.program.deciding_branch(frame, None, same_rank=same_rank)
         )
     )
-    if not paths.in_one_function:  # two calls in one line of the program
-        return (_place_of(next(below, None)) if own else None) or place_of(context, rank, paths.shared[-1])
-    decided = context.program.deciding_branch(paths.path_frame, paths.stack_frame, same_rank=own)
-    if decided is None or not decided.varies:
-        decided = next(below, None) or decided
-    # If no condition that may differ between ranks guards the path, a condition around the rank's own line may: either
-    # call may be the wrong one.
-    undecided = decided is None or not decided.varies
-    instead = context.program.condition_around_only(paths.stack_frame, paths.path_frame) if undecided else None
-    return _place_of(instead or decided or paths.path_frame)
+    if not paths.in_one_function:  # the program makes both calls on one line
+        return (_place_of(next(deeper_branches, None)) if same_rank else None) or place_of(
+            context, rank, paths.shared[-1]
+        )
+    deciding = context.program.deciding_branch(paths.path_frame, paths.stack_frame, same_rank=same_rank)
+    if deciding is None or not deciding.varies:
+        deciding = next(deeper_branches, None) or deciding
+    # Either call may be the wrong one. If no condition that may differ between ranks guards the path, look for such a
+    # condition around the rank's own line.
+    is_undecided = deciding is None or not deciding.varies
+    other_condition = (
+        context.program.condition_around_only(paths.stack_frame, paths.path_frame) if is_undecided else None
+    )
+    return _place_of(other_condition or deciding or paths.path_frame)
 
 
 def _place_of(line: Branch | Frame | None) -> Place | None:
@@ -98,95 +112,116 @@ def _place_of(line: Branch | Frame | None) -> Place | None:
 
 
 def rank_that_skipped_wait(context: DiagnosisContext, waiting: Sequence[int]) -> int | None:
-    """Return the only rank in a collective outside `waiting`, if a waiting rank waits for it: it skipped their call."""
+    """Return the only rank that is in a collective while one of the `waiting` ranks waits for it elsewhere.
+
+    Such a rank has skipped the call in which the others wait. Return None if there is no such rank, or several.
+    """
     roots = hung_roots(context)
-    past = [root.rank for root in roots if root.kind is WaitKind.COLLECTIVE and root.rank not in waiting]
-    awaited = {peer for root in roots if root.rank in waiting for peer in root.peers}
-    return past[0] if len(past) == 1 and past[0] in awaited else None
+    outside_ranks = [root.rank for root in roots if root.kind is WaitKind.COLLECTIVE and root.rank not in waiting]
+    awaited_ranks = {peer for root in roots if root.rank in waiting for peer in root.peers}
+    return outside_ranks[0] if len(outside_ranks) == 1 and outside_ranks[0] in awaited_ranks else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RelativePositions:
-    """How the lines of the ranks relate in the function in which their call paths diverge."""
+    """The relative positions of ranks in the function in which their call paths diverge."""
 
-    left: Mapping[int, Loop]  # ranks past a loop in which another rank still is, with the outermost such loop
-    compared: bool  # whether the source was available for some pair
+    left_loops: Mapping[
+        int, Loop
+    ]  # the loop that each rank has left while another rank is still in it; the outermost, if several
+    has_source: bool  # the source code of at least one diverging function is stored
 
 
 def relative_positions(context: DiagnosisContext, difference: Difference) -> RelativePositions:
-    """Compare the lines of the ranks that differ in a collective, pair by pair."""
-    left: dict[int, Loop] = {}
-    compared = False
+    """Compare the current lines of the ranks in `difference`, and return which ranks have left a loop that others are
+    still in.
+    """
+    left_loops: dict[int, Loop] = {}
+    has_source = False
     for rank, other, paths in diverging_pairs(context, difference.everyone):
         if paths.path_frame and paths.stack_frame and paths.in_one_function:
-            compared |= context.program.same_function(paths.path_frame, paths.stack_frame)
+            has_source |= context.program.same_function(paths.path_frame, paths.stack_frame)
             loops = context.program.loops_left(inside=paths.stack_frame, outside=paths.path_frame)
             loop = loops[-1] if loops else _loop_of_calls(context, difference, rank, other, paths.stack_frame)
-            left |= {rank: loop} if loop else {}
-    is_open = len(left) < len(difference.everyone[:_MAX_COMPARED])
-    return RelativePositions(left=left if is_open else {}, compared=compared)
+            left_loops |= {rank: loop} if loop else {}
+    is_open = len(left_loops) < len(difference.everyone[:_MAX_COMPARED])
+    return RelativePositions(left_loops=left_loops if is_open else {}, has_source=has_source)
 
 
 def diverging_pairs(context: DiagnosisContext, ranks: Sequence[int]) -> Iterator[tuple[int, int, PathDivergence]]:
-    """Yield each ordered pair of ranks, with the point at which the second rank's stack leaves that of the first."""
+    """Yield each ordered pair of `ranks`, with the point at which the second rank's stack diverges from the first
+    rank's.
+
+    Only the first 16 ranks are compared.
+    """
     for rank, other in permutations(ranks[:_MAX_COMPARED], 2):
         yield rank, other, diverging_frames(context, rank, other)
 
 
 def _loop_of_calls(
-    context: DiagnosisContext, difference: Difference, rank: int, other: int, below: Frame
+    context: DiagnosisContext, difference: Difference, rank: int, other: int, stack_frame: Frame
 ) -> Loop | None:
-    """Return the loop that `rank` left and in which `other` still makes a call that `rank` made until recently.
+    """Return the loop that `rank` has left although `other` is still in it, or None.
 
-    The loop is in a function below the line at which the two ranks diverge. The line of a call that was made below
-    Python is unknown: then `other` must be in a backward pass, which is part of every training step.
+    The loop is recognized by its calls: `other` is in a call that `rank` also made, within its last 64 events. Only the
+    functions called from `stack_frame`, the frame at which the ranks diverge, are searched. If the line of the call is
+    unknown (DDP or autograd made it), `other` must be in a backward pass, which is part of every training step.
     """
-    mine, theirs = difference.event(rank), difference.event(other)
-    if mine is None or theirs is None or mine.site == theirs.site:
+    own_event, other_event = difference.event(rank), difference.event(other)
+    if own_event is None or other_event is None or own_event.site == other_event.site:
         return None
-    if not theirs.called and not in_backward(context.boards.get(other)):
+    if not other_event.called and not in_backward(context.status_files.get(other)):
         return None
-    line = context.timelines[rank].of_group(difference.group)
-    before = line[: index_of(line, mine)][-_RECENT:]
-    if all(event.site != theirs.site for event in before):
+    timeline = context.timelines[rank].of_group(difference.group)
+    earlier_events = timeline[: index_of(timeline, own_event)][-_RECENT:]
+    if all(event.site != other_event.site for event in earlier_events):
         return None
-    frames = own_frames(context, other)
-    inside = frames[frames.index(below) + 1 :]
+    frames = program_frames(context, other)
+    inside = frames[frames.index(stack_frame) + 1 :]
     loops = [(frame, loop) for frame in inside for loop in context.program.loops_around(frame)]
-    # `rank` left the loop that contains its last call; that call may also come after inner loops.
-    held = (
-        (frame, loop) for frame, loop in loops for event in before[-1:] if any(loop.holds(made) for made in event.chain)
+    # Of nested loops, `rank` left the innermost one that contains its last call.
+    around_last_call = (
+        (frame, loop)
+        for frame, loop in loops
+        for event in earlier_events[-1:]
+        if any(loop.holds(caller) for caller in event.chain)
     )
-    frame, loop = next(held, loops[0] if loops else (below, None))
-    if loop is not None and _is_a_step_ahead(context, mine, theirs, loop, other):
+    frame, loop = next(around_last_call, loops[0] if loops else (stack_frame, None))
+    if loop is not None and _is_a_step_ahead(context, own_event, other_event, loop, other):
         return None
     if loop is None or loop.exits:
         return loop
-    # No statement ends the loop early, but a `continue` in it may have skipped the iteration.
+    # No statement leaves the loop early, but a `continue` may have skipped the rest of an iteration.
     return replace(
         loop, exits=tuple(jump for jump in jumps_before(context, frame) if jump.line > loop.line and not jump.catches)
     )
 
 
-def _is_a_step_ahead(context: DiagnosisContext, mine: Event, theirs: Event, loop: Loop, other: int) -> bool:
-    """Return whether `other` is in a later step and the loop is within one step: then both ranks finished the loop."""
-    board = context.boards.get(other)
-    if board is None or not board.optimizer_chain or mine.step is None or theirs.step is None:
+def _is_a_step_ahead(context: DiagnosisContext, own_event: Event, other_event: Event, loop: Loop, other: int) -> bool:
+    """Return whether `other` is in a later step than `rank` and each step contains the whole loop.
+
+    In that case, both ranks finished the loop in the earlier step, so `rank` did not leave it early.
+    """
+    status_file = context.status_files.get(other)
+    if status_file is None or not status_file.optimizer_chain or own_event.step is None or other_event.step is None:
         return False
-    return theirs.step > mine.step and not any(loop.holds(frame) for frame in board.optimizer_chain)
+    return other_event.step > own_event.step and not any(loop.holds(frame) for frame in status_file.optimizer_chain)
 
 
 def loops_around_any(context: DiagnosisContext, frames: Sequence[Frame]) -> Iterator[Loop]:
-    """Yield the loops around these frames, innermost first. The frames are given outermost first."""
+    """Yield the loops that contain one of the `frames` (outermost frame first), innermost loop first."""
     return (loop for frame in reversed(frames) for loop in context.program.loops_around(frame))
 
 
 def jumps_before(context: DiagnosisContext, frame: Frame) -> list[Branch]:
-    """Return the branches before the line that may leave the loop around it or start its next iteration."""
+    """Return the branches above the frame's line that may leave the loop around it or start the next iteration."""
     return [branch for branch in context.program.branches(frame) if branch.leaves and not branch.ends]
 
 
-def in_backward(board: StatusFile | None) -> bool:
+def in_backward(status_file: StatusFile | None) -> bool:
+    """Return whether the latest training event in the status file is a backward pass."""
     return (
-        board is not None and board.latest_training_event is not None and board.latest_training_event.kind == "backward"
+        status_file is not None
+        and status_file.latest_training_event is not None
+        and status_file.latest_training_event.kind == "backward"
     )

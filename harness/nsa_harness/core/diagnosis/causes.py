@@ -1,7 +1,7 @@
-"""Table of all causes. A row has everything that is known about a cause; its texts are in causes.toml.
+"""Table of all causes: one row per cause, with everything that is known about it except its texts (see causes.toml).
 
-The documents, the causes that a scenario may expect, severity, certainty, further runs and reproductions all use this
-table. A new cause starts with a row, and the tests then show what else it needs.
+The documentation, the severity and confidence of findings, the second runs, the reproduction scripts and the causes
+that a scenario may expect all come from this table. If you add a row, the tests report what else the new cause needs.
 """
 
 from __future__ import annotations
@@ -16,61 +16,73 @@ from nsa_harness.core.report import INCONCLUSIVE, STILL_RUNNING, SUSPECTED, Hang
 
 
 class Caveat(StrEnum):
-    """Something that the evidence may leave open, so that a cause is only likely. Checked in this order."""
+    """A possible gap in the evidence. If it applies to a run, a certain cause becomes a likely one.
 
-    ALL_ARE_BLAMED = "all_are_blamed"
-    A_RANK_STANDS_ELSEWHERE = "a_rank_stands_elsewhere"
-    A_RANK_IS_UNSEEN = "a_rank_is_unseen"
-    ANOTHER_FAILED_TOO = "another_failed_too"
-    ENDED_IN_A_COLLECTIVE = "ended_in_a_collective"
-    NO_LINE_OF_THE_PROGRAM = "no_line_of_the_program"
-    CAUGHT_SOMETHING = "caught_something"
-    WAITS_FOR_ANYBODY = "waits_for_anybody"
-    LOST_WAKE_UP = "lost_wake_up"
-    LOCK_OF_ITS_OWN = "lock_of_its_own"
-    LOOP_WITHOUT_A_BEAT = "loop_without_a_beat"
-    ENDED_AS_IF_DONE = "ended_as_if_done"
+    The caveats are checked in the order of this list, and a finding shows the first that applies.
+    """
+
+    EVERY_PARTY_AT_FAULT = "all_are_blamed"  # every rank that disagrees counts as at fault
+    INDEPENDENT_HANG = "a_rank_stands_elsewhere"  # another rank hangs for a different reason
+    RANK_IN_UNKNOWN_STATE = "a_rank_is_unseen"  # nothing shows the state of some rank
+    INDEPENDENT_FAILURE = "another_failed_too"  # another rank failed on its own at almost the same time
+    RAISED_IN_COLLECTIVE = (
+        "ended_in_a_collective"  # the error was raised in a collective, so another rank may be at fault
+    )
+    NO_PROGRAM_LINE = "no_line_of_the_program"  # no line of the program is known
+    CAUGHT_EXCEPTION = "caught_something"  # a rank at fault caught an exception
+    UNKNOWN_SETTER = "waits_for_anybody"  # the run does not show which rank should have set the store key
+    WAIT_WITHOUT_HOLDER = "lost_wake_up"  # a condition, event or queue, which has no holder
+    LOCK_TAKEN_TWICE = "lock_of_its_own"  # the child process may have taken the lock twice itself
+    MISSING_HEARTBEAT = "loop_without_a_beat"  # without a heartbeat, a native call looks like a loop
+    EXIT_BETWEEN_STEPS = "ended_as_if_done"  # the rank may have had fewer steps to run
 
 
-OF_EVERY_CAUSE = (
-    Caveat.A_RANK_STANDS_ELSEWHERE,
-    Caveat.A_RANK_IS_UNSEEN,
-    Caveat.ANOTHER_FAILED_TOO,
-    Caveat.NO_LINE_OF_THE_PROGRAM,
+COMMON_CAVEATS = (
+    Caveat.INDEPENDENT_HANG,
+    Caveat.RANK_IN_UNKNOWN_STATE,
+    Caveat.INDEPENDENT_FAILURE,
+    Caveat.NO_PROGRAM_LINE,
 )
-BETWEEN_RANKS = (Caveat.ALL_ARE_BLAMED, Caveat.CAUGHT_SOMETHING)
+RANK_CAVEATS = (Caveat.EVERY_PARTY_AT_FAULT, Caveat.CAUGHT_EXCEPTION)
 
 
 class SecondRun(StrEnum):
-    """The one change that a further run of the same program makes."""
+    """A second run of the same program that differs in one setting, to show more about a cause."""
 
-    NAMES = "names"  # DDP names parameters
-    ANOMALY = "anomaly"  # autograd keeps the forward line of each operation
-    CHECKPOINT_DEBUG = "checkpoint_debug"  # checkpointing reports which operation it recomputes differently
-    LAUNCH_BLOCKING = "launch_blocking"  # a failing kernel raises on the line that launched it
-    OTHER_BACKEND = "gloo"
-    GROWTH = "growth"  # memory that lives longer than two steps is listed by the line that allocated it
-    AGAIN = "again"  # no change
+    NAMES = "names"  # DDP's messages contain parameter names
+    ANOMALY = "anomaly"  # autograd's anomaly mode records the forward line of each operation
+    CHECKPOINT_DEBUG = (
+        "checkpoint_debug"  # activation checkpointing reports which operation differs in the recomputation
+    )
+    LAUNCH_BLOCKING = (
+        "launch_blocking"  # CUDA kernels run synchronously, so a failure is raised on the line that launched the kernel
+    )
+    OTHER_BACKEND = "gloo"  # collectives use gloo instead of NCCL
+    GROWTH = "growth"  # allocations that live longer than two steps are listed by line
+    AGAIN = "again"  # the same settings
 
 
 class Replay(StrEnum):
-    """The record from which a script can repeat the calls."""
+    """The record from which a reproduction script can repeat the collective calls."""
 
     NONE = "none"
-    CALLS = "calls"  # from the flight recorder, which includes DDP's own calls, or from Python
-    PYTHON_CALLS = "python calls"  # only from Python: the flight recorder does not record the difference
+    CALLS = "calls"  # the flight recorder, which also has DDP's own calls, or the calls recorded in Python
+    PYTHON_CALLS = "python calls"  # only the calls recorded in Python: the flight recorder does not show the difference
 
 
 class DecisionTreePolicy(StrEnum):
-    """Whether a decision tree, which looks for the part of the program at fault, takes a run with this cause."""
+    """The policy that decides whether a run with this cause enters a decision tree.
 
-    NEVER = "never"  # the cause came from outside, or is independent of the program's parts
-    UNEXPLAINED = "unless it is certain"  # a certain cause is the answer already, with its remedy
-    ALWAYS = "always"  # the cause only names what happened, and explains nothing
+    A decision tree reruns the program with parts of it changed, to find the part at fault.
+    """
+
+    NEVER = "never"  # the cause is outside the program, or does not depend on a part of it
+    UNEXPLAINED = "unless it is certain"  # a certain cause needs no further search
+    ALWAYS = "always"  # the cause describes the failure but does not explain it
 
 
 class Producer(StrEnum):
-    """The source that names the cause of a run."""
+    """The component that names a cause."""
 
     RULE = "a rule of the diagnosis"
     EXPECTATION = "a number that the scenario expects"
@@ -78,70 +90,74 @@ class Producer(StrEnum):
     ATTEMPTS = "a comparison of several attempts"
 
 
-class ShownBy(StrEnum):
-    """The kind of test that shows a cause, the best first."""
+class CauseTestKind(StrEnum):
+    """The kind of test that shows a cause, in order of preference."""
 
-    PROGRAM = "program"  # in tests/faults, with a healthy twin
-    EVIDENCE = "evidence"  # built by hand, in tests/frozen
-    TEST = "test"  # compares outcomes: no evidence of a single run can show the cause
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shown:
-    by: ShownBy
-    name: str = ""  # name of the program, or path of the test
-    reason: str = ""  # why no program shows it
-
-
-def programs(*names: str) -> tuple[Shown, ...]:
-    return tuple(Shown(by=ShownBy.PROGRAM, name=name) for name in names)
-
-
-def by_evidence(reason: str) -> tuple[Shown, ...]:
-    return (Shown(by=ShownBy.EVIDENCE, reason=reason),)
-
-
-def by_test(name: str, reason: str) -> tuple[Shown, ...]:
-    return (Shown(by=ShownBy.TEST, name=name, reason=reason),)
+    PROGRAM = "program"  # a program in tests/faults with this fault, and a twin without it
+    EVIDENCE = "evidence"  # evidence in tests/frozen that was written by hand
+    TEST = "test"  # a test that compares outcomes, because the evidence of one run cannot show the cause
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """Everything that is known about one cause, without its texts."""
+class CauseTest:
+    """A test that shows a cause."""
+
+    by: CauseTestKind
+    name: str = ""  # name of the program or path of the test
+    reason: str = ""  # why no program in tests/faults can show the cause
+
+
+def programs(*names: str) -> tuple[CauseTest, ...]:
+    return tuple(CauseTest(by=CauseTestKind.PROGRAM, name=name) for name in names)
+
+
+def by_evidence(reason: str) -> tuple[CauseTest, ...]:
+    return (CauseTest(by=CauseTestKind.EVIDENCE, reason=reason),)
+
+
+def by_test(name: str, reason: str) -> tuple[CauseTest, ...]:
+    return (CauseTest(by=CauseTestKind.TEST, name=name, reason=reason),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CauseRow:
+    """A row of the cause table: everything that is known about one cause, except its texts."""
 
     code: str
-    shown_by: tuple[Shown, ...]
-    verdicts: tuple[Status, ...] = ()  # verdicts of which this can be the cause
-    kinds: tuple[HangKind, ...] = ()  # kinds of hang, if HANG is one of the verdicts
-    beside: bool = False  # also noted with any verdict, even a PASS
-    severity: Severity = Severity.CRITICAL  # of a finding noted with a FAIL or HANG; at most a warning there
-    unfailed: Severity = Severity.INFO  # of a finding in a run that neither failed nor hung
-    blames: bool = True  # a run with this cause has a culprit
-    between_ranks: bool = False  # ranks disagree: one side is wrong, and the other side is right
-    certain_by: tuple[EvidenceKind, ...] = ()  # the only kinds of evidence that prove the cause
-    certain_unless: tuple[Caveat, ...] = ()  # in addition to the caveats that all causes share
+    shown_by: tuple[CauseTest, ...]
+    verdicts: tuple[Status, ...] = ()  # verdicts that this cause can explain
+    kinds: tuple[HangKind, ...] = ()  # kinds of hang that this cause can explain
+    is_noted: bool = False  # the finding can accompany any verdict, even a PASS
+    severity: Severity = (
+        Severity.CRITICAL
+    )  # severity in a FAIL or HANG; a finding that is only noted counts as a warning at most
+    ok_severity: Severity = Severity.INFO  # severity in a run that neither failed nor hung
+    has_culprit: bool = True  # the report names a culprit (ranks, step, place) for this cause
+    between_ranks: bool = False  # two groups of ranks disagree, and one of them is wrong
+    certain_by: tuple[EvidenceKind, ...] = ()  # kinds of evidence that prove this cause
+    certain_unless: tuple[Caveat, ...] = ()  # caveats of this cause, in addition to COMMON_CAVEATS
     second_run: (
         tuple[SecondRun, ...] | None
-    ) = ()  # runs that show more, even if the cause is certain; None: no run shows more
+    ) = ()  # second runs that show more about this cause; None: no second run can
     replay: Replay = Replay.NONE
-    signatures: tuple[Pattern[str], ...] = ()  # texts of torch's errors, if only the text identifies the cause
+    signatures: tuple[Pattern[str], ...] = ()  # texts of PyTorch's errors that identify this cause
     producer: Producer = Producer.RULE
     enters_tree: DecisionTreePolicy = DecisionTreePolicy.UNEXPLAINED
-    criteria: str = ""  # prefix of the settings that decide whether the cause is named
-    reason_of: str = ""  # the cause of a run for which this finding is the reason, if the finding is certain
+    criteria: str = ""  # prefix of the settings on which this cause depends
+    reason_of: str = ""  # code of the cause for which this finding, if certain, is the reason
 
     @property
-    def doubts(self) -> frozenset[Caveat]:
-        """The caveats that must not be open if the cause is certain."""
-        return frozenset((*OF_EVERY_CAUSE, *(BETWEEN_RANKS if self.between_ranks else ()), *self.certain_unless))
+    def caveats(self) -> frozenset[Caveat]:
+        """The caveats that are checked before this cause counts as certain."""
+        return frozenset((*COMMON_CAVEATS, *(RANK_CAVEATS if self.between_ranks else ()), *self.certain_unless))
 
 
 _E, _NEVER, _ALWAYS = EvidenceKind, DecisionTreePolicy.NEVER, DecisionTreePolicy.ALWAYS
 _DEADLOCK, _LIVELOCK, _STARVED, _STOPPED = HangKind
 _FAIL_OR_HANG = (Status.FAIL, Status.HANG)
 
-# Rows from which others are built. If the calls of ranks differ, gloo may abort them, and NCCL lets them wait.
-_ROW = Row(code="", shown_by=())
+# Base rows, from which the other rows are built. Ranks with different calls fail with gloo (FAIL) and hang with NCCL.
+_ROW = CauseRow(code="", shown_by=())
 _HANG = replace(_ROW, verdicts=(Status.HANG,))
 _DIVERGING = replace(
     _ROW,
@@ -152,10 +168,11 @@ _DIVERGING = replace(
     certain_by=(_E.REPAIRED,),
 )
 _FAILURE = replace(_ROW, verdicts=(Status.FAIL,))
-_SILENT = replace(_ROW, beside=True, severity=Severity.WARNING, unfailed=Severity.WARNING)
+_SILENT = replace(_ROW, is_noted=True, severity=Severity.WARNING, ok_severity=Severity.WARNING)
 _UNJUDGED = replace(_ROW, verdicts=(Status.ERROR,), enters_tree=_NEVER, certain_by=(_E.FACT,))
 
-# Texts of torch's errors. DDP raises the first one when a forward pass begins and gradients of the last are missing.
+# Texts of PyTorch's errors. DDP raises the first one at the start of a forward pass if gradients of the previous
+# backward pass are missing.
 _UNFINISHED = re.compile(r"Expected to have finished reduction in the prior iteration")
 _READY_TWICE = re.compile(r"Expected to mark a variable ready only once")
 _NOT_STATIC = re.compile(r"this is not compatible with static_graph set to True")
@@ -171,9 +188,10 @@ _OTHER_MODEL = (
     ),
     re.compile(r"params\[(\d+)\] in this process with (sizes|strides) \[(.*?)\] appears not to match"),
 )
-# torch's own text, the C library's errno 12, and the text of workers that found /dev/shm full.
+# Messages for a failed host allocation: of PyTorch, of the C library (errno 12), and of DataLoader workers that found
+# /dev/shm full.
 _NO_MEMORY = re.compile(r"DefaultCPUAllocator: can't allocate memory|\[Errno 12\]|Cannot allocate memory|bad_alloc")
-# torch's exception class moves between modules, but its text begins like this; on ROCm with HIP.
+# PyTorch moves its exception class between modules, but the start of the message stays the same (HIP on ROCm).
 _NO_GPU_MEMORY = re.compile(r"\b(?:CUDA|HIP) out of memory|CUDA error: out of memory")
 _GPU_ASSERT = re.compile(r"device-side assert")
 _NO_GRAD_FN = re.compile(r"does not require grad and does not have a grad_fn")
@@ -184,23 +202,23 @@ _WORKER_LOST = re.compile(
 
 
 class Cause(StrEnum):
-    """The stable code of a finding, with its row. The order is that of docs/findings.md.
+    """The code of a finding, which never changes, with its row. The members are in the order of docs/findings.md.
 
-    torch raises plain RuntimeErrors for many mistakes, so only the text of the error identifies the cause. The
-    signatures are the same in torch 2.11 and 2.13.
+    PyTorch raises plain RuntimeErrors for many mistakes, so only the text of the error identifies the cause. The
+    signatures match the texts of PyTorch 2.11 and 2.13.
     """
 
     _value_: str
-    row: Row
+    row: CauseRow
 
-    def __new__(cls, row: Row) -> Cause:
+    def __new__(cls, row: CauseRow) -> Cause:
         cause = str.__new__(cls, row.code)
         cause._value_ = row.code
         cause.row = row
         return cause
 
-    def said_in(self, text: str) -> Match[str] | None:
-        """Return the first match of a signature in the text, or None."""
+    def find_message(self, text: str) -> Match[str] | None:
+        """Return the first match of one of this cause's error signatures in `text`, or None if no signature matches."""
         return next((match for signature in self.row.signatures if (match := signature.search(text))), None)
 
     # fmt: off
@@ -221,7 +239,7 @@ class Cause(StrEnum):
     UNEVEN_INPUTS = replace(_DIVERGING, code="uneven_inputs",
         shown_by=programs("data_sampler_stops", "data_uneven_shards"))
     SWALLOWED_EXCEPTION = replace(_HANG, code="swallowed_exception", verdicts=_FAIL_OR_HANG, kinds=(_DEADLOCK,),
-        beside=True, unfailed=Severity.WARNING, certain_by=(_E.REPAIRED,),
+        is_noted=True, ok_severity=Severity.WARNING, certain_by=(_E.REPAIRED,),
         shown_by=programs("data_error_swallowed", "data_loss_swallowed", "silent_batch_given_up"))
     THREAD_DIED = replace(_HANG, code="thread_died", kinds=(_DEADLOCK, _STARVED),
         shown_by=programs("thread_producer_died"))
@@ -238,7 +256,7 @@ class Cause(StrEnum):
     DATALOADER_WORKER_DIED = replace(_FAILURE, code="dataloader_worker_died", certain_by=(_E.RAISED,),
         signatures=(_WORKER_LOST,), shown_by=programs("data_worker_killed"))
     FORK_LOCK = replace(_HANG, code="fork_lock", kinds=(_DEADLOCK,), certain_by=(_E.CLOSED,),
-        certain_unless=(Caveat.LOCK_OF_ITS_OWN,), shown_by=programs("proc_fork_holds_lock", "proc_pool_fork_lock"))
+        certain_unless=(Caveat.LOCK_TAKEN_TWICE,), shown_by=programs("proc_fork_holds_lock", "proc_pool_fork_lock"))
     RENDEZVOUS_MISSING_RANK = replace(_HANG, code="rendezvous_missing_rank", verdicts=_FAIL_OR_HANG, kinds=(_DEADLOCK,),
         certain_by=(_E.RECORD, _E.RAISED), shown_by=programs("rdzv_world_size"))
     GROUP_CREATION_SUBSET = replace(_HANG, code="group_creation_subset", kinds=(_DEADLOCK,), certain_by=(_E.RECORD,),
@@ -246,18 +264,18 @@ class Cause(StrEnum):
     P2P_UNMATCHED = replace(_DIVERGING, code="p2p_unmatched", verdicts=(Status.HANG,), certain_by=(_E.CLOSED,),
         replay=Replay.PYTHON_CALLS, shown_by=programs("p2p_both_receive", "p2p_both_send"))
     STORE_KEY_MISSING = replace(_HANG, code="store_key_missing", verdicts=_FAIL_OR_HANG, kinds=(_DEADLOCK, _STARVED),
-        certain_by=(_E.CLOSED, _E.RAISED), certain_unless=(Caveat.WAITS_FOR_ANYBODY,),
+        certain_by=(_E.CLOSED, _E.RAISED), certain_unless=(Caveat.UNKNOWN_SETTER,),
         shown_by=programs("store_counter_short", "store_key_never_set"))
     TRANSPORT = replace(_HANG, code="transport", kinds=(_STARVED,), certain_by=(_E.KERNEL,),
         second_run=(SecondRun.OTHER_BACKEND, SecondRun.AGAIN), shown_by=programs("net_cut"))
     BACKWARD_FUNCTION_BLOCKED = replace(_HANG, code="backward_function_blocked", kinds=(_DEADLOCK,),
         certain_by=(_E.KERNEL,), shown_by=programs("backward_lock"))
     LOCK_CYCLE = replace(_HANG, code="lock_cycle", kinds=(_DEADLOCK, _STARVED), certain_by=(_E.CLOSED,),
-        certain_unless=(Caveat.LOST_WAKE_UP,), shown_by=programs("forward_lock", "groups_monitored_barrier"))
+        certain_unless=(Caveat.WAIT_WITHOUT_HOLDER,), shown_by=programs("forward_lock", "groups_monitored_barrier"))
     STOPPED_PROCESS = replace(_HANG, code="stopped_process", kinds=(_STOPPED,), certain_by=(_E.FACT,),
         enters_tree=_NEVER, shown_by=programs("proc_stopped_child", "signal_stop_self"))
     INFINITE_LOOP = replace(_HANG, code="infinite_loop", kinds=(_LIVELOCK,), certain_by=(_E.SAMPLES,),
-        certain_unless=(Caveat.LOOP_WITHOUT_A_BEAT,),
+        certain_unless=(Caveat.MISSING_HEARTBEAT,),
         shown_by=programs("thread_endless_forward", "data_worker_endless_loop", "thread_prefetcher_spins"))
     LIVELOCK = replace(_HANG, code="livelock", kinds=(_LIVELOCK,),
         shown_by=programs("thread_poll_flag", "thread_retry_logs"))
@@ -271,7 +289,7 @@ class Cause(StrEnum):
         shown_by=programs("thread_spin_lock"))
     RANK_ABSENT = replace(_HANG, code="rank_absent", kinds=(_DEADLOCK,), second_run=None,
         shown_by=by_test("tests/core/test_aftermath.py", "needs a job that was not watched"))
-    SLOW = replace(_FAILURE, code="slow", severity=Severity.WARNING, unfailed=Severity.WARNING,
+    SLOW = replace(_FAILURE, code="slow", severity=Severity.WARNING, ok_severity=Severity.WARNING,
         certain_by=(_E.SAMPLES,), second_run=None, enters_tree=_NEVER, criteria="limits.",
         shown_by=programs("forward_slow_loop"))
     UNUSED_PARAMS = replace(_FAILURE, code="unused_params", certain_by=(_E.RAISED,), second_run=(SecondRun.NAMES,),
@@ -280,8 +298,8 @@ class Cause(StrEnum):
         kinds=(_DEADLOCK,), certain_by=(_E.RAISED, _E.RECORD, _E.REPAIRED), second_run=(SecondRun.NAMES,),
         signatures=(_UNFINISHED,),
         shown_by=programs("ddp_output_not_in_loss", "ddp_unused_at_once", "ddp_layer_dropped"))
-    REENTRANT_NO_GRAD_INPUT = replace(_FAILURE, code="reentrant_no_grad_input", beside=True, unfailed=Severity.WARNING,
-        certain_by=(_E.RAISED,), signatures=(_UNFINISHED,),
+    REENTRANT_NO_GRAD_INPUT = replace(_FAILURE, code="reentrant_no_grad_input", is_noted=True,
+        ok_severity=Severity.WARNING, certain_by=(_E.RAISED,), signatures=(_UNFINISHED,),
         shown_by=programs("gc_reentrant_first", "gc_reentrant_silent"))
     READY_TWICE = replace(_FAILURE, code="ready_twice", certain_by=(_E.RAISED,), second_run=(SecondRun.NAMES,),
         signatures=(_READY_TWICE,), shown_by=programs("ddp_ready_twice_shared", "gc_ready_twice_outside"))
@@ -296,12 +314,12 @@ class Cause(StrEnum):
         shown_by=programs("backward_inplace_add", "backward_inplace_mask"))
     MODEL_MISMATCH = replace(_FAILURE, code="model_mismatch", certain_by=(_E.RAISED,), second_run=(SecondRun.NAMES,),
         signatures=_OTHER_MODEL, shown_by=programs("ddp_model_depth_differs", "ddp_model_width_differs"))
-    FIND_UNUSED_NEEDLESS = replace(_SILENT, code="find_unused_needless", unfailed=Severity.INFO,
+    FIND_UNUSED_NEEDLESS = replace(_SILENT, code="find_unused_needless", ok_severity=Severity.INFO,
         shown_by=programs("ddp_find_unused_needless"))
-    GRADIENT_ORDER_DIFFERS = replace(_SILENT, code="gradient_order_differs", unfailed=Severity.INFO,
+    GRADIENT_ORDER_DIFFERS = replace(_SILENT, code="gradient_order_differs", ok_severity=Severity.INFO,
         certain_by=(_E.RECORD,), shown_by=by_evidence("only the traces of nsa.train show the order"))
     EXCEPTION = replace(_FAILURE, code="exception", certain_by=(_E.RAISED,),
-        certain_unless=(Caveat.ENDED_IN_A_COLLECTIVE,), second_run=(SecondRun.ANOMALY,), enters_tree=_ALWAYS,
+        certain_unless=(Caveat.RAISED_IN_COLLECTIVE,), second_run=(SecondRun.ANOMALY,), enters_tree=_ALWAYS,
         shown_by=programs("backward_hook_raises", "backward_twice"))
     HOST_OOM = replace(_FAILURE, code="host_oom", certain_by=(_E.RAISED, _E.KERNEL), enters_tree=_NEVER,
         signatures=(_NO_MEMORY,), shown_by=programs("exit_memory_error", "exit_tensor_too_large"))
@@ -310,26 +328,26 @@ class Cause(StrEnum):
     CUDA_ASSERT = replace(_FAILURE, code="cuda_assert", second_run=(SecondRun.LAUNCH_BLOCKING,),
         signatures=(_GPU_ASSERT,), shown_by=by_evidence("needs a GPU kernel"))
     INFRA = replace(_FAILURE, code="infra", enters_tree=_NEVER, shown_by=programs("io_disk_full", "io_file_too_large"))
-    DISK_FULL = replace(_HANG, code="disk_full", verdicts=(Status.FAIL, Status.ERROR), blames=False,
+    DISK_FULL = replace(_HANG, code="disk_full", verdicts=(Status.FAIL, Status.ERROR), has_culprit=False,
         certain_by=(_E.FACT,), enters_tree=_NEVER,
         shown_by=by_test("tests/core/test_resources.py", "a test program must not fill a shared disk"))
     EARLY_EXIT = replace(_FAILURE, code="early_exit", certain_by=(_E.KERNEL,),
-        certain_unless=(Caveat.ENDED_AS_IF_DONE,), shown_by=programs("exit_os_exit_zero", "exit_zero_early"))
+        certain_unless=(Caveat.EXIT_BETWEEN_STEPS,), shown_by=programs("exit_os_exit_zero", "exit_zero_early"))
     BAD_EXIT = replace(_FAILURE, code="bad_exit", certain_by=(_E.ENDED,), enters_tree=_ALWAYS,
         shown_by=programs("exit_bad_option", "exit_three"))
     KILLED = replace(_FAILURE, code="killed", certain_by=(_E.KERNEL,), enters_tree=_NEVER,
         shown_by=programs("signal_kill_self"))
     SEGFAULT = replace(_FAILURE, code="segfault", certain_by=(_E.ENDED,), enters_tree=_ALWAYS,
         shown_by=programs("signal_bus", "signal_segfault"))
-    ABORTED = replace(_FAILURE, code="aborted", certain_by=(_E.ENDED,), certain_unless=(Caveat.ENDED_IN_A_COLLECTIVE,),
+    ABORTED = replace(_FAILURE, code="aborted", certain_by=(_E.ENDED,), certain_unless=(Caveat.RAISED_IN_COLLECTIVE,),
         enters_tree=_ALWAYS, shown_by=programs("signal_abort"))
     UNKNOWN = replace(_HANG, code="unknown", verdicts=_FAIL_OR_HANG, kinds=(_DEADLOCK, _STARVED), enters_tree=_ALWAYS,
         shown_by=by_evidence("such a program would show that a rule is missing"))
     EXPECTATION_MISSED = replace(_FAILURE, code="expectation_missed", severity=Severity.WARNING,
-        unfailed=Severity.WARNING, certain_by=(_E.FACT,), second_run=None, producer=Producer.EXPECTATION,
+        ok_severity=Severity.WARNING, certain_by=(_E.FACT,), second_run=None, producer=Producer.EXPECTATION,
         enters_tree=_NEVER, criteria="expect.",
         shown_by=by_test("tests/core/test_expectation.py", "the number comes from a scenario; test programs have none"))
-    FLAKY = replace(_FAILURE, code="flaky", severity=Severity.WARNING, unfailed=Severity.WARNING, second_run=None,
+    FLAKY = replace(_FAILURE, code="flaky", severity=Severity.WARNING, ok_severity=Severity.WARNING, second_run=None,
         producer=Producer.ATTEMPTS, enters_tree=_NEVER,
         shown_by=programs("flaky_exit_second_attempt", "flaky_hang_second_attempt"))
     NO_GRADIENT = replace(_SILENT, code="no_gradient", verdicts=(Status.FAIL,), certain_by=(_E.FACT,),
@@ -361,35 +379,38 @@ class Cause(StrEnum):
         shown_by=programs("silent_dirty_atexit", "silent_dirty_shared_memory"))
     ORPHAN_PROCESS = replace(_SILENT, code="orphan_process", certain_by=(_E.FACT,),
         shown_by=programs("proc_orphan_left"))
-    DEEPENED = replace(_SILENT, code="deepened", severity=Severity.INFO, unfailed=Severity.INFO,
+    DEEPENED = replace(_SILENT, code="deepened", severity=Severity.INFO, ok_severity=Severity.INFO,
         certain_by=(_E.RECORD,), producer=Producer.ATTEMPTS,
         shown_by=by_test("tests/core/test_deepening.py", "needs a second run with one change"))
-    SAME_PLACE = replace(_SILENT, code="same_place", severity=Severity.INFO, unfailed=Severity.INFO,
+    SAME_PLACE = replace(_SILENT, code="same_place", severity=Severity.INFO, ok_severity=Severity.INFO,
         certain_by=(_E.RECORD,), producer=Producer.ATTEMPTS,
         shown_by=by_test("tests/core/test_same_place.py", "needs several attempts of one launch"))
     MISSING_NEED = replace(_ROW, code="missing_need", verdicts=(Status.SKIP,), certain_by=(_E.FACT,),
         producer=Producer.NEEDS, enters_tree=_NEVER,
         shown_by=by_test("tests/core/test_outcome.py", "needs a machine that lacks something"))
-    INTERRUPTED = replace(_UNJUDGED, code="interrupted", blames=False, second_run=None,
+    INTERRUPTED = replace(_UNJUDGED, code="interrupted", has_culprit=False, second_run=None,
         shown_by=by_evidence("Ctrl-C comes from outside the program"))
     STILL_RUNNING = replace(_UNJUDGED, code=STILL_RUNNING, shown_by=by_evidence("needs a job that is only inspected"))
     SUSPECTED = replace(_UNJUDGED, code=SUSPECTED, shown_by=by_evidence("needs a job that is only inspected"))
-    INCONCLUSIVE = replace(_UNJUDGED, code=INCONCLUSIVE, blames=False, second_run=None,
+    INCONCLUSIVE = replace(_UNJUDGED, code=INCONCLUSIVE, has_culprit=False, second_run=None,
         shown_by=by_test("tests/core/test_aftermath.py", "needs the incomplete files of a job that was not watched"))
-    RETRACTED_HANG = replace(_SILENT, code="retracted_hang", unfailed=Severity.INFO, certain_by=(_E.FACT,),
+    RETRACTED_HANG = replace(_SILENT, code="retracted_hang", ok_severity=Severity.INFO, certain_by=(_E.FACT,),
         shown_by=by_evidence("needs a watched job that continues after its proof"))
-    HARNESS_ERROR = replace(_UNJUDGED, code="harness_error", severity=Severity.WARNING, unfailed=Severity.WARNING,
-        blames=False, shown_by=by_evidence("needs a defect of nsa-harness itself"))
+    HARNESS_ERROR = replace(_UNJUDGED, code="harness_error", severity=Severity.WARNING, ok_severity=Severity.WARNING,
+        has_culprit=False, shown_by=by_evidence("needs a defect of nsa-harness itself"))
     # fmt: on
 
 
-# The causes of verdicts, which a scenario can expect.
+# Causes of verdicts. A scenario can name one of these as the cause that it expects.
 CAUSES_OF_VERDICTS = tuple(cause.value for cause in Cause if cause.row.verdicts)
 
 
 _BY_CODE = {cause.value: cause.row for cause in Cause}
 
 
-def row_of(code: str | None) -> Row:
-    """Return the row of a code. A code that only another version knows has the row of an unknown cause."""
+def row_of(code: str | None) -> CauseRow:
+    """Return the row of the cause with this code.
+
+    Reports of other versions may contain unknown codes. For these, and for None, return the row of `Cause.UNKNOWN`.
+    """
     return _BY_CODE.get(code or "", Cause.UNKNOWN.row)

@@ -1,6 +1,7 @@
-"""Caveats: questions that the evidence leaves open. One open question turns a certain cause into a likely one.
+"""Caveats: questions that the evidence of a run leaves open. One open question turns a certain cause into a likely one.
 
-A rule weighs its own evidence. This module checks, in the same way for every rule, whether the rest of the run fits.
+A rule assesses only its own evidence. The functions in this module check, in the same way for every rule, whether
+anything else in the run contradicts the explanation.
 """
 
 from __future__ import annotations
@@ -20,75 +21,92 @@ from nsa_harness.core.verdict.verdict import FailureKind
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 from nsa_harness.core.verdict.wait_graph import waited_for
 
-_RACE_S = 1.0  # failures closer than this may be independent
+_RACE_S = 1.0  # two failures less than this many seconds apart may be independent
 _BETWEEN_FILES = ("torch/distributed/", "torch/nn/parallel/")
-_SHOWN_BY_KERNEL = frozenset({WaitKind.STOPPED, WaitKind.GONE})  # waits that are proven without a stack
+_SHOWN_BY_KERNEL = frozenset({WaitKind.STOPPED, WaitKind.GONE})  # kinds of waits that the kernel proves without a stack
 
 Check = Callable[[DiagnosisContext, Explanation], "OpenQuestion | None"]
 
 
 def with_caveat(context: DiagnosisContext, explanation: Explanation) -> Explanation:
-    """Return the explanation with the first caveat that applies to the run; unchanged if it is not certain anyway."""
-    explanation = _of_one_moment(context, explanation)
+    """Return `explanation` with the first caveat of its cause that applies to this run.
+
+    An explanation that is not certain, or whose run neither failed nor hung, gets no caveat.
+    """
+    explanation = _with_moments_question(context, explanation)
     if explanation.confidence < CERTAIN or context.judgement.status not in (Status.FAIL, Status.HANG):
         return explanation
-    doubts = explanation.cause.row.doubts
-    answers = (_CHECKS[caveat](context, explanation) for caveat in Caveat if caveat in doubts)
-    unwatched = OpenQuestion(code="unwatched") if context.evidence.ending is Ending.POST_MORTEM else None
-    return replace(explanation, caveat=next(filter(None, answers), unwatched))
+    caveats = explanation.cause.row.caveats
+    questions = (_CAVEAT_CHECKS[caveat](context, explanation) for caveat in Caveat if caveat in caveats)
+    unwatched_question = OpenQuestion(code="unwatched") if context.evidence.ending is Ending.POST_MORTEM else None
+    return replace(explanation, caveat=next(filter(None, questions), unwatched_question))
 
 
-def with_reason(explanation: Explanation, noted: Sequence[Explanation]) -> Explanation:
-    """Return the explanation with the certain finding among `noted` that is the reason for it, if there is one."""
-    for finding in noted:
+def with_reason(explanation: Explanation, findings: Sequence[Explanation]) -> Explanation:
+    """Return `explanation` with its `reason` set to the cause of one of the `findings`.
+
+    Only a certain finding counts, and only if the cause table says that it can be the reason for this cause. If there
+    is none, the explanation is returned unchanged.
+    """
+    for finding in findings:
         if finding.cause.row.reason_of == explanation.cause.value and finding.confidence >= CERTAIN:
             return replace(explanation, reason=finding.cause)
     return explanation
 
 
-def _of_one_moment(context: DiagnosisContext, explanation: Explanation) -> Explanation:
-    """Note that stacks collected after the run may show the ranks at different moments."""
-    gave_up = any(timeout_message(rank) for rank in context.evidence.ranks)
-    if context.evidence.ending is not Ending.POST_MORTEM or not context.stacks_only or gave_up:
+def _with_moments_question(context: DiagnosisContext, explanation: Explanation) -> Explanation:
+    """Return `explanation`, with an open question if its stacks may have been taken at different moments.
+
+    That is possible only if nsa-harness did not watch the run, only stacks show where the ranks wait, and no rank
+    reported a timeout.
+    """
+    has_timeout = any(timeout_message(rank) for rank in context.evidence.ranks)
+    if context.evidence.ending is not Ending.POST_MORTEM or not context.stacks_only or has_timeout:
         return explanation
     return replace(explanation, left_open=(*explanation.left_open, OpenQuestion(code="different_moments")))
 
 
-def _left_open(caveat: Caveat, **facts: Fact) -> OpenQuestion:
+def _question(caveat: Caveat, **facts: Fact) -> OpenQuestion:
     return OpenQuestion(code=caveat.value, facts=facts)
 
 
-def _all_are_blamed(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Check whether the explanation blames every rank that disagrees, so that it does not show which side is right."""
-    blamed = set(explanation.ranks)
+def _every_party_at_fault(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
+    """Return an open question if every rank that disagrees counts as at fault: it is unknown which one is right."""
+    ranks_at_fault = set(explanation.ranks)
     parties = [rank.rank for rank in context.evidence.ranks] if explanation.parties is None else explanation.parties
-    all_blamed = len(blamed) > 1 and blamed.issuperset(parties)
-    return _left_open(Caveat.ALL_ARE_BLAMED) if all_blamed else None
+    is_every_party = len(ranks_at_fault) > 1 and ranks_at_fault.issuperset(parties)
+    return _question(Caveat.EVERY_PARTY_AT_FAULT) if is_every_party else None
 
 
-def _some_rank_stands_elsewhere(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Check for a root that hangs on its own: it waits for no rank at fault, and no rank at fault waits for it."""
+def _independent_hang(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
+    """Return an open question if some rank hangs independently of the ranks at fault.
+
+    Such a rank is a root of the wait-for graph that does not wait, even indirectly, for a rank at fault.
+    """
     if context.judgement.status is not Status.HANG or not explanation.ranks:
         return None
-    # These roots are not at fault, and are in no cycle of waits with a rank at fault.
-    apart = (root for root in context.roots if waited_for(root.rank, context.roots).isdisjoint(explanation.ranks))
-    alone = next((root for root in apart if root.kind is not WaitKind.GONE), None)
-    if alone is None:
+    # Roots that wait for no rank at fault, directly or indirectly.
+    independent_roots = (
+        root for root in context.roots if waited_for(root.rank, context.roots).isdisjoint(explanation.ranks)
+    )
+    independent_root = next((root for root in independent_roots if root.kind is not WaitKind.GONE), None)
+    if independent_root is None:
         return None
-    return _left_open(Caveat.A_RANK_STANDS_ELSEWHERE, rank=alone.rank, blocked_in=alone.blocked_in)
+    return _question(Caveat.INDEPENDENT_HANG, rank=independent_root.rank, blocked_in=independent_root.blocked_in)
 
 
-def _some_rank_is_unseen(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Check for a rank whose state is unknown: the other ranks may wait for it."""
+def _ranks_in_unknown_state(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
+    """Return an open question if the state of some rank is unknown in a hang: the other ranks may be waiting for it."""
     if context.judgement.status is not Status.HANG:
         return None
     others = (rank.rank for rank in context.evidence.ranks if rank.rank not in explanation.ranks)
     waits = context.waits
-    unseen = [rank for rank in others if not _is_seen(waits.get(rank), context.last_snapshot.get(rank))]
-    return _left_open(Caveat.A_RANK_IS_UNSEEN, unseen=tuple(unseen)) if unseen else None
+    unknown_ranks = [rank for rank in others if not _is_seen(waits.get(rank), context.last_snapshot.get(rank))]
+    return _question(Caveat.RANK_IN_UNKNOWN_STATE, unseen=tuple(unknown_ranks)) if unknown_ranks else None
 
 
 def _is_seen(wait: Wait | None, snapshot: RankSnapshot | None) -> bool:
+    """Return whether the evidence shows the state of a rank: the kernel's data, a stack, or a status file."""
     if wait is None:
         return False
     return wait.kind in _SHOWN_BY_KERNEL or (
@@ -96,101 +114,129 @@ def _is_seen(wait: Wait | None, snapshot: RankSnapshot | None) -> bool:
     )
 
 
-def _another_failed_too(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Check for another rank that failed on its own shortly after: the first failure may not have caused the second."""
+def _independent_failure(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
+    """Return an open question if a second rank failed independently within one second of the first failure.
+
+    The first failure may then not be the cause of the second. A rank that only exited with code 0, or that raised the
+    same exception on the same line, does not count.
+    """
     first = context.first_failure
     if first is None or first.collateral:
         return None
     others = [failure for failure in context.judgement.failures if failure.rank not in (*explanation.ranks, first.rank)]
-    close = [failure for failure in others if not failure.collateral and failure.at_s - first.at_s < _RACE_S]
+    soon_after = [failure for failure in others if not failure.collateral and failure.at_s - first.at_s < _RACE_S]
     other = next(
         (
             failure
-            for failure in close
+            for failure in soon_after
             if failure.kind is not FailureKind.LEFT and not is_same_exception(failure, first)
         ),
         None,
     )
-    return None if other is None else _left_open(Caveat.ANOTHER_FAILED_TOO, rank=other.rank, failure=other.text)
+    return None if other is None else _question(Caveat.INDEPENDENT_FAILURE, rank=other.rank, failure=other.text)
 
 
-def _ended_in_a_collective(context: DiagnosisContext, _: Explanation) -> OpenQuestion | None:
-    """Check whether the failure was raised in a collective: its message may be about another rank."""
+def _raised_in_collective(context: DiagnosisContext, _: Explanation) -> OpenQuestion | None:
+    """Return an open question if the first failure was raised in a collective: another rank may be at fault."""
     first = context.first_failure
-    board = context.board(first.rank) if first else None
+    status_file = context.status_file(first.rank) if first else None
     if first is not None and first.raised is not None:
         files = [frame.file for frame in first.raised.frames[:1]]
-        inside = any(in_probe(file) or any(word in file for word in _BETWEEN_FILES) for file in files)
+        in_collective = any(in_probe(file) or any(word in file for word in _BETWEEN_FILES) for file in files)
     else:
-        inside = board is not None and any(call.left_s is None for call in board.calls)
-    return _left_open(Caveat.ENDED_IN_A_COLLECTIVE) if inside else None
+        in_collective = status_file is not None and any(call.left_s is None for call in status_file.calls)
+    return _question(Caveat.RAISED_IN_COLLECTIVE) if in_collective else None
 
 
-def _no_line_of_the_program(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Check whether the place of a hang has no line of the program: the cause may be in the code that called it."""
+def _no_program_line(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
+    """Return an open question if the place of a hang is no line of the program: the calling code may be at fault."""
     if context.judgement.status is not Status.HANG or (
         explanation.place is not None and explanation.place.file is not None
     ):
         return None
-    return _left_open(Caveat.NO_LINE_OF_THE_PROGRAM)
+    return _question(Caveat.NO_PROGRAM_LINE)
 
 
-def _caught_something(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Check for an exception that only ranks at fault caught: it may be the reason for their different path."""
-    others = {
+def _exception_only_at_fault(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
+    """Return an open question if only a rank at fault caught an exception that had ended a forward pass.
+
+    The exception may be the reason why this rank took a different path.
+    """
+    types_elsewhere = {
         exception.type
-        for rank, board in context.boards.items()
+        for rank, status_file in context.status_files.items()
         if rank not in explanation.ranks
-        for exception in board.caught_exceptions
+        for exception in status_file.caught_exceptions
     }
-    boards = [(rank, context.boards[rank]) for rank in explanation.ranks if rank in context.boards]
-    own = [
-        (rank, exception) for rank, board in boards for exception in board.caught_exceptions if exception.left_forward
+    status_files = [(rank, context.status_files[rank]) for rank in explanation.ranks if rank in context.status_files]
+    own_exceptions = [
+        (rank, exception)
+        for rank, status_file in status_files
+        for exception in status_file.caught_exceptions
+        if exception.left_forward
     ]
-    rank, alone = next(((rank, exception) for rank, exception in own if exception.type not in others), (None, None))
-    return _left_open(Caveat.CAUGHT_SOMETHING, rank=rank, exception=alone.type, line=alone.place) if alone else None
+    rank, own_exception = next(
+        ((rank, exception) for rank, exception in own_exceptions if exception.type not in types_elsewhere), (None, None)
+    )
+    return (
+        _question(Caveat.CAUGHT_EXCEPTION, rank=rank, exception=own_exception.type, line=own_exception.place)
+        if own_exception
+        else None
+    )
 
 
-def _a_lost_wake_up(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Check for a wait on a condition, event or queue. It has no holder, so the run does not show who should end it."""
+def _wait_without_holder(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
+    """Return an open question if the rank at fault waits on a condition, event, queue or future.
+
+    These have no holder, so the run does not show which thread should have ended the wait.
+    """
     root = next((root for root in context.roots if root.rank in explanation.ranks), None)
     leaf = root.leaf if root else None
     waits = leaf is not None and leaf.function.rpartition(".")[2] in ("wait", "get", "put", "result")
-    return _left_open(Caveat.LOST_WAKE_UP) if waits else None
+    return _question(Caveat.WAIT_WITHOUT_HOLDER) if waits else None
 
 
-def _of_a_loop_without_a_beat(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Check for a missing heartbeat. Only a heartbeat distinguishes a loop in Python from a call that keeps the GIL."""
-    boards = [context.boards.get(rank) for rank in explanation.ranks]
-    below = any(root.computing for root in context.roots if root.rank in explanation.ranks)
-    blind = below or any(board is None or board.beat_s is None for board in boards)
-    return _left_open(Caveat.LOOP_WITHOUT_A_BEAT) if blind else None
+def _missing_heartbeat(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
+    """Return an open question if a rank at fault has no heartbeat, or if a thread or child process of it computes.
+
+    Only a heartbeat distinguishes a loop in Python from a native call that never releases the GIL.
+    """
+    status_files = [context.status_files.get(rank) for rank in explanation.ranks]
+    computes_elsewhere = any(root.computing for root in context.roots if root.rank in explanation.ranks)
+    is_missing = computes_elsewhere or any(
+        status_file is None or status_file.beat_s is None for status_file in status_files
+    )
+    return _question(Caveat.MISSING_HEARTBEAT) if is_missing else None
 
 
-def _ended_as_if_done(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Check for a rank that exited between two steps: it may have had fewer steps to do."""
-    boards = [board for rank in explanation.ranks if (board := context.boards.get(rank))]
-    if any(board.exit_chain for board in boards):
+def _exit_between_steps(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
+    """Return an open question if a rank exited between two steps without `sys.exit`: it may have had fewer steps to
+    run.
+    """
+    status_files = [status_file for rank in explanation.ranks if (status_file := context.status_files.get(rank))]
+    if any(status_file.exit_chain for status_file in status_files):
         return None
-    between = [
-        board
-        for board in boards
-        if board.latest_training_event is not None and board.latest_training_event.kind in ("step", "data")
+    between_steps = [
+        status_file
+        for status_file in status_files
+        if status_file.latest_training_event is not None and status_file.latest_training_event.kind in ("step", "data")
     ]
-    return _left_open(Caveat.ENDED_AS_IF_DONE) if between else None
+    return _question(Caveat.EXIT_BETWEEN_STEPS) if between_steps else None
 
 
-_CHECKS: dict[Caveat, Check] = {
-    Caveat.ALL_ARE_BLAMED: _all_are_blamed,
-    Caveat.A_RANK_STANDS_ELSEWHERE: _some_rank_stands_elsewhere,
-    Caveat.A_RANK_IS_UNSEEN: _some_rank_is_unseen,
-    Caveat.ANOTHER_FAILED_TOO: _another_failed_too,
-    Caveat.ENDED_IN_A_COLLECTIVE: _ended_in_a_collective,
-    Caveat.NO_LINE_OF_THE_PROGRAM: _no_line_of_the_program,
-    Caveat.CAUGHT_SOMETHING: _caught_something,
-    Caveat.WAITS_FOR_ANYBODY: lambda *_: _left_open(Caveat.WAITS_FOR_ANYBODY),  # no run can rule it out
-    Caveat.LOST_WAKE_UP: _a_lost_wake_up,
-    Caveat.LOCK_OF_ITS_OWN: lambda *_: _left_open(Caveat.LOCK_OF_ITS_OWN),  # no run can rule it out
-    Caveat.LOOP_WITHOUT_A_BEAT: _of_a_loop_without_a_beat,
-    Caveat.ENDED_AS_IF_DONE: _ended_as_if_done,
+_CAVEAT_CHECKS: dict[Caveat, Check] = {
+    Caveat.EVERY_PARTY_AT_FAULT: _every_party_at_fault,
+    Caveat.INDEPENDENT_HANG: _independent_hang,
+    Caveat.RANK_IN_UNKNOWN_STATE: _ranks_in_unknown_state,
+    Caveat.INDEPENDENT_FAILURE: _independent_failure,
+    Caveat.RAISED_IN_COLLECTIVE: _raised_in_collective,
+    Caveat.NO_PROGRAM_LINE: _no_program_line,
+    Caveat.CAUGHT_EXCEPTION: _exception_only_at_fault,
+    Caveat.UNKNOWN_SETTER: lambda *_: _question(Caveat.UNKNOWN_SETTER),  # the evidence of a run can never rule this out
+    Caveat.WAIT_WITHOUT_HOLDER: _wait_without_holder,
+    Caveat.LOCK_TAKEN_TWICE: lambda *_: _question(
+        Caveat.LOCK_TAKEN_TWICE
+    ),  # the evidence of a run can never rule this out
+    Caveat.MISSING_HEARTBEAT: _missing_heartbeat,
+    Caveat.EXIT_BETWEEN_STEPS: _exit_between_steps,
 }

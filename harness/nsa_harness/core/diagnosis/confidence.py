@@ -1,7 +1,7 @@
-"""Confidence: the kinds of evidence on which a rule can be based, and how sure each kind makes a cause.
+"""Confidence: how sure a cause is, given the kind of evidence for it.
 
-A rule names the kind of its evidence. The row of the cause lists the kinds that prove it. Only this module turns both
-into a number.
+A rule states the kind of its evidence, and the row of the cause lists the kinds that prove this cause. Only this module
+turns the two into a number.
 """
 
 from __future__ import annotations
@@ -9,33 +9,33 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import StrEnum
 
-CERTAIN = 0.9  # lowest confidence at which the evidence allows no other reading
+CERTAIN = 0.9  # lowest confidence of a proven cause: the evidence allows no other explanation
 
 
 class EvidenceKind(StrEnum):
-    """A kind of evidence on which a rule is based, the strongest first."""
+    """The kind of evidence on which an explanation is based, strongest first."""
 
-    FACT = "an observation of nsa-harness itself, or a process that is stopped or has exited"
+    FACT = "something that nsa-harness did or counted itself, or a process that is stopped or still running"
     RAISED = "the rank's own exception"
-    KERNEL = "kernel data about a process: its system call, pipe, connection or end"
+    KERNEL = "the kernel's information about a process: its system call, pipe, connection or exit"
     HOLDER = "the thread that holds the lock"
     RECORD = "the records of the ranks concerned"
-    REPAIRED = "call sequences that one edit makes equal, and the rank that broke its own pattern"
+    REPAIRED = "timelines that one edit makes equal, and that show which rank deviated"
     CLOSED = "a wait that no thread or process can end"
-    SAMPLES = "enough samples, all of the same lines"
-    ENDED = "how a process ended, and its last message"
+    SAMPLES = "enough samples that all show the same"
+    ENDED = "a process's exit and its last messages"
     SOURCE = "the source code of the program"
-    STACKS = "stacks alone"
-    PRINTED = "a text in a log"
-    EFFECT = "an effect of the cause"
-    PART = "incomplete evidence, which another cause would also fit"
-    OPEN = "one of several readings, or a wait that may still end"
-    ABSENCE = "a missing rank, without a record of what it did"
-    CLOCK = "a time limit that was exceeded"
-    NOTHING = "nothing that a rule recognises"
+    STACKS = "only stacks"
+    PRINTED = "a message in a log"
+    EFFECT = "the consequences of the cause"
+    PART = "evidence that another cause would also explain"
+    OPEN = "one of several explanations, or a wait that may still end"
+    ABSENCE = "a rank that is missing, without any record of what it did"
+    CLOCK = "only that the run took too long"
+    NOTHING = "nothing that a rule recognizes"
 
 
-_WORTH = {
+_CONFIDENCE = {
     EvidenceKind.FACT: 1.0,
     **dict.fromkeys(
         (EvidenceKind.RAISED, EvidenceKind.KERNEL, EvidenceKind.HOLDER, EvidenceKind.RECORD, EvidenceKind.REPAIRED),
@@ -49,12 +49,16 @@ _WORTH = {
     EvidenceKind.CLOCK: 0.5,
     EvidenceKind.NOTHING: 0.3,
 }
-WORTHS = tuple(sorted(set(_WORTH.values())))  # all possible confidences
-LIKELY = _WORTH[EvidenceKind.EFFECT]  # highest confidence of a cause that is not proven
+CONFIDENCE_VALUES = tuple(sorted(set(_CONFIDENCE.values())))  # every confidence that a finding can have
+LIKELY = _CONFIDENCE[EvidenceKind.EFFECT]  # highest confidence of a cause that is not proven
 
 
-def confidence(seen: EvidenceKind, certain_by: Collection[EvidenceKind], *, left_open: bool = False) -> float:
-    """Return how sure a cause is: certain only if its row accepts this evidence as proof and no caveat is open."""
-    worth = _WORTH[seen]
-    proven = seen in certain_by and not left_open
-    return worth if proven else min(worth, LIKELY)
+def confidence(kind: EvidenceKind, certain_by: Collection[EvidenceKind], *, left_open: bool = False) -> float:
+    """Return the confidence of a cause, from 0 to 1, for this kind of evidence.
+
+    It is at least `CERTAIN` only if `kind` is strong enough and in `certain_by`, the kinds that prove the cause. If a
+    caveat is open (`left_open`), the cause is at most `LIKELY`.
+    """
+    value = _CONFIDENCE[kind]
+    proven = kind in certain_by and not left_open
+    return value if proven else min(value, LIKELY)

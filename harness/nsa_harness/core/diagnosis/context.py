@@ -1,4 +1,4 @@
-"""DiagnosisContext: the run as every rule reads it, and the functions with which rules name places and proofs."""
+"""DiagnosisContext: the view of a run that every rule receives, and helper functions for places, proofs and facts."""
 
 from __future__ import annotations
 
@@ -53,72 +53,87 @@ _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosisContext:
-    """The evidence and the judgement of a run, and values that several rules derive from them."""
+    """The evidence and the judgement of a run, with values derived from them that several rules need."""
 
     evidence: Evidence
     judgement: Judgement
 
     @cached_property
     def program(self) -> ProgramSource:
-        """The program's stored source."""
+        """The stored source code of the program."""
         return ProgramSource(self.evidence.sources)
 
     def rank(self, rank: int | None) -> RankEvidence | None:
+        """Return the evidence of one rank, or None if there is none for it."""
         return next((evidence for evidence in self.evidence.ranks if evidence.rank == rank), None)
 
-    def board(self, rank: int | None) -> StatusFile | None:
+    def status_file(self, rank: int | None) -> StatusFile | None:
+        """Return the last status file of one rank, or None if the rank wrote none."""
         return next((evidence.status_file for evidence in self.evidence.ranks if evidence.rank == rank), None)
 
     @cached_property
     def last_snapshot(self) -> dict[int, RankSnapshot]:
-        """The state of each rank in the last snapshot; empty without a snapshot."""
+        """The state of each rank in the last snapshot. Empty if there is no snapshot."""
         return {rank.rank: rank for snapshot in self.evidence.snapshots[-1:] for rank in snapshot.ranks}
 
     @property
     def waits(self) -> dict[int, Wait]:
-        """The wait of each rank, if the run is proven to hang; else empty."""
+        """The wait of each rank in a proven hang. Empty if no hang is proven."""
         return {wait.rank: wait for wait in self.judgement.proof.graph.waits} if self.judgement.proof else {}
 
     @property
     def first_failure(self) -> Failure | None:
+        """The failure that explains the others, or None if no process failed."""
         return self.judgement.failures[0] if self.judgement.failures else None
 
     @property
     def roots(self) -> tuple[Wait, ...]:
-        """The waits of a proven hang that no other rank's wait explains."""
+        """The roots of a proven hang: waits that are not explained by the wait of another rank. Empty if no hang is
+        proven.
+        """
         return self.judgement.proof.graph.roots if self.judgement.proof else ()
 
     @property
-    def boards(self) -> dict[int, StatusFile]:
+    def status_files(self) -> dict[int, StatusFile]:
         """The last status file of each rank that wrote one."""
         return {rank.rank: rank.status_file for rank in self.evidence.ranks if rank.status_file}
 
     @property
     def counts_steps(self) -> bool:
-        """Whether step numbers mean something: some rank has torch's optimizer, or finished a step without it."""
-        boards = self.boards.values()
-        return not boards or any(board.has_optimizer or board.steps_s for board in boards)
+        """Whether the status files count training steps: some rank uses a torch optimizer, or finished a step without
+        it.
+
+        Also True if there are no status files.
+        """
+        status_files = self.status_files.values()
+        return not status_files or any(status_file.has_optimizer or status_file.steps_s for status_file in status_files)
 
     @cached_property
     def stacks_only(self) -> bool:
-        """Whether only stacks show where the ranks wait: no rank has a status file, and no flight recorders differ."""
-        if self.judgement.status is not Status.HANG or not self.last_snapshot or self.boards:
+        """Whether the stacks of a hang are the only evidence of where the ranks wait.
+
+        That is the case if no rank has a status file, and the flight recorders are missing or show no difference.
+        """
+        if self.judgement.status is not Status.HANG or not self.last_snapshot or self.status_files:
             return False
-        recorded = self._recorded_timelines
-        return not any(line.events for line in recorded.values()) or not differences(
-            recorded, groups_of(recorded, {}), {}
+        recorded_timelines = self._recorded_timelines
+        return not any(events_of_rank.events for events_of_rank in recorded_timelines.values()) or not differences(
+            recorded_timelines, groups_of(recorded_timelines, {}), {}
         )
 
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
-        """The timeline of collectives and transfers of each rank.
+        """The timeline of each rank: its collectives and its transfers.
 
-        If only stacks are known, a timeline has just the one call in which the last snapshot shows the rank.
+        If only stacks show where the ranks wait, a timeline has a single event: the call in the rank's last stack.
         """
         if not self.stacks_only:
             return self._recorded_timelines
         taken_s = self.evidence.snapshots[-1].at_s
-        return {rank: timeline_of_stack(rank, rank_stack(seen), taken_s) for rank, seen in self.last_snapshot.items()}
+        return {
+            rank: timeline_of_stack(rank, rank_stack(snapshot), taken_s)
+            for rank, snapshot in self.last_snapshot.items()
+        }
 
     @cached_property
     def _recorded_timelines(self) -> dict[int, Timeline]:
@@ -129,7 +144,7 @@ class DiagnosisContext:
                     rank.status_file,
                     collectives_of(self.evidence, rank),
                     self.backend,
-                    lost=lost_groups(self.evidence, rank),
+                    lost=groups_with_gaps(self.evidence, rank),
                 )
                 for rank in self.evidence.ranks
             }
@@ -137,79 +152,97 @@ class DiagnosisContext:
 
     @cached_property
     def differences(self) -> tuple[Difference, ...]:
-        """The points at which the ranks diverge, at most one per group."""
+        """The points at which ranks diverge in their collectives, at most one per process group."""
         if self.stacks_only:
             difference = difference_of_stacks(self.timelines)
             return (difference,) if difference else ()
-        return differences(self.timelines, self._groups, self.boards)
+        return differences(self.timelines, self._groups, self.status_files)
 
     @property
     def _groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        return groups_of(self.timelines, self.boards, self.evidence.groups)
+        return groups_of(self.timelines, self.status_files, self.evidence.groups)
 
     @property
     def difference(self) -> Difference | None:
-        """The first difference that is more than a rank that is still on its way."""
+        """The first difference in which no rank is merely late, or None.
+
+        A rank is late if its earlier calls match those of the others and it may still make the next call.
+        """
         return next((difference for difference in self.differences if difference.kind is not DifferenceKind.LATE), None)
 
     @cached_property
     def cycle(self) -> tuple[Link, ...]:
+        """Ranks that wait for each other in a circle across process groups. Empty if there is no such circle."""
         return cycle(self.timelines, self._groups)
 
     @cached_property
     def backend(self) -> str:
-        """The backend that was requested or that the ranks use. Only gloo's flight recorder has no start times."""
-        backend = backend_of(self.evidence.backend, self.boards.values())
-        recorded = [collective for rank in self.evidence.ranks for collective in collectives_of(self.evidence, rank)]
-        if backend in ("gloo", "nccl") or not recorded:
+        """The torch.distributed backend of the run.
+
+        If neither the settings nor the status files name gloo or nccl, the flight recorders decide: only gloo's records
+        have no start times.
+        """
+        backend = backend_of(self.evidence.backend, self.status_files.values())
+        collectives = [collective for rank in self.evidence.ranks for collective in collectives_of(self.evidence, rank)]
+        if backend in ("gloo", "nccl") or not collectives:
             return backend
-        return "gloo" if all(collective.started is None for collective in recorded) else backend
+        return "gloo" if all(collective.started is None for collective in collectives) else backend
 
     @cached_property
     def step_difference(self) -> StepDifference | None:
+        """The first step in which ranks made different numbers of collectives, or None."""
         return first_step_of_difference({rank.rank: rank.ledger for rank in self.evidence.ranks if rank.ledger})
 
 
 def collectives_of(evidence: Evidence, rank: RankEvidence) -> tuple[Collective, ...]:
-    """Return the rank's collectives from its file at exit and from the last snapshot, each in its later state."""
+    """Return the collectives of a rank in order of their creation.
+
+    They come from the file that the rank wrote at exit and from the last snapshot. If both contain a collective, its
+    more advanced state is returned.
+    """
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     in_snapshot = next((snapshot.collectives for snapshot in last if snapshot.rank == rank.rank), ())
-    known = {(collective.group, collective.seq): collective for collective in rank.collectives}
+    by_number = {(collective.group, collective.seq): collective for collective in rank.collectives}
     for collective in in_snapshot:
-        before = known.get((collective.group, collective.seq))
-        known[collective.group, collective.seq] = collective if before is None or collective.retired else before
+        at_exit = by_number.get((collective.group, collective.seq))
+        by_number[collective.group, collective.seq] = collective if at_exit is None or collective.retired else at_exit
     return tuple(
-        sorted(known.values(), key=lambda collective: (collective.created_ns, collective.group, collective.seq))
+        sorted(by_number.values(), key=lambda collective: (collective.created_ns, collective.group, collective.seq))
     )
 
 
-def lost_groups(evidence: Evidence, rank: RankEvidence) -> frozenset[str]:
-    """Return the groups for which a flight recorder of the rank lacks sequence numbers."""
+def groups_with_gaps(evidence: Evidence, rank: RankEvidence) -> frozenset[str]:
+    """Return the process groups for which a flight recorder of the rank lacks some sequence numbers."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     recorders = [rank.collectives, *(snapshot.collectives for snapshot in last if snapshot.rank == rank.rank)]
     return frozenset(group for collectives in recorders for group, _, _ in missing_numbers(collectives))
 
 
 def layer_of(module: str | None) -> int | None:
-    """Return the first number in a qualified module name: 7 for blocks.7.attn."""
+    """Return the first number in a qualified module name, for example 7 for `blocks.7.attn`, or None if it has no
+    number.
+    """
     number = _LAYER.search(module or "")
     return int(number[1]) if number else None
 
 
 def parameter_place(name: str | None, line: Place | None = None) -> Place:
-    """Return `line` with the parameter `name`, and with the module and layer that this name contains."""
+    """Return `line` as the place of the parameter `name`. Module and layer are taken from the parameter's qualified
+    name.
+    """
     module = name.rpartition(".")[0] or None if name else None
     return replace(line or Place(), parameter=name, module=module, layer=layer_of(name))
 
 
 def module_of(context: DiagnosisContext, rank: int | None) -> str | None:
-    """Return the module whose forward or backward pass the rank is in, or None."""
-    board = context.board(rank)
-    mark = board.latest_training_event if board else None
-    return mark.name if mark and mark.kind in ("forward", "backward") else None
+    """Return the name of the module whose forward or backward pass the rank is in, or None if it is in neither."""
+    status_file = context.status_file(rank)
+    event = status_file.latest_training_event if status_file else None
+    return event.name if event and event.kind in ("forward", "backward") else None
 
 
 def place_of(context: DiagnosisContext, rank: int | None, frame: Frame | None) -> Place | None:
+    """Return `frame` as a place, together with the module that the rank is in. Return None if both are unknown."""
     module = module_of(context, rank)
     if frame is None:
         return Place(module=module, layer=layer_of(module)) if module else None
@@ -217,46 +250,59 @@ def place_of(context: DiagnosisContext, rank: int | None, frame: Frame | None) -
 
 
 def wait_place(context: DiagnosisContext, wait: Wait) -> Place | None:
+    """Return the program line on which the rank waits, as a place. Return None if it is unknown."""
     return place_of(context, wait.rank, wait.user)
 
 
-def last_place(context: DiagnosisContext, rank: int | None) -> Place | None:
-    """Return the last known place of a rank without a stack: from its heartbeat, its last progress event or call."""
-    board = context.board(rank)
-    if board is None or (board.heartbeat_frame is not None and not is_library(board.heartbeat_frame.file)):
-        return place_of(context, rank, board.heartbeat_frame if board else None)
-    called = next((call for call in reversed(board.calls) if call.place), None)
-    marked = place_of(context, rank, None)
-    if called is None or (
-        marked is not None
-        and board.latest_training_event is not None
-        and board.latest_training_event.at_s > called.entered_s
+def last_known_place(context: DiagnosisContext, rank: int | None) -> Place | None:
+    """Return the last recorded place of a rank that left no stack, or None if nothing was recorded.
+
+    The program line of the last heartbeat comes first. Without it, the later of the last collective call and the last
+    training event is used.
+    """
+    status_file = context.status_file(rank)
+    if status_file is None or (
+        status_file.heartbeat_frame is not None and not is_library(status_file.heartbeat_frame.file)
     ):
-        return marked
-    return called.place
+        return place_of(context, rank, status_file.heartbeat_frame if status_file else None)
+    last_call = next((call for call in reversed(status_file.calls) if call.place), None)
+    module_place = place_of(context, rank, None)
+    if last_call is None or (
+        module_place is not None
+        and status_file.latest_training_event is not None
+        and status_file.latest_training_event.at_s > last_call.entered_s
+    ):
+        return module_place
+    return last_call.place
 
 
-def last_line(context: DiagnosisContext, rank: int | None) -> Facts | None:
-    """Return the last line that the heartbeat thread recorded, and how long before the rank's exit that was."""
-    evidence, board = context.rank(rank), context.board(rank)
+def last_heartbeat_facts(context: DiagnosisContext, rank: int | None) -> Facts | None:
+    """Return the line in the rank's last heartbeat and how many seconds before its exit that was.
+
+    Return None if the heartbeat or the exit was not recorded.
+    """
+    evidence, status_file = context.rank(rank), context.status_file(rank)
     if (
         evidence is None
-        or board is None
-        or board.heartbeat_frame is None
-        or board.beat_s is None
+        or status_file is None
+        or status_file.heartbeat_frame is None
+        or status_file.beat_s is None
         or evidence.exit is None
     ):
         return None
-    place = Place(file=board.heartbeat_frame.file, line=board.heartbeat_frame.line)
-    return {"line": place, "before_end_s": max(0.0, evidence.exit.at_s - board.beat_s)}
+    place = Place(file=status_file.heartbeat_frame.file, line=status_file.heartbeat_frame.line)
+    return {"line": place, "before_end_s": max(0.0, evidence.exit.at_s - status_file.beat_s)}
 
 
-def last_seen(context: DiagnosisContext, rank: int | None) -> Facts:
-    """Return the last progress event of a rank, or the reason why there is none: a key of [unseen] in causes.toml."""
-    board = context.board(rank)
-    mark = board.latest_training_event or board.latest_event if board else None
-    if mark is not None:
-        return {"in": mark.kind, "name": mark.name, "step": mark.step}
+def last_progress_facts(context: DiagnosisContext, rank: int | None) -> Facts:
+    """Return the facts about the last progress event of a rank.
+
+    Without a progress event, the only fact is `unseen`, the reason for that: a key of [unseen] in causes.toml.
+    """
+    status_file = context.status_file(rank)
+    event = status_file.latest_training_event or status_file.latest_event if status_file else None
+    if event is not None:
+        return {"in": event.kind, "name": event.name, "step": event.step}
     if context.evidence.ending is Ending.POST_MORTEM:
         return {"unseen": "no_file"}
     if rank is None:
@@ -265,7 +311,10 @@ def last_seen(context: DiagnosisContext, rank: int | None) -> Facts:
 
 
 def loop_place(context: DiagnosisContext, root: Wait) -> Place | None:
-    """Return the line in which most samples show the loop of the rank, or of the thread or child that it waits for."""
+    """Return the line that most samples of an endless loop show.
+
+    If the rank waits for a thread or child process that computes, these are samples of that thread or child.
+    """
     own = [sample.user_frame for sample in context.evidence.samples if sample.rank == root.rank]
     below = [child.user_frame for child in computations(root, context.evidence.samples)[0]] if root.computing else []
     lines = Counter(user for user in below or own if user)
@@ -273,28 +322,34 @@ def loop_place(context: DiagnosisContext, root: Wait) -> Place | None:
 
 
 def hung_roots(context: DiagnosisContext) -> Sequence[Wait]:
-    """Return the roots of a run that is judged a HANG, else nothing."""
+    """Return the roots of the wait-for graph if the verdict is HANG, otherwise an empty sequence."""
     return context.roots if context.judgement.status is Status.HANG else ()
 
 
-def standing(
-    matches: Callable[[Wait], bool], *, anywhere: bool = False
+def root_where(
+    matches: Callable[[Wait], bool], *, all_matching: bool = False
 ) -> Callable[[DiagnosisContext], tuple[Wait, tuple[int, ...]] | None]:
-    """Find the first root of a hang that `matches` accepts, and the ranks with the same kind of wait on the same line.
+    """Return a function for `rule_if` that finds the first root of a hang for which `matches` is true.
 
-    `anywhere`: return the ranks of all roots that `matches` accepts.
+    The function also returns ranks: those whose roots match and have the same kind of wait on the same line. With
+    `all_matching`, it returns the ranks of all matching roots.
     """
 
     def find(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...]] | None:
         roots = [root for root in hung_roots(context) if matches(root)]
-        ranks = (root.rank for root in roots if anywhere or (root.kind, root.user) == (roots[0].kind, roots[0].user))
+        ranks = (
+            root.rank for root in roots if all_matching or (root.kind, root.user) == (roots[0].kind, roots[0].user)
+        )
         return (roots[0], tuple(ranks)) if roots else None
 
     return find
 
 
 def first_failure_of(*kinds: FailureKind) -> Callable[[DiagnosisContext], tuple[Failure] | None]:
-    """Find the first failure, if it has one of these kinds and is not a consequence of another failure."""
+    """Return a function for `rule_if` that finds the first failure of a run if its kind is one of `kinds`.
+
+    It finds nothing if the first failure was caused by another rank's failure.
+    """
 
     def find(context: DiagnosisContext) -> tuple[Failure] | None:
         first = context.first_failure
@@ -307,23 +362,34 @@ first_own_failure = first_failure_of(*FailureKind)
 
 
 def first_own_exception(context: DiagnosisContext) -> tuple[Failure, RaisedException] | None:
-    """Find the first failure, if it is an exception and not a consequence of another failure."""
+    """Find the first failure of the run and its exception.
+
+    Return None if the first failure is not an exception, or was caused by another rank's failure.
+    """
     first = context.first_failure
     return (first, first.raised) if first and first.raised and not first.collateral else None
 
 
-def exception_place(context: DiagnosisContext, rank: int | None, raised: RaisedException) -> Place | None:
-    return place_of(context, rank, user_frame(raised.frames))
+def exception_place(context: DiagnosisContext, rank: int | None, error: RaisedException) -> Place | None:
+    """Return the innermost program line in the exception's traceback, as a place. Return None if there is none."""
+    return place_of(context, rank, user_frame(error.frames))
 
 
 def call_facts(context: DiagnosisContext, rank: int, event: Event) -> Facts:
-    """Return the facts about a collective that the rank entered. A stack shows the call but not its group."""
+    """Return the facts about a collective call of the rank: operation, number, group and line.
+
+    The group is "" if only a stack shows the call.
+    """
     group = "" if event.group == UNKNOWN_GROUP else event.group
     return {"op": event.op, "number": event.seq, "group": group, "line": event_place(context, rank, event)}
 
 
 def event_place(context: DiagnosisContext, rank: int, event: Event) -> Place | None:
-    """Return the line that entered the collective: from the recorded call, or from the stack if the call is open."""
+    """Return the program line on which `rank` made this collective call, or None if it is unknown.
+
+    For a call that DDP or FSDP made, the line is known only while the rank is still in the call: it is taken from the
+    stack.
+    """
     if event.called:
         return event.place
     if event.done:
@@ -335,23 +401,27 @@ def event_place(context: DiagnosisContext, rank: int, event: Event) -> Place | N
 
 
 def flight_proof(context: DiagnosisContext, ranks: Sequence[int]) -> tuple[str, ...]:
-    """Return the paths of these ranks' flight recorder files, without those that recorded nothing."""
+    """Return the paths of these ranks' flight recorder files. A rank whose recorder is empty has none."""
     evidence = (context.rank(rank) for rank in ranks)
     return tuple(f"rank{rank.rank}/flight.json" for rank in evidence if rank and collectives_of(context.evidence, rank))
 
 
 def dump_proof(context: DiagnosisContext, wait: Wait) -> tuple[str, ...]:
-    """Return the path of the rank's stack dump in the last snapshot, if there is one."""
+    """Return the path of the stack dump of the waiting rank in the last snapshot, as a tuple. Empty if there is none."""
     snapshot = context.last_snapshot.get(wait.rank)
     return (snapshot.proof,) if snapshot and snapshot.proof else ()
 
 
 def ledger_proof(context: DiagnosisContext, rank: int) -> tuple[str, ...]:
-    return (f"rank{rank}/calls.txt",) if context.board(rank) else ()
+    """Return the path of the rank's call list, as a tuple of one. Empty if the rank has no status file."""
+    return (f"rank{rank}/calls.txt",) if context.status_file(rank) else ()
 
 
 def is_same_exception(failure: Failure, other: Failure) -> bool:
-    """Return whether both ranks raised the same type on the same line: then neither failure caused the other."""
+    """Return whether two ranks independently raised the same type of exception on the same program line.
+
+    If so, neither failure caused the other.
+    """
     if failure.raised is None or other.raised is None or failure.collateral or other.collateral:
         return False
     if failure.raised.type != other.raised.type:
@@ -360,84 +430,103 @@ def is_same_exception(failure: Failure, other: Failure) -> bool:
 
 
 def failed_ranks(failures: Sequence[Failure]) -> tuple[int, ...]:
+    """Return the ranks of these failures in ascending order."""
     return tuple(sorted(failure.rank for failure in failures if failure.rank is not None))
 
 
-def function_of(wait: Wait) -> str:
-    """Return the name of the program's function that waits; "" if none is known."""
+def waiting_function(wait: Wait) -> str:
+    """Return the name of the program's function that waits, or "" if it is unknown."""
     return wait.user.function if wait.user else ""
 
 
 def process_facts(child: ChildWait | None) -> Facts | None:
-    """Return the facts about a child process of a rank."""
+    """Return the facts about a child process that a rank waits for, or None if there is no child."""
     return (
         None if child is None else {"pid": child.pid, "command": child.command, "blocked_in": child.deepest.kind.value}
     )
 
 
 def ranks_by_facts(facts: Iterable[tuple[int, Facts]]) -> tuple[Facts, ...]:
-    """Group the ranks that have equal facts: ({"ranks": (0, 2), "gradients": 4}, {"ranks": (1,), "gradients": 3})."""
-    ranks: dict[str, list[int]] = {}
-    by_text: dict[str, Facts] = {}
+    """Merge the ranks that have equal facts.
+
+    The result looks like ({"ranks": (0, 2), "gradients": 4}, {"ranks": (1,), "gradients": 3}).
+    """
+    ranks_by_text: dict[str, list[int]] = {}
+    facts_by_text: dict[str, Facts] = {}
     for rank, fact in facts:
-        by_text[repr(fact)] = fact
-        ranks.setdefault(repr(fact), []).append(rank)
-    return tuple({"ranks": tuple(ranks[text]), **fact} for text, fact in by_text.items())
+        facts_by_text[repr(fact)] = fact
+        ranks_by_text.setdefault(repr(fact), []).append(rank)
+    return tuple({"ranks": tuple(ranks_by_text[text]), **fact} for text, fact in facts_by_text.items())
 
 
 def meshes(evidence: Evidence) -> Meshes:
-    """Return the mesh coordinates of each rank that reported them."""
+    """Return the device mesh coordinates of each rank that recorded them."""
     return {rank.rank: rank.status_file.mesh for rank in evidence.ranks if rank.status_file and rank.status_file.mesh}
 
 
 def step_in_progress(context: DiagnosisContext, rank: RankEvidence) -> int | None:
-    """Return the number (from 1) of the step that the rank is in, or None without a status file.
+    """Return the number (from 1) of the step that the rank is in, or None if it has no status file.
 
-    Between two steps the stack decides: a rank above the line that leads to `optimizer.step` has begun the next step.
+    After `optimizer.step`, the next step has begun if the rank's stack is above the line that calls `optimizer.step`.
     """
-    board = rank.status_file
-    if board is None:
+    status_file = rank.status_file
+    if status_file is None:
         return None
-    between = board.latest_training_event is not None and board.latest_training_event.kind == "step"
-    # If a step recorded no forward pass and no batch, only its end shows its number.
-    done = board.steps_s[-1][0] if between and board.steps_s else board.step
-    return done + 1 if between and _is_before_optimizer(frames_of(context, rank), board.optimizer_chain) else done
+    between = status_file.latest_training_event is not None and status_file.latest_training_event.kind == "step"
+    # A step without a recorded forward pass or batch does not set `step`, so count the finished steps.
+    step = status_file.steps_s[-1][0] if between and status_file.steps_s else status_file.step
+    return (
+        step + 1
+        if between and _is_above_optimizer_step(rank_frames(context, rank), status_file.optimizer_chain)
+        else step
+    )
 
 
-def frames_of(context: DiagnosisContext, rank: RankEvidence) -> Sequence[Frame]:
-    """Return the rank's frames, innermost first: at its failure or exit, in the last snapshot, or at its heartbeat."""
-    snapshot, board = context.last_snapshot.get(rank.rank), rank.status_file
+def rank_frames(context: DiagnosisContext, rank: RankEvidence) -> Sequence[Frame]:
+    """Return the frames of a rank, innermost first. Empty if none were recorded.
+
+    The first available source counts: the exception that ended the rank, its exit, the crash stack, the last snapshot,
+    the last heartbeat.
+    """
+    snapshot, status_file = context.last_snapshot.get(rank.rank), rank.status_file
     stack = training_stack(snapshot.stacks, snapshot.pid) if snapshot else None
     stacks = (
         rank.exception.frames
         if rank.exception and not hung_roots(context)
-        else (),  # a rank that hangs printed this traceback and continued
-        board.exit_chain if board else (),
+        else (),  # in a hang, the rank only printed this traceback and continued
+        status_file.exit_chain if status_file else (),
         rank.death_stacks[-1].frames if rank.death_stacks and rank.exit else (),
         stack.frames if stack else (),
-        (board.heartbeat_frame,) if board and board.heartbeat_frame else (),
+        (status_file.heartbeat_frame,) if status_file and status_file.heartbeat_frame else (),
     )
     return next(filter(None, stacks), ())
 
 
-def own_frames(context: DiagnosisContext, rank: int) -> list[Frame]:
-    """Return the rank's frames without those of libraries, outermost first."""
+def program_frames(context: DiagnosisContext, rank: int) -> list[Frame]:
+    """Return the frames of a rank that are not in a library, outermost first."""
     evidence = context.rank(rank)
-    frames = frames_of(context, evidence) if evidence else ()
+    frames = rank_frames(context, evidence) if evidence else ()
     return [frame for frame in reversed(frames) if not is_library(frame.file)]
 
 
-def _is_before_optimizer(stack: Sequence[Frame], stepped: Sequence[Frame]) -> bool:
-    """Return whether `stack` is above the path `stepped` to `optimizer.step`, in the outermost function they share."""
+def _is_above_optimizer_step(stack: Sequence[Frame], step_path: Sequence[Frame]) -> bool:
+    """Return whether `stack` is above the line that calls `optimizer.step`, so that its rank is in the next iteration.
+
+    `step_path` has the frames that lead to `optimizer.step`. Both are innermost first, and their lines are compared in
+    the outermost function that they share and in which their lines differ.
+    """
     own = [frame for frame in stack if not is_library(frame.file)]
-    for there in reversed(stepped):
-        here = next((frame for frame in reversed(own) if _same_function(frame, there)), None)
-        if here is not None and here.line != there.line:
-            return here.line < there.line
+    for step_frame in reversed(step_path):
+        own_frame = next((frame for frame in reversed(own) if _same_function(frame, step_frame)), None)
+        if own_frame is not None and own_frame.line != step_frame.line:
+            return own_frame.line < step_frame.line
     return False
 
 
 def _same_function(frame: Frame, other: Frame) -> bool:
-    """Return whether both frames are in one function. py-spy prefixes a method with its class; the probe does not."""
-    functions = {either.function.rpartition(".")[2] for either in (frame, other)}
+    """Return whether both frames are in the same function.
+
+    py-spy prefixes a method with its class and the probe does not, so only the last part of the names is compared.
+    """
+    functions = {candidate.function.rpartition(".")[2] for candidate in (frame, other)}
     return len(functions) == 1 and PurePath(frame.file).name == PurePath(other.file).name

@@ -1,4 +1,6 @@
-"""Diagnosis: the cause of a verdict that is not PASS, the culprit, and findings that are noted with any verdict."""
+"""The diagnosis: runs the rules and returns the cause of a verdict, the culprit, and the findings that go with any
+verdict.
+"""
 
 from __future__ import annotations
 
@@ -17,37 +19,42 @@ from nsa_harness.core.verdict.verdict import Judgement
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """`cause` is the code of the first explanation; None for PASS. `texts/sentences.py` puts it into words."""
+    """The result of the diagnosis, as values. `texts/sentences.py` makes the sentences."""
 
-    cause: str | None
+    cause: str | None  # code of the first explanation; None for a PASS
     culprit: Culprit | None
     explanations: tuple[Explanation, ...]
-    divergence: Divergence | None  # None for a PASS, and where the ranks diverge in no collective
-    meshes: Meshes  # the coordinates of ranks, for the sentences
-    counts_steps: bool  # the number of a step means something to the reader
+    divergence: Divergence | None  # None for a PASS, or if the ranks diverge in no collective
+    meshes: Meshes  # device mesh coordinates of the ranks
+    counts_steps: bool  # the status files count training steps, so step numbers are reported
 
 
 def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ...] = ()) -> Diagnosis:
-    """Return the first answer of the rules of causes, and every answer of the rules that are noted with any verdict.
+    """Return the diagnosis of a run: the cause of its verdict (none for PASS) and all findings noted with any verdict.
 
-    `own_rules` are those of the program that ran. Their findings are noted too.
+    The first rule that explains the run names the cause. `own_rules` are the rules that come with the program that ran;
+    their findings are noted too.
     """
     context = DiagnosisContext(evidence=evidence, judgement=judgement)
     rules = {**RULES, RulePhase.PROGRAM: own_rules}
     first = None
     if judgement.status is not Status.PASS:
-        # The last rule of the fallback, `unknown`, answers for every run.
-        first = next(answer for phase in CAUSES for rule in rules[phase] if (answer := rule(context)) is not None)
-    noted = [answer for phase in NOTED for rule in rules[phase] if (answer := rule(context)) is not None]
-    main = [_with_proof(context, with_reason(with_caveat(context, first), noted))] if first else []
+        # The last fallback rule, `unknown`, explains every run, so `next` always finds an explanation.
+        first = next(
+            explanation for phase in CAUSES for rule in rules[phase] if (explanation := rule(context)) is not None
+        )
+    side_findings = [
+        explanation for phase in NOTED for rule in rules[phase] if (explanation := rule(context)) is not None
+    ]
+    main_finding = [_with_proof(context, with_reason(with_caveat(context, first), side_findings))] if first else []
     culprit = _culprit(context, first)
-    # Without a real difference, the report shows a rank that was only late.
+    # If no rank made a different call, the report shows the rank that was late.
     differences = [context.difference, *context.differences] if first else []
     difference = next(filter(None, differences), None)
     return Diagnosis(
         cause=first.cause.value if first else None,
         culprit=culprit,
-        explanations=(*main, *noted),
+        explanations=(*main_finding, *side_findings),
         divergence=divergence(difference, context.timelines, culprit.ranks if culprit else ()) if difference else None,
         meshes=meshes(evidence),
         counts_steps=context.counts_steps,
@@ -55,14 +62,15 @@ def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ..
 
 
 def _with_proof(context: DiagnosisContext, explanation: Explanation) -> Explanation:
-    """Return the explanation. If it names no proof, its proof becomes the stack dumps of the last snapshot."""
-    concerned = explanation.ranks or tuple(context.last_snapshot)
-    dumps = (context.last_snapshot[rank].proof for rank in concerned if rank in context.last_snapshot)
+    """Return `explanation`. If it has no proof, use the stack dumps that the last snapshot has of its ranks."""
+    ranks = explanation.ranks or tuple(context.last_snapshot)
+    dumps = (context.last_snapshot[rank].proof for rank in ranks if rank in context.last_snapshot)
     return explanation if explanation.proof else replace(explanation, proof=tuple(path for path in dumps if path))
 
 
 def _culprit(context: DiagnosisContext, first: Explanation | None) -> Culprit | None:
-    if first is None or not first.cause.row.blames:
+    """Return the culprit that `first` names, or None if there is no explanation or its cause has no culprit."""
+    if first is None or not first.cause.row.has_culprit:
         return None
     step = first.step
     rank = context.rank(first.ranks[0]) if first.ranks else None

@@ -1,6 +1,6 @@
-"""Explanation: the answer of a rule, which consists of a cause and the facts that show it. It has no sentence.
+"""Explanation: what a rule returns. It has a cause and the facts that show it, but no sentence.
 
-`texts/sentences.py` makes the sentence from the template of the cause in `texts/causes.toml`.
+`texts/sentences.py` makes the sentence from the facts and the template of the cause in `texts/causes.toml`.
 """
 
 from __future__ import annotations
@@ -21,40 +21,44 @@ Match = TypeVarTuple("Match")
 
 @dataclass(frozen=True, kw_only=True)
 class OpenQuestion:
-    """Another possible reading of the evidence, or something that no record shows."""
+    """A question that the evidence leaves open: another possible explanation, or a fact that was not recorded."""
 
-    code: str  # of its text in [left_open] of texts/causes.toml
+    code: str  # key of its text, in [left_open] of texts/causes.toml
     facts: Facts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A cause, the facts for its sentence, and the ranks, place, step and collective of the culprit."""
+    """The cause of a run, the facts that show it, and the culprit (ranks, place, step and collective)."""
 
     cause: Cause
-    evidence: EvidenceKind  # on which the rule is based
+    evidence: EvidenceKind  # kind of the evidence on which this explanation is based
     facts: Facts = field(default_factory=dict)
     ranks: tuple[int, ...] = ()
     place: Place | None = None
-    proof: tuple[str, ...] = ()  # paths relative to the attempt
-    step: int | None = None  # in which the fault happened; None: the step that the first rank is in
+    proof: tuple[str, ...] = ()  # files that show it, relative to the attempt's directory
+    step: int | None = None  # step of the fault; None: the step that the first rank is in
     collective: CollectiveRef | None = None
     parties: tuple[int, ...] | None = None  # the ranks that disagree; None: every rank
     left_open: tuple[OpenQuestion, ...] = ()
-    caveat: OpenQuestion | None = None  # the one that makes a certain cause a likely one
-    reason: Cause | None = None  # a certain finding of the same run that led to this cause
+    caveat: OpenQuestion | None = None  # the open question that makes a certain cause only likely
+    reason: Cause | None = None  # a certain finding of the same run that explains this cause
 
     @property
     def confidence(self) -> float:
-        sure = confidence(self.evidence, self.cause.row.certain_by, left_open=self.caveat is not None)
-        return max(sure, LIKELY) if self.reason else sure
+        """The confidence of the cause, from 0 to 1. A certain finding that is the reason for the cause makes it at
+        least likely.
+        """
+        value = confidence(self.evidence, self.cause.row.certain_by, left_open=self.caveat is not None)
+        return max(value, LIKELY) if self.reason else value
 
     @property
     def open_questions(self) -> tuple[OpenQuestion, ...]:
+        """All open questions, the caveat last."""
         return self.left_open if self.caveat is None else (*self.left_open, self.caveat)
 
-    def in_words(self, claim: str, advice: str, left_open: tuple[str, ...] = ()) -> Finding:
-        """Return the finding that reports store, with these sentences."""
+    def to_finding(self, claim: str, advice: str, left_open: tuple[str, ...] = ()) -> Finding:
+        """Return this explanation as a finding for the report, with the given sentences."""
         return Finding(
             code=self.cause.value,
             claim=claim,
@@ -64,33 +68,37 @@ class Explanation:
             proof=self.proof,
             advice=advice,
             left_open=left_open,
-            facts=stored_facts(self.facts),
+            facts=json_facts(self.facts),
         )
 
 
-def stored_facts(facts: Mapping[str, object]) -> dict[str, object]:
-    """Return facts as values of JSON."""
-    return {name: _stored(fact) for name, fact in facts.items()}
+def json_facts(facts: Mapping[str, object]) -> dict[str, object]:
+    """Return a copy of `facts` that contains only types that JSON can represent."""
+    return {name: _json_value(fact) for name, fact in facts.items()}
 
 
-def _stored(fact: object) -> object:
-    """Return the fact as a value of JSON. A place keeps only its known fields."""
+def _json_value(fact: object) -> object:
+    """Return a fact as a type that JSON can represent: a `Place` becomes a dict without its unknown fields."""
     match fact:
         case Place():
             return {name: value for name, value in asdict(fact).items() if value is not None}
         case Mapping():
-            return {name: _stored(value) for name, value in fact.items()}
+            return {name: _json_value(value) for name, value in fact.items()}
         case str():
             return fact
         case Sequence():
-            return [_stored(value) for value in fact]
+            return [_json_value(value) for value in fact]
     return fact
 
 
-def given(
+def rule_if(
     find: Callable[[DiagnosisContext], tuple[*Match] | None],
 ) -> Callable[[Callable[[DiagnosisContext, *Match], Explanation | None]], Rule]:
-    """Make a rule from a function that also takes the values of `find`. If `find` returns None, the rule does too."""
+    """Return a decorator that turns a function into a rule which runs only if `find(context)` is not None.
+
+    The decorated function receives the context and the values that `find` returned. If `find` returns None, the rule
+    returns None.
+    """
 
     def rule_of(explain: Callable[[DiagnosisContext, *Match], Explanation | None]) -> Rule:
         @wraps(explain, assigned=("__module__", "__name__", "__doc__"))
@@ -112,11 +120,11 @@ def make_finding(
     place: Place | None = None,
     proof: tuple[str, ...] = (),
 ) -> Finding:
-    """Return a finding about several runs or about the scenario, which no rule of the diagnosis can make.
+    """Return a finding that does not come from a rule, for example about several runs or about the scenario.
 
-    It has no sentences yet: `with_words` of texts/sentences.py adds them.
+    Its claim and advice are empty until `with_words` of texts/sentences.py adds them.
     """
-    sure = Explanation(cause=cause, evidence=evidence).confidence
+    certainty = Explanation(cause=cause, evidence=evidence).confidence
     return Finding(
-        code=cause.value, claim="", ranks=ranks, place=place, confidence=sure, proof=proof, advice="", facts=facts
+        code=cause.value, claim="", ranks=ranks, place=place, confidence=certainty, proof=proof, advice="", facts=facts
     )

@@ -1,4 +1,4 @@
-"""Profile of a slow run: the lines that its samples show, its pace, and when it would have ended."""
+"""Profile of a slow run: the program lines that the stack samples show, and the pace of the training steps."""
 
 from __future__ import annotations
 
@@ -11,113 +11,126 @@ from nsa_harness.core.evidence.stacks import in_probe
 from nsa_harness.core.evidence.steps import step_s
 
 PROFILE_FILE = "profile.txt"
-_AT_WORK = {"burning", "moving"}
+_WORKING_MOTIONS = {"burning", "moving"}
 _MAX_LINES = 12
 _TORCH_DISTRIBUTED, _TORCH_DATA = "torch/distributed/", "torch/utils/data/"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HotLine:
-    """A line of the program, the number of its samples, and the innermost frame below it in most of them."""
+    """A line of the program that stack samples show often."""
 
-    user: Frame
-    seen: int
-    leaf: Frame | None
+    frame: Frame
+    sample_count: int
+    leaf: Frame | None  # innermost frame in most of these samples
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """The pace of the slowest rank. `step_s` is None if fewer than two steps were done."""
+    """The pace of the slowest rank."""
 
-    done: int  # steps
-    step_s: float | None  # median time between two finished steps
-    running_s: float  # since the last step was done, or since the process began
-    planned: int | None  # total number of steps, if the program announced it
+    steps_done: int  # finished steps
+    step_s: float | None  # median seconds per step; None if fewer than two steps were finished
+    running_s: float  # seconds since the last step was finished, or since the process started
+    steps_planned: int | None  # total number of steps; None if the program did not announce it
 
     @property
     def left_s(self) -> float | None:
-        """The time until the last planned step is done, if no step takes longer than the current one already has."""
-        if self.planned is None or self.step_s is None or self.planned <= self.done:
+        """The estimated seconds until the last planned step is finished; None if the pace or the plan is unknown.
+
+        The estimate assumes that no remaining step takes longer than the current step has taken so far.
+        """
+        if self.steps_planned is None or self.step_s is None or self.steps_planned <= self.steps_done:
             return None
         each_s = max(self.step_s, self.running_s)
-        return max(each_s * (self.planned - self.done) - self.running_s, 0.0)
+        return max(each_s * (self.steps_planned - self.steps_done) - self.running_s, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankProfile:
+    """The stack samples of one rank, counted."""
+
     rank: int
     samples: int
     working: int  # samples in which the rank used CPU or moved data
     computing: int  # working samples outside calls that wait for other ranks
     fetching: int  # working samples in a data loader
-    cpu_share: float | None  # of one core, from the first sample to the last
-    lines: tuple[HotLine, ...]  # most often seen first
-    nodes: int | None  # autograd nodes of the first backward pass, if the probe could count them
+    cpu_share: float | None  # CPU seconds per second, from the first sample to the last
+    lines: tuple[HotLine, ...]  # in descending order of their samples
+    nodes: int | None  # autograd nodes of the first backward pass; None if they were not counted
 
 
 def profiles(evidence: Evidence) -> tuple[RankProfile, ...]:
-    """Return a profile of each rank that was sampled with a stack."""
-    sampled = []
+    """Return a profile of each rank that has at least one sample with a program line.
+
+    Samples taken before the end of the first step are skipped if there are later ones, because they show one-time work.
+    """
+    rank_profiles = []
     for rank in evidence.ranks:
         samples = [sample for sample in evidence.samples if sample.rank == rank.rank and sample.user_frame is not None]
-        samples = [sample for sample in samples if sample.at_s > _began_s(rank.status_file)] or samples
+        samples = [sample for sample in samples if sample.at_s > _first_step_end_s(rank.status_file)] or samples
         if samples:
-            sampled.append(_profile(rank, samples))
-    return tuple(sampled)
+            rank_profiles.append(_profile(rank, samples))
+    return tuple(rank_profiles)
 
 
-def busiest(made: Sequence[RankProfile]) -> RankProfile | None:
-    """Return the rank that the others wait for: the one with most working samples outside calls that wait for ranks."""
-    working = [profile for profile in made if profile.working]
+def busiest(rank_profiles: Sequence[RankProfile]) -> RankProfile | None:
+    """Return the profile with most working samples outside collectives: the other ranks probably wait for this rank.
+
+    Return None if no sample shows a rank at work.
+    """
+    working = [profile for profile in rank_profiles if profile.working]
     return min(working, key=lambda profile: (-profile.computing, -profile.working, profile.rank)) if working else None
 
 
 def pace(evidence: Evidence) -> Pace | None:
-    """Return the pace of the rank with the fewest steps; None if no rank has a status file."""
-    boards = [rank for rank in evidence.ranks if rank.status_file is not None]
-    if not boards:
+    """Return the pace of the rank with the fewest finished steps, or None if no rank has a status file."""
+    ranks_with_status = [rank for rank in evidence.ranks if rank.status_file is not None]
+    if not ranks_with_status:
         return None
-    slowest = min(boards, key=lambda rank: (_done(rank.status_file), rank.rank))
+    slowest = min(ranks_with_status, key=lambda rank: (_steps_done(rank.status_file), rank.rank))
     assert slowest.status_file is not None
     times = [at_s for _, at_s in slowest.status_file.steps_s]
     since_s = times[-1] if times else slowest.status_file.created_s
     return Pace(
-        done=_done(slowest.status_file),
+        steps_done=_steps_done(slowest.status_file),
         step_s=step_s(slowest.status_file),
         running_s=max(evidence.ended_s - since_s, 0.0),
-        planned=slowest.planned_steps,
+        steps_planned=slowest.planned_steps,
     )
 
 
-def _began_s(board: StatusFile | None) -> float:
-    """Return when the first step was done. Samples before that show work that happens only once."""
-    return board.steps_s[0][1] if board and board.steps_s and board.steps_s[0][0] == 1 else 0.0
+def _first_step_end_s(status_file: StatusFile | None) -> float:
+    """Return the time at which the first step ended, or 0.0 if it is unknown."""
+    return status_file.steps_s[0][1] if status_file and status_file.steps_s and status_file.steps_s[0][0] == 1 else 0.0
 
 
 def _profile(rank: RankEvidence, samples: Sequence[Sample]) -> RankProfile:
-    working = [sample for sample in samples if sample.motion in _AT_WORK]
-    users = Counter(sample.user_frame for sample in working or samples if sample.user_frame is not None)
+    working = [sample for sample in samples if sample.motion in _WORKING_MOTIONS]
+    counts = Counter(sample.user_frame for sample in working or samples if sample.user_frame is not None)
     lines = tuple(
-        HotLine(user=user, seen=seen, leaf=_usual_leaf(user, working or samples))
-        for user, seen in users.most_common(_MAX_LINES)
+        HotLine(frame=line, sample_count=sample_count, leaf=_usual_leaf(line, working or samples))
+        for line, sample_count in counts.most_common(_MAX_LINES)
     )
     nodes = rank.status_file.autograd_nodes if rank.status_file else None
-    spent = [(sample.at_s, sample.cpu_s) for sample in samples if sample.cpu_s is not None]
-    lasted_s = spent[-1][0] - spent[0][0] if spent else 0.0
+    cpu_times = [(sample.at_s, sample.cpu_s) for sample in samples if sample.cpu_s is not None]
+    duration_s = cpu_times[-1][0] - cpu_times[0][0] if cpu_times else 0.0
     return RankProfile(
         rank=rank.rank,
         samples=len(samples),
         working=len(working),
-        computing=sum(not _meets_others(sample) for sample in working),
+        computing=sum(not _is_waiting_for_ranks(sample) for sample in working),
         fetching=sum(sample.leaf is not None and _TORCH_DATA in sample.leaf.file for sample in working),
-        cpu_share=(spent[-1][1] - spent[0][1]) / lasted_s if lasted_s else None,
+        cpu_share=(cpu_times[-1][1] - cpu_times[0][1]) / duration_s if duration_s else None,
         lines=lines,
         nodes=nodes,
     )
 
 
-def _meets_others(sample: Sample) -> bool:
-    """Return whether the innermost Python frame is in torch.distributed, or in the probe around a collective."""
+def _is_waiting_for_ranks(sample: Sample) -> bool:
+    """Return whether the sample's innermost Python frame is in torch.distributed or in the probe's wrapper of a
+    collective.
+    """
     return sample.leaf is not None and (_TORCH_DISTRIBUTED in sample.leaf.file or in_probe(sample.leaf.file))
 
 
@@ -126,5 +139,6 @@ def _usual_leaf(user: Frame, samples: Sequence[Sample]) -> Frame | None:
     return leaves.most_common(1)[0][0] if leaves else None
 
 
-def _done(board: StatusFile | None) -> int:
-    return board.steps_s[-1][0] if board and board.steps_s else 0
+def _steps_done(status_file: StatusFile | None) -> int:
+    """Return the number of steps that the rank has finished."""
+    return status_file.steps_s[-1][0] if status_file and status_file.steps_s else 0

@@ -1,4 +1,6 @@
-"""Stall note: where a suspected run is stuck before a hang is proven, what may end it, and when it would be a HANG."""
+"""Stall note: shown while a run is suspected to hang, before the hang is proven. It lists the waits and what may end
+them.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +21,22 @@ class StalledRanks:
     """Ranks that are in the same state on the same line."""
 
     ranks: tuple[int, ...]
-    does: str  # "makes progress", "computes", "is blocked"
+    state: str  # "makes progress", "computes" or "is blocked"
     blocked_in: str
     line: Frame | None
-    target: str  # the file or address of the call
-    child_pid: int | None  # the child process in which the line is
-    peers: tuple[int, ...]  # ranks that they wait for
+    target: str  # file or address that the system call uses
+    child_pid: int | None  # child process that contains `line`; None: the rank itself
+    peers: tuple[int, ...]  # ranks for which these ranks wait
 
 
 @dataclass(frozen=True, kw_only=True)
 class StallNote:
-    """The waits of a run that is suspected, but not proven, to hang. `texts/sentences.py` puts it into words."""
+    """The state of a run that is suspected, but not proven, to hang. `texts/sentences.py` makes its sentence."""
 
-    stalled: tuple[StalledRanks, ...]
-    moving: tuple[int, ...]  # ranks that still make progress, which may end the stall
-    open_waits: tuple[WaitKind, ...]  # waits that may still end; if there are none, the next snapshot may prove a HANG
-    left_s: float | None  # time until the verdict would be HANG; None: it would not become one in this state
+    stalled_ranks: tuple[StalledRanks, ...]
+    moving_ranks: tuple[int, ...]  # ranks that still make progress, so the stall may end
+    open_waits: tuple[WaitKind, ...]  # waits that may still end; if empty, the next snapshot may prove a hang
+    left_s: float | None  # seconds until the verdict becomes HANG; None: it never does in this state
 
 
 def stall_note(
@@ -47,62 +49,63 @@ def stall_note(
     gone: Iterable[int] = (),
     attended: bool = False,
 ) -> StallNote | None:
-    """Return the stall note from the arguments of `prove`, or None before the second snapshot."""
-    looks = snapshot_pair(snapshots)
-    if looks is None:
+    """Return the note for a suspected hang, or None if there are fewer than two snapshots.
+
+    The arguments are those of `prove`. `last_progress_s`: when a rank last made progress. `gone`: ranks that have
+    exited. `attended`: a person may be using a debugger in this run.
+    """
+    pair = snapshot_pair(snapshots)
+    if pair is None:
         return None
-    graph = wait_for(*looks, gone, backend)
-    same: dict[StalledRanks, list[int]] = {}
+    graph = wait_for(*pair, gone, backend)
+    ranks_by_state: dict[StalledRanks, list[int]] = {}
     for wait in graph.waits:
-        same.setdefault(_stalled(wait), []).append(wait.rank)
-    stalled = tuple(replace(row, ranks=tuple(ranks)) for row, ranks in same.items())
-    moving = tuple(wait.rank for wait in graph.waits if wait.motion is Motion.MOVING)
-    if moving:
-        return StallNote(stalled=stalled, moving=moving, open_waits=(), left_s=None)
+        ranks_by_state.setdefault(_describe_wait(wait), []).append(wait.rank)
+    stalled_ranks = tuple(replace(row, ranks=tuple(ranks)) for row, ranks in ranks_by_state.items())
+    moving_ranks = tuple(wait.rank for wait in graph.waits if wait.motion is Motion.MOVING)
+    if moving_ranks:
+        return StallNote(stalled_ranks=stalled_ranks, moving_ranks=moving_ranks, open_waits=(), left_s=None)
     episode = StallEpisode(
         snapshots=snapshots, samples=samples, limits=limits, last_progress_s=last_progress_s, attended=attended
     )
-    still_open = [root for root in graph.roots if not closed(root, limits)]
-    left = [episode.left_s(root) for root in still_open]
+    open_roots = [root for root in graph.roots if not closed(root, limits)]
+    times_s = [episode.left_s(root) for root in open_roots]
     return StallNote(
-        stalled=stalled,
-        moving=(),
-        open_waits=tuple(root.kind for root in still_open),
-        left_s=None if not left or None in left else max(left_s for left_s in left if left_s is not None),
+        stalled_ranks=stalled_ranks,
+        moving_ranks=(),
+        open_waits=tuple(root.kind for root in open_roots),
+        left_s=None if not times_s or None in times_s else max(time_s for time_s in times_s if time_s is not None),
     )
 
 
-def _stalled(wait: Wait) -> StalledRanks:
-    inside = wait.child.deepest if wait.child else wait
-    does = (
-        "makes progress"
-        if wait.motion is Motion.MOVING
-        else "computes"
-        if wait.kind is WaitKind.COMPUTE
-        else "is blocked"
-    )
+def _describe_wait(wait: Wait) -> StalledRanks:
+    """Return the row of one waiting rank, without the rank itself: ranks with equal rows are merged."""
+    deepest = wait.child.deepest if wait.child else wait
+    without_progress = "computes" if wait.kind is WaitKind.COMPUTE else "is blocked"
+    state = "makes progress" if wait.motion is Motion.MOVING else without_progress
     return StalledRanks(
         ranks=(),
-        does=does,
-        blocked_in=wait.blocked_in if does == "is blocked" else "",
-        line=inside.user or wait.user,
-        target=inside.target,
+        state=state,
+        blocked_in=wait.blocked_in if state == "is blocked" else "",
+        line=deepest.user or wait.user,
+        target=deepest.target,
         child_pid=wait.child.deepest.pid if wait.child else None,
         peers=wait.peers,
     )
 
 
-def first_look(look: Snapshot, backend: str, gone: Iterable[int] = ()) -> tuple[FirstSnapshot, ...]:
-    """Return the call in which each rank is at one moment. Ranks in the same call on the same line share a row.
+def first_snapshot(snapshot: Snapshot, backend: str, exited_ranks: Iterable[int] = ()) -> tuple[FirstSnapshot, ...]:
+    """Return the call in which each rank is in a single snapshot. Ranks in the same call on the same line share one
+    entry.
 
-    A single snapshot cannot show progress, so each rank counts as blocked unless its thread is running.
+    One snapshot cannot show progress, so a rank counts as blocked unless its training thread is running.
     """
-    waits = {wait.rank: wait for wait in wait_for(look, look, gone, backend).waits}
+    waits = {wait.rank: wait for wait in wait_for(snapshot, snapshot, exited_ranks, backend).waits}
     rows: dict[tuple[str, str, str], list[RankSnapshot]] = {}
-    for rank in look.ranks:
+    for rank in snapshot.ranks:
         line = waits[rank.rank].user if rank.rank in waits else None
         place = f"{line.file.rpartition('/')[2]}:{line.line}" if line else ""
-        blocked_in = "running" if _runs(rank) or rank.rank not in waits else waits[rank.rank].blocked_in
+        blocked_in = "running" if _is_running(rank) or rank.rank not in waits else waits[rank.rank].blocked_in
         rows.setdefault((blocked_in, place, line.function if line else ""), []).append(rank)
     return tuple(
         FirstSnapshot(
@@ -112,13 +115,14 @@ def first_look(look: Snapshot, backend: str, gone: Iterable[int] = ()) -> tuple[
             function=function,
             idle_s=min((idle for rank in ranks if (idle := _idle_s(rank)) is not None), default=None),
             cpu_s=max((rank.process.cpu_s for rank in ranks if rank.process), default=None),
-            age_s=look.at_s,
+            age_s=snapshot.at_s,
         )
         for (blocked_in, place, function), ranks in rows.items()
     )
 
 
-def _runs(rank: RankSnapshot) -> bool:
+def _is_running(rank: RankSnapshot) -> bool:
+    """Return whether the rank's training thread is running or ready to run."""
     task = task_of(rank, rank_stack(rank))
     return task is not None and (task.state == "R" or task.syscall == "running")
 

@@ -20,7 +20,14 @@ from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence, R
 from nsa_harness.core.evidence.host import Gpu, sigterm_reaction
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.outcome.callstacks import call_stacks
-from nsa_harness.core.outcome.wording import Meshes, coordinates, counted, located, rank_names, shorten
+from nsa_harness.core.outcome.wording import (
+    Meshes,
+    coordinates,
+    location_in_brackets,
+    number_of,
+    rank_names,
+    shorten,
+)
 from nsa_harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
 from nsa_harness.core.report import (
     RUNS_ON,
@@ -63,7 +70,7 @@ def checked(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
         yield f"{traced[0].gradient_count} of {traced[0].gradient_count} gradients on every rank"
     buckets = evidence.bucket_order
     if buckets is not None and buckets.difference is None:
-        yield f"{counted(buckets.count, 'bucket')} of DDP ready in the same order on every rank"
+        yield f"{number_of(buckets.count, 'bucket')} of DDP ready in the same order on every rank"
     boards = [rank.status_file for rank in evidence.ranks]
     known = [board for board in boards if board is not None]
     complete = len({board.enqueued for board in known}) == 1 and all(b.enqueued == b.completed for b in known)
@@ -72,7 +79,7 @@ def checked(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
     if verdict.status is not Status.HANG and evidence.ranks and all(own_exit(rank) == 0 for rank in evidence.ranks):
         yield "every rank exited 0"
     if evidence.is_attached and (looks := _answered(evidence)):
-        yield f"stacks of every rank, in {counted(looks, 'look')}"
+        yield f"stacks of every rank, in {number_of(looks, 'look')}"
     is_over = evidence.ending is not Ending.NOT_LAUNCHED and not _runs_on(evidence)
     if is_over and not evidence.leftovers and evidence.unkillable == ():
         yield "no process left"
@@ -265,7 +272,7 @@ def _left(undead: tuple[str, ...] | None) -> str:
     if undead is None:
         return "nobody saw whether a process is left"
     return (
-        f"{counted(len(undead), 'process', 'processes')} left: {shorten('; '.join(undead))}"
+        f"{number_of(len(undead), 'process', 'processes')} left: {shorten('; '.join(undead))}"
         if undead
         else "no process left"
     )
@@ -593,7 +600,7 @@ def _last_agreed(evidence: Evidence) -> str | None:
     if call is None:
         return None
     counts_steps = any(board.has_optimizer or board.steps_s for board in boards.values())
-    return f"{call.op}{located(call.place, call.step if counts_steps else None)}"
+    return f"{call.op}{location_in_brackets(call.place, call.step if counts_steps else None)}"
 
 
 def _steps_done(rank: RankEvidence) -> int | None:

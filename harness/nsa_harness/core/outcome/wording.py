@@ -21,26 +21,36 @@ def coordinates(rank: int, places: Meshes) -> str:
 
 
 def rank_names(ranks: Sequence[int], places: Meshes) -> str:
-    """Return "ranks 1 (dp=0), 3 (dp=1)"; for many ranks the ranges with what they share: "ranks 0-511 (pp=1)"."""
-    wanted = sorted(set(ranks))
-    if len(wanted) <= _MAX_SPANS and any(rank in places for rank in wanted):
-        return f"{'rank' if len(wanted) == 1 else 'ranks'} {', '.join(located_rank(rank, places) for rank in wanted)}"
-    shared = set(places.get(wanted[0], ())).intersection(*(places.get(rank, ()) for rank in wanted)) if wanted else ()
-    common = _coordinates_text(tuple(pair for pair in places.get(wanted[0], ()) if pair in shared)) if wanted else ""
-    return ranks_text(wanted) + (f" ({common})" if common else "")
+    """Return "ranks 1 (dp=0), 3 (dp=1)". If these are many ranks, return ranges and their common coordinates.
+
+    For example "ranks 0-511 (pp=1)".
+    """
+    numbers = sorted(set(ranks))
+    if len(numbers) <= _MAX_SPANS and any(rank in places for rank in numbers):
+        return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(located_rank(rank, places) for rank in numbers)}"
+    common = _coordinates_text(_common_coordinates(numbers, places))
+    return ranks_text(numbers) + (f" ({common})" if common else "")
+
+
+def _common_coordinates(ranks: Sequence[int], places: Meshes) -> Coordinates:
+    """Return the coordinates that all ranks have in common, in the order of the first rank."""
+    if not ranks:
+        return ()
+    first, *others = (places.get(rank, ()) for rank in ranks)
+    return tuple(pair for pair in first if all(pair in other for other in others))
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """Return "rank 1", "ranks 0, 2", "ranks 0-511 and 3 more": inclusive, and never longer than a line."""
     spans = _spans(ranks)
-    shown = [str(first) if first == last else f"{first}-{last}" for first, last in spans[:_MAX_SPANS]]
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in spans[:_MAX_SPANS]]
     rest = sum(last - first + 1 for first, last in spans[_MAX_SPANS:])
     more = f" and {rest} more" if rest else ""
     word = "rank" if len(spans) == 1 and spans[0][0] == spans[0][1] else "ranks"
-    return f"{word} {', '.join(shown)}{more}"
+    return f"{word} {', '.join(texts)}{more}"
 
 
-def located(place: Place | None, step: int | None = None) -> str:
+def location_in_brackets(place: Place | None, step: int | None = None) -> str:
     """Return " (own/train.py:12, step 3)" with its leading space; " in step 3" without a line; "" without both."""
     if place is None or place.file is None:
         return "" if step is None else f" in step {step}"
@@ -58,16 +68,21 @@ def location(place: Place | None) -> str:
 
 
 def shorten(text: str, limit: int = 200) -> str:
+    """Return the text on one line, cut to `limit` characters with "…" at the end."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
-def counted(number: int, one: str, several: str | None = None) -> str:
-    return f"{number} {one if number == 1 else several or one + 's'}"
+def number_of(number: int, noun: str, plural: str | None = None) -> str:
+    """Return "1 rank", "2 ranks", or "2 processes" with the plural "processes"."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _spans(ranks: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the ranges, three ranks or more each, in order; the longest first if not all can be shown."""
+    """Return first and last rank of each range, in order; the longest first if there are too many to show.
+
+    Two neighbouring ranks are no range: each becomes a span of its own.
+    """
     spans: list[tuple[int, int]] = []
     for rank in sorted(set(ranks)):
         if spans and spans[-1][1] == rank - 1:

@@ -1,11 +1,14 @@
-"""First on PYTHONPATH in every process of a run: runs the user's own sitecustomize, then starts the probe."""
+"""Bootstrap of the probe: runs the user's own sitecustomize, then starts the probe.
+
+This directory comes first on PYTHONPATH in every process of a run, so Python imports this module at startup.
+"""
 
 import os
 import sys
 
 
 def _run_users() -> None:
-    """Import the next sitecustomize on the path under this name. Its exceptions reach the interpreter as usual."""
+    """Import the next module named sitecustomize on the path. Its exceptions reach the interpreter as usual."""
     here = os.path.dirname(os.path.abspath(__file__))
     ours = sys.modules.pop(__name__, None)
     path = list(sys.path)
@@ -24,7 +27,7 @@ def _run_users() -> None:
 
 
 def _start_probe() -> None:
-    """Load the probe by file path under a private name, which no module of the user's can shadow."""
+    """Load the probe by file path under a private name, which no user module can shadow."""
     if not os.environ.get("_NSA_HARNESS_BOARDS"):
         return
     here = os.path.dirname(os.path.abspath(__file__))

@@ -70,7 +70,7 @@ def _name(outcome: Outcome, *, unique: bool) -> str:
 
 
 def _result_element(outcome: Outcome) -> str | None:
-    """Return the XML element for a case that did not pass: "error", "skipped" or "failure". None: it passed."""
+    """Return the XML element for a case that did not pass ("error", "skipped" or "failure"), or None if it passed."""
     status = outcome.verdict.status
     if status is Status.ERROR:
         return "error"

@@ -28,7 +28,7 @@ def github_annotations(report: Report, workspace: str) -> Iterator[str]:
     `workspace`: the directory of the checkout. Files in it get relative names.
     """
     bad = [outcome for outcome in escaped(report).outcomes if outcome.final and not outcome.expected]
-    for outcome in sorted(bad, key=words.worst_first)[:MOST]:
+    for outcome in sorted(bad, key=words.severity_key)[:MOST]:
         facts = {**_place(outcome, workspace), "title": f"{outcome.verdict.status.value} {outcome.spec.scenario}"}
         properties = ",".join(f"{key}={value.translate(_PROPERTY)}" for key, value in facts.items())
         level = "error" if outcome.verdict.status in (Status.HANG, Status.FAIL) else "warning"
@@ -36,6 +36,7 @@ def github_annotations(report: Report, workspace: str) -> Iterator[str]:
 
 
 def _place(outcome: Outcome, workspace: str) -> dict[str, str]:
+    """Return the file and line of the culprit as properties of a GitHub annotation, or {} if they are unknown."""
     place = outcome.culprit.place if outcome.culprit else None
     if place is None or place.file is None:
         return {}
@@ -103,7 +104,7 @@ def _findings(outcome: Outcome) -> Iterator[Finding]:
 
 
 def _errors(report: Report) -> Iterator[Outcome]:
-    """Yield the outcomes with the verdict ERROR. They are notifications, because they are not about the program."""
+    """Yield the outcomes with the verdict ERROR. SARIF calls them notifications: they say nothing about the program."""
     yield from (outcome for outcome in report.outcomes if outcome.final and outcome.verdict.status is Status.ERROR)
 
 
@@ -112,6 +113,7 @@ def _notification(outcome: Outcome) -> _Json:
 
 
 def _rule(code: str) -> _Json:
+    """Return the SARIF rule for a cause code, with its texts from `nsa-harness explain`."""
     row = row_of(code)
     means, proven_by, remedy = (text_of(code, key) for key in ("means", "proven_by", "remedy"))
     more = f"nsa-harness explain {code}"
@@ -130,6 +132,7 @@ def _rule(code: str) -> _Json:
 
 
 def _result(outcome: Outcome, finding: Finding, rule: int, checkout: str) -> _Json:
+    """Return the SARIF result for a finding. `rule`: the index of its rule in the log."""
     is_cause = finding.code == outcome.verdict.cause
     stacks = outcome.stacks if is_cause else ()
     place = _look_at(outcome, finding, stacks)

@@ -58,28 +58,28 @@ def _sections(report: Report, outcome: Outcome) -> Iterator[list[str]]:
     yield [f"not captured: {words.trouble(trouble)}" for trouble in outcome.trouble]
     yield [f"ruled out: {text}" for text in outcome.ruled_out]
     yield [
-        f"{words.machine_line(report.machine)} · {' · '.join(words.facts(outcome))} · nsa-harness {report.harness}",
+        f"{words.machine_line(report.machine)} · {' · '.join(words.run_facts(outcome))} · nsa-harness {report.harness}",
         f"command: {report.command}",
         *([f"repeat: {outcome.repeat}"] if outcome.repeat else []),
     ]
 
 
 def profile_text(evidence: Evidence) -> Iterator[str]:
-    """Yield the lines of profile.txt: how often each line of the program was sampled. No samples give no lines."""
+    """Yield the lines of profile.txt: how often each line of the program was sampled. Yield nothing without samples."""
     ranks = profiles(evidence)
     if not ranks:
         return
     at_s = [sample.at_s for sample in evidence.samples]
     yield f"{len(at_s)} samples, {min(at_s):.1f} s to {max(at_s):.1f} s after the launch"
     if (speed := pace(evidence)) is not None:
-        yield f"{words.plural(speed.done, 'step')} done, {_pace_text(speed)}"
+        yield f"{words.plural(speed.steps_done, 'step')} done, {_pace_text(speed)}"
     for rank in ranks:
         yield ""
         yield f"rank {rank.rank}: working in {rank.working} of {rank.samples} samples{_nodes_text(rank.nodes)}"
         for line in rank.lines:
-            inside = "" if line.leaf is None or line.leaf == line.user else f"   in {line.leaf.function}"
-            share = f"{100 * line.seen / rank.samples:5.1f} %"
-            yield f"  {share}  {line.user.file}:{line.user.line} {line.user.function}{inside}"
+            inside = "" if line.leaf is None or line.leaf == line.frame else f"   in {line.leaf.function}"
+            share = f"{100 * line.sample_count / rank.samples:5.1f} %"
+            yield f"  {share}  {line.frame.file}:{line.frame.line} {line.frame.function}{inside}"
 
 
 def _nodes_text(nodes: int | None) -> str:
@@ -93,4 +93,4 @@ def _pace_text(speed: Pace) -> str:
     text = f"the current step has taken {speed.running_s:.1f} s so far"
     if speed.step_s is not None:
         text = f"{speed.step_s:.1f} s per step; {text}"
-    return text if speed.left_s is None else f"{text}; {speed.left_s:.0f} s more for all {speed.planned} steps"
+    return text if speed.left_s is None else f"{text}; {speed.left_s:.0f} s more for all {speed.steps_planned} steps"

@@ -228,6 +228,7 @@ def outcome_values(outcome: Outcome) -> dict[str, Any]:
 
 
 def _by_stored_key(values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a dataclass under the keys that report.json uses for them."""
     return {STORED_KEYS.get(name, name): value for name, value in values}
 
 
@@ -262,9 +263,9 @@ class _WrongShapeError(Exception):
     """Two values of a stored report do not fit together."""
 
 
-def _outcome(validated: Any, where: str) -> Outcome:
+def _outcome(values: Any, where: str) -> Outcome:
     """Return the outcome from a validated `StoredOutcome`. `where`: its path in the file, for messages."""
-    values = {**validated, **validated["detail"]}
+    values = {**values, **values["detail"]}
     del values["detail"]
     texts = values.pop("place_text")
     if len(texts["findings"]) != len(values["findings"]):

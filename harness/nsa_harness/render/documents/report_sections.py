@@ -95,10 +95,13 @@ def _files_over_all_attempts(report: Report) -> Iterator[Section]:
     """Yield the list of files that collect lines from every attempt."""
     if report.files:
         yield Sentence(line=line("Collected from all attempts:"))
-        yield Files(items=tuple(File(file.path, link_target(file.path), words.gathered(file)) for file in report.files))
+        yield Files(
+            items=tuple(File(file.path, link_target(file.path), words.line_count(file)) for file in report.files)
+        )
 
 
 def _origin(report: Report) -> Iterator[Section]:
+    """Yield the remark with run, machine and version, and the command as typed."""
     machine = f"on {report.machine.host} · {words.machine_line(report.machine)} · nsa-harness {report.harness}"
     yield Sentence(line=(Span("Run"), Span(report.run_id, code=True), Span(machine)), quiet=True)
     yield Command(text=report.command)
@@ -114,7 +117,7 @@ def _chapter(
     after: Sequence[str] = (),
     folded: bool = False,
 ) -> Part:
-    """Return a part with sentences, a command to run, a table and remarks, in this order. Empty ones are left out.
+    """Return a part with sentences, a command to run, a table and remarks, in this order. An empty item is left out.
 
     `before`, `after`: sentences before and after the table.
     """
@@ -225,6 +228,7 @@ def _no_recommendation(report: Report) -> str:
 
 
 def _recommendation(gate: GateAnswer) -> str:
+    """Return the conclusion of a decision rule that matched, as a sentence."""
     reason = f" Why: {gate.because}." if gate.because else ""
     return f"{gate.when[:1].upper()}{gate.when[1:]} ({gate.why}): {gate.then}.{reason}"
 
@@ -315,6 +319,7 @@ def _run(outcome: Outcome, numbers: dict[int, int]) -> Line:
 
 
 def _matrix(report: Report, numbers: dict[int, int]) -> Iterator[Part]:
+    """Yield the table of settings against the ways to parallelize the ranks, with verdicts in its cells."""
     matrix = config_matrix(report.outcomes)
     if matrix is None:
         return
@@ -376,7 +381,7 @@ def _files(report: Report) -> Iterator[Part]:
 
 
 def file_rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield one row per file: path, number of attempts with the file, number of entries, and why others lack it."""
+    """Yield one row per file: path, how many attempts have it, number of entries, and why the others lack it."""
     by_path: dict[str, list[Artifact]] = {}
     for outcome in outcomes:
         for item in outcome.artifacts:

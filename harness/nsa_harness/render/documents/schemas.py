@@ -19,7 +19,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from nsa_harness import __version__
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.diagnosis.confidence import WORTHS
+from nsa_harness.core.diagnosis.confidence import CONFIDENCE_VALUES
 from nsa_harness.core.evidence.live import FirstSnapshot, RankProgress
 from nsa_harness.core.experiment.trial import SLOW
 from nsa_harness.core.report import MachineFacts, Status
@@ -70,7 +70,7 @@ def _report_types(**values: Any) -> dict[str, Schema]:
     """
     types = _types(report=report_json.StoredReport, **values)
     types["Finding"]["properties"]["code"]["enum"] = [str(cause) for cause in Cause]
-    types["Finding"]["properties"]["confidence"]["enum"] = list(WORTHS)
+    types["Finding"]["properties"]["confidence"]["enum"] = list(CONFIDENCE_VALUES)
     types["OutcomeDetail"] |= {"additionalProperties": True, "required": ["standings", "why"]}
     types["ReportDetail"] |= {"additionalProperties": True, "required": []}
     # In the contract, a place has no source line. Places in stacks and calls have one.

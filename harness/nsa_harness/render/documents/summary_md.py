@@ -48,14 +48,14 @@ def _section_lines(parts: Iterable[Section]) -> Iterator[str]:
             before = section
 
 
-_LISTS = (sections.Facts, sections.Grounds, FindingDetails)
+_LISTS = (sections.FactList, sections.Grounds, FindingDetails)
 
 
 def _lines(section: Section) -> Iterator[str]:
     match section:
         case sections.Counts(report=report):
             yield f"# {words.counts_line(report)}"
-        case sections.Run(number=number, outcome=outcome, alone=alone, sections=inner):
+        case sections.RunDetails(number=number, outcome=outcome, alone=alone, sections=inner):
             title = f"{markdown(outcome.spec.scenario)}: {markdown(answer.title(outcome))}"
             yield from () if alone else (f'<a id="run-{number}"></a>', "")
             yield f"{'#' if alone else '##'} {words.verdict(outcome)} {title}"
@@ -64,7 +64,7 @@ def _lines(section: Section) -> Iterator[str]:
             yield from (f"<details><summary>{markdown(title)}</summary>", "", *_section_lines(inner), "", "</details>")
         case sections.Part(title=title, sections=inner, chapter=chapter):
             yield from (f"{'##' if chapter else '###'} {markdown(title)}", "", *_section_lines(inner))
-        case sections.Answer(outcome=outcome):
+        case sections.RunAnswer(outcome=outcome):
             yield from _answer(outcome)
         case sections.Sentence(line=line, label=label):
             yield f"**{label}** {_line(line)}" if label else _line(line)
@@ -75,7 +75,7 @@ def _lines(section: Section) -> Iterator[str]:
             yield from markdown_table(head, [_overview_row(number, run, number in in_full) for number, run in runs])
         case sections.Bullets(title=title, items=items):
             yield from (markdown(title), "", *(f"- {markdown(item)}" for item in items))
-        case sections.Facts(items=items):
+        case sections.FactList(items=items):
             yield from (f"- {markdown(item)}" for item in items)
         case sections.Grounds(rows=rows):
             yield from (f"- **{label}:** {sections.join_texts(map(markdown, items))}" for label, items in rows)

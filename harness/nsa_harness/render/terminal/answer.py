@@ -71,6 +71,7 @@ def answer_lines(outcome: Outcome, width: int) -> list[str]:
 
 
 def _lines_within(outcome: Outcome, budget: _Budget, width: int) -> list[str]:
+    """Return the lines of the answer, with no more of each part than the budget allows."""
     sentence = paragraph(answer.sentence(outcome.verdict.summary), width, "  ")
     parts = (
         list(at_most(2, paragraph(headline(outcome), width, "", "      "), width)),
@@ -141,9 +142,9 @@ def ranks_table(outcome: Outcome, max_rows: int, width: int, *, shorten: bool = 
     """
     head, rows, culprits = answer.rank_table(outcome)
     head = (*head, "")
-    marked = [(*row, "◀ culprit" if culprit else "") for row, culprit in zip(rows, culprits, strict=True)]
+    with_remarks = [(*row, "◀ culprit" if culprit else "") for row, culprit in zip(rows, culprits, strict=True)]
     numbers = sorted(range(len(rows)), key=lambda number: not culprits[number])[:max_rows]
-    visible: Sequence[Sequence[str]] = [marked[number] for number in sorted(numbers)]
+    visible: Sequence[Sequence[str]] = [with_remarks[number] for number in sorted(numbers)]
     if visible and shorten and width >= NARROW:
         visible = _with_shorter_cells(head, visible, width)
     if visible:

@@ -104,6 +104,7 @@ def padded(text: str, columns: int, *, right: bool = False) -> str:
 
 
 def _rows_as_lists(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent: str) -> Iterator[str]:
+    """Yield each row of a table as a list of its cells, one "name  cell" line per column."""
     label_width = max(map(cell_len, names[1:]), default=0) + 2
     for row in rows:
         remarks = [cell for name, cell in zip(names, row, strict=True) if cell and not name]

@@ -20,7 +20,7 @@ _TWICE = "interrupted twice: killing now; `nsa-harness report` judges what was r
 
 
 @dataclass(frozen=True, kw_only=True)
-class Running:
+class RunningAttempt:
     """An attempt that is running."""
 
     name: str
@@ -30,7 +30,7 @@ class Running:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class EndedAttempt:
     """An attempt that has a verdict."""
 
     status: Status
@@ -43,8 +43,8 @@ class Ended:
 class View:
     """Everything that the live view shows."""
 
-    running: tuple[Running, ...]
-    ended: tuple[Ended, ...]
+    running: tuple[RunningAttempt, ...]
+    ended: tuple[EndedAttempt, ...]
     run_count: int  # planned runs that are not skipped
     left_s: float | None  # estimated time until the last run ends; None if unknown
     interrupts: int  # number of SIGINT and SIGTERM so far
@@ -93,11 +93,11 @@ def _plan_lines(view: View, width: int) -> Iterator[str]:
     if run_count < 2:
         return
     by_verdict = [(status, sum(attempt.status is status for attempt in final)) for status in words.LOUDEST_FIRST]
-    unexpected = sum(not attempt.expected for attempt in final)
+    surprises = sum(not attempt.expected for attempt in final)
     parts = [f"{done_count} of {run_count} done"]
     parts += [f"about {_rough_seconds(view.left_s)} left"] if view.left_s is not None else []
     parts += [f"{count} {status.value}" for status, count in by_verdict if count]
-    parts += [f"{unexpected} not as expected"] if unexpected else []
+    parts += [f"{surprises} not as expected"] if surprises else []
     line = " · ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts)
     yield from (cropped(text, width) for text in paragraph(line, width, "  "))
 
@@ -107,7 +107,7 @@ def _rough_seconds(seconds: float) -> str:
     return f"{max(round(seconds), 1)} s" if seconds < 99.5 else words.seconds(float(round(seconds)))
 
 
-def _head(running: Running, width: int) -> str:
+def _head(running: RunningAttempt, width: int) -> str:
     """Return name, phase, elapsed time and time left. If the line is narrow, the last of these are left out."""
     progress = running.progress
     remarks = [escape(running.phase), words.seconds(progress.elapsed_s)]
@@ -125,7 +125,7 @@ def _join_remarks(remarks: Sequence[str]) -> str:
     return f"   {' · '.join(remarks)}" if remarks else ""
 
 
-def _stall_lines(running: Running, width: int) -> list[str]:
+def _stall_lines(running: RunningAttempt, width: int) -> list[str]:
     if running.stall is None:
         return []
     lines = list(paragraph(f"stall   {escape(running.stall)}", width, "    ", "            "))

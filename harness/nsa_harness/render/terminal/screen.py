@@ -57,8 +57,8 @@ def news_line(attempt: str, phase: str, progress: Progress, width: int) -> Itera
     limit = "" if progress.deadline_s is None else f" of at most {words.seconds(progress.deadline_s)}"
     waiting = [rank for rank in progress.ranks if (rank.no_progress_s or 0.0) >= MIN_SHOWN_S]
     slowest = max(waiting, key=lambda rank: rank.no_progress_s or 0.0, default=None)
-    stalled = f" · rank {slowest.rank}: no progress for {words.seconds(slowest.no_progress_s)}" if slowest else ""
-    text = f"{escape(attempt)} · {escape(phase)} · {words.seconds(progress.elapsed_s)}{limit}{stalled}"
+    remark = f" · rank {slowest.rank}: no progress for {words.seconds(slowest.no_progress_s)}" if slowest else ""
+    text = f"{escape(attempt)} · {escape(phase)} · {words.seconds(progress.elapsed_s)}{limit}{remark}"
     yield from paragraph(text, width, "  ", "    ")
 
 
@@ -116,7 +116,7 @@ def _evidence(outcome: Outcome, width: int) -> Iterator[str]:
 
 def _section_lines(section: Section, outcome: Outcome, width: int) -> Iterator[str]:
     match section:
-        case sections.Facts(items=items):
+        case sections.FactList(items=items):
             yield from paragraph(sections.join_texts((outcome.spec.scenario, *items)), width, "", "  ")
             yield from ranks_table(outcome, MAX_ROWS, width)
             yield ""
@@ -159,6 +159,7 @@ def _times(outcome: Outcome, width: int) -> Iterator[str]:
 
 
 def _with_remark(line: str, remark: str, width: int) -> Iterator[str]:
+    """Yield the line with the remark after it, or below it if the screen is narrow."""
     indent = " " * (len(line) + 3)
     if not remark or len(indent) + 24 > width:
         yield line
@@ -180,6 +181,7 @@ def _finding(outcome: Outcome, finding: Finding, width: int) -> Iterator[str]:
 
 
 def _lists(outcome: Outcome, width: int) -> Iterator[str]:
+    """Yield what was ruled out, what was checked, what this run does not cover, and what could not be captured."""
     lists = (("ruled out", outcome.ruled_out), ("checked", outcome.checked), ("not covered", outcome.spec.not_covered))
     if outcome.verdict.status is Status.PASS and any(items for _, items in lists):
         yield ""
@@ -272,7 +274,7 @@ def _hypotheses(report: Report, playbook: Playbook, width: int) -> Iterator[str]
 
 def _failures(report: Report, width: int) -> Iterator[str]:
     """Yield the whole answer if one run failed. If several failed, yield the headline and the sentence of each."""
-    bad = sorted(filter(_is_failure, report.outcomes), key=words.worst_first)
+    bad = sorted(filter(_is_failure, report.outcomes), key=words.severity_key)
     if len(bad) == 1:
         yield from answer_lines(bad[0], width)
         yield ""

@@ -28,7 +28,10 @@ class Paint:
     """
 
     def __init__(self, stream: TextIO, environ: Mapping[str, str], styles: Styles, *, live: bool = True) -> None:
-        """`live`: allow a live view if the stream supports it. False if another process writes to the same terminal."""
+        """Inspect the stream.
+
+        `live`: allow a live view if the stream supports it. False if another process writes to the same terminal.
+        """
         self.supports_live_view = live and _supports_live_view(stream, environ)
         self._stream = stream
         self._styles = styles
@@ -56,12 +59,17 @@ class Paint:
 
     def colour(self, line: str) -> str:
         """Return the line with the escape sequences of its styles, in characters that the stream can encode."""
-        text = Text(self.without_colour(line))
-        for pattern, style in self._styles:
-            text.highlight_regex(pattern, style)
         with self._console.capture() as capture:
-            self._console.print(text, soft_wrap=True, end="")
+            self._console.print(styled(self.without_colour(line), self._styles), soft_wrap=True, end="")
         return capture.get()
+
+
+def styled(line: str, styles: Styles) -> Text:
+    """Return the line as rich text, with the style of each match."""
+    text = Text(line)
+    for pattern, style in styles:
+        text.highlight_regex(pattern, style)
+    return text
 
 
 def _supports_live_view(stream: TextIO, environ: Mapping[str, str]) -> bool:
@@ -92,7 +100,10 @@ class Writer:
     """Thread that writes texts to a stream in order, and keeps a frame of lines below them up to date."""
 
     def __init__(self, stream: TextIO, frame: _Frame | None = None) -> None:
-        """`frame`: a function that returns the lines to show now, which must fit the screen. None: no frame."""
+        """Prepare the writer. Its thread starts with the first text.
+
+        `frame`: a function that returns the lines to show now, which must fit the screen. None: no frame.
+        """
         self._stream = stream
         self._frame = frame
         # A signal handler may put into a SimpleQueue, but not into other queues.

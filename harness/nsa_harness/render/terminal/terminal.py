@@ -18,7 +18,7 @@ from nsa_harness.render import answer
 from nsa_harness.render.documents.code_hosts import github_annotations
 from nsa_harness.render.listener import Listener
 from nsa_harness.render.terminal.layout import paragraph
-from nsa_harness.render.terminal.live_view import Ended, Running, View, interrupted_lines, view_lines
+from nsa_harness.render.terminal.live_view import EndedAttempt, RunningAttempt, View, interrupted_lines, view_lines
 from nsa_harness.render.terminal.screen import (
     done_lines,
     first_snapshot_lines,
@@ -35,7 +35,7 @@ _PLAIN_COLUMNS = 80
 _KILLED_PATIENCE_S = 1.0  # how long a killed run waits until the terminal has taken its last lines
 # A verdict is at the start of a line, or after the run number in the table of a plan.
 _VERDICT = r"(?:^|(?<=^  [0-9]  )|(?<=^  [ 0-9][0-9]  )|(?<=^  [ 0-9][ 0-9][0-9]  ))"
-_STYLES = (
+STYLES = (
     (_VERDICT + r"PASS(?= )", "bold green"),
     (_VERDICT + r"HANG(?= )", "bold white on red"),
     (_VERDICT + r"FAIL(?= )", "bold red"),
@@ -86,15 +86,15 @@ class Terminal(Listener):
         self._verbose = verbose
         environ = os.environ if environ is None else environ
         self._workspace = environ.get("GITHUB_WORKSPACE", "") if environ.get("GITHUB_ACTIONS") == "true" else None
-        self._paint = Paint(stream, environ, _STYLES, live=live)
+        self._paint = Paint(stream, environ, STYLES, live=live)
         self._version = version
         self._playbook = playbook
         self._clock_s = clock_s
         self._writer = Writer(stream, self.frame if self._paint.supports_live_view else None)
         self._lock = Lock()  # the writer's thread calls `frame` during other calls
-        self._running: dict[str, tuple[Running, float]] = {}  # by attempt; with the time of the last event
+        self._running: dict[str, tuple[RunningAttempt, float]] = {}  # by attempt; with the time of the last event
         self._last_news: dict[str, ProgressNews] = {}
-        self._ended: list[Ended] = []
+        self._ended: list[EndedAttempt] = []
         self._run_count = 0  # planned runs that are not skipped
         self._several = several
         self._interrupts = 0
@@ -114,11 +114,11 @@ class Terminal(Listener):
         self._print(["", *launched_lines(spec, self._width)])
 
     def on_phase(self, attempt: str, phase: str, progress: Progress) -> None:
-        """Store the phase for the live view. If there is no live view, print a line when the progress is worth one."""
+        """Store the phase for the live view. If there is no live view, print a line if `next_news` returns news."""
         with self._lock:
             previous = self._running.get(attempt)
             stall = previous[0].stall if previous else None
-            running = Running(name=attempt, phase=phase, progress=progress, stall=stall)
+            running = RunningAttempt(name=attempt, phase=phase, progress=progress, stall=stall)
             self._running[attempt] = (running, self._clock_s())
         if self._paint.supports_live_view:
             self._writer.start()
@@ -148,7 +148,7 @@ class Terminal(Listener):
         with self._lock:
             self._running.pop(outcome.dir, None)
             self._ended.append(
-                Ended(
+                EndedAttempt(
                     status=outcome.verdict.status,
                     expected=outcome.expected,
                     counts=outcome.final,
@@ -226,11 +226,13 @@ class Terminal(Listener):
         return "".join(f"{self._paint.without_colour(line)}\n" for line in lines)
 
 
-def _add_elapsed(running: Running, seconds: float) -> Running:
+def _add_elapsed(running: RunningAttempt, seconds: float) -> RunningAttempt:
     return replace(running, progress=replace(running.progress, elapsed_s=running.progress.elapsed_s + seconds))
 
 
-def _estimate_time_left_s(running: Sequence[Running], ended: Sequence[Ended], run_count: int) -> float | None:
+def _estimate_time_left_s(
+    running: Sequence[RunningAttempt], ended: Sequence[EndedAttempt], run_count: int
+) -> float | None:
     ran = [attempt for attempt in ended if attempt.status is not Status.SKIP]
     waiting = max(run_count - sum(attempt.counts for attempt in ran) - len(running), 0)
     elapsed_s = [attempt.progress.elapsed_s for attempt in running]

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from nsa_harness import protocol
-from nsa_harness.core.diagnosis.stall_note import first_look
+from nsa_harness.core.diagnosis.stall_note import first_snapshot
 from nsa_harness.core.evidence.evidence import Ending
 from nsa_harness.core.plan import Limits, RunSpec
 from nsa_harness.core.scenario.observed_job import starts_ranks
@@ -316,7 +316,7 @@ def observe_until_decided(
             return None
         watch.snapshots.take()
         if watch.snapshots.taken == 1:
-            audience.looked(first_look(watch.snapshots.episode[-1], spec.backend, watch.ranks.gone))
+            audience.looked(first_snapshot(watch.snapshots.episode[-1], spec.backend, watch.ranks.gone))
         if now_s - watch.ranks.last_progress_s() >= watch.quiet_limit_s(limits) and watch.snapshots.proof(limits):
             return Ending.STALL
         if now_s - watch.ranks.last_progress_s() >= STALL_FLOOR_S:

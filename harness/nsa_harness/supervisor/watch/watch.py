@@ -306,7 +306,7 @@ class Watch:
         note = self.snapshots.stall_note(limits)
         if note is None:
             return
-        state = (note.stalled, note.moving, note.open_waits)
+        state = (note.stalled_ranks, note.moving_ranks, note.open_waits)
         if state == self.reported_stall and not self.due("early word", now_s, _REPORT_AGAIN_S):
             return
         self.reported_stall, self.next_due_s["early word"] = state, now_s + _REPORT_AGAIN_S

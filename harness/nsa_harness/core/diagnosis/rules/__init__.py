@@ -3,12 +3,12 @@
 A rule is a function `(context: DiagnosisContext) -> Explanation | None`. It recognizes a mechanism, never the
 texts of known programs, and returns None if the run does not show this mechanism. How to add a rule:
 
-1. **Row.** Give the cause its member of `Cause` in `causes.py`, and its section in `texts/causes.toml`. If no frozen
+1. **CauseRow.** Give the cause its member of `Cause` in `causes.py`, and its section in `texts/causes.toml`. If no frozen
    evidence shows the cause, give facts for its template in `BY_HAND` of `tests/texts/test_templates.py`.
 2. **Rule.** Write the function in the module of its family. If it first needs to find something in the run, let
-   `@given(find)` pass that in: the rule runs only if `find(context)` is not None.
+   `@rule_if(find)` pass that in: the rule runs only if `find(context)` is not None.
 
-       @given(standing(lambda root: root.kind is WaitKind.PIPE))
+       @rule_if(root_where(lambda root: root.kind is WaitKind.PIPE))
        def pipe_full(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
            """A rank writes to a pipe that no process empties."""
            line = wait_place(context, root)

@@ -18,12 +18,12 @@ from nsa_harness.core.collectives.reasons import (
 from nsa_harness.core.collectives.timeline import Event
 from nsa_harness.core.diagnosis.call_paths import RelativePositions, in_backward, jumps_before
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.diagnosis.context import DiagnosisContext, event_place, own_frames, ranks_by_facts
+from nsa_harness.core.diagnosis.context import DiagnosisContext, event_place, program_frames, ranks_by_facts
 from nsa_harness.core.evidence.evidence import CaughtException, ModuleCall, StatusFile
 from nsa_harness.core.report import Facts, Place
 from nsa_harness.core.source_code.excerpt import Branch
 
-_ERROR = re.compile(r"error|exception|warn|skip", re.IGNORECASE)
+_ERROR_LINE = re.compile(r"error|exception|warn|skip", re.IGNORECASE)
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor"})
 
 
@@ -48,9 +48,9 @@ def possible_reasons(
     finders: tuple[Callable[[], Reason | None], ...] = (
         lambda: _dropped_batch(context),
         lambda: _caught_exception(context, difference),
-        lambda: exhausted(context, positions),
-        lambda: _batches_per_step(context),
-        lambda: _other_modules(context, difference),
+        lambda: out_of_batches(context, positions),
+        lambda: _different_batch_counts(context),
+        lambda: _different_modules(context, difference),
         lambda: _fewer_collectives(context, difference),
         lambda: _skipped_iteration(context, difference, positions),
     )
@@ -60,58 +60,69 @@ def possible_reasons(
 
 def _dropped_batch(context: DiagnosisContext) -> Reason | None:
     """A rank dropped the batch of a step and started another, so it reached the end one batch before the others."""
-    dropped = abandoned_batch(context.boards)
-    if dropped is None or context.step_difference is not None:
+    batch = abandoned_batch(context.status_files)
+    if batch is None or context.step_difference is not None:
         return None
-    caught = next(
+    exception = next(
         (
             exception
-            for exception in context.boards[dropped.rank].caught_exceptions
-            if dropped.step in (exception.step, exception.last_step)
+            for exception in context.status_files[batch.rank].caught_exceptions
+            if batch.step in (exception.step, exception.last_step)
         ),
         None,
     )
-    jumps = next((found_jumps for other in dropped.others if (found_jumps := _innermost_jumps(context, other))), [])
-    handled = bool(jumps) and all(jump.catches for jump in jumps)
+    jumps = next((loop_jumps for other in batch.others if (loop_jumps := _loop_jumps(context, other))), [])
+    is_handled = bool(jumps) and all(jump.catches for jump in jumps)
     jump = jumps[-1].place if jumps else None
     return Reason(
-        cause=Cause.SWALLOWED_EXCEPTION if caught or handled else Cause.RANK_CONDITIONAL_COLLECTIVE,
-        ranks=(dropped.rank,),
+        cause=Cause.SWALLOWED_EXCEPTION if exception or is_handled else Cause.RANK_CONDITIONAL_COLLECTIVE,
+        ranks=(batch.rank,),
         facts={
             "variant": "dropped_batch",
-            "others": dropped.others,
-            "events": dropped.marks,
-            "usual_events": dropped.usual,
-            "exception": {"type": caught.type, "line": caught.place} if caught else None,
-            "caught_at": jump if handled else None,
-            "printed": "" if caught else _last_error_line(context, dropped.rank),
+            "others": batch.others,
+            "events": batch.marks,
+            "usual_events": batch.usual,
+            "exception": {"type": exception.type, "line": exception.place} if exception else None,
+            "caught_at": jump if is_handled else None,
+            "printed": "" if exception else _last_error_line(context, batch.rank),
         },
-        place=caught.place if caught else jump,
+        place=exception.place if exception else jump,
         decides_place=True,
-        step=dropped.step,
+        step=batch.step,
     )
 
 
-def _innermost_jumps(context: DiagnosisContext, rank: int) -> list[Branch]:
+def _loop_jumps(context: DiagnosisContext, rank: int) -> list[Branch]:
     """Return the branches that may start the next iteration of the innermost loop before the rank's line."""
-    jumps = (jumps_before(context, frame) for frame in reversed(own_frames(context, rank)))
+    jumps = (jumps_before(context, frame) for frame in reversed(program_frames(context, rank)))
     return next(filter(None, jumps), [])
 
 
 def _caught_exception(context: DiagnosisContext, difference: Difference) -> Reason | None:
     """A rank caught an exception that no other rank caught, in the step of the difference and not from that call."""
-    caught = {rank: board.caught_exceptions for rank, board in context.boards.items() if rank in difference.everyone}
-    step = step_of(difference)
-    for rank, own in caught.items():
+    exceptions_by_rank = {
+        rank: status_file.caught_exceptions
+        for rank, status_file in context.status_files.items()
+        if rank in difference.everyone
+    }
+    step = step_of_difference(difference)
+    for rank, own_exceptions in exceptions_by_rank.items():
         event = difference.event(rank)
-        others = {exception.type for other, exceptions in caught.items() if other != rank for exception in exceptions}
-        new = (
+        others = {
+            exception.type
+            for other, exceptions in exceptions_by_rank.items()
+            if other != rank
+            for exception in exceptions
+        }
+        candidates = (
             exception
-            for exception in own
+            for exception in own_exceptions
             if exception.type not in others and not (event and exception.place == event.place)
         )
-        new = (exception for exception in new if step in _steps_of(exception))
-        first = next((exception for exception in new if _decides_calls(context, difference, rank, exception)), None)
+        candidates = (exception for exception in candidates if step in _possible_steps(exception))
+        first = next(
+            (exception for exception in candidates if _decides_calls(context, difference, rank, exception)), None
+        )
         if first is not None:
             caught_at = first.caught_at or _enclosing_handler(context, rank)
             return Reason(
@@ -129,28 +140,28 @@ def _caught_exception(context: DiagnosisContext, difference: Difference) -> Reas
     return None
 
 
-def _decides_calls(context: DiagnosisContext, difference: Difference, rank: int, caught: CaughtException) -> bool:
+def _decides_calls(context: DiagnosisContext, difference: Difference, rank: int, exception: CaughtException) -> bool:
     """Return whether the exception ended a forward pass, or its handler is on the path to a differing call.
 
     Many helper functions catch an exception and continue. That changes no call.
     """
-    if caught.left_forward or caught.caught_at is None:
-        return caught.left_forward
+    if exception.left_forward or exception.caught_at is None:
+        return exception.left_forward
     events = [event for event in (difference.expected, difference.event(rank)) if event is not None]
-    paths = [*own_frames(context, rank), *(frame for event in events for frame in event.chain)]
-    handler = (caught.caught_at.file, (caught.caught_at.function or "").rpartition(".")[2])
+    paths = [*program_frames(context, rank), *(frame for event in events for frame in event.chain)]
+    handler = (exception.caught_at.file, (exception.caught_at.function or "").rpartition(".")[2])
     return any((frame.file, frame.function.rpartition(".")[2]) == handler for frame in paths)
 
 
-def _steps_of(caught: CaughtException) -> tuple[int, ...]:
+def _possible_steps(exception: CaughtException) -> tuple[int, ...]:
     """Return the steps in which the exception may have been raised. Each number may be one too low."""
-    last = caught.step if caught.last_step is None else caught.last_step
-    return (caught.step, caught.step + 1, last, last + 1)
+    last = exception.step if exception.last_step is None else exception.last_step
+    return (exception.step, exception.step + 1, last, last + 1)
 
 
 def _enclosing_handler(context: DiagnosisContext, rank: int) -> Place | None:
     """Return the innermost `except` clause around the rank's line or around a caller's line, or None."""
-    frames = reversed(own_frames(context, rank))
+    frames = reversed(program_frames(context, rank))
     handlers = (handler for frame in frames for handler in context.program.handlers(frame))
     return next((handler.place for handler in handlers), None)
 
@@ -158,41 +169,41 @@ def _enclosing_handler(context: DiagnosisContext, rank: int) -> Place | None:
 def _last_error_line(context: DiagnosisContext, rank: int) -> str:
     """Return the last line of the rank's stderr that looks like an error or a skipped batch, or ""."""
     evidence = context.rank(rank)
-    lines = [line for line in evidence.error_lines if _ERROR.search(line)] if evidence else []
+    lines = [line for line in evidence.error_lines if _ERROR_LINE.search(line)] if evidence else []
     return lines[-1] if lines else ""
 
 
-def exhausted(context: DiagnosisContext, positions: RelativePositions | None = None) -> Reason | None:
+def out_of_batches(context: DiagnosisContext, positions: RelativePositions | None = None) -> Reason | None:
     """Some ranks ran out of batches before the others. If the source is known, they also left a loop over items."""
-    finished, difference = first_out_of_batches(context.boards), context.step_difference
+    shortage, difference = first_out_of_batches(context.status_files), context.step_difference
     if (
-        finished is None
-        or (difference is not None and difference.step <= finished.step)
-        or not others_got_more_batches(context.boards, finished)
+        shortage is None
+        or (difference is not None and difference.step <= shortage.step)
+        or not others_got_more_batches(context.status_files, shortage)
     ):
         return None
-    left = positions.left if positions and positions.compared else None
-    if left is not None and not all(rank in left and left[rank].of_items for rank in finished.ranks):
+    left_loops = positions.left_loops if positions and positions.has_source else None
+    if left_loops is not None and not all(rank in left_loops and left_loops[rank].of_items for rank in shortage.ranks):
         return None
-    inside = finished.inside
+    open_call = shortage.inside
     return Reason(
         cause=Cause.UNEVEN_INPUTS,
-        ranks=finished.ranks,
+        ranks=shortage.ranks,
         facts={
             "variant": "out_of_batches",
-            "others": finished.others,
-            "last_step": finished.step,
-            "instead": {"op": inside.op, "line": inside.place} if inside else None,
+            "others": shortage.others,
+            "last_step": shortage.step,
+            "instead": {"op": open_call.op, "line": open_call.place} if open_call else None,
         },
-        place=inside.place if inside else None,
-        step=finished.step + 1,
+        place=open_call.place if open_call else None,
+        step=shortage.step + 1,
         proof=("step_ledger.txt",),
     )
 
 
-def _batches_per_step(context: DiagnosisContext) -> Reason | None:
+def _different_batch_counts(context: DiagnosisContext) -> Reason | None:
     """All ranks reduce gradients equally often in a step, but use different numbers of batches for it."""
-    pace = other_pace(context.boards)
+    pace = other_pace(context.status_files)
     if pace is None:
         return None
     events = ranks_by_facts((rank, {"events": count}) for rank, count in pace.marks)
@@ -200,32 +211,36 @@ def _batches_per_step(context: DiagnosisContext) -> Reason | None:
     return Reason(cause=Cause.NO_SYNC_MISMATCH, ranks=pace.ranks, facts=facts)
 
 
-def _other_modules(context: DiagnosisContext, difference: Difference) -> Reason | None:
+def _different_modules(context: DiagnosisContext, difference: Difference) -> Reason | None:
     """DDP or FSDP made the differing calls, and some ranks ran other modules of the model than the rest."""
-    below = [event for _, event in difference.entered if not event.called]
-    boards = {rank: context.boards[rank] for rank in difference.everyone if rank in context.boards}
-    if not below or len(boards) < len(difference.everyone) or any(map(_evaluates, boards.values())):
+    automatic_events = [event for _, event in difference.entered if not event.called]
+    status_files = {rank: context.status_files[rank] for rank in difference.everyone if rank in context.status_files}
+    if (
+        not automatic_events
+        or len(status_files) < len(difference.everyone)
+        or any(map(_is_evaluating, status_files.values()))
+    ):
         return None
-    modules = diverging_modules(boards)
+    modules = diverging_modules(status_files)
     if modules is None:
         return None
-    turning = modules.entered if modules.is_extra else modules.expected
-    decides = context.program.guard(turning.place) if turning.place else None
-    reduces = all(event.op in _REDUCTIONS for event in below)
+    diverging_call = modules.entered if modules.is_extra else modules.expected
+    branch = context.program.guard(diverging_call.place) if diverging_call.place else None
+    is_reduction = all(event.op in _REDUCTIONS for event in automatic_events)
     others = tuple(rank for rank in difference.everyone if rank not in modules.ranks)
     extra_or_other = "extra_module" if modules.is_extra else "other_module"
     variant = "skipped_module" if modules.skipped else extra_or_other
     return Reason(
-        cause=Cause.RANK_CONDITIONAL_UNUSED_PARAMS if reduces else Cause.RANK_CONDITIONAL_COLLECTIVE,
+        cause=Cause.RANK_CONDITIONAL_UNUSED_PARAMS if is_reduction else Cause.RANK_CONDITIONAL_COLLECTIVE,
         ranks=modules.ranks,
         facts={
             "variant": variant if modules.ranks != difference.everyone else "modules_differ",
             "others": others,
             "expected_module": _module_facts(modules.expected),
             "entered_module": _module_facts(modules.entered),
-            "branch": decides.text if decides else "",
+            "branch": branch.text if branch else "",
         },
-        place=decides.place if decides else turning.place,
+        place=branch.place if branch else diverging_call.place,
         decides_place=True,
         explains_sizes=True,
         step=modules.step,
@@ -238,49 +253,52 @@ def _module_facts(module: ModuleCall) -> Facts:
 
 def _fewer_collectives(context: DiagnosisContext, difference: Difference) -> Reason | None:
     """Some ranks entered fewer collectives than the others in one step, and did not enter them later."""
-    counted = context.step_difference
-    if counted is None:
+    step_difference = context.step_difference
+    if step_difference is None:
         return _finished_backward_early(context, difference)
-    ranks = _ranks_with_other_count(counted)
-    is_reduction = counted.op in _REDUCTIONS and not counted.called and counted.alone
-    fewer_gradients = bool(counted.without_gradients)
-    of_reductions = Cause.RANK_CONDITIONAL_UNUSED_PARAMS if fewer_gradients else Cause.NO_SYNC_MISMATCH
+    ranks = _ranks_outside_majority(step_difference)
+    is_reduction = step_difference.op in _REDUCTIONS and not step_difference.called and step_difference.alone
+    fewer_gradients = bool(step_difference.without_gradients)
+    reduction_cause = Cause.RANK_CONDITIONAL_UNUSED_PARAMS if fewer_gradients else Cause.NO_SYNC_MISMATCH
     # The line of another call shows nothing about the collectives that DDP or FSDP enter.
-    shows = (
+    places = (
         event_place(context, rank, event) for rank, event in difference.entered if not (is_reduction and event.called)
     )
     return Reason(
-        cause=of_reductions if is_reduction else Cause.RANK_CONDITIONAL_COLLECTIVE,
+        cause=reduction_cause if is_reduction else Cause.RANK_CONDITIONAL_COLLECTIVE,
         ranks=ranks,
         facts={
             "variant": "fewer_collectives",
             "is_reduction": is_reduction,
-            "op": counted.op,
-            "group": counted.group,
-            "counts": ranks_by_facts((rank, {"count": count}) for rank, count in counted.counts),
+            "op": step_difference.op,
+            "group": step_difference.group,
+            "counts": ranks_by_facts((rank, {"count": count}) for rank, count in step_difference.counts),
             "fewer_gradients": fewer_gradients,
         },
-        place=_skipping_branch(context, counted, ranks) or next((place for place in shows if place is not None), None),
-        step=counted.step,
+        place=_skipping_branch(context, step_difference, ranks)
+        or next((place for place in places if place is not None), None),
+        step=step_difference.step,
         proof=("step_ledger.txt",),
     )
 
 
-def _ranks_with_other_count(counted: StepDifference) -> tuple[int, ...]:
+def _ranks_outside_majority(step_difference: StepDifference) -> tuple[int, ...]:
     """Return the ranks whose number of collectives differs from that of the majority.
 
     If no number has a majority, return the ranks that entered fewer than others.
     """
-    others = minority(dict(counted.counts))
-    has_majority = len(others) < len(counted.counts)
-    return others if has_majority else counted.behind
+    others = minority(dict(step_difference.counts))
+    has_majority = len(others) < len(step_difference.counts)
+    return others if has_majority else step_difference.behind
 
 
-def _skipping_branch(context: DiagnosisContext, counted: StepDifference, ranks: Sequence[int]) -> Place | None:
+def _skipping_branch(context: DiagnosisContext, step_difference: StepDifference, ranks: Sequence[int]) -> Place | None:
     """Return the branch on the path to the last such call of the step that decides whether another call follows."""
-    events = context.timelines[ranks[0]].events if ranks and counted.called else ()
+    events = context.timelines[ranks[0]].events if ranks and step_difference.called else ()
     last = [
-        event for event in events if (event.step, event.op, event.group) == (counted.step, counted.op, counted.group)
+        event
+        for event in events
+        if (event.step, event.op, event.group) == (step_difference.step, step_difference.op, step_difference.group)
     ][-1:]
     branches = (context.program.deciding_branch(frame, None) for event in last for frame in event.chain)
     return next((branch.place for branch in branches if branch is not None and branch.varies), None)
@@ -292,45 +310,53 @@ def _finished_backward_early(context: DiagnosisContext, difference: Difference) 
     DDP waits in backward until every parameter has a gradient. A rank that finishes earlier skipped a part of the
     model, or synchronized no gradients at all.
     """
-    left = [(rank, event) for rank, event in difference.entered if event.called]
-    if any(_evaluates(context.boards.get(rank)) for rank, _ in left):
+    finished_entries = [(rank, event) for rank, event in difference.entered if event.called]
+    if any(_is_evaluating(context.status_files.get(rank)) for rank, _ in finished_entries):
         return None  # its last pass was an evaluation, which has no backward
-    inside = [rank for rank, event in difference.entered if not event.called and in_backward(context.boards.get(rank))]
-    if not left or not inside or len(left) + len(inside) < len(difference.entered):
+    waiting_ranks = [
+        rank for rank, event in difference.entered if not event.called and in_backward(context.status_files.get(rank))
+    ]
+    if (
+        not finished_entries
+        or not waiting_ranks
+        or len(finished_entries) + len(waiting_ranks) < len(difference.entered)
+    ):
         return None
-    step = context.boards[inside[0]].step
-    usual = [_usual_position(context, rank, event) for rank, event in left]
-    if any(event.step != step for _, event in left) or None in usual:
+    step = context.status_files[waiting_ranks[0]].step
+    usual_positions = [_earliest_position(context, rank, event) for rank, event in finished_entries]
+    if any(event.step != step for _, event in finished_entries) or None in usual_positions:
         return None
-    skipped_part = all((event.position or 0) < (at or 0) for (_, event), at in zip(left, usual, strict=True))
-    _, first = left[0]
+    skipped_part = all(
+        (event.position or 0) < (at or 0) for (_, event), at in zip(finished_entries, usual_positions, strict=True)
+    )
+    _, first = finished_entries[0]
     return Reason(
         cause=Cause.RANK_CONDITIONAL_UNUSED_PARAMS if skipped_part else Cause.NO_SYNC_MISMATCH,
-        ranks=tuple(rank for rank, _ in left),
+        ranks=tuple(rank for rank, _ in finished_entries),
         facts={
             "variant": "left_backward",
             "entered_op": first.op,
             "entered_line": first.place,
-            "waiting": inside,
+            "waiting": waiting_ranks,
             "skipped_part": skipped_part,
         },
-        place=event_place(context, inside[0], dict(difference.entered)[inside[0]]),
+        place=event_place(context, waiting_ranks[0], dict(difference.entered)[waiting_ranks[0]]),
         step=step,
     )
 
 
-def _evaluates(board: StatusFile | None) -> bool:
-    return board is not None and board.mode is not None and not board.mode.gradients
+def _is_evaluating(status_file: StatusFile | None) -> bool:
+    return status_file is not None and status_file.mode is not None and not status_file.mode.gradients
 
 
-def _usual_position(context: DiagnosisContext, rank: int, event: Event) -> int | None:
+def _earliest_position(context: DiagnosisContext, rank: int, event: Event) -> int | None:
     """Return the smallest number of training events that preceded this call in an earlier step of the rank.
 
     Fewer events before the call of this step mean that the rank skipped a part of the model. None: the rank never made
     the call before.
     """
-    earlier = (call for call in context.timelines[rank].events if (call.step or 0) < (event.step or 0))
-    positions = (call.position for call in earlier if call.site == event.site)
+    earlier_calls = (call for call in context.timelines[rank].events if (call.step or 0) < (event.step or 0))
+    positions = (call.position for call in earlier_calls if call.site == event.site)
     return min((position for position in positions if position is not None), default=None)
 
 
@@ -338,15 +364,18 @@ def _skipped_iteration(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions
 ) -> Reason | None:
     """A rank left a loop whose only way to skip an iteration is an `except` clause."""
-    rank = next((rank for rank in difference.ranks if rank in positions.left and not positions.left[rank].exits), None)
-    if rank is None or not positions.left[rank].skips:
+    rank = next(
+        (rank for rank in difference.ranks if rank in positions.left_loops and not positions.left_loops[rank].exits),
+        None,
+    )
+    if rank is None or not positions.left_loops[rank].skips:
         return None
-    place = positions.left[rank].skips[0].place
+    place = positions.left_loops[rank].skips[0].place
     facts: Facts = {"variant": "skipped_iteration", "skipped_at": place, "printed": _last_error_line(context, rank)}
     return Reason(cause=Cause.SWALLOWED_EXCEPTION, ranks=difference.ranks, facts=facts, place=place, decides_place=True)
 
 
-def step_of(difference: Difference) -> int | None:
+def step_of_difference(difference: Difference) -> int | None:
     """Return the step in which the ranks diverge, if any event has one."""
     by_others_first = sorted(difference.entered, key=lambda entry: entry[0] in difference.ranks)
     events = [difference.expected, *(event for _, event in by_others_first)]

@@ -29,14 +29,14 @@ from nsa_harness.core.diagnosis.context import (
     call_facts,
     event_place,
     flight_proof,
-    frames_of,
     ledger_proof,
-    own_frames,
     place_of,
+    program_frames,
+    rank_frames,
     ranks_by_facts,
 )
 from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion
-from nsa_harness.core.diagnosis.rules.call_reasons import Reason, exhausted, possible_reasons, step_of
+from nsa_harness.core.diagnosis.rules.call_reasons import Reason, out_of_batches, possible_reasons, step_of_difference
 from nsa_harness.core.evidence.evidence import Ending, Frame, Stack
 from nsa_harness.core.evidence.stacks import is_library
 from nsa_harness.core.report import CollectiveRef, Fact, Facts, Place, Status
@@ -45,60 +45,62 @@ from nsa_harness.core.source_code.value_origin import Origin, origin_of_argument
 from nsa_harness.core.verdict.verdict import FailureKind
 from nsa_harness.core.verdict.wait import WaitKind
 
-_CALLS = (Kind.MISSING, Kind.EXTRA, Kind.ORDER, Kind.COUNT)
-_OF_VALUES = {Kind.SHAPE: Cause.SHAPE_MISMATCH, Kind.DTYPE: Cause.DTYPE_MISMATCH, Kind.ROOT: Cause.ROOT_MISMATCH}
+_CALL_KINDS = (Kind.MISSING, Kind.EXTRA, Kind.ORDER, Kind.COUNT)
+_VALUE_CAUSES = {Kind.SHAPE: Cause.SHAPE_MISMATCH, Kind.DTYPE: Cause.DTYPE_MISMATCH, Kind.ROOT: Cause.ROOT_MISMATCH}
 
 
 def calls_differ(context: DiagnosisContext) -> Explanation | None:
     """Ranks that wait for each other made different calls, or different numbers of them."""
     difference = context.difference
-    if not _ranks_wait_for_each_other(context) or (difference is not None and _exited_within_step(context, difference)):
+    if not _ranks_wait_for_each_other(context) or (
+        difference is not None and _exited_before_difference(context, difference)
+    ):
         return None
     if difference is None:
         return _out_of_batches(context)
     context = _with_stacks_at_divergence(context, difference)
     difference = context.difference or difference  # the same difference, with the events of these timelines
     positions = relative_positions(context, difference)
-    difference, branch = _under_condition_on_rank(context, difference, positions)
+    difference, branch = _with_rank_condition(context, difference, positions)
     if branch is not None:
-        positions = replace(positions, left={})  # the condition explains the call, so no rank left a loop
-    elif difference.kind in _CALLS:
-        difference = _as_iteration_count(difference, positions)
+        positions = replace(positions, left_loops={})  # the condition explains the call, so no rank left a loop
+    elif difference.kind in _CALL_KINDS:
+        difference = _as_count_difference(difference, positions)
         is_order = context.stacks_only and difference.kind is Kind.ORDER
-        difference = _as_conditional_call(context, difference) if is_order else difference
+        difference = _as_extra_call(context, difference) if is_order else difference
     if branch is None:
         reason = next(possible_reasons(context, difference, positions))
     else:
-        reason = _condition_on_rank(context, difference, branch)
-    by_calls = branch is not None or not context.stacks_only
-    cause = _cause(difference, reason, by_calls=by_calls)
-    sure = branch is not None and positions.compared
-    return _explain(context, difference, reason, cause, positions, sure=sure)
+        reason = _rank_condition_reason(context, difference, branch)
+    are_calls_known = branch is not None or not context.stacks_only
+    cause = _cause_of(difference, reason, are_calls_known=are_calls_known)
+    is_certain = branch is not None and positions.has_source
+    return _explain(context, difference, reason, cause, positions, is_certain=is_certain)
 
 
-def _cause(difference: Difference, reason: Reason, *, by_calls: bool) -> Cause:
+def _cause_of(difference: Difference, reason: Reason, *, are_calls_known: bool) -> Cause:
     """Return the cause that follows from the difference and its reason. `by_calls`: more than stacks show the calls."""
-    if difference.kind in _OF_VALUES and not (difference.kind is Kind.SHAPE and reason.explains_sizes):
-        return _OF_VALUES[difference.kind]
+    if difference.kind in _VALUE_CAUSES and not (difference.kind is Kind.SHAPE and reason.explains_sizes):
+        return _VALUE_CAUSES[difference.kind]
     if reason.cause is None and difference.kind is Kind.ORDER:
         return Cause.COLLECTIVE_ORDER_MISMATCH
     cause = reason.cause or Cause.RANK_CONDITIONAL_COLLECTIVE
-    is_extra_on_rank0 = difference.kind is Kind.EXTRA and difference.ranks == (0,) and by_calls
+    is_extra_on_rank0 = difference.kind is Kind.EXTRA and difference.ranks == (0,) and are_calls_known
     is_rank0_only = cause is Cause.RANK_CONDITIONAL_COLLECTIVE and is_extra_on_rank0
     return Cause.RANK0_ONLY_COLLECTIVE if is_rank0_only else cause
 
 
 def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
     """Ranks wait for each other in a cycle across groups: each waits for a rank that has not reached its call yet."""
-    ring = context.cycle if _ended_by_mutual_wait(context) and context.difference is None else ()
-    if not ring:
+    links = context.cycle if _ended_by_mutual_wait(context) and context.difference is None else ()
+    if not links:
         return None
-    everyone = tuple(sorted(link.rank for link in ring))
-    other = tuple(link.rank for link in ring if broke_pattern(context.timelines[link.rank], link.event))
-    ranks = tuple(sorted(other)) or everyone
-    is_part = 0 < len(other) < len(everyone)
-    unseen = next(filter(None, (_unseen_history_of(context, link.event.group, everyone) for link in ring)), ())
-    first = next(link for link in ring if link.rank in ranks)
+    everyone = tuple(sorted(link.rank for link in links))
+    odd_ranks = tuple(link.rank for link in links if broke_pattern(context.timelines[link.rank], link.event))
+    ranks = tuple(sorted(odd_ranks)) or everyone
+    is_part = 0 < len(odd_ranks) < len(everyone)
+    open_questions = next(filter(None, (_history_questions(context, link.event.group, everyone) for link in links)), ())
+    first = next(link for link in links if link.rank in ranks)
     waits: list[Facts] = [
         {
             "rank": link.rank,
@@ -106,23 +108,23 @@ def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
             "waits_for": link.waits_for,
             "never_entered": link.never_entered,
         }
-        for link in ring
+        for link in links
     ]
     return Explanation(
         cause=Cause.CROSS_GROUP_DEADLOCK,
-        evidence=EvidenceKind.REPAIRED if is_part and not unseen else EvidenceKind.PART,
+        evidence=EvidenceKind.REPAIRED if is_part and not open_questions else EvidenceKind.PART,
         facts={"waits": waits, "took_another_order": is_part},
         ranks=ranks,
-        place=_place_of_other_order(context, ranks, everyone) or event_place(context, first.rank, first.event),
+        place=_order_change_place(context, ranks, everyone) or event_place(context, first.rank, first.event),
         step=first.event.step,
-        collective=_reference(first.event),
+        collective=_collective_ref(first.event),
         parties=everyone,
         proof=flight_proof(context, everyone),
-        left_open=unseen,
+        left_open=open_questions,
     )
 
 
-def _place_of_other_order(context: DiagnosisContext, ranks: Sequence[int], everyone: Sequence[int]) -> Place | None:
+def _order_change_place(context: DiagnosisContext, ranks: Sequence[int], everyone: Sequence[int]) -> Place | None:
     """Return the line at which a rank that used another order diverges from a rank that kept the usual order.
 
     If all ranks are on the same lines, they are in different iterations of a loop over items: return that loop.
@@ -135,18 +137,24 @@ def _place_of_other_order(context: DiagnosisContext, ranks: Sequence[int], every
     return place_of(context, ranks[0], paths.path_frame) if others and paths.in_one_function else None
 
 
-def _unseen_history_of(context: DiagnosisContext, group: str, ranks: Sequence[int]) -> tuple[OpenQuestion, ...]:
-    lost = tuple(rank for rank in ranks if group in context.timelines[rank].lost)
-    boards = {rank: context.boards[rank] for rank in ranks if rank in context.boards}
-    return _unseen_history(group, lost, diverged_before=diverged_before_history(group, boards))
+def _history_questions(context: DiagnosisContext, group: str, ranks: Sequence[int]) -> tuple[OpenQuestion, ...]:
+    incomplete_ranks = tuple(rank for rank in ranks if group in context.timelines[rank].lost)
+    status_files = {rank: context.status_files[rank] for rank in ranks if rank in context.status_files}
+    return _history_question(group, incomplete_ranks, diverged_before=diverged_before_history(group, status_files))
 
 
-def _unseen_history(group: str, lost: Sequence[int], *, diverged_before: bool) -> tuple[OpenQuestion, ...]:
+def _history_question(
+    group: str, incomplete_ranks: Sequence[int], *, diverged_before: bool
+) -> tuple[OpenQuestion, ...]:
     """Return the open question whether the ranks diverged before the recorded calls, if they may have."""
     if diverged_before:
         return (OpenQuestion(code="diverged_before_history", facts={"group": group or "0"}),)
-    if lost:
-        return (OpenQuestion(code="recorder_lacks_numbers", facts={"group": group or "0", "ranks": tuple(lost)}),)
+    if incomplete_ranks:
+        return (
+            OpenQuestion(
+                code="recorder_lacks_numbers", facts={"group": group or "0", "ranks": tuple(incomplete_ranks)}
+            ),
+        )
     return ()
 
 
@@ -158,21 +166,23 @@ def _with_stacks_at_divergence(context: DiagnosisContext, difference: Difference
     frames = {rank: event.collective.frames for rank, event in difference.entered if event.collective}
     if len(frames) < len(difference.entered) or not all(frames.values()) or not context.last_snapshot:
         return context
-    last = context.evidence.snapshots[-1]
+    last_snapshot = context.evidence.snapshots[-1]
     stacks = {
-        rank: (Stack(thread="MainThread", tid=None, active=False, frames=recorded, source="recorder"),)
-        for rank, recorded in frames.items()
+        rank: (Stack(thread="MainThread", tid=None, active=False, frames=recorded_frames, source="recorder"),)
+        for rank, recorded_frames in frames.items()
     }
-    ranks = tuple(replace(rank, stacks=stacks.get(rank.rank, rank.stacks)) for rank in last.ranks)
-    snapshots = (*context.evidence.snapshots[:-1], replace(last, ranks=ranks))
+    ranks = tuple(replace(rank, stacks=stacks.get(rank.rank, rank.stacks)) for rank in last_snapshot.ranks)
+    snapshots = (*context.evidence.snapshots[:-1], replace(last_snapshot, ranks=ranks))
     return replace(context, evidence=replace(context.evidence, snapshots=snapshots))
 
 
 def _ranks_wait_for_each_other(context: DiagnosisContext) -> bool:
     """Return whether ranks wait only for each other, or the run failed without an exception, a crash or SIGKILL."""
     first = context.first_failure
-    silent = first is not None and first.status is not None and (first.status > 0 or first.status == -signal.SIGTERM)
-    return _ended_by_mutual_wait(context) or (silent and context.evidence.ending is not Ending.DEADLINE)
+    ended_silently = (
+        first is not None and first.status is not None and (first.status > 0 or first.status == -signal.SIGTERM)
+    )
+    return _ended_by_mutual_wait(context) or (ended_silently and context.evidence.ending is not Ending.DEADLINE)
 
 
 def _ended_by_mutual_wait(context: DiagnosisContext) -> bool:
@@ -186,41 +196,45 @@ def _ended_by_mutual_wait(context: DiagnosisContext) -> bool:
     return context.judgement.status is Status.HANG and bool(roots) and roots <= {WaitKind.COLLECTIVE, WaitKind.GONE}
 
 
-def _exited_within_step(context: DiagnosisContext, difference: Difference) -> bool:
+def _exited_before_difference(context: DiagnosisContext, difference: Difference) -> bool:
     """Return whether a rank exited with code 0 before the step of the difference: then it skipped no call."""
     first = context.first_failure
     if first is None or first.kind is not FailureKind.LEFT or first.rank is None or first.rank not in difference.absent:
         return False
-    board, step = context.boards.get(first.rank), step_of(difference)
-    done = board.steps_s[-1][0] if board and board.steps_s else 0
-    return step is not None and 0 < done < step
+    status_file, step = context.status_files.get(first.rank), step_of_difference(difference)
+    steps_done = status_file.steps_s[-1][0] if status_file and status_file.steps_s else 0
+    return step is not None and 0 < steps_done < step
 
 
-def _condition_on_rank(context: DiagnosisContext, difference: Difference, branch: Branch) -> Reason:
+def _rank_condition_reason(context: DiagnosisContext, difference: Difference, branch: Branch) -> Reason:
     """Return the reason that a condition on the rank guards the call.
 
     Its place is the later statement of the condition or the `with` statement that decides, if the source shows one.
     """
-    reached_by = difference.ranks if difference.kind is Kind.EXTRA else _others(difference)
+    callers = difference.ranks if difference.kind is Kind.EXTRA else _other_ranks(difference)
     program = context.program
-    frames = (frame for rank, _ in difference.entered for frame in own_frames(context, rank))
-    decides = next((frame for frame in frames if program.is_later_statement(branch, frame)), None)
+    frames = (frame for rank, _ in difference.entered for frame in program_frames(context, rank))
+    deciding_frame = next((frame for frame in frames if program.is_later_statement(branch, frame)), None)
     # One rank is inside a `with` statement, and another rank is at the beginning of this statement.
     inside_with: Facts | None = None
     for rank, _, paths in diverging_pairs(context, difference.everyone):
         if program.opens_block_around(paths.stack_frame, paths.path_frame):
-            decides = paths.path_frame
-            inside_with = {"rank": rank, "line": place_of(context, None, decides)}
+            deciding_frame = paths.path_frame
+            inside_with = {"rank": rank, "line": place_of(context, None, deciding_frame)}
             break
-    place = Place(file=decides.file, line=decides.line, function=decides.function) if decides else branch.place
-    condition: Facts = {"text": branch.text, "leaves": branch.leaves, "line": branch.place, "ranks": reached_by}
+    place = (
+        Place(file=deciding_frame.file, line=deciding_frame.line, function=deciding_frame.function)
+        if deciding_frame
+        else branch.place
+    )
+    condition: Facts = {"text": branch.text, "leaves": branch.leaves, "line": branch.place, "ranks": callers}
     facts: Facts = {"condition": condition, "inside_with": inside_with}
     return Reason(ranks=difference.ranks, facts=facts, place=place)
 
 
 def _out_of_batches(context: DiagnosisContext) -> Explanation | None:
     """Some ranks ran out of batches, and no collective differs."""
-    reason = exhausted(context)
+    reason = out_of_batches(context)
     if reason is None:
         return None
     return Explanation(
@@ -244,27 +258,27 @@ def _explain(
     cause: Cause,
     positions: RelativePositions,
     *,
-    sure: bool,
+    is_certain: bool,
 ) -> Explanation:
     ranks = reason.ranks or difference.ranks
-    where = difference.where or (difference.or_swapped and _in_order_of_lines(context, difference))
+    is_located = difference.where or (difference.or_swapped and _is_skipper_below_call(context, difference))
     is_complete = not difference.diverged_before_history and not difference.lost
-    sure = is_complete and (sure or (where and difference.who and not difference.symmetric))
+    is_certain = is_complete and (is_certain or (is_located and difference.who and not difference.symmetric))
     if reason.cause is None:
         facts = _difference_facts(context, difference)
     else:
-        facts = {"entered": _entered_facts(context, difference)}
+        facts = {"entered": _call_facts_by_rank(context, difference)}
     return Explanation(
         cause=cause,
-        evidence=_evidence(context, difference, sure=sure),
+        evidence=_evidence(context, difference, is_certain=is_certain),
         facts={**facts, **reason.facts},
         ranks=ranks,
         place=(reason.place if reason.decides_place else None)
         or _loop_exit(context, difference, positions, ranks)
         or reason.place
-        or _place(context, difference, ranks),
-        step=reason.step or step_of(difference),
-        collective=_reference(difference.expected or difference.entered[0][1]),
+        or _difference_place(context, difference, ranks),
+        step=reason.step or step_of_difference(difference),
+        collective=_collective_ref(difference.expected or difference.entered[0][1]),
         proof=(
             *reason.proof,
             *(path for rank in ranks for path in ledger_proof(context, rank)),
@@ -272,19 +286,19 @@ def _explain(
         ),
         parties=difference.everyone,
         left_open=(
-            *(() if reason.facts else _alternatives(difference)),
-            *_unseen_history(difference.group, difference.lost, diverged_before=difference.diverged_before_history),
+            *(() if reason.facts else _other_readings(difference)),
+            *_history_question(difference.group, difference.lost, diverged_before=difference.diverged_before_history),
         ),
     )
 
 
-def _reference(event: Event) -> CollectiveRef | None:
+def _collective_ref(event: Event) -> CollectiveRef | None:
     """Return the collective as a report refers to it, or None if only its stack is known."""
     return None if event.group == UNKNOWN_GROUP else CollectiveRef(group=event.group, seq=event.seq, op=event.op)
 
 
-def _evidence(context: DiagnosisContext, difference: Difference, *, sure: bool) -> EvidenceKind:
-    if sure:
+def _evidence(context: DiagnosisContext, difference: Difference, *, is_certain: bool) -> EvidenceKind:
+    if is_certain:
         return EvidenceKind.STACKS if context.stacks_only else EvidenceKind.REPAIRED
     return EvidenceKind.OPEN if difference.symmetric else EvidenceKind.PART
 
@@ -293,36 +307,36 @@ def _difference_facts(context: DiagnosisContext, difference: Difference) -> Fact
     """Return the facts of a difference whose reason is unknown."""
     others = tuple(rank for rank, _ in difference.entered if rank not in difference.ranks)
     expected, first = difference.expected, difference.ranks[:1]
-    own = difference.event(first[0]) if first else None
-    is_repeated = difference.kind is Kind.COUNT and own is not None and own is expected
+    own_event = difference.event(first[0]) if first else None
+    is_repeated = difference.kind is Kind.COUNT and own_event is not None and own_event is expected
     return {
         "variant": "repeated" if is_repeated else difference.kind.value,
         "others": others,
-        "remaining": _others(difference),
+        "remaining": _other_ranks(difference),
         "absent": difference.absent,
-        "own_call": call_facts(context, first[0], own) if own else None,
+        "own_call": call_facts(context, first[0], own_event) if own_event else None,
         "expected_call": call_facts(context, others[0], expected) if expected and others else None,
         "first_call": call_facts(context, *difference.entered[0]),
-        "entered": _entered_facts(context, difference),
+        "entered": _call_facts_by_rank(context, difference),
         "condition": None,
         "inside_with": None,
     }
 
 
-def _entered_facts(context: DiagnosisContext, difference: Difference) -> tuple[Facts, ...]:
+def _call_facts_by_rank(context: DiagnosisContext, difference: Difference) -> tuple[Facts, ...]:
     """Return each entered call once, with its ranks, and with its size, dtype or root if the ranks differ there."""
-    entered = ((rank, event, call_facts(context, rank, event)) for rank, event in difference.entered)
-    if difference.kind not in _OF_VALUES:
-        return ranks_by_facts((rank, facts) for rank, _, facts in entered)
+    calls = ((rank, event, call_facts(context, rank, event)) for rank, event in difference.entered)
+    if difference.kind not in _VALUE_CAUSES:
+        return ranks_by_facts((rank, facts) for rank, _, facts in calls)
     differs_in = Field(difference.kind.value)
-    return ranks_by_facts((rank, {**facts, "value": value(event, differs_in)}) for rank, event, facts in entered)
+    return ranks_by_facts((rank, {**facts, "value": value(event, differs_in)}) for rank, event, facts in calls)
 
 
-def _alternatives(difference: Difference) -> tuple[OpenQuestion, ...]:
+def _other_readings(difference: Difference) -> tuple[OpenQuestion, ...]:
     """Return the open questions about which rank is wrong."""
     if difference.symmetric:
         return (OpenQuestion(code="all_are_blamed"),)
-    others: Fact = _others(difference)
+    others: Fact = _other_ranks(difference)
     if difference.who:
         return (OpenQuestion(code="called_in_another_order"),) if difference.or_swapped else ()
     if difference.kind is Kind.EXTRA:
@@ -332,13 +346,13 @@ def _alternatives(difference: Difference) -> tuple[OpenQuestion, ...]:
     return ()
 
 
-def _others(difference: Difference) -> tuple[int, ...]:
+def _other_ranks(difference: Difference) -> tuple[int, ...]:
     return tuple(rank for rank in difference.everyone if rank not in difference.ranks)
 
 
-def _in_order_of_lines(context: DiagnosisContext, difference: Difference) -> bool:
+def _is_skipper_below_call(context: DiagnosisContext, difference: Difference) -> bool:
     """Return whether the rank that skipped the call is already below it in the same function."""
-    others = _others(difference)
+    others = _other_ranks(difference)
     paths = diverging_frames(context, difference.ranks[0], others[0]) if others else None
     if paths is None or paths.path_frame is None or paths.stack_frame is None or not paths.in_one_function:
         return False
@@ -350,28 +364,31 @@ def _loop_exit(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions, ranks: Sequence[int]
 ) -> Place | None:
     """Return the line that ends the loop in which the ranks made fewer or more iterations, or the loop's own line."""
-    loop = next((positions.left[rank] for rank in ranks if rank in positions.left), None)
-    left = loop is not None
+    loop = next((positions.left_loops[rank] for rank in ranks if rank in positions.left_loops), None)
+    has_left = loop is not None
     if loop is None and difference.kind is Kind.COUNT:
-        loop = next(loops_around_any(context, own_frames(context, ranks[0])), None)
+        loop = next(loops_around_any(context, program_frames(context, ranks[0])), None)
     if loop is None:
         return None
     # An exception that stops the loop counts only if nothing else can give the ranks different numbers of iterations.
-    own = origin_of_loop(context.program, Place(file=loop.file, line=loop.line), ()) if loop.stops else None
-    line = next((jump.line for jump in (*loop.exits, *loop.skips, *(() if own else loop.stops))), None)
-    others = [rank for rank in difference.everyone if rank not in ranks] if left and not loop.exits else []
-    origin = next((origin for rank in others if (origin := _iterations_of(context, loop, rank))), None)
+    own_origin = origin_of_loop(context.program, Place(file=loop.file, line=loop.line), ()) if loop.stops else None
+    line = next((jump.line for jump in (*loop.exits, *loop.skips, *(() if own_origin else loop.stops))), None)
+    others = [rank for rank in difference.everyone if rank not in ranks] if has_left and not loop.exits else []
+    origin = next((origin for rank in others if (origin := _iteration_count_origin(context, loop, rank))), None)
     if origin is not None and line is None:
         return origin.place
     return Place(file=loop.file, line=loop.line if line is None else line, function=loop.function)
 
 
-def _iterations_of(context: DiagnosisContext, left: Loop, rank: int) -> Origin | None:
+def _iteration_count_origin(context: DiagnosisContext, outer_loop: Loop, rank: int) -> Origin | None:
     """Return the origin of the number of iterations of `left`, or of the first loop within it that may differ there."""
-    frames, program = own_frames(context, rank), context.program
+    frames, program = program_frames(context, rank), context.program
     for depth, frame in enumerate(frames):
         for loop in reversed(context.program.loops_around(frame)):
-            if (loop.file, loop.function) != (left.file, left.function) or left.line <= loop.line <= left.last:
+            if (loop.file, loop.function) != (
+                outer_loop.file,
+                outer_loop.function,
+            ) or outer_loop.line <= loop.line <= outer_loop.last:
                 line = Place(file=loop.file, line=loop.line)
                 origin = origin_of_loop(program, line, tuple(reversed(frames[:depth])))
                 if origin is not None:
@@ -379,15 +396,17 @@ def _iterations_of(context: DiagnosisContext, left: Loop, rank: int) -> Origin |
     return None
 
 
-def _place(context: DiagnosisContext, difference: Difference, ranks: Sequence[int]) -> Place | None:
+def _difference_place(context: DiagnosisContext, difference: Difference, ranks: Sequence[int]) -> Place | None:
     """Return where the fix belongs: the branch that leads to the difference, else the line where the ranks diverge."""
-    if difference.kind in _OF_VALUES and (made := _origin_of_values(context, difference, ranks)):
-        return made
-    others = _others(difference)
+    if difference.kind in _VALUE_CAUSES and (origin := _origin_of_values(context, difference, ranks)):
+        return origin
+    others = _other_ranks(difference)
     if others and ranks:
         caller, skipper = (ranks[0], others[0]) if difference.kind is Kind.EXTRA else (others[0], ranks[0])
         path = _usual_path(context, difference, skipper)
-        place = branch_that_skipped_call(context, skipper, path or own_frames(context, caller), own=bool(path))
+        place = branch_that_skipped_call(
+            context, skipper, path or program_frames(context, caller), same_rank=bool(path)
+        )
         if place is not None:
             return place
     if difference.kind in (Kind.MISSING, Kind.COUNT) and difference.expected is not None:
@@ -402,15 +421,19 @@ def _usual_path(context: DiagnosisContext, difference: Difference, rank: int) ->
 
     The frames are outermost first; the result is empty if no such path is known.
     """
-    due = difference.expected
-    went = next((rank for rank, event in difference.entered if event is due), None)
-    paths = diverging_frames(context, went, rank) if went is not None and difference.kind is Kind.MISSING else None
-    if due is None or paths is None or not paths.shared or paths.in_one_function:
+    expected = difference.expected
+    caller = next((rank for rank, event in difference.entered if event is expected), None)
+    paths = diverging_frames(context, caller, rank) if caller is not None and difference.kind is Kind.MISSING else None
+    if expected is None or paths is None or not paths.shared or paths.in_one_function:
         return ()
-    chains = [event.chain for event in context.timelines[rank].events if (event.op, event.place) == (due.op, due.place)]
-    if due.chain and due.chain not in chains:
+    chains = [
+        event.chain
+        for event in context.timelines[rank].events
+        if (event.op, event.place) == (expected.op, expected.place)
+    ]
+    if expected.chain and expected.chain not in chains:
         return tuple(reversed(next(filter(None, reversed(chains)), ())))
-    return context.program.path_to_call(own_frames(context, rank), [frame.function for frame in paths.deeper])
+    return context.program.path_to_call(program_frames(context, rank), [frame.function for frame in paths.deeper])
 
 
 def _origin_of_values(context: DiagnosisContext, difference: Difference, ranks: Sequence[int]) -> Place | None:
@@ -418,39 +441,39 @@ def _origin_of_values(context: DiagnosisContext, difference: Difference, ranks: 
     event = difference.event(ranks[0]) if ranks else None
     if event is None or not event.called or event.place is None:
         return None
-    frames = tuple(reversed(own_frames(context, ranks[0])))
+    frames = tuple(reversed(program_frames(context, ranks[0])))
     line = (event.place.file, event.place.line)
     position = next((at for at, frame in enumerate(frames) if (frame.file, frame.line) == line), None)
     chain = event.chain or (() if position is None else frames[position:]) or (event.place,)
-    made = origin_of_arguments(context.program, chain)
-    if made is None or (not made.of_rank and context.program.same_function(made.place, chain[0])):
+    origin = origin_of_arguments(context.program, chain)
+    if origin is None or (not origin.of_rank and context.program.same_function(origin.place, chain[0])):
         return None
-    return made.place
+    return origin.place
 
 
-def _as_iteration_count(difference: Difference, positions: RelativePositions) -> Difference:
+def _as_count_difference(difference: Difference, positions: RelativePositions) -> Difference:
     """Turn the difference into one of iteration counts if some ranks left a loop in which another rank still is."""
-    if not positions.left:
+    if not positions.left_loops:
         return difference
-    event = next((event for rank, event in difference.entered if rank not in positions.left), None)
-    ranks = tuple(sorted(positions.left))
+    event = next((event for rank, event in difference.entered if rank not in positions.left_loops), None)
+    ranks = tuple(sorted(positions.left_loops))
     return replace(difference, kind=Kind.COUNT, ranks=ranks, expected=event, who=True, where=False)
 
 
-def _as_conditional_call(context: DiagnosisContext, difference: Difference) -> Difference:
+def _as_extra_call(context: DiagnosisContext, difference: Difference) -> Difference:
     """Turn the difference into an extra call if one side's call is under a condition that only this side met."""
     program = context.program
     sides: set[tuple[object, ...]] = set()
     for rank, _, paths in diverging_pairs(context, [rank for rank, _ in difference.entered]):
         event = difference.event(rank)
         if event is not None and paths.path_frame and paths.stack_frame and paths.in_one_function:
-            around = program.condition_around_only(paths.path_frame, paths.stack_frame)
-            sides |= {event.site} if around is not None else set()
-    made = tuple(rank for rank, event in difference.entered if {event.site} == sides)
-    return replace(difference, kind=Kind.EXTRA, ranks=made) if made else difference
+            condition = program.condition_around_only(paths.path_frame, paths.stack_frame)
+            sides |= {event.site} if condition is not None else set()
+    callers = tuple(rank for rank, event in difference.entered if {event.site} == sides)
+    return replace(difference, kind=Kind.EXTRA, ranks=callers) if callers else difference
 
 
-def _under_condition_on_rank(
+def _with_rank_condition(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions
 ) -> tuple[Difference, Branch | None]:
     """Return the condition on the rank that guards a differing call or a caller's line, and the adapted difference.
@@ -458,37 +481,43 @@ def _under_condition_on_rank(
     The adapted difference names the ranks on the smaller side. A call that happens only in some steps changes the
     iteration count too, so a COUNT difference is considered if no rank has left a loop.
     """
-    in_the_same_loops = positions.compared and not positions.left
-    if difference.kind not in _CALLS or (difference.kind is Kind.COUNT and not in_the_same_loops):
+    same_loops = positions.has_source and not positions.left_loops
+    if difference.kind not in _CALL_KINDS or (difference.kind is Kind.COUNT and not same_loops):
         return difference, None
     for rank, event in difference.entered:
-        branch = _branch(context, rank, event)
+        branch = _rank_branch(context, rank, event)
         if branch is not None:
-            made = tuple(other for other, call in difference.entered if call.site == event.site)
-            others = tuple(other for other in difference.everyone if other not in made)
+            callers = tuple(other for other, call in difference.entered if call.site == event.site)
+            others = tuple(other for other in difference.everyone if other not in callers)
             # A rank past a loop may have left it normally, and a rank above the branch has not reached it yet.
-            if branch.leaves and (positions.left or any(_is_above(context, other, branch) for other in others)):
+            if branch.leaves and (positions.left_loops or any(_is_above(context, other, branch) for other in others)):
                 continue
-            if 0 < len(others) < len(made):
+            if 0 < len(others) < len(callers):
                 return replace(difference, kind=Kind.MISSING, ranks=others, expected=event), branch
-            return replace(difference, kind=Kind.EXTRA, ranks=made, expected=None), branch
+            return replace(difference, kind=Kind.EXTRA, ranks=callers, expected=None), branch
     return difference, None
 
 
 def _is_above(context: DiagnosisContext, rank: int, branch: Branch) -> bool:
     """Return whether the rank, or a call in its stack, is above the branch in the branch's function."""
-    frames, board = own_frames(context, rank), context.boards.get(rank)
-    if board and frames and [frame.function for frame in board.optimizer_chain[:1]] == [frames[-1].function]:
-        frames += board.optimizer_chain[1:]  # the heartbeat shows only the innermost line: add the callers of the step
+    frames, status_file = program_frames(context, rank), context.status_files.get(rank)
+    if (
+        status_file
+        and frames
+        and [frame.function for frame in status_file.optimizer_chain[:1]] == [frames[-1].function]
+    ):
+        frames += status_file.optimizer_chain[
+            1:
+        ]  # the heartbeat shows only the innermost line: add the callers of the step
     file = branch.file.rpartition("/")[2]
     inside = (frame for frame in frames if frame.file.rpartition("/")[2] == file and frame.function == branch.function)
     return any(frame.line < branch.line for frame in inside)
 
 
-def _branch(context: DiagnosisContext, rank: int, event: Event) -> Branch | None:
+def _rank_branch(context: DiagnosisContext, rank: int, event: Event) -> Branch | None:
     """Return the innermost branch on the rank around the call, or around the callers of a call that is still open."""
     known_rank = context.rank(rank) if not event.done else None
-    callers = [frame for frame in frames_of(context, known_rank) if not is_library(frame.file)] if known_rank else []
+    callers = [frame for frame in rank_frames(context, known_rank) if not is_library(frame.file)] if known_rank else []
     lines: list[Place | Frame] = [event.place] if event.called and event.place else []
     branches = (branch for line in [*lines, *callers] for branch in context.program.branches(line))
     return next((branch for branch in branches if branch.of_rank), None)

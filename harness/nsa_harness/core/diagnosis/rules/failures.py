@@ -20,14 +20,14 @@ from nsa_harness.core.diagnosis.context import (
     first_failure_of,
     first_own_exception,
     is_same_exception,
-    last_line,
-    last_place,
-    last_seen,
-    own_frames,
+    last_heartbeat_facts,
+    last_known_place,
+    last_progress_facts,
     place_of,
+    program_frames,
     wait_place,
 )
-from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, given
+from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, rule_if
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
 from nsa_harness.core.diagnosis.rules.threads import death_facts
 from nsa_harness.core.evidence.evidence import Ending, Frame, RaisedException
@@ -41,97 +41,103 @@ from nsa_harness.core.verdict.wait import Wait
 from nsa_harness.core.verdict.wait_graph import FOR_RANKS, wait_for
 
 _ENOUGH_SAMPLES = 30  # fewer samples do not prove that a rank is working
-_SAME = 0.6  # smallest share of their time that two ranks with the same work spend on the same parts
-_SAME_STEP = 5  # times the median step: a step up to this long does the same work as the steps before
-_LONG_STEP = 50  # times the median step: a longer step may be slow work or an endless loop
+_SAME_WORK_SHARE = 0.6  # smallest share of their time that two ranks with the same work spend on the same parts
+_SLOW_STEP_FACTOR = 5  # times the median step: a step up to this long does the same work as the steps before
+_ENDLESS_STEP_FACTOR = 50  # times the median step: a longer step may be slow work or an endless loop
 
 
 def slow(context: DiagnosisContext) -> Explanation | None:
     """The run was still running at its deadline, and no rank had failed."""
     if context.evidence.ending is not Ending.DEADLINE or context.first_failure is not None:
         return None
-    sampled_ranks = profiles(context.evidence)
-    sampled = busiest(sampled_ranks)
-    works = sampled is not None and 2 * sampled.working >= sampled.samples
-    if not works and (blocked := _explain_blocked_ranks(context)) is not None:
-        return blocked
-    place = place_of(context, sampled.rank, _parts(context, sampled)[0].user) if sampled else None
-    same_work = _do_the_same_work(context, sampled_ranks)
-    speed = pace(context.evidence)
-    endless = speed is not None and speed.step_s is not None and speed.running_s > _LONG_STEP * max(speed.step_s, 0.1)
+    rank_profiles = profiles(context.evidence)
+    profile = busiest(rank_profiles)
+    is_working = profile is not None and 2 * profile.working >= profile.samples
+    if not is_working and (explanation := _explain_delay(context)) is not None:
+        return explanation
+    place = place_of(context, profile.rank, _code_regions(context, profile)[0].frame) if profile else None
+    is_same_work = _is_same_work(context, rank_profiles)
+    current_pace = pace(context.evidence)
+    may_be_endless = (
+        current_pace is not None
+        and current_pace.step_s is not None
+        and current_pace.running_s > _ENDLESS_STEP_FACTOR * max(current_pace.step_s, 0.1)
+    )
     return Explanation(
         cause=Cause.SLOW,
-        evidence=_evidence_of_pace(sampled, speed) if sampled and place and works else EvidenceKind.CLOCK,
+        evidence=_evidence_of_pace(profile, current_pace) if profile and place and is_working else EvidenceKind.CLOCK,
         facts={
             "variant": "working",
             "deadline_s": context.evidence.limits.deadline_s,
-            "pace": _pace(speed),
-            "hot_parts": _hot_parts(context, sampled) if sampled else (),
-            "ranks_alike": same_work,
-            "seldom_at_work": {"samples": sampled.working, "of": sampled.samples} if sampled and not works else None,
-            "step_may_never_end": endless,
-            "spends_time_on": _spends_time_on(context, sampled),
+            "pace": _pace_facts(current_pace),
+            "hot_parts": _hot_region_facts(context, profile) if profile else (),
+            "ranks_alike": is_same_work,
+            "seldom_at_work": {"samples": profile.working, "of": profile.samples}
+            if profile and not is_working
+            else None,
+            "step_may_never_end": may_be_endless,
+            "spends_time_on": _spends_time_on(context, profile),
         },
-        ranks=() if sampled is None or same_work else (sampled.rank,),
+        ranks=() if profile is None or is_same_work else (profile.rank,),
         place=place,
-        proof=(PROFILE_FILE,) if sampled else ("watch.jsonl",),
+        proof=(PROFILE_FILE,) if profile else ("watch.jsonl",),
     )
 
 
-def _gave_up(context: DiagnosisContext) -> tuple[Failure, re.Match[str]] | None:
+def _timeout_failure(context: DiagnosisContext) -> tuple[Failure, re.Match[str]] | None:
     """Find the first failure, if its rank gave up waiting for other ranks."""
     first = context.first_failure
     message = TIMEOUT_MESSAGE.search(first.text) if first else None
     return (first, message) if first and message else None
 
 
-@given(_gave_up)
+@rule_if(_timeout_failure)
 def came_too_late(context: DiagnosisContext, first: Failure, _: re.Match[str]) -> Explanation | None:
     """The other ranks gave up waiting in a collective while this rank was still on its way to it."""
     absent = (difference for difference in context.differences if difference.absent)
     late = next(
-        (difference for difference in absent if all(_on_its_way(context, rank) for rank in difference.ranks)), None
+        (difference for difference in absent if all(_was_on_its_way(context, rank) for rank in difference.ranks)), None
     )
     if late is None or late.expected is None:
         return None
     rank, call = late.ranks[0], late.expected
-    board = context.boards[rank]
-    moved = board.latest_training_event is not None and board.latest_training_event.at_s > call.at_s
+    status_file = context.status_files[rank]
+    made_progress = status_file.latest_training_event is not None and status_file.latest_training_event.at_s > call.at_s
     return Explanation(
         cause=Cause.SLOW,
-        evidence=EvidenceKind.OPEN if moved else EvidenceKind.ABSENCE,
+        evidence=EvidenceKind.OPEN if made_progress else EvidenceKind.ABSENCE,
         facts={
             "variant": "came too late",
             "op": call.op,
             "line": call.place,
             "waiting": tuple(waiting for waiting, _ in late.entered),
             "message": first.text,
-            "was_busy": moved,
+            "was_busy": made_progress,
         },
         ranks=late.ranks,
-        place=last_place(context, rank),
+        place=last_known_place(context, rank),
         proof=(f"rank{rank}/calls.txt", "output.log"),
         step=call.step,
         collective=CollectiveRef(group=call.group, seq=call.seq, op=call.op),
     )
 
 
-def _on_its_way(context: DiagnosisContext, rank: int) -> bool:
+def _was_on_its_way(context: DiagnosisContext, rank: int) -> bool:
     """Return whether the rank was in no call, and was ended from outside when the other ranks failed."""
     evidence = context.rank(rank)
     if evidence is None or evidence.status_file is None or evidence.exception is not None or evidence.exit is None:
         return False
-    inside = any(call.left_s is None for call in evidence.status_file.calls)
-    ended = evidence.exit.during_teardown or evidence.exit.status in (-signal.SIGTERM, -signal.SIGKILL)
-    return ended and not inside and evidence.status_file.enqueued == evidence.status_file.completed
+    in_call = any(call.left_s is None for call in evidence.status_file.calls)
+    was_ended = evidence.exit.during_teardown or evidence.exit.status in (-signal.SIGTERM, -signal.SIGKILL)
+    return was_ended and not in_call and evidence.status_file.enqueued == evidence.status_file.completed
 
 
-@given(_gave_up)
+@rule_if(_timeout_failure)
 def never_arrived(context: DiagnosisContext, first: Failure, message: re.Match[str]) -> Explanation | None:
     """Ranks gave up waiting, and no recorded call shows who was late: the ranks that did not fail never arrived."""
-    failed = [failure.rank for failure in context.judgement.failures if failure.status not in _KILLING]
-    named = [int(rank) for rank in (message["absent"] or "").split(", ") if rank]
-    late = tuple(named or [rank.rank for rank in context.evidence.ranks if rank.rank not in failed])
+    failing_ranks = [failure.rank for failure in context.judgement.failures if failure.status not in _KILL_SIGNALS]
+    named_ranks = [int(rank) for rank in (message["absent"] or "").split(", ") if rank]
+    late = tuple(named_ranks or [rank.rank for rank in context.evidence.ranks if rank.rank not in failing_ranks])
     if not late or not first.collateral:
         return None
     return Explanation(
@@ -139,31 +145,31 @@ def never_arrived(context: DiagnosisContext, first: Failure, message: re.Match[s
         evidence=EvidenceKind.ABSENCE,
         facts={"variant": "never arrived", "waiting_rank": first.rank, "message": first.text},
         ranks=late,
-        place=last_place(context, late[0]),
+        place=last_known_place(context, late[0]),
         proof=("output.log",),
     )
 
 
-def _waited_in_vain(context: DiagnosisContext) -> tuple[list[Wait], list[int]] | None:
+def _waiting_and_absent(context: DiagnosisContext) -> tuple[list[Wait], list[int]] | None:
     """Find the ranks that waited for others in a hang that was not watched, and the ranks that were in no such wait."""
     if context.evidence.ending is not Ending.POST_MORTEM or context.judgement.status is not Status.HANG:
         return None
     waiting = [wait for wait in context.waits.values() if wait.kind in FOR_RANKS]
     inside = {wait.rank for wait in waiting}
     members = {peer for wait in waiting for peer in wait.peers if wait.collective}
-    everyone = _ranks_given_up(context) or members or {rank.rank for rank in context.evidence.ranks}
+    everyone = _ranks_reported_missing(context) or members or {rank.rank for rank in context.evidence.ranks}
     absent = sorted(everyone - inside)
     return (waiting, absent) if waiting and absent else None
 
 
-@given(_waited_in_vain)
+@rule_if(_waiting_and_absent)
 def rank_absent(context: DiagnosisContext, waiting: list[Wait], absent: list[int]) -> Explanation:
     """Ranks waited for ranks that were elsewhere. A stack dump or the last recorded call shows where these were."""
     last = waiting[0]
     messages = (message for wait in waiting if (rank := context.rank(wait.rank)) and (message := timeout_message(rank)))
     elsewhere = next((wait for rank in absent if (wait := context.waits.get(rank)) and wait.leaf), None)
     call = None if elsewhere else _last_event(context, absent[0])
-    may_have_waited = not (elsewhere or call) and _ranks_given_up(context).isdisjoint(absent)
+    may_have_waited = not (elsewhere or call) and _ranks_reported_missing(context).isdisjoint(absent)
     place = wait_place(context, elsewhere) if elsewhere else None
     return Explanation(
         cause=Cause.RANK_ABSENT,
@@ -184,7 +190,7 @@ def rank_absent(context: DiagnosisContext, waiting: list[Wait], absent: list[int
     )
 
 
-def _ranks_given_up(context: DiagnosisContext) -> set[int]:
+def _ranks_reported_missing(context: DiagnosisContext) -> set[int]:
     """Return the ranks that the timeout messages of other ranks name as missing."""
     messages = (message for rank in context.evidence.ranks if (message := timeout_message(rank)) and message["absent"])
     return {int(rank) for message in messages for rank in message["absent"].split(", ")}
@@ -195,7 +201,7 @@ def _last_event(context: DiagnosisContext, rank: int) -> Event | None:
     return timeline.events[-1] if timeline and timeline.events else None
 
 
-def _all_in_one_call(context: DiagnosisContext) -> tuple[list[Wait]] | None:
+def _all_waits_in_one_call(context: DiagnosisContext) -> tuple[list[Wait]] | None:
     """Find the waits of all ranks, if the hang was not watched and every rank waited in the same call."""
     waits = list(context.waits.values())
     if context.evidence.ending is not Ending.POST_MORTEM or context.judgement.status is not Status.HANG:
@@ -204,7 +210,7 @@ def _all_in_one_call(context: DiagnosisContext) -> tuple[list[Wait]] | None:
     return (waits,) if all_wait and len({(wait.blocked_in, wait.user) for wait in waits}) == 1 else None
 
 
-@given(_all_in_one_call)
+@rule_if(_all_waits_in_one_call)
 def not_delivered(context: DiagnosisContext, waits: list[Wait]) -> Explanation:
     """All ranks were in the same collective, and it never completed."""
     return Explanation(
@@ -217,30 +223,32 @@ def not_delivered(context: DiagnosisContext, waits: list[Wait]) -> Explanation:
     )
 
 
-def _spends_time_on(context: DiagnosisContext, sampled: RankProfile | None) -> str:
+def _spends_time_on(context: DiagnosisContext, profile: RankProfile | None) -> str:
     """Return on what a slow rank spends its time: "input", "compute", "sleep" or "wait".
 
     A data loader in half of the samples means input, and much CPU time means computing. A rank that does neither
     sleeps if its hottest line calls `sleep`, else it waits for something outside Python.
     """
-    if sampled is not None and sampled.fetching and 2 * sampled.fetching >= sampled.working:
+    if profile is not None and profile.fetching and 2 * profile.fetching >= profile.working:
         return "input"
-    if sampled is None or sampled.cpu_share is None or sampled.cpu_share >= BUSY_SHARE:
+    if profile is None or profile.cpu_share is None or profile.cpu_share >= BUSY_SHARE:
         return "compute"
-    hottest = _parts(context, sampled)[0].user
+    hottest = _code_regions(context, profile)[0].frame
     source = context.program.statement(Place(file=hottest.file, line=hottest.line)) or ""
     return "sleep" if "sleep(" in source else "wait"
 
 
-def _evidence_of_pace(sampled: RankProfile, speed: Pace | None) -> EvidenceKind:
+def _evidence_of_pace(profile: RankProfile, current_pace: Pace | None) -> EvidenceKind:
     """Return SAMPLES if there are enough and steps still finish: only then the step in progress will end too."""
     finishes_steps = (
-        speed is not None and speed.step_s is not None and speed.running_s <= _SAME_STEP * max(speed.step_s, 0.1)
+        current_pace is not None
+        and current_pace.step_s is not None
+        and current_pace.running_s <= _SLOW_STEP_FACTOR * max(current_pace.step_s, 0.1)
     )
-    return EvidenceKind.SAMPLES if finishes_steps and sampled.samples >= _ENOUGH_SAMPLES else EvidenceKind.OPEN
+    return EvidenceKind.SAMPLES if finishes_steps and profile.samples >= _ENOUGH_SAMPLES else EvidenceKind.OPEN
 
 
-def _explain_blocked_ranks(context: DiagnosisContext) -> Explanation | None:
+def _explain_delay(context: DiagnosisContext) -> Explanation | None:
     """No rank works, and some ranks wait for others. The roots, which wait for no rank, delay the run.
 
     The samples show that no rank makes progress, so a single snapshot is enough to see which rank waits for which.
@@ -256,97 +264,102 @@ def _explain_blocked_ranks(context: DiagnosisContext) -> Explanation | None:
         facts={
             "variant": "held up",
             "deadline_s": context.evidence.limits.deadline_s,
-            "pace": _pace(pace(context.evidence)),
+            "pace": _pace_facts(pace(context.evidence)),
             "blocked_in": root.blocked_in,
         },
-        ranks=tuple(sorted(blocked.rank for blocked in graph.roots)),
+        ranks=tuple(sorted(wait.rank for wait in graph.roots)),
         place=place_of(context, root.rank, (root.child.deepest.user if root.child else None) or root.user),
         proof=(PROFILE_FILE,),
     )
 
 
-def _pace(speed: Pace | None) -> Facts | None:
-    if speed is None:
+def _pace_facts(current_pace: Pace | None) -> Facts | None:
+    if current_pace is None:
         return None
-    return {"steps_done": speed.done, "step_s": speed.step_s, "left_s": speed.left_s, "steps_planned": speed.planned}
+    return {
+        "steps_done": current_pace.steps_done,
+        "step_s": current_pace.step_s,
+        "left_s": current_pace.left_s,
+        "steps_planned": current_pace.steps_planned,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
+class _CodeRegion:
     """A loop of a function, or the rest of the function outside its loops."""
 
-    user: Frame  # the line with most samples
-    loop: int | None  # the line of the `for` or `while`; None: outside loops, or the source is unknown
-    seen: int  # samples
+    frame: Frame  # the line with most samples
+    loop_line: int | None  # the line of the `for` or `while`; None: outside loops, or the source is unknown
+    sample_count: int  # samples
 
 
-def _parts(context: DiagnosisContext, sampled: RankProfile) -> list[_Part]:
+def _code_regions(context: DiagnosisContext, profile: RankProfile) -> list[_CodeRegion]:
     """Return the parts of the program that the samples show, the part with most samples first."""
-    parts: dict[tuple[str, str, int | None], list[HotLine]] = {}
-    for line in sampled.lines:
-        loop = context.program.loop_line(line.user)
-        parts.setdefault((line.user.file, line.user.function, loop), []).append(line)
-    seen = (
-        _Part(user=lines[0].user, loop=loop, seen=sum(line.seen for line in lines))
-        for (_, _, loop), lines in parts.items()
+    lines_by_region: dict[tuple[str, str, int | None], list[HotLine]] = {}
+    for line in profile.lines:
+        loop = context.program.loop_line(line.frame)
+        lines_by_region.setdefault((line.frame.file, line.frame.function, loop), []).append(line)
+    regions = (
+        _CodeRegion(frame=lines[0].frame, loop_line=loop, sample_count=sum(line.sample_count for line in lines))
+        for (_, _, loop), lines in lines_by_region.items()
     )
-    return sorted(seen, key=lambda part: -part.seen)
+    return sorted(regions, key=lambda part: -part.sample_count)
 
 
-def _do_the_same_work(context: DiagnosisContext, made: Sequence[RankProfile]) -> bool:
+def _is_same_work(context: DiagnosisContext, rank_profiles: Sequence[RankProfile]) -> bool:
     """Return whether every rank worked most of the time, and on the same parts of the program."""
-    if not len(made) == len(context.evidence.ranks) > 1 or any(
-        2 * profile.computing < profile.samples for profile in made
+    if not len(rank_profiles) == len(context.evidence.ranks) > 1 or any(
+        2 * profile.computing < profile.samples for profile in rank_profiles
     ):
         return False
     shares = [
         {
-            (part.user.file, part.user.function, part.loop): part.seen / profile.working
-            for part in _parts(context, profile)
+            (region.frame.file, region.frame.function, region.loop_line): region.sample_count / profile.working
+            for region in _code_regions(context, profile)
         }
-        for profile in made
+        for profile in rank_profiles
     ]
     return all(
-        sum(min(share, shares[0].get(part, 0.0)) for part, share in shares_of_rank.items()) > _SAME
+        sum(min(share, shares[0].get(region, 0.0)) for region, share in shares_of_rank.items()) > _SAME_WORK_SHARE
         for shares_of_rank in shares
     )
 
 
-def _hot_parts(context: DiagnosisContext, sampled: RankProfile) -> tuple[Facts, ...]:
+def _hot_region_facts(context: DiagnosisContext, profile: RankProfile) -> tuple[Facts, ...]:
     """Return the two parts with most samples, and the number of samples in which the rank worked."""
     return tuple(
         {
-            "function": part.user.function,
-            "line": Place(file=part.user.file, line=part.user.line),
-            "loop_line": part.loop,
-            "samples": part.seen,
-            "of": sampled.working,
+            "function": region.frame.function,
+            "line": Place(file=region.frame.file, line=region.frame.line),
+            "loop_line": region.loop_line,
+            "samples": region.sample_count,
+            "of": profile.working,
         }
-        for part in _parts(context, sampled)[:2]
+        for region in _code_regions(context, profile)[:2]
     )
 
 
-@given(first_own_exception)
-def exception(context: DiagnosisContext, first: Failure, raised: RaisedException) -> Explanation:
+@rule_if(first_own_exception)
+def exception(context: DiagnosisContext, first: Failure, error: RaisedException) -> Explanation:
     """A rank raised an exception, and no earlier failure explains it."""
-    line = exception_place(context, first.rank, raised)
-    dead = _death_behind_exception(context, first, raised)
-    package = _package_with_missing_name(raised) or ""
+    line = exception_place(context, first.rank, error)
+    death = _death_before_exception(context, first, error)
+    package = _package_with_missing_name(error) or ""
     return Explanation(
         cause=Cause.EXCEPTION,
-        evidence=EvidenceKind.PRINTED if dead else EvidenceKind.RAISED,
+        evidence=EvidenceKind.PRINTED if death else EvidenceKind.RAISED,
         facts={
-            "before": {"rank": first.rank, **death_facts(dead)} if dead else None,
+            "before": {"rank": first.rank, **death_facts(death)} if death else None,
             "error": first.text,
             "line": line,
-            "beneath": _library_line(raised, line),
-            "came_out": _error_of_rank(context, first, raised),
+            "beneath": _library_line(error, line),
+            "came_out": _final_error_facts(context, first, error),
             "package": package,
-            "package_is_ours": package in _INSTALLED,
+            "package_is_ours": package in _HARNESS_PACKAGES,
         },
         ranks=failed_ranks([failure for failure in context.judgement.failures if is_same_exception(failure, first)]),
-        place=dead.place if dead else line,
-        proof=(raised.proof,),
+        place=death.place if death else line,
+        proof=(error.proof,),
     )
 
 
@@ -356,85 +369,90 @@ _LOST_PARTNER = re.compile(r"(?:EOF|BrokenPipe|ConnectionReset|CalledProcess|Chi
 _WAIT_TIMEOUT = re.compile(r"(?:Timeout|BrokenBarrier)Error$|Empty$")
 
 
-def _death_behind_exception(
-    context: DiagnosisContext, first: Failure, raised: RaisedException
-) -> PrintedMessage | None:
+def _death_before_exception(context: DiagnosisContext, first: Failure, error: RaisedException) -> PrintedMessage | None:
     """Return the last messages of a thread or child process whose death explains the rank's exception, or None.
 
     A lost connection follows from any death. A timeout follows only from a thread or child that is known by name: a
     traceback without a name may be one that the program caught and printed.
     """
     rank = context.rank(first.rank)
-    lost_partner, timeout = _LOST_PARTNER.search(raised.type), _WAIT_TIMEOUT.search(raised.type)
+    lost_partner, timeout = _LOST_PARTNER.search(error.type), _WAIT_TIMEOUT.search(error.type)
     for death in rank.background_failures if rank else ():
         if lost_partner or (timeout and death.name != death.kind):
             return death
     return None
 
 
-def _library_line(raised: RaisedException, place: Place | None) -> Place | None:
+def _library_line(error: RaisedException, place: Place | None) -> Place | None:
     """Return the innermost line of the traceback, if it is in a library below the program's own line `place`."""
-    top = raised.frames[0] if raised.frames else None
-    if top is None or place is None or (top.file, top.line) == (place.file, place.line):
+    innermost = error.frames[0] if error.frames else None
+    if innermost is None or place is None or (innermost.file, innermost.line) == (place.file, place.line):
         return None
-    return Place(file=top.file, line=top.line, function=top.function)
+    return Place(file=innermost.file, line=innermost.line, function=innermost.function)
 
 
-def _error_of_rank(context: DiagnosisContext, first: Failure, raised: RaisedException) -> Facts | None:
+def _final_error_facts(context: DiagnosisContext, first: Failure, original: RaisedException) -> Facts | None:
     """Return the exception that ended the rank, if it is not `raised` but followed from it or came from a worker."""
     rank = context.rank(first.rank)
-    if rank is None or rank.exception is None or rank.exception.frames == raised.frames:
+    if rank is None or rank.exception is None or rank.exception.frames == original.frames:
         return None
-    error = f"{rank.exception.type}: {rank.exception.message}".partition("\n")[0]
-    return {"line": exception_place(context, None, rank.exception), "error": error}
+    text = f"{rank.exception.type}: {rank.exception.message}".partition("\n")[0]
+    return {"line": exception_place(context, None, rank.exception), "error": text}
 
 
-_INSTALLED = ("nsa_harness", "nsa_attention")
-_CHECKOUT = ("nsa", "harness")  # directories of a checkout; another program may have packages of these names
+_HARNESS_PACKAGES = ("nsa_harness", "nsa_attention")
+_CHECKOUT_DIRECTORIES = (
+    "nsa",
+    "harness",
+)  # directories of a checkout; another program may have packages of these names
 # A package that was imported, but has no such name or module.
-_PACKAGE = re.compile(r"(?:from '(?=[\w.]+')|No module named '(?=\w+\.))(\w+)")
+_IMPORTED_PACKAGE = re.compile(r"(?:from '(?=[\w.]+')|No module named '(?=\w+\.))(\w+)")
 
 
-def _package_with_missing_name(raised: RaisedException) -> str | None:
+def _package_with_missing_name(error: RaisedException) -> str | None:
     """Return the package with a name of ours in which an import of the program found no such name or module.
 
     The program may have a package of this name itself, which ours hides.
     """
-    theirs = [frame for frame in raised.frames if not (is_library(frame.file) or _installed_in(frame.file))]
-    if raised.type not in ("ImportError", "ModuleNotFoundError") or not theirs:
+    program_frames = [
+        frame for frame in error.frames if not (is_library(frame.file) or _harness_package_in(frame.file))
+    ]
+    if error.type not in ("ImportError", "ModuleNotFoundError") or not program_frames:
         return None
-    if ours := next(filter(None, map(_installed_in, (raised.message, *(frame.file for frame in raised.frames)))), None):
-        return ours
-    package = _PACKAGE.search(raised.message)
-    return package[1] if package and package[1] in (*_INSTALLED, *_CHECKOUT) else None
+    if harness_package := next(
+        filter(None, map(_harness_package_in, (error.message, *(frame.file for frame in error.frames)))), None
+    ):
+        return harness_package
+    package = _IMPORTED_PACKAGE.search(error.message)
+    return package[1] if package and package[1] in (*_HARNESS_PACKAGES, *_CHECKOUT_DIRECTORIES) else None
 
 
-def _installed_in(text: str) -> str | None:
+def _harness_package_in(text: str) -> str | None:
     """Return the package of nsa-harness that contains a path in `text`, or None."""
-    return next((package for package in _INSTALLED if f"/{package}/" in text), None)
+    return next((package for package in _HARNESS_PACKAGES if f"/{package}/" in text), None)
 
 
-@given(first_failure_of(FailureKind.LEFT))
+@rule_if(first_failure_of(FailureKind.LEFT))
 def early_exit(context: DiagnosisContext, first: Failure) -> Explanation:
     """A rank ended while the others still needed it."""
-    attached = context.evidence.is_attached  # then no record shows what the rank did before
-    evidence = EvidenceKind.EFFECT if attached else EvidenceKind.KERNEL
+    is_attached = context.evidence.is_attached  # then no record shows what the rank did before
+    evidence = EvidenceKind.EFFECT if is_attached else EvidenceKind.KERNEL
     place = (
         _skipped_branch(context, first.rank)
-        if attached
-        else _last_call_before_exit(context, first.rank) or last_place(context, first.rank)
+        if is_attached
+        else _last_call_before_exit(context, first.rank) or last_known_place(context, first.rank)
     )
     return Explanation(
         cause=Cause.EARLY_EXIT,
         evidence=EvidenceKind.ABSENCE if first.status is None else evidence,
         facts={
             "failure": first.text,
-            "last_seen": None if attached else last_seen(context, first.rank),
+            "last_seen": None if is_attached else last_progress_facts(context, first.rank),
             "blocked": blocked_ranks(context),
         },
         ranks=failed_ranks([first]),
         place=place,
-        proof=journal_of_ends(context),
+        proof=exit_record(context),
     )
 
 
@@ -443,7 +461,7 @@ def _skipped_branch(context: DiagnosisContext, rank: int | None) -> Place | None
     waiting = _waits_for_ranks(context)
     if rank is None or not waiting:
         return None
-    return branch_that_skipped_call(context, rank, own_frames(context, waiting[0].rank)) or wait_place(
+    return branch_that_skipped_call(context, rank, program_frames(context, waiting[0].rank)) or wait_place(
         context, waiting[0]
     )
 
@@ -466,30 +484,32 @@ def blocked_ranks(context: DiagnosisContext) -> Facts | None:
     }
 
 
-def journal_of_ends(context: DiagnosisContext) -> tuple[str, ...]:
+def exit_record(context: DiagnosisContext) -> tuple[str, ...]:
     return ("watch.jsonl",) if context.evidence.is_attached else ("processes.jsonl",)
 
 
 def _last_call_before_exit(context: DiagnosisContext, rank: int | None) -> Place | None:
     """Return the line of the rank's last call, if it came after the last heartbeat and no `sys.exit` was recorded."""
-    board = context.boards.get(rank) if rank is not None else None
-    if board is None or board.exit_chain or not board.calls or board.beat_s is None:
+    status_file = context.status_files.get(rank) if rank is not None else None
+    if status_file is None or status_file.exit_chain or not status_file.calls or status_file.beat_s is None:
         return None
-    marked_s = (
-        board.latest_training_event.at_s if board.latest_training_event is not None else 0.0
+    event_s = (
+        status_file.latest_training_event.at_s if status_file.latest_training_event is not None else 0.0
     )  # the rank may have entered a module after that call
-    return board.calls[-1].place if board.calls[-1].entered_s > max(board.beat_s, marked_s) else None
+    return status_file.calls[-1].place if status_file.calls[-1].entered_s > max(status_file.beat_s, event_s) else None
 
 
 def killed(context: DiagnosisContext) -> Explanation | None:
     """SIGKILL or SIGTERM from another process ended a rank or the launcher."""
     first = context.first_failure
-    if first is None or first.status not in _KILLING:
+    if first is None or first.status not in _KILL_SIGNALS:
         return None
-    name = _KILLING[first.status].name
-    sent = [sending for sending in context.evidence.signals if sending.signal == name and sending.sender != "harness"]
-    job = next((sending for sending in sent if not sending.pid), None)
-    sender = job or next((sending for sending in sent if sending.rank == first.rank), None)
+    name = _KILL_SIGNALS[first.status].name
+    signals = [
+        sending for sending in context.evidence.signals if sending.signal == name and sending.sender != "harness"
+    ]
+    job_signal = next((sending for sending in signals if not sending.pid), None)
+    sender = job_signal or next((sending for sending in signals if sending.rank == first.rank), None)
     return Explanation(
         cause=Cause.KILLED,
         evidence=EvidenceKind.KERNEL,
@@ -497,26 +517,26 @@ def killed(context: DiagnosisContext) -> Explanation | None:
             "killed_rank": first.rank,
             "signal": name,
             "sender": sender.sender if sender else "",
-            "sent_to_whole_job": job is not None,
+            "sent_to_whole_job": job_signal is not None,
             "watched": context.evidence.ending is not Ending.POST_MORTEM,
-            "last_seen": last_seen(context, first.rank),
-            "last_line": last_line(context, first.rank),
+            "last_seen": last_progress_facts(context, first.rank),
+            "last_line": last_heartbeat_facts(context, first.rank),
             "blocked": blocked_ranks(context),
         },
         ranks=() if first.rank is None or sender else (first.rank,),
-        place=None if sender else last_place(context, first.rank),
-        proof=("output.log",) if sender else journal_of_ends(context),
+        place=None if sender else last_known_place(context, first.rank),
+        proof=("output.log",) if sender else exit_record(context),
     )
 
 
-_KILLING = {
+_KILL_SIGNALS = {
     -signal.SIGKILL: signal.SIGKILL,
     -signal.SIGTERM: signal.SIGTERM,
     128 + signal.SIGTERM: signal.SIGTERM,  # the exit code of a shell, or of the program's own handler
 }
 
 
-@given(first_failure_of(FailureKind.SIGNAL))
+@rule_if(first_failure_of(FailureKind.SIGNAL))
 def crashed(context: DiagnosisContext, first: Failure) -> Explanation:
     """A fatal signal ended a rank."""
     rank = context.rank(first.rank)
@@ -526,16 +546,16 @@ def crashed(context: DiagnosisContext, first: Failure) -> Explanation:
         evidence=EvidenceKind.ENDED,
         facts={
             "failure": first.text,
-            "last_seen": last_seen(context, first.rank),
+            "last_seen": last_progress_facts(context, first.rank),
             "blocked": blocked_ranks(context),
         },
         ranks=failed_ranks([first]),
-        place=place_of(context, first.rank, frame) if frame else last_place(context, first.rank),
-        proof=(f"rank{first.rank}/stacks.txt",) if frame else journal_of_ends(context),
+        place=place_of(context, first.rank, frame) if frame else last_known_place(context, first.rank),
+        proof=(f"rank{first.rank}/stacks.txt",) if frame else exit_record(context),
     )
 
 
-@given(first_failure_of(FailureKind.CODE))
+@rule_if(first_failure_of(FailureKind.CODE))
 def bad_exit(context: DiagnosisContext, first: Failure) -> Explanation:
     """A rank exited with a code that is not 0 and without an exception: sys.exit, argparse, os._exit."""
     rank = context.rank(first.rank)
@@ -544,13 +564,13 @@ def bad_exit(context: DiagnosisContext, first: Failure) -> Explanation:
         evidence=EvidenceKind.ENDED,
         facts={
             "failure": first.text,
-            "last_seen": last_seen(context, first.rank),
+            "last_seen": last_progress_facts(context, first.rank),
             "error_line": rank.error_lines[-1] if rank and rank.error_lines else None,
             "blocked": blocked_ranks(context),
         },
         ranks=failed_ranks([first]),
-        place=last_place(context, first.rank),
-        proof=journal_of_ends(context) if context.evidence.is_attached else (f"rank{first.rank}/stderr.log",),
+        place=last_known_place(context, first.rank),
+        proof=exit_record(context) if context.evidence.is_attached else (f"rank{first.rank}/stderr.log",),
     )
 
 
@@ -559,17 +579,17 @@ def not_judged(context: DiagnosisContext) -> Explanation | None:
     if context.judgement.status is not Status.ERROR:
         return None
     ending, error = context.evidence.ending, context.judgement.error or ""
-    full = context.evidence.disk_full
-    if full is not None and ending not in (Ending.DETACHED, Ending.INTERRUPTED, Ending.CONTROLLER_DIED):
+    full_disk = context.evidence.disk_full
+    if full_disk is not None and ending not in (Ending.DETACHED, Ending.INTERRUPTED, Ending.CONTROLLER_DIED):
         return Explanation(
             cause=Cause.DISK_FULL,
             evidence=EvidenceKind.FACT,
-            facts={"variant": "not judged", "disk": full, "error": error},
+            facts={"variant": "not judged", "disk": full_disk, "error": error},
             proof=("processes.jsonl",),
         )
-    inspected = Cause.STILL_RUNNING if still_moving(context.evidence) else Cause.SUSPECTED
+    attached_cause = Cause.STILL_RUNNING if still_moving(context.evidence) else Cause.SUSPECTED
     cause, proof = {
-        Ending.DETACHED: (inspected, ("watch.jsonl",)),
+        Ending.DETACHED: (attached_cause, ("watch.jsonl",)),
         Ending.POST_MORTEM: (Cause.INCONCLUSIVE, ()),
         Ending.INTERRUPTED: (Cause.INTERRUPTED, ()),
         Ending.CONTROLLER_DIED: (Cause.INTERRUPTED, () if context.evidence.is_observed else ("interrupted",)),
@@ -579,10 +599,10 @@ def not_judged(context: DiagnosisContext) -> Explanation | None:
 
 def retracted_hang(context: DiagnosisContext) -> Explanation | None:
     """A job under `watch` made progress again after its hang was proven. A launched job ends with the proof."""
-    retracted = context.evidence.retractions
-    if not retracted:
+    retractions = context.evidence.retractions
+    if not retractions:
         return None
-    last = retracted[-1]
+    last = retractions[-1]
     return Explanation(
         cause=Cause.RETRACTED_HANG,
         evidence=EvidenceKind.FACT,
@@ -591,7 +611,7 @@ def retracted_hang(context: DiagnosisContext) -> Explanation | None:
             "kind": last.kind,
             "reason": last.reason,
             "no_progress_s": last.no_progress_s,
-            "times": len(retracted),
+            "times": len(retractions),
         },
         proof=("watch.jsonl",),
     )

@@ -15,41 +15,41 @@ from nsa_harness.core.diagnosis.context import (
     dump_proof,
     exception_place,
     hung_roots,
-    own_frames,
     place_of,
-    standing,
+    program_frames,
+    root_where,
     wait_place,
 )
-from nsa_harness.core.diagnosis.explanation import Explanation, given
+from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
 from nsa_harness.core.evidence.evidence import Call, Evidence, StoreKeyWrites
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.core.report import Facts, Place
 from nsa_harness.core.verdict.group_waits import missing_rank
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 
-_ENTRANCE = "init_process_group"
-_MAKES_GROUPS = ("new_group", "new_subgroups", "split_group")
-_RETRANSMITS = 3  # of one segment in a row, which takes seconds without an answer
+_INIT = "init_process_group"
+_GROUP_CREATORS = ("new_group", "new_subgroups", "split_group")
+_MIN_RETRANSMITS = 3  # of one segment in a row, which takes seconds without an answer
 
 
-def _group_creation(entrance: bool) -> Callable[[DiagnosisContext], tuple[list[Wait], Call] | None]:
+def _waits_in_group_creation(at_init: bool) -> Callable[[DiagnosisContext], tuple[list[Wait], Call] | None]:
     """Find all waits in `init_process_group` (`entrance`) or in the creation of a later group, if a root is in one."""
 
     def find(context: DiagnosisContext) -> tuple[list[Wait], Call] | None:
         at_root = any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(context))
         waits = [wait for wait in context.waits.values() if at_root and wait.kind is WaitKind.GROUP_CREATION]
-        calls = [(wait, wait.call) for wait in waits if wait.call and (wait.call.op == _ENTRANCE) is entrance]
+        calls = [(wait, wait.call) for wait in waits if wait.call and (wait.call.op == _INIT) is at_init]
         return ([wait for wait, _ in calls], calls[0][1]) if calls else None
 
     return find
 
 
-@given(_group_creation(True))
+@rule_if(_waits_in_group_creation(True))
 def rendezvous_missing_rank(context: DiagnosisContext, waiting: list[Wait], _: Call) -> Explanation:
     """A rank never reached init_process_group, and the others wait for it."""
-    absent = _absent(waiting)
+    absent_ranks = _absent_ranks(waiting)
     line = wait_place(context, waiting[0])
-    elsewhere = _elsewhere(context, absent)
+    absent_wait = _first_wait_of(context, absent_ranks)
     return Explanation(
         cause=Cause.RENDEZVOUS_MISSING_RANK,
         evidence=EvidenceKind.RECORD,
@@ -57,33 +57,33 @@ def rendezvous_missing_rank(context: DiagnosisContext, waiting: list[Wait], _: C
             "variant": "waits",
             "line": line,
             "waiting": [wait.rank for wait in waiting],
-            "elsewhere": _whereabouts(elsewhere),
+            "elsewhere": _wait_facts(absent_wait),
         },
-        ranks=absent,
-        place=(wait_place(context, elsewhere) if elsewhere else None) or line,
+        ranks=absent_ranks,
+        place=(wait_place(context, absent_wait) if absent_wait else None) or line,
         proof=dump_proof(context, waiting[0]),
     )
 
 
-@given(_group_creation(False))
+@rule_if(_waits_in_group_creation(False))
 def group_creation_subset(context: DiagnosisContext, waiting: list[Wait], call: Call) -> Explanation:
     """Some ranks created a group that the others did not create, or created in another order."""
-    absent = _ranks_with_fewer_groups(context, waiting) or _absent(waiting)
-    waiting = [wait for wait in waiting if wait.rank not in absent] or waiting
-    call = _first_skipped_creation(context, waiting, absent) or waiting[0].call or call
+    absent_ranks = _ranks_with_fewer_groups(context, waiting) or _absent_ranks(waiting)
+    waiting = [wait for wait in waiting if wait.rank not in absent_ranks] or waiting
+    call = _first_skipped_creation(context, waiting, absent_ranks) or waiting[0].call or call
     later = waiting[0].call  # creates a later group, which has another number on the ranks that skipped `call`
-    renumbered = later is not None and later.number != call.number
+    has_other_number = later is not None and later.number != call.number
     return Explanation(
         cause=Cause.GROUP_CREATION_SUBSET,
         evidence=EvidenceKind.RECORD,
         facts={
             "op": call.op,
             "line": call.place,
-            "later": {"op": later.op, "line": later.place} if later and renumbered else None,
+            "later": {"op": later.op, "line": later.place} if later and has_other_number else None,
             "waiting": [wait.rank for wait in waiting],
-            "elsewhere": _whereabouts(_elsewhere(context, absent)),
+            "elsewhere": _wait_facts(_first_wait_of(context, absent_ranks)),
         },
-        ranks=absent,
+        ranks=absent_ranks,
         place=call.place or wait_place(context, waiting[0]),
         proof=dump_proof(context, waiting[0]),
     )
@@ -93,30 +93,34 @@ def _ranks_with_fewer_groups(context: DiagnosisContext, waiting: Sequence[Wait])
     """Return the ranks that created fewer groups, if all ranks are creating one and wait for each other; else ()."""
     if not {peer for wait in waiting for peer in wait.peers} <= {wait.rank for wait in waiting}:
         return ()
-    boards = {wait.rank: context.boards.get(wait.rank) for wait in waiting}
-    made = {
-        rank: sum(call.op.startswith(_MAKES_GROUPS) for call in board.calls) for rank, board in boards.items() if board
+    status_files = {wait.rank: context.status_files.get(wait.rank) for wait in waiting}
+    group_counts = {
+        rank: sum(call.op.startswith(_GROUP_CREATORS) for call in status_file.calls)
+        for rank, status_file in status_files.items()
+        if status_file
     }
-    fewest = min(made.values(), default=0)
-    behind = tuple(rank for rank, count in sorted(made.items()) if count == fewest)
+    fewest = min(group_counts.values(), default=0)
+    behind = tuple(rank for rank, count in sorted(group_counts.items()) if count == fewest)
     return behind if len(behind) < len(waiting) else ()
 
 
-def _first_skipped_creation(context: DiagnosisContext, waiting: Sequence[Wait], absent: Sequence[int]) -> Call | None:
+def _first_skipped_creation(
+    context: DiagnosisContext, waiting: Sequence[Wait], absent_ranks: Sequence[int]
+) -> Call | None:
     """Return the first call of the first waiting rank that creates a group and that the first absent rank skipped.
 
     Calls on one line are counted: the absent rank skipped the third if it called this line only twice.
     """
-    boards = context.boards
-    waiting_board = boards.get(waiting[0].rank)
-    absent_board = next((boards[rank] for rank in absent if rank in boards), None)
+    status_files = context.status_files
+    waiting_board = status_files.get(waiting[0].rank)
+    absent_board = next((status_files[rank] for rank in absent_ranks if rank in status_files), None)
     if waiting_board is None or absent_board is None:
         return None
-    unmatched = Counter((call.op, call.place) for call in absent_board.calls)
+    call_counts = Counter((call.op, call.place) for call in absent_board.calls)
     for call in waiting_board.calls:
-        if call.op.startswith(_MAKES_GROUPS):
-            unmatched[call.op, call.place] -= 1
-            if unmatched[call.op, call.place] < 0:
+        if call.op.startswith(_GROUP_CREATORS):
+            call_counts[call.op, call.place] -= 1
+            if call_counts[call.op, call.place] < 0:
                 return call
     return None
 
@@ -140,29 +144,27 @@ def store_key_missing(context: DiagnosisContext) -> Explanation | None:
 def store_given_up(context: DiagnosisContext) -> Explanation | None:
     """A wait for a key of the store timed out: for the key of another rank at the rendezvous, or one of the program."""
     first = context.first_failure
-    raised = first.raised if first and "DistStoreError" in first.text else None
-    if first is None or first.rank is None or raised is None:
+    error = first.raised if first and "DistStoreError" in first.text else None
+    if first is None or first.rank is None or error is None:
         return None
-    line = exception_place(context, first.rank, raised)
-    absent, key = missing_rank(raised.message), _KEY.search(raised.message)
-    if absent is not None:
+    line = exception_place(context, first.rank, error)
+    absent_rank, key = missing_rank(error.message), _TIMEOUT_KEY.search(error.message)
+    if absent_rank is not None:
         return Explanation(
             cause=Cause.RENDEZVOUS_MISSING_RANK,
             evidence=EvidenceKind.RAISED,
-            facts={"variant": "gave up", "waiting_rank": first.rank, "message": raised.message},
-            ranks=(absent,),
+            facts={"variant": "gave up", "waiting_rank": first.rank, "message": error.message},
+            ranks=(absent_rank,),
             place=line,
-            proof=(raised.proof,),
+            proof=(error.proof,),
         )
     if key is None:
         return None
-    return _explain_missing_key(
-        context, key[1], [first.rank], line, evidence=EvidenceKind.RAISED, proof=(raised.proof,)
-    )
+    return _explain_missing_key(context, key[1], [first.rank], line, evidence=EvidenceKind.RAISED, proof=(error.proof,))
 
 
-_KEY = re.compile(r"wait timeout after \d+ ?ms, keys: (\S+)")
-_THIS_RANK = re.compile(r"rank\w*(?:\(\))?\s*==\s*(\d+)")
+_TIMEOUT_KEY = re.compile(r"wait timeout after \d+ ?ms, keys: (\S+)")
+_RANK_EQUALS = re.compile(r"rank\w*(?:\(\))?\s*==\s*(\d+)")
 _NUMBERS = re.compile(r"\d+")
 
 
@@ -179,62 +181,71 @@ def _explain_missing_key(
 
     The place is the branch at which that rank left the path to the line.
     """
-    who: tuple[int, ...] = ()
-    before: Facts | None = None
-    written: _SettingLine | None = None
-    where: Place | None
-    if (setter := _rank_that_set(context, key)) is not None:
+    ranks: tuple[int, ...] = ()
+    last_write: Facts | None = None
+    setting_line: _KeySetter | None = None
+    place: Place | None
+    if (setter := _rank_with_fewest_writes(context, key)) is not None:
         rank, last = setter
-        left_at = branch_that_skipped_call(context, rank, tuple(reversed(last.chain)), own=True)
+        left_at = branch_that_skipped_call(context, rank, tuple(reversed(last.chain)), same_rank=True)
         set_at = place_of(context, rank, last.chain[0])
-        who, where = (rank,), left_at or set_at
-        before = {"rank": rank, "key": last.key, "line": set_at, "turned_off_at": left_at}
+        ranks, place = (rank,), left_at or set_at
+        last_write = {"rank": rank, "key": last.key, "line": set_at, "turned_off_at": left_at}
     else:
-        written = _setting_line(context, key)
-        who, where = (written.ranks, written.turns_off_at or written.line) if written else ((), None)
-    past = None if who else rank_that_skipped_wait(context, waiting)
-    if past is not None and not (context.boards.get(past) and context.boards[past].keys_set):
-        who, where = (past,), where or branch_that_skipped_call(context, past, own_frames(context, waiting[0]))
+        setting_line = _key_setter(context, key)
+        ranks, place = (
+            (setting_line.ranks, setting_line.turns_off_at or setting_line.line) if setting_line else ((), None)
+        )
+    skipping_rank = None if ranks else rank_that_skipped_wait(context, waiting)
+    if skipping_rank is not None and not (
+        context.status_files.get(skipping_rank) and context.status_files[skipping_rank].keys_set
+    ):
+        ranks, place = (
+            (skipping_rank,),
+            place or branch_that_skipped_call(context, skipping_rank, program_frames(context, waiting[0])),
+        )
     else:
-        past = None
+        skipping_rank = None
     return Explanation(
         cause=Cause.STORE_KEY_MISSING,
-        evidence=EvidenceKind.SOURCE if where and evidence is not EvidenceKind.OPEN else evidence,
+        evidence=EvidenceKind.SOURCE if place and evidence is not EvidenceKind.OPEN else evidence,
         facts={
             "waiting_rank": waiting[0],
             "key": key,
             "line": line,
             "others_wait": evidence is EvidenceKind.CLOSED,
             "gave_up": evidence is EvidenceKind.RAISED,
-            "set_before": before,
-            "setter": dict(vars(written)) if written else None,
-            "went_past": past,
+            "set_before": last_write,
+            "setter": dict(vars(setting_line)) if setting_line else None,
+            "went_past": skipping_rank,
         },
-        ranks=who or tuple(waiting),
-        place=where or line,
+        ranks=ranks or tuple(waiting),
+        place=place or line,
         proof=proof,
     )
 
 
-def _rank_that_set(context: DiagnosisContext, keys: str) -> tuple[int, StoreKeyWrites] | None:
+def _rank_with_fewest_writes(context: DiagnosisContext, keys: str) -> tuple[int, StoreKeyWrites] | None:
     """Return the rank that set keys of this form least often, and its last such key; None if several ranks did."""
-    forms = {_NUMBERS.sub("#", key) for key in keys.split(",")}
-    last_set = {
+    patterns = {_NUMBERS.sub("#", key) for key in keys.split(",")}
+    last_writes = {
         rank: max(matching, key=lambda key_set: key_set.at_s)
-        for rank, board in context.boards.items()
+        for rank, status_file in context.status_files.items()
         if (
             matching := [
-                key_set for key_set in board.keys_set if _NUMBERS.sub("#", key_set.key) in forms and key_set.chain
+                key_set
+                for key_set in status_file.keys_set
+                if _NUMBERS.sub("#", key_set.key) in patterns and key_set.chain
             ]
         )
     }
-    fewest = min((key_set.count for key_set in last_set.values()), default=0)
-    behind = [(rank, key_set) for rank, key_set in last_set.items() if key_set.count == fewest]
+    fewest = min((key_set.count for key_set in last_writes.values()), default=0)
+    behind = [(rank, key_set) for rank, key_set in last_writes.items() if key_set.count == fewest]
     return behind[0] if len(behind) == 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _SettingLine:
+class _KeySetter:
     """The line of the source that sets a key."""
 
     line: Place
@@ -243,45 +254,45 @@ class _SettingLine:
     turns_off_at: Place | None  # the branch that may make a rank skip the line
 
 
-def _setting_line(context: DiagnosisContext, key: str) -> _SettingLine | None:
+def _key_setter(context: DiagnosisContext, key: str) -> _KeySetter | None:
     """Return the first line of the source that sets this key, with the conditions on the path to it."""
     program = context.program
     line, match = next(program.key_setters(key), (None, None))
     if line is None:
         return None
     call_path = list(program.only_call_path(line))
-    tests = [branch for each in call_path for branch in program.branches(each) if branch.of_rank]
-    decides = (
+    conditions = [branch for caller in call_path for branch in program.branches(caller) if branch.of_rank]
+    branches = (
         branch
-        for each in call_path
-        if (branch := program.deciding_branch(each, None, same_rank=True)) and branch.varies
+        for caller in call_path
+        if (branch := program.deciding_branch(caller, None, same_rank=True)) and branch.varies
     )
     numbers = [
         *(match.groups() if match else ()),
-        *(match[1] for test in tests for match in _THIS_RANK.finditer(test.text)),
+        *(match[1] for test in conditions for match in _RANK_EQUALS.finditer(test.text)),
     ]
-    return _SettingLine(
+    return _KeySetter(
         line=line,
         ranks=tuple(
             int(number) for number in numbers if number.isdigit() and int(number) < context.evidence.world_size
         )[:1],
-        under=tests[0].text if tests else None,
-        turns_off_at=next((branch.place for branch in decides if not branch.of_rank), None),
+        under=conditions[0].text if conditions else None,
+        turns_off_at=next((branch.place for branch in branches if not branch.of_rank), None),
     )
 
 
-@given(standing(lambda root: root.kind is WaitKind.TRANSPORT))
+@rule_if(root_where(lambda root: root.kind is WaitKind.TRANSPORT))
 def transport(context: DiagnosisContext, root: Wait, _: tuple[int, ...]) -> Explanation | None:
     """All ranks are in one collective, no call differs, and the kernel has sent data that no peer acknowledges."""
-    stuck = sorted(stuck_sockets(context.evidence), key=lambda pair: pair[0])
-    if not stuck:
+    sockets = sorted(unacknowledged_sockets(context.evidence), key=lambda pair: pair[0])
+    if not sockets:
         return None
-    ends = {(socket.local, socket.peer) for _, socket in stuck}
-    both = any((peer, local) in ends for local, peer in ends)
-    sender, socket = stuck[0]
+    ends = {(socket.local, socket.peer) for _, socket in sockets}
+    is_both_ways = any((peer, local) in ends for local, peer in ends)
+    sender, socket = sockets[0]
     return Explanation(
         cause=Cause.TRANSPORT,
-        evidence=EvidenceKind.KERNEL if both else EvidenceKind.OPEN,
+        evidence=EvidenceKind.KERNEL if is_both_ways else EvidenceKind.OPEN,
         facts={
             "variant": "not acknowledged",
             "blocked_in": root.blocked_in,
@@ -290,43 +301,48 @@ def transport(context: DiagnosisContext, root: Wait, _: tuple[int, ...]) -> Expl
             "local": socket.local,
             "peer": socket.peer,
             "retransmits": socket.retransmits,
-            "both_sides": both,
+            "both_sides": is_both_ways,
         },
-        ranks=tuple(sorted({rank for rank, _ in stuck})),
+        ranks=tuple(sorted({rank for rank, _ in sockets})),
         place=wait_place(context, root),
         proof=dump_proof(context, root),
     )
 
 
-def _absent(waiting: Sequence[Wait]) -> tuple[int, ...]:
+def _absent_ranks(waiting: Sequence[Wait]) -> tuple[int, ...]:
     """Return the ranks that the waiting ranks wait for and that are not waiting themselves."""
-    inside = {wait.rank for wait in waiting}
-    return tuple(sorted({peer for wait in waiting for peer in wait.peers} - inside)) or waiting[0].peers
+    waiting_ranks = {wait.rank for wait in waiting}
+    return tuple(sorted({peer for wait in waiting for peer in wait.peers} - waiting_ranks)) or waiting[0].peers
 
 
-def _elsewhere(context: DiagnosisContext, ranks: Sequence[int]) -> Wait | None:
+def _first_wait_of(context: DiagnosisContext, ranks: Sequence[int]) -> Wait | None:
     """Return the wait of the first of these ranks whose wait is known."""
     return next((wait for rank, wait in context.waits.items() if rank in ranks), None)
 
 
-def _whereabouts(wait: Wait | None) -> Facts | None:
+def _wait_facts(wait: Wait | None) -> Facts | None:
     return None if wait is None else {"rank": wait.rank, "blocked_in": wait.blocked_in}
 
 
-def stuck_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:
+def unacknowledged_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:
     """Yield each socket whose data a peer rank did not acknowledge between two snapshots, in spite of retransmits."""
-    looks = [
-        {(rank.rank, socket.inode): socket for rank in look.ranks if rank.process for socket in rank.process.sockets}
-        for look in evidence.snapshots[-2:]
+    snapshots = [
+        {
+            (rank.rank, socket.inode): socket
+            for rank in snapshot.ranks
+            if rank.process
+            for socket in rank.process.sockets
+        }
+        for snapshot in evidence.snapshots[-2:]
     ]
-    for (rank, inode), socket in looks[-1].items() if looks[1:] else ():
-        before = looks[0].get((rank, inode))
-        if before is not None and _undelivered(before, socket):
+    for (rank, inode), socket in snapshots[-1].items() if snapshots[1:] else ():
+        before = snapshots[0].get((rank, inode))
+        if before is not None and _is_undelivered(before, socket):
             yield rank, socket
 
 
-def _undelivered(before: Socket, after: Socket) -> bool:
-    to_rank = after.peer_rank is not None or not after.in_job
-    held = before.unacked_bytes > 0 and after.unacked_bytes >= before.unacked_bytes
-    repeated = after.retransmits >= _RETRANSMITS or after.retransmits > before.retransmits
-    return to_rank and held and repeated and before.acked_bytes == after.acked_bytes
+def _is_undelivered(before: Socket, after: Socket) -> bool:
+    goes_to_rank = after.peer_rank is not None or not after.in_job
+    is_unacknowledged = before.unacked_bytes > 0 and after.unacked_bytes >= before.unacked_bytes
+    is_retransmitted = after.retransmits >= _MIN_RETRANSMITS or after.retransmits > before.retransmits
+    return goes_to_rank and is_unacknowledged and is_retransmitted and before.acked_bytes == after.acked_bytes

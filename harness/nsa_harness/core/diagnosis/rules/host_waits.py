@@ -9,15 +9,15 @@ from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import (
     DiagnosisContext,
     dump_proof,
-    function_of,
     hung_roots,
     loop_place,
     place_of,
     process_facts,
-    standing,
+    root_where,
     wait_place,
+    waiting_function,
 )
-from nsa_harness.core.diagnosis.explanation import Explanation, given
+from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
 from nsa_harness.core.diagnosis.rules.threads import awaited_thread_line
 from nsa_harness.core.evidence.stacks import A_LOCK, thread_wait
 from nsa_harness.core.report import Facts, Place
@@ -26,10 +26,12 @@ from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import loop_lines
 from nsa_harness.core.verdict.wait import ChildWait, Wait, WaitKind
 
-_NEW_PROCESSES = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessing-fork")
+_FRESH_PROCESSES = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessing-fork")
 
 
-def _below(matches: Callable[[ChildWait], bool]) -> Callable[[DiagnosisContext], tuple[Wait, ChildWait] | None]:
+def _child_wait_where(
+    matches: Callable[[ChildWait], bool],
+) -> Callable[[DiagnosisContext], tuple[Wait, ChildWait] | None]:
     """Find the first root that waits for a process below it whose innermost process matches."""
 
     def find(context: DiagnosisContext) -> tuple[Wait, ChildWait] | None:
@@ -39,21 +41,21 @@ def _below(matches: Callable[[ChildWait], bool]) -> Callable[[DiagnosisContext],
     return find
 
 
-def _itself_or_below(
+def _rank_or_child_in(
     kind: WaitKind,
 ) -> Callable[[DiagnosisContext], tuple[Wait, tuple[int, ...], ChildWait | None] | None]:
     """Find the first root that is blocked so, with the ranks of all that are, or whose child is."""
 
     def find(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...], ChildWait | None] | None:
-        if itself := standing(lambda root: root.kind is kind, anywhere=True)(context):
-            return *itself, None
-        below = _below(lambda child: child.kind is kind)(context)
-        return below and (below[0], (below[0].rank,), below[1])
+        if own := root_where(lambda root: root.kind is kind, all_matching=True)(context):
+            return *own, None
+        child_match = _child_wait_where(lambda child: child.kind is kind)(context)
+        return child_match and (child_match[0], (child_match[0].rank,), child_match[1])
 
     return find
 
 
-@given(_itself_or_below(WaitKind.STOPPED))
+@rule_if(_rank_or_child_in(WaitKind.STOPPED))
 def stopped_process(
     context: DiagnosisContext, root: Wait, ranks: tuple[int, ...], child: ChildWait | None
 ) -> Explanation:
@@ -67,7 +69,7 @@ def stopped_process(
     )
 
 
-@given(standing(lambda root: bool(root.debugger)))
+@rule_if(root_where(lambda root: bool(root.debugger)))
 def debugger_waits(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
     """A rank stands at the prompt of a debugger, or waits for somebody to connect to one."""
     return Explanation(
@@ -80,14 +82,14 @@ def debugger_waits(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]
     )
 
 
-def _loading(context: DiagnosisContext) -> tuple[Wait, ChildWait] | None:
+def _blocked_loader(context: DiagnosisContext) -> tuple[Wait, ChildWait] | None:
     waiting = (root for root in hung_roots(context) if root.kind is WaitKind.LOADER and not root.computing)
     return next(((root, root.child) for root in waiting if root.child is not None), None)
 
 
-@given(_loading)
+@rule_if(_blocked_loader)
 def dataloader_worker_blocked(context: DiagnosisContext, root: Wait, worker: ChildWait) -> Explanation:
-    return _behind_a_child(
+    return _explain_blocked_child(
         context,
         Cause.DATALOADER_WORKER_BLOCKED,
         root,
@@ -96,24 +98,24 @@ def dataloader_worker_blocked(context: DiagnosisContext, root: Wait, worker: Chi
     )
 
 
-def _is_forked_lock(child: ChildWait) -> bool:
+def _may_be_inherited_lock(child: ChildWait) -> bool:
     """Return whether it waits for a lock that it may have inherited by fork: a new program inherits no locks."""
-    is_new = any(word in child.command for word in _NEW_PROCESSES)
-    return child.kind is WaitKind.LOCK and child.closed and not child.target and not is_new
+    is_new_program = any(word in child.command for word in _FRESH_PROCESSES)
+    return child.kind is WaitKind.LOCK and child.closed and not child.target and not is_new_program
 
 
-@given(_below(_is_forked_lock))
+@rule_if(_child_wait_where(_may_be_inherited_lock))
 def fork_lock(context: DiagnosisContext, root: Wait, child: ChildWait) -> Explanation:
-    return _behind_a_child(context, Cause.FORK_LOCK, root, child, evidence=EvidenceKind.CLOSED)
+    return _explain_blocked_child(context, Cause.FORK_LOCK, root, child, evidence=EvidenceKind.CLOSED)
 
 
-def _behind_a_child(
+def _explain_blocked_child(
     context: DiagnosisContext, cause: Cause, root: Wait, child: ChildWait, *, evidence: EvidenceKind
 ) -> Explanation:
     """A rank waits for a process that may wait for a lock which it inherited, and which another function takes too."""
     line = _child_place(context, root, child)
-    inherited = _is_forked_lock(child)
-    taker = context.program.other_holder_of_lock(line) if line and inherited else None
+    is_inherited = _may_be_inherited_lock(child)
+    taker = context.program.other_holder_of_lock(line) if line and is_inherited else None
     return Explanation(
         cause=cause,
         evidence=evidence,
@@ -121,7 +123,7 @@ def _behind_a_child(
             "line": wait_place(context, root),
             "child": process_facts(child),
             "child_line": line,
-            "inherited_lock": inherited,
+            "inherited_lock": is_inherited,
             "lock_taken_at": taker,
         },
         ranks=(root.rank,),
@@ -130,7 +132,7 @@ def _behind_a_child(
     )
 
 
-@given(_itself_or_below(WaitKind.PIPE))
+@rule_if(_rank_or_child_in(WaitKind.PIPE))
 def pipe_full(context: DiagnosisContext, root: Wait, _: tuple[int, ...], child: ChildWait | None) -> Explanation:
     return Explanation(
         cause=Cause.PIPE_FULL,
@@ -142,73 +144,75 @@ def pipe_full(context: DiagnosisContext, root: Wait, _: tuple[int, ...], child: 
     )
 
 
-@given(standing(lambda root: root.kind is WaitKind.LOCK and root.in_backward))
+@rule_if(root_where(lambda root: root.kind is WaitKind.LOCK and root.in_backward))
 def backward_function_blocked(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
     return Explanation(
         cause=Cause.BACKWARD_FUNCTION_BLOCKED,
         evidence=EvidenceKind.KERNEL,
-        facts={"function": function_of(root)},
+        facts={"function": waiting_function(root)},
         ranks=ranks,
         place=wait_place(context, root),
         proof=dump_proof(context, root),
     )
 
 
-def _is_locked(root: Wait) -> bool:
+def _is_lock_deadlock(root: Wait) -> bool:
     return root.kind in (WaitKind.LOCK, WaitKind.FILE_LOCK) and root.closed
 
 
-@given(standing(_is_locked))
+@rule_if(root_where(_is_lock_deadlock))
 def lock_cycle(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
     """A wait for a lock, or for what else one thread does for another, that no thread or process can end."""
-    behind, own = awaited_thread_line(context, root), wait_place(context, root)
-    place = behind or own
+    thread_line, own_line = awaited_thread_line(context, root), wait_place(context, root)
+    place = thread_line or own_line
     stack = rank_stack(context.last_snapshot[root.rank]) if root.rank in context.last_snapshot else None
-    served = context.program.missing_partner(stack.frames) if stack and not behind else None
-    left = context.program.exit_with_lock(place) if place else None
-    wanted = thread_wait(stack.frames) if stack else A_LOCK
-    of_file = root.kind is WaitKind.FILE_LOCK
+    missing_partner = context.program.missing_partner(stack.frames) if stack and not thread_line else None
+    exit_line = context.program.exit_with_lock(place) if place else None
+    waited_for = thread_wait(stack.frames) if stack else A_LOCK
+    is_file_lock = root.kind is WaitKind.FILE_LOCK
     return Explanation(
         cause=Cause.LOCK_CYCLE,
         evidence=EvidenceKind.CLOSED,
         facts={
-            "variant": "file" if of_file else "thread",
-            "waits_for": wanted.what,
-            "ended_by": wanted.ended_by,
-            "is_lock": of_file or wanted is A_LOCK or behind is not None,
+            "variant": "file" if is_file_lock else "thread",
+            "waits_for": waited_for.what,
+            "ended_by": waited_for.ended_by,
+            "is_lock": is_file_lock or waited_for is A_LOCK or thread_line is not None,
             "file": root.target,
             "file_held_by": root.peers,
-            "line": own,
-            "function": function_of(root),
-            "thread_line": behind,
-            "holder": None if of_file else _holder(context, root, place),
-            "never_released_at": left,
-            "served_at": served,
+            "line": own_line,
+            "function": waiting_function(root),
+            "thread_line": thread_line,
+            "holder": None if is_file_lock else _lock_holder_facts(context, root, place),
+            "never_released_at": exit_line,
+            "served_at": missing_partner,
         },
-        ranks=tuple(one.rank for one in hung_roots(context) if _is_locked(one)) if of_file else ranks,
-        place=left or served or place,
+        ranks=tuple(hung_root.rank for hung_root in hung_roots(context) if _is_lock_deadlock(hung_root))
+        if is_file_lock
+        else ranks,
+        place=exit_line or missing_partner or place,
         proof=dump_proof(context, root),
     )
 
 
-def _holder(context: DiagnosisContext, root: Wait, wanted: Place | None) -> Facts | None:
+def _lock_holder_facts(context: DiagnosisContext, root: Wait, lock_line: Place | None) -> Facts | None:
     """Return the thread that took the lock, and where, if the source of the lines shows it. `thread` None: itself."""
-    if wanted is None:
+    if lock_line is None:
         return None
     for stack in context.last_snapshot[root.rank].stacks if root.rank in context.last_snapshot else ():
-        own = any((one.file, one.line) == (wanted.file, wanted.line) for one in stack.frames)
-        taken = context.program.lock_taken_by(wanted, stack.frames)
-        if taken is not None:
-            return {"thread": None if own else stack.thread or stack.tid, "line": taken}
+        is_own = any((frame.file, frame.line) == (lock_line.file, lock_line.line) for frame in stack.frames)
+        acquired_at = context.program.lock_taken_by(lock_line, stack.frames)
+        if acquired_at is not None:
+            return {"thread": None if is_own else stack.thread or stack.tid, "line": acquired_at}
     return None
 
 
-def _sleeps(root: Wait) -> bool:
+def _is_sleeping(root: Wait) -> bool:
     """The rank sleeps, or the process that it waits for; when `sleep` in a shell ends cannot be read."""
     return root.until_s is not None or (root.child.deepest.kind if root.child else root.kind) is WaitKind.SLEEP
 
 
-@given(standing(_sleeps))
+@rule_if(root_where(_is_sleeping))
 def starved(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
     deadline_s = limits_of(context.evidence).deadline_s
     is_late = root.until_s is not None and deadline_s is not None and root.until_s > deadline_s
@@ -226,11 +230,11 @@ def starved(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Ex
     )
 
 
-@given(standing(lambda root: root.kind in (WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.CHILD)))
+@rule_if(root_where(lambda root: root.kind in (WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.CHILD)))
 def blocked_io(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
     is_named = not root.target.startswith(("pipe:", "socket:"))
     # If no process can end the wait, the innermost one shows why; else the rank's own line shows what needs a limit.
-    of_child = root.child.deepest if root.child and root.closed else None
+    blocking_child = root.child.deepest if root.child and root.closed else None
     return Explanation(
         cause=Cause.BLOCKED_IO,
         evidence=EvidenceKind.KERNEL,
@@ -243,12 +247,12 @@ def blocked_io(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) ->
             "child": process_facts(root.child),
         },
         ranks=ranks,
-        place=_child_place(context, root, of_child) if of_child else wait_place(context, root),
+        place=_child_place(context, root, blocking_child) if blocking_child else wait_place(context, root),
         proof=dump_proof(context, root),
     )
 
 
-@given(standing(lambda root: root.kind in (WaitKind.COMPUTE, WaitKind.COMPILE) or bool(root.computing)))
+@rule_if(root_where(lambda root: root.kind in (WaitKind.COMPUTE, WaitKind.COMPILE) or bool(root.computing)))
 def infinite_loop(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
     """The rank computes without end, or a thread or process below it for which it waits."""
     child = root.computing[0] if root.computing else None
@@ -257,7 +261,7 @@ def infinite_loop(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...])
         evidence=EvidenceKind.SAMPLES,
         facts={
             "compiles": root.kind is WaitKind.COMPILE,
-            "function": function_of(root),
+            "function": waiting_function(root),
             "line": wait_place(context, root),
             "computing": {"pid": child.pid, "thread": child.thread} if child else None,
             "loads_data": root.kind is WaitKind.LOADER,

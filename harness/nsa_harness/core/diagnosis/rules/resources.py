@@ -14,13 +14,13 @@ from nsa_harness.core.diagnosis.context import (
     failed_ranks,
     first_own_exception,
     first_own_failure,
-    last_line,
-    last_place,
-    last_seen,
-    standing,
+    last_heartbeat_facts,
+    last_known_place,
+    last_progress_facts,
+    root_where,
     wait_place,
 )
-from nsa_harness.core.diagnosis.explanation import Explanation, given
+from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
 from nsa_harness.core.diagnosis.rules.threads import awaited_thread_line
 from nsa_harness.core.evidence.evidence import RaisedException, Snapshot
 from nsa_harness.core.evidence.host import Gpu, killed_pids
@@ -34,7 +34,7 @@ _OS_ERRORS = frozenset({"OSError", "IOError", "BlockingIOError", "socket.error"}
 # Errors of a machine that has run out of a resource or refuses it, by their error number on Linux. Each value is a
 # key of [refused] in causes.toml.
 _ENOSPC, _EDQUOT = "ENOSPC", "EDQUOT"
-_REFUSED = {
+_REFUSED_ERRNOS = {
     5: "EIO",
     11: "EAGAIN",
     23: "ENFILE",
@@ -60,63 +60,63 @@ _REFUSED_TEXTS = (
 )
 
 
-@given(first_own_failure)
+@rule_if(first_own_failure)
 def host_oom(context: DiagnosisContext, first: Failure) -> Explanation | None:
     """The host ran out of memory: an allocation failed, or the kernel killed the rank or its worker."""
     if first.raised is not None:
-        return _could_not_allocate(context, first, first.raised)
-    return _killed_for_memory(context, first) if first.status == -signal.SIGKILL else None
+        return _explain_failed_allocation(context, first, first.raised)
+    return _explain_oom_kill(context, first) if first.status == -signal.SIGKILL else None
 
 
-def _could_not_allocate(context: DiagnosisContext, first: Failure, raised: RaisedException) -> Explanation | None:
-    worker = next((pid for pid in _kernel_killed(context) if f"(pid {pid})" in raised.message), None)
-    if raised.type != "MemoryError" and worker is None and not Cause.HOST_OOM.said_in(raised.message):
+def _explain_failed_allocation(context: DiagnosisContext, first: Failure, error: RaisedException) -> Explanation | None:
+    worker_pid = next((pid for pid in _pids_killed_by_kernel(context) if f"(pid {pid})" in error.message), None)
+    if error.type != "MemoryError" and worker_pid is None and not Cause.HOST_OOM.find_message(error.message):
         return None
     return Explanation(
         cause=Cause.HOST_OOM,
         evidence=EvidenceKind.RAISED,
         facts={
             "variant": "raised",
-            "killed_process": worker,
+            "killed_process": worker_pid,
             "error": first.text,
             "limit_bytes": _memory_limit_bytes(context),
         },
         ranks=failed_ranks([first]),
-        place=exception_place(context, first.rank, raised),
-        proof=(raised.proof,),
+        place=exception_place(context, first.rank, error),
+        proof=(error.proof,),
     )
 
 
-def _killed_for_memory(context: DiagnosisContext, first: Failure) -> Explanation | None:
+def _explain_oom_kill(context: DiagnosisContext, first: Failure) -> Explanation | None:
     """The kernel killed a rank to free memory.
 
     Any process may send SIGKILL. The kernel's log names the killed process; its counter only shows that one was killed.
     """
     rank = context.rank(first.rank)
-    named = rank is not None and rank.pid in _kernel_killed(context)
+    is_named = rank is not None and rank.pid in _pids_killed_by_kernel(context)
     memory = context.evidence.memory
-    if not named and not (memory is not None and memory.oom_kills):
+    if not is_named and not (memory is not None and memory.oom_kills):
         return None
     return Explanation(
         cause=Cause.HOST_OOM,
-        evidence=EvidenceKind.KERNEL if named else EvidenceKind.PART,
+        evidence=EvidenceKind.KERNEL if is_named else EvidenceKind.PART,
         facts={
             "variant": "killed",
-            "named_in_kernel_log": named,
+            "named_in_kernel_log": is_named,
             "limit_bytes": _memory_limit_bytes(context),
-            "last_seen": last_seen(context, first.rank),
-            "last_line": last_line(context, first.rank),
+            "last_seen": last_progress_facts(context, first.rank),
+            "last_line": last_heartbeat_facts(context, first.rank),
         },
         ranks=failed_ranks([first]),
-        place=last_place(context, first.rank),
+        place=last_known_place(context, first.rank),
         proof=("watch.jsonl", "processes.jsonl"),
     )
 
 
-def _kernel_killed(context: DiagnosisContext) -> set[int]:
+def _pids_killed_by_kernel(context: DiagnosisContext) -> set[int]:
     memory = context.evidence.memory
-    killed = set(killed_pids(memory.kill_messages)) if memory else set()
-    return killed | {sending.pid for sending in context.evidence.signals if sending.sender.startswith("kernel")}
+    pids = set(killed_pids(memory.kill_messages)) if memory else set()
+    return pids | {sending.pid for sending in context.evidence.signals if sending.sender.startswith("kernel")}
 
 
 def _memory_limit_bytes(context: DiagnosisContext) -> int | None:
@@ -124,29 +124,29 @@ def _memory_limit_bytes(context: DiagnosisContext) -> int | None:
     return memory.limit_bytes or memory.total_bytes if memory else None
 
 
-@given(first_own_exception)
-def cuda_oom(context: DiagnosisContext, first: Failure, raised: RaisedException) -> Explanation | None:
+@rule_if(first_own_exception)
+def cuda_oom(context: DiagnosisContext, first: Failure, error: RaisedException) -> Explanation | None:
     """A rank ran out of GPU memory."""
-    if not raised.type.endswith("OutOfMemoryError") and not Cause.CUDA_OOM.said_in(raised.message):
+    if not error.type.endswith("OutOfMemoryError") and not Cause.CUDA_OOM.find_message(error.message):
         return None
     return Explanation(
         cause=Cause.CUDA_OOM,
         evidence=EvidenceKind.RAISED,
-        facts={"message": raised.message},
+        facts={"message": error.message},
         ranks=failed_ranks([first]),
-        place=exception_place(context, first.rank, raised),
-        proof=(raised.proof,),
+        place=exception_place(context, first.rank, error),
+        proof=(error.proof,),
     )
 
 
-@given(first_own_failure)
+@rule_if(first_own_failure)
 def cuda_assert(context: DiagnosisContext, first: Failure) -> Explanation | None:
     """An assertion failed inside a kernel on the GPU."""
     rank = context.rank(first.rank)
-    printed = " ".join(rank.error_lines) if rank else ""
-    if not Cause.CUDA_ASSERT.said_in(f"{first.text} {printed}"):
+    stderr_text = " ".join(rank.error_lines) if rank else ""
+    if not Cause.CUDA_ASSERT.find_message(f"{first.text} {stderr_text}"):
         return None
-    assertion = _ASSERTION.search(printed)
+    assertion = _ASSERTION.search(stderr_text)
     return Explanation(
         cause=Cause.CUDA_ASSERT,
         evidence=EvidenceKind.EFFECT,  # the cause is certain, but the line is where the rank noticed it
@@ -157,49 +157,49 @@ def cuda_assert(context: DiagnosisContext, first: Failure) -> Explanation | None
     )
 
 
-@given(first_own_exception)
-def dataloader_worker_died(context: DiagnosisContext, first: Failure, raised: RaisedException) -> Explanation | None:
+@rule_if(first_own_exception)
+def dataloader_worker_died(context: DiagnosisContext, first: Failure, error: RaisedException) -> Explanation | None:
     """A DataLoader worker died. torch raises this error at any line of the rank, so only its message identifies it."""
-    lost = Cause.DATALOADER_WORKER_DIED.said_in(raised.message)
-    if lost is None:
+    match = Cause.DATALOADER_WORKER_DIED.find_message(error.message)
+    if match is None:
         return None
     return Explanation(
         cause=Cause.DATALOADER_WORKER_DIED,
         evidence=EvidenceKind.RAISED,
-        facts={"worker": lost[1], "ended": lost[2], "noticed_at": exception_place(context, first.rank, raised)},
+        facts={"worker": match[1], "ended": match[2], "noticed_at": exception_place(context, first.rank, error)},
         ranks=failed_ranks([first]),
-        proof=(raised.proof,),
+        proof=(error.proof,),
     )
 
 
-@given(first_own_failure)
+@rule_if(first_own_failure)
 def infra(context: DiagnosisContext, first: Failure) -> Explanation | None:
     """The machine refused a request for disk, descriptors, ports or shared memory. The program is not at fault."""
     if first.raised is None:
-        return _launcher_refused(context, first)
-    refused = _refusal_code(first.raised)
-    if refused is None:
+        return _explain_launcher_refusal(context, first)
+    code = _refusal_code(first.raised)
+    if code is None:
         return None
     return Explanation(
         cause=Cause.INFRA,
         evidence=EvidenceKind.EFFECT,  # either a limit of the machine, or a program that never releases the resource
-        facts={"variant": "rank", "refused": refused, "message": first.text},
+        facts={"variant": "rank", "refused": code, "message": first.text},
         ranks=failed_ranks([first]),
         place=exception_place(context, first.rank, first.raised),
         proof=(first.raised.proof,),
     )
 
 
-@given(first_own_failure)
+@rule_if(first_own_failure)
 def disk_full(context: DiagnosisContext, first: Failure) -> Explanation | None:
     """The disk was full, and the failure shows no other cause. Even messages could not be written to that disk."""
-    full = context.evidence.disk_full
-    if full is None or not _may_follow_from_full_disk(first):
+    disk = context.evidence.disk_full
+    if disk is None or not _may_follow_from_full_disk(first):
         return None
     return Explanation(
         cause=Cause.DISK_FULL,
         evidence=EvidenceKind.PART,
-        facts={"variant": "failed", "disk": full, "failure": first.text},
+        facts={"variant": "failed", "disk": disk, "failure": first.text},
         ranks=failed_ranks([first]),
         place=exception_place(context, first.rank, first.raised) if first.raised else None,
         proof=("processes.jsonl",),
@@ -213,36 +213,36 @@ def _may_follow_from_full_disk(first: Failure) -> bool:
     return first.kind in (FailureKind.CODE, FailureKind.LAUNCHER) or first.status == -signal.SIGBUS
 
 
-def _launcher_refused(context: DiagnosisContext, first: Failure) -> Explanation | None:
+def _explain_launcher_refusal(context: DiagnosisContext, first: Failure) -> Explanation | None:
     """The launcher ended before it started a rank, and its output names the refused resource."""
     lines = context.evidence.last_lines if first.kind is FailureKind.LAUNCHER else ()
-    line, refused = next(((line, code) for line in lines if (code := _refusal_code_in(line))), ("", None))
-    if refused is None:
+    line, code = next(((line, line_code) for line in lines if (line_code := _refusal_code_in(line))), ("", None))
+    if code is None:
         return None
     return Explanation(
         cause=Cause.INFRA,
         evidence=EvidenceKind.PART,
-        facts={"variant": "launcher", "refused": refused, "message": line, "failure": first.text},
+        facts={"variant": "launcher", "refused": code, "message": line, "failure": first.text},
         proof=("output.log",),
     )
 
 
-def _refusal_code(raised: RaisedException) -> str | None:
+def _refusal_code(error: RaisedException) -> str | None:
     """Return the resource or system call that the machine refused, as a key of [refused] in causes.toml, or None.
 
     An error number counts only in an OSError, or in the error that a DataLoader worker passed on.
     """
-    number = _ERRNO.search(raised.message)
-    if number and (raised.type in _OS_ERRORS or "DataLoader worker" in raised.message):
-        return _REFUSED.get(int(number[1]))
-    return _refusal_code_in(raised.message)
+    number = _ERRNO.search(error.message)
+    if number and (error.type in _OS_ERRORS or "DataLoader worker" in error.message):
+        return _REFUSED_ERRNOS.get(int(number[1]))
+    return _refusal_code_in(error.message)
 
 
 def _refusal_code_in(text: str) -> str | None:
     return next((code for pattern, code in _REFUSED_TEXTS if pattern.search(text)), None)
 
 
-_AT_WORK, _NOTHING_BYTES = 0.5, 64 << 20  # the driver alone holds some MiB on each GPU
+_BUSY_SHARE, _IDLE_BYTES = 0.5, 64 << 20  # the driver alone holds some MiB on each GPU
 
 
 def idle_device(context: DiagnosisContext) -> Explanation | None:
@@ -250,28 +250,32 @@ def idle_device(context: DiagnosisContext) -> Explanation | None:
     snapshots = [snapshot for snapshot in context.evidence.snapshots if snapshot.gpus]
     ranks = {rank.pid for rank in context.evidence.ranks if rank.pid is not None}
     gpus = snapshots[-1].gpus if snapshots else ()
-    idle = [gpu for gpu in gpus if all(_is_idle(snapshot, gpu.index) for snapshot in snapshots)]
-    used = [gpu for gpu in gpus if ranks & set(gpu.pids)]
-    if not idle or not 0 < len(used) < len(ranks) or not any((gpu.utilisation or 0) >= _AT_WORK for gpu in used):
+    idle_gpus = [gpu for gpu in gpus if all(_is_idle(snapshot, gpu.index) for snapshot in snapshots)]
+    used_gpus = [gpu for gpu in gpus if ranks & set(gpu.pids)]
+    if (
+        not idle_gpus
+        or not 0 < len(used_gpus) < len(ranks)
+        or not any((gpu.utilisation or 0) >= _BUSY_SHARE for gpu in used_gpus)
+    ):
         return None
-    busy = max(used, key=lambda gpu: gpu.utilisation or 0)
+    busiest_gpu = max(used_gpus, key=lambda gpu: gpu.utilisation or 0)
     return Explanation(
         cause=Cause.IDLE_DEVICE,
         evidence=EvidenceKind.PART,
         facts={
-            "idle_gpu": _gpu_facts(idle[0]),
-            "shared_gpu": _gpu_facts(busy),
+            "idle_gpu": _gpu_facts(idle_gpus[0]),
+            "shared_gpu": _gpu_facts(busiest_gpu),
             "ranks_sharing": len(ranks),
-            "gpus_shared": len(used),
+            "gpus_shared": len(used_gpus),
         },
-        ranks=tuple(rank.rank for rank in context.evidence.ranks if rank.pid in busy.pids),
+        ranks=tuple(rank.rank for rank in context.evidence.ranks if rank.pid in busiest_gpu.pids),
         proof=tuple(rank.proof for rank in snapshots[-1].ranks if rank.proof),
     )
 
 
 def _is_idle(snapshot: Snapshot, index: int) -> bool:
     gpu = next((candidate for candidate in snapshot.gpus if candidate.index == index), None)
-    return gpu is not None and gpu.utilisation == 0 and not gpu.pids and (gpu.used_bytes or 0) <= _NOTHING_BYTES
+    return gpu is not None and gpu.utilisation == 0 and not gpu.pids and (gpu.used_bytes or 0) <= _IDLE_BYTES
 
 
 def _gpu_facts(gpu: Gpu) -> Facts:
@@ -281,12 +285,12 @@ def _gpu_facts(gpu: Gpu) -> Facts:
 def _finished_program(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...]] | None:
     """Find the first root whose program has finished, and the ranks of all such roots."""
     snapshot = context.last_snapshot
-    return standing(lambda root: root.rank in snapshot and is_shutting_down(snapshot[root.rank]), anywhere=True)(
+    return root_where(lambda root: root.rank in snapshot and is_shutting_down(snapshot[root.rank]), all_matching=True)(
         context
     )
 
 
-@given(_finished_program)
+@rule_if(_finished_program)
 def shutdown_hang(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
     """A rank's program has finished, but its process does not exit."""
     thread_line = awaited_thread_line(context, root)

@@ -16,7 +16,7 @@ from typing import TypeVar
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import DiagnosisContext, layer_of, parameter_place
-from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, given
+from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, rule_if
 from nsa_harness.core.evidence.health_samples import (
     DataWait,
     DroppedBatches,
@@ -47,31 +47,33 @@ Sample = TypeVar("Sample")
 ByRank = list[tuple[int, Sample]]
 
 
-def _samples(context: DiagnosisContext, of: Callable[[HealthSamples], Iterable[Sample]]) -> ByRank[Sample]:
+def _samples_by_rank(
+    context: DiagnosisContext, values_of: Callable[[HealthSamples], Iterable[Sample]]
+) -> ByRank[Sample]:
     """Return what `of` takes from the health samples of each rank."""
-    return [(rank.rank, sample) for rank in context.evidence.ranks if rank.health for sample in of(rank.health)]
+    return [(rank.rank, sample) for rank in context.evidence.ranks if rank.health for sample in values_of(rank.health)]
 
 
-def _any_of(
-    of: Callable[[HealthSamples], Iterable[Sample]],
+def _with_samples(
+    values_of: Callable[[HealthSamples], Iterable[Sample]],
 ) -> Callable[[DiagnosisContext], tuple[ByRank[Sample]] | None]:
     """Find what `of` takes from the health samples of each rank; None if that is nothing."""
 
     def find(context: DiagnosisContext) -> tuple[ByRank[Sample]] | None:
-        samples = _samples(context, of)
+        samples = _samples_by_rank(context, values_of)
         return (samples,) if samples else None
 
     return find
 
 
-def _any_rank(
+def _with_ranks(
     matches: Callable[[HealthSamples], object],
 ) -> Callable[[DiagnosisContext], tuple[ByRank[HealthSamples]] | None]:
     """Find the ranks whose health samples match."""
-    return _any_of(lambda looks: [looks] if matches(looks) else [])
+    return _with_samples(lambda samples: [samples] if matches(samples) else [])
 
 
-def _noted(
+def _explain_samples(
     cause: Cause,
     ranks: Iterable[int],
     facts: Facts,
@@ -95,62 +97,64 @@ def _noted(
     )
 
 
-def _is_broken(looks: HealthSamples) -> bool:
-    return looks.non_finite_parameters is not None or (
-        looks.non_finite_loss is not None and looks.bad_in_a_row >= _BAD_LOSSES
+def _is_not_finite(samples: HealthSamples) -> bool:
+    return samples.non_finite_parameters is not None or (
+        samples.non_finite_loss is not None and samples.bad_in_a_row >= _BAD_LOSSES
     )
 
 
-@given(_any_rank(_is_broken))
-def nan(_: DiagnosisContext, broken: ByRank[HealthSamples]) -> Explanation:
+@rule_if(_with_ranks(_is_not_finite))
+def nan(_: DiagnosisContext, broken_ranks: ByRank[HealthSamples]) -> Explanation:
     """Parameters are not finite at the end, or the last losses are not finite."""
-    losses = {rank: samples.non_finite_loss for rank, samples in broken if samples.non_finite_loss is not None}
+    losses = {rank: samples.non_finite_loss for rank, samples in broken_ranks if samples.non_finite_loss is not None}
     parameters = {
-        rank: samples.non_finite_parameters for rank, samples in broken if samples.non_finite_parameters is not None
+        rank: samples.non_finite_parameters
+        for rank, samples in broken_ranks
+        if samples.non_finite_parameters is not None
     }
     # Within a step the loss comes first: its backward pass carries the broken value to the parameters.
-    first = min((*losses.values(), *parameters.values()), key=lambda broken_at: broken_at.step)
-    by_loss = [rank for rank, loss in losses.items() if loss.step == first.step]
-    ranks = by_loss or [rank for rank, broken_at in parameters.items() if broken_at.step == first.step]
+    first_value = min((*losses.values(), *parameters.values()), key=lambda broken_at: broken_at.step)
+    ranks_by_loss = [rank for rank, loss in losses.items() if loss.step == first_value.step]
+    ranks = ranks_by_loss or [rank for rank, broken_at in parameters.items() if broken_at.step == first_value.step]
     name = next((broken_at.names[0] for broken_at in parameters.values() if broken_at.names), None)
     # Gradients are averaged, so parameters that broke on several ranks at once may have broken on one of them first.
-    is_origin_known = bool(first.place) or len(ranks) == 1
-    origin = EvidenceKind.RECORD if is_origin_known else EvidenceKind.EFFECT
-    return _noted(
+    is_origin_known = bool(first_value.place) or len(ranks) == 1
+    evidence = EvidenceKind.RECORD if is_origin_known else EvidenceKind.EFFECT
+    return _explain_samples(
         Cause.NAN,
         ranks,
         {
-            "variant": "loss" if by_loss else "parameters",
-            "value": first.value,
-            "other_ranks_broke_later": len(ranks) < len(broken),
+            "variant": "loss" if ranks_by_loss else "parameters",
+            "value": first_value.value,
+            "other_ranks_broke_later": len(ranks) < len(broken_ranks),
             "parameter": name,
         },
-        place=first.place or (Place(parameter=name, layer=layer_of(name)) if name else None),
-        step=first.step,
-        evidence=origin if name else EvidenceKind.PART,
+        place=first_value.place or (Place(parameter=name, layer=layer_of(name)) if name else None),
+        step=first_value.step,
+        evidence=evidence if name else EvidenceKind.PART,
     )
 
 
-def _divergences(context: DiagnosisContext) -> tuple[list[Divergence]] | None:
+def _divergences(context: DiagnosisContext) -> tuple[list[ReplicaDivergence]] | None:
     """Find the divergence of each model in each group of ranks, if all ranks of the group have samples of it."""
     groups: dict[tuple[int, tuple[int, ...]], dict[int, Replica]] = {}
-    for rank, replica in _samples(context, lambda looks: looks.replicas):
+    for rank, replica in _samples_by_rank(context, lambda samples: samples.replicas):
         groups.setdefault((replica.number, replica.ranks), {})[rank] = replica
     complete = (replicas for (_, members), replicas in groups.items() if set(members) == set(replicas))
     divergences = [match for replicas in complete if (match := first_divergence(replicas)) is not None]
     return (divergences,) if divergences else None
 
 
-@given(_divergences)
-def replica_divergence(_: DiagnosisContext, divergences: Sequence[Divergence]) -> Explanation:
+@rule_if(_divergences)
+def replica_divergence(_: DiagnosisContext, divergences: Sequence[ReplicaDivergence]) -> Explanation:
     """Replicas that should be equal, because DDP or the program made them so, differ in the last common sample."""
     first = min(divergences, key=lambda divergence: divergence.round)
     name = first.names[0] if first.names else None
-    return _noted(
+    return _explain_samples(
         Cause.REPLICA_DIVERGENCE,
         first.ranks,
         {
-            "in_ddp": first.wrapped,
+            "in_ddp": first.in_ddp,
             "since": first.at,
             "last_step": first.round,
             "identified_by": first.identified_by,
@@ -158,24 +162,24 @@ def replica_divergence(_: DiagnosisContext, divergences: Sequence[Divergence]) -
             "difference": first.difference if math.isfinite(first.difference) else None,
         },
         place=Place(parameter=name, layer=layer_of(name)) if name else None,
-        evidence=EvidenceKind.RECORD if first.identified_by and first.wrapped else EvidenceKind.EFFECT,
+        evidence=EvidenceKind.RECORD if first.identified_by and first.in_ddp else EvidenceKind.EFFECT,
     )
 
 
-@given(_any_of(lambda looks: looks.overwritten_files))
-def shared_file(_: DiagnosisContext, wrote: ByRank[OverwrittenFile]) -> Explanation | None:
+@rule_if(_with_samples(lambda samples: samples.overwritten_files))
+def shared_file(_: DiagnosisContext, files: ByRank[OverwrittenFile]) -> Explanation | None:
     """Several ranks wrote one file from its beginning, so only one content survives, or several are mixed."""
     writers: dict[str, dict[int, OverwrittenFile]] = {}
-    for rank, written in wrote:
-        writers.setdefault(written.path, {})[rank] = written
-    several = [(path, by_rank) for path, by_rank in writers.items() if len(by_rank) > 1]
-    if not several:
+    for rank, file in files:
+        writers.setdefault(file.path, {})[rank] = file
+    shared_files = [(path, by_rank) for path, by_rank in writers.items() if len(by_rank) > 1]
+    if not shared_files:
         return None
-    path, by_rank = several[0]
-    return _noted(
+    path, by_rank = shared_files[0]
+    return _explain_samples(
         Cause.SHARED_FILE,
         by_rank,
-        {"path": path, "more_files": len(several) - 1},
+        {"path": path, "more_files": len(shared_files) - 1},
         place=by_rank[min(by_rank)].place,
         evidence=EvidenceKind.PART,
     )
@@ -191,52 +195,52 @@ class _Growth:
 
 def memory_growth(context: DiagnosisContext) -> Explanation | None:
     """Memory grows with the steps until the end, about as fast late in the run as early."""
-    kinds: Mapping[str, Callable[[MemorySample], int | None]] = {
+    memory_kinds: Mapping[str, Callable[[MemorySample], int | None]] = {
         "host": lambda point: point.anonymous_bytes,
         "GPU": lambda point: point.gpu_bytes,
     }
     growing = [
         (rank, kind, growth)
-        for kind, of in kinds.items()
-        for rank, memory in _samples(context, lambda looks: [looks.memory])
-        if (growth := _growth(memory, of)) is not None
+        for kind, bytes_of in memory_kinds.items()
+        for rank, memory in _samples_by_rank(context, lambda samples: [samples.memory])
+        if (growth := _memory_growth_of(memory, bytes_of)) is not None
     ]
     if not growing:
         return None
-    _, kind, most = max(growing, key=lambda entry: entry[2].grown_bytes)
-    return _noted(
+    _, kind, largest = max(growing, key=lambda entry: entry[2].grown_bytes)
+    return _explain_samples(
         Cause.MEMORY_GROWTH,
         [rank for rank, other_kind, _ in growing if other_kind == kind],
         {
             "memory": kind,
-            "bytes_per_step": most.slope_bytes,
-            "grown_bytes": most.grown_bytes,
-            "first_step": most.first_step,
-            "last_step": most.last_step,
+            "bytes_per_step": largest.slope_bytes,
+            "grown_bytes": largest.grown_bytes,
+            "first_step": largest.first_step,
+            "last_step": largest.last_step,
         },
         evidence=EvidenceKind.PART,
     )
 
 
-def _growth(memory: Sequence[MemorySample], of: Callable[[MemorySample], int | None]) -> _Growth | None:
+def _memory_growth_of(memory: Sequence[MemorySample], bytes_of: Callable[[MemorySample], int | None]) -> _Growth | None:
     """Return the growth of one rank's memory, or None if it does not grow or levels off."""
-    points = [(point.step, amount) for point in memory if (amount := of(point)) is not None]
+    points = [(point.step, amount) for point in memory if (amount := bytes_of(point)) is not None]
     last = points[-1][0] if points else 0
     points = [(step, amount) for step, amount in points if step >= last / 8]  # before that, caches and pools fill
     if last < _FEWER_STEPS or len(points) < _GROWTH_SAMPLES:
         return None
-    late = [point for point in points if point[0] >= last / 2]
-    early = [point for point in points if point[0] <= last / 2]
-    if len(late) < 4 or len(early) < 4:
+    late_points = [point for point in points if point[0] >= last / 2]
+    early_points = [point for point in points if point[0] <= last / 2]
+    if len(late_points) < 4 or len(early_points) < 4:
         return None
-    slope, before = _slope(late), _slope(early)
-    grown = points[-1][1] - points[0][1]
+    slope, early_slope = _slope(late_points), _slope(early_points)
+    grown_bytes = points[-1][1] - points[0][1]
     share, steady = (_GROWTH_SHARE, _RISING) if last >= _GROWTH_STEPS else (_LARGE_SHARE, _STEADY)
-    enough = grown >= max(_GROWTH_BYTES, share * points[0][1])
-    rising = [b > a for (_, a), (_, b) in combinations(points, 2)]
-    if not enough or slope <= 0 or slope < _CONTINUES * before or sum(rising) < steady * len(rising):
+    is_large = grown_bytes >= max(_GROWTH_BYTES, share * points[0][1])
+    rises = [b > a for (_, a), (_, b) in combinations(points, 2)]
+    if not is_large or slope <= 0 or slope < _CONTINUES * early_slope or sum(rises) < steady * len(rises):
         return None
-    return _Growth(slope_bytes=slope, grown_bytes=grown, first_step=points[0][0], last_step=last)
+    return _Growth(slope_bytes=slope, grown_bytes=grown_bytes, first_step=points[0][0], last_step=last)
 
 
 def _slope(points: Sequence[tuple[int, int]]) -> float:
@@ -248,30 +252,30 @@ def input_bound(context: DiagnosisContext) -> Explanation | None:
     """A rank waits for its data loader most of the time, in both halves of the run."""
     waits = {
         rank: wait
-        for rank, fetched in _samples(context, lambda looks: [looks.data_waits])
-        if (wait := _steady_wait(fetched)) is not None
+        for rank, data_waits in _samples_by_rank(context, lambda samples: [samples.data_waits])
+        if (wait := _steady_wait(data_waits)) is not None
     }
     if not waits:
         return None
-    worst = max(waits, key=lambda rank: waits[rank].waited_s)
-    most = waits[worst]
-    return _noted(
+    slowest_rank = max(waits, key=lambda rank: waits[rank].waited_s)
+    longest = waits[slowest_rank]
+    return _explain_samples(
         Cause.INPUT_BOUND,
         waits,
         {
-            "slowest_rank": worst,
-            "waited_s": most.waited_s,
-            "passed_s": most.elapsed_s,
-            "last_step": most.step,
+            "slowest_rank": slowest_rank,
+            "waited_s": longest.waited_s,
+            "passed_s": longest.elapsed_s,
+            "last_step": longest.step,
         },
-        place=most.place,
+        place=longest.place,
         evidence=EvidenceKind.PART,
     )
 
 
-def _steady_wait(fetched: Sequence[DataWait]) -> DataWait | None:
+def _steady_wait(data_waits: Sequence[DataWait]) -> DataWait | None:
     """Return how long a rank waited for data after its first steps; None if it waited little or only for a while."""
-    points = [point for point in fetched if point.step > _WARM_STEPS]
+    points = [point for point in data_waits if point.step > _WARM_STEPS]
     if not points or points[-1].step - points[0].step < _WAITED_STEPS:
         return None
     first, last = points[0], points[-1]
@@ -288,58 +292,75 @@ def _steady_wait(fetched: Sequence[DataWait]) -> DataWait | None:
 
 def no_gradient(context: DiagnosisContext) -> Explanation | None:
     """Parameters never have a gradient. The most specific evidence answers: a trace, an optimizer, a backward pass."""
-    answers = (rule(context) for rule in (_traced, _never_trained, _trained_by_zeros, _left_zeros, _left_none))
-    return next((answer for answer in answers if answer is not None), None)
+    explanations = (
+        rule(context)
+        for rule in (
+            _no_gradient_in_traces,
+            _no_gradient_in_optimizer,
+            _zero_gradients_in_optimizer,
+            _zero_gradients_after_backward,
+            _no_gradient_after_backward,
+        )
+    )
+    return next((explanation for explanation in explanations if explanation is not None), None)
 
 
-def _lacking(context: DiagnosisContext) -> tuple[dict[int, tuple[str, ...]]] | None:
+def _missing_in_traces(context: DiagnosisContext) -> tuple[dict[int, tuple[str, ...]]] | None:
     lacking = {rank.rank: rank.traces.missing_parameters for rank in context.evidence.ranks}
     lacking = {rank: names for rank, names in lacking.items() if names}
     return (lacking,) if lacking else None
 
 
-@given(_lacking)
-def _traced(_: DiagnosisContext, lacking: Mapping[int, Sequence[str]]) -> Explanation:
-    missing = sorted({name for names in lacking.values() for name in names})
+@rule_if(_missing_in_traces)
+def _no_gradient_in_traces(_: DiagnosisContext, missing_by_rank: Mapping[int, Sequence[str]]) -> Explanation:
+    names = sorted({name for names in missing_by_rank.values() for name in names})
     return Explanation(
         cause=Cause.NO_GRADIENT,
         evidence=EvidenceKind.FACT,
-        facts={"variant": "traced", "parameters": missing},
-        ranks=tuple(lacking),
-        place=parameter_place(missing[0]),
+        facts={"variant": "traced", "parameters": names},
+        ranks=tuple(missing_by_rank),
+        place=parameter_place(names[0]),
         proof=("traces.log",),
     )
 
 
-@given(_any_rank(lambda looks: looks.without_gradient_count and looks.sample_count >= _MIN_GRADIENT_SAMPLES))
-def _never_trained(_: DiagnosisContext, without: ByRank[HealthSamples]) -> Explanation:
+@rule_if(_with_ranks(lambda samples: samples.without_gradient_count and samples.sample_count >= _MIN_GRADIENT_SAMPLES))
+def _no_gradient_in_optimizer(_: DiagnosisContext, ranks_without: ByRank[HealthSamples]) -> Explanation:
     """An optimizer has parameters whose module ran, but that had a gradient in no sample."""
-    names = list(dict.fromkeys(name for _, looks in without for name in looks.without_gradient))
-    used = next((looks.without_gradient_place for _, looks in without if looks.without_gradient_place), Place())
-    return _noted(
+    names = list(dict.fromkeys(name for _, samples in ranks_without for name in samples.without_gradient))
+    module_place = next(
+        (samples.without_gradient_place for _, samples in ranks_without if samples.without_gradient_place), Place()
+    )
+    return _explain_samples(
         Cause.NO_GRADIENT,
-        [rank for rank, _ in without],
+        [rank for rank, _ in ranks_without],
         {
             "variant": "optimizer_has_none",
             "parameters": names,
-            "count": max(looks.without_gradient_count for _, looks in without),
+            "count": max(samples.without_gradient_count for _, samples in ranks_without),
         },
-        place=parameter_place(names[0], used),
+        place=parameter_place(names[0], module_place),
     )
 
 
-@given(_any_rank(lambda looks: looks.zero_gradient_count and looks.zero_gradient_samples >= _MIN_GRADIENT_SAMPLES))
-def _trained_by_zeros(_: DiagnosisContext, still: ByRank[HealthSamples]) -> Explanation:
+@rule_if(
+    _with_ranks(lambda samples: samples.zero_gradient_count and samples.zero_gradient_samples >= _MIN_GRADIENT_SAMPLES)
+)
+def _zero_gradients_in_optimizer(_: DiagnosisContext, ranks_with_zeros: ByRank[HealthSamples]) -> Explanation:
     """Every gradient of an optimizer was zero in every sample, so its steps change nothing."""
-    most = max((looks for _, looks in still), key=lambda looks: looks.zero_gradient_count)
-    return _noted(
+    largest = max((samples for _, samples in ranks_with_zeros), key=lambda samples: samples.zero_gradient_count)
+    return _explain_samples(
         Cause.NO_GRADIENT,
-        [rank for rank, _ in still],
-        {"variant": "optimizer_has_zeros", "count": most.zero_gradient_count, "samples": most.zero_gradient_samples},
+        [rank for rank, _ in ranks_with_zeros],
+        {
+            "variant": "optimizer_has_zeros",
+            "count": largest.zero_gradient_count,
+            "samples": largest.zero_gradient_samples,
+        },
     )
 
 
-def _left_by_backward(
+def _with_model_after_backward(
     matches: Callable[[GradientArrivals], object],
 ) -> Callable[[DiagnosisContext], tuple[list[int], GradientArrivals] | None]:
     """Find the first model whose gradients match after a backward pass, and its ranks.
@@ -349,29 +370,35 @@ def _left_by_backward(
     """
 
     def find(context: DiagnosisContext) -> tuple[list[int], GradientArrivals] | None:
-        models = _samples(context, lambda looks: looks.gradient_arrivals)
-        left = [
+        models = _samples_by_rank(context, lambda samples: samples.gradient_arrivals)
+        matching = [
             (rank, model) for rank, model in models if model.sample_count >= _MIN_GRADIENT_SAMPLES and matches(model)
         ]
-        return ([rank for rank, model in left if model.model == left[0][1].model], left[0][1]) if left else None
+        return (
+            ([rank for rank, model in matching if model.model == matching[0][1].model], matching[0][1])
+            if matching
+            else None
+        )
 
     return find
 
 
-@given(_left_by_backward(lambda model: model.zero_gradient_count))
-def _left_zeros(_: DiagnosisContext, ranks: Sequence[int], first: GradientArrivals) -> Explanation:
-    return _noted(
+@rule_if(_with_model_after_backward(lambda model: model.zero_gradient_count))
+def _zero_gradients_after_backward(_: DiagnosisContext, ranks: Sequence[int], first: GradientArrivals) -> Explanation:
+    return _explain_samples(
         Cause.NO_GRADIENT,
         ranks,
         {"variant": "backward_left_zeros", "model": first.model, "samples": first.sample_count},
     )
 
 
-@given(_left_by_backward(lambda model: model.without_gradient_count))
-def _left_none(context: DiagnosisContext, ranks: Sequence[int], first: GradientArrivals) -> Explanation:
+@rule_if(_with_model_after_backward(lambda model: model.without_gradient_count))
+def _no_gradient_after_backward(
+    context: DiagnosisContext, ranks: Sequence[int], first: GradientArrivals
+) -> Explanation:
     # If every rank leaves out the same part with `detach`, it may be on purpose.
-    chosen = set(ranks) == {rank.rank for rank in context.evidence.ranks if rank.health}
-    return _noted(
+    on_every_rank = set(ranks) == {rank.rank for rank in context.evidence.ranks if rank.health}
+    return _explain_samples(
         Cause.NO_GRADIENT,
         ranks,
         {
@@ -381,63 +408,63 @@ def _left_none(context: DiagnosisContext, ranks: Sequence[int], first: GradientA
             "model": first.model,
             "samples": first.sample_count,
         },
-        evidence=EvidenceKind.OPEN if chosen else EvidenceKind.EFFECT,
-        left_open=(OpenQuestion(code="detached_on_purpose"),) if chosen else (),
+        evidence=EvidenceKind.OPEN if on_every_rank else EvidenceKind.EFFECT,
+        left_open=(OpenQuestion(code="detached_on_purpose"),) if on_every_rank else (),
         place=parameter_place(first.without_gradient[0]) if first.without_gradient else None,
     )
 
 
-@given(_any_of(lambda looks: looks.unawaited_calls))
-def unwaited_collective(_: DiagnosisContext, lines: ByRank[UnawaitedCall]) -> Explanation:
+@rule_if(_with_samples(lambda samples: samples.unawaited_calls))
+def unwaited_collective(_: DiagnosisContext, calls: ByRank[UnawaitedCall]) -> Explanation:
     """A line of the program starts asynchronous collectives, and the program never uses any of their handles."""
-    first = lines[0][1]
-    return _noted(
+    first = calls[0][1]
+    return _explain_samples(
         Cause.UNWAITED_COLLECTIVE,
-        [rank for rank, line in lines if (line.op, line.place) == (first.op, first.place)],
-        {"op": first.op, "calls": first.calls, "more_lines": len({line.place for _, line in lines}) - 1},
+        [rank for rank, call in calls if (call.op, call.place) == (first.op, first.place)],
+        {"op": first.op, "calls": first.calls, "more_lines": len({call.place for _, call in calls}) - 1},
         place=first.place,
     )
 
 
-@given(_any_of(lambda looks: looks.dropped_batches))
-def batches_given_up(context: DiagnosisContext, lost: ByRank[DroppedBatches]) -> Explanation | None:
+@rule_if(_with_samples(lambda samples: samples.dropped_batches))
+def batches_given_up(context: DiagnosisContext, dropped: ByRank[DroppedBatches]) -> Explanation | None:
     """The program caught exceptions that ended training passes, and lost the batches of these passes.
 
     Only ranks that exited with code 0 count: on any other rank the exception may follow from the failure of the run.
     """
-    lost = [(rank, batches) for rank, batches in lost if _exited_well(context, rank)]
-    if not lost:
+    dropped = [(rank, batches) for rank, batches in dropped if _exited_with_0(context, rank)]
+    if not dropped:
         return None
-    first = min((batches for _, batches in lost), key=lambda batches: batches.step)
+    first = min((batches for _, batches in dropped), key=lambda batches: batches.step)
     same_line = [
-        (rank, batches) for rank, batches in lost if (batches.type, batches.place) == (first.type, first.place)
+        (rank, batches) for rank, batches in dropped if (batches.type, batches.place) == (first.type, first.place)
     ]
-    return _noted(
+    return _explain_samples(
         Cause.SWALLOWED_EXCEPTION,
         [rank for rank, _ in same_line],
         {
             "variant": "lost_batches",
             "exception": first.type,
             "batches": max(batches.batches for _, batches in same_line),
-            "other_exceptions": len({(batches.type, batches.place) for _, batches in lost}) - 1,
+            "other_exceptions": len({(batches.type, batches.place) for _, batches in dropped}) - 1,
         },
         place=first.place,
         step=first.step,
     )
 
 
-def _exited_well(context: DiagnosisContext, rank: int) -> bool:
+def _exited_with_0(context: DiagnosisContext, rank: int) -> bool:
     evidence = context.rank(rank)
     return evidence is not None and evidence.exit is not None and evidence.exit.status == 0
 
 
-@given(_any_of(lambda looks: [model for model in looks.gradient_arrivals if model.unset]))
-def uninitialised_parameters(_: DiagnosisContext, unset: ByRank[GradientArrivals]) -> Explanation:
+@rule_if(_with_samples(lambda samples: [model for model in samples.gradient_arrivals if model.unset]))
+def uninitialised_parameters(_: DiagnosisContext, models: ByRank[GradientArrivals]) -> Explanation:
     """Parameters with a gradient had, before the first step, values with which no program starts."""
-    first = unset[0][1]
-    return _noted(
+    first = models[0][1]
+    return _explain_samples(
         Cause.UNINITIALISED_PARAMETERS,
-        [rank for rank, _ in unset],
+        [rank for rank, _ in models],
         {
             "parameter": first.unset[0],
             "more_parameters": len(first.unset) - 1,
@@ -480,7 +507,7 @@ MATERIAL = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Divergence:
+class ReplicaDivergence:
     """How replicas differ in their last common sample, and since when."""
 
     ranks: tuple[int, ...]  # ranks that changed what the others did not, or the minority; else all
@@ -489,45 +516,59 @@ class Divergence:
     round: int
     names: tuple[str, ...]  # of parameters that differ in the last sample
     difference: float  # the largest, as a share of the size
-    wrapped: bool  # in DDP
+    in_ddp: bool  # in DDP
 
 
 _Moment = tuple[str, int]  # `at` and `round` of a sample
 
 
-def first_divergence(replicas: Mapping[int, Replica]) -> Divergence | None:
+def first_divergence(replicas: Mapping[int, Replica]) -> ReplicaDivergence | None:
     """Return how the replicas of one model differ, by rank; None if they end equal, or need not be equal."""
-    if len(replicas) < 2 or any(replica.hook or replica.names != _any(replicas).names for replica in replicas.values()):
+    if len(replicas) < 2 or any(
+        replica.hook or replica.names != _first_replica(replicas).names for replica in replicas.values()
+    ):
         return None
-    looks = {rank: {(look.at, look.round): look for look in replica.samples} for rank, replica in replicas.items()}
-    common = [key for key in _moments(replicas) if all(key in by_moment for by_moment in looks.values())]
-    if not common or len({replica.samples[-1].round for replica in replicas.values()}) > 1:
+    samples_by_rank = {
+        rank: {(sample.at, sample.round): sample for sample in replica.samples} for rank, replica in replicas.items()
+    }
+    common_moments = [
+        moment
+        for moment in _sampled_moments(replicas)
+        if all(moment in by_moment for by_moment in samples_by_rank.values())
+    ]
+    if not common_moments or len({replica.samples[-1].round for replica in replicas.values()}) > 1:
         return None
-    differing = [key for key in common if len({by_moment[key].checksum for by_moment in looks.values()}) > 1]
-    if not differing or differing[-1] != common[-1]:
+    differing_moments = [
+        moment
+        for moment in common_moments
+        if len({by_moment[moment].checksum for by_moment in samples_by_rank.values()}) > 1
+    ]
+    if not differing_moments or differing_moments[-1] != common_moments[-1]:
         return None
-    first = list(takewhile(lambda key: key in differing, reversed(common)))[-1]
-    names, difference = _difference([replicas[rank] for rank in sorted(replicas)])
-    wrapped = all(replica.in_ddp for replica in replicas.values())
-    if difference < MATERIAL or not (wrapped or _meant_to_be_equal(replicas, looks, common, differing)):
+    first_moment = list(takewhile(lambda moment: moment in differing_moments, reversed(common_moments)))[-1]
+    names, difference = _last_difference([replicas[rank] for rank in sorted(replicas)])
+    is_in_ddp = all(replica.in_ddp for replica in replicas.values())
+    if difference < MATERIAL or not (
+        is_in_ddp or _should_be_equal(replicas, samples_by_rank, common_moments, differing_moments)
+    ):
         return None
-    ranks, identified_by = _differing_ranks(looks, common, first)
-    return Divergence(
+    ranks, identified_by = _ranks_at_fault(samples_by_rank, common_moments, first_moment)
+    return ReplicaDivergence(
         ranks=ranks,
         identified_by=identified_by,
-        at="before" if first == common[0] and first[0] != "made" else first[0],
-        round=first[1],
+        at="before" if first_moment == common_moments[0] and first_moment[0] != "made" else first_moment[0],
+        round=first_moment[1],
         names=names,
         difference=difference,
-        wrapped=wrapped,
+        in_ddp=is_in_ddp,
     )
 
 
-def _meant_to_be_equal(
+def _should_be_equal(
     replicas: Mapping[int, Replica],
-    looks: Mapping[int, Mapping[_Moment, ReplicaSample]],
-    common: Sequence[_Moment],
-    differing: Sequence[_Moment],
+    samples_by_rank: Mapping[int, Mapping[_Moment, ReplicaSample]],
+    common_moments: Sequence[_Moment],
+    differing_moments: Sequence[_Moment],
 ) -> bool:
     """Return whether replicas outside DDP are meant to be equal: they were equal up to some step, and never again.
 
@@ -536,70 +577,82 @@ def _meant_to_be_equal(
     replicas that differ only at the end were changed for an evaluation. Replicas that were never equal are meant to be
     if the program sums every gradient over all ranks.
     """
-    equal_moments = common.index(differing[0])
-    if len(differing) < len(common) - equal_moments or differing[0][0] == "over":
+    equal_moments = common_moments.index(differing_moments[0])
+    if len(differing_moments) < len(common_moments) - equal_moments or differing_moments[0][0] == "over":
         return False
     if not equal_moments:
-        return len(common) >= _MIN_GRADIENT_SAMPLES and all(replica.reduces_gradients for replica in replicas.values())
-    by_moment = next(iter(looks.values()))
-    checksums = {by_moment[key].checksum for key in common[:equal_moments]}
+        return len(common_moments) >= _MIN_GRADIENT_SAMPLES and all(
+            replica.reduces_gradients for replica in replicas.values()
+        )
+    by_moment = next(iter(samples_by_rank.values()))
+    checksums = {by_moment[moment].checksum for moment in common_moments[:equal_moments]}
     return len(checksums) > 1 or (bool(checksums) and all(replica.was_broadcast for replica in replicas.values()))
 
 
-def _any(replicas: Mapping[int, Replica]) -> Replica:
+def _first_replica(replicas: Mapping[int, Replica]) -> Replica:
     return next(iter(replicas.values()))
 
 
-def _moments(replicas: Mapping[int, Replica]) -> list[_Moment]:
+def _sampled_moments(replicas: Mapping[int, Replica]) -> list[_Moment]:
     """Return the sampled moments of one rank in their order. A moment that came twice counts at its later position."""
-    moments = [(look.at, look.round) for look in _any(replicas).samples]
+    moments = [(sample.at, sample.round) for sample in _first_replica(replicas).samples]
     return list(dict.fromkeys(reversed(moments)))[::-1]
 
 
-def _differing_ranks(
-    looks: Mapping[int, Mapping[_Moment, ReplicaSample]], common: Sequence[_Moment], first: _Moment
+def _ranks_at_fault(
+    samples_by_rank: Mapping[int, Mapping[_Moment, ReplicaSample]], common_moments: Sequence[_Moment], moment: _Moment
 ) -> tuple[tuple[int, ...], str]:
     """Return the ranks at fault, and how they differ: "outside", "extra step", "fewer" or "".
 
     Their parameters changed outside a step or in additional steps, or they are the minority; else all ranks count.
     """
-    every = tuple(sorted(looks))
-    position = common.index(first)
-    before = common[position - 1] if position else None
-    if before is not None and first[0] == "begun" and before[1] == first[1]:
-        changed = [rank for rank in every if looks[rank][before].checksum != looks[rank][first].checksum]
-        if 0 < len(changed) < len(every):
-            return tuple(changed), "outside"
-    if before is not None and first[0] == "stepped":
-        taken = {rank: looks[rank][first].steps - looks[rank][before].steps for rank in every}
-        pace = {rank: looks[rank][before].steps / before[1] if before[1] else 1.0 for rank in every}
-        more = [rank for rank in every if taken[rank] != (first[1] - before[1]) * pace[rank]]
-        if 0 < len(more) < len(every):
-            return tuple(more), "extra step"
-    sums = {rank: looks[rank][first].checksum for rank in every}
-    (most, count), *others = Counter(sums.values()).most_common()
-    if 2 * count > len(every) and others:
-        return tuple(rank for rank in every if sums[rank] != most), "fewer"
-    return every, ""
+    all_ranks = tuple(sorted(samples_by_rank))
+    position = common_moments.index(moment)
+    previous = common_moments[position - 1] if position else None
+    if previous is not None and moment[0] == "begun" and previous[1] == moment[1]:
+        changed_ranks = [
+            rank
+            for rank in all_ranks
+            if samples_by_rank[rank][previous].checksum != samples_by_rank[rank][moment].checksum
+        ]
+        if 0 < len(changed_ranks) < len(all_ranks):
+            return tuple(changed_ranks), "outside"
+    if previous is not None and moment[0] == "stepped":
+        steps_taken = {
+            rank: samples_by_rank[rank][moment].steps - samples_by_rank[rank][previous].steps for rank in all_ranks
+        }
+        steps_per_round = {
+            rank: samples_by_rank[rank][previous].steps / previous[1] if previous[1] else 1.0 for rank in all_ranks
+        }
+        extra_ranks = [
+            rank for rank in all_ranks if steps_taken[rank] != (moment[1] - previous[1]) * steps_per_round[rank]
+        ]
+        if 0 < len(extra_ranks) < len(all_ranks):
+            return tuple(extra_ranks), "extra step"
+    checksums = {rank: samples_by_rank[rank][moment].checksum for rank in all_ranks}
+    (common_checksum, count), *others = Counter(checksums.values()).most_common()
+    if 2 * count > len(all_ranks) and others:
+        return tuple(rank for rank in all_ranks if checksums[rank] != common_checksum), "fewer"
+    return all_ranks, ""
 
 
-def _difference(replicas: Sequence[Replica]) -> tuple[tuple[str, ...], float]:
+def _last_difference(replicas: Sequence[Replica]) -> tuple[tuple[str, ...], float]:
     """Return the parts that differ in the last sample, and the largest difference."""
     names: list[str] = []
     largest = 0.0
     for number, (first_name, last_name) in enumerate(replicas[0].names):
-        parts = [replica.blocks[number] for replica in replicas if number < len(replica.blocks)]
-        if len({part.checksum for part in parts}) > 1:
+        blocks = [replica.blocks[number] for replica in replicas if number < len(replica.blocks)]
+        if len({block.checksum for block in blocks}) > 1:
             names.append(first_name if first_name == last_name else f"{first_name} .. {last_name}")
-            largest = max(largest, _relative_difference(parts))
+            largest = max(largest, _relative_difference(blocks))
     return tuple(names), largest
 
 
-def _relative_difference(parts: Sequence[ParameterBlock]) -> float:
+def _relative_difference(blocks: Sequence[ParameterBlock]) -> float:
     """Return the difference as a share of the parts' size: infinite if only some parts are finite, 0 if none is."""
-    finite = [part for part in parts if math.isfinite(part.size) and math.isfinite(part.total)]
-    if len(finite) < len(parts):
+    finite = [block for block in blocks if math.isfinite(block.size) and math.isfinite(block.total)]
+    if len(finite) < len(blocks):
         return math.inf if finite else 0.0
-    size = max(max(part.size for part in parts), 1e-30)
-    sizes, totals = [part.size for part in parts], [part.total for part in parts]
+    size = max(max(block.size for block in blocks), 1e-30)
+    sizes, totals = [block.size for block in blocks], [block.total for block in blocks]
     return max(max(sizes) - min(sizes), max(totals) - min(totals)) / size
