@@ -1,8 +1,8 @@
-"""The fused kernels as a GPU that need not be there would run them: what is launched, and the machine code of that.
+"""The launches of the fused kernels and their machine code for a given GPU architecture, without a GPU.
 
-The host functions run on tensors of the CPU that nobody ever wrote to, so that 32k tokens cost no memory, and what they
-would launch is noted down instead. Triton compiles it without a GPU, for the arguments that were passed: what it finds
-out at a launch (alignment, a one, types) is asked of Triton itself.
+The host functions run on uninitialized CPU tensors, so 32k tokens take no physical memory, and their kernel launches
+are recorded instead of executed. Triton then compiles the kernels without a GPU for the recorded arguments. Triton
+itself determines the specialization (alignment, arguments equal to 1, dtypes), as in a real launch.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _BYTES = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8, "f8E4M3FN": 1, "f8E5M2": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One call of a kernel by the host."""
+    """One kernel launch by the host."""
 
-    part: str  # of the operation: compressed, importance, selected, sliding or mix
+    part: str  # part of the operation: compressed, importance, selected, sliding or mix
     kernel: Any
     programs: int
     arguments: tuple[Any, ...]
@@ -56,28 +56,31 @@ class Launch:
 
     @property
     def name(self) -> str:
+        """Name of the kernel."""
         return str(self.kernel.__name__)
 
     def argument(self, name: str) -> Any:
+        """Return the argument with this parameter name."""
         return dict(zip(self.kernel.arg_names, self.arguments, strict=False))[name]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compiled:
-    """What the compiler made of one launch."""
+class CompiledKernel:
+    """Properties of the compiled kernel of one launch."""
 
     registers: int
-    spilled_bytes: int  # of a thread's stack
+    spilled_bytes: int  # stack bytes per thread
     shared_bytes: int
     warps: int
-    dot_operations: int  # of one pass through the main loop, as the products are written: what issued ones compare to
-    described_bytes: int  # that copies by descriptor bring in one pass through the main loop
+    dot_operations: int  # operations of the products in one pass through the main loop, as written in the source
+    described_bytes: int  # bytes that descriptors copy in one pass through the main loop
     loops: tuple[sass.Loop, ...]
-    instructions: int  # of the whole kernel
-    code: sass.Counts  # each instruction once, that is without loops
+    instructions: int  # in the whole kernel
+    code: sass.Counts  # counts of the whole kernel, each instruction once
 
     @property
     def loop(self) -> sass.Loop | None:
+        """The main loop, or None if the kernel has no loop."""
         return sass.main_loop(self.loops)
 
 
@@ -85,33 +88,37 @@ def launches(
     shape: Shape,
     tiles: dict[str, Tile] | None = None,
     dtype: torch.dtype = torch.bfloat16,
-    tried: int = 1,
+    tiles_per_kernel: int = 1,
     capability: int = 90,
     *,
-    apart: bool = False,
+    separate: bool = False,
 ) -> list[Launch]:
-    """Every kernel of the operation, forward and backward, in order, with the first `tried` tiles of each.
+    """Return every kernel launch of the operation, forward and backward, in order.
 
-    `tiles`, by the name of the kernel, goes before those. What a GPU of that capability copies by tiles is described.
-    `apart`: with an operator for each branch and one for the sum, as a layer has them.
+    Each kernel is launched with its first `tiles_per_kernel` candidate tiles, or with its tile in `tiles`, by kernel
+    name. Descriptors are used as on a GPU of this compute capability (90 means 9.0). With `separate`, each branch and
+    the gated sum are operators of their own, as in a layer; otherwise a single operator computes everything.
     """
-    with without_kernels(tiles, tried, capability) as noted:
-        for run in (_apart if apart else _at_once)(shape, dtype):
+    with without_kernels(tiles, tiles_per_kernel, capability) as noted_launches:
+        for run in (_separate_operators if separate else _joint_operator)(shape, dtype):
             run()
-    return noted
+    return noted_launches
 
 
 @contextmanager
 def without_kernels(
-    tiles: dict[str, Tile] | None = None, tried: int = 1, capability: int = 90
+    tiles: dict[str, Tile] | None = None, tiles_per_kernel: int = 1, capability: int = 90
 ) -> Iterator[list[Launch]]:
-    """Within, what would be launched is noted down in the list instead, with the tiles that are tried first."""
-    found: list[Launch] = []
-    chosen: list[tuple[str, Tile]] = []
+    """Record kernel launches in the yielded list instead of executing them, within the `with` block.
+
+    Parameters are as in `launches`.
+    """
+    noted_launches: list[Launch] = []
+    current: list[tuple[str, Tile]] = []
 
     def note(kernel: Any, programs: int, *arguments: Any, warps: int = 4, stages: int = 2, **constants: Any) -> None:
-        part, tile = chosen[-1] if chosen else (_part_of(kernel.__name__), None)
-        found.append(
+        part, tile = current[-1] if current else (_part_of(kernel.__name__), None)
+        noted_launches.append(
             Launch(
                 part=part,
                 kernel=kernel,
@@ -127,81 +134,81 @@ def without_kernels(
     def run_first(
         run: Callable[[Tile], None], tuning_key: Any, candidates: Callable[[Any], Sequence[Tile]], _trial: Any = None
     ) -> None:
-        before, part = len(found), _part_of(tuning_key.pattern)
-        for tile in candidates(tuning_key)[:tried]:
-            chosen[:] = [(part, tile)]
+        before, part = len(noted_launches), _part_of(tuning_key.pattern)
+        for tile in candidates(tuning_key)[:tiles_per_kernel]:
+            current[:] = [(part, tile)]
             run(tile)
-        # What a kernel is called is known once it is launched.
-        wanted = (tiles or {}).get(found[-1].name) if len(found) > before else None
-        if wanted is not None:
-            del found[before:]
-            chosen[:] = [(part, wanted)]
-            run(wanted)
-        chosen.clear()
+        # The kernel's name is known only after its launch.
+        preferred = (tiles or {}).get(noted_launches[-1].name) if len(noted_launches) > before else None
+        if preferred is not None:
+            del noted_launches[before:]
+            current[:] = [(part, preferred)]
+            run(preferred)
+        current.clear()
 
     def supports_descriptors(tensor: Tensor) -> bool:
         return capability >= 90 and tensor.element_size() == 2
 
-    with _replaced(launch=note, run_best=run_first, supports_descriptors=supports_descriptors):
-        yield found
+    with _replace_functions(launch=note, run_best=run_first, supports_descriptors=supports_descriptors):
+        yield noted_launches
 
 
 def _part_of(name: str) -> str:
-    """Of a pattern of lengths, or of a kernel that has no tiles to choose from."""
+    """Return the part of the operation for a tuning pattern, or for the name of a kernel without tuning."""
     first = name.split()[0].split("_")[0]
     return {"ranked": "importance"}.get(first, first)
 
 
-def _at_once(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[], None]]:
-    """On tensors that hold whatever the memory held: what the lists hold changes no launch."""
-    given = _Given.of(shape, dtype)
+def _joint_operator(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[], None]]:
+    """Yield a function that runs the joint operator on uninitialized tensors; their values do not affect launches."""
+    inputs = _Inputs.of(shape, dtype)
 
     def whole() -> None:
-        output = gated_attention(given.q, given.pairs, given.gates, given.selection, window=shape.window)
-        leaves = [given.q, given.gates, *(tensor for pair in given.pairs for tensor in pair)]
+        output = gated_attention(inputs.q, inputs.pairs, inputs.gates, inputs.selection, window=shape.window)
+        leaves = [inputs.q, inputs.gates, *(tensor for pair in inputs.pairs for tensor in pair)]
         torch.autograd.grad(output, leaves, torch.empty_like(output))
 
     yield whole
 
 
-def _apart(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[], None]]:
-    """Each part with its gradients."""
-    given, backend = _Given.of(shape, dtype), FusedBackend()
-    q, selection = given.q, given.selection
-    compressed_pair, selected_pair, sliding_pair = given.pairs
+def _separate_operators(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[], None]]:
+    """Yield a function per part of the operation, each with its backward pass."""
+    inputs, backend = _Inputs.of(shape, dtype), FusedBackend()
+    q, selection = inputs.q, inputs.selection
+    compressed_pair, selected_pair, sliding_pair = inputs.pairs
     lengths = {"block_len": shape.block_len, "block_stride": shape.block_stride}
     lse = torch.empty(1, shape.heads, shape.tokens)
     indices = torch.zeros(1, shape.groups, shape.tokens, shape.select_count, dtype=torch.int32)
     outputs = [_leaf(dtype, shape.heads, shape.tokens, shape.value_width) for _ in range(3)]
 
-    def differentiated(output: Tensor, leaves: Sequence[Tensor]) -> None:
+    def run_backward(output: Tensor, leaves: Sequence[Tensor]) -> None:
         torch.autograd.grad(output, leaves, torch.empty_like(output))
 
-    def compressed() -> None:
+    def run_compressed() -> None:
         output, _ = backend.attend_compressed(q, *compressed_pair, **lengths, scale=selection.scale)
-        differentiated(output, [q, *compressed_pair])
+        run_backward(output, [q, *compressed_pair])
 
-    def importance() -> None:
+    def run_importance() -> None:
         backend.select(q.detach(), compressed_pair[0].detach(), lse, selection)
 
-    def selected() -> None:
+    def run_selected() -> None:
         size, scale = shape.select_len, selection.scale
         output, _ = backend.attend_selected(q, *selected_pair, indices, select_len=size, scale=scale)
-        differentiated(output, [q, *selected_pair])
+        run_backward(output, [q, *selected_pair])
 
-    def sliding() -> None:
+    def run_sliding() -> None:
         output, _ = backend.attend_sliding(q, *sliding_pair, window=shape.window, scale=selection.scale)
-        differentiated(output, [q, *sliding_pair])
+        run_backward(output, [q, *sliding_pair])
 
-    def mix() -> None:
-        differentiated(backend.mix(outputs, given.gates), [*outputs, given.gates])
+    def run_mix() -> None:
+        run_backward(backend.mix(outputs, inputs.gates), [*outputs, inputs.gates])
 
-    yield from (compressed, importance, selected, sliding, mix)
+    yield from (run_compressed, run_importance, run_selected, run_sliding, run_mix)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Given:
-    """Tensors that nobody ever wrote to."""
+class _Inputs:
+    """Uninitialized input tensors and parameters of the operation."""
 
     q: Tensor
     pairs: tuple[tuple[Tensor, Tensor], ...]
@@ -209,7 +216,7 @@ class _Given:
     selection: Selection
 
     @classmethod
-    def of(cls, shape: Shape, dtype: torch.dtype) -> _Given:
+    def of(cls, shape: Shape, dtype: torch.dtype) -> _Inputs:
         return cls(
             q=_leaf(dtype, shape.heads, shape.tokens, shape.width),
             pairs=tuple(
@@ -232,36 +239,39 @@ def _leaf(dtype: torch.dtype, heads: int, length: int, width: int) -> Tensor:
 
 
 @contextmanager
-def _replaced(**functions: Callable[..., Any]) -> Iterator[None]:
-    """Within, every module of the fused kernels calls these in place of its own."""
-    own = {
+def _replace_functions(**functions: Callable[..., Any]) -> Iterator[None]:
+    """Replace functions in every module of the fused kernels within the `with` block."""
+    originals = {
         "launch": launching.launch,
         "run_best": tuning.run_best,
         "supports_descriptors": descriptors.supports_descriptors,
     }
     package = launching.__name__.rpartition(".")[0]
     modules = [module for name, module in sys.modules.items() if name.startswith(package)]
-    places = [(module, name) for module in modules for name in functions if getattr(module, name, None) is own[name]]
-    for module, name in places:
+    patched_places = [
+        (module, name) for module in modules for name in functions if getattr(module, name, None) is originals[name]
+    ]
+    for module, name in patched_places:
         setattr(module, name, functions[name])
     try:
         yield
     finally:
-        for module, name in places:
-            setattr(module, name, own[name])
+        for module, name in patched_places:
+            setattr(module, name, originals[name])
 
 
-def compiled(launch: Launch, capability: int) -> Compiled:
-    return read(compile_launch(launch, capability))
+def compile_and_read(launch: Launch, capability: int) -> CompiledKernel:
+    """Compile a launch for a compute capability (90 means 9.0) and return the properties of its kernel."""
+    return read_compiled(compile_launch(launch, capability))
 
 
-def read(result: Any) -> Compiled:
-    """Of what compile_launch() gives."""
+def read_compiled(result: Any) -> CompiledKernel:
+    """Return the properties of a kernel that `compile_launch` returned."""
     cubin = result.asm["cubin"]
-    instructions = sass.parse(disassembled(cubin))
-    registers, stack = usage(cubin)
-    body = loop_body(result.asm["ttgir"])
-    return Compiled(
+    instructions = sass.parse(disassemble(cubin))
+    registers, stack = register_usage(cubin)
+    body = main_loop_body(result.asm["ttgir"])
+    return CompiledKernel(
         registers=registers,
         spilled_bytes=stack,
         shared_bytes=result.metadata.shared,
@@ -275,27 +285,32 @@ def read(result: Any) -> Compiled:
 
 
 def compile_launch(launch: Launch, capability: int) -> Any:
-    """Triton's compiled kernel, as a launch with these arguments on such a GPU would get it."""
+    """Return Triton's compiled kernel, as a launch with these arguments on a GPU of this capability would use it."""
     target = GPUTarget("cuda", capability, 32)
     backend = make_backend(target)
     kernel = launch.kernel
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
-    words = {**launch.constants, **options, "debug": False}
+    keywords = {**launch.constants, **options, "debug": False}
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
-    bound, specialization, _ = bind(*launch.arguments, **words)
-    made, signature, constants, attributes = kernel._pack_args(backend, words, bound, specialization, None)
-    return triton.compile(ASTSource(kernel, signature, constants, attributes), target=target, options=made.__dict__)
+    bound_arguments, specialization, _ = bind(*launch.arguments, **keywords)
+    compile_options, signature, constants, attributes = kernel._pack_args(
+        backend, keywords, bound_arguments, specialization, None
+    )
+    return triton.compile(
+        ASTSource(kernel, signature, constants, attributes), target=target, options=compile_options.__dict__
+    )
 
 
-def disassembled(cubin: bytes) -> str:
+def disassemble(cubin: bytes) -> str:
+    """Return the machine code (SASS) of a cubin as text, by nvdisasm."""
     return _tool("nvdisasm", "-c", cubin=cubin)
 
 
-def usage(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of the stack of a thread, which is where registers that do not suffice are kept."""
+def register_usage(cubin: bytes) -> tuple[int, int]:
+    """Return registers and stack bytes per thread. Registers are spilled to the stack."""
     text = _tool("cuobjdump", "-res-usage", cubin=cubin)
-    words = dict(word.split(":", 1) for line in text.splitlines() if "REG:" in line for word in line.split())
-    return int(words["REG"]), int(words["STACK"])
+    keywords = dict(word.split(":", 1) for line in text.splitlines() if "REG:" in line for word in line.split())
+    return int(keywords["REG"]), int(keywords["STACK"])
 
 
 def _tool(name: str, option: str, *, cubin: bytes) -> str:
@@ -305,8 +320,8 @@ def _tool(name: str, option: str, *, cubin: bytes) -> str:
         return subprocess.run([_BIN / name, option, file.name], capture_output=True, text=True, check=True).stdout
 
 
-def loop_body(ttgir: str) -> list[str]:
-    """The lines of the loop with the most products, or of the first one; none without a loop."""
+def main_loop_body(ttgir: str) -> list[str]:
+    """Return the lines of the loop with the most products in Triton's IR, or [] without a loop."""
     lines = ttgir.splitlines()
     bodies = []
     for number, line in enumerate(lines):
@@ -318,6 +333,7 @@ def loop_body(ttgir: str) -> list[str]:
 
 
 def dot_operations(lines: Sequence[str]) -> int:
+    """Return the multiplications and additions of the matrix products in these lines of Triton's IR."""
     total = 0
     for line in filter(_is_product, lines):
         (rows, depth, _), (_, columns, _) = _tiles(line)[:2]
@@ -326,7 +342,7 @@ def dot_operations(lines: Sequence[str]) -> int:
 
 
 def described_bytes(lines: Sequence[str]) -> int:
-    """Of tiles that a descriptor brings."""
+    """Return the bytes of the tiles that descriptors copy in these lines of Triton's IR."""
     total = 0
     for line in lines:
         if "async_tma_copy_global_to_local" in line or "async_tma_gather" in line:
@@ -341,5 +357,5 @@ def _is_product(line: str) -> bool:
 
 def _tiles(line: str) -> list[tuple[int, int, str]]:
     types = line.split(" : ", 1)[1] if " : " in line else line
-    found = re.findall(r"<(?:1x)?(\d+)x(\d+)x([a-zA-Z]\w*)", types)
-    return [(int(rows), int(columns), kind) for rows, columns, kind in found]
+    matches = re.findall(r"<(?:1x)?(\d+)x(\d+)x([a-zA-Z]\w*)", types)
+    return [(int(rows), int(columns), kind) for rows, columns, kind in matches]

@@ -1,12 +1,12 @@
-"""What a token costs that is read from pages, told without a GPU: the kernels' machine code, bytes, and host work.
+"""Cost of decoding a token from a paged cache, without a GPU: machine code of the kernels, bytes, and host work.
 
-    python benchmarks/decode_cost.py                    one and 32 sequences of 8k and 64k tokens, for sm_90
+    python benchmarks/decode_cost.py                    1 and 32 sequences of 8k and 64k tokens, for sm_90
     python benchmarks/decode_cost.py --arch 80 90       for an A100 as well
 
-A line of JSON for each kernel, length and number of sequences, and way to read a cache.
-Each kernel is compiled with the tile that is tried first, and its machine code read (benchmarks/sass.py). Bytes are
-those of one layer that no cache can spare: what the kernels read once and what they write. The host is counted in one
-layer, as the difference of two layers and one: torch operations that compute or copy, and launches. Nothing is timed.
+Prints a line of JSON for each kernel, for each length and number of sequences, and for each kind of cache. Each kernel
+is compiled with its first candidate tile, and its machine code is analysed (benchmarks/sass.py). Bytes are the
+unavoidable memory traffic of one layer. Host work is that of one layer, computed as the difference between two layers
+and one: torch operations that compute or copy, and kernel launches. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ sys.path.insert(0, str(REPOSITORY))
 
 import torch  # noqa: E402
 
-from benchmarks.compiled import Launch, compile_launch, read, without_kernels  # noqa: E402
-from benchmarks.host_cost import _on_a_cpu, _Operations  # noqa: E402
+from benchmarks.compiled import Launch, compile_launch, read_compiled, without_kernels  # noqa: E402
+from benchmarks.host_cost import OperationCounter, force_triton_on_cpu  # noqa: E402
 from benchmarks.kernel_model import code_row  # noqa: E402
 from benchmarks.roofline import Shape  # noqa: E402
 from nsa_attention import attention  # noqa: E402
@@ -44,13 +44,15 @@ SEQUENCES = (1, 32)
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="Tell what a token from pages costs, without a GPU.")
+    parser = argparse.ArgumentParser(
+        description="Print the cost of decoding a token from a paged cache, without a GPU."
+    )
     parser.add_argument("--arch", type=int, nargs="+", default=[90], choices=(80, 90, 100))
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--heads", type=int, default=64)
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--tried", type=int, default=1, help="so many tiles of those that are tried")
+    parser.add_argument("--tried", type=int, default=1, help="number of candidate tiles per kernel")
     options = parser.parse_args(arguments)
     shape = Shape(
         tokens=TOKENS[-1],
@@ -63,19 +65,19 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(row), flush=True)
     for tokens in TOKENS:
         for sequences in SEQUENCES:
-            told = {"tokens": tokens, "sequences": sequences, **layer_bytes(replace(shape, tokens=tokens), sequences)}
-            print(json.dumps(told))
+            row = {"tokens": tokens, "sequences": sequences, **layer_bytes(replace(shape, tokens=tokens), sequences)}
+            print(json.dumps(row))
     for name, row in host_rows().items():
         print(json.dumps({"host": name, **row}))
     return 0
 
 
 def kernel_rows(
-    shape: Shape, architectures: list[int], dtype: torch.dtype = torch.bfloat16, tried: int = 1
+    shape: Shape, architectures: list[int], dtype: torch.dtype = torch.bfloat16, tiles_per_kernel: int = 1
 ) -> Iterator[dict[str, Any]]:
-    """Of each launch what its code does."""
+    """Yield the properties of each kernel's machine code."""
     for architecture in architectures:
-        for launch in paged_launches(shape, 1, dtype, tried, architecture):
+        for launch in paged_launches(shape, 1, dtype, tiles_per_kernel, architecture):
             result = compile_launch(launch, architecture)
             yield {
                 "kernel": launch.name,
@@ -85,14 +87,17 @@ def kernel_rows(
                 "programs": launch.programs,
                 "copies_of_16_bytes": result.asm["ptx"].count("cp.async.cg.shared.global"),
                 "tensor_core_operations": result.asm["ptx"].count("mma"),
-                **code_row(read(result), launch.stages),
+                **code_row(read_compiled(result), launch.stages),
             }
 
 
 def paged_launches(
-    shape: Shape, sequences: int, dtype: torch.dtype = torch.bfloat16, tried: int = 1, capability: int = 90
+    shape: Shape, sequences: int, dtype: torch.dtype = torch.bfloat16, tiles_per_kernel: int = 1, capability: int = 90
 ) -> list[Launch]:
-    """What a new token of each of so many sequences launches in a layer; memory is reserved and never written to."""
+    """Return the kernel launches of one layer for one new token of each of `sequences` sequences.
+
+    The tensors are uninitialized, so they take no physical memory.
+    """
     page_len = shape.select_len
     columns = -(-shape.tokens // page_len)
     pages = shape.groups, page_len, shape.width
@@ -105,12 +110,12 @@ def paged_launches(
     )
     q = torch.empty(1, shape.heads, sequences, shape.width, dtype=dtype)
     gates = torch.empty(3, sequences, 1, shape.heads, dtype=dtype).permute(0, 2, 3, 1)
-    with without_kernels(tried=tried, capability=capability) as found:
-        attend_pages(q, gates, rows, _numbers(shape))
-    return list(found)
+    with without_kernels(tiles_per_kernel=tiles_per_kernel, capability=capability) as noted_launches:
+        attend_pages(q, gates, rows, _attention_config(shape))
+    return list(noted_launches)
 
 
-def _numbers(shape: Shape) -> PagedAttentionConfig:
+def _attention_config(shape: Shape) -> PagedAttentionConfig:
     selection = Selection(
         block_len=shape.block_len,
         block_stride=shape.block_stride,
@@ -122,11 +127,11 @@ def _numbers(shape: Shape) -> PagedAttentionConfig:
 
 
 def layer_bytes(shape: Shape, sequences: int, size: int = 2) -> dict[str, Any]:
-    """MB of one layer and step: keys and values by branch, and what the first kernel leaves for the second."""
+    """Return the memory traffic in MB of one layer and step: keys and values by branch, and intermediate results."""
     row = sequences * shape.groups * (shape.width + shape.value_width) * size
     first, _ = paged_launches(shape, sequences)
     scores, partial = (first.argument(name).numel() * 4 for name in ("p_scores", "p_partial"))
-    told = {
+    byte_counts = {
         "compressed": shape.blocks * row,
         "selected": shape.select_count * shape.select_len * row,
         "sliding": shape.window * row,
@@ -134,50 +139,53 @@ def layer_bytes(shape: Shape, sequences: int, size: int = 2) -> dict[str, Any]:
         "parts, written and read": 2 * partial,
         "dense attention": shape.tokens * row,
     }
-    return {"programs": first.programs, "mb": {name: round(count / 1e6, 3) for name, count in told.items()}}
+    return {"programs": first.programs, "mb": {name: round(count / 1e6, 3) for name, count in byte_counts.items()}}
 
 
 def host_rows() -> dict[str, dict[str, int]]:
-    """Torch operations, and launches, of one layer in a step of two sequences."""
+    """Return the torch operations and kernel launches of one layer in a step with two sequences, per kind of cache."""
 
-    def paged(config: Any) -> PagedCache:
+    def paged_cache(config: Any) -> PagedCache:
         return PagedCache(config, sequences=2, pages=64)
 
-    ways = {
+    variants = {
         "one memory, plain torch": (Implementation.EAGER, Cache),
-        "pages, plain torch": (Implementation.EAGER, paged),
-        "pages, fused": (Implementation.TRITON, paged),
+        "pages, plain torch": (Implementation.EAGER, paged_cache),
+        "pages, fused": (Implementation.TRITON, paged_cache),
     }
     return {
-        name: {kind: two - one for (kind, one), two in zip(of_one.items(), of_two.values(), strict=True)}
-        for name, (implementation, cache) in ways.items()
-        for of_one, of_two in [[_asked_of_the_host(layers, implementation, cache) for layers in (1, 2)]]
+        name: {
+            kind: two_layers - one_layer
+            for (kind, one_layer), two_layers in zip(with_one_layer.items(), with_two_layers.values(), strict=True)
+        }
+        for name, (implementation, cache) in variants.items()
+        for with_one_layer, with_two_layers in [[_host_work(layers, implementation, cache) for layers in (1, 2)]]
     }
 
 
-def _asked_of_the_host(layers: int, implementation: Implementation, make: Any) -> dict[str, int]:
-    """In a step that completes no block."""
+def _host_work(layers: int, implementation: Implementation, make: Any) -> dict[str, int]:
+    """Return the torch operations and kernel launches of a step that completes no compressed block."""
     config = replace(CI, layers=layers)
     model, cache = TinyLM.from_config(config, implementation), make(config)
-    with torch.no_grad(), without_kernels() as launched, _on_a_cpu(), _as_on_a_gpu():
+    with torch.no_grad(), without_kernels() as noted_launches, force_triton_on_cpu(), _like_on_a_gpu():
         for tokens in (40, 1):
             step(model, torch.zeros(2, tokens, dtype=torch.long), cache)
-        launched.clear()
-        with _Operations() as asked:
+        noted_launches.clear()
+        with OperationCounter() as operations:
             step(model, torch.zeros(2, 1, dtype=torch.long), cache)
-    return {"operations": sum(asked.counts.values()), "launches": len(launched)}
+    return {"operations": sum(operations.counts.values()), "launches": len(noted_launches)}
 
 
 @contextmanager
-def _as_on_a_gpu() -> Iterator[None]:
-    """Within, rotation and mixing are those of other devices than a CPU."""
-    own = [(module, module.is_eager_on_cpu) for module in (attention, backends)]
-    for module, _ in own:
+def _like_on_a_gpu() -> Iterator[None]:
+    """Use the GPU code path for rotary embeddings and the gated sum within the `with` block."""
+    originals = [(module, module.is_eager_on_cpu) for module in (attention, backends)]
+    for module, _ in originals:
         module.is_eager_on_cpu = lambda *_: False
     try:
         yield
     finally:
-        for module, function in own:
+        for module, function in originals:
             module.is_eager_on_cpu = function
 
 

@@ -1,14 +1,14 @@
-"""What a kernel costs on a GPU, from what its machine code does and how often: arithmetic alone, no measurement.
+"""Predicted time of a kernel on a GPU, from its machine code and its work. Nothing is measured.
 
-A multiprocessor holds a few programs at a time. One pass of a program through its loop uses stations: tensor cores,
-issue slots (with slower pipes), shared memory, L2 and memory. Alone, a program uses one after the other and waits for
-what it loads: `alone` cycles. With many programs the busiest station is what remains: `busiest` cycles. With k programs
-a pass takes
+A multiprocessor holds a few programs at a time. One pass of a program through its loop uses several stations: tensor
+cores, issue slots (including slower pipes), shared memory, L2 and memory. A single program uses the stations one after
+another and waits for its loads, which takes `alone` cycles. With many programs only the busiest station counts, which
+takes `busiest` cycles. With k programs a pass takes
 
     busiest + (1 - overlap) * (alone - busiest) / k
 
-which for k = 1 and no overlap is all of it, and for two equally busy stations what mean value analysis of a closed
-network of k customers gives. `overlap` is what one program's own warps do at the same time after all.
+For k = 1 and overlap 0 this is `alone`. For two equally busy stations it equals the mean value analysis of a closed
+queueing network with k customers. `overlap` accounts for the work that the warps of a single program do in parallel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.sass import LANES, mma_operations, operand_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """An H200. `REASONS` says where each number comes from."""
+    """Constants of an H200. `REASONS` has the source of each number."""
 
     multiprocessors: int = 132
     clock_hz: float = 1.755e9
@@ -77,17 +77,21 @@ REASONS = {
     "small_kernel_us": "least time of a kernel on the device with the gap behind it",
 }
 FIRST = Constants()
-# The one number without a source. With none of it (0) the kernels of 2026-11-23 would take 54 ms forward and 128 ms
-# backward at 64k on random choices, where an independent review computed 35 to 41 and 66 to 99; 0.7 lies within both.
+# `overlap` is the only number without a source. With 0, the kernels of 2026-11-23 would take 54 ms forward and 128 ms
+# backward for 64k tokens with random selections. An independent review computed 35 to 41 ms and 66 to 99 ms; 0.7 gives
+# times within both ranges.
 CALIBRATED = replace(FIRST, overlap=0.7)
 HISTORY: dict[str, Constants] = {"first": FIRST, "calibrated": CALIBRATED}
-"""All sets of constants that a recorded state is told with, the oldest first. Add to them; change none."""
+"""All sets of constants with which recorded states are shown, the oldest first. Add new sets; never change one."""
 STATIONS = ("tensor", "issue", "shared", "l2", "memory")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Milliseconds. Of the stations each as if it were alone; `waiting` is what no station explains."""
+    """Predicted time of a kernel in milliseconds, and the time of each station on its own.
+
+    `waiting_ms` is the part of the time that the busiest station does not explain.
+    """
 
     ms: float
     tensor_ms: float
@@ -96,25 +100,29 @@ class Prediction:
     l2_ms: float
     memory_ms: float
     waiting_ms: float
-    programs_at_once: int  # of a multiprocessor
+    programs_at_once: int  # programs on one multiprocessor at the same time
 
     @property
     def limit(self) -> str:
+        """Name of the limiting resource: the busiest station, or "latency"."""
         busiest = max(STATIONS, key=lambda name: getattr(self, f"{name}_ms"))
         return "latency" if self.waiting_ms > getattr(self, f"{busiest}_ms") else busiest
 
 
-def predicted(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constants) -> Prediction:
-    """`kernel`: what kernel_model.kernel_row() records of the code; `work`: a kernel_work.Work as a mapping."""
+def predict(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constants) -> Prediction:
+    """Return the predicted time of a kernel.
+
+    `kernel` is a result of kernel_model.code_row, and `work` is a kernel_work.Work as a dict.
+    """
     at_once = programs_at_once(kernel["registers"], kernel["shared_bytes"], kernel["warps"], constants)
     outside, passes = _outside(kernel, work, constants), work["passes"]
-    step = _step(kernel, work, constants, at_once) if passes else _Cycles({}, 0.0)
-    of_pass, of_program = (one.taken(at_once, constants) for one in (step, outside))
+    step = _step(kernel, work, constants, at_once) if passes else Cycles({}, 0.0)
+    of_pass, of_program = (cycles.cycles_per_pass(at_once, constants) for cycles in (step, outside))
     programs = max(1, work["programs"])
     slots = constants.multiprocessors
     each = passes / programs * of_pass + of_program  # a multiprocessor's cycles for a program
     together = programs * each / slots + each * at_once / 2  # the last programs leave slots empty
-    longest = work["longest"] * step.taken(1, constants) + outside.taken(1, constants)
+    longest = work["longest"] * step.cycles_per_pass(1, constants) + outside.cycles_per_pass(1, constants)
     seconds = max(max(together if programs > slots * at_once else 0, longest) / constants.clock_hz, 0)
     alone = {
         name: (passes * step.stations.get(name, 0) + programs * outside.stations.get(name, 0))
@@ -133,29 +141,30 @@ def predicted(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Con
 
 
 def programs_at_once(registers: int, shared_bytes: int, warps: int, constants: Constants = FIRST) -> int:
-    """That a multiprocessor holds; registers are given to a warp in pieces of 256."""
+    """Return how many programs fit on a multiprocessor. Registers are allocated to warps in units of 256."""
     of_warp = -(-max(registers, 24) * 32 // 256) * 256
     by_shared = constants.shared_bytes // (shared_bytes + constants.reserved_bytes)
     return max(1, min(constants.registers // of_warp // warps, by_shared, constants.warps // warps, 32))
 
 
 @dataclass(frozen=True)
-class _Cycles:
-    """Of one multiprocessor, for one pass or one program."""
+class Cycles:
+    """Cycles on one multiprocessor for one pass of the loop, or for the code of a program outside of its loop."""
 
-    stations: dict[str, float]
-    alone: float
+    stations: dict[str, float]  # busy cycles of each station
+    alone: float  # cycles if only one program runs
 
-    def taken(self, at_once: int, constants: Constants) -> float:
+    def cycles_per_pass(self, at_once: int, constants: Constants) -> float:
+        """Return the cycles per pass if `at_once` programs run on the multiprocessor at the same time."""
         busiest = max(self.stations.values(), default=0.0)
         return busiest + (1 - constants.overlap) * max(0.0, self.alone - busiest) / at_once
 
 
-def _step(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constants, at_once: int) -> _Cycles:
+def _step(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constants, at_once: int) -> Cycles:
     always, warps = kernel["loop"], kernel["warps"]
     count = _counts_of_pass(kernel, work)
-    loaded = count["global_read_bytes"] * warps + kernel["described_bytes"]
-    missed = _missed_bytes(work, loaded, at_once, constants) / work["passes"]
+    loaded_bytes = count["global_read_bytes"] * warps + kernel["described_bytes"]
+    missed_bytes = _missed_bytes(work, loaded_bytes, at_once, constants) / work["passes"]
     products = _product_cycles(always["mma"], warps, constants)
     issue = _issue_cycles(count, warps, constants)
     per_cycle = constants.multiprocessors * constants.clock_hz
@@ -163,18 +172,18 @@ def _step(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constan
         "tensor": products,
         "issue": issue,
         "shared": _shared_bytes(count) * warps / constants.shared_bytes_per_cycle,
-        "l2": loaded * per_cycle / constants.l2_bytes_per_s,
-        "memory": missed * per_cycle / constants.memory_bytes_per_s,
+        "l2": loaded_bytes * per_cycle / constants.l2_bytes_per_s,
+        "memory": missed_bytes * per_cycle / constants.memory_bytes_per_s,
     }
     busy = products + issue + constants.barrier_cycles * count["barriers"]
-    latency = constants.l2_latency_cycles + loaded / constants.load_bytes_per_cycle if loaded else 0.0
-    # Loads of the next pass but (stages - 2) are under way while a pass computes; with two stages none.
-    waited = max(0.0, latency - max(0, kernel["stages"] - 2) * busy)
-    return _Cycles(stations, busy + waited)
+    latency = constants.l2_latency_cycles + loaded_bytes / constants.load_bytes_per_cycle if loaded_bytes else 0.0
+    # With more than two stages, loads are issued (stages - 2) passes ahead and overlap with computation.
+    wait_cycles = max(0.0, latency - max(0, kernel["stages"] - 2) * busy)
+    return Cycles(stations, busy + wait_cycles)
 
 
 def _counts_of_pass(kernel: Mapping[str, Any], work: Mapping[str, Any]) -> dict[str, float]:
-    """On average over passes that mask and those that need not, each with what only some passes run."""
+    """Return the average instruction counts of a pass, over passes with and without masks and conditional parts."""
     regions = [(kernel["loop"], kernel["conditional"])] * 2
     if kernel.get("edge_loop"):
         regions[1] = (kernel["edge_loop"], kernel["edge_conditional"])
@@ -187,30 +196,33 @@ def _counts_of_pass(kernel: Mapping[str, Any], work: Mapping[str, Any]) -> dict[
     return total
 
 
-def _outside(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constants) -> _Cycles:
-    """What a program does before and after its loop."""
-    moved = work["own_bytes"] / max(1, work["programs"])
+def _outside(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constants) -> Cycles:
+    """Return the cycles of a program before and after its loop."""
+    moved_bytes = work["own_bytes"] / max(1, work["programs"])
     per_cycle = constants.multiprocessors * constants.clock_hz
     issue = kernel["outside_instructions"] * kernel["warps"] / constants.schedulers
     stations = {
         "issue": issue,
-        "l2": moved * per_cycle / constants.l2_bytes_per_s,
-        "memory": moved * per_cycle / constants.memory_bytes_per_s,
+        "l2": moved_bytes * per_cycle / constants.l2_bytes_per_s,
+        "memory": moved_bytes * per_cycle / constants.memory_bytes_per_s,
     }
-    return _Cycles(stations, issue + 2 * constants.memory_latency_cycles + moved / constants.load_bytes_per_cycle)
+    return Cycles(stations, issue + 2 * constants.memory_latency_cycles + moved_bytes / constants.load_bytes_per_cycle)
 
 
-def _missed_bytes(work: Mapping[str, Any], loaded: float, at_once: int, constants: Constants) -> float:
-    """From memory rather than L2: what must be, and of the rest what more programs spread over than L2 holds."""
-    asked = loaded * work["passes"]
-    needed = min(asked, work["walked_bytes"] * work["reads"])
+def _missed_bytes(work: Mapping[str, Any], loaded_bytes: float, at_once: int, constants: Constants) -> float:
+    """Return the bytes that come from memory instead of L2.
+
+    These are the compulsory reads, and a part of the other reads if the working set of the running programs exceeds L2.
+    """
+    requested = loaded_bytes * work["passes"]
+    compulsory = min(requested, work["walked_bytes"] * work["reads"])
     in_use = min(work["walked_bytes"], work["spread_bytes"] * constants.multiprocessors * at_once)
     missing = max(0.0, 1 - constants.l2_bytes / in_use) if in_use else 0.0
-    return needed + (asked - needed) * missing
+    return compulsory + (requested - compulsory) * missing
 
 
 def _product_cycles(mma: Mapping[str, int], warps: int, constants: Constants) -> float:
-    """A warpgroup's product takes its operations or its operands in shared memory, whichever is longer."""
+    """Return the cycles of the matrix products: of their operations or of reading their operands from shared memory."""
     rate = constants.operations_per_s / constants.multiprocessors / constants.clock_hz
     total = 0.0
     for name, number in mma.items():
@@ -221,7 +233,7 @@ def _product_cycles(mma: Mapping[str, int], warps: int, constants: Constants) ->
 
 
 def _shared_bytes(count: Mapping[str, float]) -> float:
-    """Of a warp; what is spilled goes through the same memory, 4 bytes a lane."""
+    """Return the bytes per warp that go through shared memory; spills use the same path with 4 bytes per lane."""
     return count["shared_bytes"] + count["mma_shared_bytes"] + count["spills"] * LANES * 4
 
 
@@ -234,20 +246,23 @@ def _issue_cycles(count: Mapping[str, float], warps: int, constants: Constants) 
     return slots * warps / constants.schedulers
 
 
-SORT_PASSES = 8  # over keys of 64 bits, 8 bits at a time
+SORT_PASSES = 8  # passes of torch's radix sort over 64-bit keys, 8 bits each
 
 
 def torch_ms(operations: Mapping[str, Any], constants: Constants) -> float:
-    """Milliseconds on the device of the torch operations around the kernels, from host_cost.host_cost()."""
+    """Return the device time in milliseconds of the torch operations around the kernels.
+
+    `operations` is a result of host_cost.host_cost for one direction.
+    """
     total = 0.0
-    for name, (count, moved) in operations["by_name"].items():
+    for name, (count, moved_bytes) in operations["by_name"].items():
         passes = SORT_PASSES if name == "aten::sort" else 1
-        total += max(count * constants.small_kernel_us * 1e-6, moved * passes / constants.memory_bytes_per_s)
+        total += max(count * constants.small_kernel_us * 1e-6, moved_bytes * passes / constants.memory_bytes_per_s)
     return 1e3 * total
 
 
 def host_ms(operations: Mapping[str, Any], constants: Constants) -> float:
-    """Milliseconds that the host takes to start everything; the device waits for it where it has less to do."""
+    """Return the time in milliseconds that the host needs to launch everything. The device waits if it is faster."""
     launches = operations["launches"] * constants.kernel_launch_us
     around = operations["own_operators"] * constants.own_operator_us
     return 1e-3 * (launches + around + operations["operations"] * constants.torch_operation_us)

@@ -1,7 +1,8 @@
-"""What the host does for one pass of the whole operation: torch operations around the kernels, and launches.
+"""Host work for one pass of the full NSA operation: torch operations around the kernels, and kernel launches.
 
-The operation runs on tensors of a CPU, through the same checks and lists as on a GPU, with its kernels left out. Every
-operation that computes or copies counts, also inside of our own operators; views and allocations count apart.
+The operation runs on CPU tensors with the same checks and lists as on a GPU, but without its kernels. Every torch
+operation that computes or copies is counted, also inside this package's own operators. Views and allocations are
+counted separately.
 """
 
 from __future__ import annotations
@@ -25,42 +26,47 @@ from nsa_attention.ops.selection import Selection
 from nsa_attention.ops.sparse_attention import KeysAndValues, sparse_attention
 
 _ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
-# Read the alias as they are; the schema does not call them views.
+# These return an alias of their input, but their schema does not mark them as views.
 _VIEWS = ("aten::_reshape_alias", "aten::detach", "aten::_unsafe_view", "aten::lift_fresh")
 
 
-class _Operations(TorchDispatchMode):
+class OperationCounter(TorchDispatchMode):
+    """Counter of torch operations with their bytes, of views and allocations, and of this package's operators."""
+
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
         self.bytes: defaultdict[str, int] = defaultdict(int)
         self.views = 0
-        self.own = 0
+        self.own_operators = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
         if name.startswith(f"{NAMESPACE}::"):
-            self.own += 1
-            # What is inside of our own operators would go unseen: torch turns the mode off around them.
+            self.own_operators += 1
+            # torch disables the dispatch mode inside custom operators, so it is entered again to count what they call.
             with self:
                 return OPDEFS[name]._init_fn(*args, **(kwargs or {}))
         if func._can_decompose() and not func.is_view:
-            with self:  # what is made of other operations counts as those
+            with self:  # an operation that is composed of others is counted as those
                 return func.decompose(*args, **(kwargs or {}))
         output = func(*args, **(kwargs or {}))
-        tensors = [one for one in tree_leaves((args, output)) if isinstance(one, Tensor)]
+        tensors = [tensor for tensor in tree_leaves((args, output)) if isinstance(tensor, Tensor)]
         if not tensors:
             return output
         if name in _ALLOCATIONS or name in _VIEWS or func.is_view:
             self.views += 1
         else:
             self.counts[name] += 1
-            self.bytes[name] += sum(one.numel() * one.element_size() for one in tensors)
+            self.bytes[name] += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return output
 
 
 def host_cost(shape: Shape) -> dict[str, dict[str, Any]]:
-    """For each way the torch operations by name with their bytes, views and allocations, and launches of kernels."""
+    """Return the host work of the forward and of the backward pass.
+
+    It consists of torch operations by name with their count and bytes, views and allocations, and kernel launches.
+    """
     q, branches, gates, selection = _inputs(shape)
     leaves = [q, gates, *(tensor for pair in _pairs(branches) for tensor in pair)]
     result = {}
@@ -70,24 +76,24 @@ def host_cost(shape: Shape) -> dict[str, dict[str, Any]]:
             q, branches, gates, selection, window=shape.window, implementation=Implementation.TRITON
         )
 
-    with without_kernels() as launched, _on_a_cpu():
-        run()  # what is kept from pass to pass is there
-        launched.clear()
-        with _Operations() as forward:
+    with without_kernels() as noted_launches, force_triton_on_cpu():
+        run()  # fills the caches that later passes use
+        noted_launches.clear()
+        with OperationCounter() as forward:
             output = run()
-        result["forward"] = _told(forward, len(launched))
-        launched.clear()
-        with _Operations() as backward:
+        result["forward"] = _summary(forward, len(noted_launches))
+        noted_launches.clear()
+        with OperationCounter() as backward:
             torch.autograd.grad(output, leaves, torch.empty_like(output))
-        result["backward"] = _told(backward, len(launched))
+        result["backward"] = _summary(backward, len(noted_launches))
     return result
 
 
-def _told(mode: _Operations, launches: int) -> dict[str, Any]:
+def _summary(mode: OperationCounter, launches: int) -> dict[str, Any]:
     return {
         "operations": sum(mode.counts.values()),
         "views_and_allocations": mode.views,
-        "own_operators": mode.own,
+        "own_operators": mode.own_operators,
         "launches": launches,
         "by_name": {name: [count, mode.bytes[name]] for name, count in sorted(mode.counts.items())},
     }
@@ -117,11 +123,11 @@ def _pairs(branches: KeysAndValues) -> list[tuple[Tensor, Tensor]]:
 
 
 @contextmanager
-def _on_a_cpu() -> Iterator[None]:
-    """Within, the fused kernels are taken for tensors of a CPU: none of them runs."""
-    own = dispatch.triton_reason
+def force_triton_on_cpu() -> Iterator[None]:
+    """Choose the fused kernels also for CPU tensors within the `with` block; their launches must be recorded only."""
+    original = dispatch.triton_reason
     dispatch.triton_reason = lambda *_: None
     try:
         yield
     finally:
-        dispatch.triton_reason = own
+        dispatch.triton_reason = original

@@ -1,7 +1,7 @@
-"""What benchmarks/kernel_model.py recorded: as milliseconds, as tables on a screen, and as those of the documents.
+"""Reports of the states that benchmarks/kernel_model.py recorded: tables for the terminal and for performance.md.
 
-Milliseconds are no part of the record: they follow from code, work and a set of constants, so that every recorded
-state can be told with every set.
+The record contains no times. They are computed from code, work and a set of constants, so every state can be shown with
+every set.
 """
 
 from __future__ import annotations
@@ -12,56 +12,57 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.device_model import HISTORY, STATIONS, Constants, Prediction, host_ms, predicted, torch_ms
+from benchmarks.device_model import HISTORY, STATIONS, Constants, Prediction, host_ms, predict, torch_ms
 from benchmarks.roofline import Shape, floors_ms
 
 PAGE = "docs/internals/nsa/performance.md"
 MARKS = ("<!-- kernel model: begin -->", "<!-- kernel model: end -->")
 CHOICES_MARKS = ("<!-- choices: begin -->", "<!-- choices: end -->")
-WAYS = ("forward", "backward")
+PASSES = ("forward", "backward")
 PARTS = ("compressed", "importance", "selected", "sliding", "mix", "torch")
 DEVICE = "H200"
 ARCHITECTURE = "sm_90"
 NEWEST = list(HISTORY)[-1]
-TOLD_LENGTH = 65536
+SHOWN_TOKENS = 65536
 
 
 def milliseconds(state: Mapping[str, Any], scenario: Mapping[str, Any], constants: Constants) -> dict[str, Prediction]:
-    """By part and kernel."""
+    """Return the predicted times of each kernel of a scenario, by "part/kernel"."""
     return {
-        name: predicted(state["kernels"][name][ARCHITECTURE], work, constants)
-        for name, work in scenario["work"].items()
+        name: predict(state["kernels"][name][ARCHITECTURE], work, constants) for name, work in scenario["work"].items()
     }
 
 
-def way_of(kernel: str) -> str:
+def pass_of(kernel: str) -> str:
+    """Return "backward" or "forward" for the name of a kernel."""
     return "backward" if "backward" in kernel else "forward"
 
 
 def sums(state: Mapping[str, Any], scenario: Mapping[str, Any], constants: Constants) -> dict[str, dict[str, float]]:
-    """For each way milliseconds of each part, of the device, of the host, and of both: the slower of the two."""
+    """Return milliseconds for forward and backward: of each part, the device, the host, and the slower of the two."""
     result = {}
-    for way in WAYS:
+    for direction in PASSES:
         parts = dict.fromkeys(PARTS, 0.0)
         for name, prediction in milliseconds(state, scenario, constants).items():
-            if way_of(name) == way:
+            if pass_of(name) == direction:
                 parts[name.split("/")[0]] += prediction.ms
-        operations = state["host"][str(scenario["tokens"])][way]
+        operations = state["host"][str(scenario["tokens"])][direction]
         parts["torch"] = torch_ms(operations, constants)
         device, host = sum(parts.values()), host_ms(operations, constants)
-        result[way] = parts | {"device": device, "host": host, "whole": max(device, host)}
+        result[direction] = parts | {"device": device, "host": host, "whole": max(device, host)}
     return result
 
 
 def floor_ms(work: Mapping[str, Any], code: Mapping[str, Any], constants: Constants) -> float:
-    """The least time of one kernel: its products for the pairs that count, or its bytes once."""
-    # Operations of all passes, of which the pairs that count need their share.
-    needed = code["written_operations"] * work["passes"] * work["seen"] / max(1, work["walked"])
-    moved = work["own_bytes"] + work["walked_bytes"]
-    return 1e3 * max(needed / constants.operations_per_s, moved / constants.memory_bytes_per_s)
+    """Return the lower bound in milliseconds of one kernel: its products for visible pairs, or its bytes moved once."""
+    # The operations of all passes, scaled by the fraction of visible pairs.
+    needed_operations = code["written_operations"] * work["passes"] * work["seen"] / max(1, work["walked"])
+    moved_bytes = work["own_bytes"] + work["walked_bytes"]
+    return 1e3 * max(needed_operations / constants.operations_per_s, moved_bytes / constants.memory_bytes_per_s)
 
 
 def screen(state: Mapping[str, Any]) -> Iterator[Table]:
+    """Yield the tables of one state for the terminal: one per scenario, and the sums."""
     for scenario in state["scenarios"]:
         title = f"{scenario['tokens']} tokens, {_choices(scenario)}: predicted milliseconds on an {DEVICE}"
         table = Table(title=title, title_justify="left")
@@ -101,28 +102,28 @@ def _code_cells(kernel: Mapping[str, Any], work: Mapping[str, Any]) -> list[str]
     code = kernel[ARCHITECTURE]
     loop, conditional = code["loop"], code["conditional"]
     if not loop:
-        return ["", "", str(code["registers"]), _spilled(code), "", "", "", "", ""]
-    loaded = loop["global_read_bytes"] * code["warps"] + code["described_bytes"]
+        return ["", "", str(code["registers"]), _spill_cell(code), "", "", "", "", ""]
+    loaded_bytes = loop["global_read_bytes"] * code["warps"] + code["described_bytes"]
     length = str(loop["instructions"])
     if conditional["instructions"]:
         length += f" + {conditional['instructions']} x {work['conditional']:.2f}"
     if code.get("edge_loop") and work.get("edges"):
         length += f"; {code['edge_loop']['instructions']} in {work['edges'] / work['passes']:.0%}"
-    written = code["written_operations"]
+    written_operations = code["written_operations"]
     return [
         ", ".join(map(str, kernel["tile"])) if kernel["tile"] else "",
         length,
         str(code["registers"]),
-        _spilled(code),
+        _spill_cell(code),
         str(loop["barriers"]),
-        f"{loaded / 1024:.1f}",
-        f"{loop['mma_operations'] * code['warps'] / written:.2f}x" if written else "",
+        f"{loaded_bytes / 1024:.1f}",
+        f"{loop['mma_operations'] * code['warps'] / written_operations:.2f}x" if written_operations else "",
         f"{work['walked'] / work['seen']:.2f}x" if work["seen"] else "",
         str(work["passes"]),
     ]
 
 
-def _spilled(code: Mapping[str, Any]) -> str:
+def _spill_cell(code: Mapping[str, Any]) -> str:
     return str(max(code["spills"], code["spilled_bytes"]))
 
 
@@ -136,23 +137,23 @@ def _sum_rows(states: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
             floors = floors_ms(Shape(tokens=scenario["tokens"]), DEVICE)
             assert floors is not None
             columns = [sums(state, scenario, constants) for constants in HISTORY.values()]
-            for way in WAYS:
-                operations = state["host"][str(scenario["tokens"])][way]
+            for direction in PASSES:
+                operations = state["host"][str(scenario["tokens"])][direction]
                 yield [
                     state["label"],
                     str(scenario["tokens"]),
                     _choices(scenario),
-                    way,
-                    *(f"{column[way]['whole']:.2f}" for column in columns),
-                    f"{floors['whole'][way]:.2f}",
+                    direction,
+                    *(f"{column[direction]['whole']:.2f}" for column in columns),
+                    f"{floors['whole'][direction]:.2f}",
                     str(operations["operations"]),
                     str(operations["launches"]),
-                    f"{columns[-1][way]['host']:.2f}",
+                    f"{columns[-1][direction]['host']:.2f}",
                 ]
 
 
 def section(result: Mapping[str, Any]) -> str:
-    """Markdown between the marks of docs/internals/nsa/performance.md."""
+    """Return the Markdown between the marks of docs/internals/nsa/performance.md."""
     states = result["states"]
     lines = ["", "### The whole operation", "", *_whole(states), "", "### By part", "", *_by_part(states)]
     for state in states:
@@ -164,7 +165,7 @@ def section(result: Mapping[str, Any]) -> str:
 def _origin(state: Mapping[str, Any]) -> str:
     return (
         f"Commit `{state['commit'][:12]}`, triton {state['triton']}, compiled for {ARCHITECTURE} with the tile that is "
-        f"tried first. Milliseconds of {TOLD_LENGTH} tokens on random choices."
+        f"tried first. Milliseconds of {SHOWN_TOKENS} tokens on random choices."
     )
 
 
@@ -177,14 +178,14 @@ def _whole(states: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _by_part(states: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     cells = []
     for state in states:
-        for scenario in (one for one in state["scenarios"] if one["tokens"] == TOLD_LENGTH):
-            for way, parts in sums(state, scenario, HISTORY[NEWEST]).items():
-                cells.append([state["label"], _choices(scenario), way, *(f"{parts[part]:.2f}" for part in PARTS)])
+        for scenario in (candidate for candidate in state["scenarios"] if candidate["tokens"] == SHOWN_TOKENS):
+            for direction, parts in sums(state, scenario, HISTORY[NEWEST]).items():
+                cells.append([state["label"], _choices(scenario), direction, *(f"{parts[part]:.2f}" for part in PARTS)])
     yield from _table(["state", "choices", "way", *PARTS], cells)
 
 
 def _kernels(state: Mapping[str, Any]) -> Iterator[str]:
-    scenario = _told_scenario(state)
+    scenario = _shown_scenario(state)
     stations = [f"{name} ms" for name in STATIONS]
     head = ["kernel", *_COLUMNS, *(f"{name} ms" for name in HISTORY), "floor ms", "limit", *stations]
     rows = []
@@ -210,15 +211,22 @@ def _other_architectures(state: Mapping[str, Any]) -> Iterator[str]:
                 cells += ["refused", "", "", ""]
                 continue
             length = code["loop"].get("instructions", 0) + code["conditional"].get("instructions", 0)
-            cells += [str(length or ""), str(code["registers"]), _spilled(code), f"{code['shared_bytes'] / 1024:.0f}"]
+            cells += [
+                str(length or ""),
+                str(code["registers"]),
+                _spill_cell(code),
+                f"{code['shared_bytes'] / 1024:.0f}",
+            ]
         rows.append(cells)
     yield from _table(head, rows) if others else ()
 
 
-def _told_scenario(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    wanted = [one for one in state["scenarios"] if not one["shared"]] or state["scenarios"]
-    found: Mapping[str, Any] = next((one for one in wanted if one["tokens"] == TOLD_LENGTH), wanted[-1])
-    return found
+def _shown_scenario(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    scenarios = [candidate for candidate in state["scenarios"] if not candidate["shared"]] or state["scenarios"]
+    scenario: Mapping[str, Any] = next(
+        (candidate for candidate in scenarios if candidate["tokens"] == SHOWN_TOKENS), scenarios[-1]
+    )
+    return scenario
 
 
 def _table(head: Sequence[str], rows: Iterator[list[str]] | Sequence[list[str]]) -> Iterator[str]:
@@ -229,23 +237,23 @@ def _table(head: Sequence[str], rows: Iterator[list[str]] | Sequence[list[str]])
 
 
 def choices_section(result: Mapping[str, Any]) -> str:
-    """Markdown of benchmarks/nsa_choices.py's record: unions of tiles, where choices are random and where learned."""
+    """Return the Markdown table of a result of benchmarks/nsa_choices.py: unions of random and trained selections."""
     sizes = [name for name in result["rows"]["random"] if name.startswith("union_of_")]
     head = ["choices", "shared by neighbours", *(f"union of {name.removeprefix('union_of_')}" for name in sizes)]
     rows = [
         [name, f"{row['shared_by_neighbours']:.0%}", *(f"{row[size]:.1f}" for size in sizes)]
         for name, row in result["rows"].items()
     ]
-    said = (
+    introduction = (
         f"{result['tokens']} tokens, {result['places']} slots, blocks of {result['select_len']} tokens; trained for "
         f"{result['steps']} steps of {result['train_tokens']} tokens. `union of N` is the number of different blocks"
         " that N neighbouring queries select together:"
     )
-    return "\n".join(["", said, "", *_table(head, rows), ""])
+    return "\n".join(["", introduction, "", *_table(head, rows), ""])
 
 
 def write_page(page: Path, sections: Mapping[tuple[str, str], str]) -> None:
-    """Put each text between its marks; what stands around them is written by hand."""
+    """Replace the text between each pair of marks in a page. The text around the marks is written by hand."""
     text = page.read_text(encoding="utf-8")
     for (begin, end), section in sections.items():
         before, _, rest = text.partition(begin)

@@ -1,7 +1,8 @@
-"""How much each fused kernel has to do at a shape: programs, passes through their main loops, and bytes of memory.
+"""Work of each fused kernel for given sizes: programs, passes through their main loops, and bytes of memory traffic.
 
-Passes are counted from the spans and lists that the host hands to the kernels. What a change of a kernel's walk changes
-here: which queries or keys a program walks (`_spans_walked`, `_chosen_walked`), and in which order (`spread_bytes`).
+Passes are counted from the spans and lists that the host passes to the kernels. If the loop of a kernel changes, adapt
+which queries or keys a program loops over (`spans_walked`, `union_sizes`, `segment_passes`), and in which order
+(`spread_bytes`).
 """
 
 from __future__ import annotations
@@ -22,36 +23,39 @@ if TYPE_CHECKING:
     from benchmarks.compiled import Launch
 
 HALF, FLOAT = 2, 4  # bytes of an element
-# Programs that run at once, to tell how often what they share is read: one for each multiprocessor of an H100 or H200.
+# Number of programs that run at the same time: one per multiprocessor of an H100 or H200. It determines how often data
+# that programs share are read.
 RUNNING = 132
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
+    """Work of one kernel launch."""
+
     programs: int
-    passes: int  # through the main loop, of all programs
-    edges: int  # of these passes those through the loop that masks, where a walk has two loops
-    longest: int  # passes of the longest program
-    conditional: float  # part of the passes that run what only some passes run
-    own_bytes: int  # read and written outside of the loops, once
-    walked_bytes: int  # that the loops read, each byte once
-    reads: float  # how often those come from memory at best, since the programs that share them do not run at once
-    spread_bytes: int  # of them, what one more running program adds to what is in use at a time
-    seen: int  # pairs of a query row and a key that count; 0 where a kernel multiplies no tiles of them
-    walked: int  # pairs that the passes multiply
+    passes: int  # passes through the main loop, summed over all programs
+    edges: int  # those of the passes that run the loop with masks, for kernels with two loops
+    longest: int  # passes of the program with the most passes
+    conditional: float  # fraction of the passes that run the conditional part of the loop
+    own_bytes: int  # bytes read and written outside of the loops
+    walked_bytes: int  # distinct bytes that the loops read
+    reads: float  # how often the distinct bytes are read from memory at best, because programs run one after another
+    spread_bytes: int  # distinct bytes that each additional running program adds to the working set
+    seen: int  # visible pairs of query row and key; 0 for kernels without matrix products
+    walked: int  # pairs that the passes multiply, including masked ones
 
 
 def work(launch: Launch, shape: Shape, indices: Tensor) -> Work:
-    """`indices` [1, 1, T, n]: the choices of one group; all groups choose alike."""
+    """Return the work of a launch. `indices` [1, 1, T, n] is the selection of one group, used for all groups."""
     return _KERNELS[launch.name](launch, shape, indices)
 
 
-def _spanned_queries(launch: Launch, shape: Shape, _: Tensor) -> Work:
+def _spanned_query_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
     queries, keys = _queries(launch), launch.constants["KEYS"]
     spans = _spans(launch.part, shape)
     passes, edges = spans_walked(spans.first_key_T, spans.stop_key_T, queries, keys)
     distinct = _keys(launch, shape) * _pair_bytes(shape)
-    return _walk(
+    return _loop_work(
         launch,
         passes.repeat(shape.groups),
         edges=int(edges.sum()) * shape.groups,
@@ -62,17 +66,17 @@ def _spanned_queries(launch: Launch, shape: Shape, _: Tensor) -> Work:
     )
 
 
-def _spanned_keys(launch: Launch, shape: Shape, _: Tensor) -> Work:
+def _spanned_key_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
     queries, keys, parts = _queries(launch), launch.constants["KEYS"], launch.argument("parts")
     spans = _spans(launch.part, shape)
     passes, edges = spans_walked(spans.first_query_S, spans.stop_query_S, keys, queries, parts)
     key_tiles = -(-_keys(launch, shape) // keys)
     distinct = shape.tokens * _row_bytes(shape)
-    # Walks go down from the last query: tiles of keys begin them as far from each other as their last queries are.
+    # The loops go down from the last query, so the distance of two key tiles in memory is that of their last queries.
     apart = int(spans.stop_query_S[-1] - spans.stop_query_S[0]) // max(1, key_tiles - 1)
     waves = launch.programs / shape.groups / RUNNING
     seen_by_tile = int(passes.sum()) * queries / (key_tiles * shape.tokens)  # part of all queries
-    return _walk(
+    return _loop_work(
         launch,
         passes.repeat(shape.groups),
         edges=int(edges.sum()) * shape.groups,
@@ -84,16 +88,16 @@ def _spanned_keys(launch: Launch, shape: Shape, _: Tensor) -> Work:
     )
 
 
-def _ranked(launch: Launch, shape: Shape, _: Tensor) -> Work:
+def _ranking_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
     queries, reach = launch.constants["QUERIES"], shape.select_len << launch.constants["LOG_CHUNK"]
     first = torch.arange(0, shape.tokens, queries)
     chunks = -(-(first + queries).clamp_max(shape.tokens) // reach)
-    # Of these all but the first where every query sees all compressed blocks that reach into them.
+    # Chunks in which every query attends to all overlapping compressed blocks, except the first chunk.
     old = ((first + 1 - shape.block_len) // reach).clamp_min(0) - (1 if shape.block_len > shape.block_stride else 0)
     distinct = shape.blocks * shape.groups * shape.width * HALF
     rows = shape.tokens * shape.heads
     blocks = _spans("compressed", shape)
-    return _walk(
+    return _loop_work(
         launch,
         (chunks * launch.constants["TAPS"]).repeat(shape.groups),
         edges=int((chunks - old.clamp_min(0)).sum()) * launch.constants["TAPS"] * shape.groups,
@@ -105,50 +109,50 @@ def _ranked(launch: Launch, shape: Shape, _: Tensor) -> Work:
     )
 
 
-def _selected_queries(launch: Launch, shape: Shape, indices: Tensor) -> Work:
+def _selected_query_work(launch: Launch, shape: Shape, indices: Tensor) -> Work:
     pieces, queries = -(-shape.select_len // launch.constants["KEYS"]), _queries(launch)
     passes = union_sizes(indices, queries, shape.select_len) * pieces
-    # Each query chose its own block, which it does not see whole.
+    # Each query selects its own block, in which it attends only to earlier tokens.
     first = torch.arange(0, shape.tokens, queries)
     own = (first + queries - 1).clamp_max(shape.tokens - 1) // shape.select_len - first // shape.select_len + 1
     distinct = shape.tokens * shape.groups * _pair_bytes(shape)
-    return _walk(
+    return _loop_work(
         launch,
         passes.repeat(shape.groups),
         edges=int(own.sum()) * pieces * shape.groups,
         own_bytes=_query_bytes(launch, shape),
         walked_bytes=distinct,
         spread_bytes=distinct // shape.groups // RUNNING,
-        seen=_chosen_pairs(indices, shape) * shape.heads,
+        seen=_selected_pairs(indices, shape) * shape.heads,
     )
 
 
-def _selected_keys(launch: Launch, shape: Shape, indices: Tensor) -> Work:
+def _selected_key_work(launch: Launch, shape: Shape, indices: Tensor) -> Work:
     pieces = -(-shape.select_len // launch.constants["KEYS"])
     passes = segment_passes(indices, shape.select_len, launch.argument("length"), _queries(launch))
     distinct = shape.tokens * _row_bytes(shape)
-    chosen = min(1.0, shape.select_count / max(1, shape.tokens // shape.select_len))
-    # Of all queries those that chose any of the blocks that run at once, for each wave of programs.
-    touched = 1 - (1 - chosen) ** RUNNING
+    selected_share = min(1.0, shape.select_count / max(1, shape.tokens // shape.select_len))
+    # Fraction of all queries that selected any of the blocks that run at the same time, per wave of programs.
+    touched_share = 1 - (1 - selected_share) ** RUNNING
     waves = max(1.0, len(passes) * pieces * shape.groups / RUNNING) / shape.groups
-    return _walk(
+    return _loop_work(
         launch,
         passes.repeat_interleave(pieces).repeat(shape.groups),
         own_bytes=_key_bytes(launch, shape, 1),
         walked_bytes=distinct,
-        reads=max(1.0, min(waves * touched, shape.select_count)),
+        reads=max(1.0, min(waves * touched_share, shape.select_count)),
         spread_bytes=shape.select_len * _row_bytes(shape) // shape.groups,
-        seen=_chosen_pairs(indices, shape) * shape.heads,
+        seen=_selected_pairs(indices, shape) * shape.heads,
     )
 
 
-def _selected_sum(launch: Launch, shape: Shape, indices: Tensor) -> Work:
+def _partial_sum_work(launch: Launch, shape: Shape, indices: Tensor) -> Work:
     length = lists_length(shape)
     cuts = cuts_of_blocks(indices, shape.select_len, length)
     several = torch.where(cuts > 1, cuts, 0)
     pieces = -(-shape.select_len // launch.constants["KEYS"])
     tile = shape.select_len * (shape.width + shape.value_width)
-    return _walk(
+    return _loop_work(
         launch,
         several.repeat_interleave(pieces).repeat(shape.groups),
         own_bytes=int((cuts > 1).sum()) * shape.groups * tile * HALF,
@@ -158,23 +162,23 @@ def _selected_sum(launch: Launch, shape: Shape, indices: Tensor) -> Work:
     )
 
 
-def _mix(launch: Launch, shape: Shape, _: Tensor) -> Work:
+def _mix_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
     output = shape.tokens * shape.heads * shape.value_width * HALF
     gates = 3 * shape.tokens * shape.heads * HALF
-    return _straight(launch, 4 * output + gates if launch.name == "mix_forward" else 7 * output + 2 * gates)
+    return _loopless_work(launch, 4 * output + gates if launch.name == "mix_forward" else 7 * output + 2 * gates)
 
 
-def _unions(launch: Launch, shape: Shape, _: Tensor) -> Work:
-    """First tokens and members of as many places as were chosen."""
-    return _straight(launch, 3 * _index_bytes(shape))
+def _union_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
+    """Return the work of `selected_unions`, which writes a first token and a bit mask per slot."""
+    return _loopless_work(launch, 3 * _index_bytes(shape))
 
 
-def _list_keys(launch: Launch, shape: Shape, _: Tensor) -> Work:
-    return _straight(launch, _index_bytes(shape) + _list_bytes(launch, shape))
+def _list_key_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
+    return _loopless_work(launch, _index_bytes(shape) + _list_bytes(launch, shape))
 
 
-def _list_segments(launch: Launch, shape: Shape, _: Tensor) -> Work:
-    """Three searches by halves in the list of a row, for so many blocks at a time: each waits for the one before."""
+def _list_segment_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
+    """Return the work of `selected_segments`: three binary searches per step, each waiting for the previous one."""
     blocks, places = launch.argument("blocks"), launch.argument("places")
     passes = 3 * -(-(blocks + 1) // launch.constants["BLOCKS"]) * places.bit_length()
     table = 4 * (blocks + 1) + launch.argument("segments")
@@ -193,15 +197,15 @@ def _list_segments(launch: Launch, shape: Shape, _: Tensor) -> Work:
     )
 
 
-def _straight(launch: Launch, moved: int) -> Work:
-    """Of a kernel without a loop."""
+def _loopless_work(launch: Launch, moved_bytes: int) -> Work:
+    """Return the work of a kernel without a loop that moves this many bytes."""
     return Work(
         programs=launch.programs,
         passes=0,
         edges=0,
         longest=0,
         conditional=0.0,
-        own_bytes=moved,
+        own_bytes=moved_bytes,
         walked_bytes=0,
         reads=1.0,
         spread_bytes=0,
@@ -219,29 +223,29 @@ def _list_bytes(launch: Launch, shape: Shape) -> int:
 
 
 _KERNELS: dict[str, Callable[[Launch, Shape, Tensor], Work]] = {
-    "spanned_forward": _spanned_queries,
-    "spanned_backward_queries": _spanned_queries,
-    "spanned_backward_keys": _spanned_keys,
-    "ranked_blocks": _ranked,
-    "selected_unions": _unions,
-    "selected_keys": _list_keys,
-    "selected_segments": _list_segments,
-    "selected_forward": _selected_queries,
-    "selected_backward_queries": _selected_queries,
-    "selected_backward_keys": _selected_keys,
-    "selected_backward_sum": _selected_sum,
-    "mix_forward": _mix,
-    "mix_backward": _mix,
+    "spanned_forward": _spanned_query_work,
+    "spanned_backward_queries": _spanned_query_work,
+    "spanned_backward_keys": _spanned_key_work,
+    "ranked_blocks": _ranking_work,
+    "selected_unions": _union_work,
+    "selected_keys": _list_key_work,
+    "selected_segments": _list_segment_work,
+    "selected_forward": _selected_query_work,
+    "selected_backward_queries": _selected_query_work,
+    "selected_backward_keys": _selected_key_work,
+    "selected_backward_sum": _partial_sum_work,
+    "mix_forward": _mix_work,
+    "mix_backward": _mix_work,
 }
 
 
 def spans_walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int = 1) -> tuple[Tensor, Tensor]:
-    """Passes of each program over a tile of `width` spans, and those of them that must mask (spanned_kernels.plan_walk).
+    """Return the passes of each program over a tile of `width` spans, and the number of them that need masks.
 
-    Both are shared out to `parts` programs, each by itself.
+    This is the plan of spanned_kernels.plan_walk. Passes with and without masks are each split over `parts` programs.
     """
-    firsts, common_firsts = _tiles(first, width, amin=2**31 - 1), _tiles(first, width, amax=0)
-    stops, common_stops = _tiles(stop, width, amax=0), _tiles(stop, width, amin=2**31 - 1)
+    firsts, common_firsts = _reduce_tiles(first, width, amin=2**31 - 1), _reduce_tiles(first, width, amax=0)
+    stops, common_stops = _reduce_tiles(stop, width, amax=0), _reduce_tiles(stop, width, amin=2**31 - 1)
     steps = -((firsts - stops) // step).clamp_max(0)
     lead = -((firsts - common_firsts) // step)
     inner = (common_stops - firsts - lead * step).clamp_min(0) // step
@@ -250,58 +254,58 @@ def spans_walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int 
     return (edges - ((part - inner[:, None]) // parts)).flatten(), edges.flatten()
 
 
-def _tiles(values: Tensor, width: int, **reduced: int) -> Tensor:
-    """The least or the greatest value of each tile: `amin` or `amax` with what stands for none."""
-    ((name, none),) = reduced.items()
-    padded = torch.nn.functional.pad(values.long(), (0, -values.shape[0] % width), value=none)
-    tiles: Tensor = getattr(padded.reshape(-1, width), name)(1)
+def _reduce_tiles(values: Tensor, width: int, **reduction: int) -> Tensor:
+    """Return the minimum (`amin=neutral`) or maximum (`amax=neutral`) of each tile of `width` values."""
+    ((name, neutral),) = reduction.items()
+    padded_values = torch.nn.functional.pad(values.long(), (0, -values.shape[0] % width), value=neutral)
+    tiles: Tensor = getattr(padded_values.reshape(-1, width), name)(1)
     return tiles
 
 
 def union_sizes(indices: Tensor, queries: int, select_len: int) -> Tensor:
-    """Blocks that any query of a tile chose, for each tile of one group."""
-    chosen = _chosen(indices, select_len)
-    padding = -chosen.shape[0] % queries
-    tiles = torch.nn.functional.pad(chosen, (0, 0, 0, padding), value=-1).reshape(-1, queries * chosen.shape[1])
+    """Return the number of different blocks that the queries of each tile selected, for one group."""
+    selections = _distinct_selections(indices, select_len)
+    padding = -selections.shape[0] % queries
+    tiles = torch.nn.functional.pad(selections, (0, 0, 0, padding), value=-1).reshape(-1, queries * selections.shape[1])
     ascending = tiles.sort(-1).values
     new = torch.nn.functional.pad(ascending, (1, 0), value=-1).diff(dim=-1) > 0
     return new.sum(-1)
 
 
 def segment_passes(indices: Tensor, select_len: int, length: int, queries: int) -> Tensor:
-    """Passes over each segment of a block's queries, for the blocks of one group."""
-    places, cuts = _places(indices, select_len), cuts_of_blocks(indices, select_len, length)
+    """Return the passes over each segment of a block's readers, for the blocks of one group."""
+    readers, cuts = _reader_counts(indices, select_len), cuts_of_blocks(indices, select_len, length)
     number = torch.arange(int(cuts.sum())) - (cuts.cumsum(0) - cuts).repeat_interleave(cuts)
-    left = (places.repeat_interleave(cuts) - number * length).clamp(0, length)
-    return -(-left // queries)
+    remaining = (readers.repeat_interleave(cuts) - number * length).clamp(0, length)
+    return -(-remaining // queries)
 
 
 def cuts_of_blocks(indices: Tensor, select_len: int, length: int) -> Tensor:
-    """Segments of each block of one group; a block that nobody chose has one."""
-    return (-(-_places(indices, select_len) // length)).clamp_min(1)
+    """Return the number of segments of each block of one group, at least one."""
+    return (-(-_reader_counts(indices, select_len) // length)).clamp_min(1)
 
 
-def _places(indices: Tensor, select_len: int) -> Tensor:
-    """How many queries chose each block of one group."""
-    chosen = _chosen(indices, select_len)
-    return torch.bincount(chosen[chosen >= 0], minlength=-(-chosen.shape[0] // select_len))
+def _reader_counts(indices: Tensor, select_len: int) -> Tensor:
+    """Return how many queries of one group selected each block."""
+    selections = _distinct_selections(indices, select_len)
+    return torch.bincount(selections[selections >= 0], minlength=-(-selections.shape[0] // select_len))
 
 
-def _chosen(indices: Tensor, select_len: int) -> Tensor:
-    """The blocks [T, n] that each query of one group sees by its choice, -1 for none, each once."""
-    chosen = indices[0, 0].long()
-    own = torch.arange(chosen.shape[0]) // select_len
-    chosen = torch.where(chosen <= own[:, None], chosen, -1).sort(-1).values
-    repeated = torch.nn.functional.pad(chosen, (1, 0), value=-1).diff(dim=-1) == 0
-    return torch.where(repeated, -1, chosen)
+def _distinct_selections(indices: Tensor, select_len: int) -> Tensor:
+    """Return the different visible blocks that each query of one group selected, [T, n], with -1 in unused slots."""
+    selections = indices[0, 0].long()
+    own = torch.arange(selections.shape[0]) // select_len
+    selections = torch.where(selections <= own[:, None], selections, -1).sort(-1).values
+    is_repeated = torch.nn.functional.pad(selections, (1, 0), value=-1).diff(dim=-1) == 0
+    return torch.where(is_repeated, -1, selections)
 
 
 def lists_length(shape: Shape) -> int:
-    """Places of a segment, as selected.selected() has it."""
+    """Return the maximum readers of a segment, as selected.segment_length computes it."""
     return FAIR_SHARE * shape.select_len * max(1, shape.select_count)
 
 
-def _walk(
+def _loop_work(
     launch: Launch,
     passes: Tensor,
     *,
@@ -345,12 +349,12 @@ def _spans(part: str, shape: Shape) -> Spans:
     return block_spans(shape.tokens, shape.blocks, *lengths, None, torch.device("cpu"))
 
 
-def _chosen_pairs(indices: Tensor, shape: Shape) -> int:
-    """Pairs of a query and a token that it sees, per head."""
+def _selected_pairs(indices: Tensor, shape: Shape) -> int:
+    """Return the number of visible pairs of query and token in the selected branch, per head."""
     index = indices[0, 0].long()
     query = torch.arange(shape.tokens)[:, None]
-    seen = (query + 1 - index * shape.select_len).clamp(0, shape.select_len)
-    return int(torch.where(index >= 0, seen, 0).sum())
+    visible = (query + 1 - index * shape.select_len).clamp(0, shape.select_len)
+    return int(torch.where(index >= 0, visible, 0).sum())
 
 
 def _keys(launch: Launch, shape: Shape) -> int:
@@ -358,12 +362,12 @@ def _keys(launch: Launch, shape: Shape) -> int:
 
 
 def _pair_bytes(shape: Shape) -> int:
-    """Of a key and its value."""
+    """Return the bytes of a key and its value."""
     return (shape.width + shape.value_width) * HALF
 
 
 def _row_bytes(shape: Shape) -> int:
-    """Of a query and the gradient of its output, with two statistics, over all heads."""
+    """Return the bytes of a query, the gradient of its output and two per-row values, for all heads."""
     return shape.heads * (_pair_bytes(shape) + 2 * FLOAT)
 
 
@@ -371,7 +375,7 @@ def _query_bytes(launch: Launch, shape: Shape) -> int:
     rows = shape.tokens * shape.heads
     if "forward" in launch.name:
         return rows * ((shape.width + shape.value_width) * HALF + FLOAT)
-    # With a gate and its gradient; to be added to, the gradient of the queries is read as well.
+    # With gates, a gate and its gradient are moved as well; with ADDS, the gradient of the queries is also read.
     halves = 2 * (shape.width + shape.value_width) + (2 if launch.argument("p_g") is not None else 0)
     halves += shape.width if launch.constants["ADDS"] else 0
     return rows * (halves * HALF + 2 * FLOAT)

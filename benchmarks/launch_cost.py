@@ -1,11 +1,12 @@
-"""What a run under the harness costs over the bare torchrun of the same program: the first scenario, and each further.
+"""Time that nsa-harness adds to torchrun of the same program: for the first scenario, and for each further one.
 
     python benchmarks/launch_cost.py                    seven rounds, into benchmarks/results/
     python benchmarks/launch_cost.py --rounds 1 --out F
 
-A round is `nsa-harness run ddp_onestep`, the same with --repeat 3, and the command that the run itself wrote into
-command.txt, in turn. The first scenario costs what the short run takes beyond the bare command, each further one half
-of what the long run takes beyond the short one, less the bare command.
+A round runs `nsa-harness run ddp_onestep`, the same with --repeat 3, and the bare command from the run's command.txt,
+in alternating order. The cost of the first scenario is the time of the short run minus that of the bare command. The
+cost of each further scenario is half of the difference between the long and the short run, minus the time of the bare
+command.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.provenance import circumstances  # noqa: E402
+from benchmarks.provenance import measurement_context  # noqa: E402
 from benchmarks.timing_pairs import alternate  # noqa: E402
 
 SCENARIO = "ddp_onestep"
@@ -34,7 +35,7 @@ LIMITS = {"first_s": 1.0, "further_s": 0.5}
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    """Wall seconds of all three, after one warm-up of each kind."""
+    """Return the wall seconds of all commands and a summary, after a warm-up of nsa-harness and the bare command."""
     with tempfile.TemporaryDirectory() as directory:
         _seconds(HARNESS, directory)
         bare = ["sh", "-c", (Path(directory) / "reports" / "latest" / SCENARIO / "command.txt").read_text()]
@@ -42,7 +43,7 @@ def measure(rounds: int) -> dict[str, Any]:
         samples = [_round(number, bare, directory) for number in range(rounds)]
         helps = [_seconds([HARNESS[0], "--help"], directory) for _ in range(10)]
     first = [sample["once_s"] - sample["bare_s"] for sample in samples]
-    further = [(one["repeated_s"] - one["once_s"]) / (REPEATED - 1) - one["bare_s"] for one in samples]
+    further = [(sample["repeated_s"] - sample["once_s"]) / (REPEATED - 1) - sample["bare_s"] for sample in samples]
     summary = {
         "bare_s_median": statistics.median(sample["bare_s"] for sample in samples),
         "first_s_median": statistics.median(first),
@@ -60,10 +61,10 @@ def _round(number: int, bare: list[str], directory: str) -> dict[str, float]:
 
 
 def _seconds(command: list[str], directory: str) -> float:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "NSA_OUT_DIR": directory}
     subprocess.run(command, cwd=directory, env=environment, check=True, capture_output=True)
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def main(arguments: list[str]) -> int:
@@ -71,7 +72,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results" / "launch_cost.json")
     options = parser.parse_args(arguments)
-    result = {**circumstances(__file__, arguments), "limits": LIMITS, **measure(options.rounds)}
+    result = {**measurement_context(__file__, arguments), "limits": LIMITS, **measure(options.rounds)}
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result["summary"], indent=1))
     return 0

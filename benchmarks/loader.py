@@ -1,10 +1,10 @@
-"""Does the data keep up? Tokens a second of the loader with two workers, beside those of the model on this CPU.
+"""Tokens per second of the data loader with two workers, compared with those of the model on this CPU.
 
     python benchmarks/loader.py
 
-At the ci shape, from each kind of source: the same text as jsonl, as jsonl.gz and as a token file, and the stories,
-which are made as they are read. A pair is the model training and the loader alone (`--phase data`), one after the
-other, so that both meet the same machine; a loader is fast enough at 20 times the model.
+Uses the ci shape and each kind of data source: the same text as jsonl, as jsonl.gz and as a token file, and the
+generated stories. A pair is a training run and a run of the loader only (`--phase data`), one directly after the other,
+so that both see the same machine load. The loader is fast enough if it is 20 times as fast as the model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.provenance import circumstances  # noqa: E402
+from benchmarks.provenance import measurement_context  # noqa: E402
 from nsa_attention.config import CI  # noqa: E402
 from nsa_attention.data.stories import all_stories  # noqa: E402
 from nsa_attention.prepare import main as prepare  # noqa: E402
@@ -34,7 +34,7 @@ TOKENS_OF_STEP = CI.batch * CI.seq_len
 
 
 def sources(directory: Path) -> dict[str, str]:
-    """Each by its name, with what stands behind `--data`."""
+    """Create the data sources in `directory`, and return the value of `--data` for each of them by name."""
     lines = "".join(json.dumps({"text": text}) + "\n" for shard in all_stories() for text in shard.records()).encode()
     (directory / "text.jsonl").write_bytes(lines)
     (directory / "text.jsonl.gz").write_bytes(gzip.compress(lines))
@@ -49,7 +49,7 @@ def sources(directory: Path) -> dict[str, str]:
 
 
 def tokens_per_s(data: str, phase: str, steps: int) -> float:
-    """From the end of the first step to that of the last one, whatever lies between them."""
+    """Run nsa.train, and return its tokens per second between the end of the first and of the last step."""
     with tempfile.TemporaryDirectory() as directory:
         options = ["--data", data, "--workers", str(WORKERS), "--steps", str(steps), "--phase", phase]
         program = [
@@ -70,9 +70,9 @@ def tokens_per_s(data: str, phase: str, steps: int) -> float:
 def measure(pairs: int, model_steps: int, loader_steps: int) -> dict[str, Any]:
     samples: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as directory:
-        of_name = sources(Path(directory))
+        source_by_name = sources(Path(directory))
         for _ in range(pairs):
-            for name, data in of_name.items():
+            for name, data in source_by_name.items():
                 sample = {
                     "model_tokens_per_s": tokens_per_s(data, "step", model_steps),
                     "loader_tokens_per_s": tokens_per_s(data, "data", loader_steps),
@@ -80,12 +80,16 @@ def measure(pairs: int, model_steps: int, loader_steps: int) -> dict[str, Any]:
                 samples.setdefault(name, []).append(sample)
     summary = {
         name: {
-            "model_tokens_per_s": statistics.median(one["model_tokens_per_s"] for one in of_source),
-            "loader_tokens_per_s": statistics.median(one["loader_tokens_per_s"] for one in of_source),
-            "ratio": statistics.median(one["loader_tokens_per_s"] / one["model_tokens_per_s"] for one in of_source),
-            "least_ratio": min(one["loader_tokens_per_s"] / one["model_tokens_per_s"] for one in of_source),
+            "model_tokens_per_s": statistics.median(sample["model_tokens_per_s"] for sample in source_samples),
+            "loader_tokens_per_s": statistics.median(sample["loader_tokens_per_s"] for sample in source_samples),
+            "ratio": statistics.median(
+                sample["loader_tokens_per_s"] / sample["model_tokens_per_s"] for sample in source_samples
+            ),
+            "least_ratio": min(
+                sample["loader_tokens_per_s"] / sample["model_tokens_per_s"] for sample in source_samples
+            ),
         }
-        for name, of_source in samples.items()
+        for name, source_samples in samples.items()
     }
     return {"samples": samples, "summary": summary}
 
@@ -98,7 +102,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results" / "loader.json")
     options = parser.parse_args(arguments)
     result = {
-        **circumstances(__file__, arguments),
+        **measurement_context(__file__, arguments),
         "limit": LIMIT,
         "workers": WORKERS,
         "numpy": version("numpy"),
@@ -106,7 +110,7 @@ def main(arguments: list[str]) -> int:
     }
     options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result["summary"], indent=1))
-    return int(min(one["ratio"] for one in result["summary"].values()) < LIMIT)
+    return int(min(row["ratio"] for row in result["summary"].values()) < LIMIT)
 
 
 if __name__ == "__main__":

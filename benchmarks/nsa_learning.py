@@ -1,9 +1,9 @@
-"""Does it learn what its control learns? 200 steps of text with NSA and with vanilla attention, curves side by side.
+"""Loss curves of NSA and vanilla attention over 200 training steps on text.
 
     python benchmarks/nsa_learning.py
 
-The ci shape, the shipped text, the same batches in the same order for both, two seeds. Compared is the mean loss of
-the last twenty steps: that of NSA may lie five percent above its control's, and any way below.
+Uses the ci shape and the shipped text, with the same batches in the same order for both, and two seeds. The mean loss
+of the last twenty steps with NSA may be at most five percent above that with vanilla attention.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.provenance import circumstances  # noqa: E402
+from benchmarks.provenance import measurement_context  # noqa: E402
 
 LIMIT = 0.05
 LAST = 20
@@ -29,7 +29,7 @@ SEEDS = (0, 1)
 
 
 def losses(attention: str, seed: int, steps: int) -> list[float]:
-    """The loss of each step, from the table that the training program writes."""
+    """Train with nsa.train, and return the loss of each step from its training.csv."""
     with tempfile.TemporaryDirectory() as directory:
         options = ["--attention", attention, "--seed", str(seed), "--steps", str(steps), "--data", "text"]
         program = [sys.executable, str(REPOSITORY / "nsa" / "nsa_attention"), *options, "--out-dir", directory]
@@ -49,11 +49,11 @@ def measure(steps: int) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="Compare the learning curves of NSA and its control.")
+    parser = argparse.ArgumentParser(description="Compare the learning curves of NSA and vanilla attention.")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results" / "nsa_learning.json")
     options = parser.parse_args(arguments)
-    result = {**circumstances(__file__, arguments), "limit": LIMIT, **measure(options.steps)}
+    result = {**measurement_context(__file__, arguments), "limit": LIMIT, **measure(options.steps)}
     options.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
     print(json.dumps(result["summary"], indent=1))
     return int(max(result["summary"]["excess"]) > LIMIT)

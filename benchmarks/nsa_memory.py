@@ -1,10 +1,10 @@
-"""Memory of a training step at 2048 and at 8192 tokens: four times the tokens may take four and a half times as much.
+"""Memory of a training step at 2048 and 8192 tokens: four times the tokens may take at most 4.5 times the memory.
 
-    python benchmarks/nsa_memory.py           every path at both lengths, and the curve up to 32768 tokens
-    python benchmarks/nsa_memory.py --table   what is recorded, as Markdown
+    python benchmarks/nsa_memory.py           every code path at both lengths, and the curve up to 32768 tokens
+    python benchmarks/nsa_memory.py --table   print the recorded results as Markdown
 
-The ci shape with two layers. Each measurement has a process of its own: the highest resident memory of a step, less
-what was resident before it (the model and torch itself, which would only flatter the ratio).
+Uses the ci shape with two layers. Each measurement runs in its own process. It is the peak resident memory of a step,
+minus the resident memory before it (the model and torch itself, which would make the ratio look better than it is).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.provenance import circumstances  # noqa: E402
+from benchmarks.provenance import measurement_context  # noqa: E402
 
 LIMIT = 4.5
 LENGTHS = (2048, 8192)
 CURVE = (2048, 4096, 8192, 16384, 32768)
-# Attention, implementation, checkpointing: every path a step can take on a CPU.
+# Attention, implementation and checkpointing ("kept" is none): every code path of a step on a CPU.
 PATHS = [
     ("nsa", "auto", "kept"),
     ("nsa", "eager", "kept"),
@@ -38,7 +38,7 @@ PATHS = [
 
 
 def step_bytes(attention: str, implementation: str, mode: str, tokens: int) -> int:
-    """Highest resident memory of a step in this process, less what was resident before."""
+    """Run a step in this process and return its peak resident memory, minus the resident memory before, in bytes."""
     import torch
 
     from nsa_attention.config import CI, Attention, Implementation
@@ -54,8 +54,8 @@ def step_bytes(attention: str, implementation: str, mode: str, tokens: int) -> i
     def step(length: int) -> None:
         model(batch[:, :length]).logsumexp(-1).mean().backward()
 
-    step(256)  # threads, work space and gradients
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the high-water mark starts here
+    step(256)  # creates threads, workspaces and gradients
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
     before = _status_bytes("VmRSS")
     step(tokens)
     return _status_bytes("VmHWM") - before
@@ -68,37 +68,37 @@ def _status_bytes(field: str) -> int:
     raise SystemExit(f"/proc/self/status has no {field}: this measurement needs Linux")
 
 
-def measured(path: tuple[str, str, str], tokens: int) -> int:
-    """The same in a process of its own.
+def measure_in_process(path: tuple[str, str, str], tokens: int) -> int:
+    """Return `step_bytes` measured in a new process.
 
-    glibc raises the size from which it gives memory back at once whenever a large tensor is freed, so that what stays
-    resident depends on the order of sizes. A fixed threshold makes resident mean in use.
+    glibc returns memory above a threshold size to the system at once, and raises the threshold when large tensors are
+    freed. Resident memory then depends on the order of allocations. A fixed threshold avoids that.
     """
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, __file__, "--one", *path, str(tokens)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"},
         capture_output=True,
         text=True,
         check=True,
     )
-    return int(done.stdout)
+    return int(result.stdout)
 
 
 def measure() -> dict[str, Any]:
     samples = []
     for path in PATHS:
-        sizes = {str(tokens): measured(path, tokens) for tokens in LENGTHS}
+        sizes = {str(tokens): measure_in_process(path, tokens) for tokens in LENGTHS}
         ratio = sizes[str(LENGTHS[1])] / sizes[str(LENGTHS[0])]
         samples.append({"attention": path[0], "impl": path[1], "layers": path[2], "bytes": sizes, "ratio": ratio})
     curve = {
-        attention: {str(tokens): measured((attention, "auto", "kept"), tokens) for tokens in CURVE}
+        attention: {str(tokens): measure_in_process((attention, "auto", "kept"), tokens) for tokens in CURVE}
         for attention in ("nsa", "vanilla")
     }
     return {"samples": samples, "curve": curve, "summary": {"worst_ratio": max(sample["ratio"] for sample in samples)}}
 
 
 def table(result: dict[str, Any]) -> str:
-    """Markdown: mebibytes of a step over the length, and by how much each doubling multiplies them."""
+    """Return a Markdown table of the MiB of a step per length, and the factor of each doubling."""
     lines = ["| tokens | NSA, MiB | times | dense, MiB | times |", "|---|---|---|---|---|"]
     before: dict[str, int] = {}
     for tokens in CURVE:
@@ -113,9 +113,11 @@ def table(result: dict[str, Any]) -> str:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Measure how the memory of a step grows with its tokens.")
-    parser.add_argument("--one", nargs=4, metavar=("ATTENTION", "IMPL", "LAYERS", "TOKENS"), help="measure here")
+    parser.add_argument(
+        "--one", nargs=4, metavar=("ATTENTION", "IMPL", "LAYERS", "TOKENS"), help="measure in this process"
+    )
     parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results" / "nsa_memory.json")
-    parser.add_argument("--table", action="store_true", help="print what is recorded in --out")
+    parser.add_argument("--table", action="store_true", help="print the results in --out")
     options = parser.parse_args(arguments)
     if options.table:
         print(table(json.loads(options.out.read_text(encoding="utf-8"))))
@@ -124,7 +126,7 @@ def main(arguments: list[str]) -> int:
         *path, tokens = options.one
         print(step_bytes(*path, int(tokens)))
         return 0
-    result = {**circumstances(__file__, arguments), "limit": LIMIT, **measure()}
+    result = {**measurement_context(__file__, arguments), "limit": LIMIT, **measure()}
     options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result["samples"], indent=1))
     return int(result["summary"]["worst_ratio"] > LIMIT)

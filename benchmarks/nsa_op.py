@@ -1,19 +1,21 @@
-"""The whole operation (compressed, importance + top-n, selected, sliding, gates), forward and backward, against dense.
+"""Time of the full NSA operation on a GPU, forward and backward, compared with dense attention.
 
     python benchmarks/nsa_op.py                             1k to 128k tokens on this machine's GPU
-    python benchmarks/nsa_op.py --tokens 4096 65536         some lengths
-    python benchmarks/nsa_op.py --shared 0 0.95             choices of blocks of which neighbouring queries share a part
-    python benchmarks/nsa_op.py --checkpoint DIRECTORY      and those that a trained model makes
-    python benchmarks/nsa_op.py --table FILE                the Markdown table of a recorded result
-    python benchmarks/nsa_op.py --plot FILE --out plot.svg  and its plot (needs matplotlib)
+    python benchmarks/nsa_op.py --tokens 4096 65536         only these lengths
+    python benchmarks/nsa_op.py --shared 0 0.95             selections of which neighbouring queries share this fraction
+    python benchmarks/nsa_op.py --checkpoint DIRECTORY      also with the selections of a trained model
+    python benchmarks/nsa_op.py --table FILE                print the Markdown table of a recorded result
+    python benchmarks/nsa_op.py --plot FILE --out plot.svg  draw its plot (needs matplotlib)
 
-64 query heads, 4 key heads, width 128, bfloat16, one sequence: the shape in which others publish their numbers. In one
-process, in turns: our fused kernels, torch's attention in each of its kernels, flash-attn 2 and 3 and
-flash-linear-attention's NSA where they can be imported. Every figure is a median of runs between two events of the
-device; the floor is what arithmetic and compulsory traffic take (benchmarks/roofline.py).
-The whole operation chooses its blocks from random keys. Beside it stand the selected branch and the whole on choices
-that are given (benchmarks/synthetic_selections.py, benchmarks/nsa_choices.py), which the selected kernels of others get as well.
-`--device cpu` runs the same path on a CPU, to try it; what it measures says nothing about the kernels.
+The operation is the compressed branch, the selection of blocks, the selected and the sliding branch, and the gated sum,
+with 64 query heads, 4 key heads, width 128, bfloat16 and one sequence, as in published results of other projects. It is
+compared in one process with torch's attention (each of its kernels), and, if they can be imported, with flash-attn 2
+and 3 and flash-linear-attention's NSA. Each figure is the median of several runs, measured between two CUDA events.
+"Floor" is the lower bound of benchmarks/roofline.py.
+
+The full operation selects its blocks from random keys. In addition, the selected branch and the full operation are
+measured with given selections (benchmarks/synthetic_selections.py, benchmarks/nsa_choices.py), which the kernels of
+other projects also get. `--device cpu` only tests this script on a CPU; its figures say nothing about the kernels.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.nsa_choices import trained_choices  # noqa: E402
+from benchmarks.nsa_choices import trained_selections  # noqa: E402
 from benchmarks.nsa_op_report import plot, table  # noqa: E402
-from benchmarks.provenance import circumstances  # noqa: E402
+from benchmarks.provenance import measurement_context  # noqa: E402
 from benchmarks.roofline import Shape, floors_ms  # noqa: E402
-from benchmarks.synthetic_selections import choices, shared_by_neighbours  # noqa: E402
+from benchmarks.synthetic_selections import make_selections, neighbour_overlap  # noqa: E402
 from nsa_attention.checkpoints.load import read_weights  # noqa: E402
 from nsa_attention.config import Implementation  # noqa: E402
 from nsa_attention.ops.dispatch import implementation_for, implementation_for_selected  # noqa: E402
@@ -63,7 +65,7 @@ Forward = Callable[[], Tensor]
 
 
 class Inputs:
-    """Random tensors of one shape, the same for all candidates."""
+    """Random input tensors of one shape, the same for all implementations."""
 
     def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
         self.shape = shape
@@ -91,34 +93,39 @@ class Inputs:
         )
 
     def leaves(self) -> list[Tensor]:
+        """Return the tensors that get gradients."""
         pairs = _pairs_of(self.branches)
         return [self.q, self.gates, *(tensor for pair in pairs for tensor in pair)]
 
 
-def given_choices(
-    shape: Shape, device: torch.device, shared: Sequence[float], checkpoint: Path | None
+def named_selections(
+    shape: Shape, device: torch.device, shares: Sequence[float], checkpoint: Path | None
 ) -> dict[str, Tensor]:
-    """Indices [1, G, T, n] by a name that says how they came to be."""
+    """Return selections [1, G, T, n] by a name that describes their origin.
+
+    They are synthetic, one for each shared fraction in `shares`, and those of the layers of a checkpoint if given.
+    """
     numbers = {"count": shape.select_count, "select_len": shape.select_len}
-    found = {
-        f"neighbours share {part:.0%}" if part else "random choices": choices(
-            shape.tokens, groups=shape.groups, shared=part, **numbers
+    selections = {
+        f"neighbours share {share:.0%}" if share else "random choices": make_selections(
+            shape.tokens, groups=shape.groups, shared=share, **numbers
         )
-        for part in shared
+        for share in shares
     }
     if checkpoint is not None:
-        layers = trained_choices(checkpoint, shape.tokens, **numbers, device=str(device))
+        layers = trained_selections(checkpoint, shape.tokens, **numbers, device=str(device))
         for name, indices in layers.items():
-            # A model with fewer groups than the benchmark: each of its groups stands for several.
+            # If the model has fewer groups than the benchmark, each of its groups is used for several.
             group = torch.arange(shape.groups) * indices.shape[1] // shape.groups
-            found[f"trained {name.removesuffix('.chooser')}"] = indices[:, group]
-    return {name: indices.to(device) for name, indices in found.items()}
+            selections[f"trained {name.removesuffix('.chooser')}"] = indices[:, group]
+    return {name: indices.to(device) for name, indices in selections.items()}
 
 
-def on_given(inputs: Inputs, given: dict[str, Tensor]) -> Iterator[tuple[str, Forward | str]]:
-    """The selected branch and the whole operation on choices that are given; a string says why something is not there.
+def with_named_selections(inputs: Inputs, selections: dict[str, Tensor]) -> Iterator[tuple[str, Forward | str]]:
+    """Yield name and function of the selected branch and of the full operation for each of the given selections.
 
-    The whole one ranks its blocks all the same, and reads the others.
+    The full operation still ranks blocks, but reads the given ones. Instead of a function, a string is the reason why
+    an implementation is missing.
     """
     shape, branches, selection = inputs.shape, inputs.branches, inputs.selection
     q, pair, scale = inputs.q, inputs.branches.selected, inputs.selection.scale
@@ -126,36 +133,36 @@ def on_given(inputs: Inputs, given: dict[str, Tensor]) -> Iterator[tuple[str, Fo
     reader, _ = implementation_for_selected(Implementation.AUTO, q, *pair, shape.select_count, shape.select_len)
     lengths = {"block_len": shape.block_len, "block_stride": shape.block_stride}
 
-    def selected(indices: Tensor) -> Tensor:
+    def attend_selected(indices: Tensor) -> Tensor:
         return reader.attend_selected(q, *pair, indices, select_len=shape.select_len, scale=scale)[0]
 
-    def whole(indices: Tensor) -> Tensor:
-        compressed, lse = backend.attend_compressed(q, *branches.compressed, **lengths, scale=scale)
+    def run_all(indices: Tensor) -> Tensor:
+        compressed_output, lse = backend.attend_compressed(q, *branches.compressed, **lengths, scale=scale)
         backend.select(q.detach(), branches.compressed[0].detach(), lse, selection)
-        sliding, _ = backend.attend_sliding(q, *branches.sliding, window=shape.window, scale=scale)
-        return backend.mix((compressed, selected(indices), sliding), inputs.gates)
+        sliding_output, _ = backend.attend_sliding(q, *branches.sliding, window=shape.window, scale=scale)
+        return backend.mix((compressed_output, attend_selected(indices), sliding_output), inputs.gates)
 
-    for name, indices in given.items():
-        yield f"nsa.selected, {name}", partial(selected, indices)
-        yield f"nsa, {name}", partial(whole, indices)
-        yield f"native-sparse-attention-triton selected, {name}", _others_selected(inputs, indices)
+    for name, indices in selections.items():
+        yield f"nsa.selected, {name}", partial(attend_selected, indices)
+        yield f"nsa, {name}", partial(run_all, indices)
+        yield f"native-sparse-attention-triton selected, {name}", _external_selected(inputs, indices)
 
 
-def _others_selected(inputs: Inputs, indices: Tensor) -> Forward | str:
-    """The selected branch of native-sparse-attention-triton, which takes indices as well."""
+def _external_selected(inputs: Inputs, indices: Tensor) -> Forward | str:
+    """Return the selected branch of native-sparse-attention-triton, which also takes indices, or why it is missing."""
     try:
         function = importlib.import_module("native_sparse_attention.ops").topk_sparse_attention
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         return f"cannot be imported: {error}"
     shape, tensors = inputs.shape, (inputs.q, *inputs.branches.selected)
     starts = torch.tensor([0, shape.tokens], dtype=torch.int32, device=indices.device)
-    # It reads as many places as are no -1, from the first on.
+    # It requires the valid indices first, followed by -1.
     last = torch.where(indices[0] < 0, torch.iinfo(torch.int32).max, indices[0]).sort(-1).values
-    ordered = torch.where(last == torch.iinfo(torch.int32).max, -1, last).to(torch.int32)
+    sorted_indices = torch.where(last == torch.iinfo(torch.int32).max, -1, last).to(torch.int32)
 
     def run() -> Tensor:
         q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in tensors)
-        return function(q, k, v, ordered, shape.select_len, starts)
+        return function(q, k, v, sorted_indices, shape.select_len, starts)
 
     return run
 
@@ -165,7 +172,7 @@ def _pairs_of(branches: KeysAndValues) -> list[tuple[Tensor, Tensor]]:
 
 
 def our_parts(inputs: Inputs) -> Iterator[tuple[str, Forward]]:
-    """The whole operation, then each part by itself on the whole one's own intermediate results."""
+    """Yield name and function of the full operation, and of each part on its own with realistic inputs."""
     shape, branches, selection = inputs.shape, inputs.branches, inputs.selection
     yield "nsa", lambda: sparse_attention(inputs.q, branches, inputs.gates, selection, window=shape.window)
     backend, used = implementation_for(Implementation.AUTO, inputs.q, *branches.selected)
@@ -195,7 +202,7 @@ def our_parts(inputs: Inputs) -> Iterator[tuple[str, Forward]]:
 
 
 def dense(inputs: Inputs) -> Iterator[tuple[str, Forward | str]]:
-    """Causal attention of the same heads; a string in place of a function says why it is not there."""
+    """Yield name and function of each dense causal attention with the same heads, or the reason why it is missing."""
     q, (k, v) = inputs.q, inputs.branches.selected
 
     def by_torch(kernel: SDPBackend) -> Forward:
@@ -228,7 +235,7 @@ def _flash(module: str, inputs: Inputs) -> Forward | str:
 
 
 def _fla(inputs: Inputs) -> Forward | str:
-    """flash-linear-attention's NSA, which has one block length for everything: its 64 is our l'."""
+    """Return the NSA of flash-linear-attention, or why it is missing. Its single block length is set to l'."""
     try:
         function = importlib.import_module("fla.ops.nsa").parallel_nsa
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
@@ -254,16 +261,16 @@ def _fla(inputs: Inputs) -> Forward | str:
 
 
 def measure(name: str, forward: Forward, inputs: Inputs, repeats: int) -> dict[str, Any]:
-    """Samples in milliseconds of forward and backward, and the memory that both take on top of their inputs."""
+    """Return samples of forward and backward times in milliseconds, and the peak memory on top of the inputs."""
     device = inputs.q.device
     try:
         with torch.no_grad():
-            forward_ms = [_timed(device, forward) for _ in range(repeats + 2)][2:]
+            forward_ms = [_elapsed_ms(device, forward) for _ in range(repeats + 2)][2:]
         output = forward()
         backward_ms, upstream = [], torch.randn_like(output) if output.is_floating_point() else None
         for _ in range(repeats + 2 if output.requires_grad else 0):
             output = forward()
-            backward_ms.append(_timed(device, lambda output=output: output.backward(upstream)))
+            backward_ms.append(_elapsed_ms(device, lambda output=output: output.backward(upstream)))
             _forget_gradients(inputs)
         del output
         peak_bytes = _peak_bytes(device, forward, upstream, inputs)
@@ -279,7 +286,7 @@ def measure(name: str, forward: Forward, inputs: Inputs, repeats: int) -> dict[s
     }
 
 
-def _timed(device: torch.device, work: Callable[[], Any]) -> float:
+def _elapsed_ms(device: torch.device, work: Callable[[], Any]) -> float:
     if device.type != "cuda":
         started_s = time.perf_counter()
         work()
@@ -311,17 +318,17 @@ def _forget_gradients(inputs: Inputs) -> None:
 
 
 def measure_length(
-    shape: Shape, device: torch.device, repeats: int, shared: Sequence[float] = (), checkpoint: Path | None = None
+    shape: Shape, device: torch.device, repeats: int, shares: Sequence[float] = (), checkpoint: Path | None = None
 ) -> dict[str, Any]:
     inputs = Inputs(shape, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
-    given = given_choices(shape, device, shared, checkpoint)
-    with _tuned(device):
+    selections = named_selections(shape, device, shares, checkpoint)
+    with _tuning_enabled(device):
         for _, forward in our_parts(inputs):
             output = forward()
             if output.requires_grad:
                 output.backward(torch.randn_like(output))
             _forget_gradients(inputs)
-    candidates = [*our_parts(inputs), *on_given(inputs, given), *dense(inputs)]
+    candidates = [*our_parts(inputs), *with_named_selections(inputs, selections), *dense(inputs)]
     rows = [
         {"name": name, "missing": forward} if isinstance(forward, str) else measure(name, forward, inputs, repeats)
         for name, forward in candidates
@@ -331,13 +338,13 @@ def measure_length(
         "shape": asdict(shape),
         "rows": rows,
         "floors_ms": floors_ms(shape, name),
-        "shared_by_neighbours": {name: round(shared_by_neighbours(one), 4) for name, one in given.items()},
+        "shared_by_neighbours": {name: round(neighbour_overlap(indices), 4) for name, indices in selections.items()},
     }
 
 
 @contextmanager
-def _tuned(device: torch.device) -> Iterator[None]:
-    """Within, the fused kernels time their tile sizes, as a training program's warm-up does."""
+def _tuning_enabled(device: torch.device) -> Iterator[None]:
+    """Let the fused kernels measure their tile sizes within the `with` block, as a warm-up of training does."""
     if device.type != "cuda":
         yield
         return
@@ -353,9 +360,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--groups", type=int, default=Shape(tokens=1).groups)
     parser.add_argument("--width", type=int, default=Shape(tokens=1).width)
     parser.add_argument(
-        "--shared", type=_part, nargs="*", default=SHARED, help="parts of choices that neighbours share"
+        "--shared", type=_part, nargs="*", default=SHARED, help="fractions of blocks that neighbouring queries share"
     )
-    parser.add_argument("--checkpoint", type=Path, help="of nsa.train: also on the choices of its model")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="a checkpoint of nsa.train: also measure with its model's selections"
+    )
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results" / "nsa_op.json")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of a recorded result")
@@ -378,7 +387,7 @@ def main(arguments: list[str]) -> int:
         Shape(tokens=1), heads=options.heads, groups=options.groups, width=options.width, value_width=options.width
     )
     result = {
-        **circumstances(__file__, arguments),
+        **measurement_context(__file__, arguments),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "packages": {name: _version(name) for name in PACKAGES},
         "repeats": options.repeats,

@@ -1,4 +1,4 @@
-"""What benchmarks/nsa_op.py measured, as a Markdown table and as a plot."""
+"""Results of benchmarks/nsa_op.py as Markdown tables and as a plot."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# Milliseconds at 65536 tokens that we want to stay under; forward and backward.
+# Goals in milliseconds at 65536 tokens, for forward and backward.
 GOALS_MS = {"goal": (27.0, 58.0), "stretch": (22.0, 46.0)}
 GOAL_TOKENS = 65536
 
 
 def table(result: dict[str, Any]) -> str:
-    """Markdown: medians in milliseconds by length, shares of the floor, and the ratio to the best dense one."""
+    """Return Markdown tables of a result.
+
+    They contain medians in milliseconds per length, the fraction of the lower bound that is reached, and the ratio to
+    the fastest dense attention.
+    """
     lines = [
         "| T | NSA forward | share | NSA backward | share | best dense forward | backward | ratio | peak MiB |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -38,11 +42,11 @@ def table(result: dict[str, Any]) -> str:
             cells += [f"{dense_forward:.2f} ({name})", f"{dense_backward:.2f}", f"{ratio:.2f}x"]
         peak = ours["peak_bytes"]
         lines.append("| " + " | ".join([*cells, "" if peak is None else f"{peak / 2**20:.0f}"]) + " |")
-    return "\n".join([*lines, "", *_by_part(result), "", *_by_choices(result), "", *_remarks(result)]) + "\n"
+    return "\n".join([*lines, "", *_part_rows(result), "", *_selection_rows(result), "", *_remarks(result)]) + "\n"
 
 
-def _by_part(result: dict[str, Any]) -> Iterator[str]:
-    """Each part by itself on what the whole operation gives it, beside its floor."""
+def _part_rows(result: dict[str, Any]) -> Iterator[str]:
+    """Yield a Markdown table of the parts, each measured on its own, with their lower bounds."""
     yield "| T | part | forward | share of floor | backward | share of floor |"
     yield "|---|---|---|---|---|---|"
     for length in result["lengths"]:
@@ -58,8 +62,8 @@ def _by_part(result: dict[str, Any]) -> Iterator[str]:
             yield "| " + " | ".join(cells) + " |"
 
 
-def _by_choices(result: dict[str, Any]) -> Iterator[str]:
-    """What the choice of blocks does to the selected branch and to the whole, as ratios."""
+def _selection_rows(result: dict[str, Any]) -> Iterator[str]:
+    """Yield a Markdown table that compares selections: times of the selected branch and of the full operation."""
     head = ["T", "choices", "selected forward", "backward", "of random", "NSA forward", "backward"]
     head += ["best dense", "others' selected"]
     yield "| " + " | ".join(head) + " |"
@@ -69,30 +73,39 @@ def _by_choices(result: dict[str, Any]) -> Iterator[str]:
         best = _best_dense(rows)
         dense = best[1] + best[2] if best is not None else None
         for name in [name.partition(", ")[2] for name in rows if name.startswith("nsa.selected, ")]:
-            selected, whole = (_both(rows.get(f"{part}, {name}")) for part in ("nsa.selected", "nsa"))
-            random = _both(rows.get("nsa.selected, random choices"))
-            others = _both(rows.get(f"native-sparse-attention-triton selected, {name}"))
-            cells = [str(length["shape"]["tokens"]), name, *_two(selected), _ratio(selected, random, "{:.2f}x")]
-            cells += [*_two(whole), _ratio((dense,), whole, "{:.2f}x"), _ratio(others, selected, "{:.2f}x")]
+            selected_ms, whole_ms = (_median_ms(rows.get(f"{part}, {name}")) for part in ("nsa.selected", "nsa"))
+            random_ms = _median_ms(rows.get("nsa.selected, random choices"))
+            external_ms = _median_ms(rows.get(f"native-sparse-attention-triton selected, {name}"))
+            cells = [
+                str(length["shape"]["tokens"]),
+                name,
+                *_cells(selected_ms),
+                _ratio(selected_ms, random_ms, "{:.2f}x"),
+            ]
+            cells += [
+                *_cells(whole_ms),
+                _ratio((dense,), whole_ms, "{:.2f}x"),
+                _ratio(external_ms, selected_ms, "{:.2f}x"),
+            ]
             yield "| " + " | ".join(cells) + " |"
 
 
-def _both(row: dict[str, Any] | None) -> tuple[float, ...]:
-    """Medians of forward and backward."""
+def _median_ms(row: dict[str, Any] | None) -> tuple[float, ...]:
+    """Return the median forward and backward times in milliseconds, or () if `row` is None."""
     return tuple(statistics.median(row[f"{way}_ms"]) for way in ("forward", "backward")) if row else ()
 
 
-def _two(both: tuple[float, ...]) -> list[str]:
+def _cells(both: tuple[float, ...]) -> list[str]:
     return [f"{ms:.2f}" for ms in both] or ["", ""]
 
 
-def _ratio(above: tuple[float | None, ...], below: tuple[float, ...], form: str) -> str:
-    known = [one for one in above if one is not None]
-    return form.format(sum(known) / sum(below)) if known and below else ""
+def _ratio(above: tuple[float | None, ...], below: tuple[float, ...], template: str) -> str:
+    values = [value for value in above if value is not None]
+    return template.format(sum(values) / sum(below)) if values and below else ""
 
 
-def _share(floors: dict[str, float] | None, way: str, measured: float) -> str:
-    return "" if floors is None else f"{floors[way] / measured:.0%}"
+def _share(floors: dict[str, float] | None, way: str, measured_ms: float) -> str:
+    return "" if floors is None else f"{floors[way] / measured_ms:.0%}"
 
 
 def _best_dense(rows: dict[str, dict[str, Any]]) -> tuple[str, float, float] | None:
@@ -108,7 +121,7 @@ def _best_dense(rows: dict[str, dict[str, Any]]) -> tuple[str, float, float] | N
 
 
 def _remarks(result: dict[str, Any]) -> Iterator[str]:
-    """Break-even length, the goals, and what was not there."""
+    """Yield lines about the break-even length, the goals, and missing implementations."""
     even = break_even(result)
     yield "Break-even, forward and backward, against the best dense one: " + (
         "none" if even is None else f"{even:.0f} tokens"
@@ -118,11 +131,14 @@ def _remarks(result: dict[str, Any]) -> Iterator[str]:
         if length["shape"]["tokens"] == GOAL_TOKENS and "nsa" in rows:
             ways = [statistics.median(rows["nsa"][f"{way}_ms"]) for way in ("forward", "backward")]
             for name, goals in GOALS_MS.items():
-                met = [
+                judgements = [
                     "met" if ms <= goal else f"missed by {ms / goal - 1:.0%}"
                     for ms, goal in zip(ways, goals, strict=True)
                 ]
-                yield f"{name} at {GOAL_TOKENS}: forward {goals[0]} ms {met[0]}, backward {goals[1]} ms {met[1]}"
+                forward, backward = (
+                    f"{goal} ms {judgement}" for goal, judgement in zip(goals, judgements, strict=True)
+                )
+                yield f"{name} at {GOAL_TOKENS}: forward {forward}, backward {backward}"
     missing = {
         row["name"]: row["missing"] for length in result["lengths"] for row in length["rows"] if "missing" in row
     }
@@ -131,7 +147,10 @@ def _remarks(result: dict[str, Any]) -> Iterator[str]:
 
 
 def break_even(result: dict[str, Any]) -> float | None:
-    """Tokens from which NSA is faster than the best dense attention: by a straight line between two lengths."""
+    """Return the length in tokens from which NSA is faster than the best dense attention, or None.
+
+    It is interpolated linearly between two measured lengths.
+    """
     points = []
     for length in result["lengths"]:
         rows = {row["name"]: row for row in length["rows"] if "missing" not in row}
@@ -148,7 +167,7 @@ def break_even(result: dict[str, Any]) -> float | None:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Milliseconds of forward and backward together over the length, both axes logarithmic."""
+    """Draw forward plus backward milliseconds over the sequence length, on logarithmic axes, and save it to `path`."""
     pyplot = importlib.import_module("matplotlib.pyplot")
     figure, axes = pyplot.subplots(figsize=(7, 4.5))
     names = dict.fromkeys(row["name"] for length in result["lengths"] for row in length["rows"])

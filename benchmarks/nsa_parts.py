@@ -1,8 +1,8 @@
-"""Where the time of a layer goes: seconds of each part of an NSA layer and of its control, forward and backward.
+"""Times of the parts of an NSA layer and of a vanilla layer, forward and backward.
 
-Each part is called by itself, on tensors of the shape it has in the layer, a few times; the median counts. Both layers
-have the projections with their rotation, the attention itself, the MLP, and once per model the head with the loss.
-NSA's attention is compressing, the three branches, choosing the blocks, and the gates with the mixing.
+Each part runs on its own several times, on tensors with the shapes they have in the layer; the median counts. Both
+layers have projections with rotary embeddings, attention, MLP, and (once per model) the head with the loss. The
+attention of NSA consists of compression, the three branches, block selection, and the gates with the gated sum.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from benchmarks.synthetic_selections import choices
+from benchmarks.synthetic_selections import make_selections
 from nsa_attention.attention import (
     GateMLP,
     NSAttention,
@@ -33,26 +33,26 @@ from nsa_attention.ops.dispatch import implementation_for, implementation_for_se
 from nsa_attention.ops.selection import Selection
 
 Run = Callable[..., Tensor]
-# Of the head: so many tokens at a time, as the whole step does it.
+# Tokens that the head processes at a time, as in the full step.
 HEAD_TOKENS = 2048
-# Of its blocks that a query has in common with the one before it, in the second look at the selected branch: the blocks
-# of random keys, which the first one reads, share little.
+# Fraction of blocks that neighbouring queries share in the second measurement of the selected branch. In the first
+# measurement, with random keys, they share few blocks.
 SHARED = 0.95
 
 
 def parts(config: NSAConfig, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
-    """For each kind of layer its parts, each with the seconds of one layer forward and backward."""
+    """Return the parts of an NSA layer and of a vanilla layer with their forward and backward seconds."""
     nsa, vanilla = (
         Block(replace(config, attention=kind), Implementation.AUTO).attn for kind in (Attention.NSA, Attention.VANILLA)
     )
-    shared = _shared(config, repeats)
+    common = _common_parts(config, repeats)
     return {
-        "nsa": _nsa(nsa, config, repeats) | shared,
-        "vanilla": _vanilla(vanilla, config, repeats) | shared,
+        "nsa": _nsa(nsa, config, repeats) | common,
+        "vanilla": _vanilla(vanilla, config, repeats) | common,
     }
 
 
-def _shared(config: NSAConfig, repeats: int) -> dict[str, dict[str, float]]:
+def _common_parts(config: NSAConfig, repeats: int) -> dict[str, dict[str, float]]:
     x = _leaf(1, config.seq_len, config.dim)
     mlp = Block(replace(config, attention=Attention.VANILLA), Implementation.AUTO).mlp
     head = nn.Linear(config.dim, config.vocab, bias=False)
@@ -62,9 +62,12 @@ def _shared(config: NSAConfig, repeats: int) -> dict[str, dict[str, float]]:
     def loss(x: Tensor) -> Tensor:
         return nn.functional.cross_entropy(head(x), target)
 
-    pieces = config.seq_len / tokens
-    of_piece = _timed(loss, [_leaf(tokens, config.dim)], repeats, head)
-    return {"mlp": _timed(mlp, [x], repeats, mlp), "head": {key: pieces * s for key, s in of_piece.items()}}
+    piece_count = config.seq_len / tokens
+    piece_seconds = _median_seconds(loss, [_leaf(tokens, config.dim)], repeats, head)
+    return {
+        "mlp": _median_seconds(mlp, [x], repeats, mlp),
+        "head": {key: piece_count * s for key, s in piece_seconds.items()},
+    }
 
 
 def _vanilla(layer: nn.Module, config: NSAConfig, repeats: int) -> dict[str, dict[str, float]]:
@@ -75,18 +78,18 @@ def _vanilla(layer: nn.Module, config: NSAConfig, repeats: int) -> dict[str, dic
     def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
-    projections = _projections([layer.q_proj, layer.k_proj], [layer.v_proj, layer.out_proj], angles, config)
+    projections = _projection_run([layer.q_proj, layer.k_proj], [layer.v_proj, layer.out_proj], angles, config)
     return {
-        "projections": _timed(projections, [_leaf(1, config.seq_len, config.dim)], repeats, layer),
-        "attention": _timed(dense, [q, k, v], repeats),
+        "projections": _median_seconds(projections, [_leaf(1, config.seq_len, config.dim)], repeats, layer),
+        "attention": _median_seconds(dense, [q, k, v], repeats),
     }
 
 
 def _nsa(layer: nn.Module, config: NSAConfig, repeats: int) -> dict[str, dict[str, float]]:
     assert isinstance(layer, NSAttention)
     angles = rotary_cos_sin(rotary_frequencies(config.d_k), config.seq_len)
-    turned = [layer.q_proj, layer.sel.k_proj, layer.win.k_proj]
-    straight = [layer.cmp.k_proj, layer.cmp.v_proj, layer.sel.v_proj, layer.win.v_proj, layer.out_proj]
+    rotary_layers = [layer.q_proj, layer.sel.k_proj, layer.win.k_proj]
+    plain_layers = [layer.cmp.k_proj, layer.cmp.v_proj, layer.sel.v_proj, layer.win.v_proj, layer.out_proj]
     q, k, v = _operands(config)
 
     def compress(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,10 +98,14 @@ def _nsa(layer: nn.Module, config: NSAConfig, repeats: int) -> dict[str, dict[st
     x = _leaf(1, config.seq_len, config.dim)
     blocks = [tensor.detach().requires_grad_() for tensor in compress(k, v)]
     return {
-        "projections": _timed(_projections(turned, straight, angles, config), [x], repeats, layer),
-        "compress": _timed(lambda *kv: sum(tensor.sum() for tensor in compress(*kv)), [k, v], repeats, layer.cmp),
+        "projections": _median_seconds(
+            _projection_run(rotary_layers, plain_layers, angles, config), [x], repeats, layer
+        ),
+        "compress": _median_seconds(
+            lambda *kv: sum(tensor.sum() for tensor in compress(*kv)), [k, v], repeats, layer.cmp
+        ),
         **_branches(config, [q, k, v], blocks, repeats),
-        "gate": _timed(_mixing(layer.gate_mlp), [x, *_outputs(config)], repeats, layer.gate_mlp),
+        "gate": _median_seconds(_gated_sum(layer.gate_mlp), [x, *_outputs(config)], repeats, layer.gate_mlp),
     }
 
 
@@ -116,48 +123,54 @@ def _branches(
     def selected_blocks(q: Tensor) -> Tensor:
         return backend.select(q.detach(), blocks[0].detach(), lse, selection)
 
-    def compressed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def run_compressed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return backend.attend_compressed(q, k, v, **block, scale=config.scale)[0]
 
-    def selected(indices: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def run_selected(indices: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         reader, _ = implementation_for_selected(Implementation.AUTO, q, k, v, config.select_count, config.select_len)
         return reader.attend_selected(q, k, v, indices, select_len=config.select_len, scale=config.scale)[0]
 
-    places = {"groups": config.groups, "count": config.select_count, "select_len": config.select_len}
-    alike = choices(config.seq_len, **places, shared=SHARED)
+    selection_sizes = {"groups": config.groups, "count": config.select_count, "select_len": config.select_len}
+    similar_selections = make_selections(config.seq_len, **selection_sizes, shared=SHARED)
 
-    def sliding(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def run_sliding(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return backend.attend_sliding(q, k, v, window=config.window, scale=config.scale)[0]
 
     return {
-        "cmp": _timed(compressed, [q, *blocks], repeats),
-        "choose": _timed(selected_blocks, [q], repeats),
-        "sel": _timed(partial(selected, indices), dense, repeats),
-        f"sel where neighbours share {SHARED:.0%}": _timed(partial(selected, alike), dense, repeats),
-        "win": _timed(sliding, dense, repeats),
+        "cmp": _median_seconds(run_compressed, [q, *blocks], repeats),
+        "choose": _median_seconds(selected_blocks, [q], repeats),
+        "sel": _median_seconds(partial(run_selected, indices), dense, repeats),
+        f"sel where neighbours share {SHARED:.0%}": _median_seconds(
+            partial(run_selected, similar_selections), dense, repeats
+        ),
+        "win": _median_seconds(run_sliding, dense, repeats),
     }
 
 
-def _mixing(gate: GateMLP) -> Run:
-    def mixed(x: Tensor, *outputs: Tensor) -> Tensor:
+def _gated_sum(gate: GateMLP) -> Run:
+    def run(x: Tensor, *outputs: Tensor) -> Tensor:
         backend, _ = implementation_for(Implementation.AUTO, outputs[0], outputs[0], outputs[0])
         return backend.mix(list(outputs), gate(x).squeeze(-1)).flatten(2)
 
-    return mixed
+    return run
 
 
-def _projections(turned: list[nn.Linear], straight: list[nn.Linear], angles: Tensor, config: NSAConfig) -> Run:
-    def projected(x: Tensor) -> Tensor:
-        heads = [split_heads(linear(x), linear.out_features // config.d_k) for linear in turned]
-        results = [rotate(one, angles) for one in heads] + [linear(x) for linear in straight]
-        # One number that every result takes part in, at next to no cost.
+def _projection_run(
+    rotary_layers: list[nn.Linear], plain_layers: list[nn.Linear], angles: Tensor, config: NSAConfig
+) -> Run:
+    def run(x: Tensor) -> Tensor:
+        heads = [split_heads(linear(x), linear.out_features // config.d_k) for linear in rotary_layers]
+        results = [rotate(head, angles) for head in heads] + [linear(x) for linear in plain_layers]
+        # A scalar that depends on every result and costs almost nothing.
         return torch.stack([result.flatten()[:: result.numel()].sum() for result in results]).sum()
 
-    return projected
+    return run
 
 
-def _timed(run: Run, inputs: Sequence[Tensor], repeats: int, module: nn.Module | None = None) -> dict[str, float]:
-    """Median wall and processor seconds, after one call that does not count."""
+def _median_seconds(
+    run: Run, inputs: Sequence[Tensor], repeats: int, module: nn.Module | None = None
+) -> dict[str, float]:
+    """Return median wall and CPU seconds of forward and backward, after a warm-up call."""
     leaves = [*inputs, *(module.parameters() if module is not None else ())]
     samples = [_once(run, inputs, leaves) for _ in range(repeats + 1)][1:]
     return {name: statistics.median(sample[name] for sample in samples) for name in samples[0]}

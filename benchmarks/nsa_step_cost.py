@@ -1,16 +1,18 @@
-"""What a full training step of the production shape costs, against the vanilla control of the same shape.
+"""Time of a full training step of the production shape with NSA, compared with vanilla attention in the same shape.
 
-    python benchmarks/nsa_step_cost.py                           every length, into benchmarks/results/
-    python benchmarks/nsa_step_cost.py --tokens 2048 --layers 2  a quick look at a cut, into no file without --out
-    python benchmarks/nsa_step_cost.py --table                   what is recorded, as Markdown
+    python benchmarks/nsa_step_cost.py                           measure every length, into benchmarks/results/
+    python benchmarks/nsa_step_cost.py --tokens 2048 --layers 2  a quick partial measurement, not stored without --out
+    python benchmarks/nsa_step_cost.py --table                   print the recorded results as Markdown
 
-Dim 768, vocabulary 50257, one sequence, float32: forward, backward, AdamW. Both models live in one process and take
-turns, their order turned round from pair to pair, so that a machine that slows down hits both alike. The production
-length runs without checkpointing and with it, which the shape asks for; long ones have two layers, as twelve would say
-the same for six times the time. OMP_WAIT_POLICY=PASSIVE, as the training program sets it, keeps a busy machine from
-counting waiting threads. The head of 50257 words takes most of a step of two layers and is the same on both sides, so
-the attention of one layer is paired by itself too (`attention`: projections, branches, gates, forward and backward).
-Where the time of a layer goes stands behind each length (nsa_parts.py).
+A step is forward, backward and AdamW with dim 768, vocabulary 50257, one sequence and float32. Both models are in one
+process and run alternately, in reversed order in every other pair, so that changes of the machine's speed affect both
+equally. The production length runs with and without gradient checkpointing. Longer sequences use two layers, because
+twelve would take six times as long without further insight. OMP_WAIT_POLICY=PASSIVE, as in the training program, avoids
+counting the CPU time of waiting threads.
+
+With two layers, the head takes most of the step and is equal on both sides. Therefore the attention of one layer is
+also compared on its own (`attention`: projections, branches, gates, forward and backward). Each length also has the
+times of the parts of a layer (nsa_parts.py).
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.nsa_parts import HEAD_TOKENS, parts  # noqa: E402
-from benchmarks.provenance import circumstances  # noqa: E402
+from benchmarks.provenance import measurement_context  # noqa: E402
 from nsa_attention.attention import rotary_cos_sin, rotary_frequencies  # noqa: E402
 from nsa_attention.config import PRODUCTION, Attention, NSAConfig  # noqa: E402
 from nsa_attention.model import Recompute, TinyLM  # noqa: E402
 from nsa_attention.parallelize import checkpoint_layers  # noqa: E402
 
-# NSA's wall time over the control's: what it may be at most, and what it should be.
+# Ratio of the wall times of NSA and vanilla attention, by length in tokens: the allowed maximum, and the goal.
 LIMITS = {2048: 1.3, 8192: 1.3}
 GOALS = {2048: 1.15, 8192: 0.9, 16384: 0.75}
 SIDES = (Attention.VANILLA, Attention.NSA)
@@ -48,12 +50,12 @@ CLOCKS = ("wall_s", "cpu_s")
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
-    """One measurement: so many tokens and layers, so many pairs of steps."""
+    """One measurement: sequence length, number of layers, and number of pairs of steps."""
 
     tokens: int
     layers: int
     pairs: int
-    checkpointed: bool = False  # also with every layer run again in the backward pass
+    checkpointed: bool = False  # whether to measure with gradient checkpointing as well
 
 
 PLAN = (
@@ -66,18 +68,18 @@ PLAN = (
 
 
 class Training:
-    """One model that trains on one sequence per step."""
+    """A model with its optimizer, trained on one sequence per step."""
 
     def __init__(self, config: NSAConfig) -> None:
         torch.manual_seed(0)
         self.model = TinyLM.from_config(config)
-        # The head runs on a piece of the sequence at a time: the logits of 16384 tokens would take 3.3 GB, thrice.
+        # The head processes the sequence in pieces: the logits of 16384 tokens would take 3.3 GB three times.
         self._head, self.model.head = self.model.head, nn.Identity()
         self._optimizer = torch.optim.AdamW(self.model.parameters())
         self._tokens = torch.randint(config.vocab, (1, config.seq_len + 1))
 
     def step(self) -> dict[str, float]:
-        """Wall and processor seconds of one full step."""
+        """Run one full step, and return its wall and CPU seconds."""
         wall, processor = time.perf_counter(), time.process_time()
         hidden = self.model(self._tokens[:, :-1])
         hidden.backward(self._gradient_of_loss(hidden.detach()))
@@ -86,7 +88,7 @@ class Training:
         return {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - processor}
 
     def attention(self) -> dict[str, float]:
-        """Wall and processor seconds of one layer's attention, forward and backward to its input and weights."""
+        """Run one layer's attention, forward and backward, and return its wall and CPU seconds."""
         config, layer = self.model.config, self.model.blocks[0].attn
         cos_sin = rotary_cos_sin(rotary_frequencies(config.d_k), config.seq_len)
         x = torch.randn(1, config.seq_len, config.dim, requires_grad=True)
@@ -96,7 +98,7 @@ class Training:
         return {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - processor}
 
     def _gradient_of_loss(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Of the mean over all tokens. The head's own gradient is added to its weight."""
+        """Return the gradient of the mean loss with respect to `hidden`, and accumulate that of the head's weight."""
         leaf = hidden.requires_grad_()
         targets = self._tokens[:, 1:]
         for piece, target in zip(leaf.split(HEAD_TOKENS, 1), targets.split(HEAD_TOKENS, 1), strict=True):
@@ -108,14 +110,14 @@ class Training:
 
 
 def measure(length: Length) -> dict[str, Any]:
-    """Samples and summary of one length."""
+    """Return samples and summary of one length."""
     shape = replace(PRODUCTION, layers=length.layers, seq_len=length.tokens)
     sides = {side: Training(replace(shape, attention=side)) for side in SIDES}
     samples = {}
     for name in ("kept", "checkpointed") if length.checkpointed else ("kept",):
-        again = range(length.layers) if name == "checkpointed" else ()
+        recomputed_layers = range(length.layers) if name == "checkpointed" else ()
         for training in sides.values():
-            checkpoint_layers(training.model, again, Recompute.NON_REENTRANT)
+            checkpoint_layers(training.model, recomputed_layers, Recompute.NON_REENTRANT)
             training.step()  # warm-up
         samples[name] = [_pair(sides, number, Training.step) for number in range(length.pairs)]
     for training in sides.values():
@@ -132,10 +134,10 @@ def measure(length: Length) -> dict[str, Any]:
 
 
 def _pair(
-    sides: dict[Attention, Training], number: int, measured: Callable[[Training], dict[str, float]]
+    sides: dict[Attention, Training], number: int, measure_side: Callable[[Training], dict[str, float]]
 ) -> dict[str, Any]:
     order = SIDES if number % 2 == 0 else SIDES[::-1]
-    pair: dict[str, Any] = {side.value: measured(sides[side]) for side in order}
+    pair: dict[str, Any] = {side.value: measure_side(sides[side]) for side in order}
     return pair | {"first": order[0].value, "load_1min": os.getloadavg()[0]}
 
 
@@ -153,10 +155,10 @@ def _summary(samples: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
     return ratios | seconds
 
 
-def over_limit(measured: dict[str, Any]) -> list[str]:
-    """The modes of one length whose ratio of wall time is above the length's limit, which is one of whole steps."""
-    limit = measured["limit"]
-    ratios = {name: measured["summary"][f"{name}_wall_s_ratio_median"] for name in _of_steps(measured)}
+def over_limit(result: dict[str, Any]) -> list[str]:
+    """Return the modes of one length ("kept", "checkpointed") whose full steps exceed the limit of the ratio."""
+    limit = result["limit"]
+    ratios = {name: result["summary"][f"{name}_wall_s_ratio_median"] for name in _of_steps(result)}
     return [name for name, ratio in ratios.items() if limit is not None and ratio > limit]
 
 
@@ -165,7 +167,7 @@ def _of_steps(length: dict[str, Any]) -> list[str]:
 
 
 def table_md(result: dict[str, Any]) -> str:
-    """The recorded result as Markdown tables: whole steps, one layer's attention alone, and the parts of one layer."""
+    """Return the result as Markdown tables: full steps, the attention of one layer, and the parts of one layer."""
     steps = [
         (length["tokens"], length["layers"], name, length["summary"], length["limit"], length["goal"])
         for length in result["lengths"]
@@ -196,7 +198,7 @@ def table_md(result: dict[str, Any]) -> str:
 
 
 def _parts_md(lengths: list[dict[str, Any]]) -> list[str]:
-    """One row for each part, one column for each length: seconds forward + backward."""
+    """Return a Markdown table with one row per part and one column per length, in seconds forward + backward."""
     rows = [(side, part) for side, names in lengths[0]["parts"].items() for part in names]
     heads = [f"T={length['tokens']}" for length in lengths]
     return [
@@ -214,7 +216,7 @@ def _both_ways(part: dict[str, float]) -> str:
 
 
 def measure_all(plan: tuple[Length, ...]) -> dict[str, Any]:
-    """Every length with its parts. The summary is that of the production length, or of the last one without it."""
+    """Return the measurements of every length, and the summary of the production length (or else of the last one)."""
     lengths = []
     for length in plan:
         repeats = 3 if length.tokens <= PRODUCTION.seq_len else 1
@@ -227,30 +229,37 @@ def measure_all(plan: tuple[Length, ...]) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Measure a full step of the production shape against its control.")
-    parser.add_argument("--tokens", type=int, help="this length alone")
-    parser.add_argument("--layers", type=int, help="so many layers instead of the plan's")
-    parser.add_argument("--pairs", type=int, help="so many pairs of steps instead of the plan's")
-    parser.add_argument("--table", action="store_true", help="measure nothing, print the tables of what --out holds")
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results, if nothing of the plan is changed")
+    parser.add_argument("--tokens", type=int, help="measure only this length")
+    parser.add_argument("--layers", type=int, help="number of layers instead of the plan's")
+    parser.add_argument("--pairs", type=int, help="number of pairs of steps instead of the plan's")
+    parser.add_argument("--table", action="store_true", help="measure nothing, print the tables of the result in --out")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results, if the plan is unchanged")
     options = parser.parse_args(arguments)
-    recorded = REPOSITORY / "benchmarks" / "results" / "nsa_step_cost.json"
+    recorded_path = REPOSITORY / "benchmarks" / "results" / "nsa_step_cost.json"
     if options.table:
-        print(table_md(json.loads((options.out or recorded).read_text(encoding="utf-8"))), end="")
+        print(table_md(json.loads((options.out or recorded_path).read_text(encoding="utf-8"))), end="")
         return 0
-    plan = changed(PLAN, options.tokens, options.layers, options.pairs)
-    result = {**circumstances(__file__, arguments), **measure_all(plan)}
-    out = options.out or (recorded if plan == PLAN else None)
+    plan = adjust_plan(PLAN, options.tokens, options.layers, options.pairs)
+    result = {**measurement_context(__file__, arguments), **measure_all(plan)}
+    out = options.out or (recorded_path if plan == PLAN else None)
     if out is not None:
         out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(table_md(result), end="")
     return int(any(over_limit(length) for length in result["lengths"]))
 
 
-def changed(plan: tuple[Length, ...], tokens: int | None, layers: int | None, pairs: int | None) -> tuple[Length, ...]:
-    """The plan, or its entry of this length (a new one if it has none), with these layers and pairs."""
+def adjust_plan(
+    plan: tuple[Length, ...], tokens: int | None, layers: int | None, pairs: int | None
+) -> tuple[Length, ...]:
+    """Return the plan with these numbers of layers and pairs, if given.
+
+    With `tokens`, return only the entry of that length, or a new entry if the plan has none.
+    """
     if tokens is not None:
-        plan = tuple(one for one in plan if one.tokens == tokens) or (Length(tokens=tokens, layers=2, pairs=2),)
-    return tuple(replace(one, layers=layers or one.layers, pairs=pairs or one.pairs) for one in plan)
+        plan = tuple(length for length in plan if length.tokens == tokens) or (
+            Length(tokens=tokens, layers=2, pairs=2),
+        )
+    return tuple(replace(length, layers=layers or length.layers, pairs=pairs or length.pairs) for length in plan)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What the probe costs: nanoseconds of a mark and of a call, and the step time with and without its hooks, by pairs.
+"""Cost of the probe: time of a progress event and of a recorded call, step time with and without hooks, and memory.
 
     python benchmarks/probe_cost.py                      the full measurement, into benchmarks/results/
-    python benchmarks/probe_cost.py --pairs 2 --out F    a quick look
+    python benchmarks/probe_cost.py --pairs 2 --out F    a quick measurement
 
-Memory is what a rank with the whole probe has beyond one without: its private pages after a step, and its board.
-
-One process trains the `ci` shape of nsa. A pair is a block of steps with the hooks and one without, its order turned
-round from pair to pair, so that a machine that slows down hits both alike. The beat is timed by itself.
+One process trains the `ci` shape of nsa. A pair is a block of steps with the hooks and a block without, in reversed
+order in every other pair, so that changes of the machine's speed affect both equally. The heartbeat is timed on its
+own. Memory is the difference between a rank with the full probe and a rank without: private pages after a step, and the
+status file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.provenance import circumstances  # noqa: E402
+from benchmarks.provenance import measurement_context  # noqa: E402
 from benchmarks.timing_pairs import HookTables, alternate, percent_more  # noqa: E402
 from nsa_attention.config import SHAPES  # noqa: E402
 from nsa_attention.model import TinyLM  # noqa: E402
@@ -42,7 +42,7 @@ from nsa_harness.probe.status_file import StatusFileWriter  # noqa: E402
 
 MARKS = 100_000
 CALLS = 5_000
-CALL_DEPTH = 8  # frames of the program above the call
+CALL_DEPTH = 8  # Python frames above the call
 MEMORY_PAIRS = 2
 ONE_STEP = """
 import os, tempfile, time, torch, torch.distributed as dist
@@ -60,7 +60,7 @@ print(open("/proc/self/smaps_rollup").read())
 
 
 class Training:
-    """The subject: steps of the ci shape, on one thread."""
+    """A model of the ci shape and its optimizer, trained on one thread."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -70,7 +70,7 @@ class Training:
         self._tokens = torch.randint(config.vocab, (2, config.seq_len))
 
     def seconds(self, steps: int) -> tuple[float, float]:
-        """(wall, processor) seconds of one block."""
+        """Run a block of steps, and return its wall and CPU seconds."""
         wall, processor = time.perf_counter(), time.process_time()
         for _ in range(steps):
             logits = self._model(self._tokens)
@@ -81,12 +81,12 @@ class Training:
 
 
 def measure(*, pairs: int, steps: int, repeats: int) -> dict[str, Any]:
-    """All raw samples and what follows from them. The first pair is warm-up and not kept."""
+    """Return all raw samples and a summary. The first pair is a warm-up and is dropped."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         board = StatusFileWriter(os.path.join(directory, "bench.board"), rank=0, world_size=1)
         trouble = TroubleLog(directory)
-        # The beat reads the flight recorder, which only a process group fills.
+        # The heartbeat reads the flight recorder, which is empty without a process group.
         torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/store", rank=0, world_size=1)
         torch.distributed.all_reduce(torch.ones(1))
         marks = [_mark_ns(board) for _ in range(repeats)]
@@ -95,8 +95,8 @@ def measure(*, pairs: int, steps: int, repeats: int) -> dict[str, Any]:
         samples = _pairs(Training(), _installed_hooks(board, trouble), pairs + 1, steps)[1:]
         memory = [_memory(directory) for _ in range(MEMORY_PAIRS)]
         torch.distributed.destroy_process_group()
-        if noted := list(Path(directory).glob("*.trouble.jsonl")):
-            raise SystemExit(f"the probe gave up during the measurement: {noted[0].read_text()}")
+        if trouble_files := list(Path(directory).glob("*.trouble.jsonl")):
+            raise SystemExit(f"the probe gave up during the measurement: {trouble_files[0].read_text()}")
     return {
         "samples": {"mark_ns": marks, "call_ns": calls, "beat_ns": beats, "pairs": samples, "memory": memory},
         "summary": _summary(marks, calls, beats, samples) | _memory_summary(memory),
@@ -104,66 +104,68 @@ def measure(*, pairs: int, steps: int, repeats: int) -> dict[str, Any]:
 
 
 def _memory(directory: str) -> dict[str, int]:
-    """Private bytes of a rank that has trained one step, with and without the probe."""
-    bare = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "PYTHONPATH")}
-    rank = bare | {"RANK": "0", "WORLD_SIZE": "1"}
+    """Return the private bytes of a rank that has trained some steps, with and without the probe."""
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "PYTHONPATH")
+    }
+    without_probe = environment | {"RANK": "0", "WORLD_SIZE": "1"}
     boards = tempfile.mkdtemp(dir=directory)
-    probed = rank | {
+    with_probe = without_probe | {
         "PYTHONPATH": str(REPOSITORY / "harness" / "nsa_harness" / "probe" / "bootstrap"),
         protocol.ENV_PROBE_DIRECTORY: boards,
     }
-    return {name: _private_bytes(env) for name, env in (("with_bytes", probed), ("without_bytes", rank))}
+    return {name: _private_bytes(env) for name, env in (("with_bytes", with_probe), ("without_bytes", without_probe))}
 
 
 def _private_bytes(env: dict[str, str]) -> int:
-    done = subprocess.run([sys.executable, "-c", ONE_STEP], env=env, capture_output=True, text=True, check=True)
-    return 1024 * sum(int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("Private_"))
+    result = subprocess.run([sys.executable, "-c", ONE_STEP], env=env, capture_output=True, text=True, check=True)
+    return 1024 * sum(int(line.split()[1]) for line in result.stdout.splitlines() if line.startswith("Private_"))
 
 
 def _memory_summary(memory: list[dict[str, int]]) -> dict[str, float]:
-    added = statistics.median(pair["with_bytes"] - pair["without_bytes"] for pair in memory)
-    return {"memory_mb_median": (added + protocol.STATUS_FILE_SIZE) / 1e6}
+    added_bytes = statistics.median(pair["with_bytes"] - pair["without_bytes"] for pair in memory)
+    return {"memory_mb_median": (added_bytes + protocol.STATUS_FILE_SIZE) / 1e6}
 
 
 def _mark_ns(board: StatusFileWriter) -> float:
-    what, event = board.event_code("forward", "blocks.0.attn"), board.write_training_event
+    label, event = board.event_code("forward", "blocks.0.attn"), board.write_training_event
     start = time.perf_counter_ns()
     for _ in range(MARKS):
-        event(what)
+        event(label)
     return (time.perf_counter_ns() - start) / MARKS
 
 
 def all_reduce(tensor: torch.Tensor, op: object = None, group: object = None, async_op: bool = False) -> None:
-    """Does nothing: what a call of it costs more with the hook is the hook's."""
+    """Do nothing. The additional time of a call with the hook is therefore the cost of the hook."""
 
 
 def _both_calls(board: StatusFileWriter, trouble: TroubleLog) -> tuple[Any, Any]:
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     lasting, members = waits.Waits(board, foreign_code(torch), trouble), groups.Groups(c10d, board)
-    hooked = types.SimpleNamespace(all_reduce=all_reduce)
-    collectives.CallRecorder(torch, c10d, board, trouble, lasting, members).patch(hooked, "all_reduce")
-    return hooked.all_reduce, all_reduce
+    namespace = types.SimpleNamespace(all_reduce=all_reduce)
+    collectives.CallRecorder(torch, c10d, board, trouble, lasting, members).patch(namespace, "all_reduce")
+    return namespace.all_reduce, all_reduce
 
 
-def _call_ns(hooked: Any, bare: Any, depth: int = CALL_DEPTH) -> float:
-    """What one call costs more with the hook, called from as many frames deep; time of this thread."""
+def _call_ns(with_hook: Any, without_hook: Any, depth: int = CALL_DEPTH) -> float:
+    """Return the additional CPU time of one call with the hook in nanoseconds, from a stack of `depth` more frames."""
     if depth:
-        return _call_ns(hooked, bare, depth - 1)
+        return _call_ns(with_hook, without_hook, depth - 1)
     value = torch.ones(4)
-    spent = []
-    for call in (bare, hooked):
-        call(value)  # the first one is learnt
+    elapsed_ns = []
+    for call in (without_hook, with_hook):
+        call(value)  # warm-up: the probe caches information about the call site
         start = time.thread_time_ns()
         for _ in range(CALLS):
             call(value)
-        spent.append(time.thread_time_ns() - start)
-    return (spent[1] - spent[0]) / CALLS
+        elapsed_ns.append(time.thread_time_ns() - start)
+    return (elapsed_ns[1] - elapsed_ns[0]) / CALLS
 
 
-def _beat_ns(one: heartbeat.Heartbeat) -> float:
+def _beat_ns(beat: heartbeat.Heartbeat) -> float:
     start = time.perf_counter_ns()
     for _ in range(100):
-        one._beat()
+        beat._beat()
     return (time.perf_counter_ns() - start) / 100
 
 
@@ -214,11 +216,11 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Measure what the probe costs.")
     parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--steps", type=int, default=1, help="steps of one block")
-    parser.add_argument("--repeats", type=int, default=20, help="repetitions of the mark and beat timings")
+    parser.add_argument("--repeats", type=int, default=20, help="repetitions of the event and heartbeat timings")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results" / "probe_cost.json")
     options = parser.parse_args(arguments)
     result = {
-        **circumstances(__file__, arguments),
+        **measurement_context(__file__, arguments),
         **measure(pairs=options.pairs, steps=options.steps, repeats=options.repeats),
     }
     options.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""What every benchmark result says about how it came to be."""
+"""Description of how a benchmark result was measured: command, commit, date, versions and load."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-def circumstances(script: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Command, commit, date, versions and machine, without a word that names the machine."""
+def measurement_context(script: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return command, commit, date, versions, CPU count and load, to store with a result.
+
+    Nothing in it identifies the machine. `script` is the path of the benchmark.
+    """
     return {
         "command": " ".join(["python", str(Path(script).resolve().relative_to(REPOSITORY)), *arguments]),
         "commit": _git("rev-parse", "HEAD"),
@@ -27,6 +30,6 @@ def circumstances(script: str, arguments: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+def _git(*arguments: str) -> str:
+    result = subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    return result.stdout.strip()

@@ -1,22 +1,23 @@
-"""The least time the operation can take on a GPU: its arithmetic and its compulsory memory traffic.
+"""Lower bound (roofline) for the time of NSA on a GPU, from its arithmetic and its unavoidable memory traffic.
 
-A pair (query, key) that is seen costs 2 (D + E) operations forward and 2 (3 D + 2 E) backward; each part is bound by
-its operations or by the bytes it must read and write once, whichever takes longer, and parts follow each other.
+A visible pair of query and key costs 2 (D + E) operations in the forward and 2 (3 D + 2 E) in the backward pass. Each
+part of the operation takes the time of its operations or of the bytes it must read and write once, whichever is longer;
+the parts run one after another.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Dense bfloat16 operations and memory bytes per second, by a part of the name that torch gives the device.
+# Dense bfloat16 operations per second and memory bytes per second, by a substring of torch's device name.
 DEVICES = {"H200": (790e12, 4.3e12), "H100": (790e12, 3.0e12), "A100": (280e12, 1.8e12)}
-_BYTES = 2  # of an element of bfloat16
+_BYTES = 2  # bytes of a bfloat16 element
 _STAT_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One sequence; lengths in tokens, with the paper's letters behind."""
+    """Sizes of the operation for one sequence. Lengths are in tokens; comments give the letters of the NSA paper."""
 
     tokens: int
     heads: int = 64
@@ -31,52 +32,55 @@ class Shape:
 
     @property
     def blocks(self) -> int:
+        """Number of complete compressed blocks."""
         return max(0, (self.tokens - self.block_len) // self.block_stride + 1)
 
 
 def pairs(shape: Shape) -> dict[str, int]:
-    """Pairs of a query and a key that it sees, per query head."""
+    """Return the number of visible pairs of query and key per query head, for each branch and for dense attention."""
     tokens = shape.tokens
-    compressed = sum(
+    compressed_pairs = sum(
         min(shape.blocks, max(0, (t + 1 - shape.block_len) // shape.block_stride + 1)) for t in range(tokens)
     )
-    chosen = 0
+    selected_pairs = 0
     for t in range(tokens):
         current = t // shape.select_len
-        chosen += (min(shape.select_count, current + 1) - 1) * shape.select_len + t % shape.select_len + 1
+        selected_pairs += (min(shape.select_count, current + 1) - 1) * shape.select_len + t % shape.select_len + 1
     return {
         "dense": tokens * (tokens + 1) // 2,
-        "compressed": compressed,
-        "selected": chosen,
+        "compressed": compressed_pairs,
+        "selected": selected_pairs,
         "sliding": sum(min(shape.window, t + 1) for t in range(tokens)),
     }
 
 
 def floors_ms(shape: Shape, device: str) -> dict[str, dict[str, float]] | None:
-    """Milliseconds of each part, forward and backward; None for a device whose peak is not known here."""
+    """Return the lower bound in milliseconds of each part, forward and backward, or None for an unknown device."""
     peak = next((numbers for name, numbers in DEVICES.items() if name in device), None)
     if peak is None:
         return None
-    seen, floors = pairs(shape), {}
-    for part, count in seen.items():
+    visible_pairs, floors = pairs(shape), {}
+    for part, count in visible_pairs.items():
         keys = shape.blocks if part == "compressed" else shape.tokens
         work = count * shape.heads
         forward = 2 * (shape.width + shape.value_width) * work
         backward = 2 * (3 * shape.width + 2 * shape.value_width) * work
         traffic = _traffic(shape, keys)
         floors[part] = {"forward": _ms(forward, traffic, peak), "backward": _ms(backward, 2 * traffic, peak)}
-    ranking = 2 * shape.width * seen["compressed"] * shape.heads
+    ranking = 2 * shape.width * visible_pairs["compressed"] * shape.heads
     read = _BYTES * shape.tokens * shape.heads * shape.width
     floors["importance"] = {"forward": _ms(ranking, read, peak), "backward": 0.0}
     output = _BYTES * shape.tokens * shape.heads * shape.value_width
     floors["mix"] = {"forward": _ms(0, 4 * output, peak), "backward": _ms(0, 7 * output, peak)}
     parts = ("compressed", "importance", "selected", "sliding", "mix")
-    floors["whole"] = {way: sum(floors[part][way] for part in parts) for way in ("forward", "backward")}
+    floors["whole"] = {
+        direction: sum(floors[part][direction] for part in parts) for direction in ("forward", "backward")
+    }
     return floors
 
 
 def _traffic(shape: Shape, keys: int) -> float:
-    """Bytes: queries, outputs and statistics once, keys and values once."""
+    """Return the bytes of queries, outputs, statistics, keys and values, each counted once."""
     rows = shape.tokens * shape.heads
     own = rows * (shape.width + shape.value_width) * _BYTES + rows * _STAT_BYTES
     return own + keys * shape.groups * (shape.width + shape.value_width) * _BYTES

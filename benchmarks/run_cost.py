@@ -1,12 +1,12 @@
-"""What a run pays for being watched, everything on: step time, its tail, memory and loss, under real torchrun.
+"""Cost of a run under nsa-harness with all features on: step time and its tail, memory and loss, with real torchrun.
 
     python benchmarks/run_cost.py                      the full measurement, into benchmarks/results/
-    python benchmarks/run_cost.py --pairs 5 --out F    a quick look
+    python benchmarks/run_cost.py --pairs 5 --out F    a quick measurement
 
-One rank, then two, train the `ci` shape of nsa under DDP and under the harness. A pair is a step with the probe's hooks
-in and the controller running, and one with the hooks out and the controller stopped (SIGSTOP), its order turned round
-from pair to pair: what else the machine does hits both alike. Memory and loss are compared with the same program under
-torchrun alone.
+One rank, then two, train the `ci` shape of nsa with DDP under nsa-harness. A pair is a step with the probe's hooks
+installed and the controller running, and a step with the hooks removed and the controller stopped (SIGSTOP), in
+reversed order in every other pair, so that other load affects both equally. Memory and loss are compared with the same
+program under torchrun without nsa-harness.
 """
 
 from __future__ import annotations
@@ -29,57 +29,63 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.timing_pairs import HookTables, alternate, percent_more  # noqa: E402
 
-RANKS = (1, 2)  # one with a core to spare for everything else, and as many as there are cores on a small machine
-BLOCK = 1  # steps: the machine changes its mind within a second
-WARM_UP = 3  # steps, and one pair
-ABOVE_THE_RANK = 3  # torchrun, the guardian, the controller
+RANKS = (1, 2)  # with a spare core for other processes, and with as many ranks as a small machine has cores
+BLOCK = 1  # steps per side of a pair; the speed of a shared machine changes within a second
+WARM_UP = 3  # steps before the first pair; the first pair is dropped as well
+ABOVE_THE_RANK = 3  # process levels above a rank: torchrun, the reaper, the controller
 LIMITS = {"step_mean_percent": 2.0, "step_p99_percent": 2.0, "memory_mb": 30.0}
 LIMIT_S = 3600
-_SIDES = ("bare_s", "watched_s")  # each step: wall and processor seconds
+_SIDES = ("bare_s", "watched_s")  # per step: wall and CPU seconds
 
 
 def measure(pairs: int, repeats: int) -> dict[str, Any]:
-    """Every raw sample and what follows from it."""
+    """Return every raw sample and a summary."""
     with tempfile.TemporaryDirectory() as directory:
-        runs = (("bare", _bare(max(RANKS))), ("watched", _watched(max(RANKS), 0)))
-        alike = [{name: _ranks(command, Path(directory), max(RANKS)) for name, command in runs} for _ in range(repeats)]
-        steps = {ranks: _ranks(_watched(ranks, pairs), Path(directory), ranks) for ranks in RANKS}
+        runs = (("bare", _bare_command(max(RANKS))), ("watched", _watched_command(max(RANKS), 0)))
+        paired_runs = [
+            {name: _ranks(command, Path(directory), max(RANKS)) for name, command in runs} for _ in range(repeats)
+        ]
+        steps = {ranks: _ranks(_watched_command(ranks, pairs), Path(directory), ranks) for ranks in RANKS}
     summary = {
-        **_alike(alike),
-        **{f"{key}_of_{ranks}": value for ranks, said in steps.items() for key, value in _slower(said).items()},
+        **_compare_runs(paired_runs),
+        **{
+            f"{key}_of_{ranks}": value
+            for ranks, rank_results in steps.items()
+            for key, value in _slowdown(rank_results).items()
+        },
     }
-    return {"samples": {"alike": alike, "steps": steps}, "summary": summary}
+    return {"samples": {"alike": paired_runs, "steps": steps}, "summary": summary}
 
 
-def _bare(ranks: int) -> list[str]:
+def _bare_command(ranks: int) -> list[str]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return [*torchrun, __file__, "--inside", "--pairs=0"]
 
 
-def _watched(ranks: int, pairs: int) -> list[str]:
+def _watched_command(ranks: int, pairs: int) -> list[str]:
     harness = [str(Path(sys.executable).parent / "nsa-harness"), "run", "--script", __file__, f"--ranks={ranks}"]
     return [*harness, "limits.deadline_s=3600", "--", "--inside", f"--pairs={pairs}"]
 
 
 def _ranks(command: Sequence[str], directory: Path, count: int) -> list[dict[str, Any]]:
-    """What the ranks of one run said of themselves."""
-    said = directory / "said"
-    said.mkdir(exist_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RUN_COST_SAID": str(said)}
+    """Run a command, and return the results that its ranks wrote."""
+    result_directory = directory / "said"
+    result_directory.mkdir(exist_ok=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RUN_COST_SAID": str(result_directory)}
     subprocess.run(command, cwd=directory, env=environment, check=True, capture_output=True, timeout=LIMIT_S)
-    ranks = [json.loads((said / f"{rank}.json").read_text()) for rank in range(count)]
-    for path in said.iterdir():
+    ranks = [json.loads((result_directory / f"{rank}.json").read_text()) for rank in range(count)]
+    for path in result_directory.iterdir():
         path.unlink()
     return ranks
 
 
-def _alike(alike: list[dict[str, Any]]) -> dict[str, Any]:
+def _compare_runs(paired_runs: list[dict[str, Any]]) -> dict[str, Any]:
     memory = [
         (watched["peak_rss_bytes"] - bare["peak_rss_bytes"]) / 1e6
-        for run in alike
+        for run in paired_runs
         for bare, watched in zip(run["bare"], run["watched"], strict=True)
     ]
-    losses = {rank["losses"][-1] for run in alike for side in run.values() for rank in side[:1]}
+    losses = {rank["losses"][-1] for run in paired_runs for side in run.values() for rank in side[:1]}
     return {
         "memory_mb_median": statistics.median(memory),
         "memory_mb_max": max(memory),
@@ -87,9 +93,12 @@ def _alike(alike: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _slower(steps: list[dict[str, Any]]) -> dict[str, float]:
-    """Wall seconds of steps, and processor seconds of the thread that trains, which other processes disturb less."""
-    bare, watched = ([one for rank in steps for pair in rank["pairs"] for one in pair[side]] for side in _SIDES)
+def _slowdown(steps: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the slowdown of steps under nsa-harness, in wall time and in CPU time of the training thread.
+
+    CPU time depends less on other processes.
+    """
+    bare, watched = ([sample for rank in steps for pair in rank["pairs"] for sample in pair[side]] for side in _SIDES)
     pairs = [pair for rank in steps for pair in rank["pairs"]]
     ratios = [sum(wall for wall, _ in pair[_SIDES[1]]) / sum(wall for wall, _ in pair[_SIDES[0]]) - 1 for pair in pairs]
     return {
@@ -138,16 +147,16 @@ def inside(pairs: int) -> None:
     def block() -> list[tuple[float, float]]:
         times = []
         for _ in range(BLOCK):
-            begun, begun_cpu = time.perf_counter(), time.thread_time()
+            started, started_cpu = time.perf_counter(), time.thread_time()
             step()
-            times.append((time.perf_counter() - begun, time.thread_time() - begun_cpu))
+            times.append((time.perf_counter() - started, time.thread_time() - started_cpu))
         return times
 
     losses = [step() for _ in range(WARM_UP)]
     switch = _Switch(dist) if pairs else None
-    measured = [_pair(number, block, switch) for number in range(pairs + 1)][1:] if switch else []
-    said = {"losses": losses, "peak_rss_bytes": peak_rss_bytes(), "pairs": measured}
-    Path(os.environ["RUN_COST_SAID"], f"{dist.get_rank()}.json").write_text(json.dumps(said))
+    measured_pairs = [_pair(number, block, switch) for number in range(pairs + 1)][1:] if switch else []
+    results = {"losses": losses, "peak_rss_bytes": peak_rss_bytes(), "pairs": measured_pairs}
+    Path(os.environ["RUN_COST_SAID"], f"{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
 
@@ -162,46 +171,46 @@ def _pair(number: int, block: Any, switch: _Switch) -> dict[str, Any]:
 
 
 class _Switch:
-    """The hooks of the probe in this process, and the controller: in or out."""
+    """Switch for the probe's hooks in this process and for the controller process."""
 
     def __init__(self, dist: Any) -> None:
         self._dist = dist
         self._hooks = HookTables()
         if not self._hooks.are_complete:
-            raise SystemExit("the probe is not in this process: run me under nsa-harness")
+            raise SystemExit("this process has no probe: run this script with nsa-harness")
         self._controller = _ancestor(ABOVE_THE_RANK)
 
     def turn(self, *, on: bool) -> None:
-        """Turn the hooks of every rank, and on the first rank the controller; then all continue together."""
+        """Install or remove the hooks; rank 0 also continues or stops the controller. Then wait for all ranks."""
         self._hooks.turn(on=on)
         if self._dist.get_rank() == 0:
             os.kill(self._controller, signal.SIGCONT if on else signal.SIGSTOP)
         self._dist.barrier()
 
 
-def _ancestor(above: int) -> int:
+def _ancestor(levels: int) -> int:
     import psutil
 
-    found = psutil.Process().parents()[above - 1]
-    if "nsa-harness" not in " ".join(found.cmdline()):
-        raise SystemExit(f"process {found.pid} is not the controller: {found.cmdline()}")
-    return found.pid
+    process = psutil.Process().parents()[levels - 1]
+    if "nsa-harness" not in " ".join(process.cmdline()):
+        raise SystemExit(f"process {process.pid} is not the controller: {process.cmdline()}")
+    return process.pid
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="Measure what a run pays for being watched.")
+    parser = argparse.ArgumentParser(description="Measure the cost of running under nsa-harness.")
     parser.add_argument("--pairs", type=int, default=300)
-    parser.add_argument("--repeats", type=int, default=3, help="runs that compare memory and loss with torchrun alone")
+    parser.add_argument("--repeats", type=int, default=3, help="runs that compare memory and loss with plain torchrun")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results" / "run_cost.json")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.inside:
         inside(options.pairs)
         return 0
-    from benchmarks.provenance import circumstances
+    from benchmarks.provenance import measurement_context
 
-    measured = measure(options.pairs, options.repeats)
-    result = {**circumstances(__file__, arguments), "limits": LIMITS, **measured}
+    measurements = measure(options.pairs, options.repeats)
+    result = {**measurement_context(__file__, arguments), "limits": LIMITS, **measurements}
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result["summary"], indent=1))
     return 0

@@ -1,8 +1,8 @@
-"""What a kernel's machine code does: its loops, and what one pass through a loop costs a warp.
+"""Analysis of a kernel's machine code (SASS): its loops, and the cost of one pass through a loop for a warp.
 
-Input is what `nvdisasm -c` prints. A loop is what a backward branch closes: all blocks from which the branch is reached
-without passing the loop's head. An instruction that not every pass executes, since a branch leads around it, counts
-apart (`conditional`). Where both ends of a predicated branch lie in the loop, both count.
+The input is the output of `nvdisasm -c`. A loop consists of all basic blocks from which its backward branch can be
+reached without passing the loop's head. Instructions that not every pass executes, because a branch skips them, are
+counted separately (`conditional`). If both targets of a predicated branch are in the loop, both are counted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-LANES = 32  # threads of a warp
+LANES = 32  # threads per warp
 _LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*([^;]*);")
 _LABEL = re.compile(r"^(\.L_\w+):")
 _TARGET = re.compile(r"`\((\.L_\w+)\)")
@@ -25,63 +25,69 @@ _ENDS = ("EXIT", "RET", "KILL", "BRX", "JMX")
 
 @dataclass(frozen=True)
 class Instruction:
+    """One machine instruction."""
+
     address: int
-    predicate: str  # "" where it is always executed
-    opcode: str  # with its modifiers: "HGMMA.64x64x16.F32.BF16"
+    predicate: str  # "" if the instruction is always executed
+    opcode: str  # with its modifiers, for example "HGMMA.64x64x16.F32.BF16"
     operands: str
-    target: int | None = None  # where a branch leads
+    target: int | None = None  # address of a branch's target, or None
 
     @property
     def name(self) -> str:
+        """The opcode without modifiers."""
         return self.opcode.split(".", 1)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """One pass through some instructions by one warp; bytes are those of all its lanes."""
+    """Counts for one pass of one warp through some instructions. Bytes are those of all its lanes."""
 
     instructions: int
-    mma: dict[str, int]  # by the opcode with its shape; ":SS" where both factors of a warpgroup lie in shared memory
-    mma_operations: int  # of one warp: a quarter of what a group of four multiplies together counts for each of them
-    half_rate: int  # comparisons, integers, conversions: a scheduler starts one every other cycle
-    exponentials: int  # and what else runs where they do: logarithms, reciprocals
+    mma: dict[str, int]  # matrix products by opcode and shape; ":SS" if both operands are in shared memory
+    mma_operations: int  # operations of one warp; products of a warpgroup count a quarter for each of its four warps
+    half_rate: int  # comparisons, integer operations, conversions: a scheduler starts one every other cycle
+    exponentials: int  # also logarithms and reciprocals, which use the same unit
     global_read_bytes: int
     global_written_bytes: int
-    shared_bytes: int  # by loads and stores of the warp, not what tensor cores read there
+    shared_bytes: int  # loads and stores of the warp, without the operands of tensor cores
     mma_shared_bytes: int  # operands that tensor cores read from shared memory, a quarter for each of four warps
-    bulk_copies: int  # by descriptor: their bytes stand elsewhere
-    barriers: int  # all warps of a program meet
-    waits: int  # for copies or for tensor cores
-    spills: int  # to and from local memory
+    bulk_copies: int  # copies by descriptor; CompiledKernel.described_bytes has their bytes
+    barriers: int  # barriers for all warps of a program
+    waits: int  # waits for copies or for tensor cores
+    spills: int  # loads from and stores to local memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    head: int
-    latch: int
-    always: Counts
-    conditional: Counts
+    """A loop of the machine code."""
+
+    head: int  # address of its first instruction
+    latch: int  # address of the branch back to the head
+    always: Counts  # instructions that every pass executes
+    conditional: Counts  # instructions that only some passes execute
     is_innermost: bool
 
     @property
     def instructions(self) -> int:
+        """Number of instructions, including conditional ones."""
         return self.always.instructions + self.conditional.instructions
 
 
 def parse(text: str) -> list[Instruction]:
-    """All instructions of the one function in `text`, in the order of their addresses."""
+    """Return the instructions of the only function in `text`, in the order of their addresses."""
     labels: dict[str, int] = {}
-    waiting: list[str] = []
-    found: list[tuple[re.Match[str], int]] = []
+    pending_labels: list[str] = []
+    matches: list[tuple[re.Match[str], int]] = []
     for line in text.splitlines():
         if label := _LABEL.match(line):
-            waiting.append(label[1])
+            pending_labels.append(label[1])
         elif match := _LINE.match(line):
             address = int(match[1], 16)
-            labels |= dict.fromkeys(waiting, address)
-            waiting.clear()
-            found.append((match, address))
-    return [_instruction(match, address, labels) for match, address in found]
+            labels |= dict.fromkeys(pending_labels, address)
+            pending_labels.clear()
+            matches.append((match, address))
+    return [_instruction(match, address, labels) for match, address in matches]
 
 
 def _instruction(match: re.Match[str], address: int, labels: dict[str, int]) -> Instruction:
@@ -92,7 +98,7 @@ def _instruction(match: re.Match[str], address: int, labels: dict[str, int]) -> 
 
 
 def loops(instructions: Sequence[Instruction]) -> list[Loop]:
-    """Every loop, the longest first. None are a trap that jumps to itself, and a wait that asks again and again."""
+    """Return all loops, the longest first. Traps that jump to themselves and short spin waits are left out."""
     blocks = _blocks(instructions)
     successors = _successors(blocks)
     dominators = _dominators(successors)
@@ -103,32 +109,35 @@ def loops(instructions: Sequence[Instruction]) -> list[Loop]:
                 body, latches = bodies.setdefault(head, (set(), set()))
                 body |= _reaching(latch, head, successors)
                 latches.add(latch)
-    found = []
+    result = []
     for head, (body, _) in list(bodies.items()):
-        inside = [one for block in body for one in blocks[block]]
-        if len(inside) <= _SPIN_LENGTH and any(_SPIN.match(one.opcode) for one in inside):
+        inside = [instruction for block in body for instruction in blocks[block]]
+        if len(inside) <= _SPIN_LENGTH and any(_SPIN.match(instruction.opcode) for instruction in inside):
             del bodies[head]
     for head, (body, latches) in bodies.items():
-        every = set.intersection(*(dominators[latch] for latch in latches))
+        always_executed = set.intersection(*(dominators[latch] for latch in latches))
         inner = any(other != head and other in body for other in bodies)
-        found.append(
+        result.append(
             Loop(
                 head=blocks[head][0].address,
                 latch=max(blocks[latch][-1].address for latch in latches),
-                always=count(one for block in sorted(body & every) for one in blocks[block]),
-                conditional=count(one for block in sorted(body - every) for one in blocks[block]),
+                always=count(instruction for block in sorted(body & always_executed) for instruction in blocks[block]),
+                conditional=count(
+                    instruction for block in sorted(body - always_executed) for instruction in blocks[block]
+                ),
                 is_innermost=not inner,
             )
         )
-    return sorted(found, key=lambda loop: -loop.instructions)
+    return sorted(result, key=lambda loop: -loop.instructions)
 
 
-def main_loop(found: Sequence[Loop]) -> Loop | None:
-    """The innermost loop with the most products; without any, the longest innermost one.
+def main_loop(all_loops: Sequence[Loop]) -> Loop | None:
+    """Return the innermost loop with the most products, or the longest innermost loop if there are no products.
 
-    Of several with as many, the shortest: a walk in two parts, the longer of which masks, is short where it is often.
+    Of several loops with equally many products the shortest is returned. If a kernel has a loop with masks and one
+    without, the one without masks is shorter and runs more often.
     """
-    inner = [loop for loop in found if loop.is_innermost]
+    inner = [loop for loop in all_loops if loop.is_innermost]
 
     def weight(loop: Loop) -> tuple[int, int]:
         products = loop.always.mma_operations
@@ -137,12 +146,15 @@ def main_loop(found: Sequence[Loop]) -> Loop | None:
     return max(inner, key=weight, default=None)
 
 
-def edge_loop(found: Sequence[Loop]) -> Loop | None:
-    """Of a walk in two parts the one that masks: the longest other loop with as many products as the main one."""
-    main = main_loop(found)
+def edge_loop(all_loops: Sequence[Loop]) -> Loop | None:
+    """Return the loop with masks of a kernel that has two loops, or None.
+
+    It is the longest other innermost loop with as many products as the main loop.
+    """
+    main = main_loop(all_loops)
     others = [
         loop
-        for loop in found
+        for loop in all_loops
         if loop.is_innermost and loop is not main and loop.always.mma_operations and main is not None
         if loop.always.mma_operations == main.always.mma_operations
     ]
@@ -150,22 +162,23 @@ def edge_loop(found: Sequence[Loop]) -> Loop | None:
 
 
 def count(instructions: Iterable[Instruction]) -> Counts:
+    """Return the counts of these instructions."""
     names: Counter[str] = Counter()
     mma: Counter[str] = Counter()
     sums: Counter[str] = Counter()
     total = 0
-    for one in instructions:
+    for instruction in instructions:
         total += 1
-        names[one.name] += 1
-        if one.name in _PRODUCTS:
-            mma[one.opcode + (":SS" if _left_is_shared(one) else "")] += 1
-        if operations := mma_operations(one.opcode):
+        names[instruction.name] += 1
+        if instruction.name in _PRODUCTS:
+            mma[instruction.opcode + (":SS" if _left_is_shared(instruction) else "")] += 1
+        if operations := mma_operations(instruction.opcode):
             sums["operations"] += operations
-            sums["operands"] += _shared_operand_bytes(one)
-        sums["waits"] += bool(_WAIT.match(one.opcode))
+            sums["operands"] += _shared_operand_bytes(instruction)
+        sums["waits"] += bool(_WAIT.match(instruction.opcode))
         for kind, pattern, size in _MEMORY:
-            if pattern.match(one.opcode):
-                sums[kind] += size(one.opcode) * LANES
+            if pattern.match(instruction.opcode):
+                sums[kind] += size(instruction.opcode) * LANES
     return Counts(
         instructions=total,
         mma=dict(mma),
@@ -192,7 +205,10 @@ _SHAPES = {"16816": (16, 8, 16), "1688": (16, 8, 8), "16832": (16, 8, 32), "884"
 
 
 def mma_operations(opcode: str) -> int:
-    """Multiplications and additions of one warp; 0 for what is no product of tiles, or has its shape elsewhere."""
+    """Return the multiplications and additions of one warp for a matrix product.
+
+    Return 0 for other instructions, and for products whose shape is not part of the opcode.
+    """
     name, *modifiers = opcode.split(".")
     if name == "HGMMA" or name == "QGMMA":
         rows, columns, depth = map(int, modifiers[0].split("x"))
@@ -203,13 +219,16 @@ def mma_operations(opcode: str) -> int:
     return 0
 
 
-def _shared_operand_bytes(one: Instruction) -> int:
-    """Of a warpgroup's product: the right factor lies in shared memory, and the left one unless it has a register."""
-    return operand_bytes(one.opcode + (":SS" if _left_is_shared(one) else ""))
+def _shared_operand_bytes(instruction: Instruction) -> int:
+    """Return the bytes of a product's operands in shared memory.
+
+    The right operand of a warpgroup's product is always there, the left one unless it is in registers.
+    """
+    return operand_bytes(instruction.opcode + (":SS" if _left_is_shared(instruction) else ""))
 
 
 def operand_bytes(product: str) -> int:
-    """A warp's quarter of what a warpgroup's product, by its name in `Counts.mma`, reads in shared memory."""
+    """Return the bytes per warp that a product reads from shared memory. `product` is a key of `Counts.mma`."""
     opcode, _, both = product.partition(":")
     if not opcode.split(".")[0].endswith("GMMA"):
         return 0
@@ -217,18 +236,18 @@ def operand_bytes(product: str) -> int:
     return ((rows * depth if both else 0) + columns * depth) * (1 if opcode.startswith("Q") else 2) // 4
 
 
-def _left_is_shared(one: Instruction) -> bool:
-    return one.name.endswith("GMMA") and one.operands.split(",")[1].strip().startswith("gdesc")
+def _left_is_shared(instruction: Instruction) -> bool:
+    return instruction.name.endswith("GMMA") and instruction.operands.split(",")[1].strip().startswith("gdesc")
 
 
 def _width(opcode: str) -> int:
-    """Bytes of one lane."""
+    """Return the bytes per lane of a memory instruction."""
     sizes = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1, "32": 4}
     return next((sizes[word] for word in opcode.split(".")[1:] if word in sizes), 4)
 
 
 def _matrices(opcode: str) -> int:
-    """Of LDSM and STSM, which move matrices of 8 x 8 halves: a row of 16 bytes a lane if there are four of them."""
+    """Return the bytes per lane of LDSM and STSM, which move 1 to 4 matrices of 8 x 8 half-precision elements."""
     last = opcode.split(".")[-1]
     return 4 * int(last) if last.isdigit() and int(last) <= 4 else 4
 
@@ -242,17 +261,17 @@ _MEMORY: tuple[tuple[str, re.Pattern[str], Callable[[str], int]], ...] = (
 
 
 def _blocks(instructions: Sequence[Instruction]) -> list[list[Instruction]]:
-    targets = {one.target for one in instructions}
+    targets = {instruction.target for instruction in instructions}
     blocks: list[list[Instruction]] = [[]]
-    for one in instructions:
-        if blocks[-1] and (one.address in targets or _ends_block(blocks[-1][-1])):
+    for instruction in instructions:
+        if blocks[-1] and (instruction.address in targets or _ends_block(blocks[-1][-1])):
             blocks.append([])
-        blocks[-1].append(one)
+        blocks[-1].append(instruction)
     return blocks
 
 
-def _ends_block(one: Instruction) -> bool:
-    return one.target is not None or one.name in _ENDS
+def _ends_block(instruction: Instruction) -> bool:
+    return instruction.target is not None or instruction.name in _ENDS
 
 
 def _successors(blocks: Sequence[Sequence[Instruction]]) -> list[list[int]]:
@@ -260,37 +279,42 @@ def _successors(blocks: Sequence[Sequence[Instruction]]) -> list[list[int]]:
     result = []
     for number, block in enumerate(blocks):
         last = block[-1]
-        next_ones = [at[last.target]] if last.target is not None else []
+        targets = [at[last.target]] if last.target is not None else []
         falls_through = bool(last.predicate) or not _ends_block(last) or (".U" in last.opcode and "UP" in last.operands)
         if falls_through and number + 1 < len(blocks):
-            next_ones.append(number + 1)
-        result.append(next_ones)
+            targets.append(number + 1)
+        result.append(targets)
     return result
 
 
 def _dominators(successors: Sequence[Sequence[int]]) -> list[set[int]]:
-    """For each block those that every way from the entry to it passes. Blocks that no way leads to have all."""
+    """Return the dominators of each block: the blocks on every path from the entry to it.
+
+    For unreachable blocks these are all blocks.
+    """
     blocks = range(len(successors))
     before: list[list[int]] = [[] for _ in blocks]
     for number, after in enumerate(successors):
-        for one in after:
-            before[one].append(number)
+        for successor in after:
+            before[successor].append(number)
     result = [{0} if number == 0 else set(blocks) for number in blocks]
-    changed = True
-    while changed:
-        changed = False
+    has_changed = True
+    while has_changed:
+        has_changed = False
         for number in blocks[1:]:
-            new = {number} | (set.intersection(*(result[one] for one in before[number])) if before[number] else set())
-            changed |= new != result[number]
+            new = {number} | (
+                set.intersection(*(result[successor] for successor in before[number])) if before[number] else set()
+            )
+            has_changed |= new != result[number]
             result[number] = new
     return result
 
 
 def _reaching(latch: int, head: int, successors: Sequence[Sequence[int]]) -> set[int]:
-    body, todo = {head}, [latch]
-    while todo:
-        one = todo.pop()
-        if one not in body:
-            body.add(one)
-            todo += [number for number, after in enumerate(successors) if one in after]
+    body, pending = {head}, [latch]
+    while pending:
+        block = pending.pop()
+        if block not in body:
+            body.add(block)
+            pending += [number for number, after in enumerate(successors) if block in after]
     return body

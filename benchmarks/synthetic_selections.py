@@ -1,7 +1,7 @@
-"""Which blocks queries choose, made up: at random, or so that neighbouring queries share most of theirs.
+"""Synthetic selections of blocks: random, or such that neighbouring queries share most of their blocks.
 
-Random choices are the worst case: the union of a tile of queries is as large as it can be. How much a trained model's
-neighbours share, benchmarks/nsa_choices.py measures.
+Random selections are the worst case, because the union of the blocks of a tile of queries is as large as possible.
+benchmarks/nsa_choices.py measures how much neighbouring queries of a trained model share.
 """
 
 from __future__ import annotations
@@ -12,46 +12,46 @@ from torch import Tensor
 FORCED = 3  # block 0, the query's own, and the one before it
 
 
-def choices(
+def make_selections(
     tokens: int, *, groups: int = 1, count: int = 16, select_len: int = 64, shared: float = 0.0, seed: int = 0
 ) -> Tensor:
-    """Indices [1, G, T, n] (int32, -1 for none) as the importance ranks them: forced ones among n, no duplicates.
+    """Return indices [1, G, T, n] (int32, -1 for empty slots), with the forced blocks and without duplicates.
 
-    `shared` is the part of its n blocks that a query has in common with the one before it, on average, where there is
-    choice; less than what is forced cannot be, so that 0 is a fresh draw for every query.
+    `shared` is the average fraction of its n blocks that a query shares with the previous query. The forced blocks are
+    shared in any case; 0 means that every query draws its other blocks independently.
     """
     generator = torch.Generator().manual_seed(seed)
     free = count - FORCED
     query = torch.arange(tokens)
     own = query // select_len
-    # Each free place draws from blocks of its own, those of one residue: no block is drawn twice.
+    # Each free slot draws from its own residue class of blocks, so no block is drawn twice.
     place = torch.arange(free)
     available = (own[:, None] - 3 - place).div(free, rounding_mode="floor") + 1  # blocks 1 + place + free * i
-    # A place that draws anew draws the same block once in so many times.
-    renewed = (1 - shared) * count / free / (1 - 1 / available.clamp_min(2))
-    is_new = torch.rand(groups, tokens, free, generator=generator) < renewed
-    # With one block there is nothing to draw, and what was drawn from none is no number.
+    # A slot that draws again gets the same block with probability 1 / available.
+    redraw_probability = (1 - shared) * count / free / (1 - 1 / available.clamp_min(2))
+    is_new = torch.rand(groups, tokens, free, generator=generator) < redraw_probability
+    # With at most one block there is nothing to draw, and the probability above is NaN or inf.
     is_new |= available <= 1
-    drawn = torch.rand(groups, tokens, free, generator=generator) * available
+    draws = torch.rand(groups, tokens, free, generator=generator) * available
     since = torch.where(is_new, query[:, None], 0).cummax(1).values
-    block = drawn.gather(1, since).to(torch.int32) * free + place + 1
+    block = draws.gather(1, since).to(torch.int32) * free + place + 1
     block = torch.where(available > 0, block, -1)
-    forced = torch.stack([torch.zeros_like(own), torch.where(own > 0, own, -1), own - 1], 1)
-    forced[:, 2] = torch.where(own > 1, own - 1, -1)
-    indices = torch.cat([forced.expand(groups, -1, -1).to(torch.int32), block.to(torch.int32)], 2)
+    forced_blocks = torch.stack([torch.zeros_like(own), torch.where(own > 0, own, -1), own - 1], 1)
+    forced_blocks[:, 2] = torch.where(own > 1, own - 1, -1)
+    indices = torch.cat([forced_blocks.expand(groups, -1, -1).to(torch.int32), block.to(torch.int32)], 2)
     return indices[None]
 
 
-def shared_by_neighbours(indices: Tensor) -> float:
-    """The part of its blocks that a query has in common with the one before it, on average over all."""
+def neighbour_overlap(indices: Tensor) -> float:
+    """Return the average fraction of its blocks that a query shares with the previous query."""
     now, before = indices[0, :, 1:], indices[0, :, :-1]
     same = ((now[..., None] == before[..., None, :]) & (now >= 0)[..., None]).any(-1).sum(-1)
     return float((same / (now >= 0).sum(-1).clamp_min(1)).mean())
 
 
-def union_size(indices: Tensor, queries: int) -> float:
-    """Blocks that any query of a tile of neighbours chose, on average over tiles and groups."""
+def mean_union_size(indices: Tensor, queries: int) -> float:
+    """Return the average number of blocks that any query of a tile of `queries` neighbouring queries selected."""
     tokens, blocks = indices.shape[2], int(indices.max()) + 1
-    named = torch.zeros(indices.shape[1], tokens + -tokens % queries, blocks + 1, dtype=torch.bool)
-    named[:, :tokens].scatter_(2, torch.where(indices[0] < 0, blocks, indices[0]).long(), True)
-    return float(named[..., :blocks].unflatten(1, (-1, queries)).any(2).sum(-1).float().mean())
+    is_selected = torch.zeros(indices.shape[1], tokens + -tokens % queries, blocks + 1, dtype=torch.bool)
+    is_selected[:, :tokens].scatter_(2, torch.where(indices[0] < 0, blocks, indices[0]).long(), True)
+    return float(is_selected[..., :blocks].unflatten(1, (-1, queries)).any(2).sum(-1).float().mean())

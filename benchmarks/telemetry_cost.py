@@ -1,13 +1,13 @@
-"""What the telemetry of nsa.train costs: steps of the same run with it and without it, in turn.
+"""Cost of the telemetry of nsa.train: step times of the same run with and without it, alternately.
 
     python benchmarks/telemetry_cost.py                     twenty runs, into benchmarks/results/
-    python benchmarks/telemetry_cost.py --runs 2 --out F    a quick look
+    python benchmarks/telemetry_cost.py --runs 2 --out F    a quick measurement
 
-A run is a process of its own: `nsa.train` with the `ci` shape, the shipped text and one thread. Its telemetry is taken
-away for ten steps, then it is back for ten, in the order on, off, off, on. Two processes of the same program may differ
-by several percent for as long as they live, as their memory lies, and a shared machine changes its speed within
-minutes: within a run neither counts. The whole step is timed, by a wrapper around it. The first ten steps, in which
-torch warms up and telemetry audits dtypes, do not count.
+Each run is a new process: `nsa.train` with the `ci` shape, the shipped text and one thread. Telemetry is switched every
+ten steps, in the order on, off, off, on. Both sides are measured in the same process, because two processes of the same
+program can differ by several percent (due to their memory layout), and because the speed of a shared machine changes
+within minutes. A wrapper times the full step. The first ten steps, in which torch warms up and telemetry audits dtypes,
+are dropped.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.provenance import circumstances  # noqa: E402
-from nsa_harness.core.experiment.statistics import student  # noqa: E402
+from benchmarks.provenance import measurement_context  # noqa: E402
+from nsa_harness.core.experiment.statistics import student_quantile  # noqa: E402
 
-ROUND = 10  # steps between two turns: telemetry looks into one of ten
+ROUND = 10  # steps between two switches; telemetry samples every tenth step
 CONFIDENCE = 0.95
 LIMIT_PERCENT = 1.0
-# `_one_step` is all that training does in a step, telemetry and the line for people among it.
+# `_one_step` is the full training step, including telemetry and the printed line.
 TIMED = """
 import dataclasses, json, sys, time
 sys.path.insert(0, sys.argv[1])
@@ -56,37 +56,39 @@ SIDE_OF = {"Telemetry": "with", "NoTelemetry": "without"}
 
 
 def steps_of(*, steps: int, directory: Path) -> list[tuple[str, float, float]]:
-    """The telemetry that each step of one run had, its wall and its processor seconds."""
+    """Run nsa.train, and return for each step its kind of telemetry, wall seconds and CPU seconds."""
     out = directory / "samples.json"
     options = ["--shape", "ci", "--data", "text", "--steps", str(steps), "--out-dir", str(directory / "out")]
-    words = [str(REPOSITORY / "src"), str(out), str(ROUND), *options, "--telemetry", "on"]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("NSA_") and name != "CONFIG"}
-    environment = clean | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    subprocess.run([sys.executable, "-c", TIMED, *words], env=environment, check=True, stdout=subprocess.DEVNULL)
+    arguments = [str(REPOSITORY / "src"), str(out), str(ROUND), *options, "--telemetry", "on"]
+    environment_without_settings = {
+        name: value for name, value in os.environ.items() if not name.startswith("NSA_") and name != "CONFIG"
+    }
+    environment = environment_without_settings | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    subprocess.run([sys.executable, "-c", TIMED, *arguments], env=environment, check=True, stdout=subprocess.DEVNULL)
     return [tuple(sample) for sample in json.loads(out.read_text())]
 
 
 def measure(*, runs: int, rounds: int) -> list[dict[str, Any]]:
-    """Each run with all samples that count, by side in the order in which they were taken."""
-    found = []
+    """Return the samples of each run by side, in order, without the warm-up."""
+    results = []
     for _ in range(runs):
         load = os.getloadavg()[0]
         with tempfile.TemporaryDirectory() as directory:
             samples = steps_of(steps=ROUND * (1 + 2 * rounds), directory=Path(directory))[ROUND:]
         run: dict[str, Any] = {"load_1min": load}
         for telemetry, side in SIDE_OF.items():
-            mine = [(wall, processor) for name, wall, processor in samples if name == telemetry]
-            run[f"{side}_wall_s"] = [round(wall, 6) for wall, _ in mine]
-            run[f"{side}_cpu_s"] = [round(processor, 6) for _, processor in mine]
-        found.append(run)
-    return found
+            side_samples = [(wall, processor) for name, wall, processor in samples if name == telemetry]
+            run[f"{side}_wall_s"] = [round(wall, 6) for wall, _ in side_samples]
+            run[f"{side}_cpu_s"] = [round(processor, 6) for _, processor in side_samples]
+        results.append(run)
+    return results
 
 
 def percent_more(run: dict[str, Any], clock: str) -> float:
-    """What a step costs more with telemetry, as a share of one without it: the mean over whole rounds of sampling.
+    """Return how much longer a step takes with telemetry than without it, in percent.
 
-    Of each place in a round (one is looked into, nine are not) the median over the rounds: a step that was held up
-    moves no median, and what telemetry does in one of ten steps counts as one of ten.
+    A typical step is the mean over the ten positions within a round of the median over all rounds. A delayed step
+    then does not matter, and the sampled step of each round counts as one of ten.
     """
     with_it, without = (_typical(run[f"{side}_{clock}"]) for side in ("with", "without"))
     return 100 * (with_it / without - 1)
@@ -97,35 +99,36 @@ def _typical(samples: list[float]) -> float:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Of the mean of the runs, by Student's distribution."""
+    """Return the confidence interval of the mean, by Student's t-distribution."""
     middle, spread = statistics.fmean(values), statistics.stdev(values) / sqrt(len(values))
-    reach = student(CONFIDENCE, len(values) - 1) * spread
+    reach = student_quantile(CONFIDENCE, len(values) - 1) * spread
     return middle - reach, middle + reach
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
-    told: dict[str, float] = {"runs": len(runs)}
+    """Return the mean, median and confidence interval of the cost in percent, for wall and CPU time."""
+    result: dict[str, float] = {"runs": len(runs)}
     for clock in ("wall_s", "cpu_s"):
-        more = [percent_more(run, clock) for run in runs]
-        low, high = interval(more)
-        named = {"percent_mean": statistics.fmean(more), "percent_median": statistics.median(more)}
-        named |= {"percent_low": low, "percent_high": high}
-        named |= {"step_ms_without": 1000 * statistics.median(_typical(run[f"without_{clock}"]) for run in runs)}
-        told |= {f"{clock.removesuffix('_s')}_{name}": round(value, 4) for name, value in named.items()}
-    return told
+        percentages = [percent_more(run, clock) for run in runs]
+        low, high = interval(percentages)
+        values = {"percent_mean": statistics.fmean(percentages), "percent_median": statistics.median(percentages)}
+        values |= {"percent_low": low, "percent_high": high}
+        values |= {"step_ms_without": 1000 * statistics.median(_typical(run[f"without_{clock}"]) for run in runs)}
+        result |= {f"{clock.removesuffix('_s')}_{name}": round(value, 4) for name, value in values.items()}
+    return result
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Measure what telemetry costs.")
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=10, help=f"of {ROUND} steps, on each side of a run; even")
+    parser.add_argument("--rounds", type=int, default=10, help=f"rounds of {ROUND} steps on each side of a run; even")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results" / "telemetry_cost.json")
     options = parser.parse_args(arguments)
     if options.runs < 2 or options.rounds < 2 or options.rounds % 2:
         parser.error("--runs: at least 2, --rounds: at least 2 and even")
-    known = circumstances(__file__, arguments)
+    context = measurement_context(__file__, arguments)
     runs = measure(runs=options.runs, rounds=options.rounds)
-    result = {**known, "limit_percent": LIMIT_PERCENT, "summary": summary(runs), "samples": {"runs": runs}}
+    result = {**context, "limit_percent": LIMIT_PERCENT, "summary": summary(runs), "samples": {"runs": runs}}
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result["summary"], indent=1))
     return 0

@@ -1,11 +1,11 @@
-"""Pairs of timings, with and without something, and what they say: shared by the benchmarks, and a program of its own.
+"""Paired timings: helpers for the other benchmarks, and a program that measures the overhead of nsa-harness.
 
-    python benchmarks/timing_pairs.py -- COMMAND...           what nsa-harness costs this command
-    python benchmarks/timing_pairs.py --json -- COMMAND...    the same with every sample
+    python benchmarks/timing_pairs.py -- COMMAND...           print the overhead of nsa-harness for this command
+    python benchmarks/timing_pairs.py --json -- COMMAND...    print every sample as JSON
 
-The command runs bare and under nsa-harness, alternately, after one bare run to warm the caches: three to seven pairs,
-as many as fit into two minutes. Every limit is set far away, so nothing is judged. A rank that imports this module for
-its helpers imports no part of nsa_harness.
+The command runs alternately without and with nsa-harness, after a first run that warms the caches: three to seven
+pairs, as many as fit into two minutes. All limits are set so high that they never apply. Ranks import this module for
+its helpers, so importing it does not import nsa_harness.
 """
 
 from __future__ import annotations
@@ -37,16 +37,19 @@ T = TypeVar("T")
 
 
 def alternate(number: int, sides: Sequence[T]) -> Sequence[T]:
-    """Return the two sides in the order for this pair: a machine that grows slower favours neither."""
+    """Return the two sides in the order for pair `number`: reversed in every other pair, to be fair to both sides."""
     return sides if number % 2 else sides[::-1]
 
 
-def percent_more(of: Callable[[Sequence[float]], float], changed: Sequence[float], before: Sequence[float]) -> float:
-    return 100 * (of(changed) / of(before) - 1)
+def percent_more(
+    statistic: Callable[[Sequence[float]], float], changed: Sequence[float], before: Sequence[float]
+) -> float:
+    """Return by how many percent a statistic of `changed` exceeds that of `before`."""
+    return 100 * (statistic(changed) / statistic(before) - 1)
 
 
 class HookTables:
-    """The global hook tables of torch, in which the probe has entries: with them or without."""
+    """Torch's global hook tables, from which the probe's hooks can be removed and restored."""
 
     def __init__(self) -> None:
         from torch.nn.modules import module
@@ -62,38 +65,41 @@ class HookTables:
         self.are_complete = all(self._entries)
 
     def turn(self, *, on: bool) -> None:
+        """Restore the probe's hooks if `on`, otherwise remove all hooks."""
         for table, entries in zip(self._tables, self._entries, strict=True):
             table.clear()
             if on:
                 table.update(entries)
 
 
-# What nsa-harness costs a command.
-
-
 @dataclass(frozen=True, kw_only=True)
 class TimedPair:
-    """One run of each side, one right after the other. Seconds."""
+    """Times in seconds of one run without and one run with nsa-harness, directly after each other."""
 
     bare_s: float
-    harness_s: float  # from the start to the written report
-    after_s: float  # the part of it after the command's end: collecting, judging, writing
+    harness_s: float  # from the start until the report is written
+    after_s: float  # the part after the command's end: collecting evidence, judging, writing the report
 
     @property
     def more_s(self) -> float:
+        """Additional seconds with nsa-harness."""
         return self.harness_s - self.bare_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead:
+    """Measured overhead of nsa-harness for a command."""
+
     command: str
     pairs: tuple[TimedPair, ...]
 
     def median(self, name: str) -> float:
+        """Return the median of a field of the pairs."""
         return statistics.median(getattr(pair, name) for pair in self.pairs)
 
     @property
     def more_percent(self) -> float:
+        """How much longer the command takes with nsa-harness, in percent of the medians."""
         return 100.0 * (self.median("harness_s") / self.median("bare_s") - 1)
 
     @property
@@ -102,6 +108,7 @@ class Overhead:
         return all(pair.more_s > 0 for pair in self.pairs) or all(pair.more_s < 0 for pair in self.pairs)
 
     def lines(self) -> Iterator[str]:
+        """Yield the lines of the report for the terminal."""
         yield f"overhead of the harness, {len(self.pairs)} pairs, in turn: {self.command}"
         yield f"  bare           {self.median('bare_s'):8.3f} s   {self._spread('bare_s')}"
         yield f"  with harness   {self.median('harness_s'):8.3f} s   {self._spread('harness_s')}"
@@ -130,13 +137,13 @@ def measure_pairs(command: Sequence[str], say: Callable[[str], None]) -> Overhea
     """Time the command bare and under nsa-harness. Raises SystemExit with the reason if the command fails."""
     with tempfile.TemporaryDirectory(prefix="nsa-overhead-") as directory:
         spec = _spec(command, Path(directory))
-        count = pairs_wanted(_bare_s(command, spec))
+        count = number_of_pairs(_bare_s(command, spec))
         say(f"overhead: {count} pairs of {shlex.join(command)}")
         pairs = [_pair(number, command, spec, Path(directory)) for number in range(count)]
     return Overhead(command=shlex.join(command), pairs=tuple(pairs))
 
 
-def pairs_wanted(first_s: float) -> int:
+def number_of_pairs(first_s: float) -> int:
     """Return how many pairs fit into the budget, given the seconds of one bare run."""
     return max(FEWEST_PAIRS, min(MOST_PAIRS, int(BUDGET_S / (2 * max(first_s, 0.001)))))
 
@@ -148,16 +155,16 @@ def ranks_of(command: Sequence[str]) -> int:
 
 
 def _spec(command: Sequence[str], directory: Path) -> RunSpec:
-    """Plan the launch like that of any scenario: from a file that holds the command."""
+    """Plan the launch of the command from a scenario file, as nsa-harness does for any scenario."""
     from nsa_harness.supervisor.launch.machine import machine_facts
-    from nsa_harness.supervisor.launch.planning import Invocation, planned
+    from nsa_harness.supervisor.launch.planning import Invocation, plan_launches
 
     file = directory / "overhead.yaml"
     limits = dict.fromkeys(("stall_s", "busy_s", "open_wait_s", "start_s", "deadline_s"), _FAR_S)
     run = {"command": list(command), "ranks": ranks_of(command)}
     file.write_text(json.dumps({"about": "measured by benchmarks/timing_pairs.py", "run": run, "limits": limits}))
-    invocation = Invocation(words=(str(file),), working_dir=Path.cwd(), environ={})
-    (spec,) = planned(invocation, machine_facts()).specs
+    invocation = Invocation(arguments=(str(file),), working_dir=Path.cwd(), environ={})
+    (spec,) = plan_launches(invocation, machine_facts()).specs
     return cast("RunSpec", spec)
 
 
@@ -172,25 +179,25 @@ def _pair(number: int, command: Sequence[str], spec: RunSpec, directory: Path) -
 
 
 def _bare_s(command: Sequence[str], spec: RunSpec) -> float:
-    # nsa-harness gives several ranks one thread each, as torchrun does; a bare command must not differ in that.
+    # nsa-harness, like torchrun, gives each of several ranks one thread. Without it, the command must have the same.
     threads = {"OMP_NUM_THREADS": "1"} if spec.ranks > 1 else {}
-    begun = time.perf_counter()
+    started = time.perf_counter()
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command, env={**threads, **os.environ}, stdin=subprocess.DEVNULL, capture_output=True, check=False
         )
     except OSError as error:
         raise SystemExit(f"{command[0]} cannot be started: {error.strerror or error}") from None
-    took_s = time.perf_counter() - begun
-    if done.returncode != 0:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        why = f": {last[0]}" if last else ""
-        raise SystemExit(f"the command ends with {done.returncode} without nsa-harness{why}; fix it first")
+    took_s = time.perf_counter() - started
+    if result.returncode != 0:
+        last_line = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        reason = f": {last_line[0]}" if last_line else ""
+        raise SystemExit(f"the command ends with {result.returncode} without nsa-harness{reason}; fix it first")
     return took_s
 
 
 def _harness_s(spec: RunSpec, directory: Path) -> tuple[float, float]:
-    """Return the wall time until the report is written, and the part of it after the command's end."""
+    """Return the seconds until the report is written, and the part of them after the command's end."""
     from nsa_harness.commands.run import run_all
     from nsa_harness.commands.scheduler import RunRequest
     from nsa_harness.core.report import Outcome, Status
@@ -205,12 +212,12 @@ def _harness_s(spec: RunSpec, directory: Path) -> tuple[float, float]:
 
     options = RunOptions(command="benchmarks/timing_pairs.py", out=directory)
     request = RunRequest(specs=(spec,), options=options)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     run_all(request, Silent())
-    took_s = time.perf_counter() - begun
+    took_s = time.perf_counter() - started
     if not outcomes or outcomes[-1].verdict.status is not Status.PASS:
-        what = outcomes[-1].verdict.summary if outcomes else "it was interrupted"
-        raise SystemExit(f"the command passes bare and not under nsa-harness, so nothing is measured: {what}")
+        reason = outcomes[-1].verdict.summary if outcomes else "it was interrupted"
+        raise SystemExit(f"the command passes bare and not under nsa-harness, so nothing is measured: {reason}")
     return took_s, max(0.0, took_s - outcomes[-1].timing.wall_s)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from evaluation import experiments
 from evaluation.experiments import Experiment
 from evaluation.scoring import Row, chance_of_as_many, paragraph
-from nsa_harness.core.experiment.statistics import tries
+from nsa_harness.core.experiment.statistics import runs_to_show
 from nsa_harness.core.search.plan import find_smallest_difference
 from nsa_harness.core.search.question import (
     AnswerKind,
@@ -42,7 +42,7 @@ ALIKE = 0.2  # rates that differ by less may be called equal: the answer shows w
 MOST_PROBES = 1000  # as the command has it
 MOST_OF_CLOSE_RATES = 300  # where a search need not answer
 # "The bad end passed 14 of 14: never seen failing; it may in less than 19 % of runs."
-NEVER_BELOW = 1 - (1 - CONFIDENCE) ** (1 / tries(0.2, CONFIDENCE))
+NEVER_BELOW = 1 - (1 - CONFIDENCE) ** (1 / runs_to_show(0.2, CONFIDENCE))
 BAD, GOOD = ProbeResult.BAD, ProbeResult.GOOD
 _NOTHING_NAMED = (AnswerKind.NONE, AnswerKind.INDEPENDENT)
 
@@ -193,7 +193,7 @@ def searched(cell: Cell, seed: int) -> tuple[SearchAnswer, Truth, int]:
         kind=QuestionKind.ORDERED if cell.shape == "threshold" else QuestionKind.SET,
         items=cell.items,
         confidence=CONFIDENCE,
-        controls=tries(0.2, CONFIDENCE),
+        controls=runs_to_show(0.2, CONFIDENCE),
         max_probes=MOST_PROBES if cell.apart else MOST_OF_CLOSE_RATES,
     )
     return find_smallest_difference(question, probe), truth, taken

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from benchmarks.provenance import circumstances
+from benchmarks.provenance import measurement_context
 from evaluation.experiments import HOME, REPOSITORY
 from evaluation.scoring import Row, paragraph
 from evaluation.trials import (
@@ -67,7 +67,7 @@ class Stored:
         request = CorpusRequest(root=corpus_root(), out=self.home, command=" ".join(sys.argv), jobs=JOBS)
         with burning(BURNERS if self.circumstance == "loaded" else 0):
             ran = run_corpus(batch, request, sys.stdout)
-        commit = circumstances(__file__, [])["commit"]
+        commit = measurement_context(__file__, [])["commit"]
         for run_dir, answers in ran.items():
             place = str(run_dir.resolve().relative_to(self.home))
             self._know(self.known | {answer.trial.name: {"run": place, "commit": commit} for answer in answers})
@@ -125,7 +125,7 @@ def run(*, minutes: float, forget: Sequence[str], only: str = "", file: Path | N
         yield f"no run is stored in {STORED.relative_to(REPOSITORY)}; {left} to do"
         return
     values = {
-        **circumstances(__file__, []),
+        **measurement_context(__file__, []),
         "command": "python -m evaluation run corpus",
         "evidence_of_commits": sorted(commits),
         "runs_at_the_same_time": JOBS,

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.provenance import circumstances
+from benchmarks.provenance import measurement_context
 from evaluation.scoring import Row
 
 HOME = Path(__file__).resolve().parent
@@ -77,7 +77,7 @@ class Experiment:
 
     def store(self, case: str, cell: Cell, file: Path | None = None) -> None:
         """Add a cell to the file, which is read again: another slice may have written meanwhile."""
-        about = {**circumstances(__file__, []), "command": f"python -m evaluation run {self.name}"}
+        about = {**measurement_context(__file__, []), "command": f"python -m evaluation run {self.name}"}
         added = dict(cell) if self.bare else {**cell, "commit": about["commit"], "load": about["load_1min"]}
         known = {**self.cells(file), case: added}
         cells = {case: known[case] for case in self.cases if case in known}

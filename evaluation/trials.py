@@ -26,7 +26,7 @@ from nsa_harness.render.documents.report_json import from_json
 from nsa_harness.render.listener import Listener
 from nsa_harness.render.text import escape
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
+from nsa_harness.supervisor.launch.planning import Invocation, Script, plan_launches
 from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions
 
 MARKER = "# to blame"
@@ -421,7 +421,7 @@ def trial_spec(trial: Trial, root: Path) -> RunSpec:
     args = (HEALTHY if trial.healthy else FAULT, *label.words)
     script = Script(file=str(root / f"{label.name}.py"), ranks=label.ranks, args=args)
     words = tuple(f"limits.{name}={value:g}" for name, value in limits.items())
-    (spec,) = planned(Invocation(words=words, script=script, working_dir=root, environ={}), machine_facts()).specs
+    (spec,) = plan_launches(Invocation(arguments=words, script=script, working_dir=root, environ={}), machine_facts()).specs
     assert isinstance(spec, RunSpec)
     return replace(spec, scenario=trial.name, about=label.about, env=tuple(sorted(label.env.items())))
 

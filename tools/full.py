@@ -24,7 +24,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.provenance import circumstances  # noqa: E402
+from benchmarks.provenance import measurement_context  # noqa: E402
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "full.json"
 SELECTED = ["-m", "not gpu and not multi_gpu"]
@@ -71,7 +71,7 @@ def stored(commit: str) -> dict[str, Any]:
         results: dict[str, Any] = json.loads(RESULTS.read_text())
         if results["commit"] == commit and not results["uncommitted_changes"]:
             return results
-    return {**circumstances(__file__, []), "files_done": [], "tests": {}}
+    return {**measurement_context(__file__, []), "files_done": [], "tests": {}}
 
 
 def run_file(file: str, known: Sequence[str], limit_s: float) -> tuple[dict[str, dict[str, Any]], bool]:

@@ -1,4 +1,4 @@
-"""Rebuilds reports/sample, its excerpt in the README, and the pictures in docs/images, from real runs.
+"""Rebuilds reports/sample and the pictures in docs/images, from real runs.
 
     python tools/make_sample.py             about a minute: a run of fault_deadlock and a run of hang.py
     python tools/make_sample.py --bisect    about four minutes: a bisection of fault_gc_layer as well
@@ -22,15 +22,11 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 SAMPLE = REPOSITORY / "reports" / "sample"
 IMAGES = REPOSITORY / "docs" / "images"
-README = REPOSITORY / "README.md"
 SCENARIO = "fault_deadlock"
 HOST = "example"
 HOME = "/home/user/nsa-harness"
 # Files of an attempt that are binary, or that have the same content as another file.
 LEFT_OUT = ("boards", "logs", "evidence", "rank*/board", "dumps/*.json")
-BEGIN, END = "<!-- sample: begin -->", "<!-- sample: end -->"
-# The excerpts of SUMMARY.md in the README: how the first and the last line of each excerpt start.
-EXCERPTS = (("# HANG ", "Look at "), ("| rank | blocked in", "**Do:**"))
 HANG_PY = """\
 import torch
 import torch.distributed as dist
@@ -62,14 +58,13 @@ def main() -> None:
 
 
 def make_sample(work: Path) -> None:
-    """Replace reports/sample and the README's excerpt by a new run of the sample scenario."""
+    """Replace reports/sample by a new run of the sample scenario."""
     run = _launch(work, "run", SCENARIO)
     _remove_files(run / SCENARIO)
     _render_again(run)
     _replace_paths(run, work)
     shutil.rmtree(SAMPLE, ignore_errors=True)
     shutil.copytree(run, SAMPLE)
-    README.write_text(with_excerpt(README.read_text(), (SAMPLE / "SUMMARY.md").read_text()))
     print(f"{SAMPLE.relative_to(REPOSITORY)}: {sum(1 for path in SAMPLE.rglob('*') if path.is_file())} files")
 
 
@@ -117,31 +112,6 @@ def draw_bisection(work: Path) -> None:
     _replace_paths(run, work)
     grid = r'<ol class="search".*?</ol>'
     pictures.save_part(run / "report.html", grid, IMAGES / "bisect-grid.png", width=1000, height=440)
-
-
-def excerpts(summary: str) -> list[str]:
-    """Return the parts of SUMMARY.md that the README shows. Raises SystemExit if the report has no such lines."""
-    lines = summary.splitlines()
-    return ["\n".join(lines[_find(lines, first) : _find(lines, last) + 1]) for first, last in EXCERPTS]
-
-
-def with_excerpt(readme: str, summary: str) -> str:
-    """Return the README with the excerpts as a quotation between its two comments. Links lead to the sample."""
-    text = "\n\n…\n\n".join(excerpts(summary)).replace(f"]({SCENARIO}/", f"](reports/sample/{SCENARIO}/")
-    # The README has a first-level heading of its own.
-    quotation = "\n".join(f"> {line}".rstrip() for line in text.removeprefix("# ").splitlines())
-    before, _, rest = readme.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{quotation}\n{END}{after}"
-
-
-def _find(lines: list[str], start: str) -> int:
-    for number, line in enumerate(lines):
-        if line.startswith(start):
-            return number
-    raise SystemExit(
-        f"reports/sample/SUMMARY.md: no line starts with {start!r}; adapt EXCERPTS in tools/make_sample.py"
-    )
 
 
 def _launch(work: Path, *command: str) -> Path:

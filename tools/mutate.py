@@ -39,7 +39,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 from mutating import SOURCES, Mutation, mutated, read  # noqa: E402
 
-from benchmarks.provenance import circumstances  # noqa: E402
+from benchmarks.provenance import measurement_context  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "mutations.json"
 COPIED = (*SOURCES, "benchmarks", "docs", "evaluation", "scenarios", "tests", "tools", "pyproject.toml")
@@ -273,7 +273,7 @@ def stored(commit: str) -> dict[str, Any]:
         results: dict[str, Any] = json.loads(RESULTS.read_text())
         if results["commit"] == commit and not results["uncommitted_changes"]:
             return results
-    fresh = circumstances(__file__, [])
+    fresh = measurement_context(__file__, [])
     fresh["versions"]["pytest"] = version("pytest")
     return {**fresh, "score": {}, "answers": []}
 

@@ -12,12 +12,12 @@ from runs import failed_in, run, sure
 from evaluation import plan_truth
 from evaluation.experiments import PAGES
 from evaluation.plan_truth import EXPERIMENT, Plant
-from nsa_harness.core.comparison.hypotheses import answers
+from nsa_harness.core.comparison.hypotheses import hypothesis_rows
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Status
 from nsa_harness.core.scenario.layers import layers_of
 from nsa_harness.subject.playbook import PLAYBOOK
-from nsa_harness.supervisor.launch.planning import Invocation, planned
+from nsa_harness.supervisor.launch.planning import Invocation, plan_launches
 
 LAPTOP = MachineFacts(host="laptop", cpus=2, gpus=(), torch="2.13.0+cpu")
 BOX = MachineFacts(host="box", cpus=16, gpus=("A100", "A100"), torch="2.13.0+cu126")
@@ -43,8 +43,8 @@ EACH = [plant if plant.name in QUICK else pytest.param(plant, marks=pytest.mark.
 
 @pytest.mark.parametrize("plant", EACH, ids=lambda plant: plant.name)
 def test_what_is_planted_reaches_every_run_of_the_plan(plant: Plant) -> None:
-    question = Invocation(words=plant.words, tags=("plan",), working_dir=Path(__file__).parent, environ={})
-    specs = [spec for spec in planned(question, LAPTOP).specs if isinstance(spec, RunSpec)]
+    question = Invocation(arguments=plant.words, tags=("plan",), working_dir=Path(__file__).parent, environ={})
+    specs = [spec for spec in plan_launches(question, LAPTOP).specs if isinstance(spec, RunSpec)]
     kinds = {spec.fault.kind if spec.fault else None for spec in specs}
     word = next((word.partition("=")[2] for word in plant.words if word.startswith("fault.kind=")), None)
     assert len(specs) >= 8
@@ -115,8 +115,8 @@ def acts(spec: RunSpec) -> bool:
 def as_planted(plant: Plant, machine: MachineFacts) -> tuple[Outcome, ...]:
     """The plan's runs, each ended as the fault makes it end."""
     found = []
-    question = Invocation(words=plant.words, tags=("plan",), working_dir=Path(__file__).parent, environ={})
-    for spec in planned(question, machine).specs:
+    question = Invocation(arguments=plant.words, tags=("plan",), working_dir=Path(__file__).parent, environ={})
+    for spec in plan_launches(question, machine).specs:
         if isinstance(spec, Skip):
             found.append(run(spec.scenario, Status.SKIP, dict(spec.settings), backend="", device=""))
             continue
@@ -138,7 +138,7 @@ ENDED = [
 
 @pytest.mark.parametrize(("plant", "machine"), ENDED, ids=lambda one: getattr(one, "name", None) or one.host)
 def test_where_runs_end_as_planted_the_true_hypothesis_is_supported_and_no_other(plant: Plant, machine: MachineFacts):
-    rows = answers(as_planted(plant, machine), PLAYBOOK.hypotheses)
+    rows = hypothesis_rows(as_planted(plant, machine), PLAYBOOK.hypotheses)
     told = [{"text": row.hypothesis.text, "answer": row.answer.value} for row in rows]
     assert plan_truth.mistakes(plant, {"gpus": len(machine.gpus), "hypotheses": told}) == []
 

@@ -5,7 +5,7 @@ S compressed blocks, l tokens of a compressed block, D key width, E value width,
 dimensions that rotary embeddings rotate together (D/2).
 
 Parameters that occur in several `forward` methods: `cos_sin` are the rotary cosines and sines, [2, T, p]. `layout`
-describes packed documents: the batch is then one row, and documents do not attend to each other. `precomputed` are the
+describes packed documents: the batch is then one row, and documents do not attend to each other. `products` are the
 results of the key and value projections, if `project_together` has computed them.
 """
 
@@ -59,19 +59,21 @@ class NSAttention(nn.Module):
     ) -> Tensor:
         """Return the output [B, T, M]. `memo_number` names the SelectionMemo of a checkpointed layer, or is None."""
         branches = [getattr(self, branch.value) for branch in self.config.branches]
-        precomputed, *branch_products = project_together(
+        query_product, *branch_products = project_together(
             x_BTM, [[self.q_proj], *([b.k_proj, b.v_proj] for b in branches)]
         )
-        products = dict(zip(self.config.branches, branch_products, strict=True))
-        q_BHTD = rotate(split_heads(self.q_proj(x_BTM, *precomputed), self.config.heads), cos_sin)
+        products_by_branch = dict(zip(self.config.branches, branch_products, strict=True))
+        q_BHTD = rotate(split_heads(self.q_proj(x_BTM, *query_product), self.config.heads), cos_sin)
         outputs, scorer = [], None
         if Branch.CMP in self.config.branches:
-            output, scorer = self.cmp(x_BTM, q_BHTD, cos_sin, layout, products[Branch.CMP])
+            output, scorer = self.cmp(x_BTM, q_BHTD, cos_sin, layout, products_by_branch[Branch.CMP])
             outputs.append(output)
         if Branch.SEL in self.config.branches:
-            outputs.append(self.sel(x_BTM, q_BHTD, cos_sin, scorer, memo_number, layout, products[Branch.SEL]))
+            outputs.append(
+                self.sel(x_BTM, q_BHTD, cos_sin, scorer, memo_number, layout, products_by_branch[Branch.SEL])
+            )
         if Branch.WIN in self.config.branches:
-            outputs.append(self.win(x_BTM, q_BHTD, cos_sin, layout, products[Branch.WIN]))
+            outputs.append(self.win(x_BTM, q_BHTD, cos_sin, layout, products_by_branch[Branch.WIN]))
         return self.mix(x_BTM, outputs)
 
     def mix(self, x_BTM: Tensor, outputs: list[Tensor]) -> Tensor:
@@ -91,8 +93,8 @@ class Projection(nn.Linear):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
 
-    def forward(self, x_BTM: Tensor, precomputed: Tensor | None = None) -> Tensor:
-        return super().forward(x_BTM) if precomputed is None else precomputed
+    def forward(self, x_BTM: Tensor, product: Tensor | None = None) -> Tensor:
+        return super().forward(x_BTM) if product is None else product
 
 
 Products = Sequence[Tensor | None]  # results of projections; None: the projection computes its own
@@ -195,14 +197,14 @@ class CompressedBranch(nn.Module):
         q_BHTD: Tensor,
         cos_sin: Tensor,
         layout: PackedLayout | None = None,
-        precomputed: Products = (None, None),
+        products: Products = (None, None),
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the output [B, H, T, E], and the compressed keys [B, G, S, D] with their log-sum-exp [B, H, T].
 
         The selected branch ranks blocks by these compressed keys.
         """
         config = self.config
-        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, precomputed)
+        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, products)
         k_BGSD = rotate_blocks(self.k_blocks(k_BGTD, layout), cos_sin, config, layout)
         v_BGSE = self.v_blocks(v_BGTE, layout)
         backend, used = implementation_for(self.implementation, q_BHTD, k_BGSD, v_BGSE)
@@ -264,7 +266,7 @@ class SelectedBranch(nn.Module):
         scorer: tuple[Tensor, Tensor] | None,
         memo_number: Tensor | None,
         layout: PackedLayout | None = None,
-        precomputed: Products = (None, None),
+        products: Products = (None, None),
     ) -> Tensor:
         """Return the output [B, H, T, E].
 
@@ -272,7 +274,7 @@ class SelectedBranch(nn.Module):
         has no compressed branch, blocks are ranked by the mean of this branch's own keys.
         """
         config = self.config
-        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, precomputed)
+        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, products)
         if scorer is None:
             # A separate scorer could not be trained, because the selection has no gradient.
             means = split_into_blocks(k_BGTD, config.block_len, config.block_stride, layout).mean(3)
@@ -309,10 +311,10 @@ class SlidingBranch(nn.Module):
         q_BHTD: Tensor,
         cos_sin: Tensor,
         layout: PackedLayout | None = None,
-        precomputed: Products = (None, None),
+        products: Products = (None, None),
     ) -> Tensor:
         """Return the output [B, H, T, E]."""
-        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, precomputed)
+        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, products)
         k_BGTD = rotate(k_BGTD, cos_sin)
         backend, used = implementation_for_sliding(self.implementation, q_BHTD, k_BGTD, v_BGTE)
         count_run(self.runs, used)
@@ -324,16 +326,16 @@ class SlidingBranch(nn.Module):
 
 
 def keys_and_values(
-    branch: CompressedBranch | SelectedBranch | SlidingBranch | VanillaAttention, x_BTM: Tensor, precomputed: Products
+    branch: CompressedBranch | SelectedBranch | SlidingBranch | VanillaAttention, x_BTM: Tensor, products: Products
 ) -> tuple[Tensor, Tensor]:
     """Return unrotated keys [B, G, T, D] and values [B, G, T, E] of a branch.
 
     The values are copied to memory of their own, so saving them for the backward pass does not keep the joint
     projection result alive.
     """
-    k_ready, v_ready = precomputed
-    k_BGTD = split_heads(branch.k_proj(x_BTM, k_ready), branch.config.groups)
-    return k_BGTD, split_heads(branch.v_proj(x_BTM, v_ready).contiguous(), branch.config.groups)
+    k_product, v_product = products
+    k_BGTD = split_heads(branch.k_proj(x_BTM, k_product), branch.config.groups)
+    return k_BGTD, split_heads(branch.v_proj(x_BTM, v_product).contiguous(), branch.config.groups)
 
 
 def count_run(runs: Counter[UsedImplementation], used: UsedImplementation) -> None:
@@ -357,8 +359,8 @@ class VanillaAttention(nn.Module):
         self, x_BTM: Tensor, cos_sin: Tensor, _memo_number: Tensor | None = None, layout: PackedLayout | None = None
     ) -> Tensor:
         """Return the output [B, T, M]."""
-        precomputed, kv_products = project_together(x_BTM, [[self.q_proj], [self.k_proj, self.v_proj]])
-        q_BHTD = rotate(split_heads(self.q_proj(x_BTM, *precomputed), self.config.heads), cos_sin)
+        query_product, kv_products = project_together(x_BTM, [[self.q_proj], [self.k_proj, self.v_proj]])
+        q_BHTD = rotate(split_heads(self.q_proj(x_BTM, *query_product), self.config.heads), cos_sin)
         k_BGTD, v_BGTE = keys_and_values(self, x_BTM, kv_products)
         k_BGTD = rotate(k_BGTD, cos_sin)
         lengths = layout.lengths if layout else (x_BTM.shape[1],)

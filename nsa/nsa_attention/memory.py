@@ -1,4 +1,4 @@
-"""How much memory this process uses, and what for: figures of a step, dumps, and the allocator's own snapshots."""
+"""Memory use of this process: current and peak sizes, memory dumps, and snapshots of the CUDA allocator."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .world import CannotRunError
 
 _LARGEST = 20
 _OPERATORS = 10
-_HISTORY = 100_000  # allocations and frees that the allocator remembers with their lines
+_HISTORY = 100_000  # number of allocations and frees that the CUDA allocator records with their stack traces
 
 
 def rss_bytes() -> int:
-    """Resident memory of this process; 0 where the system does not say."""
+    """Return the resident memory of this process in bytes, or 0 if /proc is not available."""
     try:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     except OSError:
@@ -32,12 +32,15 @@ def rss_bytes() -> int:
 
 
 def peak_rss_bytes() -> int:
-    """Highest resident memory so far."""
+    """Return the highest resident memory of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def gpu_bytes(device: torch.device) -> dict[str, int] | None:
-    """Allocated, reserved and peak memory on the GPU; None on a CPU. Asks the allocator, not the device."""
+    """Return the allocated, reserved and peak bytes of PyTorch's CUDA allocator, or None if `device` is a CPU.
+
+    The keys are "allocated", "reserved" and "peak". The GPU is not synchronized.
+    """
     if device.type != "cuda":
         return None
     return {
@@ -49,7 +52,7 @@ def gpu_bytes(device: torch.device) -> dict[str, int] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorGroup:
-    """Live tensors of equal shape, dtype and device, each storage once."""
+    """Number and total size of live tensors with the same shape, dtype and device. Each storage counts once."""
 
     bytes: int
     count: int
@@ -58,7 +61,10 @@ class TensorGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryDump:
-    """What a process holds at one moment. On a CPU the allocator's figures are None and `allocator` is empty."""
+    """Memory use of a process at one moment.
+
+    On a CPU, the three sizes of the CUDA allocator are None, and `allocator` and `summary` are empty.
+    """
 
     step: int
     rank: int
@@ -72,7 +78,7 @@ class MemoryDump:
     summary: str  # torch.cuda.memory_summary
 
     def text(self) -> str:
-        """Totals, then the largest groups of live tensors of equal shape."""
+        """Return the dump as human-readable text: totals, the largest groups of live tensors, and the GPU summary."""
         gpu = (("allocated", self.allocated_bytes), ("reserved", self.reserved_bytes), ("peak", self.gpu_peak_bytes))
         lines = [f"rss_bytes {self.rss_bytes}", f"peak_rss_bytes {self.peak_rss_bytes}"]
         lines += [f"gpu_{name}_bytes {size}" for name, size in gpu if size is not None]
@@ -81,12 +87,12 @@ class MemoryDump:
         return "\n".join(lines) + "\n"
 
     def record(self) -> dict[str, Any]:
-        """The same as numbers; the summary is for people."""
+        """Return the dump as JSON values, without the human-readable `summary`."""
         return {name: value for name, value in asdict(self).items() if name != "summary"}
 
 
 def memory_dump(device: torch.device, *, step: int, rank: int) -> MemoryDump:
-    """Walks all objects: for dumps, not for steps."""
+    """Return the current memory use. This visits every Python object, so it is too slow for every step."""
     gpu = gpu_bytes(device) or {}
     return MemoryDump(
         step=step,
@@ -104,7 +110,10 @@ def memory_dump(device: torch.device, *, step: int, rank: int) -> MemoryDump:
 
 @contextmanager
 def memory_profile(path: Path, device: torch.device) -> Iterator[None]:
-    """Writes the operators that took most memory in here, each shape of its inputs a row, by torch's profiler."""
+    """Profile memory in the `with` block, and write a table of the operators that allocated most to `path`.
+
+    The table comes from PyTorch's profiler and has one row per operator and input shapes.
+    """
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with profile(activities=activities, profile_memory=True, record_shapes=True) as profiler:
         yield
@@ -114,13 +123,13 @@ def memory_profile(path: Path, device: torch.device) -> Iterator[None]:
 
 
 class AllocatorHistory:
-    """Every allocation on the GPU with the lines that made it, as torch's allocator keeps them.
+    """Recording of all GPU allocations with their stack traces, by PyTorch's CUDA allocator.
 
-    What `dump` writes is read by https://pytorch.org/memory_viz.
+    The files that `dump` writes can be viewed at https://pytorch.org/memory_viz.
     """
 
     def __init__(self, device: torch.device, allocator: Any = torch.cuda.memory) -> None:
-        """Raises CannotRunError on a device whose allocator is not torch's own on CUDA."""
+        """Start recording. Raises CannotRunError if `device` is not a CUDA device."""
         if device.type != "cuda":
             raise CannotRunError(
                 f"--mem-snapshot: the snapshot is of the CUDA allocator and the device is {device.type};"
@@ -149,7 +158,7 @@ def _largest() -> Iterator[TensorGroup]:
 def _live_tensors() -> list[tuple[str, int]]:
     seen, found = set(), []
     for thing in gc.get_objects():
-        # type() and not isinstance(): some objects run code when asked for their class.
+        # type() instead of isinstance(), because isinstance() reads __class__, which runs code for some objects.
         if not issubclass(type(thing), torch.Tensor) or issubclass(type(thing), FakeTensor):
             continue
         if thing.layout is not torch.strided:
@@ -158,7 +167,7 @@ def _live_tensors() -> list[tuple[str, int]]:
         try:
             address = storage.data_ptr()
         except RuntimeError:
-            continue  # a sharded tensor: its part is in the list by itself
+            continue  # a sharded tensor; its local shard is a separate object
         if address in seen:
             continue
         seen.add(address)

@@ -66,16 +66,16 @@ class GradientTrace:
 
         return record
 
-    def _write_order(self, step: int, arrived: list[str], missing: list[str]) -> None:
+    def _write_order(self, step: int, arrival_order: list[str], missing: list[str]) -> None:
         """Append the order of arrival to the file if it differs from the previous step; usually it does not."""
         parameters_by_bucket = {
             number: [self._names[id(parameter)] for parameter in parameters if id(parameter) in self._names]
             for number, parameters in self._buckets().items()
         }
         order = (
-            {"arrived": arrived, "buckets": ready_buckets(arrived, parameters_by_bucket)}
+            {"arrived": arrival_order, "buckets": ready_buckets(arrival_order, parameters_by_bucket)}
             if parameters_by_bucket
-            else {"arrived": arrived}
+            else {"arrived": arrival_order}
         )
         if order == self._last:
             return
@@ -84,14 +84,16 @@ class GradientTrace:
             file.write(json.dumps({"step": step, **order, "missing": missing}) + "\n")
 
 
-def ready_buckets(arrived: Sequence[str], parameters_by_bucket: Mapping[int, Sequence[str]]) -> list[dict[str, Any]]:
+def ready_buckets(
+    arrival_order: Sequence[str], parameters_by_bucket: Mapping[int, Sequence[str]]
+) -> list[dict[str, Any]]:
     """Return the buckets in the order in which they became ready, that is, when their last gradient arrived.
 
-    Buckets with a missing gradient come last. DDP reduces buckets by their numbers, whatever this order is. `arrived`
-    lists parameter names in order of arrival.
+    Buckets with a missing gradient come last. DDP reduces buckets by their numbers, whatever this order is.
+    `arrival_order` lists parameter names in order of arrival.
     """
-    arrival_index = {name: number for number, name in enumerate(arrived)}
-    ordered = sorted(
+    arrival_index = {name: number for number, name in enumerate(arrival_order)}
+    bucket_order = sorted(
         parameters_by_bucket,
         key=lambda number: (
             max(arrival_index.get(name, len(arrival_index)) for name in parameters_by_bucket[number]),
@@ -104,7 +106,7 @@ def ready_buckets(arrived: Sequence[str], parameters_by_bucket: Mapping[int, Seq
             "parameters": len(parameters_by_bucket[number]),
             "last": max(parameters_by_bucket[number], key=lambda n: arrival_index.get(n, len(arrival_index))),
         }
-        for number in ordered
+        for number in bucket_order
     ]
 
 
@@ -119,17 +121,17 @@ class ViewGradientTrace(GradientTrace):
         names = {parameter: name for name, parameter in model.named_parameters()}
         super().__init__(((name, parameter) for parameter, name in names.items()), order_file)
         for module in model.modules():
-            owned = {
+            names_by_attribute = {
                 attribute: names[parameter]
                 for attribute, parameter in module.named_parameters(recurse=False)
                 if parameter.requires_grad
             }
-            if owned:
-                module.register_forward_pre_hook(self._watch_views(owned))
+            if names_by_attribute:
+                module.register_forward_pre_hook(self._watch_views(names_by_attribute))
 
-    def _watch_views(self, owned: dict[str, str]) -> Any:
+    def _watch_views(self, names_by_attribute: dict[str, str]) -> Any:
         def watch(module: nn.Module, _: Any) -> None:
-            for attribute, name in owned.items():
+            for attribute, name in names_by_attribute.items():
                 view = getattr(module, attribute)
                 if view.grad_fn is not None:
                     view.register_hook(self._recorder(name))

@@ -241,7 +241,7 @@ def _write_tokens(
 
 
 def _write_prompt_blocks(layer: NSAttention, x_1TM: Tensor, layer_pages: LayerPages, placement: TokenPlacement) -> None:
-    raw = _uncompressed(layer, x_1TM)
+    raw = _uncompressed_keys_values(layer, x_1TM)
     if raw is None:
         return
     config, (k_1GTD, v_1GTE) = layer.config, raw
@@ -278,7 +278,7 @@ class NewBlocks:
 def _write_completed_blocks(
     layer: NSAttention, x_1RM: Tensor, layer_pages: LayerPages, placement: TokenPlacement, new_blocks: NewBlocks | None
 ) -> None:
-    raw = _uncompressed(layer, x_1RM)
+    raw = _uncompressed_keys_values(layer, x_1RM)
     if raw is None:
         return
     k_1GRD, v_1GRE = raw
@@ -293,7 +293,7 @@ def _write_completed_blocks(
     layer_pages.write(*rows, k_1GnD[0], v_nG1E[:, :, 0].transpose(0, 1))
 
 
-def _uncompressed(layer: NSAttention, x_1NM: Tensor) -> tuple[Tensor, Tensor] | None:
+def _uncompressed_keys_values(layer: NSAttention, x_1NM: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return unrotated keys and values [1, G, N, *] to compress into blocks, or None if the layer uses no blocks.
 
     Without a compressed branch these are the keys and values of the selected branch. Its block means rank the blocks,

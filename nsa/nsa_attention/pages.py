@@ -60,12 +60,12 @@ def pages_needed(config: NSAConfig, tokens: int, page_len: int | None = None) ->
 
 def stored_kinds(config: NSAConfig) -> tuple[Kind, ...]:
     """Return the kinds of rows that a layer with this configuration caches."""
-    is_stored = {
+    cached = {
         Kind.BLOCKS: Branch.CMP in config.branches or Branch.SEL in config.branches,
         Kind.TOKENS: Branch.SEL in config.branches,
         Kind.WINDOW: Branch.WIN in config.branches,
     }
-    return tuple(kind for kind, stored in is_stored.items() if stored)
+    return tuple(kind for kind, is_cached in cached.items() if is_cached)
 
 
 @dataclass(kw_only=True)

@@ -1,9 +1,9 @@
-"""From a model on one device to a model on all ranks: gradient checkpointing, then compilation, then the wrapper.
+"""Preparation of a model for training on all ranks: gradient checkpointing, compilation, and the wrapper.
 
-And what DDP does with a bucket of gradients between the ranks: its communication hooks.
+The module also contains the communication hooks that reduce DDP's gradient buckets.
 """
 
-# No `from __future__ import annotations` here: DDP reads the annotations of a communication hook as types.
+# No `from __future__ import annotations` in this module, because DDP checks the annotations of communication hooks.
 import inspect
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -25,16 +25,17 @@ from .settings import Settings
 from .values import SHARDED, Wrapper
 from .world import CannotRunError, World
 
-# torch 2.13 renames it and warns whoever uses the old name.
+# torch 2.13 renames all_gather_into_tensor, and warns if the old name is used.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 Hook = Callable[[Any, GradBucket], torch.futures.Future[Tensor]]
 
 
 def hook_named(name: str, backend: str | None) -> Hook:
-    """The hook for `--comm-hook`: plain averaging, or averaging of gradients that travel as bfloat16.
+    """Return the DDP communication hook for a value of `--comm-hook`, "none" or "bf16".
 
-    torch's own bfloat16 hook sums in bfloat16, which gloo refuses to do.
+    The hook for "bf16" sends gradients as bfloat16. With `backend` "nccl" it is PyTorch's hook. gloo cannot add
+    bfloat16, so other backends use `gloo_bf16_hook`.
     """
     if name == "none":
         return allreduce_hook
@@ -42,10 +43,10 @@ def hook_named(name: str, backend: str | None) -> Hook:
 
 
 def gloo_bf16_hook(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Average with half of the traffic: each rank sums one share of the bucket in float32 and sends it to all.
+    """Average a gradient bucket over all ranks, with gradients sent as bfloat16. A DDP communication hook for gloo.
 
-    It waits for both exchanges before it returns. A second exchange started from the callback of the first would run
-    on one of gloo's threads, and no two ranks need to start theirs in the same order.
+    The hook waits for both of its exchanges before it returns. If the second exchange were started by a callback of
+    the first, it would run in one of gloo's threads, and the ranks might start their exchanges in different orders.
     """
     buffer = bucket.buffer()
     buffer.copy_(averaged_as_bf16(buffer))
@@ -55,9 +56,11 @@ def gloo_bf16_hook(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor
 
 
 def averaged_as_bf16(values: Tensor) -> Tensor:
-    """The mean of a flat tensor over all ranks, rounded to bfloat16 on each of its two ways.
+    """Return the mean of a flat tensor over all ranks, with values sent as bfloat16.
 
-    gloo knows no bfloat16 and moves bytes as they are.
+    Each rank receives one part of the tensor from all ranks, averages it in float32, and sends the mean to all ranks.
+    Values are rounded to bfloat16 before both exchanges. They are sent as bytes, because gloo does not support
+    bfloat16.
     """
     ranks = dist.get_world_size()
     padded = functional.pad(values, (0, -values.numel() % ranks)).to(torch.bfloat16)
@@ -70,10 +73,10 @@ def averaged_as_bf16(values: Tensor) -> Tensor:
 
 @dataclass
 class BucketTrace:
-    """State of the hook below: whose buckets these are, what is in them, and whether they are still spoken about.
+    """State of the hook `announce_and_reduce`: the rank, the buckets of the current step, and whether to print them.
 
-    Two steps are enough. In the first one DDP has a single bucket while it learns the order of the gradients; the
-    buckets of the second stay.
+    Printing STEPS steps is enough. In the first step, DDP uses a single bucket while it records the order of the
+    gradients. The buckets of the second step are final.
     """
 
     STEPS: ClassVar[int] = 2
@@ -81,16 +84,16 @@ class BucketTrace:
     rank: int
     reduce: Hook = allreduce_hook
     speaking: bool = True
-    held: dict[int, list[Tensor]] = field(default_factory=dict)  # the parameters of each bucket, in this step
+    held: dict[int, list[Tensor]] = field(default_factory=dict)  # parameters by bucket number, in this step
 
     def taken(self) -> dict[int, list[Tensor]]:
-        """What the buckets of the step held, which is then over."""
+        """Return the parameters of each bucket of this step, by bucket number, and clear the record."""
         held, self.held = self.held, {}
         return held
 
 
 def announce_and_reduce(trace: BucketTrace, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """A DDP communication hook: a line per bucket while the trace speaks, then the hook that it stands in front of."""
+    """Record the bucket, print a line about it if the trace is printing, and reduce it. A DDP communication hook."""
     trace.held[bucket.index()] = bucket.parameters()
     if trace.speaking:
         buffer = bucket.buffer()
@@ -99,7 +102,10 @@ def announce_and_reduce(trace: BucketTrace, bucket: GradBucket) -> torch.futures
 
 
 def freeze(model: nn.Module, pattern: str) -> list[str]:
-    """Names of the parameters that match the pattern and take no gradient from here on."""
+    """Freeze the parameters whose names match the glob `pattern`, and return their names.
+
+    Raises CannotRunError if no parameter matches.
+    """
     matching = [(name, parameter) for name, parameter in model.named_parameters() if fnmatchcase(name, pattern)]
     if not matching:
         example = next(name for name, _ in model.named_parameters())
@@ -110,9 +116,10 @@ def freeze(model: nn.Module, pattern: str) -> list[str]:
 
 
 def parallelize(model: TinyLM, settings: Settings, world: World, buckets: BucketTrace | None) -> nn.Module:
-    """The model as the optimizer's loop calls it. The bare model stays usable, with the same parameters.
+    """Apply gradient checkpointing, compilation and the wrapper of `settings`, in this order, and return the result.
 
-    The order matters: a layer runs again as it was compiled, and the wrapper sees the layers as they will run.
+    `model` itself is changed and stays usable, with the same parameters. `buckets` records DDP's buckets; None if they
+    are not traced. The order ensures that a checkpointed layer recomputes with compiled code.
     """
     checkpoint_layers(model, settings.gc.of(model.config.layers), Recompute(settings.gc_mode))
     if settings.compile:
@@ -128,30 +135,37 @@ def parallelize(model: TinyLM, settings: Settings, world: World, buckets: Bucket
 
 
 def checkpoint_layers(model: TinyLM, layers: Iterable[int], mode: Recompute) -> None:
-    """Gradient checkpointing in these layers and in no other."""
+    """Enable gradient checkpointing for the layers with these numbers, and disable it for all others."""
     recomputed = set(layers)
     for number, block in enumerate(model.blocks):
         block.recompute = mode if number in recomputed else None
 
 
 def compile_layers(model: TinyLM, backend: str = "inductor") -> None:
-    """torch.compile for what each layer computes. All layers share the compiled code."""
+    """Compile the computation of each layer with torch.compile. All layers share the compiled code."""
     for block in model.blocks:
         block.compiled = torch.compile(block.run, backend=backend)
 
 
 def compute_dtype(settings: Settings, world: World) -> torch.dtype:
-    """`auto` is the shape's dtype on a GPU. A CPU has no fast half type, so there it is float32."""
+    """Return the dtype that the layers compute in.
+
+    For `--dtype auto`, this is the dtype of the model's shape on a GPU, and float32 on a CPU, because CPUs have no fast
+    half-precision dtype.
+    """
     if settings.dtype != "auto":
         return getattr(torch, settings.dtype)
     return getattr(torch, settings.model.dtype) if world.device.type == "cuda" else torch.float32
 
 
 def without_reduction(model: nn.Module, wrapper: Wrapper) -> AbstractContextManager[object]:
-    """Backward passes in this context leave their gradients to the next one outside of it."""
+    """Return a context manager in which backward passes accumulate gradients without reducing them across ranks.
+
+    The next backward pass outside the context reduces the accumulated gradients.
+    """
     if isinstance(model, DistributedDataParallel):
         # With a static graph, a backward pass without reduction fails in the first step and is wrong in later ones
-        # (pytorch #143580, #187732). Reducing in each pass gives the same sum, as averages are the same on every rank.
+        # (pytorch #143580, #187732). Reducing in each pass gives the same sum, because the mean is linear.
         return nullcontext() if model.static_graph else model.no_sync()
     if wrapper in SHARDED:
         from . import sharding
@@ -161,7 +175,7 @@ def without_reduction(model: nn.Module, wrapper: Wrapper) -> AbstractContextMana
 
 
 def clip_gradients(model: nn.Module, wrapper: Wrapper, limit: float) -> Tensor:
-    """Scale all gradients so that their joint norm is at most `limit`; returns the norm before."""
+    """Scale all gradients so that their joint norm is at most `limit`, and return the norm before scaling."""
     if wrapper in SHARDED:
         from . import sharding
 
@@ -170,7 +184,7 @@ def clip_gradients(model: nn.Module, wrapper: Wrapper, limit: float) -> Tensor:
 
 
 def average_gradients(model: nn.Module, world: World) -> None:
-    """What DDP does, by hand and after the backward pass: one all_reduce per parameter."""
+    """Average the gradients over all ranks after the backward pass, with one all_reduce per parameter."""
     for parameter in model.parameters():
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad)
@@ -178,7 +192,7 @@ def average_gradients(model: nn.Module, world: World) -> None:
 
 
 def _ddp(model: TinyLM, settings: Settings, world: World, buckets: BucketTrace | None) -> nn.Module:
-    # torch 2.13 renames it and warns whoever uses the old name.
+    # torch 2.13 renames the parameter broadcast_buffers, and warns if the old name is used.
     known = inspect.signature(DistributedDataParallel).parameters
     sync = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     options: dict[str, Any] = {sync: settings.broadcast_buffers}

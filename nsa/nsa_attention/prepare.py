@@ -1,7 +1,7 @@
-"""Turn texts into files of tokens: `python -m nsa_attention.prepare shards/ --out tokens`, then `--data tokens`.
+"""Tokenize texts into token files: `python -m nsa_attention.prepare shards/ --out tokens`, then `--data tokens`.
 
-What is done is kept in OUT.partial, a part a shard, and becomes OUT in one move when all of it is done: a folder of
-that name is whole. The same command goes on after a kill.
+Each shard becomes one part in the directory OUT.partial. When all parts are finished, the directory is renamed to OUT,
+so a directory OUT is always complete. If the program is killed, the same command continues with the unfinished parts.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from .data.maps import META
-from .data.named import shards_of
-from .data.prefetch import Ordered
+from .data.prefetch import OrderedPrefetch
+from .data.problems import BadRecordError, BadShardError, DataProblems
 from .data.shards import FileShard, Record, Shard
+from .data.source_shards import shards_for
 from .data.tokens import Tokenizer, Tokens, tokenizer_named
-from .data.trouble import BadRecordError, BadShardError, Trouble
 from .settings import Option, SettingsError
 from .values import BadShards, Data, data_source, one_of, tokenizer_source, whole
 from .world import CannotRunError
@@ -34,7 +34,7 @@ BAR = 24
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One finished file of tokens, and what it was made of."""
+    """A finished token file, the shard and tokenizer it was made with, and its size."""
 
     file: str
     source: str
@@ -45,7 +45,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One command, checked."""
+    """Parsed and checked arguments of the command."""
 
     inputs: tuple[Any, ...]
     out: Path
@@ -74,7 +74,10 @@ OPTIONS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 2 when the command or the texts do not allow it, 130 when interrupted."""
+    """Run the command, and return its exit code.
+
+    The code is 0 after success, 2 if the arguments are wrong or the texts cannot be used, and 130 after Ctrl-C.
+    """
     try:
         request = _read_request(sys.argv[1:] if arguments is None else arguments)
         prepare(request, Progress(sys.stderr))
@@ -89,24 +92,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def prepare(request: Request, progress: Progress) -> None:
-    """Raises CannotRunError; what is finished by then stays for the next time."""
+    """Tokenize all shards of `request` and create its output directory.
+
+    Raises CannotRunError if the directory exists already, or if the texts cannot be read or the tokens not written.
+    Finished parts are kept and reused by the next call.
+    """
     tokenizer = tokenizer_named(request.tokenizer)
-    shards = [shard for source in request.inputs for shard in shards_of(source, request.text_field)]
+    shards = [shard for source in request.inputs for shard in shards_for(source, request.text_field)]
     if request.out.exists():
         raise CannotRunError(f"--out {request.out}: is there already; remove it, or name another folder")
     partial = request.out.with_name(request.out.name + ".partial")
-    trouble = Trouble(request.bad_shards)
+    problems = DataProblems(request.bad_shards)
     progress.begin(shards)
     try:
         partial.mkdir(parents=True, exist_ok=True)
         parts = [
-            _part(partial, number, shard, tokenizer, request.workers, trouble, progress)
+            _part(partial, number, shard, tokenizer, request.workers, problems, progress)
             for number, shard in enumerate(shards)
         ]
-        _finish(partial, request.out, [part for part in parts if part is not None], tokenizer, trouble)
+        _finish(partial, request.out, [part for part in parts if part is not None], tokenizer, problems)
     except OSError as error:
         raise CannotRunError(f"--out {request.out}: cannot be written ({error.strerror})") from error
-    progress.end(request.out, trouble)
+    progress.end(request.out, problems)
 
 
 def _part(
@@ -115,10 +122,14 @@ def _part(
     shard: Shard,
     tokenizer: Tokenizer,
     workers: int,
-    trouble: Trouble,
+    problems: DataProblems,
     progress: Progress,
 ) -> Part | None:
-    """The tokens of one shard in a file, if it has any. A part is finished when its record is there."""
+    """Write the tokens of shard number `number` to a file in `folder`, and return its description.
+
+    Return None if the shard has no text. The part is finished when its JSON record exists. If the record of an earlier
+    run matches the shard and the tokenizer, the part is not written again.
+    """
     path = folder / f"train_{number:05d}.bin"
     record = path.with_suffix(".json")
     wanted = Part(file=path.name, source=shard.identity(), tokenizer=tokenizer.name, tokens=0, documents=0)
@@ -129,7 +140,7 @@ def _part(
     record.unlink(missing_ok=True)
     tokens = documents = 0
     with path.open("wb") as file:
-        for document in _documents(shard, tokenizer, workers, trouble, progress):
+        for document in _documents(shard, tokenizer, workers, problems, progress):
             file.write(document.astype(f"<u{tokenizer.dtype().itemsize}").tobytes())
             tokens, documents = tokens + len(document), documents + 1
             progress.advance(len(document))
@@ -137,7 +148,7 @@ def _part(
         os.fsync(file.fileno())
     if not tokens:
         path.unlink()
-        trouble.shard(shard.name, "holds no text")
+        problems.shard(shard.name, "contains no text")
     part = replace(wanted, tokens=tokens, documents=documents)
     _write_whole(record, asdict(part))
     progress.finish(shard, part)
@@ -145,19 +156,21 @@ def _part(
 
 
 def _documents(
-    shard: Shard, tokenizer: Tokenizer, workers: int, trouble: Trouble, progress: Progress
+    shard: Shard, tokenizer: Tokenizer, workers: int, problems: DataProblems, progress: Progress
 ) -> Iterator[Tokens]:
     def tokenised(batch: tuple[int, list[Record]]) -> list[Tokens]:
         first, records = batch
         found = []
         for place, record in enumerate(records, first + 1):
             if isinstance(record, BadRecordError):
-                trouble.record(f"{shard.name}, record {place}", str(record))
+                problems.record(f"{shard.name}, record {place}", str(record))
             elif record:
                 found.append(tokenizer.document(record))
         return found
 
-    batches = Ordered(_batches(shard, trouble, progress), tokenised, workers=workers, ahead=8, name="nsa-prepare")
+    batches = OrderedPrefetch(
+        _batches(shard, problems, progress), tokenised, workers=workers, ahead=8, name="nsa-prepare"
+    )
     try:
         for batch in batches:
             yield from batch
@@ -165,8 +178,8 @@ def _documents(
         batches.close()
 
 
-def _batches(shard: Shard, trouble: Trouble, progress: Progress) -> Iterator[tuple[int, list[Record]]]:
-    watched = replace(shard, watch=progress.watch) if isinstance(shard, FileShard) else shard
+def _batches(shard: Shard, problems: DataProblems, progress: Progress) -> Iterator[tuple[int, list[Record]]]:
+    watched = replace(shard, on_open=progress.on_open) if isinstance(shard, FileShard) else shard
     records, first = watched.records(), 0
     while True:
         batch: list[Record] = []
@@ -179,14 +192,14 @@ def _batches(shard: Shard, trouble: Trouble, progress: Progress) -> Iterator[tup
             yield first, batch
             first += len(batch)
         if problem is not None:
-            trouble.shard(shard.name, problem)
+            problems.shard(shard.name, problem)
         if problem is not None or len(batch) < RECORDS_AT_ONCE:
             return
 
 
-def _finish(partial: Path, out: Path, parts: Sequence[Part], tokenizer: Tokenizer, trouble: Trouble) -> None:
+def _finish(partial: Path, out: Path, parts: Sequence[Part], tokenizer: Tokenizer, problems: DataProblems) -> None:
     if not parts:
-        raise CannotRunError(f"no document in the shards; {trouble.sentence()}")
+        raise CannotRunError(f"no document in the shards; {problems.sentence()}")
     meta = {
         "format": 1,
         "dtype": tokenizer.dtype.__name__,
@@ -194,7 +207,7 @@ def _finish(partial: Path, out: Path, parts: Sequence[Part], tokenizer: Tokenize
         "end": tokenizer.end,
         "tokenizer": tokenizer.name,
         "parts": [asdict(part) for part in parts],
-        **trouble.summary(),
+        **problems.summary(),
     }
     _write_whole(partial / META, meta)
     kept = {META, *(part.file for part in parts)}
@@ -208,7 +221,7 @@ def _known(record: Path) -> Part | None:
     try:
         return Part(**json.loads(record.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        return None  # of no run, or of one that was killed: the part is made again
+        return None  # there is no valid record, so the part is written again
 
 
 def _write_whole(path: Path, content: dict[str, Any]) -> None:
@@ -218,7 +231,7 @@ def _write_whole(path: Path, content: dict[str, Any]) -> None:
 
 
 class Progress:
-    """A bar on a terminal, a line a shard anywhere else."""
+    """Progress output: a line per finished shard, and a progress bar if the stream is a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._drawn_s, self._started_s = stream, 0.0, time.monotonic()
@@ -230,7 +243,7 @@ class Progress:
     def begin(self, shards: Sequence[Shard]) -> None:
         self._sizes = [_size(shard) for shard in shards]
 
-    def watch(self, file: IO[bytes]) -> None:
+    def on_open(self, file: IO[bytes]) -> None:
         self._file = file
 
     def advance(self, tokens: int) -> None:
@@ -241,7 +254,11 @@ class Progress:
             self._stream.flush()
 
     def line(self) -> str:
-        """How far it is, by what was read of the files; by shards where that is not known."""
+        """Return the progress bar as a line of text.
+
+        The progress is the share of the files' bytes that were read, or the share of finished shards if no shard is a
+        local file.
+        """
         share = self._share()
         full = int(share * BAR)
         speed = self._tokens / max(1e-9, time.monotonic() - self._started_s)
@@ -255,9 +272,9 @@ class Progress:
     def finish(self, shard: Shard, part: Part) -> None:
         self._after(f"{shard.name}: {part.documents:,} documents, {part.tokens:,} tokens")
 
-    def end(self, out: Path, trouble: Trouble) -> None:
+    def end(self, out: Path, problems: DataProblems) -> None:
         self._say(f"{out}: {self._done} shards in {time.monotonic() - self._started_s:.1f} s")
-        if sentence := trouble.sentence():
+        if sentence := problems.sentence():
             self._say(sentence)
 
     def _after(self, text: str) -> None:
@@ -275,12 +292,12 @@ class Progress:
         try:
             within = self._file.tell() if self._file is not None else 0
         except ValueError:
-            within = 0  # a worker has closed it
+            within = 0  # a worker thread has closed the file
         return min(1.0, (sum(self._sizes[: self._done]) + within) / total)
 
 
 def _size(shard: Shard) -> int:
-    """In bytes, where it is a file."""
+    """Return the file size of a shard in bytes, or 0 if the shard is not a local file."""
     try:
         return shard.path.stat().st_size if isinstance(shard, FileShard) else 0
     except OSError:
@@ -295,7 +312,10 @@ def text_source(text: str) -> Any:
 
 
 def _read_request(arguments: Sequence[str]) -> Request:
-    """Raises SettingsError with every mistake of the command. Usage and help are argparse's."""
+    """Parse the command-line arguments.
+
+    Raises SettingsError with one line per wrong value. For usage errors and --help, argparse exits.
+    """
     given = vars(_parser().parse_args(arguments))
     values: dict[str, Any] = {option.name: option.default for option in OPTIONS}
     mistakes = []

@@ -120,8 +120,8 @@ def select_blocks(importance_GTb: Tensor, *, select_len: int, select_count: int)
             others = sorted(
                 set(range(current + 1)) - set(forced_blocks), key=lambda j: (-float(importance_GTb[group, t, j]), j)
             )
-            chosen = (forced_blocks + others)[:select_count]
-            indices[group, t, : len(chosen)] = torch.tensor(chosen, dtype=torch.int32)
+            block_row = (forced_blocks + others)[:select_count]
+            indices[group, t, : len(block_row)] = torch.tensor(block_row, dtype=torch.int32)
     return indices
 
 

@@ -1,7 +1,8 @@
-"""What a long run will meet, on purpose: killed ranks, damaged checkpoints, another number of ranks.
+"""Tests of resuming: kill ranks, damage checkpoints, or change the number of ranks, and compare the results.
 
-`python -m nsa_attention.rehearse killed -- --shape ci --wrapper ddp` trains once without a break and once with it, and
-says how far apart the two end. Exit status: 0 as far as they may be, 1 further, 2 it could not be rehearsed.
+`python -m nsa_attention.rehearse killed -- --shape ci --wrapper ddp` trains once without and once with interruptions,
+and prints how much the two runs differ. The exit code is 0 if the difference is within the limit, 1 if it is larger,
+and 2 if the test could not be done.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from .observe import say
 from .settings import Option, SettingsError
 from .values import one_of, whole
 
-# What torchrun tells a rank of itself; a stage that starts ranks of its own must not take it for its own.
+# Prefixes of environment variables that torchrun sets for a rank. They are removed when this program starts torchrun.
 _OF_A_LAUNCH = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "NSA_OUT_DIR")
 LAUNCH_LOG = "launch.log"
 _LOSS_APART = 1e-4
-_WEIGHTS_APART = {1: 0.0, 2: 0.0}  # by ranks: more than two add up in an order that DDP's buckets decide
+_WEIGHTS_APART = {1: 0.0, 2: 0.0}  # by number of ranks; with more than two, DDP's buckets affect rounding
 _MORE_RANKS_APART = 1e-6
 
 
 class Kind(StrEnum):
-    KILLED = "killed"  # a rank, by SIGKILL, in steps that are drawn; the same command goes on
-    DAMAGED = "damaged"  # a bit of the newest checkpoint, and the one before it cut short
-    OTHER_WORLD = "other_world"  # half of the ranks with twice the micro-batches, and back again
+    KILLED = "killed"  # send SIGKILL to a rank after random steps, then run the same command again
+    DAMAGED = "damaged"  # flip a bit in the latest checkpoint, and truncate the checkpoint before it
+    OTHER_WORLD = "other_world"  # resume with half of the ranks and twice the micro-batches, then with all ranks
 
 
 OPTIONS = (
@@ -51,12 +52,12 @@ OPTIONS = (
 
 
 class FailedStageError(Exception):
-    """A stage that should have ended well did not."""
+    """A training run of the test did not end as expected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """One command, checked."""
+    """Parsed and checked arguments of the command."""
 
     kind: Kind
     ranks: int
@@ -65,7 +66,7 @@ class Rehearsal:
     kills: int
     seed: int
     out_dir: Path
-    options: tuple[str, ...]  # of nsa.train
+    options: tuple[str, ...]  # options that are passed to nsa.train
 
     @property
     def whole(self) -> Path:
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _killed(rehearsal: Rehearsal) -> None:
-    """The same command again and again, as a scheduler gives it, until it comes to its end."""
+    """Repeat the same training command, as a scheduler would, and kill a random rank in each run but the last."""
     draw = random.Random(rehearsal.seed)
     for step in sorted(draw.sample(range(1, rehearsal.steps - 1), rehearsal.kills)):
         rank = draw.randrange(rehearsal.ranks)
@@ -110,7 +111,7 @@ def _damaged(rehearsal: Rehearsal) -> None:
     for checkpoint, harm in ((newest, _flip), (before, _cut)):
         harm(max(checkpoint.iterdir(), key=lambda path: path.stat().st_size))
     said = _train(rehearsal, rehearsal.broken, rehearsal.steps)
-    told = [line for line in said if " is damaged: " in line or "goes on from" in line or "from step 1" in line]
+    told = [line for line in said if " is damaged: " in line or "resuming from" in line or "from step 1" in line]
     for line in told:
         say(f"rehearse: {line}")
     if [f"{one} is damaged: " in line for one, line in zip((newest, before), told, strict=False)] != [True, True]:
@@ -118,7 +119,10 @@ def _damaged(rehearsal: Rehearsal) -> None:
 
 
 def _other_world(rehearsal: Rehearsal) -> None:
-    """The same sequences make up each step, so that the runs can be compared."""
+    """Train one third of the steps each with all ranks, with half of them, and with all ranks again.
+
+    The number of micro-batches is adapted, so each step uses the same sequences and the runs can be compared.
+    """
     if rehearsal.ranks % 2:
         raise FailedStageError(f"other_world: half of {rehearsal.ranks} ranks is no number of ranks; give an even one")
     third = rehearsal.steps // 3
@@ -141,7 +145,12 @@ def _train(
     every: int | None = None,
     kill: tuple[int, int] | None = None,
 ) -> list[str]:
-    """One launch of nsa.train; what it said. `kill`: a rank, and the step behind which it is killed."""
+    """Launch nsa.train with torchrun, wait for its end, and return the lines that it printed.
+
+    `steps` is the number of its last step, and `every` the number of steps between checkpoints. `kill` is a rank and
+    the step after which this rank is killed. Raises FailedStageError if the run fails without `kill`, or succeeds
+    despite it.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     options = {
         "--steps": steps,
@@ -153,7 +162,7 @@ def _train(
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks or rehearsal.ranks}"]
     words = [str(word) for pair in options.items() for word in pair]
     said = []
-    # What torchrun says of a rank that was killed is meant, and whoever reads our own output must not take it for ours.
+    # torchrun reports the killed rank as an error. This is expected, so its output goes to a separate file.
     with (
         (directory / LAUNCH_LOG).open("a") as errors,
         subprocess.Popen(
@@ -194,7 +203,10 @@ def _cut(path: Path) -> None:
 
 
 def _compared(rehearsal: Rehearsal) -> int:
-    """How far apart the two runs are, for people and for `expect.metrics`."""
+    """Print how much the losses and weights of the two runs differ, and return the exit code, 0 or 1.
+
+    nsa-harness reads the printed numbers as metrics (`expect.metrics`).
+    """
     ours, theirs = (_losses(directory) for directory in (rehearsal.whole, rehearsal.broken))
     if not list(ours) == list(theirs) == list(range(1, rehearsal.steps + 1)):
         say(f"rehearse: training.csv has steps {list(theirs)}, without a break {list(ours)}")
@@ -209,7 +221,7 @@ def _compared(rehearsal: Rehearsal) -> int:
 
 
 def _losses(directory: Path) -> dict[int, float]:
-    """By step; of a step that stands there twice the key is the negative one as well."""
+    """Return the loss of each step in training.csv. A second row of a step has the negative step as its key."""
     found: dict[int, float] = {}
     with (directory / "training.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -219,7 +231,10 @@ def _losses(directory: Path) -> dict[int, float]:
 
 
 def _read(arguments: Sequence[str], environment: Mapping[str, str]) -> Rehearsal:
-    """Raises SettingsError with every mistake of the command. Usage and help are argparse's."""
+    """Parse the command-line arguments. NSA_OUT_DIR in `environment` is the default of --out-dir.
+
+    Raises SettingsError with one line per wrong value. For usage errors and --help, argparse exits.
+    """
     parser = argparse.ArgumentParser(
         prog=f"python -m {__package__}.rehearse",
         description="Train without a break and with one, and say how far apart the two runs end.",

@@ -1,6 +1,6 @@
-"""Numbers of sampled steps, in rows: what was selected, and how open the gates are.
+"""Statistics of sampled steps: which blocks the attention selects, and the values of the gates.
 
-Hooks keep tensors, which are read once, when the step is over, so that no operation waits for a device.
+Forward hooks store tensors. They are read only after the step, so no operation waits for the GPU during the step.
 """
 
 from __future__ import annotations
@@ -17,25 +17,29 @@ from .observe import named_modules
 from .ops.packed import PackedLayout
 
 EVERY_STEPS = 10
-SHUT, OPEN = 0.01, 0.99  # a gate beyond these is saturated
-COLLAPSED_SHARE = 0.99  # of a collapsed gate's values so many are saturated, and their mean is at most SHUT
+SHUT, OPEN = 0.01, 0.99  # a gate value below SHUT or above OPEN is saturated
+COLLAPSED_SHARE = 0.99  # a gate has collapsed if at least this share is saturated and its mean is at most SHUT
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionRow:
-    """Of all queries of one layer; None where no query has what a number is of."""
+    """Statistics of the blocks that all queries of one layer selected: a row of k_stats.csv.
+
+    `mean`, `least` and `most` count the different blocks of a query. Forced blocks are the first, the current and the
+    previous block. Distances are in tokens. A number is None if no query has the blocks that it describes.
+    """
 
     layer: str
-    mean: float  # different blocks of a query
+    mean: float
     least: int
     most: int
-    forced_share: float
-    empty_share: float
+    forced_share: float  # share of the selected blocks that are forced
+    empty_share: float  # share of the n selection entries of each query that are not used
     distance_mean: float | None
     distance_max: int | None
-    overlap: float | None
-    entropy_bits: float | None
-    blocks: int  # of the longest sequence
+    overlap: float | None  # share of a query's blocks that the previous query selected too
+    entropy_bits: float | None  # entropy of the blocks that are not forced
+    blocks: int  # number of blocks in the longest sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,26 +54,30 @@ class GateRow:
 
     @property
     def collapsed(self) -> bool:
-        """The branch adds nothing, for practically every token: what the harness calls gate_collapse."""
+        """Whether the gate is closed for almost every token, so that its branch has no effect.
+
+        nsa-harness reports this as gate_collapse.
+        """
         return self.mean <= SHUT and self.saturated_share >= COLLAPSED_SHARE
 
 
 class Observer:
-    """Forward hooks that are in the model only while a sampled step runs.
+    """Recorder of selections, gates and dtypes of a sampled step, by forward hooks.
 
-    Compiled code keeps the hooks it was compiled with and sees no others: compiled layers are watched as a whole only.
+    The hooks are in the model only between `watch` and `release`. Compiled code does not run hooks that are added after
+    compilation. For compiled models, therefore, only the dtypes of whole layers are recorded.
     """
 
     def __init__(self, model: nn.Module, *, compiled: bool = False) -> None:
         self._modules = dict(named_modules(model))
         self._compiled = compiled
         self._kept: dict[str, Tensor] = {}
-        self._positions: dict[str, Tensor | None] = {}  # of queries in their own documents; None: rows of one each
+        self._positions: dict[str, Tensor | None] = {}  # positions of queries in their documents; None without packing
         self._dtypes: dict[str, torch.dtype] = {}
         self._handles: list[Any] = []
 
     def watch(self, *, dtypes: bool = True) -> None:
-        """`dtypes`: note those of all activations, too; they are the same in every step."""
+        """Add the hooks. With `dtypes`, record the dtypes of all activations too; one step is enough for them."""
         for name, module in self._modules.items():
             if self._compiled and name.count(".") > 1:
                 continue
@@ -98,7 +106,7 @@ class Observer:
         return rows
 
     def activation_dtypes(self) -> dict[str, torch.dtype]:
-        """Of what each module gave, by its name; of numbers that are no floating point nothing."""
+        """Return the dtype of each module's output, by module name. Only floating-point outputs are included."""
         return dict(self._dtypes)
 
     def _keep(self, name: str) -> Any:
@@ -118,11 +126,16 @@ class Observer:
 
 
 def selection_row(layer: str, indices_BGTn: Tensor, select_len: int, positions_T: Tensor | None = None) -> SelectionRow:
-    """Counts over all queries. `positions_T`: of each query in its own sequence; None = the batch is of one length."""
+    """Return the statistics of the selected blocks of one layer.
+
+    `indices_BGTn` contains the block indices that each query selected, negative for unused entries (batch, group,
+    token, selection entry). `select_len` is the block length in tokens. `positions_T` is the position of each query in
+    its document; None if each row is a single sequence.
+    """
     tokens = indices_BGTn.shape[2]
     positions_T = torch.arange(tokens, device=indices_BGTn.device) if positions_T is None else positions_T
     ordered = indices_BGTn.sort(-1).values
-    chosen = ordered >= 0  # each block once
+    chosen = ordered >= 0  # below, repeated blocks are removed
     filled_share = chosen.double().mean()
     chosen[..., 1:] &= ordered[..., 1:] != ordered[..., :-1]
     distinct = chosen.sum(-1)
@@ -160,13 +173,20 @@ def selection_row(layer: str, indices_BGTn: Tensor, select_len: int, positions_T
 
 
 def _distances(blocks: Tensor, positions_T: Tensor, select_len: int) -> Tensor:
-    """Tokens from a query back to the last token of a block; 0 where the block reaches up to the query."""
+    """Return how many tokens each block ends before the query, or 0 if the block contains the query.
+
+    `blocks` are block indices of shape [..., T, n], and the result has the same shape.
+    """
     last = blocks.long() * select_len + select_len - 1
     return (positions_T[:, None] - last).clamp(min=0)
 
 
 def _overlap(ordered: Tensor, chosen: Tensor, positions_T: Tensor) -> Tensor:
-    """Share of a query's blocks that the query before it has too, the mean over queries that have one; else NaN."""
+    """Return the mean share of a query's blocks that the previous query of the same document selected too.
+
+    `ordered` are sorted block indices, and `chosen` marks the valid entries. The result is NaN if no query with blocks
+    has a previous query.
+    """
     same = ordered[:, :, 1:, :, None] == ordered[:, :, :-1, None, :]
     shared = (same & chosen[:, :, 1:, :, None] & chosen[:, :, :-1, None, :]).any(-1).sum(-1)
     own = chosen[:, :, 1:].sum(-1)
@@ -175,7 +195,10 @@ def _overlap(ordered: Tensor, chosen: Tensor, positions_T: Tensor) -> Tensor:
 
 
 def _entropy_bits(ordered: Tensor, free: Tensor, blocks: int) -> Tensor:
-    """Of the blocks that were chosen freely, over all queries: 0 where it is always the same one; NaN without any."""
+    """Return the entropy in bits of the block indices that `free` marks, over all queries.
+
+    The entropy is 0 if these entries are all the same block, and NaN if there are none.
+    """
     places = torch.where(free, ordered.long().clamp(max=blocks - 1), blocks).flatten()
     counts = torch.zeros(blocks + 1, dtype=torch.double, device=ordered.device)
     counts.scatter_add_(0, places, torch.ones_like(places, dtype=torch.double))
@@ -184,12 +207,12 @@ def _entropy_bits(ordered: Tensor, free: Tensor, blocks: int) -> Tensor:
 
 
 def _number(value: float) -> float | None:
-    """NaN is the mean of nothing."""
+    """Return `value`, or None if it is NaN, which is the mean of an empty set."""
     return None if value != value else value
 
 
 def gate_rows(layer: str, gates: Tensor, branches: Iterable[str]) -> list[GateRow]:
-    """Mean, deviation and saturated shares of gates [branches, ...] of one layer."""
+    """Return the statistics of one layer's gates, one row per branch. `gates` has shape [branches, ...]."""
     flat = gates.flatten(1).double()
     shut, open_ = (flat < SHUT).double().mean(1), (flat > OPEN).double().mean(1)
     numbers = torch.stack([flat.mean(1), flat.std(1), shut + open_, shut, open_], 1).tolist()
@@ -208,7 +231,7 @@ def gate_rows(layer: str, gates: Tensor, branches: Iterable[str]) -> list[GateRo
 
 
 def mean_gates(rows: Iterable[GateRow]) -> dict[str, float]:
-    """Of each branch, the mean over all layers."""
+    """Return the mean gate value of each branch over all layers."""
     by_branch: dict[str, list[float]] = {}
     for row in rows:
         by_branch.setdefault(row.branch, []).append(row.mean)

@@ -1,4 +1,4 @@
-"""What can be set for a training run, and how command line, environment and file become one: who reads NSA_* names."""
+"""Settings of a training run, read from the command line, the environment and a YAML file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,11 @@ from .values import (
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One setting. `parse` is applied to the text of the command line, the environment or the file alike."""
+    """One option of the training program.
+
+    `parse` converts text from the command line or the file, and raises ValueError for a wrong value. `env` lists the
+    environment variables that set the option, each with its own parser. `spellings` are other names of the flag.
+    """
 
     name: str
     parse: Callable[[str], Any]
@@ -66,7 +70,7 @@ class Option:
         return self.parse is switch
 
 
-# None as default means: what the shape says.
+# For options of the model, the default None means that the named shape determines the value.
 OPTIONS = (
     Option(name="shape", parse=named_shape, default=SHAPES["ci"], about="named shape: " + ", ".join(SHAPES)),
     Option(name="layers", parse=whole(1), default=None, about="number of layers"),
@@ -285,7 +289,10 @@ CONFIG_ENV = "CONFIG"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Every option as text; absent ones are None, so that other sources can fill them."""
+    """Return the argument parser. It returns options as text, and None for options that are not given.
+
+    The text is converted later, together with the values from the environment and the file.
+    """
     result = argparse.ArgumentParser(
         prog=f"python -m {__package__}.train", description="Train a small NSA language model."
     )
@@ -299,17 +306,17 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-# Names of other programs that share our prefix: the harness's own options.
+# Prefix of the environment variables of nsa-harness, which this program ignores.
 _FOREIGN_PREFIX = "NSA_HARNESS_"
 
 
 class SettingsError(Exception):
-    """All mistakes of the command line, the environment and the file together, one line each."""
+    """The settings are wrong. The message has one line per mistake, from all sources."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One training run, fully decided except for what only the machine knows (`auto`)."""
+    """Settings of one training run. Values of `auto` are resolved later, because they depend on the machine."""
 
     model: NSAConfig
     impl: Implementation
@@ -321,7 +328,7 @@ class Settings:
     tokenizer: str
     text_field: str
     packing: Packing
-    workers: int | None  # None: as many as the source needs
+    workers: int | None  # None: chosen by the data source
     bad_shards: BadShards
     loss: str
     seed: int
@@ -359,7 +366,7 @@ class Settings:
     beta2: float
     clip: float  # 0: no limit
     eval_every: int  # 0: never
-    eval_data: Data | Path | HubData | None  # None: as the training, in batches of its own
+    eval_data: Data | Path | HubData | None  # None: the source of the training data, with another seed
     eval_batches: int
     log_every: int
     freeze: str | None  # None: nothing is frozen
@@ -372,7 +379,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class _Given:
-    """One text and where it stood, for the message."""
+    """Unparsed value of an option, where it was given (for error messages), and the parser for it."""
 
     text: str
     place: str
@@ -380,9 +387,10 @@ class _Given:
 
 
 def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
-    """Command line before environment before file before the shape's own defaults.
+    """Return the settings from command-line arguments, environment variables and the YAML file they name.
 
-    Raises SettingsError with every mistake of all three. Help is argparse's.
+    The command line takes precedence over the environment, then come the file and the defaults of the named shape.
+    Raises SettingsError with all mistakes from all sources. For --help and usage errors, argparse exits.
     """
     known, unknown = parser().parse_known_args(list(map(_with_dashes, arguments)))
     command = vars(known)
@@ -398,13 +406,17 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
 
 
 def _with_dashes(word: str) -> str:
-    """An option that is written with underscores, as in a file, is the same one."""
+    """Return `word` with underscores in an option name replaced by dashes, so that both spellings are accepted."""
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
 
 def _unknown_words(words: Sequence[str]) -> Iterator[str]:
-    """Words of the command line that are no option of this program; their values are not told apart."""
+    """Yield an error message for each argument that is not an option of this program.
+
+    An option of nanoGPT or torchtitan gets a message with its replacement. Values that follow an unknown option are
+    ignored.
+    """
     flags = [option.flag for option in OPTIONS]
     for typed in words:
         name = typed.partition("=")[0]
@@ -439,8 +451,11 @@ def _from_environment(environment: Mapping[str, str], mistakes: list[str]) -> di
 
 
 def _read_file(path: Path, mistakes: list[str]) -> tuple[dict[str, _Given], dict[str, int]]:
-    """Options and model dimensions of a YAML file with one flat mapping."""
-    from ruamel.yaml import YAML  # only who uses a file pays for the import
+    """Return the options and the model dimensions in a YAML file with one flat mapping.
+
+    Problems are added to `mistakes`.
+    """
+    from ruamel.yaml import YAML  # imported only if there is a file, to save time
     from ruamel.yaml.error import YAMLError
 
     try:
@@ -469,7 +484,10 @@ def _read_file(path: Path, mistakes: list[str]) -> tuple[dict[str, _Given], dict
 
 
 def _value(option: Option, sources: Sequence[Mapping[str, _Given]], mistakes: list[str]) -> Any:
-    """The first source that has the option wins; the others are checked all the same."""
+    """Return the parsed value of an option from the first of `sources` that has it, or its default.
+
+    The values in all other sources are parsed too, and errors are added to `mistakes`.
+    """
     values = [_parsed(source[option.name], mistakes) for source in sources if option.name in source]
     return values[0] if values else option.default
 
@@ -483,7 +501,11 @@ def _parsed(given: _Given, mistakes: list[str]) -> Any:
 
 
 def _settled(values: dict[str, Any], shape_fields: dict[str, int], mistakes: list[str]) -> Settings | None:
-    """Values that depend on each other: the model from shape and options, the wrapper from its two spellings."""
+    """Combine values that depend on each other, check them, and return the settings.
+
+    The model is built from the shape and the options that change it. --wrapper and --ddp are merged. Problems are added
+    to `mistakes`; the result is None if the model cannot be built.
+    """
     wrapper, ddp = values.pop("wrapper"), values.pop("ddp")
     if wrapper and ddp and wrapper is not ddp:
         mistakes.append(f"--ddp: means --wrapper {ddp}, but --wrapper {wrapper} is given; keep one of them")
@@ -503,7 +525,7 @@ def _settled(values: dict[str, Any], shape_fields: dict[str, int], mistakes: lis
 
 
 def _contradictions(settings: Settings) -> Iterator[str]:
-    """Options that are right each for itself and make no sense together."""
+    """Yield an error message for each combination of options that is not possible."""
     model, wrapper = settings.model, settings.wrapper
     if model.attention is not Attention.NSA:
         if model.branches != ALL_BRANCHES:
@@ -535,7 +557,10 @@ def _contradictions(settings: Settings) -> Iterator[str]:
 
 
 def _of_the_rate(settings: Settings) -> Iterator[str]:
-    """The end of the decay is named, so that a run that goes on decays as one that was never interrupted."""
+    """Yield an error message for each wrong combination of learning-rate options.
+
+    The decay needs an explicit last step, so that a resumed run has the same rates as an uninterrupted run.
+    """
     decay, end, warmup = settings.lr_decay, settings.decay_steps, settings.warmup_steps
     if decay is Decay.NONE:
         if end:
@@ -599,7 +624,7 @@ def _did_you_mean(name: str, known: Sequence[str]) -> str:
 
 
 def _text(value: Any) -> str:
-    """A YAML or argparse value as its text, so that one parser serves every source."""
+    """Return a value from YAML or argparse as text, so that the same parser can be used for every source."""
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, list):

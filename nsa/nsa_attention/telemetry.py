@@ -1,6 +1,6 @@
-"""The files a run leaves in its output directory; docs/internals/nsa/telemetry.md has every file and column.
+"""Telemetry files in the output directory. docs/internals/nsa/telemetry.md describes each file and column.
 
-They are written line by line, so that a killed run has them too.
+The files are written line by line, so they are also available after a run was killed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .world import CannotRunError, World
 
 @dataclass(kw_only=True)
 class StepParts:
-    """Seconds of the host in the parts of a step; a GPU may still be at work when a part ends."""
+    """Wall-clock seconds that the host spent in each part of a step. The GPU may still be computing afterwards."""
 
     fetch_s: float = 0.0
     forward_s: float = 0.0
@@ -40,7 +40,7 @@ class StepParts:
 
     @contextmanager
     def of(self, part: str) -> Iterator[None]:
-        """What runs in here belongs to `fetch_s`, `forward_s`, `backward_s` or `optimizer_s`."""
+        """Add the duration of the `with` block to the field `part`, such as "forward_s"."""
         started_s = time.perf_counter()
         try:
             yield
@@ -48,7 +48,7 @@ class StepParts:
             setattr(self, part, getattr(self, part) + time.perf_counter() - started_s)
 
 
-# New columns stand at the end: whoever reads by place still reads what was there.
+# New columns are added at the end, so that programs which read columns by number keep working.
 TABLES = {
     "training.csv": (
         "step", "loss", "grad_norm", "tokens_per_s", "seconds", "forward_s", "backward_s", "optimizer_s",
@@ -67,19 +67,19 @@ TABLES = {
     ),
     "fallback_counters.csv": ("part", "implementation", "reason", "count", "until_tokens"),
 }  # fmt: skip
-# What the reports call otherwise where the model is sharded: k_stats_fsdp.csv, mem_fsdp_rank0_step2.txt.
+# Files that have another name if the model is sharded, such as k_stats_fsdp.csv. (So have the memory dumps.)
 _SHARDED = frozenset({"k_stats.csv", "fallback_counters.csv", "dtypes_report.txt"})
 
 
 def file_name(name: str, *, sharded: bool) -> str:
-    """The name under which a run writes this file."""
+    """Return the name of the telemetry file `name` in a run whose model is, or is not, sharded."""
     stem, dot, ending = name.rpartition(".")
     return f"{stem}_fsdp{dot}{ending}" if sharded and name in _SHARDED else name
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepShape:
-    """Of what a step's cost depends on, besides the program."""
+    """Sizes that determine the cost of a training step: model configuration, batch size and bytes of parameters."""
 
     config: NSAConfig
     batch: int
@@ -88,13 +88,17 @@ class StepShape:
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """One finished step. `loss` is this rank's, `mean_loss` that of all ranks; None where the phase has none."""
+    """Result and timing of a finished step.
+
+    `loss` is the loss of this rank, and `mean_loss` the mean over all ranks. A field is None if the phase of the run
+    does not compute it.
+    """
 
     step: int
     phase: str
-    tokens: int  # of all ranks together
+    tokens: int  # sum over all ranks
     seconds: float
-    cpu_s: float | None = None  # of all threads of this process
+    cpu_s: float | None = None  # CPU seconds of all threads of this process
     loss: float | None = None
     mean_loss: float | None = None
     grad_norm: float | None = None
@@ -106,7 +110,7 @@ class StepResult:
         return self.tokens / self.seconds
 
     def line(self) -> str:
-        """The line people read."""
+        """Return the line that is printed for the step."""
         parts = [f"step {self.step}"]
         if self.mean_loss is not None:
             parts.append(f"loss {self.mean_loss:.4f}")
@@ -116,35 +120,36 @@ class StepResult:
 
 
 class NoTelemetry:
-    """What training tells of itself goes nowhere: nothing is written and nothing looked into."""
+    """Interface of the telemetry, with an implementation that writes nothing, for `--telemetry off`."""
 
     def enter(self, phase: str) -> None:
-        """A phase before the first step."""
+        """Record that the run enters `phase`, a phase before the first step."""
 
     def begin(self, step: int) -> None:
-        """A step begins; some are looked into."""
+        """Record that `step` begins."""
 
     def end(self, result: StepResult) -> None:
-        """A step is over."""
+        """Record the result of a step."""
 
     def count_graph(self, shape: StepShape, loss: Tensor, kept: SavedTensorCounter | None) -> None:
-        """What the forward pass of a step has made, before the backward pass takes it apart. `kept`: if it was asked.
+        """Record the size of the autograd graph between the forward and the backward pass of a step.
 
-        It is on disk when the backward pass begins: of a step that takes too long, this is known.
+        `kept` has counted the bytes saved for the backward pass; None if they are not counted. The record is on disk
+        before the backward pass starts, so it is available even if this step never finishes.
         """
 
     def count_step(self, shape: StepShape) -> None:
-        """How much memory the whole step took at most."""
+        """Record the peak memory of the whole step."""
 
     def audit_dtypes(self, optimizer: torch.optim.Optimizer, expected: ExpectedDtypes) -> None:
-        """Which dtypes parameters, gradients, activations and optimizer state really have."""
+        """Write a report of the dtypes of parameters, gradients, activations and optimizer state."""
 
     def close(self) -> None:
-        """The run is over, whichever way."""
+        """Write the final records and close the files. Called at the end of the run, also after an error."""
 
 
 class Telemetry(NoTelemetry):
-    """Every rank writes its heartbeat and memory; rank 0 writes the tables that are the same everywhere."""
+    """Telemetry that is written to files: heartbeat and memory by every rank, the tables by rank 0 only."""
 
     def __init__(
         self,
@@ -159,7 +164,12 @@ class Telemetry(NoTelemetry):
         tensorboard: bool = False,
         mem_snapshot: bool = False,
     ) -> None:
-        """Raises CannotRunError where this machine lacks what was asked for by name."""
+        """Open the files in `directory`.
+
+        `model` is None in phase `data`. A memory dump is written every `mem_dump_every` steps, or never if it is 0.
+        `steps` is the number of steps of the whole run. Raises CannotRunError if TensorBoard or an allocator snapshot
+        is requested and not available.
+        """
         event_writer = _event_writer() if tensorboard else None
         self._history = AllocatorHistory(world.device) if mem_snapshot else None
         directory.mkdir(parents=True, exist_ok=True)
@@ -174,7 +184,8 @@ class Telemetry(NoTelemetry):
         self._selection = self._table("k_stats.csv")
         self._gates = self._table("gate_health.csv")
         self._costs = self._table("step_cost.csv")
-        # Every rank has asked whether it is there, so that none waits for one that has left; one writes.
+        # Every rank checks that TensorBoard is installed, so that all ranks stop together if it is not. Only rank 0
+        # writes.
         self._events = event_writer(str(directory / "tensorboard")) if event_writer and world.is_first else None
         self._begin_bytes = self._peak_bytes()
         self._beat(0, "start")
@@ -185,7 +196,7 @@ class Telemetry(NoTelemetry):
         self._beat(0, phase)
 
     def begin(self, step: int) -> None:
-        """The first step and every tenth are looked into."""
+        """Record that `step` begins. The first step and every tenth step are sampled."""
         self._sampling = self._observer is not None and (not self._sampled or step % EVERY_STEPS == 0)
         if self._observer is not None and self._sampling:
             self._observer.watch(dtypes=not self._sampled)
@@ -218,7 +229,7 @@ class Telemetry(NoTelemetry):
         self._costs.write(moment, shape.batch, config.seq_len, config.layers, *counted, *memory)
 
     def _peak_bytes(self) -> int:
-        """On a GPU what torch has given out at most, on a CPU the highest resident memory of the process."""
+        """Return PyTorch's peak of allocated bytes on a GPU, and the peak resident bytes of the process on a CPU."""
         return (gpu_bytes(self._world.device) or {}).get("peak") or peak_rss_bytes()
 
     def audit_dtypes(self, optimizer: torch.optim.Optimizer, expected: ExpectedDtypes) -> None:
@@ -288,7 +299,7 @@ class Telemetry(NoTelemetry):
             "gpu_peak_bytes": device_bytes and device_bytes["peak"],
             "pid": os.getpid(),
             "rank": self._world.rank,
-            # The reports' word for it; which library moves the bytes stands beside it.
+            # Reports show "FSDP" for sharded models; "process_group" is the communication backend.
             "backend": "FSDP" if self._sharded else self._world.backend,
             "process_group": self._world.backend,
         }
@@ -318,7 +329,7 @@ class Telemetry(NoTelemetry):
 
 
 def _event_writer() -> Any:
-    """TensorBoard's SummaryWriter. Raises CannotRunError where TensorBoard is not installed."""
+    """Return TensorBoard's class SummaryWriter. Raises CannotRunError if TensorBoard is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -329,7 +340,10 @@ def _event_writer() -> Any:
 
 
 def _scalars(result: StepResult, gpu: dict[str, int]) -> dict[str, float]:
-    """What TensorBoard shows of a step: the numbers of training.csv and of the heartbeat."""
+    """Return the TensorBoard scalars of a step by tag, without those that are not known.
+
+    `gpu` is the result of `gpu_bytes`, or empty on a CPU.
+    """
     known: dict[str, float | None] = {
         "train/loss": result.mean_loss,
         "train/grad_norm": result.grad_norm,
@@ -344,7 +358,11 @@ def _scalars(result: StepResult, gpu: dict[str, int]) -> dict[str, float]:
 
 
 def _fit_to(path: Path, header: str) -> None:
-    """A table of an older version: gets the columns that came since, empty; one of other columns gives way."""
+    """Update a CSV file that an earlier version wrote, so that rows with the columns in `header` can be appended.
+
+    If columns are missing at the end, they are added as empty. A file with different columns is renamed to
+    NAME.earlier.csv.
+    """
     before, _, rows = path.read_text(encoding="utf-8").partition("\n") if path.is_file() else ("", "", "")
     if before in ("", header):
         return
@@ -358,7 +376,7 @@ def _fit_to(path: Path, header: str) -> None:
 
 
 class _Table:
-    """A CSV file whose rows are on disk as soon as they are written. A resumed run goes on below the old rows."""
+    """CSV file that is flushed after every row. A resumed run appends to the existing rows."""
 
     def __init__(self, path: Path, header: str) -> None:
         _fit_to(path, header)
@@ -376,9 +394,10 @@ class _Table:
 
 
 def implementations_csv(model: nn.Module) -> str:
-    """How often which implementation ran, over all layers, and why that one.
+    """Return the content of fallback_counters.csv: how often each implementation ran, and why it was chosen.
 
-    A row for each branch, for the selection of blocks and for the mixing by the gates.
+    Counts are summed over all layers. The rows are for the attention branches, the block selection and the mixing of
+    branches by the gates.
     """
     runs: dict[str, Counter[UsedImplementation]] = {}
     for name, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""The training program: a plain torchrun program. `python -m nsa_attention.train --help` names every option."""
+"""The training program, for use with or without torchrun. `python -m nsa_attention.train --help` lists the options."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .checkpoints.choose import Start, start_of
+from .checkpoints.choose import Start, choose_start
 from .checkpoints.rows import forget_rows_after
-from .checkpoints.save import Saver, saving
+from .checkpoints.save import Saver, open_saver
 from .cost import SavedTensorCounter
 from .data import IGNORED, Batch, Batches
 from .dtypes import HALF, ExpectedDtypes, expected_dtypes
@@ -43,13 +43,13 @@ from .values import MEAN, SHARDED, BadShards, Phase, Wrapper
 from .warmup import uses_fused_kernels, warm_up
 from .world import CannotRunError, RanksDifferError, World, join_ranks
 
-# A step that waits longer than this, and longer than it computes, is named.
+# A step is reported if it waits longer for data than this, in seconds, and longer than it computes.
 STARVED_S = 1.0
 
 
 @dataclass(kw_only=True)
 class Traces:
-    """The traces that are switched on; None where one is off."""
+    """Traces of the backward pass. A trace that is switched off is None."""
 
     gradients: GradientTrace | None = None
     modules: ModuleBackwardTrace | None = None
@@ -58,24 +58,27 @@ class Traces:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Everything a step needs."""
+    """Settings, model, optimizer and helper objects of a training run, as needed for each step."""
 
     settings: Settings
     world: World
     batches: Batches
     bare: TinyLM
-    model: nn.Module  # the bare one as its wrapper presents it
+    model: nn.Module  # `bare` in its wrapper
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     traces: Traces
     telemetry: NoTelemetry
     expected: ExpectedDtypes
     shape: StepShape
-    evaluation: Evaluation | None  # None: nothing is held out
+    evaluation: Evaluation | None  # None without --eval-every
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 2 when the settings or this machine do not allow the run."""
+    """Run the training program, and return its exit code.
+
+    The code is 0 after success, and 2 if the settings are wrong or the run is not possible on this machine.
+    """
     try:
         settings = read_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
         with join_ranks(settings.device, settings.backend, needs_group=settings.wrapper is not Wrapper.NONE) as world:
@@ -88,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(settings: Settings, world: World) -> None:
-    """All steps of a run."""
+    """Run all training steps, or only read the data in phase `data`."""
     torch.manual_seed(settings.seed)
     with closing(Batches(settings, world)) as batches:
         if settings.phase is Phase.DATA:
@@ -98,7 +101,7 @@ def train(settings: Settings, world: World) -> None:
 
 
 def _all_steps(settings: Settings, world: World, batches: Batches) -> None:
-    start = start_of(settings, world)
+    start = choose_start(settings, world)
     if settings.resume is not None and world.is_first:
         forget_rows_after(settings.out_dir, start.step)
     run = _prepare(settings, world, batches)
@@ -120,15 +123,15 @@ def _all_steps(settings: Settings, world: World, batches: Batches) -> None:
 
 
 def _go_on(run: Run, start: Start) -> None:
-    """From a checkpoint, if there is one to begin from."""
-    said = [*start.said]
+    """Load the checkpoint `start`, if it has one, and print how the run resumes."""
+    said = [*start.notes]
     if start.checkpoint is not None:
-        # What it needs from torch takes nearly a second to load.
+        # Imported late, because the modules it needs from torch take nearly a second to load.
         from .checkpoints.load import load_checkpoint
 
         said += load_checkpoint(start, run.model, run.optimizer, run.scaler, run.batches, run.world)
         if start.manifest is None:
-            run.batches.skip_steps(start.step)  # an older file has no position in the data
+            run.batches.skip_steps(start.step)  # checkpoints of older versions have no data position
     if start.step >= run.settings.steps:
         said.append(f"step {start.step} is done and --steps is {run.settings.steps}: nothing is left to do")
     if run.world.is_first:
@@ -137,7 +140,7 @@ def _go_on(run: Run, start: Start) -> None:
 
 
 def _checkpoints(run: Run, start: Start) -> AbstractContextManager[Saver | None]:
-    return saving(run.settings, run.world, start.step) if run.settings.checkpoint_every else nullcontext()
+    return open_saver(run.settings, run.world, start.step) if run.settings.checkpoint_every else nullcontext()
 
 
 def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
@@ -200,7 +203,10 @@ def _evaluation(settings: Settings, world: World, model: nn.Module) -> Evaluatio
 
 
 def _telemetry(settings: Settings, world: World, model: TinyLM | None) -> NoTelemetry:
-    """With `--telemetry off` nothing is written but what other options ask for by name."""
+    """Return the telemetry of the run, and create the output directory.
+
+    With `--telemetry off`, the result writes no files. `model` is None in phase `data`.
+    """
     if not settings.telemetry:
         settings.out_dir.mkdir(parents=True, exist_ok=True)
         return NoTelemetry()
@@ -245,7 +251,7 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
     grad_norm = _finish_gradients(run, step) if settings.phase is not Phase.FORWARD else None
     if settings.phase is Phase.STEP:
         with parts.of("optimizer_s"):
-            # Those of a checkpoint are of the run before.
+            # A loaded checkpoint has restored the previous run's learning rate and betas, so set them again.
             for group in run.optimizer.param_groups:
                 group.update(lr=learning_rate(settings, step), **_adamw(settings))
             run.scaler.step(run.optimizer)
@@ -278,20 +284,27 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
 
 
 def _mean_over_ranks(run: Run, loss: Tensor) -> Tensor:
-    """Raises CannotRunError on all ranks where one has left out data that another one could read."""
-    place = run.batches.digest() if run.settings.bad_shards is BadShards.SKIP else None
+    """Return the mean loss over all ranks.
+
+    With `--bad-shards skip`, also check that all ranks are at the same data position. If a rank has skipped data that
+    another rank could read, every rank raises CannotRunError.
+    """
+    place = run.batches.position_digest() if run.settings.bad_shards is BadShards.SKIP else None
     try:
         return run.world.average_over_ranks(loss, expected_equal=place)
     except RanksDifferError:
-        stands = f"rank {run.world.rank} stands at {run.batches.where()}"
-        left_out = run.batches.trouble.sentence() or "nothing left out"
+        stands = f"rank {run.world.rank} stands at {run.batches.position_text()}"
+        left_out = run.batches.problems.sentence() or "nothing skipped"
         said = f"--bad-shards skip: the ranks no longer read the same data: {stands}; {left_out}"
         raise CannotRunError(said) from None
 
 
 @contextmanager
 def _looked_into(run: Run, step: int, *, is_profiled: bool) -> Iterator[None]:
-    """A step under autograd's anomaly detection, and under the profiler in one step: the first one is not typical."""
+    """Run the `with` block under autograd's anomaly detection and the memory profiler, as far as they are enabled.
+
+    The profiler also requires `is_profiled`. It is set for the second step, because the first step is not typical.
+    """
     settings = run.settings
     path = settings.out_dir / f"mem_profile_rank{run.world.rank}_step{step}.txt"
     profiled = memory_profile(path, run.world.device) if settings.profile_memory and is_profiled else nullcontext()
@@ -300,7 +313,7 @@ def _looked_into(run: Run, step: int, *, is_profiled: bool) -> Iterator[None]:
 
 
 def _fetched(batches: Batches, count: int, parts: StepParts) -> list[Batch]:
-    """The micro-batches of a step."""
+    """Return the next `count` micro-batches. The time is added to `parts.fetch_s`."""
     with parts.of("fetch_s"):
         return [batches.fetch() for _ in range(count)]
 
@@ -314,10 +327,11 @@ def _shape_line(world: World, batch: Batch) -> str:
 
 
 def _targets_of_all(world: World, batches: Sequence[Batch]) -> float | None:
-    """How many targets the step counts on a rank, on average; None where that is every target.
+    """Return the mean number of counted targets per rank in this step, or None if every target counts.
 
-    Behind a document none is counted, so ranks and micro-batches differ in how many they have. A mean of their means
-    would be another loss than that of one process with the joint batch.
+    With packed documents, the target after a document does not count, so ranks and micro-batches have different
+    numbers of targets. The loss is divided by the mean number, which gives the same loss as one process would compute
+    for the joint batch.
     """
     if all(batch.lengths is None for batch in batches):
         return None
@@ -328,9 +342,10 @@ def _targets_of_all(world: World, batches: Sequence[Batch]) -> float | None:
 def _micro_batch(
     run: Run, batch: Batch, micro: int, parts: StepParts, counted: float | None, *, is_first: bool
 ) -> Tensor:
-    """Forward and backward of one micro-batch; gradients add up over those of a step and are reduced in the last.
+    """Run the forward and backward pass of micro-batch number `micro`, and return its loss.
 
-    The loss is the mean of the micro-batch, or its part of that of the step.
+    Gradients accumulate over the micro-batches of a step, and the last one reduces them across ranks. The loss is the
+    mean over the micro-batch. If `counted` is given, it is the micro-batch's contribution to the loss of the step.
     """
     last, counts = micro == run.settings.accumulate - 1, is_first and micro == 0
     kept = SavedTensorCounter(run.bare, run.settings.model.seq_len) if counts and run.settings.step_cost else None
@@ -355,7 +370,11 @@ def _logits(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def loss_of(logits_BTV: Tensor, targets_BT: Tensor, kind: str = "cross_entropy") -> Tensor:
-    """Mean cross entropy of the next token, or the mean of all logits, in float32 at least."""
+    """Return the mean cross entropy of the next token, or the mean of all logits if `kind` is "mean".
+
+    `logits_BTV` has shape [B, T, V] (batch, tokens, vocabulary), and `targets_BT` has shape [B, T]. The loss is
+    computed in float32, or in float64 for float64 logits.
+    """
     logits = _wide(logits_BTV)
     if kind == MEAN:
         return logits.mean()
@@ -363,7 +382,10 @@ def loss_of(logits_BTV: Tensor, targets_BT: Tensor, kind: str = "cross_entropy")
 
 
 def summed_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """The sum of the cross entropy over the targets that are not ignored."""
+    """Return the sum of the cross entropy over all targets that are not IGNORED.
+
+    Shapes are as in `loss_of`.
+    """
     logits, targets = _wide(logits_BTV).flatten(0, 1), targets_BT.flatten()
     return functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
 
@@ -373,7 +395,10 @@ def _wide(logits: Tensor) -> Tensor:
 
 
 def _finish_gradients(run: Run, step: int) -> Tensor:
-    """Average where the wrapper did not, report, clip. Returns the norm before clipping."""
+    """Complete the gradients of a step, and return their norm before clipping.
+
+    They are averaged across ranks if the wrapper has not done so, traced, unscaled and clipped.
+    """
     if run.settings.barrier_after_backward:
         run.world.wait_for_all()
     if run.settings.wrapper is Wrapper.MANUAL:
@@ -386,14 +411,14 @@ def _finish_gradients(run: Run, step: int) -> Tensor:
 
 def _autocast(settings: Settings, world: World, *, sharded_too: bool = False) -> AbstractContextManager[object]:
     dtype = compute_dtype(settings, world)
-    # Sharded models hold and use bfloat16 weights themselves, once they are sharded.
+    # Sharded models convert weights to bfloat16 themselves. The warm-up runs before sharding and needs autocast.
     if dtype in (torch.float32, torch.float64) or (settings.wrapper in SHARDED and not sharded_too):
         return nullcontext()
     return torch.autocast(world.device.type, dtype)
 
 
 def _only_data(settings: Settings, world: World, batches: Batches) -> None:
-    """The data pipeline alone: no model is built."""
+    """Read the batches of all steps without building a model, for phase `data`."""
     telemetry = _telemetry(settings, world, None)
     try:
         _wait_for_data(settings, world, batches, telemetry)
@@ -411,18 +436,21 @@ def _only_data(settings: Settings, world: World, batches: Batches) -> None:
 
 
 def _wait_for_data(settings: Settings, world: World, batches: Batches, telemetry: NoTelemetry) -> None:
-    """The first batch is there; a phase of its own where somebody works ahead for it."""
+    """Wait for the first batch, and print how long it took.
+
+    If there are prefetching workers, the heartbeat shows this as the separate phase `loader`.
+    """
     if batches.workers:
         telemetry.enter("loader")
-    ready_s = batches.ready()
+    ready_s = batches.wait_for_first()
     _write_report(settings, world, batches)
     if world.is_first:
-        say(f"nsa.train loader ready in {ready_s:.2f} s: {batches.introduction()}")
+        say(f"nsa.train loader ready in {ready_s:.2f} s: {batches.description()}")
 
 
 def _tell_of_data(settings: Settings, world: World, batches: Batches) -> None:
     _write_report(settings, world, batches)
-    problems = batches.trouble.sentence()
+    problems = batches.problems.sentence()
     if problems is not None and world.is_first:
         say(f"nsa.train data: {problems}")
 
@@ -430,7 +458,7 @@ def _tell_of_data(settings: Settings, world: World, batches: Batches) -> None:
 def _write_report(settings: Settings, world: World, batches: Batches) -> None:
     path = settings.out_dir / f"loader_rank{world.rank}.json"
     if settings.telemetry:
-        path.write_text(json.dumps(batches.report(), indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(batches.summary(), indent=1) + "\n", encoding="utf-8")
 
 
 def _introduction(settings: Settings, world: World, parameters: int, dtype: torch.dtype) -> str:

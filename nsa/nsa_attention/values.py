@@ -48,7 +48,7 @@ class Packing(StrEnum):
 
 
 class BadShards(StrEnum):
-    """What to do with a damaged data shard: skip it, or stop the run."""
+    """Reactions to a damaged data shard: skip it, or stop the run."""
 
     SKIP = "skip"
     STOP = "stop"

@@ -76,7 +76,7 @@ class Result:
     took_s: float
 
 
-def trial_of(seed: int, number: int) -> Trial:
+def make_trial(seed: int, number: int) -> Trial:
     """Every pair of a command and a victim in turn, so that few trials meet many of them."""
     draw = random.Random(f"{seed} {number}")
     pairs = [(command, victim) for victim in VICTIMS for command in COMMANDS]
@@ -376,14 +376,14 @@ def main() -> int:
     def make(number: int) -> None:
         if asked.until is not None and time.monotonic() - began > asked.until:
             return
-        result = attempted(trial_of(asked.seed, number), asked.out.resolve() / f"{number:03}-{os.urandom(3).hex()}")
+        result = attempted(make_trial(asked.seed, number), asked.out.resolve() / f"{number:03}-{os.urandom(3).hex()}")
         with writing, results.open("a") as lines:
             lines.write(json.dumps(asdict(result)) + "\n")
             print(line_of(result), flush=True)
 
     wanted = [number for number in range(asked.trials) if number not in made(results)]
     # The next start clears what it finds dead, also of another trial: then nobody could tell who would have done it.
-    alone = [number for number in wanted if " and " in trial_of(asked.seed, number).victim]
+    alone = [number for number in wanted if " and " in make_trial(asked.seed, number).victim]
     for jobs, numbers in ((asked.jobs, [one for one in wanted if one not in alone]), (1, alone)):
         with ThreadPoolExecutor(jobs) as pool:
             list(pool.map(make, numbers))

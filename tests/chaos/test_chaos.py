@@ -7,14 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from chaos import COMMANDS, HERE, OK, OVER, VICTIMS, Trial, attempted, trial_of
+from chaos import COMMANDS, HERE, OK, OVER, VICTIMS, Trial, attempted, make_trial
 
 
 def test_a_trial_is_a_function_of_its_seed_and_few_trials_meet_every_pair() -> None:
-    trials = [trial_of(1, number) for number in range(len(COMMANDS) * len(VICTIMS))]
-    assert trials == [trial_of(1, number) for number in range(len(trials))]
+    trials = [make_trial(1, number) for number in range(len(COMMANDS) * len(VICTIMS))]
+    assert trials == [make_trial(1, number) for number in range(len(trials))]
     assert len({(one.command, one.victim) for one in trials}) == len(trials)
-    assert trial_of(2, 0) != trials[0]
+    assert make_trial(2, 0) != trials[0]
 
 
 def test_what_is_stored_of_the_trials_is_what_the_script_would_try_and_none_of_it_went_wrong() -> None:
@@ -22,7 +22,7 @@ def test_what_is_stored_of_the_trials_is_what_the_script_would_try_and_none_of_i
     stored = json.loads((HERE / "result.json").read_text())
     assert {one["outcome"] for one in stored["trials"]} <= {OK, OVER}
     made = [{name: said for name, said in one.items() if name not in ("commit", "outcome")} for one in stored["trials"]]
-    assert made == [asdict(trial_of(stored["seed"], number)) for number in range(60)]
+    assert made == [asdict(make_trial(stored["seed"], number)) for number in range(60)]
     killed = {(one["command"], one["victim"]) for one in stored["trials"] if one["outcome"] == OK}
     assert len(killed) == len(COMMANDS) * len(VICTIMS)
 

@@ -23,7 +23,7 @@ from nsa_harness.cli.main import run_command_line
 from nsa_harness.core.doctor import OLDEST_TORCH
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import MachineFacts
-from nsa_harness.supervisor.launch.planning import Invocation, part, planned
+from nsa_harness.supervisor.launch.planning import Invocation, plan_launches, select_shard
 from nsa_harness.supervisor.storage.reports import matrix_jobs
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
@@ -130,14 +130,16 @@ def test_the_nightly_uses_the_keys_of_its_rows() -> None:
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_a_row_skips_the_scenario_of_the_other_backend_and_ends_before_its_limit(backend: str, gpus: int) -> None:
     facts = MachineFacts(host="runner", cpus=1, gpus=("GPU",) * gpus, torch="2.13")
-    plan = Invocation(words=(), tags=("plan",), working_dir=REPOSITORY / "docs", environ={})
-    named = {spec.scenario: dict(spec.settings).get("needs.backend", backend) for spec in planned(plan, facts).specs}
+    plan = Invocation(arguments=(), tags=("plan",), working_dir=REPOSITORY / "docs", environ={})
+    named = {
+        spec.scenario: dict(spec.settings).get("needs.backend", backend) for spec in plan_launches(plan, facts).specs
+    }
     (other,) = {row["without"] for row in rows() if (row["backend"], row["gpus"]) == (backend, gpus)}
     assert [scenario for scenario, own in named.items() if own != backend] == [other]
-    specs = [spec for spec in planned(plan, facts).specs if spec.scenario != other]
+    specs = [spec for spec in plan_launches(plan, facts).specs if spec.scenario != other]
     (limit,) = [step["timeout-minutes"] for _, step in steps(NIGHTLY) if step.get("name") == "Run the scenarios"]
     for shard in ("1/2", "2/2"):
-        launches = [spec for spec in part(specs, (int(shard[0]), 2)) if isinstance(spec, RunSpec)]
+        launches = [spec for spec in select_shard(specs, (int(shard[0]), 2)) if isinstance(spec, RunSpec)]
         assert launches
         assert sum((spec.limits.deadline_s or 0.0) + 60 for spec in launches) / 60 <= limit
 

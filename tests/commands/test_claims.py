@@ -25,7 +25,7 @@ from nsa_harness.core.report import Culprit, MachineFacts, Outcome, Place, Statu
 from nsa_harness.render.documents.schemas import Document, json_schema
 from nsa_harness.supervisor.experiments import cache_key
 from nsa_harness.supervisor.experiments.cache_key import Interpreter
-from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
+from nsa_harness.supervisor.launch.planning import Invocation, Script, plan_launches
 from nsa_harness.supervisor.storage import ledger as store
 from nsa_harness.supervisor.storage.ledger import NAME, read_ledger
 from nsa_harness.supervisor.storage.record import write_spec
@@ -60,7 +60,9 @@ class Launched:
             spec.scenario, status, spec_hash=spec.spec_hash, attempt=options["number"], dir=attempt.path.name,
             culprit=culprit, **({"cause": self.cause} if self.cause and culprit else {}),
         )  # fmt: skip
-        return replace(made, timing=Timing(launch_s=1.0, wall_s=5.0, quiet_s=None, detected_s=None, teardown_s=0.1))
+        return replace(
+            made, timing=Timing(launch_s=1.0, wall_s=5.0, no_progress_s=None, detected_s=None, teardown_s=0.1)
+        )
 
 
 @pytest.fixture
@@ -72,12 +74,12 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launched:
     monkeypatch.setenv("COLUMNS", "100")
     made = Launched()
     monkeypatch.setattr(session, "run_one", made)
-    monkeypatch.setattr(cache_key, "interpreter", lambda *_: Interpreter())
+    monkeypatch.setattr(cache_key, "query_interpreter", lambda *_: Interpreter())
     monkeypatch.setattr(experiment, "describe", lambda *_, **__: {"git": {"commit": "1a2b3c4d5e6f", "dirty": True}})
     monkeypatch.setattr("typer.main.get_command", _COMMAND_LINE)
     for command in (claim, verify):
         monkeypatch.setattr(command, "machine_facts", lambda: FACTS)
-        monkeypatch.setattr(command, "sweep_dead_runs", lambda: None)
+        monkeypatch.setattr(command, "end_dead_runs", lambda: None)
     return made
 
 
@@ -343,9 +345,9 @@ def stored(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         launched.ends = {name: [*ends]}
         outcomes = []
         question = Invocation(
-            words=(), script=Script(file="train.py", ranks=2, args=()), working_dir=Path.cwd(), environ={}
+            arguments=(), script=Script(file="train.py", ranks=2, args=()), working_dir=Path.cwd(), environ={}
         )
-        (spec,) = planned(question, FACTS).specs
+        (spec,) = plan_launches(question, FACTS).specs
         assert isinstance(spec, RunSpec)
         launched.place = place or Place(file="train.py", line=4)
         for number, _ in enumerate(ends, start=1):

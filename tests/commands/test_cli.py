@@ -20,7 +20,7 @@ from nsa_harness.core.scenario.yaml_tree import parse_yaml
 from nsa_harness.core.schedule import Policy
 from nsa_harness.subject.program import PROGRAM
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.launch.planning import Invocation, Plan, planned
+from nsa_harness.supervisor.launch.planning import Invocation, LaunchPlan, plan_launches
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MAIN = "import sys; sys.argv[0] = 'nsa-harness'; from nsa_harness.cli.main import main; main()"
@@ -137,8 +137,8 @@ def test_explain_tells_where_each_value_comes_from_and_reads_back() -> None:
 
 
 def test_a_dry_run_prints_the_command_and_writes_nothing(here: Path) -> None:
-    question = Invocation(words=("ddp_onestep",), working_dir=here, environ={})
-    plan: Plan = planned(question, machine_facts())
+    question = Invocation(arguments=("ddp_onestep",), working_dir=here, environ={})
+    plan: LaunchPlan = plan_launches(question, machine_facts())
     assert isinstance(plan.specs[0], RunSpec)
     done = nsa_harness("run", "ddp_onestep", "train.steps=7", "run.env.GREETING=a b", "--dry-run")
     command = shlex.split(done.stdout.splitlines()[-1])
@@ -288,7 +288,7 @@ def test_two_scenarios_of_one_name_cannot_share_a_run(here: Path, capsys: pytest
         (here / folder).mkdir()
         (here / folder / "x.yaml").write_text("about: x\n")
     assert cli.run_command_line(["run", "a/x.yaml", "b/x.yaml"]) == 2
-    message = 'two of the selected scenarios are named "x"; run them one after the other\n'
+    message = 'two of the selected scenarios are named "x"; run them separately\n'
     assert capsys.readouterr().err == message
 
 

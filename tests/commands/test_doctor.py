@@ -12,15 +12,15 @@ from documents import rows, words
 from nsa_harness.cli import main as cli
 from nsa_harness.core import doctor
 from nsa_harness.core.doctor import (
+    CheckLine,
     CheckState,
     ClockFacts,
     CoreFacts,
-    Facts,
     GpuFacts,
     InterfaceFacts,
     LeftOver,
     LimitFacts,
-    Line,
+    MachineCheckFacts,
     MemoryFacts,
     ModuleFacts,
     NameFacts,
@@ -30,12 +30,12 @@ from nsa_harness.core.doctor import (
     SlurmFacts,
     SpaceFacts,
     TorchFacts,
-    Unknown,
-    healthy,
-    judged,
+    UnknownFacts,
+    check_lines,
+    is_healthy,
+    lines_for_json,
     lines_text,
     size_text,
-    values,
 )
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -60,7 +60,7 @@ SLURM = SlurmFacts(version="slurm 25.05", absent=(), job="4711", trouble=None)
 PYTHON = PythonFacts(version="3.11.7", probe_trouble=None)
 PORTS = PortFacts(trouble=None, first=32768, last=60999)
 
-WELL = Facts(
+WELL = MachineCheckFacts(
     python=PYTHON,
     torch=TORCH,
     gpu=GPU,
@@ -107,17 +107,17 @@ CASES: list[tuple[str, CheckState, str, dict[str, Any]]] = [
         "torch",
         BROKEN,
         "No module named 'torch'",
-        {"torch": Unknown(why="ModuleNotFoundError: No module named 'torch'")},
+        {"torch": UnknownFacts(why="ModuleNotFoundError: No module named 'torch'")},
     ),
-    ("torch", BROKEN, "did not end within 90 s", {"torch": Unknown(why="did not end within 90 s")}),
+    ("torch", BROKEN, "did not end within 90 s", {"torch": UnknownFacts(why="did not end within 90 s")}),
     ("torch", BROKEN, "supported are 2.11 to 2.13", {"torch": torch(version="2.10.1")}),
     ("torch", WARN, "tested are 2.11 to 2.13", {"torch": torch(version="2.14.0a0+git1")}),
     ("torch", WARN, "tested are 2.11 to 2.13", {"torch": torch(version="main")}),
-    ("torchrun", BROKEN, "not asked", {"torch": Unknown(why="ImportError")}),
+    ("torchrun", BROKEN, "not asked", {"torch": UnknownFacts(why="ImportError")}),
     ("torchrun", BROKEN, "ImportError: elastic", {"torch": torch(torchrun_trouble="ImportError: elastic")}),
-    ("gloo", BROKEN, "not asked", {"torch": Unknown(why="ImportError")}),
+    ("gloo", BROKEN, "not asked", {"torch": UnknownFacts(why="ImportError")}),
     ("gloo", BROKEN, "built without it", {"torch": torch(gloo=False)}),
-    ("nccl", BROKEN, "not asked", {"torch": Unknown(why="ImportError")}),
+    ("nccl", BROKEN, "not asked", {"torch": UnknownFacts(why="ImportError")}),
     ("nccl", BROKEN, "runs would choose it for 2 x NVIDIA H200", {"torch": torch(nccl=None)}),
     ("nccl", MISSING, "built without it", {"torch": torch(nccl=None), "gpu": NO_GPU}),
     ("gpu", MISSING, "no nvidia-smi", {"gpu": NO_GPU}),
@@ -199,14 +199,14 @@ CASES: list[tuple[str, CheckState, str, dict[str, Any]]] = [
 ]
 
 
-def line(facts: Facts, name: str) -> Line:
-    (found,) = (one for one in judged(facts) if one.name == name)
+def line(facts: MachineCheckFacts, name: str) -> CheckLine:
+    (found,) = (one for one in check_lines(facts) if one.name == name)
     return found
 
 
 def test_a_machine_where_all_is_well_has_nothing_to_do() -> None:
-    assert [one for one in judged(WELL) if one.state is not OK or one.advice is not None] == []
-    assert healthy(judged(WELL))
+    assert [one for one in check_lines(WELL) if one.state is not OK or one.advice is not None] == []
+    assert is_healthy(check_lines(WELL))
 
 
 @pytest.mark.parametrize(("name", "state", "piece", "changes"), CASES, ids=[f"{c[0]}-{c[1]}-{c[2]}" for c in CASES])
@@ -216,17 +216,19 @@ def test_a_broken_condition_is_said_with_its_fact_and_what_to_do(
     facts = replace(WELL, **changes)
     said = line(facts, name)
     assert (said.state, piece in said.fact, bool(said.advice)) == (state, True, True), said
-    assert healthy(judged(facts)) is (BROKEN not in {one.state for one in judged(facts)})
-    assert (state is not BROKEN) or not healthy(judged(facts))
+    assert is_healthy(check_lines(facts)) is (BROKEN not in {one.state for one in check_lines(facts)})
+    assert (state is not BROKEN) or not is_healthy(check_lines(facts))
 
 
 def test_every_line_has_a_case_in_which_it_is_broken() -> None:
-    assert {one.name for one in judged(WELL)} == {name for name, *_ in CASES}
+    assert {one.name for one in check_lines(WELL)} == {name for name, *_ in CASES}
 
 
 def test_a_broken_condition_leaves_the_other_lines_as_they_were() -> None:
     facts = replace(WELL, cores=CoreFacts(usable=1, quota=None))
-    changed = [before.name for before, after in zip(judged(WELL), judged(facts), strict=True) if before != after]
+    changed = [
+        before.name for before, after in zip(check_lines(WELL), check_lines(facts), strict=True) if before != after
+    ]
     assert changed == ["cores"]
 
 
@@ -251,14 +253,14 @@ def test_what_is_fine_in_another_way_is_ok(name: str, changes: dict[str, Any], p
 
 def test_an_optional_thing_that_is_missing_is_no_failure() -> None:
     laptop = replace(WELL, gpu=NO_GPU, torch=torch(nccl=None, devices=0), triton=ABSENT, flash_attn=ABSENT, nvml=ABSENT)
-    assert healthy(judged(laptop))
-    assert {one.state for one in judged(laptop)} == {OK, MISSING}
+    assert is_healthy(check_lines(laptop))
+    assert {one.state for one in check_lines(laptop)} == {OK, MISSING}
 
 
 def test_people_see_each_line_what_to_do_below_it_and_the_verdict_last() -> None:
     lines = (
-        Line(name="torch", state=OK, fact="2.13.0"),
-        Line(name="hostname", state=BROKEN, fact="node7: \x1b[31mno", advice="mend it"),
+        CheckLine(name="torch", state=OK, fact="2.13.0"),
+        CheckLine(name="hostname", state=BROKEN, fact="node7: \x1b[31mno", advice="mend it"),
     )
     assert list(lines_text(lines)) == [
         "ok      torch     2.13.0",
@@ -271,8 +273,8 @@ def test_people_see_each_line_what_to_do_below_it_and_the_verdict_last() -> None
 
 
 def test_programs_get_every_line_with_its_state() -> None:
-    shown = json.loads(json.dumps(values(judged(replace(WELL, reports=replace(REPORTS, trouble="full"))))))
-    assert (shown["schema"], shown["healthy"], len(shown["lines"])) == (1, False, len(judged(WELL)))
+    shown = json.loads(json.dumps(lines_for_json(check_lines(replace(WELL, reports=replace(REPORTS, trouble="full"))))))
+    assert (shown["schema"], shown["healthy"], len(shown["lines"])) == (1, False, len(check_lines(WELL)))
     assert {"name": "gloo", "state": "ok", "fact": "in torch", "advice": None} in shown["lines"]
 
 
@@ -288,7 +290,7 @@ def test_a_size_is_told_in_the_unit_that_fits(size_bytes: int, shown: str) -> No
     ("facts", "code"), [(WELL, 0), (replace(WELL, gpu=NO_GPU), 0), (replace(WELL, torch=torch(gloo=False)), 1)]
 )
 def test_the_exit_code_is_1_only_where_a_line_is_broken(
-    facts: Facts, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    facts: MachineCheckFacts, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("nsa_harness.supervisor.doctor.measure", lambda *_: facts)
     assert cli.run_command_line(["doctor", "--json"]) == code
@@ -309,7 +311,7 @@ def test_a_command_is_answered_with_the_benchmark_that_measures_it(
 
 def test_the_document_explains_every_line_every_state_and_every_number() -> None:
     shown = rows("docs/doctor.md", "line", "checks")
-    assert [words(cells[0])[0] for cells in shown] == [one.name for one in judged(WELL)]
+    assert [words(cells[0])[0] for cells in shown] == [one.name for one in check_lines(WELL)]
     assert all(len(cells) == 4 and all(cells) for cells in shown)
     states = {words(cells[0])[0] for cells in rows("docs/doctor.md", "state", "meaning")}
     assert states == set(CheckState)

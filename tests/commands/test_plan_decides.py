@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from runs import PLAN, run
 
-from nsa_harness.core.comparison.decisions import answer_gates
-from nsa_harness.core.comparison.hypotheses import Answer, answers
+from nsa_harness.core.comparison.decisions import answer_rules
+from nsa_harness.core.comparison.hypotheses import HypothesisAnswer, hypothesis_rows
 from nsa_harness.core.plan import Skip
 from nsa_harness.core.report import GateState, MachineFacts, Outcome, Status
 from nsa_harness.subject.playbook import PLAYBOOK
-from nsa_harness.supervisor.launch.planning import Invocation, planned
+from nsa_harness.supervisor.launch.planning import Invocation, plan_launches
 
 LAPTOP = MachineFacts(host="node7", cpus=2, gpus=(), torch="2.13.0+cpu")
 TWO_GPUS = MachineFacts(host="node8", cpus=16, gpus=("A100", "A100"), torch="2.13.0+cu126")
@@ -21,8 +21,8 @@ TWO_GPUS = MachineFacts(host="node8", cpus=16, gpus=("A100", "A100"), torch="2.1
 
 def healthy(machine: MachineFacts, *tags: str) -> Iterator[Outcome]:
     """Every scenario of these tags as if it had passed on that machine."""
-    question = Invocation(words=(), tags=tags, working_dir=Path(__file__).parents[2], environ={})
-    for spec in planned(question, machine).specs:
+    question = Invocation(arguments=(), tags=tags, working_dir=Path(__file__).parents[2], environ={})
+    for spec in plan_launches(question, machine).specs:
         settings = dict(spec.settings)
         if isinstance(spec, Skip):
             yield run(spec.scenario, Status.SKIP, settings, backend="", device="")
@@ -38,7 +38,7 @@ def healthy(machine: MachineFacts, *tags: str) -> Iterator[Outcome]:
 
 
 def silent_gates(machine: MachineFacts, *tags: str) -> set[str]:
-    gates = answer_gates(tuple(healthy(machine, *tags)), PLAN)
+    gates = answer_rules(tuple(healthy(machine, *tags)), PLAN)
     return {one.name for one in gates if one.state is GateState.NOT_REACHED}
 
 
@@ -58,8 +58,8 @@ def test_the_plan_answers_every_gate_of_the_decision_tree(
 
 
 def untested(machine: MachineFacts, *tags: str) -> set[str]:
-    rows = answers(tuple(healthy(machine, *tags)), PLAYBOOK.hypotheses)
-    return {row.hypothesis.text for row in rows if row.answer is Answer.NOT_TESTED}
+    rows = hypothesis_rows(tuple(healthy(machine, *tags)), PLAYBOOK.hypotheses)
+    return {row.hypothesis.text for row in rows if row.answer is HypothesisAnswer.NOT_TESTED}
 
 
 def test_every_hypothesis_has_a_contrast_among_the_scenarios() -> None:
@@ -69,8 +69,8 @@ def test_every_hypothesis_has_a_contrast_among_the_scenarios() -> None:
 def test_the_plan_tests_what_the_seeds_blamed_in_fourteen_runs_and_proposes_a_test_of_the_rest() -> None:
     runs = tuple(healthy(LAPTOP, "plan"))
     assert len(runs) <= 14
-    prominent = [row for row in answers(runs, PLAYBOOK.hypotheses) if row.hypothesis.prominent]
-    assert {row.hypothesis.text for row in prominent if row.answer is Answer.REFUTED} == {
+    prominent = [row for row in hypothesis_rows(runs, PLAYBOOK.hypotheses) if row.hypothesis.always_shown]
+    assert {row.hypothesis.text for row in prominent if row.answer is HypothesisAnswer.REFUTED} == {
         "DDP is the cause",
         "more than one rank is the cause",
         "gradient checkpointing is the cause",
@@ -78,7 +78,9 @@ def test_the_plan_tests_what_the_seeds_blamed_in_fourteen_runs_and_proposes_a_te
         "the layer count is the cause",
         "find_unused_parameters is needed",
     }
-    rest = {row.hypothesis.text: row.command or row.reason for row in prominent if row.answer is Answer.NOT_TESTED}
+    rest = {
+        row.hypothesis.text: row.command or row.reason for row in prominent if row.answer is HypothesisAnswer.NOT_TESTED
+    }
     assert rest == {
         "FSDP is the cause": "nsa-harness claim manual_average parallel.wrapper=manual,fsdp",
         "NCCL is the cause": "ddp_nccl was SKIP",

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from nsa_harness.core.comparison.plan_file import read_stored_plan
-from nsa_harness.core.outcome.outcome import skipped
+from nsa_harness.core.outcome.outcome import skipped_outcome
 from nsa_harness.core.plan import Skip
 from nsa_harness.core.report import Culprit, Finding, Outcome, SpecSummary, Status, Verdict
 from nsa_harness.supervisor.launch.scenario_files import shipped_plan
@@ -20,7 +20,7 @@ BAD = (Status.FAIL, Status.HANG)
 
 def run(name: str, status: Status = Status.PASS, settings: dict[str, str] | None = None, **changes: Any) -> Outcome:
     """One attempt on two ranks over gloo, as nobody announced it unless it passed."""
-    plain = skipped(Skip(scenario=name, about="", reason=""))
+    plain = skipped_outcome(Skip(scenario=name, about="", reason=""))
     cause = changes.pop("cause", CAUSES.get(status))
     facts: dict[str, Any] = {
         "spec_hash": name,

@@ -15,13 +15,13 @@ from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 from runs import PLAN, run, sure
 
+from nsa_harness.core.comparison.contrasts import Comparison as Asked
 from nsa_harness.core.comparison.contrasts import KeyFilter
-from nsa_harness.core.comparison.contrasts import Test as Asked
-from nsa_harness.core.comparison.decisions import answer_gates, walk_tree
-from nsa_harness.core.comparison.gates import when
+from nsa_harness.core.comparison.decisions import answer_rules, walk_tree
+from nsa_harness.core.comparison.gates import condition_text
 from nsa_harness.core.comparison.plan_file import (
     COMMANDS,
-    Form,
+    ConditionForm,
     PlanText,
     ReadPlan,
     is_plan,
@@ -69,7 +69,7 @@ def gate(condition: str, *more: str) -> str:
 def answer(condition: str, outcomes: Sequence[Outcome], *more: str) -> GateAnswer:
     read_one = read(gate(condition, *more))
     assert read_one.mistakes == ()
-    (told,) = answer_gates(outcomes, read_one.plan)
+    (told,) = answer_rules(outcomes, read_one.plan)
     return told
 
 
@@ -365,7 +365,7 @@ def test_a_tree_of_their_own_is_walked() -> None:
 
 
 def test_the_plan_that_ships_has_each_form_and_commands_that_there_are() -> None:
-    assert {one.condition.form for one in PLAN.gates.values()} == set(Form) - {Form.PASSES}
+    assert {one.condition.form for one in PLAN.gates.values()} == set(ConditionForm) - {ConditionForm.PASSES}
     assert {words[0] for one in PLAN.gates.values() for words in one.commands} == set(COMMANDS)
     assert {one.gate for one in PLAN.questions} <= {*PLAN.gates}
 
@@ -387,11 +387,11 @@ def test_the_plan_that_ships_has_each_form_and_commands_that_there_are() -> None
     ],
 )
 def test_a_condition_is_told_in_words(condition: str, words: str) -> None:
-    assert when(read(gate(condition)).plan.gates["one"].condition) == words
+    assert condition_text(read(gate(condition)).plan.gates["one"].condition) == words
 
 
 def test_a_number_is_the_same_however_it_is_written() -> None:
-    assert read(gate("{fails: {parallel.bucket_cap_mb: 25}}")).plan.gates["one"].condition.of.values == (
+    assert read(gate("{fails: {parallel.bucket_cap_mb: 25}}")).plan.gates["one"].condition.runs.values == (
         KeyFilter(key="parallel.bucket_cap_mb", test=Asked.ONE_OF, values=("25",)),
     )
     told = answer("{fails: {parallel.bucket_cap_mb: 25}}", [run("ddp", HANG)])

@@ -70,13 +70,18 @@ def test_the_first_number_that_ranks_entered_otherwise_is_named() -> None:
         recorded(*done(1), collective(2), collective(3, "barrier")),
         recorded(*done(1), collective(2, "all_gather"), collective(3)),
     )
-    assert (short(one), one.where, one.who, one.symmetric) == ((ORDER, "0", 2, (0, 1), ()), True, False, True)
+    assert (short(one), one.place_is_certain, one.culprit_is_certain, one.is_symmetric) == (
+        (ORDER, "0", 2, (0, 1), ()),
+        True,
+        False,
+        True,
+    )
 
 
 def test_with_three_ranks_the_one_that_differs_is_named() -> None:
     odd = recorded(collective(1, "broadcast"))
     one = only(recorded(collective(1)), odd, recorded(collective(1)))
-    assert (short(one), one.symmetric) == ((ORDER, "0", 1, (1,), ()), False)
+    assert (short(one), one.is_symmetric) == ((ORDER, "0", 1, (1,), ()), False)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +114,7 @@ def test_an_uneven_all_gather_parts_the_ranks_on_gloo_only(backend: str, kinds: 
 
 def test_a_member_that_has_not_come_to_an_open_collective_is_late() -> None:
     one = only(recorded(*done(1), collective(2)), recorded(*done(1)))
-    assert (short(one), one.who) == ((LATE, "0", 2, (1,), (1,)), False)
+    assert (short(one), one.culprit_is_certain) == ((LATE, "0", 2, (1,), (1,)), False)
 
 
 def test_a_number_that_only_one_rank_still_remembers_is_no_missing_one() -> None:
@@ -127,7 +132,7 @@ def test_ranks_are_compared_from_the_first_number_that_all_of_them_hold() -> Non
 
 def test_a_rank_without_a_recorder_is_on_its_way_at_most() -> None:
     one = only(recorded(collective(1)), recorded())
-    assert (short(one), one.who) == ((LATE, "0", 1, (1,), (1,)), False)
+    assert (short(one), one.culprit_is_certain) == ((LATE, "0", 1, (1,), (1,)), False)
 
 
 def test_who_belongs_to_a_group_is_what_the_boards_say() -> None:
@@ -200,7 +205,7 @@ def without(at: int, made: Sequence[Made]) -> list[Made]:
 @pytest.mark.parametrize("recorder", [True, False], ids=["with a recorder", "by the calls alone"])
 def test_who_went_on_to_what_comes_later_in_its_rounds_left_out_what_was_due(recorder: bool) -> None:
     one = parted(without(6, rounds(BODY, 3)), recorder=recorder)
-    assert (one.kind, one.ranks, one.who, one.new) == (MISSING, (1,), True, False)
+    assert (one.kind, one.ranks, one.culprit_is_certain, one.is_new_event) == (MISSING, (1,), True, False)
     assert one.expected is not None
     assert (one.expected.place, one.expected.step) == (line(37), 3)
     own = one.event(1)
@@ -210,13 +215,13 @@ def test_who_went_on_to_what_comes_later_in_its_rounds_left_out_what_was_due(rec
 
 def test_after_one_round_only_it_is_likely_who() -> None:
     one = parted(without(3, rounds(BODY, 3)))
-    assert (one.kind, one.ranks, one.who) == (MISSING, (1,), False)
+    assert (one.kind, one.ranks, one.culprit_is_certain) == (MISSING, (1,), False)
 
 
 def test_in_the_first_round_nobody_can_be_told() -> None:
     one = parted([GATHER, BARRIER])
-    assert (one.kind, one.who) == (ORDER, False)
-    assert one.symmetric
+    assert (one.kind, one.culprit_is_certain) == (ORDER, False)
+    assert one.is_symmetric
 
 
 @pytest.mark.parametrize("at", [6, 7], ids=["between two steps", "within a step"])
@@ -224,7 +229,7 @@ def test_a_call_that_is_new_to_a_rank_at_another_point_of_its_step_is_extra(at: 
     made = rounds(BODY, 3)
     added = replace(OTHER, step=made[at - 1].step, position=9)
     one = parted([*made[:at], added, *made[at:]], others=2)
-    assert (one.kind, one.ranks, one.new) == (EXTRA, (2,), True)
+    assert (one.kind, one.ranks, one.is_new_event) == (EXTRA, (2,), True)
     own = one.event(2)
     assert own is not None
     assert own.place == line(99)
@@ -238,13 +243,13 @@ def test_the_other_order_looks_like_a_call_left_out_until_the_run_stops_and_neit
     at = 2 * len(body)
     left_out = run(made, without(at, made)).differences()
     assert left_out == run(made, [*made[:at], made[at + 1], made[at], *made[at + 2 :]]).differences()
-    assert not (left_out[0].where and left_out[0].who)
+    assert not (left_out[0].place_is_certain and left_out[0].culprit_is_certain)
 
 
 def test_a_call_that_is_new_to_a_rank_at_the_very_point_of_another_is_in_its_place() -> None:
     made = rounds(BODY, 3)
     one = parted([*made[:6], replace(OTHER, step=3), *made[7:]], others=2)
-    assert (one.kind, one.ranks, one.new) == (ORDER, (2,), True)
+    assert (one.kind, one.ranks, one.is_new_event) == (ORDER, (2,), True)
 
 
 def test_who_goes_on_as_it_did_before_to_something_else_has_left_a_loop_earlier() -> None:
@@ -260,7 +265,7 @@ def test_who_goes_on_as_it_did_before_to_something_else_has_left_a_loop_earlier(
 def test_of_two_that_go_another_way_than_is_due_nobody_keeps_the_routine() -> None:
     made = rounds(BODY, 3)
     (one,) = run([*made[:6], GATHER], [*made[:6], BARRIER]).differences()
-    assert (one.kind, one.ranks, one.who) == (ORDER, (0, 1), False)
+    assert (one.kind, one.ranks, one.culprit_is_certain) == (ORDER, (0, 1), False)
 
 
 @pytest.mark.parametrize(
@@ -272,14 +277,14 @@ def test_who_gives_another_size_or_type_than_each_time_before_is_told(
 ) -> None:
     made = rounds(BODY, 3)
     one = parted([*made[:6], replace(made[6], **changes), *made[7:]])
-    assert (one.kind, one.ranks, one.who) == (kind, (1,), True)
+    assert (one.kind, one.ranks, one.culprit_is_certain) == (kind, (1,), True)
 
 
 def test_what_each_would_do_next_by_its_routine_confirms_a_difference_in_the_very_last_event() -> None:
     made = rounds(BODY, 3)
     other = replace(made[6], dtype="torch.float64")
-    assert parted([*made[:6], other, *made[7:]]).where
-    assert not parted([replace(made[0], dtype="torch.float64"), *made[1:]]).where, "no round before"
+    assert parted([*made[:6], other, *made[7:]]).place_is_certain
+    assert not parted([replace(made[0], dtype="torch.float64"), *made[1:]]).place_is_certain, "no round before"
 
 
 def gathers(*sizes: int) -> Known:
@@ -306,13 +311,13 @@ def test_who_gave_another_size_is_told_by_its_line_before_where_that_had_one_siz
     of_rank_0: tuple[int, ...], of_rank_1: tuple[int, ...], ranks: tuple[int, ...], who: bool
 ) -> None:
     one = only(gathers(*of_rank_0), gathers(*of_rank_1))
-    assert (one.kind, one.ranks, one.who) == (SHAPE, ranks, who)
+    assert (one.kind, one.ranks, one.culprit_is_certain) == (SHAPE, ranks, who)
 
 
 def test_sizes_that_change_on_every_rank_accuse_none_of_two() -> None:
     made = rounds([REDUCE], 3)
     (one,) = run([*made[:2], replace(made[2], elements=5)], [*made[:2], replace(made[2], elements=6)]).differences()
-    assert (one.kind, one.ranks, one.who) == (SHAPE, (0, 1), False)
+    assert (one.kind, one.ranks, one.culprit_is_certain) == (SHAPE, (0, 1), False)
 
 
 def rooted(*peers: int | None) -> list[Known]:
@@ -325,7 +330,7 @@ def rooted(*peers: int | None) -> list[Known]:
 
 def test_another_root_on_one_rank_is_told_by_the_others() -> None:
     one = only(*rooted(1, 2, 1))
-    assert (one.kind, one.ranks, one.who) == (ROOT, (1,), True)
+    assert (one.kind, one.ranks, one.culprit_is_certain) == (ROOT, (1,), True)
 
 
 @pytest.mark.parametrize("peers", [(1, 1, 1), (1, None, 1)])
@@ -342,19 +347,19 @@ def order(*sizes: int) -> Known:
 
 def test_below_python_a_rank_that_entered_what_usually_comes_later_left_something_out() -> None:
     one = only(order(1, 2, 3, 4, 1, 2), order(1, 2, 3, 4, 1, 3))
-    assert (one.kind, one.ranks, one.who) == (MISSING, (1,), False)
+    assert (one.kind, one.ranks, one.culprit_is_certain) == (MISSING, (1,), False)
     twice = only(order(1, 2, 3, 1, 2, 3, 1, 2), order(1, 2, 3, 1, 2, 3, 1, 3))
-    assert (twice.kind, twice.ranks, twice.who) == (MISSING, (1,), True)
+    assert (twice.kind, twice.ranks, twice.culprit_is_certain) == (MISSING, (1,), True)
 
 
 def test_in_the_first_step_below_python_there_is_no_order_to_hold_against() -> None:
     one = only(order(1, 2), order(1, 3))
-    assert (one.kind, one.ranks, one.who) == (SHAPE, (0, 1), False)
+    assert (one.kind, one.ranks, one.culprit_is_certain) == (SHAPE, (0, 1), False)
 
 
 def test_where_no_rank_did_what_is_due_nobody_is_told_to_have_left_out_something() -> None:
     one = only(order(1, 2, 3, 4, 1, 4), order(1, 2, 3, 4, 1, 3))
-    assert (one.ranks, one.who) == ((0, 1), False)
+    assert (one.ranks, one.culprit_is_certain) == ((0, 1), False)
 
 
 # One of them by the recorder, and another one, that was killed, by its calls alone.
@@ -373,7 +378,7 @@ def test_calls_that_pair_of_different_steps_show_who_is_a_round_ahead() -> None:
     """Every call pairs, since they are alike; from the one left out on they are of different steps."""
     made = rounds([REDUCE], 5)
     (one,) = run(made, made, without(2, made)).differences()
-    assert (one.kind, one.ranks, one.absent, one.who) == (MISSING, (2,), (), False)
+    assert (one.kind, one.ranks, one.absent, one.culprit_is_certain) == (MISSING, (2,), (), False)
     assert one.expected is not None
     assert (one.expected.step, one.expected.seq) == (3, 3)
 
@@ -382,7 +387,7 @@ def test_ranks_that_count_their_steps_otherwise_from_the_beginning_are_no_round_
     made = [replace(one, step=one.step + 3) for one in rounds([REDUCE], 4)]
     lap = [replace(one, collective=None) for one in run(made, rounds([REDUCE], 4)).timelines[0].events]
     assert lap[0].step == 4
-    lines = {rank: replace(one, whole=False) for rank, one in run(made, rounds([REDUCE], 4)).timelines.items()}
+    lines = {rank: replace(one, is_complete=False) for rank, one in run(made, rounds([REDUCE], 4)).timelines.items()}
     assert differences(lines, {"0": ((0, 1),)}, {}) == ()
 
 
@@ -422,7 +427,7 @@ def waiting(step: int = 1, position: int = 5, **changes: Any) -> StatusFile:
 def test_who_is_beyond_the_point_of_a_call_has_not_come_to_it_any_more(other: StatusFile, kind: DifferenceKind) -> None:
     """Which nobody ever made before: the one of them that stands in it may as well be wrong."""
     one = only((waiting(), ()), (other, ()))
-    assert (one.kind, one.who, one.absent) == (kind, False, (1,))
+    assert (one.kind, one.culprit_is_certain, one.absent) == (kind, False, (1,))
     assert one.ranks == ((0,) if kind is EXTRA else (1,))
 
 
@@ -445,7 +450,7 @@ def test_an_evaluation_is_no_training_and_takes_nobody_past_a_call(evaluates: Fo
 
 def test_of_many_ranks_that_are_beyond_a_call_the_one_that_stands_in_it_made_it_alone() -> None:
     one = only((waiting(), ()), *[(marked(step=2), ())] * 3)
-    assert (one.kind, one.ranks, one.new, one.who) == (EXTRA, (0,), True, True)
+    assert (one.kind, one.ranks, one.is_new_event, one.culprit_is_certain) == (EXTRA, (0,), True, True)
 
 
 def kept(*steps: int, **changes: Any) -> StatusFile:
@@ -458,9 +463,9 @@ def test_who_made_the_call_in_the_steps_before_and_is_beyond_it_now_left_it_out(
     came = [call(step, step=step, position=5, entered_s=float(step)) for step in (1, 2)]
     beyond = marked(step=3, position=9, calls=tuple(came))
     one = only((kept(1, 2, 3), ()), (beyond, ()))
-    assert (one.kind, one.ranks, one.who) == (MISSING, (1,), True)
+    assert (one.kind, one.ranks, one.culprit_is_certain) == (MISSING, (1,), True)
     once = only((kept(1, 2), ()), (marked(step=2, position=9, calls=tuple(came[:1])), ()))
-    assert (once.kind, once.ranks, once.who) == (MISSING, (1,), False)
+    assert (once.kind, once.ranks, once.culprit_is_certain) == (MISSING, (1,), False)
 
 
 def test_a_rank_that_makes_more_marks_on_its_way_has_not_passed_a_call_before_its_own_usual_point() -> None:
@@ -480,7 +485,7 @@ def test_a_rank_that_makes_more_marks_on_its_way_has_not_passed_a_call_before_it
 def test_who_waits_between_its_steps_may_have_had_none_left(kind: str, where: bool) -> None:
     barrier = call(1, "barrier", step=2, position=5, left_s=None)
     waits = marked(kind, step=2, position=5, calls=(barrier,))
-    assert only((waits, ()), (marked("backward", step=3, position=2), ())).where is where
+    assert only((waits, ()), (marked("backward", step=3, position=2), ())).place_is_certain is where
 
 
 def test_the_same_operation_on_another_line_is_the_other_half_of_a_condition() -> None:
@@ -493,7 +498,7 @@ def test_the_same_operation_on_another_line_is_the_other_half_of_a_condition() -
     assert found((opened[0], ()), (opened[1], ())) == ()
     again = replace(here, number=2, position=6, entered_s=3.0, left_s=None)
     late = only((marked(step=1, position=6, calls=(here, again)), ()), (other, ()))
-    assert (late.kind, late.ranks, late.who) == (MISSING, (1,), False)
+    assert (late.kind, late.ranks, late.culprit_is_certain) == (MISSING, (1,), False)
 
 
 def test_the_call_that_is_missing_is_named_and_not_the_first_of_its_kind() -> None:
@@ -510,7 +515,7 @@ def test_only_the_members_of_a_group_have_to_make_its_calls() -> None:
     assert found((outside, ()), (outside, ()), (inside, ()), (inside, ())) == ()
     beyond = marked(step=2, position=9, groups={"7": (2, 3)})
     one = only((outside, ()), (outside, ()), (inside, ()), (beyond, ()))
-    assert one.everyone == (2, 3)
+    assert one.all_ranks == (2, 3)
 
 
 def test_a_step_whose_calls_were_overwritten_proves_nothing() -> None:
@@ -636,7 +641,7 @@ def test_ranks_that_did_the_same_never_part(
 
 
 def _last_open(one: Timeline) -> Timeline:
-    return replace(one, events=(*one.events[:-1], replace(one.events[-1], done=False)))
+    return replace(one, events=(*one.events[:-1], replace(one.events[-1], is_done=False)))
 
 
 @st.composite
@@ -664,7 +669,9 @@ def test_a_call_that_one_rank_leaves_out_is_found_with_its_line_and_step(
     made, at, who, _, _ = case
     one = of_one(case, without(at, made))
     assert (one.kind, one.ranks) == (MISSING, (who,))
-    assert one.who or made[at + 1].step > made[at].step, "the last call of a round may have been the last of all"
+    assert one.culprit_is_certain or made[at + 1].step > made[at].step, (
+        "the last call of a round may have been the last of all"
+    )
     assert one.expected is not None
     assert (one.expected.place, one.expected.step) == (line(made[at].line), made[at].step)
 
@@ -675,7 +682,7 @@ def test_a_call_that_one_rank_adds_is_found_with_its_line(case: tuple[list[Made]
     made, at, who, _, _ = case
     added = replace(OTHER, op="all_to_all", root=None, step=made[at].step, position=made[at].position + 50)
     one = of_one(case, [*made[:at], added, *made[at:]])
-    assert (one.kind, one.ranks, one.new) == (EXTRA, (who,), True)
+    assert (one.kind, one.ranks, one.is_new_event) == (EXTRA, (who,), True)
     own = one.event(who)
     assert own is not None
     assert own.place == line(99)
@@ -692,7 +699,7 @@ def test_a_field_that_one_rank_changes_is_found_with_its_line_and_step(
     if not applies:
         return
     one = of_one(case, [*made[:at], replace(made[at], **{field: changed}), *made[at + 1 :]])
-    assert (one.kind, one.ranks, one.who) == (kind, (who,), True)
+    assert (one.kind, one.ranks, one.culprit_is_certain) == (kind, (who,), True)
     own = one.event(who)
     assert own is not None
     assert (own.place, own.step) == (line(made[at].line), made[at].step)
@@ -730,4 +737,4 @@ def test_no_rank_that_kept_its_rounds_is_ever_told_to_have_left_them(
         elif at + 1 < len(mine):
             mine[at], mine[at + 1] = mine[at + 1], mine[at]
     for one in run(*[mine if rank == who else made for rank in range(ranks)], recorder=recorder).differences():
-        assert not one.who or one.ranks == (who,)
+        assert not one.culprit_is_certain or one.ranks == (who,)

@@ -12,7 +12,7 @@ from nsa_harness.core.evidence.gradients import (
     read_bucket_orders,
     read_orders,
 )
-from nsa_harness.core.outcome.outcome import checked
+from nsa_harness.core.outcome.outcome import passed_checks
 from nsa_harness.core.verdict.verdict import judge
 
 AB, BA = ("head.weight", "body.weight"), ("body.weight", "head.weight")
@@ -81,7 +81,7 @@ def test_buckets_that_became_ready_in_another_order_are_told_with_the_gradients(
 
 def test_buckets_that_became_ready_in_the_same_order_are_said_to_be_checked() -> None:
     seen = evidence(rank_evidence(0, exit=ended(0)), bucket_order=BucketOrder(count=4, difference=None))
-    assert "4 buckets of DDP ready in the same order on every rank" in list(checked(seen, judge(seen)))
+    assert "4 buckets of DDP ready in the same order on every rank" in list(passed_checks(seen, judge(seen)))
     parted = OrderDifference(step=2, rank=1, position=1, name="bucket 1", expected="bucket 0", other=0)
     seen = evidence(rank_evidence(0, exit=ended(0)), bucket_order=BucketOrder(count=4, difference=parted))
-    assert [line for line in checked(seen, judge(seen)) if "bucket" in line] == []
+    assert [line for line in passed_checks(seen, judge(seen)) if "bucket" in line] == []

@@ -9,7 +9,7 @@ from builders import evidence, rank_evidence, spec
 
 from nsa_harness.commands.judge import judge_evidence
 from nsa_harness.core.report import Outcome, Status, Verdict
-from nsa_harness.core.schedule import ONCE, Policy, another_wanted, failed_enough
+from nsa_harness.core.schedule import ONCE, Policy, failed_enough, needs_another_attempt
 
 
 def attempt(status: str, *, expected: bool | None = None, cause: str | None = None) -> Outcome:
@@ -43,7 +43,7 @@ WANTED_FAIL, CUT = attempt("FAIL", expected=True), attempt("ERROR", cause="inter
     ],
 )
 def test_another_attempt(policy: Policy, attempts: list[Outcome], wanted: bool) -> None:
-    assert another_wanted(policy, attempts) is wanted
+    assert needs_another_attempt(policy, attempts) is wanted
 
 
 def test_a_plan_ends_with_the_first_failure_too_many() -> None:

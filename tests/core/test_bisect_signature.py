@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from nsa_harness.core.experiment.trial import Wanted, counts_as, line_word, parse_outcome, same, signature_of
+from nsa_harness.core.experiment.trial import (
+    SoughtFailure,
+    counts_as,
+    failure_signature,
+    file_and_line,
+    is_same_failure,
+    parse_outcome,
+)
 from nsa_harness.core.report import Culprit, Place, Status
 from nsa_harness.core.search.question import ProbeResult
 from tests.core.runs import run
@@ -16,36 +23,36 @@ def _at(line: int | None, status: Status = Status.HANG, cause: str = "lock_cycle
 
 
 def test_the_first_failure_shows_what_is_sought_and_another_line_is_another_failure():
-    sought = signature_of(_at(40))
-    assert counts_as(_at(40), Wanted(), None) is ProbeResult.BAD
-    assert counts_as(_at(40), Wanted(), sought) is ProbeResult.BAD
-    assert counts_as(_at(41), Wanted(), sought) is ProbeResult.DIFFERENT
-    assert counts_as(_at(40, Status.FAIL), Wanted(), sought) is ProbeResult.DIFFERENT
+    sought = failure_signature(_at(40))
+    assert counts_as(_at(40), SoughtFailure(), None) is ProbeResult.BAD
+    assert counts_as(_at(40), SoughtFailure(), sought) is ProbeResult.BAD
+    assert counts_as(_at(41), SoughtFailure(), sought) is ProbeResult.DIFFERENT
+    assert counts_as(_at(40, Status.FAIL), SoughtFailure(), sought) is ProbeResult.DIFFERENT
 
 
 def test_a_line_is_the_same_in_another_checkout_of_the_file():
     here, there = Place(file="/job/train.py", line=4), Place(file="reports/trees/ab12/train.py", line=4)
-    assert line_word(here) == line_word(there) == "train.py:4"
-    assert line_word(None) is None
+    assert file_and_line(here) == file_and_line(there) == "train.py:4"
+    assert file_and_line(None) is None
 
 
 def test_where_no_line_is_known_the_cause_decides():
-    assert same(signature_of(_at(None)), signature_of(_at(40)))
-    assert not same(signature_of(_at(None, cause="blocked_io")), signature_of(_at(40)))
+    assert is_same_failure(failure_signature(_at(None)), failure_signature(_at(40)))
+    assert not is_same_failure(failure_signature(_at(None, cause="blocked_io")), failure_signature(_at(40)))
 
 
 def test_what_passed_is_good_and_what_was_not_judged_is_neither():
-    assert counts_as(_at(None, Status.PASS), Wanted(), None) is ProbeResult.GOOD
-    assert counts_as(_at(None, Status.SKIP), Wanted(), None) is ProbeResult.UNRESOLVED
-    assert counts_as(_at(None, Status.ERROR), Wanted(), None) is ProbeResult.UNRESOLVED
+    assert counts_as(_at(None, Status.PASS), SoughtFailure(), None) is ProbeResult.GOOD
+    assert counts_as(_at(None, Status.SKIP), SoughtFailure(), None) is ProbeResult.UNRESOLVED
+    assert counts_as(_at(None, Status.ERROR), SoughtFailure(), None) is ProbeResult.UNRESOLVED
 
 
 def test_an_outcome_can_be_asked_for_by_its_kind_or_by_a_text_of_its_output():
     assert counts_as(_at(40, Status.FAIL), parse_outcome("hang"), None) is ProbeResult.DIFFERENT
-    assert counts_as(_at(41), parse_outcome("hang"), signature_of(_at(40))) is ProbeResult.BAD
+    assert counts_as(_at(41), parse_outcome("hang"), failure_signature(_at(40))) is ProbeResult.BAD
     assert counts_as(_at(1, Status.FAIL), parse_outcome("fail:CUDA|nan"), None, "loss is nan") is ProbeResult.BAD
     assert counts_as(_at(1, Status.FAIL), parse_outcome("fail:CUDA"), None, "loss is nan") is ProbeResult.DIFFERENT
-    assert counts_as(_at(1, Status.FAIL), parse_outcome("any"), signature_of(_at(40))) is ProbeResult.BAD
+    assert counts_as(_at(1, Status.FAIL), parse_outcome("any"), failure_signature(_at(40))) is ProbeResult.BAD
 
 
 def _rated(step_s: float | None, slow_from_s: float | None, status: Status = Status.PASS) -> ProbeResult:

@@ -19,7 +19,7 @@ from nsa_harness.core.search.subject import (
     format_layers,
     format_override,
 )
-from nsa_harness.subject.options import branches_of
+from nsa_harness.subject.options import branch_subject
 
 LAYERS = Subject(form=SubjectForm.LAYERS, key="gc.layers", noun="layer", items=tuple(range(12)))
 LENGTH = Subject(form=SubjectForm.VALUE, key="model.seq_len", noun="model.seq_len", items=(32, 64, 128), good=16)
@@ -84,7 +84,7 @@ def test_keys_have_their_good_value_where_they_are_off_and_no_override_takes_a_v
 
 
 def test_without_any_branch_the_attention_is_the_dense_one():
-    branches = branches_of(Scenario(name="x"))
+    branches = branch_subject(Scenario(name="x"))
     assert branches.items == ("cmp", "sel", "win")
     assert branches.config(()) == {"model.attention": "vanilla", "model.branch": "all"}
     assert branches.config((1, 2)) == {"model.branch": "sel+win"}

@@ -121,7 +121,7 @@ def told(*ranks: int, of: str = "", frames: tuple[str, ...]) -> CallStack:
 def shape(node: StackNode) -> object:
     """The ranks, the lines they share, and either how they go on or that it ends."""
     lines = [place.line for place in node.frames]
-    return (node.ranks, lines, [shape(one) for one in node.subtrees] if node.ends is None else "ends")
+    return (node.ranks, lines, [shape(one) for one in node.subtrees] if node.call_stack is None else "ends")
 
 
 def test_stacks_are_merged_from_the_outermost_frame_on_and_part_where_the_ranks_part() -> None:
@@ -151,7 +151,9 @@ def test_a_stack_that_cannot_be_laid_beside_the_others_is_a_tree_of_its_own() ->
     elsewhere = told(1, frames=("serve:7",))
     cut = told(2, frames=("main:18", *("again:5",) * 30, "<module>:30"))
     trees = stack_trees([thread, train, elsewhere, cut])
-    assert [(tree.ends, tree.subtrees) for tree in trees] == [(one, ()) for one in (thread, train, elsewhere, cut)]
+    assert [(tree.call_stack, tree.subtrees) for tree in trees] == [
+        (one, ()) for one in (thread, train, elsewhere, cut)
+    ]
 
 
 def test_equal_stacks_of_a_report_that_somebody_else_wrote_come_to_an_end() -> None:

@@ -16,27 +16,27 @@ from nsa_harness.core.experiment.claim import (
     NO_GRADIENT,
     SECOND,
     ClaimReport,
-    Count,
-    Fixed,
-    Result,
+    ClaimResult,
+    ClaimTerms,
+    FailureCount,
+    FixStatus,
     SequentialTest,
-    Terms,
     VerificationResult,
-    agreement,
+    compare_numbers,
     count,
     difference_text,
     effects,
-    fixed,
+    fix_status,
+    lowest_failure_rate,
     passes_needed,
-    passes_to_be_fixed,
-    rate_before,
-    verified,
+    passes_to_confirm_fix,
+    verification_result,
 )
-from nsa_harness.core.experiment.trial import Number, Trial, trial_of
+from nsa_harness.core.experiment.trial import ComputedNumber, Trial, make_trial
 from nsa_harness.core.report import Status
 from nsa_harness.core.search.question import ProbeResult
 
-SUPPORTED, REFUTED, UNDECIDED, _ = Result
+SUPPORTED, REFUTED, UNDECIDED, _ = ClaimResult
 PASSED, ALIKE, OTHERWISE, UNJUDGED = ProbeResult
 REPETITIONS = 100
 
@@ -47,8 +47,8 @@ def trial(side: int, bad: bool | None = False, end: str = "", **facts: object) -
     return Trial(config=side, counts_as=counts_as, end=words, dir="", wall_s=1.0, **facts)  # type: ignore[arg-type]
 
 
-def agreed(**terms: object) -> Terms:
-    return Terms(confidence=0.95, **terms)  # type: ignore[arg-type]
+def agreed(**terms: object) -> ClaimTerms:
+    return ClaimTerms(confidence=0.95, **terms)  # type: ignore[arg-type]
 
 
 def contest(first: list[bool | None], second: list[bool | None], **terms: object) -> SequentialTest:
@@ -56,7 +56,7 @@ def contest(first: list[bool | None], second: list[bool | None], **terms: object
     made, ends = SequentialTest(terms=agreed(**terms)), ([*first], [*second])
     while made.conclusion() is None and ends[made.next_side]:
         side = made.next_side
-        made.learn(trial(side, ends[side].pop(0)))
+        made.add_trial(trial(side, ends[side].pop(0)))
     return made
 
 
@@ -64,11 +64,11 @@ def simulated(first: float, second: float, seed: int) -> SequentialTest:
     """Until it is decided, as the command asks; the failure has been seen before."""
     random, rates, made = Random(seed), (first, second), SequentialTest(terms=agreed(controls=14))
     while made.conclusion() is None:
-        made.learn(trial(made.next_side, random.random() < rates[made.next_side]))
+        made.add_trial(trial(made.next_side, random.random() < rates[made.next_side]))
     return made
 
 
-def results(first: float, second: float) -> Counter[Result]:
+def results(first: float, second: float) -> Counter[ClaimResult]:
     found = (simulated(first, second, seed).conclusion() for seed in range(REPETITIONS))
     return Counter(one.result for one in found if one is not None)
 
@@ -88,7 +88,7 @@ TRUTHS = [
 
 @pytest.mark.parametrize(("first", "second", "wrong"), TRUTHS)
 def test_of_a_hundred_claims_of_one_truth_no_more_are_answered_wrongly_than_the_confidence_admits(
-    first: float, second: float, wrong: Result
+    first: float, second: float, wrong: ClaimResult
 ) -> None:
     assert results(first, second)[wrong] <= 0.05 * REPETITIONS
 
@@ -98,22 +98,22 @@ def test_of_a_hundred_claims_of_one_truth_no_more_are_answered_wrongly_than_the_
     [(0.3, 0.0, SUPPORTED, 95), (1.0, 0.0, SUPPORTED, 100), (1.0, 1.0, REFUTED, 100), (0.3, 0.6, REFUTED, 95),
      (0.8, 0.4, SUPPORTED, 75), (0.0, 0.0, UNDECIDED, 100)],
 )  # fmt: skip
-def test_what_is_clear_is_answered(first: float, second: float, right: Result, least: int) -> None:
+def test_what_is_clear_is_answered(first: float, second: float, right: ClaimResult, least: int) -> None:
     assert results(first, second)[right] >= least
 
 
 def test_a_failure_that_is_halved_is_told_with_both_counts_and_seldom_called_fixed() -> None:
     halved = (simulated(0.3, 0.15, seed) for seed in range(REPETITIONS))
-    said = Counter(fixed(one.count(FIRST), one.count(SECOND), 0.95) for one in halved)
-    assert said[Fixed.YES] <= 0.05 * REPETITIONS
+    said = Counter(fix_status(one.count(FIRST), one.count(SECOND), 0.95) for one in halved)
+    assert said[FixStatus.YES] <= 0.05 * REPETITIONS
     made = simulated(0.3, 0.15, 11)
     found = made.conclusion()
     assert found is not None
     first, second = made.count(FIRST), made.count(SECOND)
-    assert (found.result, fixed(first, second, 0.95)) == (SUPPORTED, Fixed.NO)
+    assert (found.result, fix_status(first, second, 0.95)) == (SUPPORTED, FixStatus.NO)
     assert (
         found.why
-        == f"it fails less often: {first.bad} of {first.of} without it and {second.bad} of {second.of} with it"
+        == f"it fails less often: {first.bad} of {first.judged} without it and {second.bad} of {second.judged} with it"
     )
 
 
@@ -128,7 +128,7 @@ def test_a_failure_that_is_halved_is_told_with_both_counts_and_seldom_called_fix
     ],
 )  # fmt: skip
 def test_sides_that_always_end_alike_take_few_pairs(
-    first: bool, second: bool, pairs: int, result: Result, why: str
+    first: bool, second: bool, pairs: int, result: ClaimResult, why: str
 ) -> None:
     made = contest([first] * 20, [second] * 20)
     found = made.conclusion()
@@ -140,7 +140,7 @@ def test_sides_are_asked_in_turn_and_what_could_not_be_judged_is_asked_again() -
     made, asked = SequentialTest(terms=agreed()), []
     for bad in (True, None, False, True, False):
         asked.append(made.next_side)
-        made.learn(trial(made.next_side, bad))
+        made.add_trial(trial(made.next_side, bad))
     assert asked == [FIRST, SECOND, SECOND, FIRST, SECOND]
     assert made.pairs == 2
     assert [(str(one), one.unjudged) for one in (made.count(FIRST), made.count(SECOND))] == [
@@ -157,7 +157,7 @@ def test_a_side_that_cannot_be_judged_is_given_up() -> None:
 
 
 def test_where_the_pairs_are_used_up_the_counts_are_told() -> None:
-    found = contest([True, False] * 9, [False, True] * 9, most_pairs=5).conclusion()
+    found = contest([True, False] * 9, [False, True] * 9, max_pairs=5).conclusion()
     assert found is not None
     assert (found.result, found.why) == (UNDECIDED, "5 pairs do not tell: 3 of 5 without it and 2 of 5 with it")
 
@@ -167,14 +167,14 @@ def test_what_a_claim_says_agrees_with_its_counts(ends: list[tuple[bool, bool]])
     made = contest([one for one, _ in ends], [other for _, other in ends])
     found = made.conclusion()
     first, second = made.count(FIRST), made.count(SECOND)
-    assert (first.of, second.of) == (made.pairs, made.pairs)
+    assert (first.judged, second.judged) == (made.pairs, made.pairs)
     if found is not None and found.result is SUPPORTED:
         assert first.bad > second.bad
     if found is not None and found.result is REFUTED:
         assert second.bad * 2 > first.bad
-    said = fixed(first, second, 0.95)
+    said = fix_status(first, second, 0.95)
     assert (said is None) == (first.bad == 0)
-    assert said is not Fixed.YES or second.bad == 0
+    assert said is not FixStatus.YES or second.bad == 0
 
 
 # Fixed.
@@ -195,21 +195,21 @@ def test_after_so_many_passes_the_failure_would_have_shown(bad: int, more: int) 
     assert passes == 1 or (1 - bad / of) ** (passes - 1) > 0.05
 
 
-def counted(bad: int, of: int) -> Count:
-    return Count(bad=bad, of=of, unjudged=0, ends={})
+def counted(bad: int, of: int) -> FailureCount:
+    return FailureCount(bad=bad, judged=of, unjudged=0, ends={})
 
 
 def test_fixed_is_said_of_a_claim_only_where_the_rarest_rate_that_it_can_have_had_would_have_shown() -> None:
-    assert passes_to_be_fixed(counted(4, 4), 0.95) == 6
-    assert fixed(counted(4, 4), counted(0, 4), 0.95) is Fixed.NOT_YET
-    assert fixed(counted(6, 20), counted(0, 20), 0.95) is Fixed.NOT_YET
-    assert fixed(counted(9, 30), counted(0, 30), 0.95) is Fixed.YES
-    assert fixed(counted(9, 30), counted(4, 30), 0.95) is Fixed.NO
-    assert fixed(counted(0, 30), counted(0, 30), 0.95) is None
+    assert passes_to_confirm_fix(counted(4, 4), 0.95) == 6
+    assert fix_status(counted(4, 4), counted(0, 4), 0.95) is FixStatus.NOT_YET
+    assert fix_status(counted(6, 20), counted(0, 20), 0.95) is FixStatus.NOT_YET
+    assert fix_status(counted(9, 30), counted(0, 30), 0.95) is FixStatus.YES
+    assert fix_status(counted(9, 30), counted(4, 30), 0.95) is FixStatus.NO
+    assert fix_status(counted(0, 30), counted(0, 30), 0.95) is None
 
 
 def decided(ends: list[ProbeResult], needed: int) -> VerificationResult | None:
-    return verified([Trial(counts_as=one, end="", dir="", wall_s=1.0) for one in ends], needed)
+    return verification_result([Trial(counts_as=one, end="", dir="", wall_s=1.0) for one in ends], needed)
 
 
 def test_a_verification_stops_as_soon_as_it_is_decided() -> None:
@@ -223,54 +223,54 @@ def test_a_verification_stops_as_soon_as_it_is_decided() -> None:
 
 
 def test_of_several_countings_the_lower_rate_decides() -> None:
-    assert rate_before([(1, 1), (1, 5)]) == (1, 5)
-    assert rate_before([(2, 2), (3, 3)]) == (3, 3)
+    assert lowest_failure_rate([(1, 1), (1, 5)]) == (1, 5)
+    assert lowest_failure_rate([(2, 2), (3, 3)]) == (3, 3)
 
 
 # What else differs.
 
 
 def computing(side: int, *norms: float, bad: bool = False, without: int | None = 0) -> Trial:
-    numbers = tuple(Number(step=step, name="grad_norm", value=norm) for step, norm in enumerate(norms, start=1))
+    numbers = tuple(ComputedNumber(step=step, name="grad_norm", value=norm) for step, norm in enumerate(norms, start=1))
     return trial(side, bad, computed=numbers, without_gradient=without)
 
 
 def test_numbers_that_rounding_or_one_sides_own_runs_set_apart_are_the_same() -> None:
     alike = [computing(FIRST, 1.0, 2.0), computing(SECOND, 1.0, 2.001), computing(SECOND, 1.0, 2.001, 3.0)]
-    found = agreement(alike, 1e-3)
-    assert (found.alike, found.steps, found.name, found.step) == (True, 2, "grad_norm", 2)
+    found = compare_numbers(alike, 1e-3)
+    assert (found.is_same, found.steps, found.name, found.step) == (True, 2, "grad_norm", 2)
     uneven = [computing(FIRST, 1.0), computing(FIRST, 1.2), computing(SECOND, 1.3), computing(SECOND, 1.3)]
-    assert agreement(uneven, 1e-3).alike
-    assert agreement([computing(FIRST), computing(SECOND, 1.0)], 1e-3).alike
-    assert agreement([trial(FIRST), computing(SECOND, 1.0)], 1e-3).alike is None
+    assert compare_numbers(uneven, 1e-3).is_same
+    assert compare_numbers([computing(FIRST), computing(SECOND, 1.0)], 1e-3).is_same
+    assert compare_numbers([trial(FIRST), computing(SECOND, 1.0)], 1e-3).is_same is None
 
 
 @pytest.mark.parametrize("other", [1.5, math.nan, math.inf])
 def test_a_number_that_is_another_one_is_told_with_its_step(other: float) -> None:
-    found = agreement([computing(FIRST, 1.0, 2.0), computing(SECOND, 1.0, other)], 1e-3)
-    assert (found.alike, found.step, found.first) == (False, 2, 2.0)
+    found = compare_numbers([computing(FIRST, 1.0, 2.0), computing(SECOND, 1.0, other)], 1e-3)
+    assert (found.is_same, found.step, found.first) == (False, 2, 2.0)
     assert difference_text(found).startswith("grad_norm of step 2 is 2 without it and ")
 
 
 def test_a_parameter_that_gets_no_gradient_any_more_is_a_difference() -> None:
-    found = agreement([computing(FIRST, 1.0), computing(SECOND, 1.0, without=2)], 1e-3)
-    assert (found.alike, found.name, found.second) == (False, NO_GRADIENT, 2.0)
+    found = compare_numbers([computing(FIRST, 1.0), computing(SECOND, 1.0, without=2)], 1e-3)
+    assert (found.is_same, found.name, found.second) == (False, NO_GRADIENT, 2.0)
 
 
 def test_only_the_first_steps_are_compared() -> None:
     long = [computing(FIRST, *[1.0] * 12), computing(SECOND, *[1.0] * 10, 2.0, 2.0)]
-    assert agreement(long, 1e-3).alike
-    assert agreement(long, 1e-3).steps == 10
+    assert compare_numbers(long, 1e-3).is_same
+    assert compare_numbers(long, 1e-3).steps == 10
 
 
 def test_a_mitigation_that_changes_what_is_computed_is_refuted_once_each_side_was_seen_twice() -> None:
-    made = SequentialTest(terms=agreed(computes_the_same=True, tolerance=1e-3))
+    made = SequentialTest(terms=agreed(must_compute_same=True, tolerance=1e-3))
     told = SequentialTest(terms=agreed(tolerance=1e-3))
     for number in range(2):
         assert made.conclusion() is None, number
         for one in (computing(FIRST, 1.0, bad=True), computing(SECOND, 2.0)):
-            made.learn(one)
-            told.learn(one)
+            made.add_trial(one)
+            told.add_trial(one)
     found = made.conclusion()
     assert found is not None
     assert (found.result, told.conclusion()) == (REFUTED, None)
@@ -287,30 +287,30 @@ def test_effects_are_those_of_the_runs_that_passed_with_their_spread() -> None:
     ]  # fmt: skip
     step, whole, memory = effects(trials)
     assert step.first is not None
-    assert (step.name, step.first.middle, step.first.low, step.first.high, step.first.of) == (
+    assert (step.name, step.first.middle, step.first.low, step.first.high, step.first.count) == (
         "a step",
         2.0,
         1.0,
         3.0,
         2,
     )
-    assert (step.change, step.overlap) == (0.5, True)
+    assert (step.change, step.overlaps) == (0.5, True)
     assert whole.name == "a run"
-    assert (memory.change, memory.overlap) == (0.5, False)
+    assert (memory.change, memory.overlaps) == (0.5, False)
 
 
 def test_a_report_tells_what_is_left_at_most() -> None:
-    report = ClaimReport(text="", scenario="", key="", labels=("", ""), terms=agreed(most_pairs=10))
+    report = ClaimReport(text="", scenario="", key="", labels=("", ""), terms=agreed(max_pairs=10))
     begun = ClaimReport(**{**vars(report), "trials": (trial(FIRST), trial(SECOND, True))})
     assert (report.left_s, begun.left_s, begun.took_s) == (None, 18.0, 2.0)
     assert ClaimReport(**{**vars(begun), "budget_s": 5.0}).left_s == 3.0
 
 
 def test_any_failure_is_a_bad_end_and_what_says_nothing_is_none() -> None:
-    ends = [trial_of(run("a", status), lambda _: True).counts_as for status in Status]
+    ends = [make_trial(run("a", status), lambda _: True).counts_as for status in Status]
     assert dict(zip(Status, ends, strict=True)) == {
         Status.PASS: PASSED, Status.FAIL: ALIKE, Status.HANG: ALIKE, Status.SKIP: UNJUDGED, Status.ERROR: UNJUDGED,
     }  # fmt: skip
     counts = count([trial(FIRST, True, "a"), trial(FIRST, True, "b"), trial(FIRST, True, "b")], FIRST)
     assert (counts.ends, list(counts.ends)) == ({"a": 1, "b": 2}, ["b", "a"])
-    assert trial_of(run("a", missing_gradients=("w", "b")), lambda _: True).without_gradient == 2
+    assert make_trial(run("a", missing_gradients=("w", "b")), lambda _: True).without_gradient == 2

@@ -31,11 +31,13 @@ def counted(tmp_path: Path, made: Sequence[Made], kept: int, *, group: str = "0"
     writer = StatusFileWriter(str(path), rank=0, world_size=2)
     for one in made:
         text = f"{USER}:{one.line}:step"
-        place = writer.string(text)
-        chain = Chain(place, writer.node(place, 0), crc32(text.encode()), [])
-        writer.enter_call(writer.string(one.op), writer.string(group), place, one.elements, 0, chain=chain.node)
+        place = writer.string_number(text)
+        chain = Chain(place, writer.node_number(place, 0), crc32(text.encode()), [])
+        writer.enter_call(
+            writer.string_number(one.op), writer.string_number(group), place, one.elements, 0, chain=chain.node
+        )
         sized = one.elements if one.op in EQUAL_SIZES else 0
-        writer.count_call(writer.string(group), (crc32(one.op.encode()) << 32 ^ chain.hash) + sized)
+        writer.add_to_total(writer.string_number(group), (crc32(one.op.encode()) << 32 ^ chain.hash) + sized)
     return parse(path.read_bytes(), 0, kept)
 
 

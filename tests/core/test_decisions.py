@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import PLAN, RUNS, failed_in, run, sure
 
-from nsa_harness.core.comparison.decisions import answer_gates, explained_failures, fired_gates, next_commands
-from nsa_harness.core.comparison.gates import failed
+from nsa_harness.core.comparison.decisions import answer_rules, explained_failures, fired_rules, next_commands
+from nsa_harness.core.comparison.gates import has_failed
 from nsa_harness.core.diagnosis.causes import Cause, DecisionTreePolicy
 from nsa_harness.core.report import GateAnswer, GateState, Outcome, Status, Verdict
 
@@ -34,7 +34,7 @@ def layers(name: str) -> dict[str, str]:
 
 
 def answer(gate: str, *outcomes: Outcome) -> GateAnswer:
-    return next(one for one in answer_gates(outcomes, PLAN) if one.name == gate)
+    return next(one for one in answer_rules(outcomes, PLAN) if one.name == gate)
 
 
 FIRES: list[tuple[str, list[Outcome], str, list[str]]] = [
@@ -192,7 +192,9 @@ def test_what_steers_nccl_is_no_difference_from_a_run_over_gloo() -> None:
 
 def test_ready_twice_of_another_program_may_have_been_checkpointed() -> None:
     """What it has set nobody knows, so nothing is held against it."""
-    foreign = run("train", FAIL, {"run.program": "train.py"}, cause="ready_twice", repeat="nsa-harness run r/spec.json")
+    foreign = run(
+        "train", FAIL, {"run.program": "train.py"}, cause="ready_twice", repeat_command="nsa-harness run r/spec.json"
+    )
     assert answer("ready_twice", foreign).commands == ("nsa-harness run r/spec.json",)
 
 
@@ -258,20 +260,22 @@ def test_a_fsdp_run_with_accumulation_does_not_answer_for_ddp_without() -> None:
 
 
 def test_a_foreign_program_is_repeated_as_it_is() -> None:
-    foreign = run("train", FAIL, {"run.program": "train.py"}, cause="slow", repeat="nsa-harness run r/spec.json")
+    foreign = run(
+        "train", FAIL, {"run.program": "train.py"}, cause="slow", repeat_command="nsa-harness run r/spec.json"
+    )
     assert answer("slow", foreign).commands == ("nsa-harness run r/spec.json",)
 
 
 def test_runs_of_another_program_are_not_asked_what_only_ours_can_answer() -> None:
     foreign = run("train", HANG, {"run.program": "train.py"})
-    asked = [one.name for one in answer_gates([foreign], PLAN)]
+    asked = [one.name for one in answer_rules([foreign], PLAN)]
     assert asked == ["unstable", "slow", "ready_twice", "gloo_too", "not_nccl", "nccl_only", "one_process"]
 
 
 def test_the_plan_of_the_seeds_is_decided_whatever_the_number_of_its_steps() -> None:
     plain = run("ddp_onestep", HANG, culprit=failed_in(1))
     static = run("ddp_static_graph", PASS, {**STATIC, "train.steps": "2"})
-    told = fired_gates(answer_gates([plain, static], PLAN))
+    told = fired_rules(answer_rules([plain, static], PLAN))
     assert [(one.name, one.leads) for one in told] == [("static_graph", True), ("gloo_too", False)]
 
 
@@ -284,7 +288,7 @@ def test_it_is_not_nccl_is_said_only_where_nccl_ran_and_ended_alike() -> None:
     otherwise = replace(NCCL, verdict=replace(NCCL.verdict, cause="transport"))
     assert answer("not_nccl", gloo, otherwise).state is GateState.HELD
     assert answer("not_nccl", gloo, NCCL).state is GateState.FIRED
-    for gate in fired_gates(answer_gates([gloo], PLAN)):
+    for gate in fired_rules(answer_rules([gloo], PLAN)):
         assert "not NCCL" not in gate.then.replace("not NCCL alone", "")
 
 
@@ -301,7 +305,7 @@ def test_no_gate_reads_anything_from_a_run_that_was_ended_from_outside(gate: str
     outcomes = next(case[1] for case in FIRES if case[0] == gate)
     for cause in FROM_OUTSIDE:
         ended = Verdict(status=FAIL, kind=None, cause=cause, summary="")
-        told = answer(gate, *(replace(one, verdict=ended) if failed(one) else one for one in outcomes))
+        told = answer(gate, *(replace(one, verdict=ended) if has_failed(one) else one for one in outcomes))
         others = "cmp PASS, win PASS" if gate == "single_branch" else None  # two that passed are left
         assert told.state is (GateState.HELD if others else GateState.NOT_REACHED)
         assert told.why == others or told.why.endswith(f"{cause} tells nothing of the program's parts")
@@ -309,8 +313,8 @@ def test_no_gate_reads_anything_from_a_run_that_was_ended_from_outside(gate: str
 
 def test_a_certain_cause_leads_and_no_gate_that_asks_for_causes_beside_it() -> None:
     ends = [sure(run("plain", HANG)), run("static", PASS, STATIC)]
-    gates = answer_gates(ends, PLAN)
-    assert [one.name for one in fired_gates(gates)] == ["static_graph"]  # a mitigation that was seen stays one
+    gates = answer_rules(ends, PLAN)
+    assert [one.name for one in fired_rules(gates)] == ["static_graph"]  # a mitigation that was seen stays one
     assert not any(one.leads for one in gates)
     assert next_commands(gates) == ()
     assert [(one.spec.scenario, finding.advice) for one, finding in explained_failures(ends)] == [
@@ -321,13 +325,13 @@ def test_a_certain_cause_leads_and_no_gate_that_asks_for_causes_beside_it() -> N
 
 def test_a_certain_ready_twice_leads_to_its_own_gate() -> None:
     gc = {"gc.layers": "all", "gc.mode": "reentrant"}
-    gates = answer_gates([sure(run("gc", FAIL, gc, cause="ready_twice")), run("static", PASS, {**gc, **STATIC})], PLAN)
-    assert [(one.name, one.leads) for one in fired_gates(gates)] == [("ready_twice", True), ("static_graph", False)]
+    gates = answer_rules([sure(run("gc", FAIL, gc, cause="ready_twice")), run("static", PASS, {**gc, **STATIC})], PLAN)
+    assert [(one.name, one.leads) for one in fired_rules(gates)] == [("ready_twice", True), ("static_graph", False)]
     assert next_commands(gates)[0] == "nsa-harness claim gc gc.mode=reentrant,non_reentrant"
 
 
 def test_one_failure_that_is_not_explained_is_enough_to_ask_on() -> None:
-    gates = answer_gates([sure(run("known", HANG, STATIC)), run("open", HANG)], PLAN)
+    gates = answer_rules([sure(run("known", HANG, STATIC)), run("open", HANG)], PLAN)
     assert [one.name for one in gates if one.leads] == ["gloo_too"]
     assert answer("gloo_too", sure(run("known", HANG, STATIC)), run("open", HANG)).why == "open HANG"
 
@@ -341,11 +345,11 @@ def test_that_something_was_raised_is_certain_and_explains_nothing(cause: str) -
 
 @given(RUNS, st.randoms(use_true_random=False))
 def test_the_order_of_the_runs_changes_no_decision(outcomes: list[Outcome], random: Random) -> None:
-    assert answer_gates(random.sample(outcomes, len(outcomes)), PLAN) == answer_gates(outcomes, PLAN)
+    assert answer_rules(random.sample(outcomes, len(outcomes)), PLAN) == answer_rules(outcomes, PLAN)
 
 
 @given(RUNS)
 def test_a_gate_fires_only_where_a_run_failed_or_is_flaky_or_lacks_gradients(outcomes: Sequence[Outcome]) -> None:
     counting = [one for one in outcomes if one.final]
-    if not any(failed(one) or one.flaky for one in counting):
-        assert fired_gates(answer_gates(outcomes, PLAN)) == ()
+    if not any(has_failed(one) or one.flaky for one in counting):
+        assert fired_rules(answer_rules(outcomes, PLAN)) == ()

@@ -19,15 +19,15 @@ from nsa_harness.core.experiment import diagnostic_rerun
 from nsa_harness.core.experiment.diagnostic_rerun import (
     AGAIN,
     GROWTH,
-    MOST_RUNS,
-    deepened,
+    MAX_RERUNS,
     next_change,
+    with_change,
 )
 from nsa_harness.core.experiment.repeats import with_flakiness
 from nsa_harness.core.outcome.outcome import rerun_findings
 from nsa_harness.core.plan import DiagnosticRerun, Expect, RunSpec
 from nsa_harness.core.report import Culprit, Finding, Outcome, Place, Report, Severity, Status, exit_code
-from nsa_harness.core.schedule import Policy, another_wanted, failed_enough
+from nsa_harness.core.schedule import Policy, failed_enough, needs_another_attempt
 from nsa_harness.subject.playbook import second_runs
 from nsa_harness.texts.sentences import with_words
 
@@ -63,19 +63,19 @@ def launch(**changes: Any) -> RunSpec:
     return replace(spec(), **{"ranks": 2, "scenario": "ddp", **changes})
 
 
-def lesson(base: Outcome, deeper: Outcome) -> Finding:
-    return worded(diagnostic_rerun.lesson(base, deeper))
+def rerun_finding(base: Outcome, deeper: Outcome) -> Finding:
+    return worded(diagnostic_rerun.rerun_finding(base, deeper))
 
 
-def with_deeper_runs(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    return with_words(diagnostic_rerun.with_deeper_runs(outcomes))
+def with_diagnostic_reruns(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    return with_words(diagnostic_rerun.with_diagnostic_reruns(outcomes))
 
 
 def planned(outcome: Outcome, probe: str = "full", **changes: Any) -> list[str]:
     """Every change that would be made, one after another."""
     made: list[str] = []
     base = launch(**changes)
-    while change := next_change(base, outcome, made, probe=probe, own=second_runs(base)):
+    while change := next_change(base, outcome, made, probe=probe, program_changes=second_runs(base)):
         made.append(change.name)
     return made
 
@@ -130,7 +130,7 @@ def test_a_deeper_launch_differs_in_the_one_thing_and_shows_it() -> None:
     base = launch(env=(("A", "1"),))
     change = next_change(base, bad("exception", summary=DDP), (), probe="full")
     assert change is not None
-    deeper = deepened(base, change, 1)
+    deeper = with_change(base, change, 1)
     assert deeper.env == (("A", "1"), ("TORCH_DISTRIBUTED_DEBUG", "INFO"))
     assert deeper.deepening == DiagnosticRerun(of=1, change="names", says="TORCH_DISTRIBUTED_DEBUG=INFO")
     assert ("run.env.TORCH_DISTRIBUTED_DEBUG", "INFO") in deeper.settings
@@ -142,18 +142,24 @@ def test_a_deeper_launch_differs_in_the_one_thing_and_shows_it() -> None:
 def test_an_option_of_our_own_program_takes_its_other_value_and_no_other_word_changes() -> None:
     base = launch(program=OURS)
     made = [
-        next_change(base, bad("unknown", confidence=0.3, phase="backward"), made, probe="full", own=second_runs(base))
+        next_change(
+            base,
+            bad("unknown", confidence=0.3, phase="backward"),
+            made,
+            probe="full",
+            program_changes=second_runs(base),
+        )
         for made in ((), ("names",))
     ]
     assert made[1] is not None
-    assert deepened(base, made[1], 1).program == (*OURS[:-2], "--detect-anomaly", OURS[-1])
+    assert with_change(base, made[1], 1).program == (*OURS[:-2], "--detect-anomaly", OURS[-1])
 
 
 def test_the_same_launch_over_another_backend_changes_its_option_and_says_so() -> None:
     base = launch(program=tuple(word.replace("gloo", "nccl") for word in OURS), backend="nccl")
-    change = next_change(base, bad("transport", HANG), (), probe="full", own=second_runs(base))
+    change = next_change(base, bad("transport", HANG), (), probe="full", program_changes=second_runs(base))
     assert change is not None
-    deeper = deepened(base, change, 1)
+    deeper = with_change(base, change, 1)
     assert (deeper.program, deeper.backend) == (OURS, "gloo")
     assert ("needs.backend", "gloo") in deeper.settings
 
@@ -161,19 +167,19 @@ def test_the_same_launch_over_another_backend_changes_its_option_and_says_so() -
 def test_a_look_is_not_expected_to_find_what_it_was_made_for() -> None:
     """Of tracemalloc's own memory the growth that it looks into cannot be told."""
     base = launch(expect=Expect(findings=("memory_growth", "no_gradient")))
-    assert deepened(base, GROWTH, 1).expect.findings == ("no_gradient",)
-    assert deepened(base, AGAIN, 1).expect == base.expect
+    assert with_change(base, GROWTH, 1).expect.findings == ("no_gradient",)
+    assert with_change(base, AGAIN, 1).expect == base.expect
 
 
 @pytest.mark.parametrize("probe", ["off", "board", "full"])
 @given(RUNS)
 def test_no_run_is_looked_into_without_end(probe: str, outcomes: list[Outcome]) -> None:
-    assert all(len(planned(one, probe, program=OURS)) <= MOST_RUNS for one in outcomes)
+    assert all(len(planned(one, probe, program=OURS)) <= MAX_RERUNS for one in outcomes)
 
 
 def test_a_look_counts_for_nothing_but_what_it_shows() -> None:
     base = bad("exception", place=IN_BACKWARD)
-    outcomes = with_deeper_runs(with_flakiness([base, look("anomaly", PASS, says="anomaly detection")]))
+    outcomes = with_diagnostic_reruns(with_flakiness([base, look("anomaly", PASS, says="anomaly detection")]))
     assert [(one.final, one.flaky, one.verdict) for one in outcomes[:1]] == [(True, False, base.verdict)]
     assert not outcomes[1].final
     assert not outcomes[1].flaky
@@ -182,28 +188,28 @@ def test_a_look_counts_for_nothing_but_what_it_shows() -> None:
 
 def test_a_look_is_no_repetition() -> None:
     outcomes = [bad("exception"), look("anomaly", PASS)]
-    assert not another_wanted(Policy(), outcomes)
-    assert another_wanted(Policy(repeat=2), outcomes)
+    assert not needs_another_attempt(Policy(), outcomes)
+    assert needs_another_attempt(Policy(repeat=2), outcomes)
     assert failed_enough(Policy(maxfail=1), [outcomes])
 
 
 def test_a_look_that_is_run_again_by_itself_is_a_run_like_any() -> None:
     alone = look("anomaly", FAIL)
     assert with_flakiness([alone])[0].final
-    assert not another_wanted(Policy(), [alone])
+    assert not needs_another_attempt(Policy(), [alone])
 
 
 def test_the_forward_line_becomes_the_place_and_is_said_by_both() -> None:
     own = found("deepened", "the forward line is ada/model.py:11 in forward (MulBackward0)", place=FORWARD)
     deeper = look("anomaly", says="anomaly detection", cause="exception", findings=(own,))
-    base, told = with_deeper_runs([bad("exception", place=IN_BACKWARD), deeper])
+    base, told = with_diagnostic_reruns([bad("exception", place=IN_BACKWARD), deeper])
     sentence = "with anomaly detection (attempt 2) the forward line is ada/model.py:11 in forward (MulBackward0)"
     assert base.culprit is not None
     assert base.culprit.place == FORWARD
-    assert (base.findings[-1].code, base.findings[-1].claim, told.showed) == ("deepened", sentence, sentence)
+    assert (base.findings[-1].code, base.findings[-1].claim, told.rerun_answer) == ("deepened", sentence, sentence)
     assert base.findings[-1].confidence >= 0.9
     assert severity(base.findings[-1], base) is Severity.INFO
-    assert with_deeper_runs([base, told]) == (base, told)
+    assert with_diagnostic_reruns([base, told]) == (base, told)
 
 
 def leaking(**changes: Any) -> Outcome:
@@ -227,7 +233,7 @@ def test_where_it_was_allocated_is_said_by_the_run_that_passed_too() -> None:
     )
     own = worded(*rerun_findings(spent, seen))
     assert own.claim == "8.0 MiB more are alive after step 17 than after step 9, allocated at ada/model.py:11"
-    base, _ = with_deeper_runs([leaking(), look("growth", PASS, says="tracemalloc", findings=(own,))])
+    base, _ = with_diagnostic_reruns([leaking(), look("growth", PASS, says="tracemalloc", findings=(own,))])
     assert [one.code for one in base.findings] == ["memory_growth", "deepened"]
     assert base.findings[1].claim == f"with tracemalloc (attempt 2) {own.claim}"
     assert (base.findings[1].place, base.culprit) == (FORWARD, None)
@@ -236,7 +242,7 @@ def test_where_it_was_allocated_is_said_by_the_run_that_passed_too() -> None:
 def test_a_look_that_failed_otherwise_moves_no_place_and_is_not_certain() -> None:
     own = found("deepened", "the forward line is ada/model.py:11", place=FORWARD)
     base = bad("exception", place=IN_BACKWARD)
-    told, _ = with_deeper_runs([base, look("anomaly", HANG, findings=(own,))])
+    told, _ = with_diagnostic_reruns([base, look("anomaly", HANG, findings=(own,))])
     assert told.culprit == base.culprit
     assert told.findings[-1].confidence < 0.9
     assert "but the run ended differently: HANG lock_cycle" in told.findings[-1].claim
@@ -245,14 +251,14 @@ def test_a_look_that_failed_otherwise_moves_no_place_and_is_not_certain() -> Non
 def test_checkpointing_in_debug_mode_raises_the_same_in_other_words() -> None:
     own = found("deepened", "the recomputation parts at ada/model.py:11", place=FORWARD)
     base = bad("checkpoint_recompute_mismatch", place=Place(file="/home/ada/model.py", line=8))
-    told, _ = with_deeper_runs([base, look("checkpoint_debug", cause="exception", findings=(own,))])
+    told, _ = with_diagnostic_reruns([base, look("checkpoint_debug", cause="exception", findings=(own,))])
     assert told.culprit is not None
     assert told.culprit.place == FORWARD
 
 
 def test_a_name_goes_beside_the_line_that_was_known() -> None:
     own = found("deepened", "the parameter is gate.weight", place=Place(parameter="gate.weight", module="gate"))
-    told, _ = with_deeper_runs(
+    told, _ = with_diagnostic_reruns(
         [bad("ready_twice", place=IN_BACKWARD), look("names", cause="ready_twice", findings=(own,))]
     )
     assert told.culprit is not None
@@ -273,7 +279,7 @@ def test_a_name_goes_beside_the_line_that_was_known() -> None:
     ],
 )
 def test_what_follows_from_a_pair_of_runs_is_said_as_likely(deeper: Outcome, said: str) -> None:
-    told = lesson(bad("transport", HANG), deeper)
+    told = rerun_finding(bad("transport", HANG), deeper)
     assert told.claim == f"with this (attempt 2) {said}"
     assert told.confidence < 0.9
 
@@ -284,12 +290,14 @@ def test_what_follows_from_a_pair_of_runs_is_said_as_likely(deeper: Outcome, sai
 )
 def test_the_same_seed_twice_compares_the_losses(losses: tuple[float, float], said: str) -> None:
     base, again = bad("unknown", metrics={"loss_last": losses[0]}), look("again", metrics={"loss_last": losses[1]})
-    assert lesson(base, again).claim.endswith(said)
+    assert rerun_finding(base, again).claim.endswith(said)
 
 
 def test_another_line_is_named_beside_the_first_one() -> None:
     there = Culprit(ranks=(0,), step=1, collective=None, place=FORWARD)
-    told = lesson(bad("cuda_assert", place=IN_BACKWARD), look("launch_blocking", cause="cuda_assert", culprit=there))
+    told = rerun_finding(
+        bad("cuda_assert", place=IN_BACKWARD), look("launch_blocking", cause="cuda_assert", culprit=there)
+    )
     assert "the run ended the same way, at ada/model.py:11 instead of ada/train.py:20, so that is" in told.claim
 
 

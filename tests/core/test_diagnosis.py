@@ -46,7 +46,7 @@ from nsa_harness.core.outcome.wording import shorten
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import CollectiveRef, Culprit, Finding, Place, Status
 from nsa_harness.core.verdict.verdict import judge
-from nsa_harness.core.verdict.wait_graph import wait_for
+from nsa_harness.core.verdict.wait_graph import wait_graph_between
 
 CROSSED = (in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, "broadcast")))
 IN_BLOCK_2 = board(mark("forward", "blocks.2.attn", step=3))
@@ -201,7 +201,7 @@ def test_what_a_thread_would_do_for_another_is_called_as_the_program_calls_it(
     assert (found.code, found.place) == ("lock_cycle", line(12))
     assert (found.facts["waits_for"], found.facts["ended_by"], found.facts["line"]["line"]) == (what, ended_by, 12)
     assert ("takes twice" in found.advice) == (what == "a lock")
-    assert wait_for(*seen.snapshots, (), "gloo").waits[0].blocked_in == f"{stands_in} in step"
+    assert wait_graph_between(*seen.snapshots, (), "gloo").waits[0].blocked_in == f"{stands_in} in step"
 
 
 # Loops.

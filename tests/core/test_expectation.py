@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_harness.core.evidence.gradients import RankTraces
-from nsa_harness.core.outcome.outcome import is_expected, missed
+from nsa_harness.core.outcome.outcome import is_expected, missed_expectations
 from nsa_harness.core.plan import Bound, Expect
 from nsa_harness.core.report import Finding, Status
 
@@ -21,12 +21,12 @@ def traced(missing: int) -> RankTraces:
 
 def claims(bound: Bound, **metrics: float) -> list[str]:
     expect = Expect(metrics=(("loss_last", bound),))
-    return [worded(one).claim for one in missed(expect, evidence(), metrics)]
+    return [worded(one).claim for one in missed_expectations(expect, evidence(), metrics)]
 
 
 def test_a_missed_number_is_a_finding_with_proof_and_advice() -> None:
     expect = Expect(metrics=(("loss_last", Bound(lt=5.6)),))
-    assert [worded(one) for one in missed(expect, evidence(), {"loss_last": 5.7})] == [
+    assert [worded(one) for one in missed_expectations(expect, evidence(), {"loss_last": 5.7})] == [
         Finding(
             code="expectation_missed",
             claim="expect.metrics.loss_last: 5.7 is not < 5.6",
@@ -73,9 +73,9 @@ def test_a_number_that_was_not_reported_is_missed_and_the_reported_ones_are_name
 def test_missing_gradients_are_counted_on_every_rank() -> None:
     expect = Expect(missing_grads=0)
     good = evidence(rank_evidence(0, traces=traced(0)), rank_evidence(1, traces=traced(0)))
-    assert missed(expect, good, {}) == ()
+    assert missed_expectations(expect, good, {}) == ()
     bad = evidence(*[rank_evidence(rank, traces=traced(count)) for rank, count in enumerate((2, 0, 1))])
-    found = missed(expect, bad, {})
+    found = missed_expectations(expect, bad, {})
     assert [(worded(one).claim, one.ranks) for one in found] == [
         ("expect.missing_grads is 0, but the trace shows 2 on rank 0, 1 on rank 2", (0, 2))
     ]
@@ -83,14 +83,14 @@ def test_missing_gradients_are_counted_on_every_rank() -> None:
 
 def test_gradients_that_nobody_traced_are_missed_and_not_zero() -> None:
     seen = evidence(rank_evidence(0, traces=traced(0)), rank_evidence(1))
-    found = missed(Expect(missing_grads=0), seen, {})
+    found = missed_expectations(Expect(missing_grads=0), seen, {})
     assert [(worded(one).claim, one.ranks) for one in found] == [
         ("expect.missing_grads is 0, but the program printed no [GRAD-TRACE] line", (1,))
     ]
 
 
 def test_what_is_not_expected_is_not_missed() -> None:
-    assert missed(Expect(), evidence(rank_evidence(0)), {}) == ()
+    assert missed_expectations(Expect(), evidence(rank_evidence(0)), {}) == ()
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def test_verdict_and_cause_are_compared_with_what_was_announced(
 
 def test_what_must_be_found_and_was_not_is_missed_by_name() -> None:
     expect = Expect(findings=("memory_growth", "nan"))
-    told = [worded(one).claim for one in missed(expect, evidence(), {}, {"nan", "dirty_exit"})]
+    told = [worded(one).claim for one in missed_expectations(expect, evidence(), {}, {"nan", "dirty_exit"})]
     assert told == ["expect.findings: memory_growth was not found"]
-    assert missed(expect, evidence(), {}, {"nan", "memory_growth"}) == ()
+    assert missed_expectations(expect, evidence(), {}, {"nan", "memory_growth"}) == ()
 
 
 @pytest.mark.parametrize(("found", "expected"), [({"nan", "exception"}, True), ({"exception"}, False), (set(), False)])

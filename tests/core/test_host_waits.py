@@ -12,7 +12,7 @@ from nsa_harness.core.evidence.evidence import ChildSample, Frame, RankSnapshot,
 from nsa_harness.core.evidence.host import Process, Socket
 from nsa_harness.core.verdict.motion import Motion
 from nsa_harness.core.verdict.wait import Wait, WaitKind
-from nsa_harness.core.verdict.wait_graph import rank_samples, wait_for
+from nsa_harness.core.verdict.wait_graph import rank_samples, wait_graph_between
 
 STEP = frame(10)
 LOADER = frame(
@@ -40,8 +40,8 @@ def rank(syscall: str, *children: Process, line: Frame = STEP, lines: Any = None
 
 def stands(*ranks: RankSnapshot, before: RankSnapshot | None = None) -> Wait:
     if before is None:
-        return wait_for(*twice(*ranks), (), "gloo").waits[0]
-    return wait_for(snapshot(1, 18.0, before, *ranks[1:]), snapshot(2, 20.0, *ranks), (), "gloo").waits[0]
+        return wait_graph_between(*twice(*ranks), (), "gloo").waits[0]
+    return wait_graph_between(snapshot(1, 18.0, before, *ranks[1:]), snapshot(2, 20.0, *ranks), (), "gloo").waits[0]
 
 
 # Pipes.
@@ -138,7 +138,7 @@ def test_a_pipe_held_by_another_rank_waits_for_that_rank() -> None:
     waiting, other = rank("read", target="pipe:[7]", held_by=(101,)), in_all_reduce(1)
     wait = stands(waiting, other)
     assert (wait.peers, wait.closed) == ((1,), True)
-    seen = wait_for(*twice(waiting, other), (), "gloo")
+    seen = wait_graph_between(*twice(waiting, other), (), "gloo")
     assert sorted(root.rank for root in seen.roots) == [0, 1], "each waits for the other"
 
 
@@ -150,7 +150,7 @@ def test_a_child_that_fills_a_pipe_nobody_reads_closes_the_wait_of_its_parent() 
     wait = stands(rank("wait4", writer, held_by=(300,)))
     assert (wait.kind, wait.closed) == (WaitKind.CHILD, True)
     assert wait.child is not None
-    assert (wait.child.pid, wait.child.kind, wait.child.user) == (300, WaitKind.PIPE, frame(50))
+    assert (wait.child.pid, wait.child.kind, wait.child.user_frame) == (300, WaitKind.PIPE, frame(50))
 
 
 def test_a_stopped_child_closes_the_wait_of_its_parent() -> None:
@@ -188,7 +188,7 @@ def test_a_child_that_only_computes_is_told_with_the_lines_that_its_samples_show
     shell = child(299, "wait4", held_by=(300,))
     before, after = (rank("wait4", shell, one, held_by=(299,)) for one in (child(), child(cpu_s=1.2)))
     looks = snapshot(1, 18.0, before), snapshot(2, 20.0, after)
-    wait = wait_for(*looks, (), "gloo").waits[0]
+    wait = wait_graph_between(*looks, (), "gloo").waits[0]
     assert (wait.motion, wait.kind, wait.closed) == (Motion.BURNING, WaitKind.CHILD, False)
     assert wait.child is not None
     assert wait.computing == (wait.child.deepest,)
@@ -240,7 +240,7 @@ def test_a_worker_that_stands_in_a_closed_wait_closes_the_loop_that_loads() -> N
     wait = stands(loading((idle, (INDICES, WORKER)), (child(300), (frame(85), FETCH, WORKER))))
     assert (wait.kind, wait.closed) == (WaitKind.LOADER, True)
     assert wait.child is not None
-    assert (wait.child.pid, wait.child.user) == (300, frame(85))
+    assert (wait.child.pid, wait.child.user_frame) == (300, frame(85))
 
 
 def test_a_worker_that_reads_leaves_the_loop_open_and_one_that_receives_bytes_moves() -> None:

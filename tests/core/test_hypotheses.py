@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import BAD, RUNS, failed_in, run
 
-from nsa_harness.core.comparison.contrasts import Endings, configuration, differences, setting
-from nsa_harness.core.comparison.hypotheses import Answer, HypothesisKind, HypothesisRow, answers
+from nsa_harness.core.comparison.contrasts import FailureCounts, configuration, differences, setting
+from nsa_harness.core.comparison.hypotheses import HypothesisAnswer, HypothesisKind, HypothesisRow, hypothesis_rows
 from nsa_harness.core.experiment.repeats import with_flakiness
 from nsa_harness.core.plan import DiagnosticRerun
 from nsa_harness.core.report import Outcome, Status
@@ -24,7 +24,7 @@ MANUAL = {"parallel.wrapper": "manual"}
 
 
 def rows(outcomes: Sequence[Outcome], hypothesis: str) -> list[HypothesisRow]:
-    return [row for row in answers(outcomes, PLAYBOOK.hypotheses) if row.hypothesis.text == hypothesis]
+    return [row for row in hypothesis_rows(outcomes, PLAYBOOK.hypotheses) if row.hypothesis.text == hypothesis]
 
 
 def answer(outcomes: Sequence[Outcome], hypothesis: str) -> tuple[str, str]:
@@ -124,18 +124,18 @@ def test_a_failure_in_which_it_was_on_goes_before_a_run_that_passed() -> None:
 )
 def test_no_test_is_proposed_where_it_would_tell_nothing(harmless: Outcome) -> None:
     (row,) = rows([harmless, OTHER], "DDP is the cause")
-    assert (row.answer, row.command) == (Answer.NOT_TESTED, None)
+    assert (row.answer, row.command) == (HypothesisAnswer.NOT_TESTED, None)
 
 
 def test_what_this_machine_could_not_run_it_is_not_asked_for_again() -> None:
     planted = {"fault.kind": "raise"}
     outcomes = [run("ddp", PASS, planted), run("nccl", SKIP, {"needs.backend": "nccl"}, backend="", device="")]
     (row,) = rows(outcomes, "NCCL is the cause")
-    assert (row.answer, row.reason, row.command) == (Answer.NOT_TESTED, "nccl was SKIP", None)
+    assert (row.answer, row.reason, row.command) == (HypothesisAnswer.NOT_TESTED, "nccl was SKIP", None)
 
 
 def test_a_single_run_has_no_contrast_and_no_table() -> None:
-    assert answers([run("ddp", HANG)], PLAYBOOK.hypotheses) == ()
+    assert hypothesis_rows([run("ddp", HANG)], PLAYBOOK.hypotheses) == ()
 
 
 def test_runs_of_one_configuration_are_counted_together_whatever_their_scenario() -> None:
@@ -143,7 +143,10 @@ def test_runs_of_one_configuration_are_counted_together_whatever_their_scenario(
     (row,) = rows(outcomes, "DDP is the cause")
     assert row.control
     assert row.changed
-    assert (row.control.ended, row.changed.ended) == (Endings(bad=0, of=1), Endings(bad=0, of=2))
+    assert (row.control.counts, row.changed.counts) == (
+        FailureCounts(failed=0, attempts=1),
+        FailureCounts(failed=0, attempts=2),
+    )
 
 
 def attempts(name: str, endings: str, settings: dict[str, str] | None = None) -> list[Outcome]:
@@ -169,7 +172,7 @@ def test_what_fails_by_chance_is_told_by_counts_and_not_by_one_run_of_each(manua
     (row,) = rows(outcomes, "DDP is the cause")
     assert row.answer == said
     assert row.changed
-    assert row.changed.ended == Endings(bad=ddp.count("H"), of=len(ddp))
+    assert row.changed.counts == FailureCounts(failed=ddp.count("H"), attempts=len(ddp))
 
 
 def test_as_long_as_something_fails_by_chance_two_passes_refute_nothing() -> None:
@@ -195,7 +198,7 @@ def test_what_was_not_judged_is_no_attempt() -> None:
     outcomes = [run("ddp", ERROR, final=False), run("ddp", PASS, attempt=2), run("manual", PASS, MANUAL)]
     (row,) = rows(outcomes, "DDP is the cause")
     assert row.changed
-    assert row.changed.ended == Endings(bad=0, of=1)
+    assert row.changed.counts == FailureCounts(failed=0, attempts=1)
 
 
 NEED = "find_unused_parameters is needed"
@@ -344,9 +347,13 @@ def test_what_breaks_it_in_one_place_is_not_refuted_by_another_but_by_what_fails
         run("deep_manual", PASS, {**deep, **MANUAL}),
     ]
     (row,) = rows(outcomes, "DDP is the cause")
-    assert (row.answer.value, row.of_contrasts, row.reason) == ("supported", (1, 2), "breaks it; no difference in ddp")
+    assert (row.answer.value, row.contrast_counts, row.reason) == (
+        "supported",
+        (1, 2),
+        "breaks it; no difference in ddp",
+    )
     outcomes += [run("wide_ddp", HANG, {"model.seq_len": "512"}), run("wide", HANG, {"model.seq_len": "512", **MANUAL})]
-    told = [(row.answer.value, row.of_contrasts) for row in rows(outcomes, "DDP is the cause")]
+    told = [(row.answer.value, row.contrast_counts) for row in rows(outcomes, "DDP is the cause")]
     assert told == [("supported", (1, 3)), ("refuted", (1, 3))]
 
 
@@ -358,38 +365,38 @@ def test_an_attempt_of_another_launch_is_no_evidence() -> None:
 
 @given(RUNS)
 def test_no_answer_rests_on_a_skip_an_error_or_an_attempt_that_does_not_count(outcomes: list[Outcome]) -> None:
-    for row in answers(outcomes, PLAYBOOK.hypotheses):
-        assert (row.control is None) is (row.answer is Answer.NOT_TESTED)
+    for row in hypothesis_rows(outcomes, PLAYBOOK.hypotheses):
+        assert (row.control is None) is (row.answer is HypothesisAnswer.NOT_TESTED)
         for side in (row.control, row.changed):
             if side:
                 assert side.run.verdict.status in (PASS, *BAD)
                 assert side.run.final
-                assert 0 <= side.ended.bad <= side.ended.of
+                assert 0 <= side.counts.failed <= side.counts.attempts
 
 
 @given(RUNS)
 def test_every_contrast_differs_in_exactly_the_keys_of_its_factor(outcomes: list[Outcome]) -> None:
-    for row in answers(outcomes, PLAYBOOK.hypotheses):
+    for row in hypothesis_rows(outcomes, PLAYBOOK.hypotheses):
         if row.control and row.changed:
             variable = row.hypothesis.variable
             assert differences(row.control.run, row.changed.run) - {"train.steps"} == set(variable.keys)
-            assert variable.without(setting(row.control.run, variable.keys[0]))
-            assert variable.with_it(setting(row.changed.run, variable.keys[0]))
+            assert variable.is_control_value(setting(row.control.run, variable.keys[0]))
+            assert variable.is_changed_value(setting(row.changed.run, variable.keys[0]))
 
 
 @given(RUNS)
 def test_a_cause_is_never_supported_where_its_control_did_not_pass(outcomes: list[Outcome]) -> None:
-    for row in answers(outcomes, PLAYBOOK.hypotheses):
-        if row.answer is Answer.SUPPORTED and row.hypothesis.kind is HypothesisKind.CAUSE:
+    for row in hypothesis_rows(outcomes, PLAYBOOK.hypotheses):
+        if row.answer is HypothesisAnswer.SUPPORTED and row.hypothesis.kind is HypothesisKind.CAUSE:
             assert row.control
             assert row.changed
-            assert (row.control.ended.bad, row.changed.ended.bad) == (0, row.changed.ended.of)
+            assert (row.control.counts.failed, row.changed.counts.failed) == (0, row.changed.counts.attempts)
 
 
 @given(RUNS, st.randoms(use_true_random=False))
 def test_the_order_of_the_runs_changes_no_answer(outcomes: list[Outcome], random: Random) -> None:
     shuffled = random.sample(outcomes, len(outcomes))
-    assert answers(shuffled, PLAYBOOK.hypotheses) == answers(outcomes, PLAYBOOK.hypotheses)
+    assert hypothesis_rows(shuffled, PLAYBOOK.hypotheses) == hypothesis_rows(outcomes, PLAYBOOK.hypotheses)
 
 
 def test_no_hypothesis_stands_twice() -> None:

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_harness.core.plan import Limits
-from nsa_harness.core.verdict.limits import current_limits, has_started, last_progress_s, limits_of, since_launch
+from nsa_harness.core.verdict.limits import (
+    current_limits,
+    final_limits,
+    has_started,
+    last_progress_s,
+    with_deadline_from,
+)
 
 
 def test_before_any_board_the_floors_hold_and_the_stall_limit_is_long() -> None:
@@ -94,9 +100,9 @@ def test_progress_is_the_newest_of_birth_mark_collective_and_device() -> None:
 
 def test_a_deadline_counts_from_when_every_rank_had_left_start_up() -> None:
     limits = Limits(deadline_s=600.0, stall_s=5.0)
-    assert since_launch(limits, 7.0) == Limits(deadline_s=607.0, stall_s=5.0)
-    assert since_launch(limits, None) == limits
-    assert since_launch(Limits(), 7.0) == Limits()
+    assert with_deadline_from(limits, 7.0) == Limits(deadline_s=607.0, stall_s=5.0)
+    assert with_deadline_from(limits, None) == limits
+    assert with_deadline_from(Limits(), 7.0) == Limits()
     ours = evidence(launch_s=7.0, limits=limits)
     found = [replace(ours, is_observed=True), replace(ours, is_attached=True), replace(ours, launch_s=None)]
-    assert [limits_of(one).deadline_s for one in (ours, *found)] == [607.0, 600.0, 600.0, 600.0]
+    assert [final_limits(one).deadline_s for one in (ours, *found)] == [607.0, 600.0, 600.0, 600.0]

@@ -23,9 +23,9 @@ from builders import ended as exited
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.evidence import ChildSample, Ending, Retraction
-from nsa_harness.core.outcome.outcome import ended, rank_statuses
+from nsa_harness.core.outcome.outcome import ending_text, rank_statuses
 from nsa_harness.core.report import Status
-from nsa_harness.core.verdict.verdict import judge, moving_ranks, observation_sentence, still_moving
+from nsa_harness.core.verdict.verdict import judge, moving_ranks, observation_sentence, ranks_with_progress
 
 C10D_BARRIER = frame(5356, file=C10D, function="barrier")
 
@@ -60,7 +60,7 @@ def test_a_mark_since_the_first_look_is_motion():
     still = rank_snapshot(0, frame(), status_file=board(mark(at_s=9.0)))
     found = evidence(ending=Ending.DETACHED, snapshots=twice(still, marked), samples=(sample(0, "unseen"),))
 
-    assert still_moving(found) == [1]
+    assert ranks_with_progress(found) == [1]
 
 
 def test_what_has_no_probe_is_said():
@@ -123,6 +123,6 @@ def test_where_the_ranks_of_a_job_stand_is_told_though_nothing_is_proven():
 
 def test_a_job_that_was_found_runs_on_and_nothing_is_said_of_its_processes():
     found = seen(sample(0, "waiting"), is_attached=True, teardown_s=None)
-    assert ended(found) == "not by us: it runs on"
-    assert ended(replace(found, ending=Ending.STALL)) == "not by us: it runs on"
-    assert ended(replace(found, ending=Ending.STALL, is_attached=False)) == "not by us"
+    assert ending_text(found) == "not by us: it runs on"
+    assert ending_text(replace(found, ending=Ending.STALL)) == "not by us: it runs on"
+    assert ending_text(replace(found, ending=Ending.STALL, is_attached=False)) == "not by us"

@@ -34,7 +34,7 @@ from nsa_harness.commands.judge import judge_evidence
 from nsa_harness.core.comparison.severity import strict_exit_code
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence
 from nsa_harness.core.evidence.gradients import RankTraces
-from nsa_harness.core.outcome.outcome import skipped, summarize_rank, unjudged
+from nsa_harness.core.outcome.outcome import skipped_outcome, summarize_rank, unjudged_outcome
 from nsa_harness.core.plan import Bound, Expect, Fault, Skip
 from nsa_harness.core.report import (
     Artifact,
@@ -115,7 +115,7 @@ def test_a_run_that_passed_is_told_whole() -> None:
             loss=2.5,
             gradients="3 of 3",
             buckets="2 · 0.9 M fp32",
-            longest_quiet_s=0.5,
+            longest_gap_s=0.5,
             peak_rss_bytes=rank + 1,
         )
         for rank in (0, 1)
@@ -145,25 +145,25 @@ def test_a_run_that_passed_is_told_whole() -> None:
         exit_codes={0: 0, 1: 0},
         findings=(),
         trouble=trouble,
-        timing=Timing(launch_s=2.0, wall_s=31.5, quiet_s=None, detected_s=None, teardown_s=0.5),
+        timing=Timing(launch_s=2.0, wall_s=31.5, no_progress_s=None, detected_s=None, teardown_s=0.5),
         usage=Usage(peak_rss_bytes=2, peak_gpu_bytes=7, tokens_per_s=9.0),
         dir="ddp_onestep~2",
-        checked=(
+        passed_checks=(
             "losses finite on every rank",
             "3 of 3 gradients on every rank",
             "4 of 4 collectives completed, the same on every rank",
             "every rank exited 0",
             "no process left",
         ),
-        ruled_out=(),
-        standings=(),
-        vitals=vitals,
+        ruled_out_causes=(),
+        rank_statuses=(),
+        rank_summaries=vitals,
         metrics={"tokens_per_s": 9.0},
         artifacts=artifacts,
-        why=None,
-        ended="by itself, no process left",
-        repeat="nsa-harness run spec.json",
-        next=None,
+        proof_reason=None,
+        ending_text="by itself, no process left",
+        repeat_command="nsa-harness run spec.json",
+        next_command=None,
         missing_gradients=(),
     )
 
@@ -217,7 +217,9 @@ def test_a_hang_says_the_last_collective_that_every_rank_has_left() -> None:
 
 
 def test_a_skip_keeps_what_the_scenario_set() -> None:
-    skip = skipped(Skip(scenario="x", about="", reason="", tags=("plan",), settings=(("needs.backend", "nccl"),)))
+    skip = skipped_outcome(
+        Skip(scenario="x", about="", reason="", tags=("plan",), settings=(("needs.backend", "nccl"),))
+    )
     assert (skip.spec.tags, skip.spec.settings) == (("plan",), (("needs.backend", "nccl"),))
 
 
@@ -237,23 +239,25 @@ def test_a_hang_is_told_with_its_proof_its_culprit_and_its_victims() -> None:
     assert (told.culprit.ranks, told.victims, told.phase) == ((1,), (0,), "backward")
     assert told.last_step == {0: 0, 1: 2}
     assert told.exit_codes == {0: None, 1: None}, "as before our own kill"
-    assert told.timing == Timing(launch_s=2.0, wall_s=20.5, quiet_s=10.0, detected_s=11.0, teardown_s=0.5)
+    assert told.timing == Timing(launch_s=2.0, wall_s=20.5, no_progress_s=10.0, detected_s=11.0, teardown_s=0.5)
     assert (
-        told.why
+        told.proof_reason
         == "2 ranks wait, and nobody is left to end that; no progress, CPU time or I/O in two samples 2 s apart"
     )
-    assert told.standings == (
-        RankStatus(rank=0, blocked_in="all_reduce #6", waits_for="rank 1", no_progress_s=12.0, culprit=False),
-        RankStatus(rank=1, blocked_in="a lock in hook", waits_for="its own process", no_progress_s=11.0, culprit=True),
+    assert told.rank_statuses == (
+        RankStatus(rank=0, blocked_in="all_reduce #6", waits_for="rank 1", no_progress_s=12.0, is_culprit=False),
+        RankStatus(
+            rank=1, blocked_in="a lock in hook", waits_for="its own process", no_progress_s=11.0, is_culprit=True
+        ),
     )
-    assert told.ruled_out == (
+    assert told.ruled_out_causes == (
         "slow (no rank computes)",
         "network (the ranks are not all in the same collective)",
         "data and files (no rank is blocked in a read or write)",
         "errors (no rank raised, none died)",
     )
-    assert told.checked == ("no process left",)
-    assert told.ended == "TERM, 0.5 s, no process left"
+    assert told.passed_checks == ("no process left",)
+    assert told.ending_text == "TERM, 0.5 s, no process left"
 
 
 def test_proof_paths_are_told_from_the_runs_directory() -> None:
@@ -273,16 +277,16 @@ def test_a_stopped_rank_that_our_own_end_resumed_was_silent_since_the_last_look(
 
 def test_a_failure_is_detected_from_its_own_time_on() -> None:
     told = outcome(evidence(left(0, 1, exception=raised(0, at_s=9.0), status_file=DONE)))
-    assert (told.timing.detected_s, told.timing.quiet_s) == (22.0, None)
+    assert (told.timing.detected_s, told.timing.no_progress_s) == (22.0, None)
     assert told.exit_codes == {0: 1}
 
 
 def test_without_boards_steps_phase_and_quiet_are_unknown() -> None:
     told = outcome(stalled(*HUNG))
     assert (told.last_step, told.phase) == ({0: None, 1: None}, None)
-    assert (told.timing.detected_s, told.timing.quiet_s) == (None, 10.0)
-    assert [row.no_progress_s for row in told.standings] == [None, None]
-    assert outcome(stalled(*HUNG, last_progress_s=None)).timing.quiet_s is None
+    assert (told.timing.detected_s, told.timing.no_progress_s) == (None, 10.0)
+    assert [row.no_progress_s for row in told.rank_statuses] == [None, None]
+    assert outcome(stalled(*HUNG, last_progress_s=None)).timing.no_progress_s is None
 
 
 def test_a_missed_number_makes_a_passed_run_fail() -> None:
@@ -312,9 +316,9 @@ def test_an_announced_hang_is_expected() -> None:
 
 
 def test_a_skip_is_never_a_surprise() -> None:
-    told = skipped(Skip(scenario="ddp_nccl", about="nccl", reason="no GPU"))
+    told = skipped_outcome(Skip(scenario="ddp_nccl", about="nccl", reason="no GPU"))
     assert told.verdict == Verdict(status=Status.SKIP, kind=None, cause="missing_need", summary="no GPU")
-    assert (told.expected, told.final, told.spec.scenario, told.ended) == (
+    assert (told.expected, told.final, told.spec.scenario, told.ending_text) == (
         True,
         True,
         "ddp_nccl",
@@ -323,7 +327,7 @@ def test_a_skip_is_never_a_surprise() -> None:
 
 
 def test_a_fault_of_the_harness_is_an_error_of_that_attempt() -> None:
-    told = unjudged(spec(), attempt=3, directory="ddp_onestep~3", error="OSError: disk full")
+    told = unjudged_outcome(spec(), attempt=3, directory="ddp_onestep~3", error="OSError: disk full")
     assert told.verdict == Verdict(status=Status.ERROR, kind=None, cause="harness_error", summary="OSError: disk full")
     assert (told.expected, told.attempt, told.dir, told.spec.spec_hash) == (False, 3, "ddp_onestep~3", "9c1e")
 
@@ -343,7 +347,7 @@ def test_a_fault_of_the_harness_is_an_error_of_that_attempt() -> None:
     ],
 )
 def test_how_the_processes_were_ended(changes: dict[str, Any], words: str) -> None:
-    assert outcome(evidence(left(0), **changes)).ended == words
+    assert outcome(evidence(left(0), **changes)).ending_text == words
 
 
 @pytest.mark.parametrize(
@@ -365,14 +369,14 @@ def test_only_what_was_found_in_order_on_every_rank_is_said_to_be_checked(
     changes: dict[str, Any], missing: str
 ) -> None:
     good = [left(rank, status_file=DONE, traces=TRACED, last_loss=2.5) for rank in (0, 1)]
-    assert missing in outcome(evidence(*good)).checked
-    assert missing not in outcome(evidence(good[0], replace(good[1], **changes))).checked
+    assert missing in outcome(evidence(*good)).passed_checks
+    assert missing not in outcome(evidence(good[0], replace(good[1], **changes))).passed_checks
 
 
 def test_a_process_left_behind_or_never_started_is_not_told_as_clean() -> None:
     unclean: list[dict[str, Any]] = [{"leftovers": ("7 sleep",)}, {"unkillable": ("7 sleep",)}, {"unkillable": None}]
     for changes in (*unclean, {"ending": Ending.NOT_LAUNCHED}):
-        assert "no process left" not in outcome(evidence(left(0), **changes)).checked
+        assert "no process left" not in outcome(evidence(left(0), **changes)).passed_checks
 
 
 def test_what_a_hang_shows_is_not_ruled_out() -> None:
@@ -381,9 +385,12 @@ def test_what_a_hang_shows_is_not_ruled_out() -> None:
         stalled(reading, at_s=400.0, ranks=(rank_evidence(0, exception=raised(0), exit=ended(0, -15, by_us=True)),))
     )
     assert told.verdict.kind is HangKind.STARVED
-    assert told.ruled_out == ("slow (no rank computes)", "network (the ranks are not all in the same collective)")
+    assert told.ruled_out_causes == (
+        "slow (no rank computes)",
+        "network (the ranks are not all in the same collective)",
+    )
     stuck = outcome(stalled(in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6)), at_s=400.0))
-    assert stuck.ruled_out == (
+    assert stuck.ruled_out_causes == (
         "slow (no rank computes)",
         "data and files (no rank is blocked in a read or write)",
         "errors (no rank raised, none died)",
@@ -392,11 +399,11 @@ def test_what_a_hang_shows_is_not_ruled_out() -> None:
 
 def test_whom_a_rank_waits_for_is_said_in_words() -> None:
     reading = rank_snapshot(0, frame(6), process=process(tasks=(task(syscall="read"),)))
-    assert [row.waits_for for row in outcome(stalled(reading, at_s=400.0)).standings] == ["outside the job"]
+    assert [row.waits_for for row in outcome(stalled(reading, at_s=400.0)).rank_statuses] == ["outside the job"]
     pair = [in_all_reduce(rank, collective(6)) for rank in (0, 1, 2)]
-    assert outcome(stalled(*pair, at_s=400.0)).standings[0].waits_for == "ranks 1, 2"
+    assert outcome(stalled(*pair, at_s=400.0)).rank_statuses[0].waits_for == "ranks 1, 2"
     alone = stalled(in_all_reduce(0, collective(6)), exits=(ended(1, 3),), ranks=(rank_evidence(0), left(1, 3)))
-    assert [row.waits_for for row in outcome(alone).standings] == ["rank 1", "nobody"]
+    assert [row.waits_for for row in outcome(alone).rank_statuses] == ["rank 1", "nobody"]
 
 
 def test_where_the_ranks_of_a_failed_run_stood_last() -> None:
@@ -405,23 +412,23 @@ def test_where_the_ranks_of_a_failed_run_stood_last() -> None:
         rank_evidence(1, status_file=board(mark("optimizer", at_s=8.0))),
         rank_evidence(2, exit=ended(2, -15, by_us=True)),
     )
-    assert outcome(evidence(*ranks)).standings == (
+    assert outcome(evidence(*ranks)).rank_statuses == (
         RankStatus(
             rank=0,
             blocked_in="was terminated by SIGKILL · last in forward blocks.1",
             waits_for="",
             no_progress_s=None,
-            culprit=True,
+            is_culprit=True,
         ),
-        RankStatus(rank=1, blocked_in="optimizer", waits_for="", no_progress_s=23.0, culprit=False),
-        RankStatus(rank=2, blocked_in="nothing recorded", waits_for="", no_progress_s=None, culprit=False),
+        RankStatus(rank=1, blocked_in="optimizer", waits_for="", no_progress_s=23.0, is_culprit=False),
+        RankStatus(rank=2, blocked_in="nothing recorded", waits_for="", no_progress_s=None, is_culprit=False),
     )
 
 
 def test_a_rank_that_told_nothing_has_no_vital_numbers() -> None:
-    nothing = RankSummary(rank=0, loss=None, gradients=None, buckets=None, longest_quiet_s=None, peak_rss_bytes=None)
+    nothing = RankSummary(rank=0, loss=None, gradients=None, buckets=None, longest_gap_s=None, peak_rss_bytes=None)
     assert summarize_rank(rank_evidence(0)) == nothing
-    assert summarize_rank(rank_evidence(0, status_file=board())).longest_quiet_s is None
+    assert summarize_rank(rank_evidence(0, status_file=board())).longest_gap_s is None
 
 
 def test_buckets_of_an_unknown_type_keep_its_name() -> None:
@@ -440,7 +447,7 @@ def report(outcomes: Sequence[Outcome], *, interrupted: bool = False) -> Report:
 
 
 def ending(status: Status, *, expected: bool = False, final: bool = True) -> Outcome:
-    plain = skipped(Skip(scenario="x", about="", reason=""))
+    plain = skipped_outcome(Skip(scenario="x", about="", reason=""))
     verdict = Verdict(status=status, kind=None, cause=None, summary="")
     return replace(plain, verdict=verdict, expected=expected, final=final)
 

@@ -24,7 +24,7 @@ from nsa_harness.subject.tables import (
     memory_excess,
     per_token_nodes,
     quadratic_cost,
-    reported,
+    reported_values,
 )
 
 
@@ -72,14 +72,14 @@ def test_who_computed_is_read_under_either_name(name: str) -> None:
         "step_cost.csv": [{"batch": 1.0, "seq_len": 8.0, "layers": 1.0}],
         name: [{"part": "cmp", "implementation": "eager"}],
     }
-    _, rows = reported(tables.get)
+    _, rows = reported_values(tables.get)
     assert [row["implementations"] for row in rows] == ["cmp eager"]
 
 
 def test_a_run_of_an_earlier_version_has_no_fetch_time_and_all_its_numbers() -> None:
     old: list[Row] = [{"step": 1.0, "loss": 5.5, "seconds": 2.0, "forward_s": 0.5}]
-    metrics, _ = reported({"training.csv": old}.get)
-    later, _ = reported({"training.csv": [{**old[0], "fetch_s": 0.25}]}.get)
+    metrics, _ = reported_values({"training.csv": old}.get)
+    later, _ = reported_values({"training.csv": [{**old[0], "fetch_s": 0.25}]}.get)
     assert "fetch_s" not in metrics
     assert later == {**metrics, "fetch_s": 0.25}
 
@@ -187,7 +187,7 @@ def tables(**csv: list[dict[str, float | str]]) -> Table:
 
 def test_what_a_step_cost_is_read_from_three_tables() -> None:
     sizes: Row = {"batch": 1.0, "seq_len": 512.0, "layers": 2.0, "expected_bytes": 9.0, "begin_bytes": 5.0}
-    _, rows = reported(
+    _, rows = reported_values(
         tables(
             step_cost=[
                 {**sizes, "moment": "forward", "nodes": 424.0, "saved_bytes": 7.0, "peak_bytes": 6.0},
@@ -229,7 +229,7 @@ def test_what_a_step_cost_is_read_from_three_tables() -> None:
 
 
 def test_a_step_that_was_cut_short_has_told_what_its_graph_has() -> None:
-    _, rows = reported(
+    _, rows = reported_values(
         tables(step_cost=[{"moment": "forward", "batch": 1.0, "seq_len": 64.0, "layers": 1.0, "nodes": 9.0}])
     )
     assert rows == (
@@ -242,12 +242,12 @@ def test_a_step_that_was_cut_short_has_told_what_its_graph_has() -> None:
             "implementations": "",
         },
     )
-    assert reported(tables(step_cost=[{"moment": "forward", "batch": 1.0, "seq_len": 64.0}]))[1] == ()
+    assert reported_values(tables(step_cost=[{"moment": "forward", "batch": 1.0, "seq_len": 64.0}]))[1] == ()
 
 
 @given(numbers=st.lists(st.floats(), min_size=3, max_size=6))
 def test_whatever_a_table_says_what_a_step_cost_are_finite_numbers(numbers: list[float]) -> None:
-    _, rows = reported(
+    _, rows = reported_values(
         tables(
             step_cost=[{"batch": 1.0, "seq_len": 64.0, "layers": 1.0, "nodes": numbers[0]}],
             fallback_counters=[{"part": "sel", "implementation": "eager", "until_tokens": value} for value in numbers],
@@ -265,6 +265,6 @@ def test_each_finding_of_a_cost_stands_beside_the_others_in_the_order_of_how_muc
 def test_the_loss_on_what_is_held_out_is_told_where_there_is_one() -> None:
     training = [{"step": 1.0, "loss": 5.5}, {"step": 2.0, "loss": 5.0}]
     evaluation = [{"step": 1.0, "loss": 5.6}, {"step": 2.0, "loss": 5.2}]
-    metrics, _ = reported(tables(training=training, evaluation=evaluation))
+    metrics, _ = reported_values(tables(training=training, evaluation=evaluation))
     assert (metrics["eval_loss_first"], metrics["eval_loss_last"], metrics["loss_last"]) == (5.6, 5.2, 5.0)
-    assert "eval_loss_last" not in reported(tables(training=training))[0]
+    assert "eval_loss_last" not in reported_values(tables(training=training))[0]

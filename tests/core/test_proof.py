@@ -27,7 +27,7 @@ from nsa_harness.core.evidence.evidence import ChildSample, RankSnapshot, Sample
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import HangKind
 from nsa_harness.core.verdict.proof import Proof, loop_lines, prove
-from nsa_harness.core.verdict.wait_graph import wait_for
+from nsa_harness.core.verdict.wait_graph import wait_graph_between
 
 CROSSED = (in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, "broadcast")))
 
@@ -47,7 +47,7 @@ def test_a_closed_wait_seen_twice_is_a_deadlock_at_once() -> None:
     assert proof_of(looks, quiet_s=5.0) == Proof(
         kind=HangKind.DEADLOCK,
         reason="2 ranks wait, and nobody is left to end that; no progress, CPU time or I/O in two samples 2 s apart",
-        graph=wait_for(*looks, (), "gloo"),
+        graph=wait_graph_between(*looks, (), "gloo"),
     )
 
 
@@ -121,7 +121,9 @@ def looping(*lines: int, count: int = 20) -> list[Sample]:
 def test_the_same_line_in_twenty_samples_after_the_busy_limit_is_a_livelock() -> None:
     looks = burning()
     assert proof_of(looks, looping(39), quiet_s=60.0) == Proof(
-        kind=HangKind.LIVELOCK, reason="the same line in 20 samples over 60 s", graph=wait_for(*looks, (), "gloo")
+        kind=HangKind.LIVELOCK,
+        reason="the same line in 20 samples over 60 s",
+        graph=wait_graph_between(*looks, (), "gloo"),
     )
 
 

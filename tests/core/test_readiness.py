@@ -14,19 +14,19 @@ from runs import run
 from nsa_harness.core.evidence.health_samples import HealthSamples, MemorySample, Replica, ReplicaSample
 from nsa_harness.core.experiment.readiness import (
     Checklist,
+    CriterionResult,
     Decision,
-    Number,
+    Measurement,
     PhaseRuns,
     Readiness,
-    Result,
-    blocked,
-    contradictions,
+    checklist_mistakes,
     expected_s,
+    fill_run_directories,
+    judge_checklist,
     numbers_of,
-    readiness,
-    run_contradictions,
+    run_name_mistakes,
     slope,
-    with_folders,
+    unmet_need,
 )
 from nsa_harness.core.report import Finding, MachineFacts, Outcome, Place, Status, Timing, Usage
 
@@ -54,14 +54,14 @@ def checklist(value: Any = SMALL) -> Checklist:
 
 def ran(name: str, status: Status = Status.PASS, **changes: Any) -> Outcome:
     metrics = {"tokens_per_s_median": 800.0, "steps": 500.0}
-    facts = {"metrics": metrics, "repeat": f"nsa-harness run reports/r/{name}/spec.json"}
+    facts = {"metrics": metrics, "repeat_command": f"nsa-harness run reports/r/{name}/spec.json"}
     return run(name, status, **{**facts, **changes})
 
 
 def judged(*outcomes: Outcome, facts: MachineFacts = LAPTOP, asked: Checklist | None = None) -> Readiness:
     """The runs that were made; every other run of the phases was not."""
     made = {outcome.spec.scenario: outcome for outcome in outcomes}
-    return readiness(
+    return judge_checklist(
         asked or checklist(),
         [
             PhaseRuns(
@@ -81,7 +81,7 @@ def all_but(*others: Outcome) -> list[Outcome]:
     return [known.get(name) or ran(name) for name in names]
 
 
-def criterion(found: Readiness, name: str) -> tuple[Result, str | None]:
+def criterion(found: Readiness, name: str) -> tuple[CriterionResult, str | None]:
     row = next(row for row in found.criteria if row.name == name)
     return row.result, row.run
 
@@ -94,7 +94,7 @@ def test_every_criterion_met_is_go_and_what_this_machine_lacks_stands_beside_it(
         ("nccl", "this machine has no GPU"),
         ("bf16", "this machine has no GPU"),
     ]
-    assert [row.result for row in found.phases] == [Result.MET] * 4
+    assert [row.result for row in found.phases] == [CriterionResult.MET] * 4
 
 
 @pytest.mark.parametrize(
@@ -110,16 +110,16 @@ def test_each_criterion_that_is_missed_is_no_go_and_is_the_only_one_named(missed
     assert judged(*all_but(ran("stable", **enough)), facts=BOX).decision is Decision.GO
     found = judged(*all_but(ran("stable", **{**enough, **changes})), facts=BOX)
     assert found.decision is Decision.NO_GO
-    assert [row.name for row in found.criteria if row.result is Result.MISSED] == [missed]
-    assert criterion(found, missed) == (Result.MISSED, "stable")
-    assert found.phases[-1].result is Result.MISSED
+    assert [row.name for row in found.criteria if row.result is CriterionResult.MISSED] == [missed]
+    assert criterion(found, missed) == (CriterionResult.MISSED, "stable")
+    assert found.phases[-1].result is CriterionResult.MISSED
     assert found.phases[-1].why == missed
 
 
 def test_of_several_runs_the_one_nearest_to_its_limit_counts_with_its_margin() -> None:
     slower = ran("text", metrics={"tokens_per_s_median": 60.0})
     row = judged(*all_but(slower)).criteria[0]
-    assert (row.run, row.measured, row.margin) == ("text", Number(value=60.0), pytest.approx(0.2))
+    assert (row.run, row.measured, row.margin) == ("text", Measurement(value=60.0), pytest.approx(0.2))
     assert row.repeat == "nsa-harness run reports/r/text/spec.json"
 
 
@@ -128,7 +128,7 @@ def test_a_run_that_fails_is_no_go_with_its_cause_line_and_command() -> None:
     finding = Finding(
         code="exception", claim="it raised", ranks=(1,), place=place, confidence=0.9, proof=(), advice="mend it"
     )
-    found = judged(*all_but(ran("two", Status.FAIL, findings=(finding,), summary="rank 1 raised", next="look")))
+    found = judged(*all_but(ran("two", Status.FAIL, findings=(finding,), summary="rank 1 raised", next_command="look")))
     assert found.decision is Decision.NO_GO
     bad = found.phases[1].runs[1]
     assert bad.blame is not None
@@ -169,16 +169,16 @@ def test_a_failure_that_was_announced_is_as_it_should_be() -> None:
 
 def test_what_needs_a_failed_phase_is_not_reached_and_what_does_not_goes_on() -> None:
     asked = checklist()
-    failed = {"parts": Result.MET, "branches": Result.MISSED, "text": Result.MISSED}
-    assert [blocked(failed, phase) for phase in asked.phases] == ["", "", "", "text failed"]
+    failed = {"parts": CriterionResult.MET, "branches": CriterionResult.MISSED, "text": CriterionResult.MISSED}
+    assert [unmet_need(failed, phase) for phase in asked.phases] == ["", "", "", "text failed"]
     found = judged(all_but(ran("parts", Status.HANG))[0])
     assert [(row.result, row.why) for row in found.phases] == [
-        (Result.MISSED, "parts"),
-        (Result.NOT_REACHED, "parts failed"),
-        (Result.NOT_REACHED, "parts failed"),
-        (Result.NOT_REACHED, "text was not reached"),
+        (CriterionResult.MISSED, "parts"),
+        (CriterionResult.NOT_REACHED, "parts failed"),
+        (CriterionResult.NOT_REACHED, "parts failed"),
+        (CriterionResult.NOT_REACHED, "text was not reached"),
     ]
-    assert criterion(found, "steps") == (Result.NOT_REACHED, "stable")
+    assert criterion(found, "steps") == (CriterionResult.NOT_REACHED, "stable")
     assert found.decision is Decision.NO_GO
 
 
@@ -203,7 +203,7 @@ def test_a_number_that_no_run_reported_is_undecided() -> None:
 def test_a_run_that_cannot_run_here_is_listed_but_a_criterion_of_it_is_undecided() -> None:
     skip = ran("one", Status.SKIP, summary="needs 2 GPUs")
     found = judged(*all_but(skip, ran("two", Status.SKIP, summary="needs 2 GPUs")))
-    assert (found.decision, found.phases[1].result) == (Decision.GO, Result.NOT_TESTED)
+    assert (found.decision, found.phases[1].result) == (Decision.GO, CriterionResult.NOT_TESTED)
     assert ("one", "needs 2 GPUs") in [(one.what, one.why) for one in found.not_tested]
     assert judged(*all_but(ran("stable", Status.SKIP, metrics={}))).decision is Decision.UNDECIDED
 
@@ -230,9 +230,9 @@ def test_a_number_may_be_told_against_another_run(other_s: float, loss: float, d
 def test_an_interval_must_lie_within_its_limit_and_one_across_it_decides_nothing() -> None:
     asked = checklist({**SMALL, "criteria": {"slope": {"metric": "memory", "in": ["stable"], "lt": 10.0}}})
     for number, result in (
-        (Number(value=5.0, low=1.0, high=9.0), Result.MET),
-        (Number(value=5.0, low=1.0, high=11.0), Result.OPEN),
-        (Number(value=15.0, low=10.0, high=20.0), Result.MISSED),
+        (Measurement(value=5.0, low=1.0, high=9.0), CriterionResult.MET),
+        (Measurement(value=5.0, low=1.0, high=11.0), CriterionResult.OPEN),
+        (Measurement(value=15.0, low=10.0, high=20.0), CriterionResult.MISSED),
     ):
         done = [
             PhaseRuns(
@@ -240,7 +240,7 @@ def test_an_interval_must_lie_within_its_limit_and_one_across_it_decides_nothing
             )
             for names in NAMES
         ]
-        assert readiness(asked, done, LAPTOP).criteria[0].result is result
+        assert judge_checklist(asked, done, LAPTOP).criteria[0].result is result
 
 
 def jumps(slope_bytes: float, noise: float = 0.0) -> Iterator[tuple[int, int]]:
@@ -250,7 +250,7 @@ def jumps(slope_bytes: float, noise: float = 0.0) -> Iterator[tuple[int, int]]:
         yield step, int(warm + slope_bytes * step + noise * ((step * 7919) % 13 - 6))
 
 
-def ends(number: Number | None) -> tuple[float, float]:
+def ends(number: Measurement | None) -> tuple[float, float]:
     assert number is not None
     assert number.low is not None
     assert number.high is not None
@@ -279,13 +279,13 @@ def test_the_rank_whose_memory_grows_most_counts_and_replicas_are_told_apart_whe
     ranks = (rank_evidence(0, health=looked(0.0, "abc")), rank_evidence(1, health=looked(2e5, "abc")))
     numbers = numbers_of(ran("stable"), evidence(*ranks))
     assert numbers["memory_slope_bytes"].value == pytest.approx(2e5, rel=0.01)
-    assert (numbers["replicas_apart"], numbers["replica_looks"]) == (Number(value=0.0), Number(value=3.0))
+    assert (numbers["replicas_apart"], numbers["replica_looks"]) == (Measurement(value=0.0), Measurement(value=3.0))
     assert "gpu_slope_bytes" not in numbers
     assert "replicas_apart" not in numbers_of(ran("stable"), evidence(ranks[0], rank_evidence(1)))
 
 
 def test_time_is_foretold_by_the_steps_of_what_trained() -> None:
-    timing = Timing(launch_s=5.0, wall_s=20.0, quiet_s=None, detected_s=None, teardown_s=None)
+    timing = Timing(launch_s=5.0, wall_s=20.0, no_progress_s=None, detected_s=None, teardown_s=None)
     trained = ran("a", metrics={"step_s_median": 0.5, "steps": 20.0, "optimizer_s": 0.1}, timing=timing)
     data = ran("b", metrics={"step_s_median": 0.001, "steps": 200.0}, timing=timing)
     assert expected_s([100, 200], [data, trained]) == pytest.approx(2 * 10 + 300 * 0.5)
@@ -306,7 +306,7 @@ def test_time_is_foretold_by_the_steps_of_what_trained() -> None:
     ],
 )  # fmt: skip
 def test_what_contradicts_itself_is_told_with_its_place(changes: Any, place: tuple[Any, ...], what: str) -> None:
-    (found,) = contradictions(checklist({**SMALL, **changes}))
+    (found,) = checklist_mistakes(checklist({**SMALL, **changes}))
     assert found[0] == place
     assert found[1].startswith(what)
 
@@ -325,7 +325,7 @@ def test_names_of_runs_are_checked_once_their_matrix_is_known() -> None:
             "itself": {"metric": "loss_last", "in": ["late"], "minus": "late", "lt": 1},
         },
     }
-    found = list(run_contradictions(checklist(value), [("x@k=1", "x@k=2"), ("late", "x@k=1")]))
+    found = list(run_name_mistakes(checklist(value), [("x@k=1", "x@k=2"), ("late", "x@k=1")]))
     assert [place for place, _ in found] == [
         ("phases", 0, "set", "train.resume"),
         ("phases", 1, "runs"),
@@ -338,10 +338,10 @@ def test_names_of_runs_are_checked_once_their_matrix_is_known() -> None:
     assert found[5][1] == "x has a matrix; name one of its runs: x@k=1, x@k=2, x@k=1"
     value["phases"][0].update(together="must", set={})
     assert ("criteria", "time", "metric") not in [
-        place for place, _ in run_contradictions(checklist(value), [("x@k=1", "x@k=2"), ("late", "x@k=1")])
+        place for place, _ in run_name_mistakes(checklist(value), [("x@k=1", "x@k=2"), ("late", "x@k=1")])
     ]
 
 
 def test_the_folder_of_a_run_takes_the_place_of_its_name() -> None:
-    assert with_folders("{a}/c.pt {b} 3", {"a": "reports/r/a~2"}) == "reports/r/a~2/c.pt {b} 3"
-    assert with_folders(3, {"a": "x"}) == 3
+    assert fill_run_directories("{a}/c.pt {b} 3", {"a": "reports/r/a~2"}) == "reports/r/a~2/c.pt {b} 3"
+    assert fill_run_directories(3, {"a": "x"}) == 3

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from nsa_harness.core.collectives.reasons import (
     AbandonedBatch,
-    OtherModules,
-    OtherPace,
+    ModuleDifference,
     OutOfBatches,
+    PaceDifference,
     StepDifference,
     abandoned_batch,
-    diverging_modules,
-    first_out_of_batches,
     first_step_of_difference,
-    last_agreed,
-    other_pace,
+    last_common_call,
+    module_difference,
     others_got_more_batches,
+    pace_difference,
+    ranks_out_of_batches,
 )
 from nsa_harness.core.evidence.evidence import (
     Call,
@@ -52,26 +52,26 @@ def left(number: int, op: str = "all_reduce", **changes: Any) -> Call:
 def test_the_last_agreed_call_is_the_latest_one_that_every_rank_has_left() -> None:
     one = made(left(1), left(2), call(3, left_s=None))
     other = made(left(1), left(2), left(3, "barrier"))
-    assert last_agreed({0: one, 1: other}) == left(2)
+    assert last_common_call({0: one, 1: other}) == left(2)
 
 
 def test_a_call_that_one_rank_is_still_inside_is_not_agreed() -> None:
-    assert last_agreed({0: made(left(1)), 1: made(call(1, left_s=None))}) is None
+    assert last_common_call({0: made(left(1)), 1: made(call(1, left_s=None))}) is None
 
 
 def test_the_later_step_is_the_last_one_agreed() -> None:
     ranks = {rank: made(left(1), left(2, "barrier"), left(3, step=2), step=2) for rank in (0, 1)}
-    assert last_agreed(ranks) == left(3, step=2)
+    assert last_common_call(ranks) == left(3, step=2)
 
 
 def test_one_rank_agrees_with_nobody() -> None:
-    assert last_agreed({0: made(left(1))}) is None
-    assert last_agreed({}) is None
+    assert last_common_call({0: made(left(1))}) is None
+    assert last_common_call({}) is None
 
 
 def test_a_step_whose_first_calls_are_forgotten_is_not_compared() -> None:
     ranks = {0: made(left(7), left(8)), 1: made(left(1), left(2))}
-    assert last_agreed(ranks) is None
+    assert last_common_call(ranks) is None
 
 
 # Steps.
@@ -101,8 +101,8 @@ def test_the_step_in_which_a_rank_reduced_nothing_is_named_and_not_the_one_where
         step=2,
         group="0",
         op="all_reduce",
-        called=False,
-        alone=True,
+        from_python=False,
+        is_only_difference=True,
         counts=((0, 1), (1, 0)),
         behind=(1,),
         without_gradients=(),
@@ -144,7 +144,7 @@ def test_the_operation_with_the_widest_gap_is_named_and_others_are_told_apart() 
         {0: [row(1, 1), row(2, 0, tallies=(gather, reduce))], 1: [row(1, 1), row(2, 0, tallies=())]}
     )
     assert found is not None
-    assert (found.op, found.alone, found.counts) == ("all_gather", False, ((0, 3), (1, 0)))
+    assert (found.op, found.is_only_difference, found.counts) == ("all_gather", False, ((0, 3), (1, 0)))
 
 
 def test_merged_rows_are_compared_step_by_step() -> None:
@@ -175,12 +175,12 @@ def batches(newest: ProgressEvent, *calls: Call, steps: int = 2, **changes: Any)
 
 
 def test_a_rank_that_got_no_more_batch_and_went_on_has_finished() -> None:
-    found = first_out_of_batches({0: batches(TRAINING), 1: batches(FETCH, BARRIER)})
+    found = ranks_out_of_batches({0: batches(TRAINING), 1: batches(FETCH, BARRIER)})
     assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, inside=BARRIER)
 
 
 def test_a_rank_that_got_no_more_batch_and_ended_has_finished() -> None:
-    found = first_out_of_batches({0: batches(TRAINING), 1: batches(FETCH, exit_s=7.0)})
+    found = ranks_out_of_batches({0: batches(TRAINING), 1: batches(FETCH, exit_s=7.0)})
     assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, inside=None)
 
 
@@ -195,13 +195,13 @@ def test_a_rank_that_got_no_more_batch_and_ended_has_finished() -> None:
     ids=["still in the fetch", "called something before it", "got one", "asks for none"],
 )
 def test_nobody_has_finished_where_that_is_not_shown(other: StatusFile) -> None:
-    assert first_out_of_batches({0: batches(TRAINING), 1: other}) is None
+    assert ranks_out_of_batches({0: batches(TRAINING), 1: other}) is None
 
 
 def test_where_nobody_goes_on_nobody_was_early() -> None:
-    assert first_out_of_batches({0: batches(FETCH, BARRIER), 1: batches(FETCH, BARRIER)}) is None
-    assert first_out_of_batches({0: batches(TRAINING, steps=2), 1: batches(FETCH, BARRIER, steps=3)}) is None
-    assert first_out_of_batches({}) is None
+    assert ranks_out_of_batches({0: batches(FETCH, BARRIER), 1: batches(FETCH, BARRIER)}) is None
+    assert ranks_out_of_batches({0: batches(TRAINING, steps=2), 1: batches(FETCH, BARRIER, steps=3)}) is None
+    assert ranks_out_of_batches({}) is None
 
 
 # Steps compared by how much training they hold.
@@ -263,7 +263,7 @@ def training(*marks: int, **changes: Any) -> StatusFile:
 
 def test_a_step_with_more_marks_than_usual_on_a_rank_that_is_a_batch_short_was_begun_twice() -> None:
     found = abandoned_batch({0: training(10, 10, 10), 1: through(10, 14, 10)})
-    assert found == AbandonedBatch(rank=1, step=2, marks=14, usual=10, others=(0,))
+    assert found == AbandonedBatch(rank=1, step=2, event_count=14, usual_count=10, others=(0,))
 
 
 @pytest.mark.parametrize(
@@ -286,10 +286,10 @@ def test_no_step_was_given_up_where_its_marks_or_the_other_ranks_do_not_show_it(
 
 def test_a_rank_whose_every_step_holds_more_batches_than_the_others_has_another_pace() -> None:
     boards = {0: training(10, 10, 10, 10), 1: through(15, 15, 15), 2: training(10, 10, 10, 10)}
-    assert other_pace(boards) == OtherPace(ranks=(1,), marks=((0, 10), (1, 15), (2, 10)))
-    assert other_pace({0: training(10, 10, 10), 1: through(10, 10, 10)}) is None
-    assert other_pace({0: training(10, 11, 10), 1: through(15, 15, 15)}) is None
-    assert other_pace({0: through(10, 10, 10), 1: through(15, 15, 15)}) is None
+    assert pace_difference(boards) == PaceDifference(ranks=(1,), events_per_step=((0, 10), (1, 15), (2, 10)))
+    assert pace_difference({0: training(10, 10, 10), 1: through(10, 10, 10)}) is None
+    assert pace_difference({0: training(10, 11, 10), 1: through(15, 15, 15)}) is None
+    assert pace_difference({0: through(10, 10, 10), 1: through(15, 15, 15)}) is None
 
 
 # Modules.
@@ -315,32 +315,32 @@ def went_through(*steps: tuple[str, ...], kind: str = "backward", whole: bool = 
 
 
 def test_the_module_that_one_rank_left_out_is_found_and_the_rank_by_its_step_before() -> None:
-    one = OtherModules(
+    one = ModuleDifference(
         ranks=(1,),
         step=2,
         expected=module("blocks.1"),
         entered=module("head"),
-        skipped=True,
+        is_skip=True,
         is_extra=False,
-        who=True,
+        culprit_is_certain=True,
     )
-    assert diverging_modules({0: went_through(NET, NET), 1: went_through(NET, DROPPED)}) == one
-    more = replace(one, expected=module("head"), entered=module("blocks.1"), skipped=False, is_extra=True)
-    assert diverging_modules({0: went_through(DROPPED, DROPPED), 1: went_through(DROPPED, NET)}) == more
+    assert module_difference({0: went_through(NET, NET), 1: went_through(NET, DROPPED)}) == one
+    more = replace(one, expected=module("head"), entered=module("blocks.1"), is_skip=False, is_extra=True)
+    assert module_difference({0: went_through(DROPPED, DROPPED), 1: went_through(DROPPED, NET)}) == more
     other = ("net", "inward", "blocks.0", "adapter", "head")
-    instead = replace(one, entered=module("adapter"), skipped=False)
-    assert diverging_modules({0: went_through(NET, NET), 1: went_through(NET, other)}) == instead
+    instead = replace(one, entered=module("adapter"), is_skip=False)
+    assert module_difference({0: went_through(NET, NET), 1: went_through(NET, other)}) == instead
 
 
 def test_where_every_rank_left_its_step_before_the_few_are_named_and_of_two_both() -> None:
     known = {0: went_through(DROPPED, NET), 1: went_through(DROPPED, (*NET[:3], "extra"))}
-    found = diverging_modules(known)
+    found = module_difference(known)
     assert found is not None
-    assert (found.ranks, found.who) == ((0, 1), False)
+    assert (found.ranks, found.culprit_is_certain) == ((0, 1), False)
     assert {found.expected.name, found.entered.name} == {"blocks.1", "extra"}
-    found = diverging_modules({**known, 2: known[0]})
+    found = module_difference({**known, 2: known[0]})
     assert found is not None
-    assert (found.ranks, found.who, found.expected.name) == ((1,), False, "blocks.1")
+    assert (found.ranks, found.culprit_is_certain, found.expected.name) == ((1,), False, "blocks.1")
 
 
 @pytest.mark.parametrize(
@@ -356,17 +356,17 @@ def test_where_every_rank_left_its_step_before_the_few_are_named_and_of_two_both
     ],
 )
 def test_what_may_be_the_same_in_the_end_or_never_was_is_no_branch(one: StatusFile, other: StatusFile) -> None:
-    assert diverging_modules({0: one, 1: other}) is None
-    assert diverging_modules({0: other, 1: one}) is None
+    assert module_difference({0: one, 1: other}) is None
+    assert module_difference({0: other, 1: one}) is None
 
 
 def test_a_rank_whose_modules_are_not_known_may_have_gone_either_way() -> None:
     known = {0: went_through(NET, NET), 1: went_through(NET, DROPPED)}
-    assert diverging_modules({**known, 2: went_through(NET, NET)}) is not None
-    assert diverging_modules({**known, 2: board(mark("backward", step=2))}) is None
+    assert module_difference({**known, 2: went_through(NET, NET)}) is not None
+    assert module_difference({**known, 2: board(mark("backward", step=2))}) is None
 
 
 def test_a_rank_that_is_a_step_further_is_compared_in_the_step_that_both_did() -> None:
-    found = diverging_modules({0: went_through(NET, NET), 1: went_through(NET, DROPPED, NET)})
+    found = module_difference({0: went_through(NET, NET), 1: went_through(NET, DROPPED, NET)})
     assert found is not None
     assert (found.ranks, found.step) == ((1,), 2)

@@ -13,15 +13,15 @@ from hypothesis import strategies as some
 from nsa_harness.core.redaction import (
     Secret,
     Secrets,
-    redacted,
-    redacted_environment,
-    redacted_json,
-    redacted_value,
-    redacted_words,
+    joined_texts,
+    redact,
+    redact_environment,
+    redact_json,
+    redact_value,
+    redact_words,
     secrets_of_command,
     secrets_of_environment,
     shell_line,
-    texts_of,
     where_to_set,
 )
 
@@ -111,42 +111,42 @@ def test_a_private_key_is_taken_out_whole(form: str) -> None:
 
 
 def test_a_line_of_a_private_key_is_known_by_itself() -> None:
-    secrets = Secrets().learned(PEM)
-    assert PEM.splitlines()[2] not in redacted(f"[rank0] {PEM.splitlines()[2]}", secrets)
+    secrets = Secrets().with_secrets_of(PEM)
+    assert PEM.splitlines()[2] not in redact(f"[rank0] {PEM.splitlines()[2]}", secrets)
 
 
 def test_a_value_that_was_found_once_is_one_wherever_it_occurs() -> None:
-    secrets = Secrets().learned("login with password=hunter2-x")
-    assert redacted("ValueError: hunter2-x is refused (hunter2-xy)", secrets) == (
+    secrets = Secrets().with_secrets_of("login with password=hunter2-x")
+    assert redact("ValueError: hunter2-x is refused (hunter2-xy)", secrets) == (
         "ValueError: $SECRET_1 is refused ($SECRET_1y)"
     )
 
 
 def test_of_two_values_the_longer_one_goes_first() -> None:
-    secrets = Secrets().learned("password=abcdef12").learned("api_key=abcdef12345")
-    assert redacted("abcdef12345 abcdef12", secrets) == "$SECRET_2 $SECRET_1"
+    secrets = Secrets().with_secrets_of("password=abcdef12").with_secrets_of("api_key=abcdef12345")
+    assert redact("abcdef12345 abcdef12", secrets) == "$SECRET_2 $SECRET_1"
 
 
 def test_a_value_of_an_environment_has_a_number_once_it_is_seen() -> None:
     values = [
         one.value for one in secrets_of_environment([("DB_PASSWORD", "horse-battery"), ("API_KEY", "never-printed")])
     ]
-    secrets = Secrets().with_suspected(values).learned("rank 0 connects with horse-battery")
+    secrets = Secrets().with_suspected(values).with_secrets_of("rank 0 connects with horse-battery")
     assert [one.value for one in secrets.numbered] == ["horse-battery"]
-    assert redacted("horse-battery", secrets) == "$SECRET_1"
+    assert redact("horse-battery", secrets) == "$SECRET_1"
 
 
 def test_a_value_is_found_however_it_is_written() -> None:
     value = "p'a\"s\\s wörd<&>"
-    secrets = Secrets().with_found([Secret(value=value, everywhere=True)])
+    secrets = Secrets().with_secrets([Secret(value=value, everywhere=True)])
     for text in (value, json.dumps(value), repr(value), f"https://h/?p={value}"):
-        assert "a" not in redacted(text, secrets).replace("https://h/?p=", "").replace("$SECRET_1", "")
+        assert "a" not in redact(text, secrets).replace("https://h/?p=", "").replace("$SECRET_1", "")
 
 
 def test_a_command_asks_the_shell_for_what_was_taken_out() -> None:
     words = ["train.py", "--api-key", "q1", "--url", "https://u:p$w@h/x y", "--tokenizer", "gpt2"]
-    secrets = Secrets().with_found(secrets_of_command(words))
-    line = shell_line(redacted_words(words, secrets), redacted_environment([("HF_TOKEN", "abc")], secrets))
+    secrets = Secrets().with_secrets(secrets_of_command(words))
+    line = shell_line(redact_words(words, secrets), redact_environment([("HF_TOKEN", "abc")], secrets))
     assert line == (
         'HF_TOKEN="$SECRET_MORE" train.py --api-key "$SECRET_1" --url https://u:"$SECRET_2"\'@h/x y\' --tokenizer gpt2'
     )
@@ -158,12 +158,12 @@ def test_a_command_asks_the_shell_for_what_was_taken_out() -> None:
 
 def test_source_keeps_its_names_and_loses_its_literals() -> None:
     line = 'client = Client(api_key="q1w2e3r4", password=secret_of_mine, token=args)'
-    assert redacted(line, Secrets(), code=True) == line.replace("q1w2e3r4", "$SECRET_MORE")
+    assert redact(line, Secrets(), code=True) == line.replace("q1w2e3r4", "$SECRET_MORE")
 
 
 def test_a_short_value_is_taken_from_its_place_alone() -> None:
-    secrets = Secrets().learned("password=abc")
-    assert redacted("password=abc and abc", secrets) == "password=$SECRET_1 and abc"
+    secrets = Secrets().with_secrets_of("password=abc")
+    assert redact("password=abc and abc", secrets) == "password=$SECRET_1 and abc"
 
 
 def test_the_redactor_is_linear_in_a_text_made_to_stop_it() -> None:
@@ -184,17 +184,17 @@ _VALUES = some.lists(some.text(alphabet="abcXY12\"'\\ $é_-", min_size=6, max_si
 
 def known(values: list[str]) -> Secrets:
     usable = [one for one in values if "$SECRET_" not in one]
-    return Secrets().with_found(Secret(value=one, everywhere=True) for one in usable)
+    return Secrets().with_secrets(Secret(value=one, everywhere=True) for one in usable)
 
 
 @settings(max_examples=40)
 @given(_TEXT, _VALUES)
 def test_redaction_is_idempotent_and_bounded_and_leaves_no_known_value(text: str, values: list[str]) -> None:
     text = "".join([text, *values, text])
-    secrets = known(values).learned(text)
-    clean = redacted(text, secrets)
-    assert redacted(clean, secrets) == clean
-    assert redacted(clean, secrets.learned(clean)) == clean
+    secrets = known(values).with_secrets_of(text)
+    clean = redact(text, secrets)
+    assert redact(clean, secrets) == clean
+    assert redact(clean, secrets.with_secrets_of(clean)) == clean
     assert len(clean) <= 15 * len(text) + 15
     assert not any(one.everywhere and one.value in clean for one in secrets.numbered)
 
@@ -210,10 +210,10 @@ _JSON = some.recursive(
 @given(_JSON, _VALUES)
 def test_json_stays_json_of_the_same_form(document: object, values: list[str]) -> None:
     text = json.dumps([document, *values])
-    secrets = known(values).learned(texts_of([document, *values]))
-    clean = json.loads(redacted_json(text, secrets))
-    assert clean == redacted_value([document, *values], secrets)
-    assert not any(one.everywhere and one.value in texts_of(clean) for one in secrets.numbered)
+    secrets = known(values).with_secrets_of(joined_texts([document, *values]))
+    clean = json.loads(redact_json(text, secrets))
+    assert clean == redact_value([document, *values], secrets)
+    assert not any(one.everywhere and one.value in joined_texts(clean) for one in secrets.numbered)
 
 
 @settings(max_examples=40)
@@ -222,8 +222,8 @@ def test_a_line_of_words_is_what_a_shell_takes(text: str) -> None:
     import shlex
 
     words = re.split(r"\s", text)
-    assert shlex.split(shell_line(redacted_words(words, Secrets().with_found(secrets_of_command(words))))) is not None
+    assert shlex.split(shell_line(redact_words(words, Secrets().with_secrets(secrets_of_command(words))))) is not None
 
 
 def cleaned(text: str) -> str:
-    return redacted(text, Secrets().learned(text))
+    return redact(text, Secrets().with_secrets_of(text))

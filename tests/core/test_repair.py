@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from lockstep import line
 
 from nsa_harness.core.collectives.repair import Edit, Repair, repairs
-from nsa_harness.core.collectives.timeline import Event, Token, field_apart
+from nsa_harness.core.collectives.timeline import Event, Token, differing_field
 
 _PLAIN = Event(
     group="0",
     op="all_reduce",
-    called=True,
+    from_python=True,
     place=line(10),
     elements=4,
     dtype="torch.float32",
     root=None,
-    even=True,
+    needs_equal_sizes=True,
     seq=None,
     at_s=0.0,
-    done=True,
+    is_done=True,
     step=1,
     position=0,
 )
@@ -33,11 +33,11 @@ EVENTS = {
     "a": _PLAIN,
     "A": replace(_PLAIN, elements=5),
     "l": replace(_PLAIN, place=line(11)),
-    "b": replace(_PLAIN, op="broadcast", place=line(20), even=False),
-    "c": replace(_PLAIN, op="barrier", place=line(30), even=False),
-    "d": replace(_PLAIN, op="all_gather", place=line(40), even=False),
-    "u": replace(_PLAIN, called=False, place=None),
-    "U": replace(_PLAIN, called=False, place=None, elements=5),
+    "b": replace(_PLAIN, op="broadcast", place=line(20), needs_equal_sizes=False),
+    "c": replace(_PLAIN, op="barrier", place=line(30), needs_equal_sizes=False),
+    "d": replace(_PLAIN, op="all_gather", place=line(40), needs_equal_sizes=False),
+    "u": replace(_PLAIN, from_python=False, place=None),
+    "U": replace(_PLAIN, from_python=False, place=None, elements=5),
 }
 
 
@@ -99,7 +99,7 @@ Script = tuple[Edit | None, int, int]  # its first edit, the price of all, how m
 
 
 def pairs(one: Token, other: Token) -> bool:
-    return one.site == other.site and field_apart(one, other) is None
+    return one.site == other.site and differing_field(one, other) is None
 
 
 def scripts(left: Sequence[Token], right: Sequence[Token]) -> Iterator[Script]:
@@ -118,8 +118,8 @@ def scripts(left: Sequence[Token], right: Sequence[Token]) -> Iterator[Script]:
 def ways(left: Sequence[Token], right: Sequence[Token]) -> Iterator[tuple[Edit | None, int, int, int]]:
     yield Edit.INSERT, _EDIT, 0, 1
     yield Edit.DELETE, _EDIT, 1, 0
-    branch = left[0].called and right[0].called and left[0].op == right[0].op
-    if branch and field_apart(left[0], right[0]) is None:
+    branch = left[0].from_python and right[0].from_python and left[0].op == right[0].op
+    if branch and differing_field(left[0], right[0]) is None:
         yield None, _OTHER_LINE, 1, 1
     else:
         yield Edit.REPLACE, _EDIT, 1, 1

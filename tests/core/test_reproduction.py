@@ -31,7 +31,7 @@ from nsa_harness.core.outcome.reproduction import (
     script,
 )
 from nsa_harness.core.plan import Fault
-from nsa_harness.core.redaction import typed
+from nsa_harness.core.redaction import shell_words
 from nsa_harness.core.report import Outcome, Status
 
 HANG, FAIL, PASS = Status.HANG, Status.FAIL, Status.PASS
@@ -138,7 +138,7 @@ def test_ranks_that_name_other_roots_are_repeated_with_their_roots() -> None:
         *((call(1, left_s=2.0), call(2, "broadcast", peer=root, left_s=None)) for root in (1, 2, 1)),
     )
     told = made(parted, hung("root_mismatch"))
-    assert told.why_not == ""
+    assert told.no_script_reason == ""
     assert told.script is not None
     assert calls_of(told.script) == {
         rank: [("all_reduce", None, 4, "float32", None), ("broadcast", None, 4, "float32", root)]
@@ -172,13 +172,13 @@ def test_a_call_without_a_form_in_the_script_is_the_reason_for_none() -> None:
     with pytest.raises(NotRepeatableError):
         diverging_calls(strange, from_python=False)
     told = made(strange, hung())
-    assert (told.script, told.why_not) == (None, "the ranks made a call that the script has no form of")
+    assert (told.script, told.no_script_reason) == (None, "the ranks made a call that the script has no form of")
 
 
 def test_a_rank_that_stood_elsewhere_is_the_reason_for_none() -> None:
     told = recorded((open_(1),), (done(1),))
     assert ranks_outside_calls(told) == (1,)
-    assert made(told, hung()).why_not.startswith("rank 1 was outside every recorded call")
+    assert made(told, hung()).no_script_reason.startswith("rank 1 was outside every recorded call")
     gone = evidence_of(*(replace(rank, exit=ended(rank.rank)) for rank in told.ranks))
     assert ranks_outside_calls(gone) == ()
 
@@ -187,7 +187,7 @@ def test_a_rank_that_stood_elsewhere_is_the_reason_for_none() -> None:
 def test_a_cause_outside_the_calls_gets_its_command_line_and_no_pretence(cause: str) -> None:
     told = made(MISMATCH, hung(cause), env=(("A", "x y"),), cwd="sub dir")
     assert told.script is None
-    assert "the cause lies in no call to other ranks" in told.why_not
+    assert "the cause lies in no call to other ranks" in told.no_script_reason
     assert told.command == "# The program itself, without the harness:\ncd 'sub dir'\nA='x y' python train.py\n"
 
 
@@ -203,7 +203,7 @@ def test_what_neither_failed_nor_hung_has_nothing_to_repeat(status: Status) -> N
 
 def test_equal_calls_on_every_rank_repeat_nothing() -> None:
     same = recorded((open_(1),), (open_(1),))
-    assert made(same, hung()).why_not == "the record holds no call in which the ranks part"
+    assert made(same, hung()).no_script_reason == "the record holds no call in which the ranks part"
 
 
 def test_the_command_of_the_script_stands_beside_that_of_the_program() -> None:
@@ -263,7 +263,7 @@ def calls_of(text: str) -> Any:
     "word", ["\x1b[2J\x1b]0;x\x07", "a'b\\\n\t$(x)", "\x9b31m é", "\ud800", "plain", "two words", "\udcff7"]
 )
 def test_what_a_terminal_would_act_on_is_typed_and_means_the_same(word: str) -> None:
-    text = typed([word])
+    text = shell_words([word])
     assert text.isprintable()
     said = subprocess.run(["bash", "-c", f"printf %s {text}"], capture_output=True, check=True).stdout
     assert said == word.encode("utf-8", "surrogatepass" if word == "\ud800" else "surrogateescape")

@@ -34,7 +34,7 @@ def test_a_routine_is_what_was_done_twice_before() -> None:
     once, twice = expected_next(tuple("aba"), 3), expected_next(tuple("ababa"), 5)
     assert once is not None
     assert twice is not None
-    assert (once.kept, twice.kept) == (False, True)
+    assert (once.is_trusted, twice.is_trusted) == (False, True)
 
 
 def test_only_what_lies_before_counts() -> None:

@@ -8,7 +8,7 @@ import pytest
 from builders import worded
 from runs import run
 
-from nsa_harness.core.experiment.repeats import same_place, with_flakiness
+from nsa_harness.core.experiment.repeats import same_place_finding, with_flakiness
 from nsa_harness.core.report import Culprit, Outcome, Place, Status
 
 PASS, FAIL, HANG, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.ERROR
@@ -41,7 +41,7 @@ def ended(number: int, status: Status, line: int | None) -> Outcome:
     ],
 )
 def test_the_line_is_compared_over_all_attempts(ends: list[tuple[Status, int | None]], said: str) -> None:
-    told = same_place(attempts(*ends))
+    told = same_place_finding(attempts(*ends))
     assert told is not None
     assert worded(told).claim == said
 
@@ -50,7 +50,7 @@ def test_the_line_is_compared_over_all_attempts(ends: list[tuple[Status, int | N
     "ends", [[(HANG, 40)], [(PASS, None), (PASS, None)], [(HANG, None), (HANG, None)], [(ERROR, 4)] * 2]
 )
 def test_one_attempt_or_none_that_ended_badly_compares_nothing(ends: list[tuple[Status, int | None]]) -> None:
-    assert same_place(attempts(*ends)) is None
+    assert same_place_finding(attempts(*ends)) is None
 
 
 def test_the_attempt_that_counts_carries_it_once_whatever_the_order() -> None:

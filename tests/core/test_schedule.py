@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_harness.core.schedule import Load, Room, first_that_fits, free_devices, side_by_side
+from nsa_harness.core.schedule import Load, Room, first_that_fits, free_devices, parallel_runs
 
 LOADS = st.builds(Load, ranks=st.integers(1, 8), gpus=st.integers(0, 4), memory_bytes=st.integers(0, 100))
 LIMIT = st.none() | st.integers(1, 16)
@@ -70,4 +70,4 @@ def test_as_many_alike_runs_fit_side_by_side_as_there_are_cores_or_devices_and_m
     jobs: int | None, ranks: int, gpus: int, rank_bytes: int, held: tuple[int, str]
 ) -> None:
     room = Room(jobs=jobs, cores=8, gpus=6, memory_bytes=99)
-    assert side_by_side(Load(ranks=ranks, gpus=gpus, memory_bytes=ranks * rank_bytes), room) == held
+    assert parallel_runs(Load(ranks=ranks, gpus=gpus, memory_bytes=ranks * rank_bytes), room) == held

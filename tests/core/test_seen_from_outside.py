@@ -33,7 +33,7 @@ from nsa_harness.core.evidence.host import (
     read_nccl,
     sigterm_reaction,
 )
-from nsa_harness.core.outcome.outcome import signals
+from nsa_harness.core.outcome.outcome import signal_reactions
 from nsa_harness.core.report import Outcome, Status
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.texts import words
@@ -123,7 +123,7 @@ def test_a_handler_that_wrote_stacks_has_answered_and_a_silent_rank_has_not() ->
         for look in seen.snapshots
     )
     judgement = judge(seen)
-    assert dict(signals(replace(seen, snapshots=looks), judgement)) == {
+    assert dict(signal_reactions(replace(seen, snapshots=looks), judgement)) == {
         0: "SIGTERM ends it; faulthandler answered from its signal handler",
         1: "SIGTERM ends it; its stacks could not be read",
     }

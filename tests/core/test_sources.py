@@ -12,10 +12,10 @@ from builders import C10D, USER, evidence, frame, raised, rank_evidence, rank_sn
 from lockstep import line
 
 from nsa_harness.core.evidence.evidence import Evidence, Source
-from nsa_harness.core.outcome.outcome import skipped
+from nsa_harness.core.outcome.outcome import skipped_outcome
 from nsa_harness.core.plan import Skip
 from nsa_harness.core.report import Culprit, Place
-from nsa_harness.core.source_code.collection import excerpts, places_of
+from nsa_harness.core.source_code.collection import excerpts, program_lines
 from nsa_harness.core.source_code.excerpt import Branch
 from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.supervisor.storage.rundir import AttemptDir
@@ -97,7 +97,7 @@ def test_a_function_of_very_many_lines_is_left_out() -> None:
 def test_every_line_of_the_program_that_the_evidence_names_is_looked_up_and_none_of_a_library() -> None:
     looks = stalled(rank_snapshot(0, frame(3252, file=C10D), frame(40))).snapshots
     failed = rank_evidence(0, exception=raised(0, frames=(frame(88, file="relative.py"), frame(12))))
-    assert places_of(evidence(failed, snapshots=looks)) == {USER: {40, 12}}
+    assert program_lines(evidence(failed, snapshots=looks)) == {USER: {40, 12}}
 
 
 def test_the_statement_of_a_line_is_that_line_without_its_indent() -> None:
@@ -111,7 +111,7 @@ def test_the_statement_of_a_line_is_that_line_without_its_indent() -> None:
 
 def leading_to(text: str) -> list[tuple[str, int, bool]]:
     sources = kept(text)
-    return [(one.text, one.line, one.of_rank) for one in ProgramSource(sources).branches(line(at(text)))]
+    return [(one.text, one.line, one.reads_rank) for one in ProgramSource(sources).branches(line(at(text)))]
 
 
 def test_a_condition_around_a_line_leads_to_it_and_says_whether_it_asks_for_the_rank() -> None:
@@ -121,11 +121,11 @@ def test_a_condition_around_a_line_leads_to_it_and_says_whether_it_asks_for_the_
             line=at("if is_main"),
             function="<module>",
             text="if is_main",
-            of_rank=True,
-            leaves=False,
-            ends=False,
-            varies=True,
-            catches=False,
+            reads_rank=True,
+            leaves_block=False,
+            leaves_function=False,
+            may_differ=True,
+            is_handler=False,
             continues_at=at("if is_main"),
         ),
     )
@@ -159,7 +159,7 @@ def test_a_condition_that_asks_a_variable_which_was_given_the_rank_asks_for_the_
 def test_what_a_condition_asks_is_told_by_its_words(test: str, of_rank: bool) -> None:
     source = Source(file=USER, first=10, text=f"if {test}:\n    barrier()")
     (branch,) = ProgramSource((source,)).branches(line(11))
-    assert branch.of_rank is of_rank
+    assert branch.reads_rank is of_rank
 
 
 def test_a_jump_behind_a_line_or_in_a_function_that_does_not_hold_it_leads_nowhere() -> None:
@@ -282,7 +282,9 @@ def test_the_statement_of_a_place_is_quoted_from_what_is_stored() -> None:
     def text_of(line: int) -> str | None:
         place = Place(file="/home/ada/train.py", line=line)
         culprit = Culprit(ranks=(1,), step=3, collective=None, place=place)
-        told = quoted(replace(skipped(Skip(scenario="one", about="", reason="")), culprit=culprit), sources).culprit
+        told = quoted(
+            replace(skipped_outcome(Skip(scenario="one", about="", reason="")), culprit=culprit), sources
+        ).culprit
         assert told is not None
         assert told.place is not None
         return told.place.text
@@ -305,7 +307,7 @@ def test_counters_and_settings_are_the_same_on_every_rank(test: str, varies: boo
     """Whatever the period of a counter is called."""
     text = f"def fit(loader):\n    for i, batch in enumerate(loader):\n        if {test}:\n            reduce()"
     (found,) = ProgramSource((Source(file=USER, first=1, text=text),)).branches(line(4))
-    assert found.varies is varies
+    assert found.may_differ is varies
 
 
 def test_that_a_file_is_the_program_decides_nothing_between_ranks() -> None:

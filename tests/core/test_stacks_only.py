@@ -27,7 +27,7 @@ from builders import (
 from nsa_harness.core.diagnosis.confidence import LIKELY
 from nsa_harness.core.evidence.evidence import Evidence, Frame, RankSnapshot, Snapshot
 from nsa_harness.core.evidence.stacks import group_call
-from nsa_harness.core.outcome.outcome import checked
+from nsa_harness.core.outcome.outcome import passed_checks
 from nsa_harness.core.report import Culprit, Place, Status, Verdict
 from nsa_harness.core.source_code.collection import excerpts
 from nsa_harness.core.verdict.verdict import judge
@@ -329,11 +329,11 @@ def test_the_calls_that_the_stacks_stand_in_lie_side_by_side() -> None:
 def test_of_a_job_that_was_attached_to_the_looks_are_what_was_checked() -> None:
     found = replace(hung(IN_SAVE, IN_BACKWARD), is_attached=True)
     verdict = Verdict(status=Status.HANG, kind=None, cause=None, summary="")
-    assert "stacks of every rank, in 2 looks" in list(checked(found, verdict))
+    assert "stacks of every rank, in 2 looks" in list(passed_checks(found, verdict))
     unseen = replace(
         found, snapshots=(found.snapshots[0], replace(found.snapshots[1], ranks=found.snapshots[1].ranks[:1]))
     )
-    assert "stacks of every rank, in 1 look" in list(checked(unseen, verdict))
+    assert "stacks of every rank, in 1 look" in list(passed_checks(unseen, verdict))
 
 
 def recorded(*sizes: int, op: str = "all_reduce", at_s: float = 20.0, roots: Sequence[int] = (0, 0)) -> Evidence:

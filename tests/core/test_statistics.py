@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsa_harness.core.experiment.statistics import Excess, Separation, interval, tries
+from nsa_harness.core.experiment.statistics import RateDifferenceTest, RateRatioTest, interval, runs_to_show
 
 SEEDS = range(400)
 
 
 def separated(first: float, second: float, seed: int, pairs: int = 100) -> int | None:
     """After how many pairs; None: never."""
-    random, seen = Random(seed), Separation()
+    random, seen = Random(seed), RateDifferenceTest()
     for _ in range(pairs):
-        seen.learn(random.random() < first, random.random() < second)
-        if seen.shown(0.95):
+        seen.add_pair(random.random() < first, random.random() < second)
+        if seen.is_shown(0.95):
             return seen.pairs
     return None
 
@@ -37,14 +37,14 @@ def test_rates_that_differ_are_told_apart_soon(first: float, second: float, pair
 
 
 def test_rates_that_are_alike_are_seen_to_be() -> None:
-    alike, apart = Separation(), Separation()
+    alike, apart = RateDifferenceTest(), RateDifferenceTest()
     for turn in range(60):
-        alike.learn(turn % 2 == 0, turn % 2 == 1)
-        apart.learn(turn % 5 == 0, turn % 2 == 0)
-    assert alike.no_more_than(0.2, 0.95)
-    assert not alike.no_more_than(0.1, 0.95)
-    assert not apart.no_more_than(0.2, 0.95)
-    assert not Separation().no_more_than(0.2, 0.95)
+        alike.add_pair(turn % 2 == 0, turn % 2 == 1)
+        apart.add_pair(turn % 5 == 0, turn % 2 == 0)
+    assert alike.differs_by_less_than(0.2, 0.95)
+    assert not alike.differs_by_less_than(0.1, 0.95)
+    assert not apart.differs_by_less_than(0.2, 0.95)
+    assert not RateDifferenceTest().differs_by_less_than(0.2, 0.95)
 
 
 @given(of=st.integers(1, 40), rate=st.floats(0.01, 0.99))
@@ -64,15 +64,15 @@ def test_an_interval_is_that_of_the_tables(bad: int, of: int, low: float, high: 
 
 
 def test_so_many_tries_show_what_happens_so_often() -> None:
-    assert (tries(0.5, 0.95), tries(0.2, 0.95)) == (5, 14)
+    assert (runs_to_show(0.5, 0.95), runs_to_show(0.2, 0.95)) == (5, 14)
 
 
 def exceeded(first: float, second: float, seed: int, pairs: int = 100) -> int | None:
     """After how many pairs the second rate is shown to be more than half of the first; None: never."""
-    random, seen = Random(seed), Excess(0.5)
+    random, seen = Random(seed), RateRatioTest(0.5)
     for _ in range(pairs):
-        seen.learn(random.random() < first, random.random() < second)
-        if seen.shown(0.95):
+        seen.add_pair(random.random() < first, random.random() < second)
+        if seen.is_shown(0.95):
             return seen.pairs
     return None
 

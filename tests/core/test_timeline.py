@@ -9,7 +9,7 @@ import pytest
 from builders import board, call, collective
 from lockstep import ZERO_NS, entered, line
 
-from nsa_harness.core.collectives.timeline import Event, Field, Timeline, field_apart, timeline, value
+from nsa_harness.core.collectives.timeline import Event, Field, Timeline, differing_field, field_value, timeline
 from nsa_harness.core.evidence.evidence import Call, Collective, StatusFile
 
 
@@ -32,28 +32,28 @@ CALLED = call(1, position=5, entered_s=2.0, left_s=2.2)
 def test_a_call_and_the_number_that_the_recorder_gave_it_are_one_event() -> None:
     event = only(of(clocked(CALLED), entered(7, 2.1, retired=True)))
     assert (event.seq, event.op, event.place, event.step, event.position) == (7, "all_reduce", line(37), 1, 5)
-    assert (event.called, event.done, event.even) == (True, True, True)
+    assert (event.from_python, event.is_done, event.needs_equal_sizes) == (True, True, True)
 
 
 def test_without_a_common_clock_nobody_knows_which_call_a_number_belongs_to_and_the_calls_alone_count() -> None:
     event = only(of(board(calls=(CALLED,)), collective(7)))
-    assert (event.seq, event.called, event.place) == (None, True, line(37))
+    assert (event.seq, event.from_python, event.place) == (None, True, line(37))
     below = only(of(board(), collective(7)))
-    assert (below.seq, below.called) == (7, False), "of a group that was never called from Python"
+    assert (below.seq, below.from_python) == (7, False), "of a group that was never called from Python"
 
 
 def test_what_ddp_enters_below_python_has_no_line_and_its_sizes_make_its_site() -> None:
     event = only(of(clocked(), entered(3, sizes=((2, 3), (4,)))))
-    assert (event.called, event.place, event.elements, event.root) == (False, None, 10, None)
+    assert (event.from_python, event.place, event.elements, event.root) == (False, None, 10, None)
     assert event.site == ("0", "all_reduce", 10)
     assert only(of(clocked(CALLED))).site == ("0", "all_reduce", line(37).file, 37, ())
 
 
 def test_a_call_that_enters_several_is_one_event_that_is_done_with_the_last_of_them() -> None:
     event = only(of(clocked(CALLED), entered(3, 2.05, retired=True), entered(4, 2.1)))
-    assert (event.seq, event.done) == (3, False)
+    assert (event.seq, event.is_done) == (3, False)
     all_done = only(of(clocked(CALLED), entered(3, 2.05, retired=True), entered(4, 2.1, retired=True)))
-    assert all_done.done
+    assert all_done.is_done
     apart = of(clocked(CALLED, call(2, entered_s=3.0, left_s=3.2)), entered(3, 2.05), entered(4, 3.1))
     assert [one.seq for one in apart.events] == [3, 4]
 
@@ -82,12 +82,12 @@ def test_what_is_older_than_a_hole_in_the_numbers_is_no_part_of_it() -> None:
 def test_it_says_whether_it_goes_back_to_the_beginning(
     made: StatusFile, entries: list[Collective], whole: bool
 ) -> None:
-    assert of(made, *entries).whole is whole
+    assert of(made, *entries).is_complete is whole
 
 
 def test_what_made_the_groups_is_no_event_and_yet_shows_that_nothing_is_missing_before_the_first_one() -> None:
     """As in every program: its first call makes the default group."""
-    assert of(clocked(call(1, "init_process_group"), call(2, entered_s=3.0))).whole
+    assert of(clocked(call(1, "init_process_group"), call(2, entered_s=3.0))).is_complete
 
 
 def test_calls_older_than_what_is_known_below_python_are_left_out() -> None:
@@ -107,7 +107,7 @@ def test_waits_and_the_making_of_groups_are_no_events(op: str) -> None:
 
 def test_transfers_are_events_but_of_no_group() -> None:
     line_of = of(clocked(call(1, "send", peer=1), call(2, entered_s=3.0)))
-    assert [one.transfer for one in line_of.events] == [True, False]
+    assert [one.is_transfer for one in line_of.events] == [True, False]
     assert [one.op for one in line_of.of_group("0")] == ["all_reduce"]
     assert line_of.of_group("1") == ()
 
@@ -144,26 +144,30 @@ def pair(op: str, backend: str = "gloo", **changes: Any) -> tuple[Event, Event]:
 def test_the_fields_in_which_two_entries_of_one_operation_may_not_differ(
     op: str, changes: dict[str, Any], field: Field | None
 ) -> None:
-    assert field_apart(*pair(op, **changes)) is field
+    assert differing_field(*pair(op, **changes)) is field
 
 
 def test_roots_differ_where_both_named_one() -> None:
     one, other = pair("broadcast", peer=1)
-    assert field_apart(replace(one, root=0), other) is Field.ROOT
-    assert (value(other, Field.ROOT), value(other, Field.SHAPE), value(other, Field.DTYPE)) == (1, 4, "torch.float32")
+    assert differing_field(replace(one, root=0), other) is Field.ROOT
+    assert (field_value(other, Field.ROOT), field_value(other, Field.SHAPE), field_value(other, Field.DTYPE)) == (
+        1,
+        4,
+        "torch.float32",
+    )
 
 
 @pytest.mark.parametrize(("backend", "field"), [("gloo", Field.SHAPE), ("nccl", None)])
 def test_an_uneven_all_gather_is_wrong_on_gloo_only(backend: str, field: Field | None) -> None:
-    assert field_apart(*pair("all_gather", backend, elements=9)) is field
+    assert differing_field(*pair("all_gather", backend, elements=9)) is field
 
 
 def test_another_shape_of_as_many_elements_is_the_same_payload() -> None:
     one, other = (only(of(clocked(), entered(1, sizes=sizes))) for sizes in (((4,),), ((2, 2),)))
-    assert field_apart(one, other) is None
-    assert field_apart(one, only(of(clocked(), entered(1, sizes=((4,), (1,)))))) is Field.SHAPE
+    assert differing_field(one, other) is None
+    assert differing_field(one, only(of(clocked(), entered(1, sizes=((4,), (1,)))))) is Field.SHAPE
 
 
 def test_two_operations_have_no_field_to_differ_in() -> None:
     one, other = pair("all_reduce", elements=5)
-    assert field_apart(one, replace(other, op="reduce")) is None
+    assert differing_field(one, replace(other, op="reduce")) is None

@@ -42,7 +42,7 @@ def test_without_a_mark_of_training_the_main_thread_counts_if_it_calls_at_all() 
 
 def whole(*calls: Call, **counts: int) -> bool:
     known = {group[1:]: CallCount(calls=number, hash=1) for group, number in counts.items()}
-    return timeline(0, board(calls=calls, counts=known), (), GLOO).whole
+    return timeline(0, board(calls=calls, counts=known), (), GLOO).is_complete
 
 
 def test_it_is_whole_where_every_call_that_was_counted_was_kept() -> None:

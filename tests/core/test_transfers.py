@@ -22,8 +22,8 @@ from builders import (
 )
 from lockstep import line
 
-from nsa_harness.core.collectives.alignment import departure, last_transfer_of_loop
-from nsa_harness.core.collectives.call_history import other_partner
+from nsa_harness.core.collectives.alignment import last_transfer_of_loop, pattern_break
+from nsa_harness.core.collectives.call_history import call_with_changed_peer
 from nsa_harness.core.collectives.timeline import Timeline, timeline
 from nsa_harness.core.evidence.evidence import Call, Evidence, Source, StatusFile
 from nsa_harness.core.report import Finding, Status
@@ -57,22 +57,22 @@ def went(*made: tuple[str, int]) -> Timeline:
 
 
 def test_the_call_that_a_rank_left_out_is_the_one_that_was_due_in_its_round() -> None:
-    found = departure(went(SEND, MEET, SEND, MEET, MEET))
+    found = pattern_break(went(SEND, MEET, SEND, MEET, MEET))
     assert found is not None
     assert (found.expected.op, found.expected.place, found.expected.call and found.expected.call.number) == (
         "send",
         line(30),
         3,
     )
-    assert (found.made.call and found.made.call.number, found.times) == (5, 1)
+    assert (found.actual.call and found.actual.call.number, found.times) == (5, 1)
 
 
 def test_a_rank_that_keeps_its_rounds_or_had_none_did_not_depart() -> None:
-    assert departure(went(SEND, MEET, SEND, MEET, SEND)) is None
-    assert departure(went(SEND, MEET, SEND, MEET, MEET, SEND)) is None, "it is back in them"
-    assert departure(went(SEND, MEET)) is None
-    assert departure(went(SEND, AFTER)) is None
-    assert departure(Timeline(rank=0, events=(), whole=True)) is None
+    assert pattern_break(went(SEND, MEET, SEND, MEET, SEND)) is None
+    assert pattern_break(went(SEND, MEET, SEND, MEET, MEET, SEND)) is None, "it is back in them"
+    assert pattern_break(went(SEND, MEET)) is None
+    assert pattern_break(went(SEND, AFTER)) is None
+    assert pattern_break(Timeline(rank=0, events=(), is_complete=True)) is None
 
 
 def in_steps(made: StatusFile, *steps: int) -> StatusFile:
@@ -81,7 +81,7 @@ def in_steps(made: StatusFile, *steps: int) -> StatusFile:
 
 def test_a_rank_that_goes_on_where_a_step_was_due_to_begin_left_no_call_out() -> None:
     made = in_steps(rounds(SEND, MEET, SEND, MEET, SEND), 1, 1, 2, 2, 2)
-    assert departure(timeline(0, made, (), "gloo")) is None
+    assert pattern_break(timeline(0, made, (), "gloo")) is None
 
 
 def test_a_rank_that_went_on_to_what_it_never_did_before_left_its_rounds_behind_the_last_transfer() -> None:
@@ -90,7 +90,7 @@ def test_a_rank_that_went_on_to_what_it_never_did_before_left_its_rounds_behind_
     assert last_transfer_of_loop(went(SEND, MEET, SEND, MEET)) is None, "that it did before"
     assert last_transfer_of_loop(went(MEET, MEET, AFTER)) is None, "no transfer"
     assert last_transfer_of_loop(went(SEND, MEET)) is None, "too little to be rounds"
-    assert last_transfer_of_loop(Timeline(rank=0, events=(), whole=True)) is None
+    assert last_transfer_of_loop(Timeline(rank=0, events=(), is_complete=True)) is None
 
 
 def departed(found: Finding) -> tuple[str, str, int]:
@@ -165,7 +165,7 @@ def test_the_rank_whose_transfer_turned_to_another_partner_is_blamed() -> None:
 
 @pytest.mark.parametrize("peers", [(1, 1, 1), (1, 0, 2), (1, 0)], ids=["the same", "each round another", "only once"])
 def test_a_partner_that_was_never_the_usual_one_proves_nothing(peers: tuple[int, ...]) -> None:
-    assert other_partner(partners(*peers, rank=2)) is None
+    assert call_with_changed_peer(partners(*peers, rank=2)) is None
 
 
 def test_without_rounds_before_the_rank_that_went_past_is_named_as_likely() -> None:

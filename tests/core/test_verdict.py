@@ -27,7 +27,7 @@ from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence
 from nsa_harness.core.evidence.host import SentSignal
 from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.proof import prove
-from nsa_harness.core.verdict.verdict import Failure, FailureKind, Judgement, ended_well, how_it_ended, judge
+from nsa_harness.core.verdict.verdict import Failure, FailureKind, Judgement, exit_text, judge, pass_reason
 from nsa_harness.core.verdict.wait import WaitKind
 
 CROSSED = (in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, "broadcast")))
@@ -41,12 +41,14 @@ def left(
 
 
 def blamed(seen: Evidence) -> list[tuple[int | None, FailureKind, bool]]:
-    return [(one.rank, one.kind, one.collateral) for one in judge(seen).failures]
+    return [(one.rank, one.kind, one.is_collateral) for one in judge(seen).failures]
 
 
 def test_a_run_whose_ranks_all_ended_with_zero_passes() -> None:
     shown = "every rank ended with exit code 0"
-    assert judge(evidence(left(0), left(1))) == Judgement(status=Status.PASS, failures=(), proof=None, shown=shown)
+    assert judge(evidence(left(0), left(1))) == Judgement(
+        status=Status.PASS, failures=(), proof=None, pass_reason=shown
+    )
     # Ranks that ended well before others took their place.
     restarted = evidence(left(0), left(1), ending=Ending.RESTARTED, launcher=None)
     assert judge(restarted).status is Status.PASS
@@ -54,24 +56,27 @@ def test_a_run_whose_ranks_all_ended_with_zero_passes() -> None:
 
 def test_a_launcher_that_fails_with_its_ranks_vouches_for_those_whose_exit_nobody_saw() -> None:
     seen = evidence(left(0), left(1, None), rank_evidence(2))
-    assert ended_well(seen) == "the launcher ended with exit code 0; exit of ranks 1, 2 not seen"
+    assert pass_reason(seen) == "the launcher ended with exit code 0; exit of ranks 1, 2 not seen"
     assert judge(seen).status is Status.PASS
-    assert ended_well(replace(seen, ending=Ending.RESTARTED, launcher=None)) is None
+    assert pass_reason(replace(seen, ending=Ending.RESTARTED, launcher=None)) is None
 
 
 def test_a_program_that_started_the_ranks_itself_vouches_for_none_of_them() -> None:
     reached = board(exit_s=29.0)
     seen = evidence(left(0), left(1, None), launcher_reports_ranks=False)
     judgement = judge(seen)
-    assert (judgement.status, judgement.shown) == (Status.ERROR, None)
+    assert (judgement.status, judgement.pass_reason) == (Status.ERROR, None)
     assert judgement.error == "the command ended with exit code 0, and nobody saw how rank 1 ended"
     # Its interpreter came to its end, and no exception left it.
     reached_its_end = replace(seen, ranks=(seen.ranks[0], replace(seen.ranks[1], status_file=reached)))
-    assert judge(reached_its_end).shown == "the command ended with exit code 0; exit of rank 1 not seen"
+    assert judge(reached_its_end).pass_reason == "the command ended with exit code 0; exit of rank 1 not seen"
 
 
 def test_a_command_that_had_no_rank_says_so() -> None:
-    assert judge(evidence(rank_evidence(0, pid=None))).shown == "the command ended with exit code 0; no rank was seen"
+    assert (
+        judge(evidence(rank_evidence(0, pid=None))).pass_reason
+        == "the command ended with exit code 0; no rank was seen"
+    )
 
 
 # Not judged is ERROR, never PASS and never FAIL.
@@ -178,7 +183,7 @@ def test_a_rank_that_left_with_zero_while_the_others_stalled_is_the_failure() ->
             rank=1,
             at_s=9.0,
             text="rank 1 ended with exit code 0 while the others still needed it",
-            collateral=False,
+            is_collateral=False,
             status=0,
         ),
     )
@@ -207,9 +212,9 @@ def test_a_rank_that_raised_fails_with_its_words() -> None:
             rank=1,
             at_s=9.0,
             text="RuntimeError: boom",
-            collateral=False,
+            is_collateral=False,
             status=1,
-            raised=trace,
+            exception=trace,
         ),
     )
 
@@ -325,7 +330,7 @@ def test_a_launcher_that_fails_alone_is_named() -> None:
             rank=None,
             at_s=4.0,
             text="the launcher ended with exit code 2",
-            collateral=False,
+            is_collateral=False,
             status=2,
         ),
     )
@@ -353,7 +358,7 @@ def test_a_launcher_that_we_ended_is_no_failure() -> None:
     ],
 )
 def test_how_a_process_ended_in_words(status: int | None, words: str) -> None:
-    assert how_it_ended(status) == words
+    assert exit_text(status) == words
 
 
 _RANKS = st.builds(
@@ -395,4 +400,4 @@ def test_every_evidence_is_judged_and_only_a_clean_end_passes(
     if judgement.status is Status.HANG:
         assert ending in (Ending.STALL, Ending.POST_MORTEM)
         assert judgement.proof is not None
-    assert list(judgement.failures) == sorted(judgement.failures, key=lambda one: (one.collateral, one.at_s))
+    assert list(judgement.failures) == sorted(judgement.failures, key=lambda one: (one.is_collateral, one.at_s))

@@ -32,18 +32,18 @@ from nsa_harness.core.evidence.evidence import Frame, RankSnapshot
 from nsa_harness.core.verdict.group_waits import missing_rank
 from nsa_harness.core.verdict.motion import Motion
 from nsa_harness.core.verdict.wait import Wait, WaitKind
-from nsa_harness.core.verdict.wait_graph import WaitFor, wait_for
+from nsa_harness.core.verdict.wait_graph import WaitGraph, wait_graph_between
 
 STEP = frame(10)
 
 
-def closed(graph: WaitFor) -> bool:
+def closed(graph: WaitGraph) -> bool:
     """Every root waits for something that cannot come."""
     return bool(graph.roots) and all(root.closed for root in graph.roots)
 
 
-def graph(*ranks: RankSnapshot, gone: tuple[int, ...] = ()) -> WaitFor:
-    return wait_for(*twice(*ranks), gone, "gloo")
+def graph(*ranks: RankSnapshot, gone: tuple[int, ...] = ()) -> WaitGraph:
+    return wait_graph_between(*twice(*ranks), gone, "gloo")
 
 
 def only(*ranks: RankSnapshot, gone: tuple[int, ...] = ()) -> Wait:
@@ -67,7 +67,7 @@ def host(syscall: str, *others: Any, line: Frame = STEP, timed: bool | None = Fa
 def test_a_rank_that_moves_waits_for_nothing() -> None:
     before = rank_snapshot(0, frame(10), status_file=board(mark()))
     after = replace(before, status_file=board(replace(mark(), count=2)))
-    seen = wait_for(snapshot(1, 18.0, before), snapshot(2, 20.0, after), (), "gloo")
+    seen = wait_graph_between(snapshot(1, 18.0, before), snapshot(2, 20.0, after), (), "gloo")
     assert seen.waits == (
         Wait(
             rank=0,
@@ -78,17 +78,17 @@ def test_a_rank_that_moves_waits_for_nothing() -> None:
             closed=False,
             until_s=None,
             leaf=frame(10),
-            user=frame(10),
+            user_frame=frame(10),
             collective=None,
             call=None,
             in_backward=False,
         ),
     )
-    assert (seen.moved, closed(seen)) == (True, False)
+    assert (seen.has_progress, closed(seen)) == (True, False)
 
 
 def test_a_rank_that_has_left_is_a_closed_end() -> None:
-    seen = wait_for(*twice(rank_snapshot(1, frame(10))), [1], "gloo")
+    seen = wait_graph_between(*twice(rank_snapshot(1, frame(10))), [1], "gloo")
     assert seen.waits == seen.roots
     assert seen.waits == (
         Wait(
@@ -100,7 +100,7 @@ def test_a_rank_that_has_left_is_a_closed_end() -> None:
             closed=True,
             until_s=None,
             leaf=None,
-            user=None,
+            user_frame=None,
             collective=None,
             call=None,
             in_backward=False,
@@ -120,7 +120,7 @@ def test_a_stopped_rank_is_a_closed_wait() -> None:
 
 def test_a_rank_that_computes_is_an_open_end() -> None:
     before, after = (rank_snapshot(0, frame(10), process=process(cpu_s=cpu_s)) for cpu_s in (1.0, 3.0))
-    wait = wait_for(snapshot(1, 18.0, before), snapshot(2, 20.0, after), (), "gloo").waits[0]
+    wait = wait_graph_between(snapshot(1, 18.0, before), snapshot(2, 20.0, after), (), "gloo").waits[0]
     assert (wait.motion, wait.kind, wait.closed) == (Motion.BURNING, WaitKind.COMPUTE, False)
     assert wait.blocked_in == "a computation in step"
 
@@ -242,7 +242,7 @@ def test_two_ranks_in_different_collectives_wait_for_each_other() -> None:
         (WaitKind.COLLECTIVE, (1,), "all_reduce #6", True),
         (WaitKind.COLLECTIVE, (0,), "broadcast #6", True),
     ]
-    assert (roots(*ranks), closed(seen), seen.moved) == ([0, 1], True, False)
+    assert (roots(*ranks), closed(seen), seen.has_progress) == ([0, 1], True, False)
 
 
 @pytest.mark.parametrize("difference", [{"sizes": ((8,),)}, {"dtypes": ("float16",)}])
@@ -349,7 +349,7 @@ def test_a_rank_that_spins_for_a_device_waits_and_on_gloo_a_spinning_thread_comp
 ) -> None:
     before, after = spinning(collective(6), leaf=leaf)
     late = locked_in_backward(1)
-    wait = wait_for(snapshot(1, 18.0, before, late), snapshot(2, 20.0, after, late), (), backend).waits[0]
+    wait = wait_graph_between(snapshot(1, 18.0, before, late), snapshot(2, 20.0, after, late), (), backend).waits[0]
     expected = (Motion.WAITING, WaitKind.COLLECTIVE, (1,)) if waits else (Motion.BURNING, WaitKind.COMPUTE, ())
     assert (wait.motion, wait.kind, wait.peers) == expected
 
@@ -358,7 +358,7 @@ def test_a_program_of_unknown_backend_is_on_a_device_where_its_recorder_says_wha
     for started, motion in ((True, Motion.WAITING), (None, Motion.BURNING)):
         before, after = spinning(collective(6, started=started))
         late = locked_in_backward(1)
-        seen = wait_for(snapshot(1, 18.0, before, late), snapshot(2, 20.0, after, late), (), "any")
+        seen = wait_graph_between(snapshot(1, 18.0, before, late), snapshot(2, 20.0, after, late), (), "any")
         assert seen.waits[0].motion is motion
 
 
@@ -368,7 +368,7 @@ def test_a_rank_that_holds_the_interpreters_lock_or_changes_its_line_computes_on
     holding = replace(after, stacks=(replace(after.stacks[0], gil=True),))
     elsewhere = replace(after, stacks=(stack(frame(41)),))
     for now in (holding, elsewhere):
-        wait = wait_for(snapshot(1, 18.0, before, late), snapshot(2, 20.0, now, late), (), "nccl").waits[0]
+        wait = wait_graph_between(snapshot(1, 18.0, before, late), snapshot(2, 20.0, now, late), (), "nccl").waits[0]
         assert wait.kind is WaitKind.COMPUTE
 
 
@@ -376,14 +376,14 @@ def test_a_thread_beside_the_one_in_a_collective_may_spin_on_gloo() -> None:
     before = in_all_reduce(0, collective(6))
     after = replace(before, process=process(cpu_s=9.0, tasks=(task(100),)))
     late = locked_in_backward(1)
-    wait = wait_for(snapshot(1, 18.0, before, late), snapshot(2, 20.0, after, late), (), "gloo").waits[0]
+    wait = wait_graph_between(snapshot(1, 18.0, before, late), snapshot(2, 20.0, after, late), (), "gloo").waits[0]
     assert (wait.motion, wait.kind, wait.peers) == (Motion.WAITING, WaitKind.COLLECTIVE, (1,))
 
 
 def test_a_rank_that_computes_beside_a_pending_collective_is_computing() -> None:
     before, after = spinning(collective(6), leaf=frame(40))
     late = locked_in_backward(1)
-    wait = wait_for(snapshot(1, 18.0, before, late), snapshot(2, 20.0, after, late), (), "gloo").waits[0]
+    wait = wait_graph_between(snapshot(1, 18.0, before, late), snapshot(2, 20.0, after, late), (), "gloo").waits[0]
     assert (wait.motion, wait.kind, wait.peers) == (Motion.BURNING, WaitKind.COMPUTE, ())
 
 
@@ -559,8 +559,8 @@ def test_a_cycle_beside_an_end_is_a_root_of_its_own() -> None:
 
 
 def test_nothing_seen_has_no_roots_and_proves_nothing() -> None:
-    seen = wait_for(snapshot(1, 1.0), snapshot(2, 3.0), (), "gloo")
-    assert (seen.waits, seen.roots, closed(seen), seen.moved) == ((), (), False, False)
+    seen = wait_graph_between(snapshot(1, 1.0), snapshot(2, 3.0), (), "gloo")
+    assert (seen.waits, seen.roots, closed(seen), seen.has_progress) == ((), (), False, False)
 
 
 _STANDS = st.sampled_from(["lock", "sleep", "all_reduce", "broadcast", "behind", "blind", "gone"])
@@ -606,7 +606,7 @@ def test_a_peer_whose_recorder_could_not_be_read_is_not_said_to_be_absent() -> N
     """It may stand in the same collective, over a slow network: that wait is open."""
     unread = in_all_reduce(1)
     silent = replace(unread, status_file=board(enqueued=7, rank=1))
-    graph = wait_for(*twice(in_all_reduce(0, collective(7)), silent), (), "gloo")
+    graph = wait_graph_between(*twice(in_all_reduce(0, collective(7)), silent), (), "gloo")
     assert not closed(graph)
     never = replace(unread, status_file=board(enqueued=0, rank=1))
-    assert closed(wait_for(*twice(in_all_reduce(0, collective(7)), never), (), "gloo"))
+    assert closed(wait_graph_between(*twice(in_all_reduce(0, collective(7)), never), (), "gloo"))

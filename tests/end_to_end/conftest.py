@@ -20,7 +20,7 @@ from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.render.documents.report_json import outcome_values
 from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
+from nsa_harness.supervisor.launch.planning import Invocation, Script, plan_launches
 from nsa_harness.supervisor.storage.record import load_spec
 from nsa_harness.supervisor.storage.rundir import create_run
 
@@ -118,15 +118,15 @@ class Forks:
     def outcome_of(self, name: str, text: str) -> dict[str, Any]:
         file = self._directory / f"{name}.yaml"
         file.write_text(text)
-        return self._outcome(Invocation(words=(str(file),), working_dir=self._directory, environ={}))
+        return self._outcome(Invocation(arguments=(str(file),), working_dir=self._directory, environ={}))
 
     def outcome_of_script(self, file: Path, ranks: int, *words: str) -> dict[str, Any]:
         script = Script(file=str(file), ranks=ranks, args=words)
-        return self._outcome(Invocation(words=(), script=script, working_dir=self._directory, environ={}))
+        return self._outcome(Invocation(arguments=(), script=script, working_dir=self._directory, environ={}))
 
     def _outcome(self, question: Invocation) -> dict[str, Any]:
         facts = machine_facts()
-        (spec,) = planned(question, facts).specs
+        (spec,) = plan_launches(question, facts).specs
         assert isinstance(spec, RunSpec)
         run = create_run(self._directory / "reports")
         forget_the_test()

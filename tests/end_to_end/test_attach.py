@@ -71,7 +71,7 @@ RANK0_BARRIER = PROGRAMS.parent / "faults" / "groups_rank0_barrier.py"
 @pytest.mark.slow
 def test_stacks_alone_name_the_line_that_a_run_with_marks_names(workspace: Workspace) -> None:
     with running([*TORCHRUN, str(RANK0_BARRIER), "fault"], workspace) as job:
-        stands = lambda one: procfs.all_idle_s(one.pid) > 3.0  # noqa: E731
+        stands = lambda one: procfs.program_idle_s(one.pid) > 3.0  # noqa: E731
         until(lambda: len(ranks_of(job)) == 2 and all(map(stands, ranks_of(job))), "both ranks stand")
         ran = workspace.harness("attach", str(job.pid), "limits.stall_s=3", "--json", "--out", "looked")
     watched = workspace.outcome_of_script(RANK0_BARRIER, 2, "fault")
@@ -178,7 +178,7 @@ CONTAINERS = shutil.which("unshare") and subprocess.run([*UNSHARE, "true"], chec
 
 
 def stand(job: subprocess.Popen[bytes], count: int) -> Callable[[], bool]:
-    return lambda: len(ranks_of(job)) == count and all(procfs.all_idle_s(one.pid) > 3.0 for one in ranks_of(job))
+    return lambda: len(ranks_of(job)) == count and all(procfs.program_idle_s(one.pid) > 3.0 for one in ranks_of(job))
 
 
 @pytest.mark.slow

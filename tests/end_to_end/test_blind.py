@@ -79,7 +79,7 @@ def test_a_stopped_rank_is_read_without_ptrace_and_what_it_could_not_answer_is_s
     assert (outcome["verdict"], outcome["kind"], outcome["cause"]) == ("HANG", "stopped", "stopped_process")
     assert (outcome["culprit"]["ranks"], outcome["victims"]) == ([1], [0])
     assert outcome["culprit"]["place"]["line"] == line_of("signal.SIGSTOP")
-    assert "no answer of the beat thread" in trouble_of(outcome, "flight recorder", 1)
+    assert "no response from the heartbeat thread" in trouble_of(outcome, "flight recorder", 1)
 
 
 @pytest.mark.skipif(shutil.which("capsh") is None, reason="needs capsh to give up the right to trace")
@@ -96,5 +96,5 @@ def test_a_rank_that_nobody_may_look_into_is_still_blamed_and_every_missing_sour
     assert (outcome["culprit"]["ranks"], outcome["victims"]) == ([1], [0])
     assert outcome["culprit"]["place"]["function"] == "hide_and_lock"
     stacks, kernel = trouble_of(outcome, "stacks", 1), trouble_of(outcome, "kernel", 1)
-    assert stacks.endswith("; taken by faulthandler instead")
+    assert stacks.endswith("; read with faulthandler instead")
     assert "the system call it is blocked in, bytes read and written, open descriptors" in kernel

@@ -19,9 +19,9 @@ import pytest
 from nsa_harness.commands.attempt import run_one
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import Outcome
-from nsa_harness.supervisor.launch.fork_client import ForkServer, can_fork
+from nsa_harness.supervisor.launch.fork_client import ForkServer, unforkable_reason
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
+from nsa_harness.supervisor.launch.planning import Invocation, Script, plan_launches
 from nsa_harness.supervisor.storage.record import load_spec
 from nsa_harness.supervisor.storage.rundir import AttemptDir, create_run
 
@@ -118,15 +118,17 @@ def launches(tmp_path_factory: pytest.TempPathFactory, server: ForkServer) -> La
 
 
 def script(way: str, *overrides: str) -> RunSpec:
-    return only(planned(question(*overrides, script=Script(file=str(PROGRAM), ranks=2, args=(way,))), machine_facts()))
+    return only(
+        plan_launches(question(*overrides, script=Script(file=str(PROGRAM), ranks=2, args=(way,))), machine_facts())
+    )
 
 
 def scenario(*words: str) -> RunSpec:
-    return only(planned(question(*words), machine_facts()))
+    return only(plan_launches(question(*words), machine_facts()))
 
 
 def question(*words: str, script: Script | None = None) -> Invocation:
-    return Invocation(words=words, script=script, working_dir=Path.cwd(), environ={})
+    return Invocation(arguments=words, script=script, working_dir=Path.cwd(), environ={})
 
 
 def only(plan: Any) -> RunSpec:
@@ -150,7 +152,7 @@ def raised_anew(launches: Launches) -> Done:
 
 def test_what_cannot_be_forked_is_started_anew_and_says_so(raised_anew: Done) -> None:
     assert raised_anew.spec.launcher is Launcher.TORCHRUN
-    assert raised_anew.spec.notes[-1] == "launched anew, not forked: TORCH_LOGS is read when a program starts"
+    assert raised_anew.spec.notes[-1] == "launched without forking: TORCH_LOGS is read when a program starts"
     assert raised_anew.outcome.verdict.cause == "exception"
 
 
@@ -311,18 +313,18 @@ def test_a_stored_spec_that_was_forked_is_repeated_by_torchrun(launches: Launche
         ({"device": "cuda"}, "device cuda"),
         ({"backend": "nccl"}, "backend nccl"),
         ({"env": (("OMP_NUM_THREADS", "2"),)}, "OMP_NUM_THREADS"),
-        ({"launcher": Launcher.PLAIN, "program": ("bash", "run.sh")}, "command of the user's own"),
+        ({"launcher": Launcher.PLAIN, "program": ("bash", "run.sh")}, "a user's own command"),
         ({"program": ("train.sh",)}, "train.sh"),
     ],
 )
 def test_a_spec_that_a_fork_would_change_says_why(change: dict[str, Any], why: str) -> None:
-    assert why in (can_fork(replace(script("raises"), **change)) or "")
-    assert can_fork(script("raises")) is None
+    assert why in (unforkable_reason(replace(script("raises"), **change)) or "")
+    assert unforkable_reason(script("raises")) is None
 
 
 @pytest.mark.parametrize("name", ["NCCL_DEBUG", "TORCH_NCCL_BLOCKING_WAIT", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_what_nobody_reads_without_a_gpu_stands_in_the_way_of_no_fork(name: str) -> None:
-    assert can_fork(replace(script("raises"), env=((name, "1"),), device="cpu", backend="gloo")) is None
+    assert unforkable_reason(replace(script("raises"), env=((name, "1"),), device="cpu", backend="gloo")) is None
 
 
 def test_a_forked_process_has_the_level_of_debugging_that_it_was_launched_with(
@@ -330,7 +332,7 @@ def test_a_forked_process_has_the_level_of_debugging_that_it_was_launched_with(
 ) -> None:
     file = tmp_path / "level.py"
     file.write_text("import torch.distributed as dist\nprint('LEVEL', dist.get_debug_level())\n")
-    spec = only(planned(question(script=Script(file=str(file), ranks=1, args=())), machine_facts()))
+    spec = only(plan_launches(question(script=Script(file=str(file), ranks=1, args=())), machine_facts()))
     for level in ("INFO", "DETAIL"):
         asked = replace(spec, env=(("TORCH_DISTRIBUTED_DEBUG", level),))
         done = launches.launch(asked, Launcher.FORK, f"level-{level}")
@@ -341,7 +343,7 @@ def test_a_forked_process_has_the_level_of_debugging_that_it_was_launched_with(
 def test_a_script_that_sets_what_torch_reads_at_its_import_is_not_forked(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("import os\nos.environ.setdefault('OMP_NUM_THREADS', '2')\nimport torch\n")
-    why = can_fork(replace(script("raises"), program=(str(file),)))
+    why = unforkable_reason(replace(script("raises"), program=(str(file),)))
     assert why == "train.py sets OMP_NUM_THREADS, which is read when torch is imported"
 
 
@@ -350,4 +352,4 @@ def test_a_file_that_shadows_an_imported_module_is_not_forked(launches: Launches
     (tmp_path / "queue.py").write_text("")
     forget_the_test()
     asked = replace(script("raises"), program=(str(tmp_path / "train.py"),), launcher=Launcher.FORK)
-    assert "queue.py stands where a module" in launches.server.with_launcher(asked).notes[-1]
+    assert "queue.py would shadow a module" in launches.server.with_launcher(asked).notes[-1]

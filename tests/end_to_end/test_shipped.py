@@ -9,7 +9,7 @@ import pytest
 
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import MachineFacts
-from nsa_harness.supervisor.launch.planning import Invocation, planned
+from nsa_harness.supervisor.launch.planning import Invocation, plan_launches
 
 # Without a GPU, so that every machine collects the same names.
 LAPTOP = MachineFacts(host="laptop", cpus=2, gpus=(), torch="2.13.0+cpu")
@@ -17,8 +17,8 @@ LAPTOP = MachineFacts(host="laptop", cpus=2, gpus=(), torch="2.13.0+cpu")
 
 @cache
 def with_a_cpu_form() -> list[str]:
-    question = Invocation(words=("*",), working_dir=Path(__file__).parent, environ={})
-    return [spec.scenario for spec in planned(question, LAPTOP).specs if isinstance(spec, RunSpec)]
+    question = Invocation(arguments=("*",), working_dir=Path(__file__).parent, environ={})
+    return [spec.scenario for spec in plan_launches(question, LAPTOP).specs if isinstance(spec, RunSpec)]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from _job import FAULT, Trainer, begin, end
 LABEL = {"verdict": "HANG", "kind": "deadlock", "cause": "store_key_missing", "culprit": [0, 1, 2], "ranks": 3}
 
 
-class Gate:
+class DecisionRule:
     def __init__(self, store: dist.Store, expected: int) -> None:
         self.store = dist.PrefixStore("gate", store)
         self.expected = expected
@@ -21,7 +21,7 @@ class Gate:
 
 rank, world_size = begin()
 trainer = Trainer()
-gate = Gate(dist.distributed_c10d._get_default_store(), world_size + 1 if FAULT else world_size)
+gate = DecisionRule(dist.distributed_c10d._get_default_store(), world_size + 1 if FAULT else world_size)
 trainer.step()
 gate.pass_through("warm")
 trainer.step()

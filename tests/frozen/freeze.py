@@ -72,7 +72,7 @@ def _judged(stored: dict[str, Any]) -> dict[str, Any]:
         "outcome": _without_the_empty(values),
         "severity": [str(named("severity")(finding, outcome)) for finding in outcome.findings],
         "deepening": list(_changes(spec, outcome)),
-        "reproduction": made and [made.script, made.why_not],
+        "reproduction": made and [made.script, made.no_script_reason],
     }
 
 

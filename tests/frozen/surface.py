@@ -23,7 +23,7 @@ from nsa_harness.core.scenario.program import Surroundings
 from nsa_harness.core.scenario.resolve import resolve
 from nsa_harness.subject.program import PROGRAM
 from nsa_harness.subject.tables import RULES as OWN_RULES
-from nsa_harness.supervisor.launch.planning import checked, every_scenario
+from nsa_harness.supervisor.launch.planning import all_scenarios, check_scenarios
 
 HERE = Path(__file__).resolve().parent
 RULE_ORDER = HERE / "rule_order.txt"
@@ -46,10 +46,10 @@ def rule_order() -> str:
 
 def spec_hashes() -> str:
     """The `spec_hash` of every shipped scenario on a machine without and on one with GPUs; null where it is skipped."""
-    items, _ = every_scenario(HERE)
+    items, _ = all_scenarios(HERE)
     specs = {
         item.name: [resolve(scenario, facts, _SURROUNDINGS, PROGRAM) for facts in _MACHINES]
-        for item, scenario in zip(items, checked(items), strict=True)
+        for item, scenario in zip(items, check_scenarios(items), strict=True)
     }
     lines = (
         f"{json.dumps(name)}: {json.dumps([one.spec_hash if isinstance(one, RunSpec) else None for one in on])}"

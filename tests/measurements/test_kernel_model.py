@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from benchmarks import kernel_model_report as told
 from benchmarks import sass
-from benchmarks.device_model import FIRST, HISTORY, REASONS, STATIONS, Constants, predicted, programs_at_once
+from benchmarks.device_model import FIRST, HISTORY, REASONS, STATIONS, Constants, predict, programs_at_once
 from benchmarks.roofline import Shape, floors_ms
 
 RESULT = json.loads((REPOSITORY / "benchmarks" / "results" / "kernel_model.json").read_text(encoding="utf-8"))
@@ -158,31 +158,31 @@ def test_programs_of_a_multiprocessor(registers: int, shared_bytes: int, warps: 
 @given(st.floats(0, 1), st.integers(1, 10**6), st.integers(1, 200), st.integers(0, 4))
 def test_no_kernel_is_faster_than_its_busiest_station(overlap: float, programs: int, passes: int, stages: int) -> None:
     work = WORK | {"programs": programs, "passes": programs * passes, "longest": passes}
-    got = predicted(KERNEL | {"stages": stages}, work, replace(FIRST, overlap=overlap))
+    got = predict(KERNEL | {"stages": stages}, work, replace(FIRST, overlap=overlap))
     alone = [getattr(got, f"{name}_ms") for name in STATIONS]
     assert got.ms >= max(alone) * (1 - 1e-9)
     assert got.waiting_ms == pytest.approx(got.ms - max(alone), abs=1e-9)
     # All of what every program does one after the other, each on a multiprocessor of its own, is an upper bound.
-    assert predicted(KERNEL | {"stages": stages}, work, FIRST).ms >= got.ms * (1 - 1e-9)
+    assert predict(KERNEL | {"stages": stages}, work, FIRST).ms >= got.ms * (1 - 1e-9)
 
 
 @given(st.sampled_from(["instructions", "exponentials", "global_read_bytes", "barriers", "half_rate"]))
 def test_more_of_anything_is_never_faster(name: str) -> None:
     more = KERNEL | {"loop": KERNEL["loop"] | {name: 2 * KERNEL["loop"][name] + 64}}
     for constants in HISTORY.values():
-        assert predicted(more, WORK, constants).ms >= predicted(KERNEL, WORK, constants).ms
+        assert predict(more, WORK, constants).ms >= predict(KERNEL, WORK, constants).ms
 
 
 def test_a_third_stage_hides_loads_and_a_narrow_product_pays_for_its_operands() -> None:
-    assert predicted(KERNEL | {"stages": 3}, WORK, FIRST).ms < predicted(KERNEL, WORK, FIRST).ms
+    assert predict(KERNEL | {"stages": 3}, WORK, FIRST).ms < predict(KERNEL, WORK, FIRST).ms
     wide, narrow = ({"HGMMA.64x128x16.F32.BF16:SS": 64}, {"HGMMA.64x32x16.F32.BF16:SS": 256})
-    times = [predicted(KERNEL | {"loop": KERNEL["loop"] | {"mma": mma}}, WORK, FIRST) for mma in (wide, narrow)]
+    times = [predict(KERNEL | {"loop": KERNEL["loop"] | {"mma": mma}}, WORK, FIRST) for mma in (wide, narrow)]
     assert times[1].tensor_ms > 1.2 * times[0].tensor_ms
 
 
 def test_a_working_set_beyond_l2_comes_from_memory() -> None:
     spread = WORK | {"walked_bytes": 2 * 10**8, "spread_bytes": 2 * 10**6}
-    near, far = (predicted(KERNEL, work, FIRST) for work in (spread | {"spread_bytes": 10**3}, spread))
+    near, far = (predict(KERNEL, work, FIRST) for work in (spread | {"spread_bytes": 10**3}, spread))
     assert far.memory_ms > near.memory_ms
     assert far.l2_ms == near.l2_ms
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.timing_pairs import Overhead, TimedPair, pairs_wanted
+from benchmarks.timing_pairs import Overhead, TimedPair, number_of_pairs
 
 
 def pairs(*times: tuple[float, float]) -> tuple[TimedPair, ...]:
@@ -48,4 +48,4 @@ def test_the_json_has_every_sample() -> None:
 
 @pytest.mark.parametrize(("first_s", "wanted"), [(0.0, 7), (1.0, 7), (12.0, 5), (20.0, 3), (600.0, 3)])
 def test_a_long_command_is_run_less_often_but_never_less_than_three_times(first_s: float, wanted: int) -> None:
-    assert pairs_wanted(first_s) == wanted
+    assert number_of_pairs(first_s) == wanted

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nsa_attention.checkpoints.save import saving
+from nsa_attention.checkpoints.save import open_saver
 from nsa_attention.settings import read_settings
 from nsa_attention.world import World
 
@@ -34,7 +34,7 @@ def counted(real: Callable[..., Any]) -> Callable[..., Any]:
 model = nn.Linear(4, 3)
 optimizer = torch.optim.AdamW(model.parameters())
 settings = read_settings(["--out-dir", directory, "--keep-last", "2"], {})
-with saving(settings, ALONE, 0) as saver:
+with open_saver(settings, ALONE, 0) as saver:
     for name in ("fsync", "rename", "mkdir", "rmdir", "unlink"):
         setattr(os, name, counted(getattr(os, name)))
     for step in range(1, 4):

@@ -28,12 +28,12 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from nsa_attention import rehearse
 from nsa_attention.checkpoints import folder as folders
 from nsa_attention.checkpoints import save as saving_module
-from nsa_attention.checkpoints.carried import carried_text, rank_file, take_up
-from nsa_attention.checkpoints.choose import whole_at
-from nsa_attention.checkpoints.folder import DamagedError, checked
+from nsa_attention.checkpoints.choose import find_checkpoint
+from nsa_attention.checkpoints.folder import DamagedError, verify
 from nsa_attention.checkpoints.load import _Reader, read_weights
+from nsa_attention.checkpoints.rank_state import rank_file, rank_state_text, restore_rank_state
 from nsa_attention.checkpoints.rows import forget_rows_after
-from nsa_attention.checkpoints.save import Saver, saving
+from nsa_attention.checkpoints.save import Saver, open_saver
 from nsa_attention.checkpoints.shape import dimensions
 from nsa_attention.generate import saved_model
 from nsa_attention.settings import read_settings
@@ -80,7 +80,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(alone: Alone, tmp_pa
     assert alone(*TINY, *STEPS[:1], "2", *STEPS[2:])[0] == 0
     status, output, _ = alone(*TINY, *STEPS, "--resume", "auto")
     assert status == 0
-    assert "nsa.train goes on from out/checkpoint/step-2, written after step 2" in output.splitlines()
+    assert "nsa.train resuming from out/checkpoint/step-2, written after step 2" in output.splitlines()
     assert rows(tmp_path / "out") == rows(tmp_path / "whole")
     assert furthest(tmp_path / "out/checkpoint/step-4", tmp_path / "whole/checkpoint/step-4") == 0
 
@@ -98,7 +98,7 @@ def test_resume_takes_a_run_a_folder_of_checkpoints_and_a_checkpoint(alone: Alon
     status, output, _ = alone(*TINY, "--steps", "5", "--resume", given, "--batch", "3", "--out-dir", "more")
     assert status == 0
     lines = output.splitlines()
-    assert "nsa.train goes on from out/checkpoint/step-4, written after step 4" in lines
+    assert "nsa.train resuming from out/checkpoint/step-4, written after step 4" in lines
     assert "nsa.train saved with batch 2, this run has 3" in lines
     assert [step for step, _ in rows(trained.parents[1] / "more")] == [5]
 
@@ -114,16 +114,19 @@ def cut(path: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a flipped bit": (lambda at: flip(at / "__0_0.distcp"), "__0_0.distcp: its checksum is not that of what was"),
-    "a file cut short": (lambda at: cut(at / "__0_0.distcp"), "bytes, "),
+    "a flipped bit": (lambda at: flip(at / "__0_0.distcp"), "__0_0.distcp: its checksum differs from the manifest"),
+    "a file cut short": (lambda at: cut(at / "__0_0.distcp"), "bytes instead of "),
     "a missing file": (lambda at: (at / ".metadata").unlink(), ".metadata: No such file or directory"),
-    "a position that was edited": (lambda at: flip(at / "rank0.json"), "rank0.json: its checksum is not"),
-    "no manifest": (lambda at: (at / "complete.json").unlink(), "complete.json is missing: it was never finished"),
-    "an edited manifest": (lambda at: flip(at / "complete.json", 40), "complete.json is not what was written"),
-    "a manifest cut short": (lambda at: cut(at / "complete.json"), "complete.json is not what was written"),
+    "a position that was edited": (lambda at: flip(at / "rank0.json"), "rank0.json: its checksum differs"),
+    "no manifest": (
+        lambda at: (at / "complete.json").unlink(),
+        "complete.json is missing: the checkpoint was never finished",
+    ),
+    "an edited manifest": (lambda at: flip(at / "complete.json", 40), "complete.json is damaged"),
+    "a manifest cut short": (lambda at: cut(at / "complete.json"), "complete.json is damaged"),
     "another manifest": (
         lambda at: shutil.copy(at.with_name("step-2") / "complete.json", at),
-        "complete.json is that of step 2",
+        "complete.json belongs to step 2",
     ),
 }
 
@@ -137,24 +140,24 @@ def test_the_checkpoint_before_a_damaged_one_is_taken_and_said(alone: Alone, tra
     (damaged,) = (line for line in output.splitlines() if "is damaged" in line)
     assert damaged.startswith("nsa.train out/checkpoint/step-4 is damaged: ")
     assert what in damaged
-    assert "nsa.train goes on from out/checkpoint/step-2, written after step 2" in output.splitlines()
-    assert "kept as step-4.set-aside" in output
+    assert "nsa.train resuming from out/checkpoint/step-2, written after step 2" in output.splitlines()
+    assert "renamed to step-4.set-aside" in output
     assert [step for step, _ in rows(trained.parent)] == [1, 2, 3, 4]
-    assert checked(trained / "step-4").step == 4
+    assert verify(trained / "step-4").step == 4
 
 
 @settings(deadline=None)
 @given(data=st.data())
 def test_no_bit_of_a_checkpoint_changes_unseen(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     directory = tmp_path_factory.mktemp("sealed")
-    aside = folders.beside(directory, 3)
-    folders.begin(aside)
+    aside = folders.writing_path(directory, 3)
+    folders.create_empty(aside)
     for name, content in (("a", b"some content"), ("b", b"")):
         (aside / name).write_bytes(content)
-    files = {path.name: folders.sealed(path) for path in aside.iterdir()}
+    files = {path.name: folders.digest_of(path) for path in aside.iterdir()}
     manifest = folders.Manifest(step=3, world_size=1, dimensions={"dim": "8"}, settings={}, scaler={}, files=files)
     whole = folders.finish(aside, manifest)
-    assert checked(whole) == manifest
+    assert verify(whole) == manifest
     path = whole / data.draw(st.sampled_from(["a", "complete.json"]))
     content = bytearray(path.read_bytes())
     place = data.draw(st.integers(0, len(content) - 1))
@@ -165,7 +168,7 @@ def test_no_bit_of_a_checkpoint_changes_unseen(tmp_path_factory: pytest.TempPath
     content[place] = changed
     path.write_bytes(content)
     with pytest.raises(DamagedError):
-        checked(whole)
+        verify(whole)
 
 
 def test_no_whole_checkpoint_is_one_clear_error_and_nothing_is_written(alone: Alone, trained: Path) -> None:
@@ -175,7 +178,7 @@ def test_no_whole_checkpoint_is_one_clear_error_and_nothing_is_written(alone: Al
     status, output, error = alone(*TINY, *STEPS, "--resume", "auto")
     assert (status, output) == (2, "")
     first, *each = error.splitlines()
-    assert first == "nsa.train: error: --resume auto: out/checkpoint: none of 2 checkpoints is whole"
+    assert first == "nsa.train: error: --resume auto: out/checkpoint: none of 2 checkpoints is undamaged"
     assert [line.split(" is damaged: ")[0].rsplit("/")[-1] for line in each] == ["step-4", "step-2"]
     assert sorted(trained.parent.rglob("*")) == before
 
@@ -186,7 +189,7 @@ def test_a_damaged_one_that_was_named_is_not_replaced_by_another(alone: Alone, t
     assert status == 2
     assert error == (
         "nsa.train: error: --resume out/checkpoint/step-4: out/checkpoint/step-4 is damaged: .metadata: No such file "
-        "or directory; out/checkpoint/step-2 is whole\n"
+        "or directory; out/checkpoint/step-2 is undamaged\n"
     )
 
 
@@ -198,13 +201,13 @@ def test_auto_begins_at_the_beginning_where_no_checkpoint_is_and_a_folder_withou
     status, output, _ = alone(*TINY, "--steps", "1", "--resume", "auto")
     assert status == 0
     assert (
-        "nsa.train --resume auto: out/checkpoint holds no checkpoint; out/checkpoint/step-2.writing was never finished:"
-        " it starts from step 1"
+        "nsa.train --resume auto: out/checkpoint contains no checkpoint; out/checkpoint/step-2.writing was never "
+        "finished; starting from step 1"
     ) in output.splitlines()
     assert [step for step, _ in rows(tmp_path / "out")] == [1]
     status, _, error = alone(*TINY, "--resume", "out")
     assert status == 2
-    assert error.startswith("nsa.train: error: --resume out: out/checkpoint holds no checkpoint")
+    assert error.startswith("nsa.train: error: --resume out: out/checkpoint contains no checkpoint")
 
 
 def test_a_checkpoint_of_another_shape_is_an_error(alone: Alone, trained: Path) -> None:
@@ -230,11 +233,11 @@ def test_the_last_ones_are_kept_and_those_of_another_course_are_set_aside(alone:
     assert names == ["step-4", "step-5"]
     status, output, _ = alone(*TINY, "--steps", "2", *steps)
     assert status == 0
-    assert output.count("is later than step 0, from which this run goes on; it is kept as step-") == 2
+    assert output.count("is later than step 0, after which this run continues; renamed to step-") == 2
     names = sorted(path.name for path in (tmp_path / "out/checkpoint").iterdir())
     assert names == ["step-1", "step-2", "step-4.set-aside", "step-5.set-aside"]
     status, output, _ = alone(*TINY, "--steps", "6", "--resume", "out/checkpoint/step-5.set-aside")
-    assert "nsa.train goes on from out/checkpoint/step-5.set-aside, written after step 5" in output.splitlines()
+    assert "nsa.train resuming from out/checkpoint/step-5.set-aside, written after step 5" in output.splitlines()
 
 
 class TestTheRowsOfStepsThatAreDoneAgain:
@@ -260,11 +263,11 @@ class TestTheRowsOfStepsThatAreDoneAgain:
 
 
 def test_every_generator_of_random_numbers_goes_on_where_it_was(tmp_path: Path) -> None:
-    (tmp_path / rank_file(0)).write_text(carried_text(ALONE, None))
+    (tmp_path / rank_file(0)).write_text(rank_state_text(ALONE, None))
     draw = lambda: (torch.rand(3).tolist(), random.random(), np.random.rand(3).tolist(), np.random.randn())  # noqa: E731
     first = draw()
     assert draw() != first
-    assert take_up(tmp_path, 1, ALONE, None) == []
+    assert restore_rank_state(tmp_path, 1, ALONE, None) == []
     assert draw() == first
 
 
@@ -290,24 +293,22 @@ def test_data_in_one_order_for_all_ranks_goes_on_with_any_number_of_them(
     tmp_path: Path, saved_by: int, taken_by: int
 ) -> None:
     for rank in range(saved_by):
-        (tmp_path / rank_file(rank)).write_text(carried_text(world_of(saved_by, rank), Positions(17)))
+        (tmp_path / rank_file(rank)).write_text(rank_state_text(world_of(saved_by, rank), Positions(17)))
     for rank in range(taken_by):
         data = Positions(0)
-        told = take_up(tmp_path, saved_by, world_of(taken_by, rank), data)
+        told = restore_rank_state(tmp_path, saved_by, world_of(taken_by, rank), data)
         assert data.row == 17
         assert (told == []) == (saved_by == taken_by)
 
 
 def test_data_in_an_order_of_each_rank_goes_on_with_the_same_number_of_them_only(tmp_path: Path) -> None:
     for rank in range(2):
-        (tmp_path / rank_file(rank)).write_text(carried_text(world_of(2, rank), Positions(10 + rank)))
+        (tmp_path / rank_file(rank)).write_text(rank_state_text(world_of(2, rank), Positions(10 + rank)))
     data = Positions(0)
-    take_up(tmp_path, 2, world_of(2, 1), data)
+    restore_rank_state(tmp_path, 2, world_of(2, 1), data)
     assert data.row == 11
-    with pytest.raises(
-        CannotRunError, match="each of 2 ranks was at a place of its own in the data and this run has 1"
-    ):
-        take_up(tmp_path, 2, world_of(1, 0), data)
+    with pytest.raises(CannotRunError, match="each of 2 ranks had its own position in the data, and this run has 1"):
+        restore_rank_state(tmp_path, 2, world_of(1, 0), data)
 
 
 def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer, torch.amp.GradScaler]:
@@ -402,22 +403,22 @@ def test_an_error_of_a_step_is_not_hidden_by_one_of_the_last_checkpoint(tmp_path
     in_background = read_settings(["--async-checkpoint", "--out-dir", str(tmp_path)], {})
 
     def save_and_fail() -> None:
-        with saving(in_background, ALONE, 0) as saver:
+        with open_saver(in_background, ALONE, 0) as saver:
             saver.save(1, *model_and_optimizer(), None)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         save_and_fail()
-    assert checked(tmp_path / "checkpoint/step-1").step == 1
+    assert verify(tmp_path / "checkpoint/step-1").step == 1
 
 
 def test_the_state_of_a_scaler_goes_on(alone: Alone, tmp_path: Path) -> None:
     half = (*TINY, "--dtype", "float16", "--checkpoint-every", "1")
     assert alone(*half, "--steps", "2")[0] == 0
-    scaler = checked(tmp_path / "out/checkpoint/step-2").scaler
+    scaler = verify(tmp_path / "out/checkpoint/step-2").scaler
     assert scaler["_growth_tracker"] + 65536 / scaler["scale"] > 1  # it has counted two steps, or backed off
     assert alone(*half, "--steps", "3", "--resume", "auto")[0] == 0
-    assert checked(tmp_path / "out/checkpoint/step-3").scaler["_growth_tracker"] != 1
+    assert verify(tmp_path / "out/checkpoint/step-3").scaler["_growth_tracker"] != 1
 
 
 def older_file(trained: Path) -> Path:
@@ -467,16 +468,16 @@ def test_a_checkpoint_from_elsewhere_runs_no_code(
     content = json.loads((checkpoint / "complete.json").read_text())["manifest"]
     (checkpoint / ".metadata").write_bytes(pickle.dumps(Foreign()))
     # As whoever wants to be trusted would seal it.
-    files = {path.name: folders.sealed(path) for path in checkpoint.iterdir() if path.name != "complete.json"}
-    aside = checkpoint.rename(folders.beside(trained, 4))
+    files = {path.name: folders.digest_of(path) for path in checkpoint.iterdir() if path.name != "complete.json"}
+    aside = checkpoint.rename(folders.writing_path(trained, 4))
     del content["format"]
     folders.finish(aside, folders.Manifest(**{**content, "files": files}))
-    assert checked(checkpoint).step == 4
-    with pytest.raises(CannotRunError, match=r"builtins\.print does not belong into a checkpoint"):
+    assert verify(checkpoint).step == 4
+    with pytest.raises(CannotRunError, match=r"builtins\.print is not allowed in a checkpoint"):
         read_weights(checkpoint)
     status, output, error = alone(*TINY, *STEPS[2:], "--steps", "6", "--resume", "auto")
     assert status == 2
-    assert "builtins.print does not belong into a checkpoint" in error
+    assert "builtins.print is not allowed in a checkpoint" in error
     assert "ran code" not in output + capsys.readouterr().out
 
 
@@ -508,7 +509,7 @@ def test_killed_before_whatever_it_does_to_the_disk_a_run_keeps_what_was_saved(
         status, saved = killed_at(directory, operation)
         assert status == -signal.SIGKILL
         if saved:
-            newest, manifest, _ = whole_at(directory)
+            newest, manifest, _ = find_checkpoint(directory)
             assert manifest.step in (saved, saved + 1)
             assert torch.equal(read_weights(newest)[1]["weight"].round(), torch.full((3, 4), float(manifest.step)))
         else:
@@ -540,11 +541,11 @@ def test_two_ranks_go_on_bit_for_bit_and_one_rank_within_rounding(tmp_path: Path
     spread(whole, 2, "--wrapper", wrapper, "--steps", "4")
     shutil.copytree(whole / "out/checkpoint/step-2", tmp_path / "from/step-2")
     said = spread(resumed, 2, "--wrapper", wrapper, "--steps", "4", "--resume", "../from", "--async-checkpoint")
-    assert "nsa.train goes on from ../from/step-2, written after step 2" in said
+    assert "nsa.train resuming from ../from/step-2, written after step 2" in said
     last = "out/checkpoint/step-4"
     assert furthest(whole / last, resumed / last) == 0
     said = spread(alone, 1, "--accumulate", "2", "--steps", "4", "--resume", "../from")
-    assert "nsa.train saved by 2 ranks, this run has 1: their generators of random numbers begin anew" in said
+    assert "nsa.train saved by 2 ranks, this run has 1: the random number generators start again from the seed" in said
     assert furthest(whole / last, alone / last) < 1e-6
     assert [loss for _, loss in rows(alone / "out")] == pytest.approx(
         [loss for _, loss in rows(whole / "out")][2:], abs=1e-4
@@ -579,7 +580,7 @@ def test_a_run_of_two_ranks_that_is_killed_while_it_writes_goes_on_from_the_chec
         rank.kill()
     for rank in ranks:
         ended(rank)
-    _, manifest, _ = whole_at(tmp_path / "out")
+    _, manifest, _ = find_checkpoint(tmp_path / "out")
     assert manifest.step >= 2
     spread(tmp_path, 2, "--wrapper", "ddp", "--steps", "6", "--resume", "auto")
     spread(tmp_path / "whole", 2, "--wrapper", "ddp", "--steps", "6")

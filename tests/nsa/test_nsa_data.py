@@ -18,7 +18,7 @@ from ranks import run_forks
 
 from nsa_attention.data import IGNORED, Batch, Batches, shipped_text
 from nsa_attention.data.packing import row_of_window, rows
-from nsa_attention.data.prefetch import Ordered
+from nsa_attention.data.prefetch import OrderedPrefetch
 from nsa_attention.data.stories import SHARDS, all_stories, story
 from nsa_attention.settings import read_settings
 from nsa_attention.world import MAX_COMPARED, CannotRunError, World
@@ -140,7 +140,7 @@ class TestEverySource:
         expected = fetched(whole, 30)
         for at in (0, 1, 17):
             first, second = loader("--data", data), loader("--data", data, "--workers", "3")
-            first.ready()  # what was read ahead is no part of the position
+            first.wait_for_first()  # what was read ahead is no part of the position
             fetched(first, at)
             second.load_state_dict(json.loads(json.dumps(first.state_dict())))
             for ours, theirs in zip(fetched(second, 30 - at), expected[at:], strict=True):
@@ -186,10 +186,10 @@ def test_a_position_in_other_data_is_refused_with_every_difference(folder: Path)
     with pytest.raises(CannotRunError) as caught:
         loader("--data", "stories", "--seed", "1").load_state_dict(state)
     lines = str(caught.value).splitlines()
-    assert lines[0] == "--resume: the position in the data is of seed 0, this run has 1"
-    assert lines[1] == "--resume: the position in the data is of shards 3, this run has 16"
+    assert lines[0] == "--resume: the data position belongs to seed 0, this run has 1"
+    assert lines[1] == "--resume: the data position belongs to shards 3, this run has 16"
     assert len(lines) == 3
-    with pytest.raises(CannotRunError, match="a position in the data of version 7, not 1"):
+    with pytest.raises(CannotRunError, match="the data position has format version 7, not 1"):
         loader().load_state_dict({**state, "version": 7})
 
 
@@ -247,14 +247,14 @@ def test_a_window_is_cut_behind_each_token_that_ends_a_document(window: list[int
 class TestWorkDoneAhead:
     @pytest.mark.parametrize("workers", [0, 1, 3])
     def test_comes_in_the_order_of_its_items(self, workers: int) -> None:
-        work = Ordered(iter(range(200)), lambda item: item * item, workers=workers, ahead=5, name="test")
+        work = OrderedPrefetch(iter(range(200)), lambda item: item * item, workers=workers, ahead=5, name="test")
         assert list(work) == [item * item for item in range(200)]
         work.close()
 
     @pytest.mark.parametrize("workers", [1, 4])
     def test_is_never_far_ahead(self, workers: int) -> None:
         drawn = []
-        work = Ordered(
+        work = OrderedPrefetch(
             (drawn.append(n) or n for n in count()), lambda item: item, workers=workers, ahead=4, name="test"
         )
         for taken in range(100):
@@ -276,14 +276,14 @@ class TestWorkDoneAhead:
                 raise CannotRunError("planted")
             return item
 
-        work = Ordered(items(), fail_at_two, workers=workers, ahead=4, name="test")
+        work = OrderedPrefetch(items(), fail_at_two, workers=workers, ahead=4, name="test")
         assert [next(work), next(work)] == [0, 1]
         with pytest.raises(CannotRunError, match="planted"):
             next(work)
         work.close()
 
     def test_leaves_no_thread_behind(self) -> None:
-        work = Ordered(count(), lambda item: item, workers=3, ahead=4, name="test")
+        work = OrderedPrefetch(count(), lambda item: item, workers=3, ahead=4, name="test")
         threads = list(work._threads)
         assert next(work) == 0
         work.close()
@@ -365,8 +365,8 @@ def test_what_one_rank_alone_leaves_out_ends_the_run_on_all(tmp_path: Path, *, d
     if damaged:
         assert all("the ranks no longer read the same data: rank" in one for one in said)
         assert "rank 0 stands at epoch 0" in said[0]
-        assert "nothing left out" in said[0]
-        assert "3 records left out: " in said[1]
+        assert "nothing skipped" in said[0]
+        assert "3 records skipped: " in said[1]
 
 
 @given(
@@ -390,7 +390,10 @@ def test_numbers_of_ranks_are_compared_exactly_in_float32(numbers: list[int]) ->
             ("--data", "stories", "--packing", "documents", "--compile"),
             "--packing: documents have other lengths in each",
         ),
-        (("--packing", "documents"), "--packing documents: nothing in --data synthetic says where one ends; use"),
+        (
+            ("--packing", "documents"),
+            "--packing documents: nothing in --data synthetic marks where a document ends; use",
+        ),
         (("--tokenizer", "nowhere.json"), "--tokenizer: expected bytes or the path of a tokenizer.json or a file of"),
         (("--data", "hf:"), '--data: expected hf:PATH, hf:PATH:CONFIG or hf:PATH:CONFIG:SPLIT, got "hf:"'),
         (

@@ -19,11 +19,11 @@ from conftest import Alone
 
 from nsa_attention.data import Batches
 from nsa_attention.data.maps import TokenFile
+from nsa_attention.data.problems import BadRecordError, BadShardError, DataProblems
 from nsa_attention.data.shards import LONGEST_TEXT, FileShard, HubShard
 from nsa_attention.data.stories import story
-from nsa_attention.data.streams import SLOW_S, Documents
+from nsa_attention.data.streams import SLOW_S, DocumentStream
 from nsa_attention.data.tokens import tokenizer_named
-from nsa_attention.data.trouble import BadRecordError, BadShardError, Trouble
 from nsa_attention.settings import read_settings
 from nsa_attention.values import FINEWEB_EDU, BadShards, HubData
 from nsa_attention.world import CannotRunError, World
@@ -149,25 +149,37 @@ def written(content: bytes) -> Callable[[Path], None]:
 PACKED = gzip.compress(LINES)
 DAMAGED = PACKED[:600] + b"\xff" * 40 + PACKED[640:]
 BAD_SHARDS = {
-    "vanished": ("b.jsonl", vanishes, "b.jsonl: has vanished"),
+    "vanished": ("b.jsonl", vanishes, "b.jsonl: does not exist any more"),
     "unreadable": ("b.jsonl", leads_nowhere, "b.jsonl: cannot be read (Too many levels of symbolic links)"),
     "a folder": ("b.jsonl", Path.mkdir, "b.jsonl: cannot be read (Is a directory)"),
-    "empty": ("b.jsonl", Path.touch, "b.jsonl: holds no text"),
-    "empty texts only": ("b.jsonl", written(b'{"text": ""}\n\n'), "b.jsonl: holds no text"),
-    "cut gzip": ("b.jsonl.gz", written(PACKED[:-500]), "b.jsonl.gz: ends in the middle of its packed content"),
-    "damaged gzip": ("b.jsonl.gz", written(DAMAGED), "b.jsonl.gz: packed content is damaged (Error -3 while decomp"),
-    "no gzip": ("b.jsonl.gz", written(LINES), "b.jsonl.gz: packed content is damaged (Not a gzipped file (b'{\"'))"),
-    "cut zstd": ("b.jsonl.zst", written(zlib.compress(LINES)[:-9]), "b.jsonl.zst: ends in the middle of its packed"),
-    "damaged zstd": ("b.jsonl.zst", written(LINES), "b.jsonl.zst: packed content is damaged (Error -3 while decompr"),
-    "no parquet": ("b.parquet", written(LINES), "b.parquet: is no parquet file or a damaged one (Parquet magic bytes "),
+    "empty": ("b.jsonl", Path.touch, "b.jsonl: contains no text"),
+    "empty texts only": ("b.jsonl", written(b'{"text": ""}\n\n'), "b.jsonl: contains no text"),
+    "cut gzip": ("b.jsonl.gz", written(PACKED[:-500]), "b.jsonl.gz: ends in the middle of its compressed content"),
+    "damaged gzip": (
+        "b.jsonl.gz",
+        written(DAMAGED),
+        "b.jsonl.gz: its compressed content is damaged (Error -3 while decomp",
+    ),
+    "no gzip": (
+        "b.jsonl.gz",
+        written(LINES),
+        "b.jsonl.gz: its compressed content is damaged (Not a gzipped file (b'{\"'))",
+    ),
+    "cut zstd": ("b.jsonl.zst", written(zlib.compress(LINES)[:-9]), "b.jsonl.zst: ends in the middle of its comp"),
+    "damaged zstd": (
+        "b.jsonl.zst",
+        written(LINES),
+        "b.jsonl.zst: its compressed content is damaged (Error -3 while decompr",
+    ),
+    "no parquet": ("b.parquet", written(LINES), "b.parquet: is not a parquet file or is damaged (Parquet magic bytes "),
     "no column": ("b.parquet", written(b'PAR1[{"body": "x"}]'), 'b.parquet: has no column "text", only body'),
 }
 BAD_RECORDS = {
     "not UTF-8": (b'{"text": "caf\xe9"}\n', "b.jsonl, record 1: is not UTF-8 (byte 13 of the line)"),
     "not JSON": (b'{"text": "cut o\n', "b.jsonl, record 1: is not JSON (Invalid control character at"),
     "no field": (b'{"body": "x", "id": 3}\n', 'b.jsonl, record 1: has no field "text", only body, id'),
-    "no object": (b'["text"]\n', "b.jsonl, record 1: is no object but list"),
-    "no text": (b'{"text": 7}\n', 'b.jsonl, record 1: field "text" is no text but int'),
+    "no object": (b'["text"]\n', "b.jsonl, record 1: is not a JSON object but list"),
+    "no text": (b'{"text": 7}\n', 'b.jsonl, record 1: field "text" is not a string but int'),
 }
 
 
@@ -190,11 +202,11 @@ class TestABadShard:
         batches = loader(tmp_path, "--bad-shards", "skip")
         whole_epochs(batches)
         batches.close()
-        sentence = batches.trouble.sentence()
+        sentence = batches.problems.sentence()
         assert sentence is not None
-        assert sentence.startswith("1 shards left out: ")
+        assert sentence.startswith("1 shards skipped: ")
         assert told in sentence
-        assert batches.report()["left_out"] == {"shards": 1}
+        assert batches.summary()["left_out"] == {"shards": 1}
 
     def test_stops_the_run_with_one_error(self, tmp_path: Path, kind: str) -> None:
         name, make, told = BAD_SHARDS[kind]
@@ -204,7 +216,7 @@ class TestABadShard:
             whole_epochs(batches)
         batches.close()
         assert told in str(caught.value)
-        assert str(caught.value).endswith("; --bad-shards skip leaves it out and counts it")
+        assert str(caught.value).endswith("; --bad-shards skip skips and counts it")
         assert len(str(caught.value).splitlines()) == 1
 
 
@@ -217,8 +229,8 @@ class TestABadRecord:
         for _ in range(100):
             batches.fetch()
         batches.close()
-        assert batches.report()["left_out"]["records"] == 1
-        assert told in str(batches.trouble.sentence())
+        assert batches.summary()["left_out"]["records"] == 1
+        assert told in str(batches.problems.sentence())
 
     def test_stops_the_run_with_one_error(self, tmp_path: Path, kind: str) -> None:
         line, told = BAD_RECORDS[kind]
@@ -231,7 +243,7 @@ class TestABadRecord:
 
 
 def test_what_stops_the_run_does_so_though_a_worker_that_is_an_epoch_ahead_has_met_it() -> None:
-    trouble = Trouble(BadShards.STOP)
+    trouble = DataProblems(BadShards.STOP)
     for _ in range(2):
         with pytest.raises(CannotRunError, match="is not JSON"):
             trouble.record("b.jsonl, record 1", "is not JSON")
@@ -241,7 +253,7 @@ def test_a_text_that_is_not_utf_8_is_a_bad_record(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"caf\xe9\n")
     (record,) = records(tmp_path / "a.txt")
     assert isinstance(record, BadRecordError)
-    assert str(record) == "is not UTF-8 (byte 3 of it)"
+    assert str(record) == "is not UTF-8 (byte 3 of the text)"
 
 
 def test_what_was_read_before_the_damage_is_trained_on(tmp_path: Path) -> None:
@@ -255,17 +267,17 @@ def test_no_document_at_all_is_an_error_with_what_was_wrong(tmp_path: Path) -> N
     (tmp_path / "a.jsonl").touch()
     (tmp_path / "b.jsonl").write_bytes(b"no json\n")
     batches = loader(tmp_path, "--bad-shards", "skip")
-    with pytest.raises(CannotRunError, match=r"no document in 2 shards; 1 records left out, 2 shards left out: "):
+    with pytest.raises(CannotRunError, match=r"no document in 2 shards; 1 records skipped, 2 shards skipped: "):
         batches.fetch()
     batches.close()
 
 
 def test_a_slow_read_is_told_and_never_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(LINES)
-    trouble = Trouble(BadShards.STOP)
+    trouble = DataProblems(BadShards.STOP)
     ticks = iter(range(0, 10_000, int(SLOW_S) + 1))
     shard = FileShard(path=tmp_path / "a.jsonl", text_field="text")
-    documents = Documents(
+    documents = DocumentStream(
         [shard], tokenizer_named("bytes"), trouble, length=32, seed=0, workers=0, clock=lambda: float(next(ticks))
     )
     documents.next_row()
@@ -285,11 +297,11 @@ def _tokens(count: int, dtype: str) -> bytes:
 
 
 BAD_TOKENS = {
-    "vanished": (vanishes, "b.bin: has vanished"),
+    "vanished": (vanishes, "b.bin: does not exist any more"),
     "unreadable": (leads_nowhere, "b.bin: cannot be read (Too many levels of symbolic links)"),
     "a folder": (Path.mkdir, "b.bin: cannot be read (Is a directory)"),
     "empty": (Path.touch, "b.bin: is empty"),
-    "odd": (written(b"123"), "b.bin: its 3 bytes are no whole number of uint16 tokens"),
+    "odd": (written(b"123"), "b.bin: its 3 bytes are not a whole number of uint16 tokens"),
     "too short": (written(bytes(64)), "b.bin: its 32 tokens are too few for sequences of 32"),
     "other vocabulary": (written(bytes(80) + b"\x00\x01" + bytes(80)), "b.bin: token 40 is 256, and the vocabulary"),
 }
@@ -305,8 +317,8 @@ class TestABadFileOfTokens:
         for _ in range(40):
             batches.fetch()
         batches.close()
-        assert told in str(batches.trouble.sentence())
-        assert batches.report()["left_out"] == {"shards": 1}
+        assert told in str(batches.problems.sentence())
+        assert batches.summary()["left_out"] == {"shards": 1}
 
     def test_stops_the_run_with_one_error(self, tmp_path: Path, kind: str) -> None:
         make, told = BAD_TOKENS[kind]
@@ -323,10 +335,10 @@ def test_a_file_of_tokens_that_shrinks_is_noticed_and_no_process_dies(tmp_path: 
     os.truncate(path, 400)
     seen = [batches.fetch() for _ in range(20)]
     assert len(seen) == 20
-    assert "train.bin: has shrunk from 1000 tokens to 200" in str(batches.trouble.sentence())
-    assert batches.report()["left_out"]["rows"] > 0
+    assert "train.bin: has shrunk from 1000 tokens to 200" in str(batches.problems.sentence())
+    assert batches.summary()["left_out"]["rows"] > 0
     os.truncate(path, 0)
-    with pytest.raises(CannotRunError, match="no window can be read any more"):
+    with pytest.raises(CannotRunError, match="no window can be read"):
         batches.fetch()
 
 
@@ -334,7 +346,7 @@ def test_files_of_32_bits_and_their_documents_are_read_by_what_is_beside_them(tm
     tokens_at(tmp_path, count=200, dtype="<u4")
     (tmp_path / "meta.json").write_text(json.dumps({"dtype": "uint32", "vocab": 256, "end": 10}))
     batches = loader(tmp_path, "--batch", "1")
-    assert batches.introduction() == "files of tokens, packing documents, 2 workers"
+    assert batches.description() == "token files, packing documents, 2 workers"
     windows = sorted(tuple(batches.fetch().tokens[0].tolist()) for _ in range(6))
     assert windows == [tuple(range(first, first + 32)) for first in range(0, 192, 32)]
     batches.close()
@@ -342,7 +354,7 @@ def test_files_of_32_bits_and_their_documents_are_read_by_what_is_beside_them(tm
     with pytest.raises(CannotRunError, match=r"meta.json: not what nsa.prepare writes"):
         loader(tmp_path)
     (tmp_path / "meta.json").write_text(json.dumps({"dtype": "uint32", "vocab": 50257}))
-    with pytest.raises(CannotRunError, match="tokens of a vocabulary of 50257, the model has 256"):
+    with pytest.raises(CannotRunError, match="tokens from a vocabulary of 50257, the model has 256"):
         loader(tmp_path)
 
 
@@ -351,7 +363,7 @@ def test_what_a_folder_keeps_for_validation_is_left_aside(tmp_path: Path) -> Non
     tokens_at(tmp_path, count=200)
     (tmp_path / "val.bin").write_bytes(b"123")
     batches = loader(tmp_path, "--batch", "1")
-    assert batches.introduction() == "files of tokens, packing stream, 2 workers"
+    assert batches.description() == "token files, packing stream, 2 workers"
     windows = sorted(tuple(batches.fetch().tokens[0].tolist()) for _ in range(6))
     batches.close()
     assert windows == [tuple(range(first, first + 32)) for first in range(0, 192, 32)]
@@ -474,8 +486,8 @@ def test_a_file_that_is_no_vocabulary_is_one_error(tmp_path: Path, monkeypatch: 
     (tmp_path / "gpt2.tiktoken").write_text("no ranks here\n")
     for name, message in (
         ("broken.json", r"not a tokenizer.json \(expected value at line 1\)"),
-        ("gpt2.tiktoken", r"not a file of ranks"),
-        ("mine.tiktoken", r"how text is split depends on the file's name; known are cl100k_base.tiktoken, gpt2"),
+        ("gpt2.tiktoken", r"not a file of token ranks"),
+        ("mine.tiktoken", r"the file name determines how text is split; known names are cl100k_base.tiktoken, gpt2"),
     ):
         with pytest.raises(CannotRunError, match=message):
             tokenizer_named(str(tmp_path / name))
@@ -489,7 +501,7 @@ def test_a_vocabulary_that_is_larger_than_the_models_is_an_error(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tiktoken", FakeTiktoken("tiktoken"))
     (tmp_path / "gpt2.tiktoken").write_text("YQ== 5\n")
-    with pytest.raises(CannotRunError, match=r"gpt2.tiktoken need a vocabulary of 50257, shape ci has 256"):
+    with pytest.raises(CannotRunError, match=r"gpt2.tiktoken needs a vocabulary of 50257, shape ci has 256"):
         loader(Path("stories"), "--tokenizer", str(tmp_path / "gpt2.tiktoken"))
 
 
@@ -506,14 +518,14 @@ def test_what_was_left_out_is_told_at_the_end(alone: Alone, tmp_path: Path) -> N
     (tmp_path / "a.jsonl").write_bytes(LINES + b"no json\n")
     status, output, _ = alone("--data", "a.jsonl", "--phase", "data", "--steps", "30", "--bad-shards", "skip")
     assert status == 0
-    assert output.splitlines()[-1].startswith("nsa.train data: 1 records left out: a.jsonl, record 41: is not JSON (")
+    assert output.splitlines()[-1].startswith("nsa.train data: 1 records skipped: a.jsonl, record 41: is not JSON (")
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
         ([], "no file that ends with .txt, .txt.gz, "),
-        (["a.bin", "b.jsonl"], "has files of tokens (.bin) beside files of text; name one kind"),
+        (["a.bin", "b.jsonl"], "contains token files (.bin) and text files; select one kind"),
     ],
 )
 def test_a_folder_without_one_kind_of_data_is_an_error(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nsa_attention import generate as command
 from nsa_attention.checkpoints.load import read_weights
-from nsa_attention.checkpoints.shape import dimensions, dimensions_differ, shape_of
+from nsa_attention.checkpoints.shape import config_of, dimensions, dimensions_differ
 from nsa_attention.config import SHAPES, Attention, Branch, Compression, NSAConfig
 from nsa_attention.generate import generate, generate_tokens, main, saved_model
 from nsa_attention.model import TinyLM
@@ -96,7 +96,7 @@ def test_the_shape_of_a_checkpoint_is_the_one_that_was_saved(shape: NSAConfig) -
         {"branches": (Branch.CMP, Branch.WIN), "compression": Compression.MEAN},
     ):
         saved = dimensions(replace(shape, **changes))
-        assert dimensions(shape_of(saved)) == saved
+        assert dimensions(config_of(saved)) == saved
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_checkpoint_from_before_phi_had_a_field_has_the_phi_that_it_was_traine
     tiny: NSAConfig, older: str, phi: Compression
 ) -> None:
     saved = {key: value for key, value in dimensions(tiny).items() if key != "phi"} | {"compression": older}
-    assert shape_of(saved).compression is phi
+    assert config_of(saved).compression is phi
     assert list(dimensions_differ(saved, dimensions(replace(tiny, compression=phi)))) == []
     mistake = f"saved with phi {phi}, this run has mlp; give --compression {phi}"
     assert list(dimensions_differ(saved, dimensions(tiny))) == [mistake]
@@ -230,7 +230,7 @@ def test_a_file_that_is_no_checkpoint_is_one_line_and_exit_status_2(
     assert main([str(path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"nsa.generate: error: {path}: not a checkpoint of nsa.train (")
-    assert line.endswith("); give a folder step-<k> of a run, or a checkpoint_step<k>.pt of an older one")
+    assert line.endswith("); give a directory step-<k> of a run, or a checkpoint_step<k>.pt of an older run")
 
 
 def test_weights_of_another_shape_are_named(trained: Trained, tmp_path: Path, capsys: Told) -> None:

@@ -19,13 +19,13 @@ WAYS = ("forward", "backward")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 class TestFourTimesTheTokensTakeFourAndAHalfTimesTheMemoryAtMost:
     def test_on_the_usual_path(self) -> None:
-        short, long = (nsa_memory.measured(nsa_memory.PATHS[0], tokens) for tokens in (512, 2048))
+        short, long = (nsa_memory.measure_in_process(nsa_memory.PATHS[0], tokens) for tokens in (512, 2048))
         assert 2.0 < long / short < nsa_memory.LIMIT
 
     @pytest.mark.slow
     @pytest.mark.parametrize("path", nsa_memory.PATHS, ids="-".join)
     def test_on_every_path(self, path: tuple[str, str, str]) -> None:
-        short, long = (nsa_memory.measured(path, tokens) for tokens in nsa_memory.LENGTHS)
+        short, long = (nsa_memory.measure_in_process(path, tokens) for tokens in nsa_memory.LENGTHS)
         assert 2.0 < long / short < nsa_memory.LIMIT
 
 
@@ -45,7 +45,7 @@ def test_a_length_is_over_its_limit_in_the_modes_whose_wall_time_is() -> None:
 
 
 def test_the_plan_can_be_cut_to_a_length_that_it_does_not_have() -> None:
-    changed, plan = nsa_step_cost.changed, nsa_step_cost.PLAN
+    changed, plan = nsa_step_cost.adjust_plan, nsa_step_cost.PLAN
     assert changed(plan, None, None, None) == plan
     assert changed(plan, 8192, None, 1) == (nsa_step_cost.Length(tokens=8192, layers=2, pairs=1),)
     assert changed(plan, 4096, 3, None) == (nsa_step_cost.Length(tokens=4096, layers=3, pairs=2),)

@@ -167,8 +167,10 @@ class Planned:
 
     def _spanned(self, q: Tensor, keys: int, groups: int, values: int, seen: spanned.Spans) -> Tensor:
         k, v = (q.new_empty(1, groups, keys, width) for width in (q.shape[3], values))
-        output, lse = spanned._spanned._init_fn(q, k, v, *seen.tensors(), 0.25, seen.pattern)
-        spanned._spanned_backward._init_fn(output, q, k, v, *seen.tensors(), output, lse, 0.25, seen.pattern)
+        output, lse = spanned._spanned_attention_op._init_fn(q, k, v, *seen.tensors(), 0.25, seen.pattern)
+        spanned._spanned_attention_backward_op._init_fn(
+            output, q, k, v, *seen.tensors(), output, lse, 0.25, seen.pattern
+        )
         return output
 
     def _selected(self, q: Tensor, groups: int, values: int, starts: Tensor | None) -> Tensor:
@@ -177,8 +179,8 @@ class Planned:
         indices = torch.empty(1, groups, tokens, 4, dtype=torch.int32, device=META)
         numbers = (5, 0.25, [], 64)
         chosen = (indices, starts, selected._unions._init_fn(indices, starts, 5, 4))
-        output, lse = selected._selected._init_fn(q, k, v, *chosen, *numbers)
-        selected._selected_backward._init_fn(output, q, k, v, *chosen, output, lse, *numbers)
+        output, lse = selected._selected_attention_op._init_fn(q, k, v, *chosen, *numbers)
+        selected._selected_attention_backward_op._init_fn(output, q, k, v, *chosen, output, lse, *numbers)
         return output
 
 

@@ -69,7 +69,7 @@ def test_what_it_made_is_trained_on_with_its_documents(shards: Path, alone: Alon
     assert main([str(shards), "--out", "tokens"]) == 0
     status, output, _ = alone("--data", "tokens", "--layers", "1", "--steps", "2")
     assert status == 0
-    assert "files of tokens, packing documents, 2 workers" in output
+    assert "token files, packing documents, 2 workers" in output
 
 
 def test_the_windows_are_those_of_the_texts(shards: Path, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_what_is_bad_is_left_out_and_told_or_stops(shards: Path, tmp_path: Path,
     assert not (tmp_path / "out").exists()
     assert main([str(shards), "--out", str(tmp_path / "out"), "--bad-shards", "skip"]) == 0
     told = capsys.readouterr().err.splitlines()[-1]
-    assert told.startswith("nsa.prepare: 1 records left out, 2 shards left out: ")
+    assert told.startswith("nsa.prepare: 1 records skipped, 2 shards skipped: ")
     meta = json.loads((tmp_path / "out" / "meta.json").read_text())
     assert meta["left_out"] == {"records": 1, "shards": 2}
     assert tokens(tmp_path / "out") == expected(TEXTS)

@@ -70,7 +70,7 @@ def test_two_ranks_tell_callers_threads_loaders_and_mode(tmp_path: Path) -> None
         assert board.mode == ForwardMode(training=False, gradients=False)
         events = timeline(board.rank or 0, board, (), "gloo")
         assert [event.chain for event in events.events] == [call.chain for call in reduced[:-1]]
-        assert events.whole
+        assert events.is_complete
 
     one, other = boards
     assert one.counts == other.counts

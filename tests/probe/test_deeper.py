@@ -22,8 +22,8 @@ def trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trouble
     monkeypatch.delenv(protocol.ENV_CHECKPOINT_DEBUG, raising=False)
     yield TroubleLog(str(tmp_path))
     torch.autograd.set_detect_anomaly(False)
-    while autograd._held:
-        autograd._held.pop().__exit__(None, None, None)
+    while autograd._open_contexts:
+        autograd._open_contexts.pop().__exit__(None, None, None)
 
 
 def modes() -> tuple[bool, bool | None]:

@@ -10,7 +10,7 @@ import pytest
 from ranks import BOOTSTRAP, Boards, ended, fork_ranks, python, run_forks, wait_for
 
 from nsa_harness import protocol
-from nsa_harness.supervisor.capture.recorder import ask_flight
+from nsa_harness.supervisor.capture.recorder import query_flight_recorder
 from nsa_harness.supervisor.capture.snapshot import StackSampler
 
 RANK = {"RANK": "0", "WORLD_SIZE": "1"}
@@ -31,7 +31,7 @@ def test_a_rank_that_holds_the_gil_in_native_code_gives_its_flight_recorder(tmp_
         boards = Boards(tmp_path)
         # Its beat has stopped for good: what is asked on the board is never answered.
         wait_for(lambda: boards.board(process.pid).latest_event, "a mark")
-        answer = json.loads(ask_flight(tmp_path, process.pid, limit_s=60.0))
+        answer = json.loads(query_flight_recorder(tmp_path, process.pid, limit_s=60.0))
         threads = _threads_of_the_server(process.pid)
     finally:
         process.kill()
@@ -72,7 +72,7 @@ import os, sys
 import torch, torch.distributed
 sys.path.insert(0, sys.argv[1])
 from nsa_harness.probe.heartbeat import start_worker_server
-from nsa_harness.supervisor.capture.recorder import ask_flight
+from nsa_harness.supervisor.capture.recorder import query_flight_recorder
 from pathlib import Path
 statuses = []
 for number in range(20):
@@ -80,7 +80,7 @@ for number in range(20):
     if child == 0:
         start_worker_server(torch, sys.argv[2])
         if number % 2:
-            ask_flight(Path(sys.argv[2]), os.getpid(), limit_s=60.0)
+            query_flight_recorder(Path(sys.argv[2]), os.getpid(), limit_s=60.0)
         sys.exit(number)
     statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 print(statuses == list(range(20)))
@@ -101,7 +101,7 @@ def test_a_directory_whose_path_is_longer_than_a_sockets_address_will_do(tmp_pat
     code = "import sys, torch.distributed\nprint('ready', flush=True)\nsys.stdin.readline()"
     (process,) = fork_ranks(1, "-c", code, boards=boards)
     assert process.stdout.readline() == "ready\n"
-    answer = json.loads(ask_flight(boards, process.pid, limit_s=60.0))
+    answer = json.loads(query_flight_recorder(boards, process.pid, limit_s=60.0))
     rank = ended(process)
     assert "pg_status" in answer
     assert (rank.status, rank.err) == (0, "")
@@ -127,11 +127,13 @@ LOOKS = 10
 def test_a_rank_that_is_looked_at_again_and_again_grows_no_further(tmp_path: Path) -> None:
     """The worker server's threads keep 12 MB each: asked of it once a minute, that looks like a leak of the job."""
     (process,) = fork_ranks(1, "-c", FULL_RECORDER, boards=tmp_path, STORE=str(tmp_path / "store"))
-    camera = StackSampler(origin_ns=0, boards=tmp_path, dumps=tmp_path / "dumps")
+    camera = StackSampler(origin_ns=0, probe_dir=tmp_path, dumps=tmp_path / "dumps")
     try:
         assert process.stdout.readline() == "ready\n"
         wait_for(lambda: Boards(tmp_path).board(process.pid).beat_s, "a beat")
-        seen = [camera.take(0, {0: process.pid}, written=False, patient=True).ranks[0] for _ in range(LOOKS)]
+        seen = [
+            camera.take(0, {0: process.pid}, writes_dumps=False, prefers_heartbeat=True).ranks[0] for _ in range(LOOKS)
+        ]
     finally:
         process.kill()
         process.communicate()

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from nsa_harness import errors, protocol
 from nsa_harness.cli import main as cli
-from nsa_harness.core.comparison.gates import when
+from nsa_harness.core.comparison.gates import condition_text
 from nsa_harness.core.comparison.plan_file import PlanText, read_plan, read_stored_plan
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.report import HangKind, Status
@@ -28,7 +28,7 @@ from nsa_harness.core.scenario import resolve
 from nsa_harness.core.scenario.scenario import ScenarioFile
 from nsa_harness.core.verdict import limits, motion, proof
 from nsa_harness.subject.environment import TABLE
-from nsa_harness.supervisor.launch.planning import Invocation, checked, selected_scenarios
+from nsa_harness.supervisor.launch.planning import Invocation, check_scenarios, select_scenarios
 from nsa_harness.supervisor.launch.scenario_files import shipped_plan
 from nsa_harness.supervisor.storage import sources
 from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir
@@ -116,7 +116,9 @@ def test_the_figures_of_strangers_in_the_readme_are_those_of_the_newest_round() 
 
 def test_every_gate_stands_in_the_decisions_in_its_order_and_no_other() -> None:
     shown = [(words(cells[0])[0], *cells[1:]) for cells in rows("docs/internals/decisions.md", "gate", "if")]
-    assert shown == [(name, when(one.condition), one.then, one.because) for name, one in SHIPPED.gates.items()]
+    assert shown == [
+        (name, condition_text(one.condition), one.then, one.because) for name, one in SHIPPED.gates.items()
+    ]
 
 
 def test_every_question_of_the_tree_stands_in_the_decisions_and_no_other() -> None:
@@ -175,9 +177,9 @@ def test_every_scenario_shown_in_a_document_is_a_sound_one(name: str, tmp_path: 
     (tmp_path / "train.py").write_text("")
     for number, block in enumerate(blocks(name, "yaml")):
         (tmp_path / f"shown{number}.yaml").write_text(block)
-        question = Invocation(words=(f"./shown{number}.yaml",), working_dir=tmp_path, environ={})
-        asked, _ = selected_scenarios(question)
-        assert len(checked(asked)) == len(asked) > 0
+        question = Invocation(arguments=(f"./shown{number}.yaml",), working_dir=tmp_path, environ={})
+        asked, _ = select_scenarios(question)
+        assert len(check_scenarios(asked)) == len(asked) > 0
 
 
 def test_every_key_of_a_stored_report_is_documented() -> None:

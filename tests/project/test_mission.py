@@ -19,7 +19,7 @@ from nsa_harness.cli import main as cli
 from nsa_harness.core.scenario.env_names import KNOWN_NAMES
 from nsa_harness.core.scenario.scenario import ScenarioFile
 from nsa_harness.subject.environment import TABLE
-from nsa_harness.supervisor.launch.planning import every_scenario
+from nsa_harness.supervisor.launch.planning import all_scenarios
 
 
 def test_the_page_is_made_from_the_items() -> None:
@@ -97,7 +97,7 @@ def test_what_lacks_something_is_told_on_the_page() -> None:
 
 @cache
 def shipped() -> list[str]:
-    items, _ = every_scenario(REPOSITORY / "tests" / "golden")
+    items, _ = all_scenarios(REPOSITORY / "tests" / "golden")
     return [known for item in items for known in (item.name, *item.aliases)]
 
 

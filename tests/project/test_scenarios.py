@@ -14,7 +14,7 @@ from documents import REPOSITORY, rows, words
 from mission import BEYOND, ITEMS, SEED_1, SEED_5, SEED_FAILURES, WITHOUT_A_CPU_FORM
 
 from nsa_harness.core.evidence.evidence import Ending, Evidence
-from nsa_harness.core.outcome.outcome import missed
+from nsa_harness.core.outcome.outcome import missed_expectations
 from nsa_harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.program import Surroundings
@@ -23,7 +23,7 @@ from nsa_harness.core.scenario.scenario import ExpectedVerdict, Scenario
 from nsa_harness.core.scenario.selection import Selection, selected
 from nsa_harness.subject.options import SHAPES
 from nsa_harness.subject.program import PROGRAM
-from nsa_harness.supervisor.launch.planning import SelectedScenario, checked, every_scenario
+from nsa_harness.supervisor.launch.planning import SelectedScenario, all_scenarios, check_scenarios
 from nsa_harness.supervisor.launch.scenario_files import yaml_files
 
 LAPTOP = MachineFacts(host="laptop", cpus=2, gpus=(), torch="2.13.0+cpu")
@@ -41,8 +41,8 @@ NOTHING_SEEN = Evidence(
 @cache
 def shipped() -> dict[str, tuple[SelectedScenario, Scenario]]:
     """Every shipped scenario by its name, those of the user left out."""
-    items, _ = every_scenario(REPOSITORY / "tests" / "golden")
-    return {item.name: (item, scenario) for item, scenario in zip(items, checked(items), strict=True)}
+    items, _ = all_scenarios(REPOSITORY / "tests" / "golden")
+    return {item.name: (item, scenario) for item, scenario in zip(items, check_scenarios(items), strict=True)}
 
 
 def on(facts: MachineFacts) -> dict[str, RunSpec | Skip]:
@@ -270,10 +270,10 @@ def test_every_number_a_scenario_expects_can_be_missed_and_can_be_met(facts: Mac
     for name, spec in on(facts).items():
         for metric, bound in spec.expect.metrics if isinstance(spec, RunSpec) else ():
             alone = Expect(metrics=((metric, bound),))
-            assert missed(alone, NOTHING_SEEN, {metric: inside(bound)}) == (), f"{name}: {metric}"
+            assert missed_expectations(alone, NOTHING_SEEN, {metric: inside(bound)}) == (), f"{name}: {metric}"
             for value in violations(bound):
-                assert missed(alone, NOTHING_SEEN, {metric: value}) != (), f"{name}: {metric} {value}"
-            assert missed(alone, NOTHING_SEEN, {}) != (), f"{name}: {metric} is not reported"
+                assert missed_expectations(alone, NOTHING_SEEN, {metric: value}) != (), f"{name}: {metric} {value}"
+            assert missed_expectations(alone, NOTHING_SEEN, {}) != (), f"{name}: {metric} is not reported"
 
 
 def inside(bound: Bound) -> float:
@@ -290,7 +290,11 @@ def test_an_untrained_model_that_guesses_meets_the_bound_of_its_shape_and_of_no_
     assert isinstance(spec, RunSpec)
     bound = dict(spec.expect.metrics)["loss_last"]
     alone = Expect(metrics=(("loss_last", bound),))
-    met = [vocab for vocab in (256, 50257) if missed(alone, NOTHING_SEEN, {"loss_last": math.log(vocab)}) == ()]
+    met = [
+        vocab
+        for vocab in (256, 50257)
+        if missed_expectations(alone, NOTHING_SEEN, {"loss_last": math.log(vocab)}) == ()
+    ]
     assert met == ([256] if facts is LAPTOP else [50257])
 
 

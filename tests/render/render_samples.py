@@ -56,19 +56,19 @@ PASSED = Outcome(
     exit_codes={0: 0, 1: 0},
     findings=(),
     trouble=(),
-    timing=Timing(launch_s=2.9, wall_s=4.6, quiet_s=0.07, detected_s=None, teardown_s=0.3),
+    timing=Timing(launch_s=2.9, wall_s=4.6, no_progress_s=0.07, detected_s=None, teardown_s=0.3),
     usage=Usage(peak_rss_bytes=412_000_000, peak_gpu_bytes=None, tokens_per_s=731.4),
     dir="ddp_onestep",
-    checked=("losses finite", "gradients equal on all ranks", "41 of 41 collectives matched"),
-    ruled_out=(),
-    standings=(),
-    vitals=(
+    passed_checks=("losses finite", "gradients equal on all ranks", "41 of 41 collectives matched"),
+    ruled_out_causes=(),
+    rank_statuses=(),
+    rank_summaries=(
         RankSummary(
             rank=0,
             loss=5.5479,
             gradients="67 of 67",
             buckets="2 · 0.9 M fp32",
-            longest_quiet_s=0.06,
+            longest_gap_s=0.06,
             peak_rss_bytes=412_000_000,
         ),
         RankSummary(
@@ -76,7 +76,7 @@ PASSED = Outcome(
             loss=5.5512,
             gradients="67 of 67",
             buckets="2 · 0.9 M fp32",
-            longest_quiet_s=0.07,
+            longest_gap_s=0.07,
             peak_rss_bytes=410_000_000,
         ),
     ),
@@ -86,10 +86,10 @@ PASSED = Outcome(
         Artifact(path="traces.log", count=71, absent=None),
         Artifact(path="k_stats.csv", count=None, absent="the sel branch was not reached"),
     ),
-    why=None,
-    ended="by itself, no process left",
-    repeat="nsa-harness run reports/latest/ddp_onestep/spec.json",
-    next="nsa-harness run -t plan",
+    proof_reason=None,
+    ending_text="by itself, no process left",
+    repeat_command="nsa-harness run reports/latest/ddp_onestep/spec.json",
+    next_command="nsa-harness run -t plan",
 )
 
 PLACE = Place(
@@ -185,22 +185,23 @@ DEADLOCK = replace(
         ),
     ),
     trouble=(Trouble(what="native stack", why="ptrace is not permitted here (kernel.yama.ptrace_scope = 2)", rank=1),),
-    timing=Timing(launch_s=2.8, wall_s=14.2, quiet_s=5.2, detected_s=5.2, teardown_s=0.4),
+    timing=Timing(launch_s=2.8, wall_s=14.2, no_progress_s=5.2, detected_s=5.2, teardown_s=0.4),
     usage=Usage(peak_rss_bytes=9_100_000_000, peak_gpu_bytes=None, tokens_per_s=None),
     dir="branch_sel_only",
-    checked=("42 collectives compared", "both batches arrived"),
-    ruled_out=("slow", "network (0 retransmits)", "data (both batches arrived)"),
-    standings=(
-        RankStatus(rank=0, blocked_in="all_reduce #14", waits_for="rank 1", no_progress_s=5.2, culprit=False),
-        RankStatus(rank=1, blocked_in="barrier #14", waits_for="rank 0", no_progress_s=5.1, culprit=True),
+    passed_checks=("42 collectives compared", "both batches arrived"),
+    ruled_out_causes=("slow", "network (0 retransmits)", "data (both batches arrived)"),
+    rank_statuses=(
+        RankStatus(rank=0, blocked_in="all_reduce #14", waits_for="rank 1", no_progress_s=5.2, is_culprit=False),
+        RankStatus(rank=1, blocked_in="barrier #14", waits_for="rank 0", no_progress_s=5.1, is_culprit=True),
     ),
-    vitals=(),
+    rank_summaries=(),
     metrics={},
     last_agreed="all_reduce at nsa/model.py:212 in step 1",
-    why="two ranks wait, and nobody is left to end that; no progress, CPU time or I/O in two samples 3 s apart",
-    ended="TERM, 0.4 s, no process left; torch alone would wait 30 min",
-    repeat="nsa-harness run reports/latest/branch_sel_only/spec.json",
-    next="nsa-harness bisect branch_sel_only --layers",
+    proof_reason="two ranks wait, and nobody is left to end that;"
+    " no progress, CPU time or I/O in two samples 3 s apart",
+    ending_text="TERM, 0.4 s, no process left; torch alone would wait 30 min",
+    repeat_command="nsa-harness run reports/latest/branch_sel_only/spec.json",
+    next_command="nsa-harness bisect branch_sel_only --layers",
     stacks=STACKS,
     divergence=DIVERGENCE,
 )
@@ -227,15 +228,15 @@ LIVELOCK = replace(
     findings=(),
     trouble=(),
     dir="gc_bisect_layers_0_5",
-    standings=(
-        RankStatus(rank=0, blocked_in="nsa/model.py:9", waits_for="nothing", no_progress_s=61.0, culprit=True),
-        RankStatus(rank=1, blocked_in="all_reduce #77", waits_for="rank 0", no_progress_s=60.4, culprit=False),
+    rank_statuses=(
+        RankStatus(rank=0, blocked_in="nsa/model.py:9", waits_for="nothing", no_progress_s=61.0, is_culprit=True),
+        RankStatus(rank=1, blocked_in="all_reduce #77", waits_for="rank 0", no_progress_s=60.4, is_culprit=False),
     ),
-    why="20 of 20 samples show the same leaf line; no mark in 61 s, the longest step took 0.4 s",
+    proof_reason="20 of 20 samples show the same leaf line; no mark in 61 s, the longest step took 0.4 s",
     stacks=(),
     divergence=None,
-    repeat="nsa-harness run reports/latest/gc_bisect_layers_0_5/spec.json",
-    next=None,
+    repeat_command="nsa-harness run reports/latest/gc_bisect_layers_0_5/spec.json",
+    next_command=None,
 )
 
 FAILED = replace(
@@ -271,14 +272,14 @@ FAILED = replace(
         ),
     ),
     dir="gc_baseline_full",
-    checked=("41 of 41 collectives matched",),
-    vitals=(
-        RankSummary(rank=0, loss=float("nan"), gradients=None, buckets=None, longest_quiet_s=None, peak_rss_bytes=None),
+    passed_checks=("41 of 41 collectives matched",),
+    rank_summaries=(
+        RankSummary(rank=0, loss=float("nan"), gradients=None, buckets=None, longest_gap_s=None, peak_rss_bytes=None),
     ),
     metrics={"loss_first": float("nan")},
-    ended="rank 1 by torchrun, no process left",
-    repeat="nsa-harness run reports/latest/gc_baseline_full/spec.json",
-    next=None,
+    ending_text="rank 1 by torchrun, no process left",
+    repeat_command="nsa-harness run reports/latest/gc_baseline_full/spec.json",
+    next_command=None,
 )
 
 SKIPPED = replace(
@@ -295,17 +296,17 @@ SKIPPED = replace(
     verdict=Verdict(status=Status.SKIP, kind=None, cause="missing_need", summary="needs 2 GPUs, this machine has none"),
     last_step={},
     exit_codes={},
-    timing=Timing(launch_s=None, wall_s=0.0, quiet_s=None, detected_s=None, teardown_s=None),
+    timing=Timing(launch_s=None, wall_s=0.0, no_progress_s=None, detected_s=None, teardown_s=None),
     usage=Usage(peak_rss_bytes=None, peak_gpu_bytes=None, tokens_per_s=None),
     dir="ddp_nccl",
     phase=None,
-    checked=(),
-    vitals=(),
+    passed_checks=(),
+    rank_summaries=(),
     metrics={},
     artifacts=(),
-    ended="",
-    repeat="nsa-harness run ddp_nccl",
-    next=None,
+    ending_text="",
+    repeat_command="nsa-harness run ddp_nccl",
+    next_command=None,
 )
 
 ERRED = replace(
@@ -317,8 +318,8 @@ ERRED = replace(
     expected=False,
     trouble=(Trouble(what="progress boards", why="/dev/shm is full"),),
     dir="fsdp",
-    ended="never started",
-    repeat="nsa-harness run fsdp",
+    ending_text="never started",
+    repeat_command="nsa-harness run fsdp",
 )
 
 FLAKY_FIRST = replace(
@@ -327,7 +328,7 @@ FLAKY_FIRST = replace(
     final=False,
     flaky=True,
     dir="ddp_gloo",
-    repeat="nsa-harness run reports/latest/ddp_gloo/spec.json",
+    repeat_command="nsa-harness run reports/latest/ddp_gloo/spec.json",
 )
 FLAKY_SECOND = replace(
     PASSED,
@@ -337,7 +338,7 @@ FLAKY_SECOND = replace(
     expected=False,
     verdict=Verdict(status=Status.FAIL, kind=None, cause="flaky", summary="attempt 1 hung, attempt 2 passed"),
     dir="ddp_gloo~2",
-    repeat="nsa-harness run reports/latest/ddp_gloo~2/spec.json",
+    repeat_command="nsa-harness run reports/latest/ddp_gloo~2/spec.json",
 )
 
 AGREED = read_stored_plan(shipped_plan()).plan
@@ -451,17 +452,17 @@ def poison(outcome: Outcome) -> Outcome:
         ),
         trouble=(Trouble(what=POISON, why="x" * 5000, rank=0),),
         dir="hostile",
-        checked=(POISON,),
-        ruled_out=(POISON,),
-        standings=(RankStatus(rank=0, blocked_in=POISON, waits_for=POISON, no_progress_s=None, culprit=True),),
-        vitals=(
-            RankSummary(rank=0, loss=1.0, gradients=POISON, buckets=POISON, longest_quiet_s=None, peak_rss_bytes=1),
+        passed_checks=(POISON,),
+        ruled_out_causes=(POISON,),
+        rank_statuses=(RankStatus(rank=0, blocked_in=POISON, waits_for=POISON, no_progress_s=None, is_culprit=True),),
+        rank_summaries=(
+            RankSummary(rank=0, loss=1.0, gradients=POISON, buckets=POISON, longest_gap_s=None, peak_rss_bytes=1),
         ),
         metrics={POISON: float("inf")},
         artifacts=(Artifact(path=POISON, count=1, absent=None), Artifact(path=POISON, count=None, absent=POISON)),
-        why=POISON,
+        proof_reason=POISON,
         last_agreed=POISON,
-        ended=POISON,
-        repeat=POISON,
-        next=POISON,
+        ending_text=POISON,
+        repeat_command=POISON,
+        next_command=POISON,
     )

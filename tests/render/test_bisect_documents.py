@@ -35,8 +35,8 @@ from nsa_harness.errors import StoredRunError
 from nsa_harness.render.documents.documents import write_documents
 from nsa_harness.render.documents.html import report_html
 from nsa_harness.render.experiments.bisect_json import bisect_json, from_json, stored_search
-from nsa_harness.render.experiments.bisect_md import LIMIT, bisect_md
-from nsa_harness.render.experiments.picture import GRID_WIDTH, SHOWN, legend, picture
+from nsa_harness.render.experiments.bisect_md import MAX_CHARACTERS, bisect_md
+from nsa_harness.render.experiments.picture import GRID_WIDTH, MAX_DRAWN_ROWS, legend, picture
 from nsa_harness.render.text import escaped
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.storage.rundir import RunDir
@@ -207,7 +207,7 @@ def test_an_issue_takes_every_document_whole() -> None:
     many = tuple(replace(SINGLE.probes[3], n=n, summary="x" * 3000, counts_as=DIFFERENT) for n in range(1, 900))
     stacks = {f"p{n}/dumps/rank0.txt": "frame\n" * 10_000 for n in range(40)}
     text = bisect_md(replace(NINETY_SIX, probes=many), stacks)
-    assert len(text) <= LIMIT
+    assert len(text) <= MAX_CHARACTERS
     assert text.startswith("# It hangs with layer 63 alone.")
     assert "The rest is cut" in text
     assert text.count("```") % 2 == 0
@@ -262,11 +262,11 @@ def test_the_verdict_stands_in_the_picture_as_text_and_not_as_colour_alone() -> 
 
 
 def test_a_long_search_is_drawn_in_part_and_says_so() -> None:
-    many = tuple(replace(SINGLE.probes[3], n=n) for n in range(1, SHOWN + 51))
+    many = tuple(replace(SINGLE.probes[3], n=n) for n in range(1, MAX_DRAWN_ROWS + 51))
     told = replace(SINGLE, probes=many)
     made = picture(told)
     assert made is not None
-    assert (len(made.rows), made.omitted) == (SHOWN, 50)
+    assert (len(made.rows), made.omitted) == (MAX_DRAWN_ROWS, 50)
     assert "50 more probes are not drawn" in report_html(QUIET, PLAYBOOK, told)
 
 

@@ -33,11 +33,11 @@ def round_of(probe: ProbeReport) -> Round:
 
 def tell(screen: BisectScreen, told: BisectReport) -> None:
     """A whole search, one probe a round."""
-    screen.begun(so_far(told, 0))
+    screen.show_header(so_far(told, 0))
     for count, probe in enumerate(told.probes):
-        screen.round_begun(round_of(probe), so_far(told, count))
-        screen.probed(probe, so_far(told, count + 1))
-    screen.answered(told, RUN_DIR)
+        screen.show_round(round_of(probe), so_far(told, count))
+        screen.add_probe(probe, so_far(told, count + 1))
+    screen.show_answer(told, RUN_DIR)
     screen.close()
 
 
@@ -81,11 +81,11 @@ def test_no_colour_means_plain_lines_on_a_terminal_too(environ: dict[str, str]) 
 def test_on_a_terminal_the_running_line_stands_below_the_rows_and_leaves_nothing() -> None:
     stream = Screen(tty=True)
     screen = BisectScreen(stream, environ={**COLOUR, "COLUMNS": "100", "LINES": "40"}, clock_s=lambda: 0.0)
-    screen.begun(so_far(SINGLE, 0))
+    screen.show_header(so_far(SINGLE, 0))
     for count, probe in enumerate(SINGLE.probes[:4]):
-        screen.round_begun(round_of(probe), so_far(SINGLE, count))
-        screen.probed(probe, so_far(SINGLE, count + 1))
-    screen.round_begun(round_of(SINGLE.probes[4]), so_far(SINGLE, 4))
+        screen.show_round(round_of(probe), so_far(SINGLE, count))
+        screen.add_probe(probe, so_far(SINGLE, count + 1))
+    screen.show_round(round_of(SINGLE.probes[4]), so_far(SINGLE, 4))
     screen.settle()
     glass = Glass(100)
     glass.write(stream.getvalue())
@@ -101,13 +101,13 @@ def test_on_a_terminal_the_running_line_stands_below_the_rows_and_leaves_nothing
 def test_the_row_of_a_probe_waits_for_the_round_that_says_what_is_left() -> None:
     stream = Screen(tty=False)
     screen = screen_on(stream)
-    screen.begun(so_far(SINGLE, 0))
+    screen.show_header(so_far(SINGLE, 0))
     probe = SINGLE.probes[2]
-    screen.round_begun(round_of(probe), so_far(SINGLE, 2))
-    screen.probed(probe, so_far(SINGLE, 3))
+    screen.show_round(round_of(probe), so_far(SINGLE, 2))
+    screen.add_probe(probe, so_far(SINGLE, 3))
     screen.settle()
     assert "[0,12)" not in stream.getvalue()
-    screen.round_begun(replace(round_of(probe), open=(3, 12)), so_far(SINGLE, 3))
+    screen.show_round(replace(round_of(probe), open=(3, 12)), so_far(SINGLE, 3))
     screen.settle()
     assert "[0,12) → [3,12)" in stream.getvalue()
 
@@ -115,13 +115,13 @@ def test_the_row_of_a_probe_waits_for_the_round_that_says_what_is_left() -> None
 def test_probes_side_by_side_are_shown_as_they_end() -> None:
     stream = Screen(tty=False)
     screen = screen_on(stream)
-    screen.begun(so_far(SINGLE, 0))
+    screen.show_header(so_far(SINGLE, 0))
     both = Round(
         subsets=(frozenset(), frozenset(range(12))), purpose=SINGLE.probes[0].purpose, open=(0, 12), probes_left=0
     )
-    screen.round_begun(both, so_far(SINGLE, 0))
-    screen.probed(SINGLE.probes[1], so_far(SINGLE, 2))
-    screen.probed(SINGLE.probes[0], so_far(SINGLE, 2))
+    screen.show_round(both, so_far(SINGLE, 0))
+    screen.add_probe(SINGLE.probes[1], so_far(SINGLE, 2))
+    screen.add_probe(SINGLE.probes[0], so_far(SINGLE, 2))
     screen.close()
     assert [line.split()[0] for line in stream.getvalue().splitlines() if "control" in line] == ["2", "1"]
 
@@ -170,15 +170,15 @@ def test_in_a_log_a_long_wait_has_one_line_and_on_a_terminal_it_stands_below_the
     for tty in (False, True):
         stream = Screen(tty=tty)
         screen = screen_on(stream, **({"TERM": "xterm"} if tty else {}))
-        screen.begun(so_far(SINGLE, 0))
-        screen.round_begun(round_of(SINGLE.probes[0]), so_far(SINGLE, 0))
-        screen.waits(1, waiting)
-        screen.waits(1, None)
-        screen.waits(1, waiting)
+        screen.show_header(so_far(SINGLE, 0))
+        screen.show_round(round_of(SINGLE.probes[0]), so_far(SINGLE, 0))
+        screen.show_wait(1, waiting)
+        screen.show_wait(1, None)
+        screen.show_wait(1, waiting)
         screen.settle()
         shown[tty] = screen.frame(), stream.getvalue().count("probe 1: no progress for 12 s: waits until 60 s")
-        screen.probed(SINGLE.probes[0], so_far(SINGLE, 1))
-        screen.round_begun(round_of(SINGLE.probes[1]), so_far(SINGLE, 1))
+        screen.add_probe(SINGLE.probes[0], so_far(SINGLE, 1))
+        screen.show_round(round_of(SINGLE.probes[1]), so_far(SINGLE, 1))
         assert len(screen.frame()) == 1
         screen.close()
         assert screen.trouble == []

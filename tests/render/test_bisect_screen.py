@@ -47,8 +47,8 @@ from nsa_harness.core.search.waits import Waiting
 from nsa_harness.render.experiments import words as bisect_words
 from nsa_harness.render.experiments.picture import Grid, row, rows
 from nsa_harness.render.experiments.screen import (
-    Control,
-    Expected,
+    CaseTime,
+    PlannedControl,
     answer_lines,
     header_lines,
     plan_lines,
@@ -136,7 +136,7 @@ def test_layers_that_do_not_begin_at_0_keep_their_numbers() -> None:
     assert head.split() == ["layer", "4", "5", "6", "7"]
     assert line.split()[1:4] == ["[4,8)", "→", "[4,6)"]
     assert bisect_words.headline(told) == "layer 5 alone"
-    assert bisect_words.setting_word(told) == "NSA_GC_RANGE=5:6"
+    assert bisect_words.setting_text(told) == "NSA_GC_RANGE=5:6"
 
 
 def test_the_next_round_says_what_is_left_and_not_the_answer_alone() -> None:
@@ -202,7 +202,7 @@ def test_of_neighbours_alone_it_is_said_what_no_range_can_tell_and_each_range_th
         answer=replace(RANGE.answer, passing=frozenset(range(8))),
     )
     assert bisect_words.sentence(told) == "It hangs with layers 4-8 [4:9], and no smaller range of them."
-    assert list(bisect_words.proven(told))[1:3] == [
+    assert list(bisect_words.proven_claims(told))[1:3] == [
         "with layers 0-7 [0:8] it passes: 2 of 2 under fork and torchrun",
         "with layers 5-11 [5:12] it passes: 1 of 1 under torchrun",
     ]
@@ -216,23 +216,25 @@ def test_a_flaky_answer_says_how_often_by_counts_and_how_sure_it_is() -> None:
     lines = list(answer_lines(FLAKY, RUN_DIR, 100))
     assert lines[0].startswith("ANSWER  layer 7 alone   (NSA_GC_RANGE=7:8)   97 % sure")
     often = "hangs in 1 of 2 runs (1 % to 99 %) with layer 7, in 0 of 1 runs (0 % to 97 %) at the good end"
-    assert bisect_words.how_often(FLAKY) == often
+    assert bisect_words.failure_rate_text(FLAKY) == often
 
 
 def test_another_failure_is_no_run_of_a_frequency() -> None:
     other = replace(FLAKY.probes[9], n=99, counts_as=DIFFERENT)
-    assert bisect_words.how_often(replace(FLAKY, probes=(*FLAKY.probes, other))) == bisect_words.how_often(FLAKY)
+    assert bisect_words.failure_rate_text(
+        replace(FLAKY, probes=(*FLAKY.probes, other))
+    ) == bisect_words.failure_rate_text(FLAKY)
 
 
 def test_what_does_not_depend_is_told_by_the_counts_of_both_ends() -> None:
     told = SAMPLES["independent"]
     assert bisect_words.sentence(told).startswith("It does not depend on what was varied: both ends fail alike often")
     often = "hangs in 5 of 7 runs (29 % to 96 %) at the bad end, in 4 of 7 runs (18 % to 90 %) at the good end"
-    assert bisect_words.how_often(told) == often
+    assert bisect_words.failure_rate_text(told) == often
 
 
 def test_what_is_not_certain_is_never_rounded_to_certain() -> None:
-    assert bisect_words.sureness(replace(FLAKY.answer, confidence=0.9999)) == "99 % sure"
+    assert bisect_words.certainty_text(replace(FLAKY.answer, confidence=0.9999)) == "99 % sure"
 
 
 def test_a_probe_that_was_ended_early_is_no_hang() -> None:
@@ -246,8 +248,10 @@ def test_a_probe_that_was_ended_early_is_no_hang() -> None:
 
 def test_zones_are_told_by_their_first_and_last_value() -> None:
     told = SAMPLES["zones"]
-    assert bisect_words.zones(told) == "passes up to 95, fails otherwise (ImportError) from 96 to 215, hangs from 216"
-    assert bisect_words.open_word(told) == "the first model.seq_len that hangs can be any of 96 to 216"
+    assert (
+        bisect_words.zones_text(told) == "passes up to 95, fails otherwise (ImportError) from 96 to 215, hangs from 216"
+    )
+    assert bisect_words.open_text(told) == "the first model.seq_len that hangs can be any of 96 to 216"
     commits = SAMPLES["commit"]
     zones = (
         Zone(start=0, stop=2, counts_as=GOOD),
@@ -255,7 +259,7 @@ def test_zones_are_told_by_their_first_and_last_value() -> None:
         Zone(start=3, stop=5, counts_as=BAD),
     )
     told = replace(commits, answer=replace(commits.answer, zones=zones))
-    assert bisect_words.zones(told) == "passes up to a100, cannot be judged at b200, hangs from c300"
+    assert bisect_words.zones_text(told) == "passes up to a100, cannot be judged at b200, hangs from c300"
 
 
 def test_another_failure_is_named_by_its_cause_where_no_exception_is_known() -> None:
@@ -263,7 +267,7 @@ def test_another_failure_is_named_by_its_cause_where_no_exception_is_known() -> 
         replace(one, summary="rank 0 was killed", cause="host_oom") if one.counts_as is DIFFERENT else one
         for one in SAMPLES["zones"].probes
     ]
-    told = bisect_words.zones(replace(SAMPLES["zones"], probes=tuple(killed)))
+    told = bisect_words.zones_text(replace(SAMPLES["zones"], probes=tuple(killed)))
     assert "fails otherwise (host_oom) from 96 to 215" in told
 
 
@@ -275,26 +279,26 @@ def test_another_failure_is_named_by_its_cause_where_no_exception_is_known() -> 
     ],
 )
 def test_commits_that_may_be_the_first_are_named_and_not_numbered(open_: range, told: str) -> None:
-    assert bisect_words.open_word(replace(SAMPLES["commit"], answer=replace(OPEN, open=tuple(open_)))) == told
+    assert bisect_words.open_text(replace(SAMPLES["commit"], answer=replace(OPEN, open=tuple(open_)))) == told
 
 
 def test_of_very_many_commits_the_first_ones_are_named() -> None:
     names = tuple(f"e{n} Change" for n in range(50))
     many = replace(SAMPLES["commit"].subject, items=names, labels=names)
-    told = bisect_words.open_word(replace(SAMPLES["commit"], subject=many, answer=replace(OPEN, open=tuple(range(50)))))
+    told = bisect_words.open_text(replace(SAMPLES["commit"], subject=many, answer=replace(OPEN, open=tuple(range(50)))))
     assert told.endswith("; e20 Change; 29 more")
 
 
 def test_a_claim_nobody_asked_for_is_said_to_be_unasked() -> None:
     unasked = replace(SINGLE, probes=SINGLE.probes[:6])
-    assert list(bisect_words.proven(unasked)) == [
+    assert list(bisect_words.proven_claims(unasked)) == [
         "layer 7: not run by itself",
         "layers 0-6 and 8-11: not run by itself",
     ]
 
 
 def test_of_several_culprits_each_is_claimed_by_itself() -> None:
-    assert list(bisect_words.proven(SEVERAL))[:2] == [
+    assert list(bisect_words.proven_claims(SEVERAL))[:2] == [
         "with layer 2 it hangs: 1 of 1 under fork",
         "with layer 9 it hangs: 1 of 1 under fork",
     ]
@@ -321,9 +325,9 @@ def test_in_all_is_the_time_that_people_waited() -> None:
         replace(third, started_s=8.0, wall_s=2.0),  # of a later session: the clock stood in between
     )
     told = replace(SINGLE, probes=side_by_side, wall_s=12.0, search_probes=1)
-    assert bisect_words.effort(told) == "1 search probe · 3 probes, 9.0 s in all"
+    assert bisect_words.effort_text(told) == "1 search probe · 3 probes, 9.0 s in all"
     unknown = replace(told, probes=(replace(first, started_s=None), *side_by_side[1:]))
-    assert bisect_words.effort(unknown) == "1 search probe · 3 probes, 12.0 s in all"
+    assert bisect_words.effort_text(unknown) == "1 search probe · 3 probes, 12.0 s in all"
     assert ended_s(side_by_side) == 10.0
 
 
@@ -362,7 +366,7 @@ def test_of_a_choice_both_lists_are_told_with_how_often_each_value_was_asked() -
     probes = [probe(CHOICE, n, Purpose.EACH, {place}, how) for n, (place, how) in enumerate(asked, start=1)]
     told = bisection(CHOICE, probes, answer)
     assert bisect_words.headline(told) == "value fsdp, not values ddp and none"
-    assert [claim.partition(" under")[0] for claim in bisect_words.proven(told)] == [
+    assert [claim.partition(" under")[0] for claim in bisect_words.proven_claims(told)] == [
         "with value ddp it passes: 1 of 1",
         "with value fsdp it hangs: 2 of 2",
         "with value none it passes: 1 of 1",
@@ -386,15 +390,15 @@ def test_of_what_is_slow_both_rates_are_told_and_no_place() -> None:
     bad = probe(subject, 2, Purpose.CONTROL_BAD, range(place + 1), BAD, verdict="PASS", step_s=1.26)
     told = bisection(subject, [good, bad], answer, signature=slow)
     with_bad, with_good = subject.describe(range(place + 1)), subject.describe(())
-    assert next(bisect_words.proven(told)) == f"a step takes 1.3 s with {with_bad}, 30.4 ms with {with_good}"
+    assert next(bisect_words.proven_claims(told)) == f"a step takes 1.3 s with {with_bad}, 30.4 ms with {with_good}"
     assert _remark(told, good) == "30.4 ms a step"
     assert _remark(told, bad) == "1.3 s a step, slow"
-    assert bisect_words.place_line(told) == ()
+    assert bisect_words.place_parts(told) == ()
     assert bisect_words.question(told).endswith("is it slow?")
     assert bisect_words.sentence(told).startswith("It is slow with ")
     none = replace(good, counts_as=ProbeResult.UNRESOLVED, step_s=None)
     assert "fewer than two optimizer steps" in _remark(told, none)
-    assert "three optimizer steps" in bisect_words.what_decides(replace(told, probes=(none,)))
+    assert "three optimizer steps" in bisect_words.advice(replace(told, probes=(none,)))
 
 
 def test_every_form_of_a_question_has_its_words() -> None:
@@ -478,7 +482,7 @@ def test_a_probe_that_ended_early_has_its_row_and_is_no_hang() -> None:
     alone = replace(early, subset=((7, 8),))
     told = replace(told, probes=(*SINGLE.probes, alone))
     assert bisect_words.failing_probe(told) == SINGLE.probes[8]  # of an early one no line is known
-    claim = next(bisect_words.proven(told))
+    claim = next(bisect_words.proven_claims(told))
     assert claim == "with layer 7 it hangs: 3 of 3 under fork and torchrun, 1 more ended early in the same wait"
 
 
@@ -490,8 +494,8 @@ def test_the_line_of_a_running_probe_never_wraps() -> None:
 
 def test_the_plan_says_the_worst_case_by_part_and_launches_nothing(golden: Golden) -> None:
     controls = (
-        Control(name="good", config="no layer", command="nsa-harness run gc_baseline_full gc.layers=none"),
-        Control(name="bad", config="all 12 layers", command=None, reason="needs 2 GPUs, this machine has none"),
+        PlannedControl(name="good", config="no layer", command="nsa-harness run gc_baseline_full gc.layers=none"),
+        PlannedControl(name="bad", config="all 12 layers", command=None, reason="needs 2 GPUs, this machine has none"),
     )
     parts = (
         Stage(name="controls", probes=2),
@@ -501,10 +505,10 @@ def test_the_plan_says_the_worst_case_by_part_and_launches_nothing(golden: Golde
         Stage(name="next culprit", probes=21, only_if="there are several"),
     )
     known = (
-        Expected(case=EffortCase(name="the bad end never fails", probes=4), takes_s=8.0),
-        Expected(case=EffortCase(name="two or a range together", probes=14), takes_s=61.0),
-        Expected(case=EffortCase(name="each more that is enough", probes=21, is_additional=True), takes_s=100.0),
-        Expected(case=EffortCase(name="it fails in half of its runs", probes=50, is_estimate=True), takes_s=None),
+        CaseTime(case=EffortCase(name="the bad end never fails", probes=4), takes_s=8.0),
+        CaseTime(case=EffortCase(name="two or a range together", probes=14), takes_s=61.0),
+        CaseTime(case=EffortCase(name="each more that is enough", probes=21, is_additional=True), takes_s=100.0),
+        CaseTime(case=EffortCase(name="it fails in half of its runs", probes=50, is_estimate=True), takes_s=None),
     )
     told = replace(SINGLE, probes=(), signature=None)
     lines = [*plan_lines(told, parts, known, controls, 100, "a run takes 2 s"), *plan_lines(told, parts, (), (), 40)]
@@ -530,4 +534,4 @@ def test_a_probe_that_failed_in_another_way_is_not_the_one_that_fails() -> None:
 )
 def test_a_search_that_was_cut_short_tells_what_is_needed_and_what_is_open(answer: dict[str, Any], said: str) -> None:
     told = replace(UNDECIDED, answer=replace(UNDECIDED.answer, **answer))
-    assert bisect_words.open_word(told) == said
+    assert bisect_words.open_text(told) == said

@@ -71,14 +71,18 @@ def crowded() -> Report:
         for rank in range(1, 5)
     )
     standings = tuple(
-        replace(DEADLOCK.standings[rank % 2], rank=rank, blocked_in=f"all_reduce {LONG}", waits_for=f"ranks {LONG}")
+        replace(DEADLOCK.rank_statuses[rank % 2], rank=rank, blocked_in=f"all_reduce {LONG}", waits_for=f"ranks {LONG}")
         for rank in range(20)
     )
     assert DIVERGENCE.rows[0][0] is not None
     row = (replace(DIVERGENCE.rows[0][0], op="all_to_all_single_with_a_long_name", place=_FRAMES[0]),) * 6
     apart = replace(DIVERGENCE, ranks=tuple((rank,) for rank in range(6)), rows=(row, row), shared=1)
     outcome = replace(
-        DEADLOCK, spec=replace(DEADLOCK.spec, scenario="s" * 90), stacks=stacks, standings=standings, divergence=apart
+        DEADLOCK,
+        spec=replace(DEADLOCK.spec, scenario="s" * 90),
+        stacks=stacks,
+        rank_statuses=standings,
+        divergence=apart,
     )
     return replace(QUIET, outcomes=(outcome,), command="nsa-harness run " + "x" * 300)
 

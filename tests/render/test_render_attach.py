@@ -39,7 +39,14 @@ def looked_at(cause: str) -> Outcome:
     said = Finding(code=cause, claim="it was looked at", ranks=(), place=None, confidence=1.0, proof=(), advice="Wait.")
     verdict = Verdict(status=Status.ERROR, kind=None, cause=cause, summary=said.claim)
     return replace(
-        DEADLOCK, verdict=verdict, findings=(said,), expected=False, repeat=None, next=None, why=None, ended=RUNS_ON
+        DEADLOCK,
+        verdict=verdict,
+        findings=(said,),
+        expected=False,
+        repeat_command=None,
+        next_command=None,
+        proof_reason=None,
+        ending_text=RUNS_ON,
     )
 
 
@@ -67,11 +74,11 @@ def test_what_could_not_be_judged_stays_an_error() -> None:
 
 
 def test_no_command_is_offered_that_starts_a_job_that_was_only_found() -> None:
-    for outcome in (looked_at("suspected"), replace(DEADLOCK, expected=False, ended=RUNS_ON)):
+    for outcome in (looked_at("suspected"), replace(DEADLOCK, expected=False, ending_text=RUNS_ON)):
         assert not any("nsa-harness run" in line for line in done_lines(report_of(outcome), PLAYBOOK, RUN_DIR, 100))
     stopped = report_of(looked_at("interrupted"), interrupted=True)
     assert not any("--resume" in line for line in done_lines(stopped, PLAYBOOK, RUN_DIR, 100))
-    ours = report_of(replace(looked_at("interrupted"), ended="by itself, no process left"), interrupted=True)
+    ours = report_of(replace(looked_at("interrupted"), ending_text="by itself, no process left"), interrupted=True)
     assert any("--resume" in line for line in done_lines(ours, PLAYBOOK, RUN_DIR, 100))
 
 

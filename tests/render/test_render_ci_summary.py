@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from render_samples import DEADLOCK, ERRED, FAILED, MACHINE, MIXED, PASSED, SKIPPED, hostile
 
-from nsa_harness.core.ci import NightSummary, StoredReport, Unread, night_summary
+from nsa_harness.core.ci import NightSummary, StoredReport, UnreadFile, night_summary
 from nsa_harness.core.report import Outcome, Report, exit_code
 from nsa_harness.render.ci_summary import ci_summary_json, ci_summary_md, cut
 from nsa_harness.render.documents.report_json import to_json
@@ -26,7 +26,7 @@ def report(*outcomes: Outcome, interrupted: bool = False) -> Report:
     return replace(MIXED, outcomes=outcomes, interrupted=interrupted)
 
 
-def night(*jobs: tuple[str, Report], unread: Sequence[Unread] = (), expected: Sequence[str] = ()) -> NightSummary:
+def night(*jobs: tuple[str, Report], unread: Sequence[UnreadFile] = (), expected: Sequence[str] = ()) -> NightSummary:
     stored = [StoredReport(job=job, file=f"{job}/report.json", report=one) for job, one in jobs]
     return night_summary(stored, unread, expected)
 
@@ -40,7 +40,7 @@ RED = night(
     ("plan-1of2-gloo-cpu-torch2.13", report(PASSED, SKIPPED, FAILS)),
     ("plan-2of2-gloo-cpu-torch2.13", report(HANGS, ERRED, SKIPPED)),
     ("plan-1of2-nccl-1gpu-torch2.13", report(SKIPPED)),
-    unread=[Unread(file="runs/x/report.json", why="no report: not JSON, or cut short")],
+    unread=[UnreadFile(file="runs/x/report.json", why="no report: not JSON, or cut short")],
     expected=["plan-1of2-gloo-cpu-torch2.13", "plan-9of9-gloo-cpu-torch2.13"],
 )
 
@@ -96,13 +96,13 @@ def test_a_job_of_the_matrix_without_a_report_makes_a_night_red() -> None:
 
 
 def test_a_file_that_cannot_be_read_makes_a_night_red_even_if_all_else_passed() -> None:
-    summary = night(("a", report(PASSED)), unread=[Unread(file="a/report.json", why="cut short")])
+    summary = night(("a", report(PASSED)), unread=[UnreadFile(file="a/report.json", why="cut short")])
     assert (summary.exit_code, first_line(summary)) == (125, "# RED: 1 file unreadable")
 
 
 def test_no_text_of_a_report_or_a_path_reaches_the_summary_unescaped() -> None:
     attack = "x\x1b[2J`|<script>\n# GREEN\u202e"
-    summary = night((attack, hostile()), unread=[Unread(file=attack, why=attack)])
+    summary = night((attack, hostile()), unread=[UnreadFile(file=attack, why=attack)])
     for text in (ci_summary_md(summary), ci_summary_json(summary)):
         assert not set(text) & set("\x1b\u202e")
     assert "<script>" not in ci_summary_md(summary).replace("`|<script>", "").replace("`\\|<script>", "")
@@ -195,7 +195,7 @@ def test_a_matrix_that_cannot_be_read_is_said_because_no_missing_job_would_be_no
 ) -> None:
     (tmp_path / "matrix.json").write_text(text)
     lost = matrix_jobs(tmp_path / "matrix.json")
-    assert isinstance(lost, Unread)
+    assert isinstance(lost, UnreadFile)
     assert lost.why.endswith("so no missing job is noticed")
 
 

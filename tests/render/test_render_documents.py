@@ -84,8 +84,8 @@ def test_the_page_has_a_writer_for_each_kind_of_section() -> None:
 
 
 def test_of_many_ranks_groups_come_first_and_each_rank_is_folded() -> None:
-    standings = tuple(replace(DEADLOCK.standings[rank % 2], rank=rank) for rank in range(20))
-    report = replace(QUIET, outcomes=(replace(DEADLOCK, standings=standings),))
+    standings = tuple(replace(DEADLOCK.rank_statuses[rank % 2], rank=rank) for rank in range(20))
+    report = replace(QUIET, outcomes=(replace(DEADLOCK, rank_statuses=standings),))
     text = summary_md(report, PLAYBOOK)
     groups, each = text.split("<details><summary>All 20 ranks</summary>")
     assert "| 0, 2, 4, 6 and 6 more | all_reduce #14 | rank 1 |" in groups
@@ -95,7 +95,7 @@ def test_of_many_ranks_groups_come_first_and_each_rank_is_folded() -> None:
 
 
 def test_an_exit_that_nobody_saw_is_not_known_in_every_document() -> None:
-    report = replace(QUIET, outcomes=(replace(DEADLOCK, ended=UNWATCHED),))
+    report = replace(QUIET, outcomes=(replace(DEADLOCK, ending_text=UNWATCHED),))
     for document in ("SUMMARY.md", "report.html"):
         text = RENDERERS[document](report)
         assert "not known" in text
@@ -195,12 +195,18 @@ def _finite(value: Any) -> Any:
     """The value as the harness can make it: no infinite times. Metrics and losses may be anything."""
     if isinstance(value, Outcome):
         cost = value.cost and replace(value.cost, seconds=1.5, error=0.25, cpu_s=None, cpu_error=0.0)
-        vitals = tuple(replace(row, longest_quiet_s=None) for row in value.vitals)
-        standings = tuple(replace(row, no_progress_s=1.5) for row in value.standings)
+        vitals = tuple(replace(row, longest_gap_s=None) for row in value.rank_summaries)
+        standings = tuple(replace(row, no_progress_s=1.5) for row in value.rank_statuses)
         findings = tuple(replace(finding, confidence=0.5) for finding in value.findings)
         timing = replace(PASSED.timing, wall_s=2.0)
         return replace(
-            value, vitals=vitals, standings=standings, findings=findings, timing=timing, usage=PASSED.usage, cost=cost
+            value,
+            rank_summaries=vitals,
+            rank_statuses=standings,
+            findings=findings,
+            timing=timing,
+            usage=PASSED.usage,
+            cost=cost,
         )
     return replace(value, outcomes=tuple(map(_finite, value.outcomes)))
 
@@ -390,8 +396,8 @@ def test_the_answer_to_a_run_that_did_not_pass_comes_before_its_evidence_and_how
     assert answer.sentence(outcome.verdict.summary).split(" ")[-1] in beginning
     assert all(stack.frames[0].function in beginning for stack in outcome.stacks if stack.frames[0].function)
     assert meaning(outcome) in text
-    assert outcome.repeat is not None
-    assert outcome.repeat in text
+    assert outcome.repeat_command is not None
+    assert outcome.repeat_command in text
 
 
 def test_each_kind_of_hang_and_each_status_has_a_meaning() -> None:

@@ -9,26 +9,26 @@ from pathlib import Path
 import pytest
 
 from nsa_harness.core.experiment.readiness import (
-    Blame,
+    CriterionResult,
     CriterionRow,
     Decision,
-    Number,
+    FailureReason,
+    Measurement,
     PhaseRow,
-    Result,
     RunRow,
     Untested,
 )
 from nsa_harness.core.report import MachineFacts, Place
 from nsa_harness.render.experiments.readiness import (
     ReadinessRecord,
-    amount,
-    decided_lines,
+    amount_text,
     headline,
     readiness_json,
     readiness_md,
+    result_lines,
 )
 
-BLAME = Blame(
+BLAME = FailureReason(
     run="stable",
     verdict="PASS",
     cause="memory_growth",
@@ -39,11 +39,11 @@ BLAME = Blame(
 )
 SLOPE = CriterionRow(
     name="memory_slope",
-    result=Result.MISSED,
+    result=CriterionResult.MISSED,
     metric="memory_slope_bytes",
     unit="bytes a step",
     limit=(("lt", 1e6),),
-    measured=Number(value=2.1e6, low=2.05e6, high=2.15e6),
+    measured=Measurement(value=2.1e6, low=2.05e6, high=2.15e6),
     margin=-1.15,
     run="stable",
     dir="stable",
@@ -53,17 +53,17 @@ SLOPE = CriterionRow(
 THROUGHPUT = replace(
     SLOPE,
     name="throughput",
-    result=Result.MET,
+    result=CriterionResult.MET,
     unit="tokens/s",
     limit=(("gt", 50.0),),
-    measured=Number(value=800.0),
+    measured=Measurement(value=800.0),
     margin=15.0,
     blame=None,
 )
 GPU = replace(
     THROUGHPUT,
     name="gpu_memory",
-    result=Result.NOT_TESTED,
+    result=CriterionResult.NOT_TESTED,
     unit="bytes",
     limit=(("lt", 30e9),),
     measured=None,
@@ -95,8 +95,8 @@ RECORD = ReadinessRecord(
     machine=MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0"),
     criteria=(THROUGHPUT, SLOPE, GPU),
     phases=(
-        PhaseRow(name="stable", about="", result=Result.MISSED, why="stable, memory_slope", runs=(RUN,)),
-        PhaseRow(name="long", about="", result=Result.NOT_REACHED, why="stable failed", runs=()),
+        PhaseRow(name="stable", about="", result=CriterionResult.MISSED, why="stable, memory_slope", runs=(RUN,)),
+        PhaseRow(name="long", about="", result=CriterionResult.NOT_REACHED, why="stable failed", runs=()),
     ),
     not_tested=(Untested(what="gpu_memory", why=GPU.why), Untested(what="nccl", why="no GPU")),
 )
@@ -169,8 +169,8 @@ def test_the_document_says_the_verdict_its_cause_and_then_what_it_rests_on() -> 
 
 
 def test_the_terminal_ends_with_the_verdict() -> None:
-    assert "\n".join(decided_lines(RECORD, Path("reports/r"), 120)) + "\n" == TERMINAL
-    assert max(len(line) for line in decided_lines(RECORD, Path("reports/r"), 70)) <= 70
+    assert "\n".join(result_lines(RECORD, Path("reports/r"), 120)) + "\n" == TERMINAL
+    assert max(len(line) for line in result_lines(RECORD, Path("reports/r"), 70)) <= 70
 
 
 def test_the_record_has_every_number_and_what_it_rests_on() -> None:
@@ -184,7 +184,7 @@ def test_the_record_has_every_number_and_what_it_rests_on() -> None:
 def test_a_go_says_what_was_not_tested_and_what_is_open_is_said_first() -> None:
     go = replace(RECORD, verdict=Decision.GO, criteria=(THROUGHPUT, GPU), phases=())
     assert headline(go) == "1 of 2 criteria met, none missed; gpu_memory, nccl not tested here"
-    unread = replace(THROUGHPUT, result=Result.OPEN, why="stable reported no tokens_per_s")
+    unread = replace(THROUGHPUT, result=CriterionResult.OPEN, why="stable reported no tokens_per_s")
     undecided = replace(RECORD, verdict=Decision.UNDECIDED, criteria=(unread, GPU))
     assert headline(undecided) == "0 of 2 criteria met; throughput: stable reported no tokens_per_s; and 1 more open"
 
@@ -202,4 +202,4 @@ def test_a_run_that_did_not_pass_goes_before_the_numbers_that_it_misses() -> Non
     ],
 )  # fmt: skip
 def test_a_number_is_told_with_its_unit(value: float, unit: str, told: str) -> None:
-    assert amount(value, unit) == told
+    assert amount_text(value, unit) == told

@@ -63,7 +63,7 @@ SPEC = RunSpec(
     not_covered=("nccl",),
     spec_hash="9c1e",
 )
-INTERRUPTED = replace(QUIET, interrupted=True, outcomes=(replace(PASSED, next=None),))
+INTERRUPTED = replace(QUIET, interrupted=True, outcomes=(replace(PASSED, next_command=None),))
 SKIP = Skip(scenario="ddp_nccl", about="DDP over NCCL", reason="needs 2 GPUs, this machine has none")
 
 
@@ -125,7 +125,7 @@ def test_the_screens_are_as_recorded(golden: Golden, width: int) -> None:
 @pytest.mark.parametrize("outcome", [*MIXED.outcomes, poison(DEADLOCK)], ids=lambda outcome: outcome.dir)
 def test_a_line_is_wider_than_the_screen_only_to_keep_a_command_or_a_path_whole(width: int, outcome: object) -> None:
     assert isinstance(outcome, type(PASSED))
-    whole = {path for finding in outcome.findings for path in finding.proof} | {outcome.repeat}
+    whole = {path for finding in outcome.findings for path in finding.proof} | {outcome.repeat_command}
     whole |= {f"nsa-harness explain {outcome.verdict.cause}"}
     lines = [line for line in outcome_lines(outcome, width) if cell_len(line) > width]
     kept = [line for line in lines if outcome.dir != "hostile" and line.strip() not in whole]
@@ -137,8 +137,8 @@ def test_a_line_is_wider_than_the_screen_only_to_keep_a_command_or_a_path_whole(
 def test_the_answer_ends_the_screen_of_a_small_terminal(outcome: Outcome) -> None:
     if outcome.verdict.status is Status.PASS:
         return
-    hundreds = tuple(replace(DEADLOCK.standings[0], rank=rank, waits_for=f"rank {rank + 1}") for rank in range(300))
-    long = replace(outcome, standings=hundreds, verdict=replace(outcome.verdict, summary="why " * 400))
+    hundreds = tuple(replace(DEADLOCK.rank_statuses[0], rank=rank, waits_for=f"rank {rank + 1}") for rank in range(300))
+    long = replace(outcome, rank_statuses=hundreds, verdict=replace(outcome.verdict, summary="why " * 400))
     for one in (outcome, long):
         whole = [*answer_lines(one, 80), *done_lines(replace(QUIET, outcomes=(one,)), PLAYBOOK, RUN_DIR, 80)]
         assert len(whole) <= 15
@@ -158,20 +158,20 @@ def test_a_plan_ends_with_its_failures_the_worst_first() -> None:
 def test_the_command_after_a_plan_verifies_a_fix_of_the_worst_failure() -> None:
     theirs = replace(FAILED.spec, device="any", backend="any", settings=(("run.program", "train.py"),))
     raised = replace(FAILED.verdict, cause="exception", summary="rank 0 raised ValueError: boom")
-    failed = replace(FAILED, verdict=raised, findings=(), spec=theirs, next=None)
+    failed = replace(FAILED, verdict=raised, findings=(), spec=theirs, next_command=None)
     foreign = replace(theirs, scenario=ERRED.spec.scenario)
-    bad = (replace(ERRED, spec=foreign, next=None), replace(failed, expected=False))
+    bad = (replace(ERRED, spec=foreign, next_command=None), replace(failed, expected=False))
     lines = list(done_lines(judged(replace(MIXED, outcomes=bad)), PLAYBOOK, RUN_DIR, 100))
     assert lines[-2] == f"  fixed?    nsa-harness run --verify {RUN_DIR}/gc_baseline_full"
 
 
 def test_ranks_that_stand_alike_share_a_row_and_what_is_left_out_is_said() -> None:
-    alike = tuple(replace(DEADLOCK.standings[0], rank=rank, culprit=rank == 700) for rank in range(1000))
-    lines = list(outcome_lines(replace(DEADLOCK, standings=alike), 80))
+    alike = tuple(replace(DEADLOCK.rank_statuses[0], rank=rank, is_culprit=rank == 700) for rank in range(1000))
+    lines = list(outcome_lines(replace(DEADLOCK, rank_statuses=alike), 80))
     assert [line for line in lines if line.split()[:1] == ["700"] and line.endswith("◀ culprit")]
     assert [line for line in lines if line.startswith("  0-699, 701-999   all_reduce #14")]
     apart = tuple(replace(row, waits_for=f"rank {row.rank + 1}") for row in alike)
-    lines = list(outcome_lines(replace(DEADLOCK, standings=apart), 80))
+    lines = list(outcome_lines(replace(DEADLOCK, rank_statuses=apart), 80))
     assert [line for line in lines if line.split()[:1] == ["700"] and line.endswith("◀ culprit")]
     assert [line for line in lines if line.endswith("more rows: use -v")]
 
@@ -188,14 +188,14 @@ def test_what_is_wrong_in_a_run_that_passed_stands_below_it_and_what_only_inform
 
 
 def test_after_one_run_that_passed_the_plan_is_proposed_for_our_own_program_alone() -> None:
-    ours = replace(PASSED, next=None)
+    ours = replace(PASSED, next_command=None)
     foreign = replace(
         ours,
         spec=replace(ours.spec, device="any", settings=(("run.program", "train.py"),)),
     )
     proposed = [
         [line for line in done_lines(replace(QUIET, outcomes=(one,)), PLAYBOOK, RUN_DIR, 80) if "next" in line]
-        for one in (ours, foreign, replace(foreign, next="nsa-harness run train.py"))
+        for one in (ours, foreign, replace(foreign, next_command="nsa-harness run train.py"))
     ]
     assert proposed == [["  next      nsa-harness run -t plan"], [], ["  next      nsa-harness run train.py"]]
 

@@ -65,10 +65,12 @@ def test_a_place_without_a_file_is_named_by_what_is_known() -> None:
 
 
 def test_of_many_ranks_those_that_stand_alike_share_a_lane_with_the_longest_time() -> None:
-    standings = tuple(replace(DEADLOCK.standings[0], rank=rank, no_progress_s=1.0 + rank / 10) for rank in range(20))
+    standings = tuple(
+        replace(DEADLOCK.rank_statuses[0], rank=rank, no_progress_s=1.0 + rank / 10) for rank in range(20)
+    )
     assert DEADLOCK.culprit is not None
     culprit = replace(DEADLOCK.culprit, ranks=(3,))
-    drawing = lanes(replace(DEADLOCK, standings=standings, culprit=culprit, last_step=dict.fromkeys(range(20), 3)))
+    drawing = lanes(replace(DEADLOCK, rank_statuses=standings, culprit=culprit, last_step=dict.fromkeys(range(20), 3)))
     assert drawing is not None
     assert [(lane.label, lane.caption) for lane in drawing.lanes] == [
         ("ranks 0-2, 4-19", "3 steps done · 2.9 s in all_reduce #14, waits for rank 1"),
@@ -79,13 +81,13 @@ def test_of_many_ranks_those_that_stand_alike_share_a_lane_with_the_longest_time
 def test_the_picture_leaves_out_ranks_but_never_a_culprit() -> None:
     count = 100
     standings = tuple(
-        replace(DEADLOCK.standings[0], rank=rank, blocked_in=f"all_reduce #{rank}") for rank in range(count)
+        replace(DEADLOCK.rank_statuses[0], rank=rank, blocked_in=f"all_reduce #{rank}") for rank in range(count)
     )
     assert DEADLOCK.culprit is not None
     culprit = replace(DEADLOCK.culprit, ranks=(97,))
     outcome = replace(
         DEADLOCK,
-        standings=standings,
+        rank_statuses=standings,
         culprit=culprit,
         last_step=dict.fromkeys(range(count), 3),
         victims=tuple(range(97)),
@@ -98,4 +100,4 @@ def test_the_picture_leaves_out_ranks_but_never_a_culprit() -> None:
 
 
 def test_there_is_no_picture_where_nothing_is_known() -> None:
-    assert lanes(replace(DEADLOCK, standings=(), vitals=(), last_step={0: None})) is None
+    assert lanes(replace(DEADLOCK, rank_statuses=(), rank_summaries=(), last_step={0: None})) is None

@@ -29,7 +29,7 @@ from nsa_harness.render.documents.schemas import Document, json_schema
 from nsa_harness.render.events import SCHEMA, Events
 from nsa_harness.render.experiments.bisect_json import answer_event, bisect_json, probe_event
 from nsa_harness.render.listener import Listener
-from nsa_harness.supervisor.launch.planning import Plan
+from nsa_harness.supervisor.launch.planning import LaunchPlan
 from nsa_harness.supervisor.storage.adapters import adapter
 from nsa_harness.supervisor.storage.redaction import Redaction
 
@@ -98,7 +98,7 @@ def events() -> Iterator[dict[str, Any]]:
     yield told(lambda one: one.on_done(MIXED, Path("reports/run")))
     for outcome in (PASSED, FAILED, DEADLOCK):
         yield told(lambda one, outcome=outcome: one.on_outcome(outcome, Path("reports/run")))  # type: ignore[misc]
-    yield from map(json.loads, command_events(Plan(specs=(SPEC, SKIP), notes=()), Redaction()))
+    yield from map(json.loads, command_events(LaunchPlan(specs=(SPEC, SKIP), notes=()), Redaction()))
     search = SAMPLES["flaky"]
     for event in (probe_event(search.subject, search.probes[0]), answer_event(search, "reports/run")):
         yield json.loads(json.dumps({"schema": SCHEMA, **event, "t_s": None, "run_id": "r"}))
@@ -221,7 +221,7 @@ def test_the_contract_in_words_has_the_same_keys() -> None:
     assert keys("key of an outcome") == set(outcome["properties"])
     bisection = json_schema(Document.BISECT)
     assert keys("key of a bisection") == set(bisection["properties"])
-    assert keys("key of its answer") == set(bisection["$defs"]["Answer"]["properties"])
+    assert keys("key of its answer") == set(bisection["$defs"]["AnswerEntry"]["properties"])
 
 
 def test_the_events_in_words_have_the_same_keys() -> None:

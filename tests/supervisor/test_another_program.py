@@ -13,7 +13,7 @@ from attempts import STORED_CASES, unpack
 
 from nsa_harness.commands.judge import judge_stored
 from nsa_harness.core.comparison.decisions import with_decisions
-from nsa_harness.core.comparison.hypotheses import takes_our_keys
+from nsa_harness.core.comparison.hypotheses import is_our_program
 from nsa_harness.core.comparison.plan_file import read_stored_plan
 from nsa_harness.core.report import MachineFacts, Outcome, Report
 from nsa_harness.render.documents.documents import write_documents
@@ -67,9 +67,9 @@ def test_many_together_are_asked_only_what_fits_any_program(judged: tuple[Outcom
     texts = documents(tmp_path, judged)
     assert of_ours(texts) == set()
     summary = texts["SUMMARY.md"].replace("\\_", "_")
-    assert re.findall(r"^\| (\w+) \| .* (?:matched|\*\*matched\*\*|not matched|undecided) \|", summary, re.MULTILINE) == [
-        name for name, gate in PLAN.gates.items() if not gate.condition.asks_of_ours
-    ]
+    assert re.findall(
+        r"^\| (\w+) \| .* (?:matched|\*\*matched\*\*|not matched|undecided) \|", summary, re.MULTILINE
+    ) == [name for name, gate in PLAN.gates.items() if not gate.condition.needs_our_program]
     listed = json.loads(texts["report.json"])["outcomes"][0]["detail"]["artifacts"]
     assert {"output.log", "env.json"} <= {file["path"] for file in listed}
 
@@ -80,7 +80,7 @@ def test_a_job_that_was_only_observed_is_another_program(judged: tuple[Outcome, 
         judged[0],
         spec=replace(judged[0].spec, settings=()),
     )
-    assert not takes_our_keys(observed)
+    assert not is_our_program(observed)
     assert of_ours(documents(tmp_path, [observed])) == set()
 
 

@@ -12,9 +12,9 @@ from nsa_harness.core.search.report import ProbeReport
 from nsa_harness.supervisor.experiments import cache_key as premises
 from nsa_harness.supervisor.experiments.journal import (
     Journal,
-    SearchFolder,
+    SearchDirectory,
     SearchState,
-    search_folder,
+    open_search,
     search_state,
 )
 from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, create_run
@@ -32,7 +32,7 @@ def _kept(n: int, subset: tuple[int, ...], *, in_full: bool = False) -> ProbeRep
 def _journal(run: RunDir, *kept: ProbeReport) -> Journal:
     journal = Journal(run)
     for one in kept:
-        journal.keep(one)
+        journal.append(one)
     return Journal(run)
 
 
@@ -57,12 +57,12 @@ def test_a_torn_or_foreign_line_is_a_probe_that_has_not_ended(tmp_path: Path) ->
     _journal(run, _kept(1, ()))
     with run.search_probes.open("a") as probes:
         probes.write('{"n": "two"}\n[]\n{"n": 3, "subset": [1')
-    assert [one.n for one in Journal(run).kept] == [1]
+    assert [one.n for one in Journal(run).stored] == [1]
 
 
 @pytest.fixture(autouse=True)
 def _quick_digests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(premises, "_SLOW", 1)
+    monkeypatch.setattr(premises, "_DIGEST_ROUNDS", 1)
 
 
 RESTS_ON = {"train.py": "a1", "helper.py": "b2", "package torch": "2.13 c3"}
@@ -75,15 +75,15 @@ def _mark(command: str = "nsa-harness bisect x --gc-range", **premises: str) -> 
 def _left(tmp_path: Path, state: SearchState, *, ended: bool = False) -> RunDir:
     """What a search that is over has left."""
     run = create_run(tmp_path)
-    SearchFolder(run=run, state=state, files=dict, state_file=run.search_state).write(ended=ended)
+    SearchDirectory(run=run, state=state, file_entries=dict, state_file=run.search_state).write(ended=ended)
     return run
 
 
 def _begin(tmp_path: Path, state: SearchState) -> tuple[Path | None, str]:
     """The folder that it goes on with, and what it says."""
-    with search_folder(RunOptions(out=tmp_path, command=""), state, dict) as folder:
+    with open_search(RunOptions(out=tmp_path, command=""), state, dict) as folder:
         assert folder.run.search_state.exists()
-        return folder.run.path if folder.goes_on else None, folder.note
+        return folder.run.path if folder.is_continued else None, folder.note
 
 
 def test_the_newest_unfinished_bisection_of_the_same_question_is_gone_on_with(tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_what_has_changed_begins_a_new_search_and_is_named(tmp_path: Path) -> No
 def test_nothing_is_said_of_a_search_that_another_one_has_answered_since(tmp_path: Path) -> None:
     runs = sorted((create_run(tmp_path) for _ in range(2)), key=lambda run: run.path)
     for run, helper, ended in zip(runs, ("b1", "b2"), (False, True), strict=True):
-        SearchFolder(run=run, state=_mark(**{"helper.py": helper}), files=dict, state_file=run.search_state).write(
-            ended=ended
-        )
+        SearchDirectory(
+            run=run, state=_mark(**{"helper.py": helper}), file_entries=dict, state_file=run.search_state
+        ).write(ended=ended)
     assert _begin(tmp_path, _mark(**{"helper.py": "b2"})) == (None, "")
 
 
@@ -134,7 +134,7 @@ def test_it_goes_on_whichever_way_the_same_question_is_typed(tmp_path: Path) -> 
 
 def test_a_bisection_that_somebody_runs_is_left_to_him(tmp_path: Path) -> None:
     run = _left(tmp_path, _mark())
-    with search_folder(RunOptions(out=tmp_path, command=""), _mark(), dict) as first:
+    with open_search(RunOptions(out=tmp_path, command=""), _mark(), dict) as first:
         assert first.run.path == run.path
         goes_on, note = _begin(tmp_path, _mark())
     assert goes_on is None
@@ -148,12 +148,12 @@ def test_a_bookmark_that_cannot_be_read_is_none(tmp_path: Path) -> None:
 
 def test_what_the_first_probe_has_changed_is_the_programs_own_and_what_follows_an_edit(tmp_path: Path) -> None:
     files = {"train.py": "a1", "loss.csv": "e5"}
-    with search_folder(RunOptions(out=tmp_path, command=""), _mark(**{"loss.csv": "e4"}), lambda: files) as folder:
-        folder.leave_out_written()
+    with open_search(RunOptions(out=tmp_path, command=""), _mark(**{"loss.csv": "e4"}), lambda: files) as folder:
+        folder.ignore_program_outputs()
         files["loss.csv"] = "e6"
-        assert folder.edited() == ()
+        assert folder.changed_files() == ()
         files["train.py"] = "a2"
-        assert folder.edited() == ("train.py",)
+        assert folder.changed_files() == ("train.py",)
     assert _begin(tmp_path, _mark(**{"loss.csv": "e7"}))[0] == folder.run.path
 
 

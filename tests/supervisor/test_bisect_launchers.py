@@ -20,7 +20,7 @@ from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import HangKind
 from nsa_harness.core.search.question import ProbeResult, Purpose, Round, spans_of
 from nsa_harness.core.search.report import ProbeReport, contradicted_fork
-from nsa_harness.supervisor.experiments.journal import search_folder, search_state
+from nsa_harness.supervisor.experiments.journal import open_search, search_state
 from nsa_harness.supervisor.experiments.launches import Templates
 from nsa_harness.supervisor.experiments.subjects import SubjectOptions
 from nsa_harness.supervisor.launch.planning import Invocation
@@ -40,7 +40,7 @@ def searched(question: Invocation, rule: Rule, **changes: Any) -> Iterator[Bisec
     request = replace(launches.request, options=given, **changes)
     launches.request = request
     with (
-        search_folder(request.options, search_state("", "", {}), dict) as folder,
+        open_search(request.options, search_state("", "", {}), dict) as folder,
         bisect._open(request, folder, launches, FACTS) as search,
     ):
 
@@ -185,7 +185,7 @@ def test_a_command_whose_hang_only_a_limit_proves_names_the_limit_that_did(typed
     commands = stored(search)["commands"]
     assert commands["bad"] == "nsa-harness run train.py --ranks 2 limits.open_wait_s=60 -- --layers=5"
     assert commands["good"] == "nsa-harness run train.py --ranks 2 -- --layers=0,1,2,3,4,6,7"
-    declared = replace(_script(typed), words=("limits.open_wait_s=20",))
+    declared = replace(_script(typed), arguments=("limits.open_wait_s=20",))
     launches = _launches(declared, SubjectOptions(gc_range="0:8"), Templates(args=("--layers={layers}",)))
     launches.longest_quiet_s = 0.5
     command = launches.command({5}, None, starved=True)
@@ -202,9 +202,9 @@ def test_an_undecided_search_without_a_budget_says_that_it_has_no_command(typed:
 def test_what_torchrun_launched_answers_once_more_after_a_search_began_anew(tmp_path: Path) -> None:
     journal = bisect.Journal(create_run(tmp_path))
     for one in (of(1, {1}, FORK, BAD), of(2, {1}, TORCHRUN, GOOD)):
-        journal.keep(one)
+        journal.append(one)
     assert journal.take(frozenset({1}), in_full=True) is None
-    journal.begin_anew()
+    journal.restart_without_forks()
     assert journal.take(frozenset({1}), in_full=True) == of(2, {1}, TORCHRUN, GOOD)
     assert journal.take(frozenset({1}), in_full=False) is None
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from nsa_harness.core.experiment.trial import Wanted
+from nsa_harness.core.experiment.trial import SoughtFailure
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.search.subject import SubjectForm
 from nsa_harness.errors import UsageError
 from nsa_harness.supervisor.experiments import intermediate_configs
 from nsa_harness.supervisor.experiments.intermediate_configs import (
-    CannotMix,
+    CannotMixError,
     Mixtures,
     different_keys,
     mixed_text,
@@ -27,12 +27,12 @@ from nsa_harness.supervisor.experiments.intermediate_configs import (
 )
 from nsa_harness.supervisor.experiments.launches import (
     BisectRequest,
-    CannotLaunch,
+    CannotLaunchError,
     Launches,
     Templates,
     parse_templates,
 )
-from nsa_harness.supervisor.experiments.subjects import SubjectOptions, arguments_of, subject_of
+from nsa_harness.supervisor.experiments.subjects import SubjectOptions, make_subject, program_arguments
 from nsa_harness.supervisor.launch.planning import Invocation, Script
 from nsa_harness.supervisor.storage.rundir import RunOptions
 
@@ -64,14 +64,14 @@ def typed(tmp_path: Path) -> Invocation:
     (tmp_path / "good.yaml").write_text(GOOD)
     (tmp_path / "bad.yaml").write_text(BAD)
     script = Script(file="train.py", ranks=2, args=())
-    return Invocation(words=(), working_dir=tmp_path, environ={}, script=script)
+    return Invocation(arguments=(), working_dir=tmp_path, environ={}, script=script)
 
 
 def _launches(question: Invocation, options: SubjectOptions, templates: Templates = Templates()) -> Launches:  # noqa: B008
-    question, subject = subject_of(options, question, templated=bool(templates), facts=FACTS)
+    question, subject = make_subject(options, question, templated=bool(templates), facts=FACTS)
     request = BisectRequest(
-        question=question, subject=subject, templates=templates.checked(subject), base_args=arguments_of(question),
-        wanted=Wanted(), confidence=0.95, repeat=1, jobs=1, budget_s=None, fork=True,
+        question=question, subject=subject, templates=templates.checked_for(subject), base_args=program_arguments(question),
+        sought=SoughtFailure(), confidence=0.95, repeat=1, jobs=1, budget_s=None, fork=True,
         options=RunOptions(command=""),
     )  # fmt: skip
     return Launches(request=request, facts=FACTS)
@@ -114,7 +114,7 @@ def test_a_program_is_given_its_own_files_at_both_ends_and_a_mixture_in_between(
     assert launches.spec(()).program[-1] == "--config=good.yaml"
     assert launches.command(range(5), None) == "nsa-harness run train.py --ranks 2 -- --config=bad.yaml"
     home = typed.working_dir / "run" / "mixtures"
-    launches.enter_mixtures(Mixtures(home=home))
+    launches.use_mixtures(Mixtures(home=home))
     word = launches.spec((0,)).program[-1]
     path = Path(word.removeprefix("--config="))
     assert (path.parent, path.suffix) == (home, ".yaml")
@@ -123,7 +123,7 @@ def test_a_program_is_given_its_own_files_at_both_ends_and_a_mixture_in_between(
     hashed = launches.spec(()).spec_hash
     with (typed.working_dir / "good.yaml").open("a") as file:
         file.write("seed: 3\n")
-    launches.known.clear()
+    launches.specs.clear()
     assert launches.spec(()).spec_hash != hashed
 
 
@@ -206,16 +206,16 @@ def test_each_version_is_installed_once_and_only_what_a_configuration_has(
         folder.mkdir(parents=True)
         return ""
 
-    monkeypatch.setattr(intermediate_configs, "_installed_into", pip)
+    monkeypatch.setattr(intermediate_configs, "_pip_install", pip)
     launches = _pinned(typed)
     assert launches.subject.labels == ("V", "nsa-probe-a", "nsa-probe-b")
     assert launches.subject.noun == "difference"
     assert "PYTHONPATH" not in dict(launches.spec(()).env)  # nothing is installed for a plan
     assert launches.hashes(()).isdisjoint(launches.hashes((1,)))
     home = typed.working_dir / "mixtures"
-    launches.enter_mixtures(Mixtures(home=home))
+    launches.use_mixtures(Mixtures(home=home))
     for subset in ((2,), (1, 2)):
-        with pytest.raises(CannotLaunch, match="pip install nsa-probe-b==3: No matching distribution"):
+        with pytest.raises(CannotLaunchError, match="pip install nsa-probe-b==3: No matching distribution"):
             launches.spec(subset)
     path = dict(launches.spec((0, 1)).env)["PYTHONPATH"].split(":")
     assert [Path(one).name.rpartition("-")[0] for one in path] == ["nsa-probe-a", "nsa-probe-b"]
@@ -233,20 +233,20 @@ def test_pip_installs_beside_it_or_says_why_not(typed: Invocation, monkeypatch: 
     made = Mixtures(home=typed.working_dir / "mixtures")
     (folder,) = made.python_path({"nsa-probe-a": "2.0"}, None)
     assert _imported(folder, "nsa_probe_a") == "2.0"
-    with pytest.raises(CannotMix, match="pip install nsa-probe-b==3: No matching distribution"):
+    with pytest.raises(CannotMixError, match="pip install nsa-probe-b==3: No matching distribution"):
         made.python_path({"nsa-probe-b": "3"}, None)
 
 
 def test_a_package_that_is_there_is_used_and_one_that_is_not_to_be_there_is_covered(tmp_path: Path) -> None:
     made = Mixtures(home=tmp_path / "mixtures")
-    there = intermediate_configs.installed(sys.executable)
+    there = intermediate_configs.installed_packages(sys.executable)
     assert made.python_path({"pytest": there["pytest"][0], "nsa-probe-none": None}, None) == ()
     (folder,) = made.python_path({"hypothesis": None}, None)
     assert _imported(folder, "hypothesis") == "ModuleNotFoundError: No module named 'hypothesis'"
     shared = {"a": ("1", ("ns", "a")), "b": ("1", ("ns",))}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(intermediate_configs, "installed", lambda _: shared)
-        with pytest.raises(CannotMix, match="its module ns has other packages in it"):
+        patch.setattr(intermediate_configs, "installed_packages", lambda _: shared)
+        with pytest.raises(CannotMixError, match="its module ns has other packages in it"):
             made.python_path({"a": None}, None)
 
 
@@ -257,8 +257,8 @@ def test_a_virtual_environment_is_read_by_its_own_python_and_runs_the_probes(
     for name in listed:
         (typed.working_dir / name / "bin").mkdir(parents=True)
         (typed.working_dir / name / "bin" / "python").touch()
-    monkeypatch.setattr(intermediate_configs, "installed", lambda python: listed[Path(python).parents[1].name])
-    question, subject = subject_of(SubjectOptions(env_file="good,bad"), typed, templated=False, facts=FACTS)
+    monkeypatch.setattr(intermediate_configs, "installed_packages", lambda python: listed[Path(python).parents[1].name])
+    question, subject = make_subject(SubjectOptions(env_file="good,bad"), typed, templated=False, facts=FACTS)
     assert question.python == str(typed.working_dir / "good" / "bin" / "python")
     assert (subject.labels, subject.good_values, subject.bad_values) == (("x", "y"), ("1", None), ("2", "1"))
     (typed.working_dir / "one.env").write_text("A=1\n")

@@ -12,7 +12,14 @@ import pytest
 from attempts import spec
 
 from nsa_harness.supervisor.experiments import cache_key
-from nsa_harness.supervisor.experiments.cache_key import WRITTEN, Interpreter, Program, changed, names_text, variables
+from nsa_harness.supervisor.experiments.cache_key import (
+    PROGRAM_OUTPUT,
+    Interpreter,
+    LaunchedProgram,
+    changed_entries,
+    names_with_verb,
+    variable_entries,
+)
 from nsa_harness.supervisor.launch.machine import package_version
 
 HERE = Interpreter(version="3.11.7")
@@ -55,10 +62,12 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def program(tree: Path, *words: str, env: tuple[tuple[str, str], ...] = (), asked: Interpreter = HERE) -> Program:
+def program(
+    tree: Path, *words: str, env: tuple[tuple[str, str], ...] = (), asked: Interpreter = HERE
+) -> LaunchedProgram:
     paths = (("PYTHONPATH", "elsewhere"), *env)
     launched = spec(program=("train.py", *words), cwd=None, env=paths)
-    return Program(specs=[launched], words=("data", "shard.bin"), interpreter=asked, working_dir=tree)
+    return LaunchedProgram(specs=[launched], arguments=("data", "shard.bin"), interpreter=asked, working_dir=tree)
 
 
 def edit(tree: Path, name: str) -> None:
@@ -93,30 +102,30 @@ def edit(tree: Path, name: str) -> None:
     ],
 )
 def test_an_edited_file_is_seen_where_the_program_uses_it(tree: Path, edited: str, seen: str | None) -> None:
-    before = program(tree, "adam").files()
+    before = program(tree, "adam").file_entries()
     edit(tree, edited)
-    assert changed(before, program(tree, "adam").files()) == ((seen,) if seen else ())
+    assert changed_entries(before, program(tree, "adam").file_entries()) == ((seen,) if seen else ())
     assert not (tree / "it ran").exists()
 
 
 @pytest.mark.parametrize("words", [("--config=job.yaml",), ("--config", "job.yaml"), ("job.yaml",)])
 def test_a_file_that_an_argument_names_is_seen(tree: Path, words: tuple[str, ...]) -> None:
     (tree / "job.yaml").write_text("layers: 8\n")
-    before = program(tree, *words).files()
+    before = program(tree, *words).file_entries()
     edit(tree, "job.yaml")
-    assert changed(before, program(tree, *words).files()) == ("job.yaml",)
+    assert changed_entries(before, program(tree, *words).file_entries()) == ("job.yaml",)
 
 
 def test_so_is_one_that_a_variable_names_and_a_module_that_is_launched_as_one(tree: Path) -> None:
     (tree / "job.yaml").write_text("layers: 8\n")
-    as_module = Program(
+    as_module = LaunchedProgram(
         specs=[spec(program=("-m", "model.blocks"), cwd=None, env=(("JOB", "job.yaml"),))],
-        words=(), interpreter=HERE, working_dir=tree,
+        arguments=(), interpreter=HERE, working_dir=tree,
     )  # fmt: skip
-    before = as_module.files()
+    before = as_module.file_entries()
     edit(tree, "job.yaml")
     edit(tree, "model/norms.py")
-    assert changed(before, as_module.files()) == ("job.yaml", "model/norms.py")
+    assert changed_entries(before, as_module.file_entries()) == ("job.yaml", "model/norms.py")
 
 
 def test_a_project_that_is_installed_to_be_edited_counts_as_the_users(tree: Path) -> None:
@@ -124,9 +133,9 @@ def test_a_project_that_is_installed_to_be_edited_counts_as_the_users(tree: Path
     (tree / "project" / "src" / "cleaning.py").write_text("")
     (tree / "cleaning.py").unlink()
     asked = Interpreter(version="3.11.7", folders=(tree / "project" / "src",))
-    before = program(tree, asked=asked).files()
+    before = program(tree, asked=asked).file_entries()
     edit(tree, "project/src/cleaning.py")
-    assert changed(before, program(tree, asked=asked).files()) == ("project/src/cleaning.py",)
+    assert changed_entries(before, program(tree, asked=asked).file_entries()) == ("project/src/cleaning.py",)
 
 
 def test_what_is_installed_is_known_by_its_version_and_never_read(tree: Path) -> None:
@@ -134,39 +143,39 @@ def test_what_is_installed_is_known_by_its_version_and_never_read(tree: Path) ->
     (tree / "site-packages" / "cleaning.py").write_text("")
     (tree / "cleaning.py").unlink()
     asked = Interpreter(version="3.11.7", folders=(tree / "site-packages",))
-    assert not any("site-packages" in name for name in program(tree, asked=asked).files())
+    assert not any("site-packages" in name for name in program(tree, asked=asked).file_entries())
 
 
 def test_a_program_of_any_size_is_read_within_a_bound(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_key, "_MOST_FILES", 3)
-    assert {"train.py", "model/__init__.py"} < set(program(tree).files())
-    assert "rarely.py" not in program(tree).files()
+    monkeypatch.setattr(cache_key, "_MAX_FILES", 3)
+    assert {"train.py", "model/__init__.py"} < set(program(tree).file_entries())
+    assert "rarely.py" not in program(tree).file_entries()
 
 
 def test_a_long_file_is_known_by_its_size_and_time(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_key, "_MOST_DIGEST_BYTES", 1)
-    before = program(tree).files()
+    monkeypatch.setattr(cache_key, "_MAX_DIGEST_BYTES", 1)
+    before = program(tree).file_entries()
     os.utime(tree / "shard.bin", ns=(1, 1))
-    assert changed(before, program(tree).files()) == ("shard.bin",)
+    assert changed_entries(before, program(tree).file_entries()) == ("shard.bin",)
 
 
 def test_nothing_is_opened_that_would_never_end(tree: Path) -> None:
     os.mkfifo(tree / "pipe.py")
-    assert "pipe.py" not in program(tree, "--from=pipe.py", "\0", "x" * 5000).files()
+    assert "pipe.py" not in program(tree, "--from=pipe.py", "\0", "x" * 5000).file_entries()
 
 
 def test_what_the_program_writes_itself_says_nothing(tree: Path) -> None:
     (tree / "loss.csv").write_text("")
-    before = program(tree, "--log=loss.csv", "--save=out").files()
+    before = program(tree, "--log=loss.csv", "--save=out").file_entries()
     edit(tree, "loss.csv")
     edit(tree, "out/step1.pt")
-    kept = cache_key.without_written(before, program(tree, "--log=loss.csv", "--save=out").files())
-    assert (kept["loss.csv"], kept["out"]) == (WRITTEN, WRITTEN)
+    kept = cache_key.mark_outputs(before, program(tree, "--log=loss.csv", "--save=out").file_entries())
+    assert (kept["loss.csv"], kept["out"]) == (PROGRAM_OUTPUT, PROGRAM_OUTPUT)
     edit(tree, "loss.csv")
     edit(tree, "out/step2.pt")
-    assert changed(kept, program(tree, "--log=loss.csv", "--save=out").files()) == ()
+    assert changed_entries(kept, program(tree, "--log=loss.csv", "--save=out").file_entries()) == ()
     edit(tree, "train.py")
-    assert changed(kept, program(tree, "--log=loss.csv", "--save=out").files()) == ("train.py",)
+    assert changed_entries(kept, program(tree, "--log=loss.csv", "--save=out").file_entries()) == ("train.py",)
 
 
 @pytest.mark.parametrize(
@@ -181,49 +190,49 @@ def test_a_variable_is_seen_unless_each_terminal_has_its_own(
     name: str, seen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "1")
-    before = variables(spec())
+    before = variable_entries(spec())
     monkeypatch.setenv(name, "2")
-    assert changed(before, variables(spec())) == ((f"variable {name}",) if seen else ())
+    assert changed_entries(before, variable_entries(spec())) == ((f"variable {name}",) if seen else ())
 
 
 def test_a_secret_is_told_neither_in_clear_nor_by_a_digest_that_a_list_of_passwords_finds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DB_PASSWORD", "hunter2")
-    before = variables(spec())
+    before = variable_entries(spec())
     kept = before["variable DB_PASSWORD"]
     quick = {hashlib.sha256(text.encode()).hexdigest() for text in ("hunter2", repr(("DB_PASSWORD", "hunter2")))}
     assert "hunter2" not in json.dumps(before)
     assert not any(one.startswith(kept) for one in quick)
     monkeypatch.setenv("DB_PASSWORD", "hunter3")
-    assert changed(before, variables(spec())) == ("variable DB_PASSWORD",)
+    assert changed_entries(before, variable_entries(spec())) == ("variable DB_PASSWORD",)
 
 
 def test_an_interpreter_tells_its_version_and_every_package_of_it() -> None:
-    said = cache_key.interpreter(None, os.environ)
+    said = cache_key.query_interpreter(None, os.environ)
     assert said.version == ".".join(map(str, sys.version_info[:3]))
     assert said.packages["torch"].split()[0] == package_version("torch")
     assert said.packages["pydantic"].split()[0] == package_version("pydantic")
-    assert "package pytest" in said.premises
+    assert "package pytest" in said.key_entries
 
 
 def _answers(tmp_path: Path, code: str) -> Interpreter:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{code}\n")
     python.chmod(0o755)
-    return cache_key.interpreter(str(python), os.environ)
+    return cache_key.query_interpreter(str(python), os.environ)
 
 
 def test_it_is_that_of_the_program_that_is_asked(tmp_path: Path) -> None:
     said = _answers(tmp_path, """echo '{"version": "3.9", "packages": {"torch": "1.13 ab"}, "folders": []}'""")
     newer = _answers(tmp_path, """echo '{"version": "3.9", "packages": {"torch": "2.0 ab"}, "folders": []}'""")
-    assert changed(said.premises, newer.premises) == ("package torch",)
+    assert changed_entries(said.key_entries, newer.key_entries) == ("package torch",)
 
 
 @pytest.mark.parametrize("code", ["exit 3", "echo no", "echo '{}'"])
 def test_what_cannot_be_asked_is_never_the_same(tmp_path: Path, code: str) -> None:
-    silent = _answers(tmp_path, code).premises
-    assert changed(silent, silent) == ("Python",)
+    silent = _answers(tmp_path, code).key_entries
+    assert changed_entries(silent, silent) == ("Python",)
 
 
 @pytest.mark.parametrize(
@@ -237,4 +246,4 @@ def test_what_cannot_be_asked_is_never_the_same(tmp_path: Path, code: str) -> No
     ],
 )
 def test_what_has_changed_is_named(names: list[str], sentence: str) -> None:
-    assert names_text(names) == sentence
+    assert names_with_verb(names) == sentence

@@ -15,14 +15,14 @@ import pytest
 
 from nsa_harness.commands import bisect, session
 from nsa_harness.commands.bisect import run_bisection
-from nsa_harness.core.experiment.trial import Wanted
-from nsa_harness.core.outcome.outcome import unjudged
+from nsa_harness.core.experiment.trial import SoughtFailure
+from nsa_harness.core.outcome.outcome import unjudged_outcome
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import MachineFacts, Outcome, Status
 from nsa_harness.supervisor.experiments import cache_key
 from nsa_harness.supervisor.experiments.cache_key import Interpreter
 from nsa_harness.supervisor.experiments.launches import BisectRequest, parse_templates
-from nsa_harness.supervisor.experiments.subjects import SubjectOptions, subject_of
+from nsa_harness.supervisor.experiments.subjects import SubjectOptions, make_subject
 from nsa_harness.supervisor.launch.planning import Invocation, Script
 from nsa_harness.supervisor.storage.rundir import AttemptDir, RunOptions
 
@@ -50,7 +50,7 @@ class Machine:
             number = len(self.launched)
         self.before(number)
         attempt.path.mkdir()
-        outcome = unjudged(spec, attempt=1, directory=attempt.path.name, error="")
+        outcome = unjudged_outcome(spec, attempt=1, directory=attempt.path.name, error="")
         status = Status.FAIL if layers >= CULPRITS else Status.PASS
         return replace(outcome, verdict=replace(outcome.verdict, status=status, cause="exception", summary="it fails"))
 
@@ -61,8 +61,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(session, "run_one", made)
     monkeypatch.setattr(bisect, "machine_facts", lambda: FACTS)
-    monkeypatch.setattr(cache_key, "interpreter", lambda *_: Interpreter(version="3.11.7"))
-    monkeypatch.setattr(cache_key, "_SLOW", 1)
+    monkeypatch.setattr(cache_key, "query_interpreter", lambda *_: Interpreter(version="3.11.7"))
+    monkeypatch.setattr(cache_key, "_DIGEST_ROUNDS", 1)
     (tmp_path / "train.py").write_text("import helper\n")
     (tmp_path / "helper.py").write_text("")
     return made
@@ -71,12 +71,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 def search(parent: str = "reports", **changes: Any) -> tuple[int, dict[str, Any], Path]:
     """As typed once: its exit code, its answer and its folder."""
     question = Invocation(
-        words=(), working_dir=Path.cwd(), environ={}, script=Script(file="train.py", ranks=2, args=())
+        arguments=(), working_dir=Path.cwd(), environ={}, script=Script(file="train.py", ranks=2, args=())
     )
-    question, subject = subject_of(SubjectOptions(gc_range="0:8"), question, templated=True, facts=FACTS)
+    question, subject = make_subject(SubjectOptions(gc_range="0:8"), question, templated=True, facts=FACTS)
     request = BisectRequest(
         question=question, subject=subject, templates=parse_templates(["--layers={layers}"], []), base_args=(),
-        wanted=Wanted(), confidence=0.95, repeat=1, jobs=1, budget_s=None, fork=False,
+        sought=SoughtFailure(), confidence=0.95, repeat=1, jobs=1, budget_s=None, fork=False,
         options=RunOptions(out=Path(parent), command="nsa-harness bisect train.py --gc-range=0:8"),
     )  # fmt: skip
     code = run_bisection(replace(request, **changes))

@@ -16,7 +16,7 @@ import pytest
 from nsa_harness.commands import bisect
 from nsa_harness.commands.bisect_report import show_plan
 from nsa_harness.commands.run import rejudge
-from nsa_harness.core.experiment.trial import Signature, Wanted, parse_outcome
+from nsa_harness.core.experiment.trial import Signature, SoughtFailure, parse_outcome
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.search.effort import possible_cases, total_probes, worst_case_stages
 from nsa_harness.core.search.question import ProbeResult, Purpose, QuestionKind
@@ -24,21 +24,21 @@ from nsa_harness.core.search.report import ProbeReport
 from nsa_harness.core.search.subject import SubjectForm
 from nsa_harness.errors import StoredRunError, UsageError
 from nsa_harness.supervisor.experiments.intermediate_configs import Worktrees, commits_between
-from nsa_harness.supervisor.experiments.journal import search_folder, search_state
+from nsa_harness.supervisor.experiments.journal import open_search, search_state
 from nsa_harness.supervisor.experiments.launches import (
     BisectRequest,
-    CannotLaunch,
-    Earlier,
+    CannotLaunchError,
+    EarlierRuns,
     Launches,
     Templates,
     check_outcome,
-    earlier_of,
+    find_earlier_runs,
     parse_templates,
-    question_of,
+    search_question,
 )
-from nsa_harness.supervisor.experiments.subjects import SubjectOptions, arguments_of, subject_of
+from nsa_harness.supervisor.experiments.subjects import SubjectOptions, make_subject, program_arguments
 from nsa_harness.supervisor.launch.launcher import shared_environment
-from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
+from nsa_harness.supervisor.launch.planning import Invocation, Script, plan_launches
 from nsa_harness.supervisor.storage.collect import seconds_a_step
 from nsa_harness.supervisor.storage.rundir import RunOptions, create_run, find_run
 
@@ -47,21 +47,21 @@ FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
 
 @pytest.fixture
 def typed(tmp_path: Path) -> Invocation:
-    return Invocation(words=("gc_baseline_full",), working_dir=tmp_path, environ={})
+    return Invocation(arguments=("gc_baseline_full",), working_dir=tmp_path, environ={})
 
 
 def _script(question: Invocation, *args: str) -> Invocation:
     (question.working_dir / "train.py").write_text("print('trained')\n")
-    return replace(question, words=(), script=Script(file="train.py", ranks=2, args=args))
+    return replace(question, arguments=(), script=Script(file="train.py", ranks=2, args=args))
 
 
 def _request(question: Invocation, options: SubjectOptions, templates: Templates = Templates()) -> BisectRequest:  # noqa: B008
-    question, subject = subject_of(options, question, templated=bool(templates), facts=FACTS)
-    templates = templates.checked(subject)
-    subject = replace(subject, in_a_row=templates.in_a_row)
+    question, subject = make_subject(options, question, templated=bool(templates), facts=FACTS)
+    templates = templates.checked_for(subject)
+    subject = replace(subject, in_a_row=templates.takes_range)
     return BisectRequest(
-        question=question, subject=subject, templates=templates, base_args=arguments_of(question),
-        wanted=Wanted(), confidence=0.95, repeat=1, jobs=1, budget_s=None, fork=True,
+        question=question, subject=subject, templates=templates, base_args=program_arguments(question),
+        sought=SoughtFailure(), confidence=0.95, repeat=1, jobs=1, budget_s=None, fork=True,
         options=RunOptions(command=""),
     )  # fmt: skip
 
@@ -77,7 +77,7 @@ def _refused(question: Invocation, options: SubjectOptions, templates: Templates
 
 
 def test_no_scenario_named_means_the_gradient_checkpointing_baseline_of_the_plan(typed):
-    launches = _launches(replace(typed, words=()), SubjectOptions(gc_range="auto"))
+    launches = _launches(replace(typed, arguments=()), SubjectOptions(gc_range="auto"))
     assert launches.subject.question == "gc.layers in [0,12)"
     program = launches.spec((2, 6)).program
     assert program[program.index("--gc") + 1] == "2,6"
@@ -120,15 +120,15 @@ def test_an_end_may_be_open_where_a_value_can_grow(typed):
 
 def test_a_search_has_an_end_and_knows_whether_its_subject_has_one(typed):
     options = SubjectOptions(seq_len="64:")
-    question = question_of(_launches(typed, options).request)
+    question = search_question(_launches(typed, options).request)
     assert (question.unbounded, question.max_probes) == (True, 1000)
     assert total_probes(worst_case_stages(question)) < question.max_probes
 
 
 def test_a_configuration_that_makes_no_launch_says_why(typed):
-    question = replace(typed, words=("fault_deadlock", "fault.layer=3"))
+    question = replace(typed, arguments=("fault_deadlock", "fault.layer=3"))
     launches = _launches(question, SubjectOptions(layers="2:4"))
-    with pytest.raises(CannotLaunch, match=r"got 3; the model has layers 0-1"):
+    with pytest.raises(CannotLaunchError, match=r"got 3; the model has layers 0-1"):
         launches.spec(())
     assert launches.spec((0, 1)).fault.layer == 3
 
@@ -141,27 +141,27 @@ def test_a_program_of_the_users_takes_the_choice_through_its_own_words_and_envir
     assert dict(spec.env)["GC"] == "on 4,5"
     assert launches.spec(()).program[-1] == "--gc-layers="
     assert launches.spec((4, 5)).spec_hash != launches.spec((4, 5, 6)).spec_hash
-    assert question_of(launches.request).kind is QuestionKind.SET
+    assert search_question(launches.request).kind is QuestionKind.SET
 
 
 @pytest.mark.parametrize("args", [("--gc={range}",), ("--gc={range}/{layers}", "--list={layers}")])
 def test_a_program_that_takes_a_range_is_asked_for_neighbours_only(typed, args):
     launches = _launches(_script(typed), SubjectOptions(gc_range="2:8"), parse_templates(args, ["GC={range}"]))
-    assert question_of(launches.request).kind is QuestionKind.RANGE
+    assert search_question(launches.request).kind is QuestionKind.RANGE
     assert launches.subject.question == "layers in [2,8), only in a row"
     assert dict(launches.spec((2, 3)).env)["GC"] == "4:6"
     assert dict(launches.spec(()).env)["GC"] == "0:0"
     typed_words = shlex.split(str(launches.command((2, 3), None)))
     filled = [word.format(range="4:6", layers="4,5") for word in args]
     assert (typed_words[0], typed_words[6:]) == ("GC=4:6", ["--", *filled])
-    with pytest.raises(CannotLaunch, match="are no range"):
+    with pytest.raises(CannotLaunchError, match="are no range"):
         launches.spec((1, 4))
 
 
 def test_of_a_program_that_takes_both_the_list_is_searched_and_the_range_left_out(typed):
     templates = parse_templates(["--gc-layers={layers}", "--gc={range}"], ["GC={range}"])
     launches = _launches(_script(typed), SubjectOptions(gc_range="0:8"), templates)
-    assert question_of(launches.request).kind is QuestionKind.SET
+    assert search_question(launches.request).kind is QuestionKind.SET
     spec = launches.spec((1, 4))
     assert (spec.program, "GC" in dict(spec.env)) == (("train.py", "--gc-layers=1,4"), False)
     assert spec.notes[-1] == "{layers} says any choice of layers, so what has {range} in it is left out"
@@ -176,7 +176,7 @@ def test_a_variable_stands_before_the_command_where_that_does_the_same(typed, mo
     # What the harness reads itself, and what a word on its command line would override.
     assert command("NSA_GC").startswith("nsa-harness run train.py --ranks 2 'run.env.NSA_GC=")
     assert command("PYTHONHASHSEED").startswith("nsa-harness run")
-    assert command("GC", replace(_script(typed), words=("run.env.GC=1",))).startswith("nsa-harness run")
+    assert command("GC", replace(_script(typed), arguments=("run.env.GC=1",))).startswith("nsa-harness run")
     monkeypatch.setenv("GC", "4,5")
     spec = _launches(_script(typed), SubjectOptions(seq_len="1:8"), parse_templates(["{value}"], [])).spec(())
     assert shared_environment(spec)["GC"] == "4,5"
@@ -218,7 +218,7 @@ def test_ordered_words_stay_as_they_were_written(typed):
     assert launches.spec(()).program[-1] == "--v=1.90"
     assert launches.spec((0, 1)).program[-1] == "--v=2.0.1"
     assert launches.command((0,), None) == "nsa-harness run train.py --ranks 2 -- --v=2.0"
-    assert question_of(launches.request).kind is QuestionKind.ORDERED
+    assert search_question(launches.request).kind is QuestionKind.ORDERED
     assert "2.0 is given twice" in _refused(script, SubjectOptions(ordered="v=[2.0,2.0]"), templates).replace('"', "")
     for wrong in ("v=2.0", "v=[2.0]", "[1,2]", "v=[[1],[2]]", "v=[1,"):
         assert "--ordered: " in _refused(script, SubjectOptions(ordered=wrong), templates)
@@ -239,7 +239,7 @@ def test_a_choice_sets_one_value_at_a_time(typed):
     words = [launches.command((place,), None) for place in range(3)]
     assert words[1] == "nsa-harness run gc_baseline_full parallel.wrapper=fsdp"
     assert len({launches.spec((place,)).program for place in range(3)}) == 3
-    asked = question_of(launches.request)
+    asked = search_question(launches.request)
     assert (asked.kind, asked.items, asked.flaky) == (QuestionKind.CHOICE, 3, False)
     shapes = _launches(
         _script(typed), SubjectOptions(choice="mesh=[[2,4],[4,2]]"), parse_templates(["--mesh={value}"], [])
@@ -253,7 +253,7 @@ def test_seeds_are_a_choice_in_which_a_race_is_looked_for(typed):
     launches = _launches(typed, SubjectOptions(seeds="3:6"))
     program = launches.spec((2,)).program
     assert program[program.index("--seed") + 1] == "5"
-    assert question_of(launches.request).flaky
+    assert search_question(launches.request).flaky
     few = _launches(_script(typed), SubjectOptions(seeds="1,7,42"), parse_templates(["--seed={value}"], []))
     assert few.spec((2,)).program[-1] == "--seed=42"
     assert "2 to 64 seeds" in _refused(typed, SubjectOptions(seeds="3:4"))
@@ -282,7 +282,7 @@ def test_two_files_are_told_apart_key_by_key(typed):
         "extends: base/ddp\nabout: other words\nmodel: {attention: vanilla}\ngc: {layers: all}\n"
         "train: {steps: 3}\nrun: {env: {B: y}}\nlimits: {stall_s: 9}\n"
     )
-    launches = _launches(replace(typed, words=()), SubjectOptions(set="good.yaml,bad.yaml"))
+    launches = _launches(replace(typed, arguments=()), SubjectOptions(set="good.yaml,bad.yaml"))
     assert set(launches.subject.items) == {
         "model.attention",
         "gc.layers",
@@ -301,7 +301,7 @@ def test_two_files_are_told_apart_key_by_key(typed):
 def test_keys_that_mean_nothing_alone_travel_with_their_head(typed):
     (typed.working_dir / "good.yaml").write_text("extends: base/ddp\nparallel: {static_graph: true}\n")
     (typed.working_dir / "bad.yaml").write_text("extends: base/ddp\nparallel: {wrapper: manual}\ntrain: {steps: 4}\n")
-    subject = _launches(replace(typed, words=()), SubjectOptions(set="good.yaml,bad.yaml")).subject
+    subject = _launches(replace(typed, arguments=()), SubjectOptions(set="good.yaml,bad.yaml")).subject
     (group,) = subject.together
     assert {subject.items[place] for place in group} == {"parallel.wrapper", "parallel.static_graph"}
 
@@ -309,12 +309,12 @@ def test_keys_that_mean_nothing_alone_travel_with_their_head(typed):
 def test_two_equal_scenarios_are_no_question(typed):
     (typed.working_dir / "good.yaml").write_text("extends: base/ddp\nabout: a\n")
     (typed.working_dir / "bad.yaml").write_text("extends: base/ddp\nabout: b\n")
-    assert "differ in no key" in _refused(replace(typed, words=()), SubjectOptions(set="good.yaml,bad.yaml"))
+    assert "differ in no key" in _refused(replace(typed, arguments=()), SubjectOptions(set="good.yaml,bad.yaml"))
     assert "--set names both scenarios itself" in _refused(typed, SubjectOptions(set="a,b"))
 
 
 def test_variables_are_left_unset_at_the_good_end(typed):
-    question = replace(typed, words=("gc_baseline_full", "run.env.A=1", "run.env.B=2"))
+    question = replace(typed, arguments=("gc_baseline_full", "run.env.A=1", "run.env.B=2"))
     launches = _launches(question, SubjectOptions(env="auto"))
     assert dict(launches.spec(()).env) == {}
     assert dict(launches.spec((1,)).env) == {"B": "2"}
@@ -343,7 +343,7 @@ def repository(tmp_path: Path) -> Path:
 
 def test_a_commit_is_launched_in_a_worktree_of_its_own_and_the_users_checkout_stays(repository):
     question = Invocation(
-        words=(), working_dir=repository, environ={}, script=Script(file="train.py", ranks=2, args=())
+        arguments=(), working_dir=repository, environ={}, script=Script(file="train.py", ranks=2, args=())
     )
     launches = _launches(question, SubjectOptions(commits="HEAD~3..HEAD"))
     assert [label.split(" ", 1)[1] for label in launches.subject.labels] == [
@@ -355,7 +355,7 @@ def test_a_commit_is_launched_in_a_worktree_of_its_own_and_the_users_checkout_st
     command = launches.command((0, 1), None)
     assert command == f"git checkout {launches.subject.items[1]} && nsa-harness run train.py --ranks 2"
     with closing(Worktrees(repository=repository, home=repository.parent / "trees")) as trees:
-        launches.enter_trees(trees)
+        launches.use_worktrees(trees)
         spec = launches.spec((0, 1))
         assert (Path(spec.cwd) / "train.py").read_text() == "print(2)\n"
         assert (repository / "train.py").read_text() == "print(3)\n"
@@ -416,29 +416,29 @@ def _stored(parent: Path, *ends: tuple[str, str, float]) -> str:
 def test_a_healthy_bad_end_is_asked_three_times_unless_somebody_insists_or_has_seen_it_fail(typed, tmp_path):
     launches = _launches(typed, SubjectOptions(gc_range="0:4"))
     request = launches.request
-    assert question_of(request).controls == 3
-    assert question_of(replace(request, insistent=True)).controls == 14
-    assert question_of(replace(request, insistent=True, confidence=0.99)).controls == 21
-    assert earlier_of(launches, tmp_path / "none").notes == ()
+    assert search_question(request).controls == 3
+    assert search_question(replace(request, confidence_requested=True)).controls == 14
+    assert search_question(replace(request, confidence_requested=True, confidence=0.99)).controls == 21
+    assert find_earlier_runs(launches, tmp_path / "none").notes == ()
     everything = launches.spec(range(4)).spec_hash
     run_id = _stored(tmp_path, (everything, "HANG", 8.0), (launches.spec(()).spec_hash, "PASS", 2.0))
-    seen = earlier_of(launches, tmp_path)
-    assert (question_of(request, seen).controls, question_of(request, seen).flaky) == (14, False)
+    seen = find_earlier_runs(launches, tmp_path)
+    assert (search_question(request, seen).controls, search_question(request, seen).flaky) == (14, False)
     (note,) = seen.notes
     assert f"HANG in {run_id}" in note
     assert (seen.run_s(("PASS",)), seen.run_s(("HANG",)), seen.run_s(("SKIP",)), seen.run_s()) == (2.0, 8.0, None, 5.0)
-    assert earlier_of(launches, tmp_path, but=run_id) == Earlier()
+    assert find_earlier_runs(launches, tmp_path, but=run_id) == EarlierRuns()
 
 
 def test_stored_runs_that_disagree_make_a_search_believe_no_answer_alone(typed, tmp_path):
     launches = _launches(typed, SubjectOptions(gc_range="0:4"))
-    same = replace(typed, words=(*typed.words, "gc.layers=none"))
-    (by_run,) = planned(same, FACTS).specs
+    same = replace(typed, arguments=(*typed.arguments, "gc.layers=none"))
+    (by_run,) = plan_launches(same, FACTS).specs
     first = _stored(tmp_path, (by_run.spec_hash, "PASS", 1.0))
-    assert question_of(launches.request, earlier_of(launches, tmp_path)).flaky is False
+    assert search_question(launches.request, find_earlier_runs(launches, tmp_path)).flaky is False
     second = _stored(tmp_path, (by_run.spec_hash, "FAIL", 1.0), ("another", "PASS", 1.0))
-    seen = earlier_of(launches, tmp_path)
-    assert question_of(launches.request, seen).flaky
+    seen = find_earlier_runs(launches, tmp_path)
+    assert search_question(launches.request, seen).flaky
     (note,) = seen.notes
     assert f"PASS in {first} and FAIL in {second}" in note
 
@@ -448,7 +448,7 @@ def test_a_stored_report_that_cannot_be_read_tells_nothing(typed, tmp_path):
     for text in ("", "[]", '{"outcomes": [{}]}', '{"outcomes": [{"spec_hash": 1, "timing": 2}]}', '{"outcomes": 3}'):
         create_run(tmp_path).report.write_text(text)
     create_run(tmp_path)
-    assert earlier_of(launches, tmp_path) == Earlier()
+    assert find_earlier_runs(launches, tmp_path) == EarlierRuns()
 
 
 def test_the_dry_run_lists_each_case_with_its_time_where_runs_are_stored(typed, tmp_path, capsys):
@@ -463,7 +463,7 @@ def test_the_dry_run_lists_each_case_with_its_time_where_runs_are_stored(typed, 
     assert "the bad end never fails at most 15 probes 30.0 s" in told
     assert "a run takes 2.0 s if it passes and 8.0 s if it fails, according to 2 stored runs" in told
     assert "HANG in" in told
-    one = next(case for case in possible_cases(question_of(request)) if case.name == "one alone is enough").probes
+    one = next(case for case in possible_cases(search_question(request)) if case.name == "one alone is enough").probes
     assert f"one alone is enough at most {one} probes {5.0 * one:.1f} s" in told
 
 
@@ -497,11 +497,11 @@ def _good(n: int, step_s: float | None) -> ProbeReport:
 
 def test_three_runs_of_the_good_end_say_what_is_slow_and_no_later_one_does(typed):
     launches = _launches(typed, SubjectOptions(gc_range="0:4"))
-    request = replace(launches.request, fork=False, wanted=parse_outcome("slow"))
-    assert question_of(request).baseline == 3
-    assert question_of(replace(request, wanted=parse_outcome("slow:9ms"))).baseline == 1
+    request = replace(launches.request, fork=False, sought=parse_outcome("slow"))
+    assert search_question(request).baseline == 3
+    assert search_question(replace(request, sought=parse_outcome("slow:9ms"))).baseline == 1
     with (
-        search_folder(RunOptions(out=typed.working_dir, command=""), search_state("", "", {}), dict) as folder,
+        open_search(RunOptions(out=typed.working_dir, command=""), search_state("", "", {}), dict) as folder,
         bisect._open(request, folder, launches, FACTS) as search,
     ):
         for n, step_s in enumerate((0.1, 0.12, 0.1), start=1):
@@ -532,7 +532,7 @@ def test_a_search_whose_terminal_is_gone_is_interrupted(typed):
     request = replace(launches.request, fork=False)
     state = search_state("", "", {})
     with (
-        search_folder(RunOptions(out=typed.working_dir, command=""), state, dict) as folder,
+        open_search(RunOptions(out=typed.working_dir, command=""), state, dict) as folder,
         bisect._open(request, folder, launches, FACTS) as search,
     ):
         search.screen.lost_terminal()

@@ -32,7 +32,7 @@ from nsa_harness.core.evidence.evidence import Ending, Exit, Frame, RaisedExcept
 from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.plan import Bound, Expect, Limits
 from nsa_harness.core.report import Outcome, Status, Trouble
-from nsa_harness.subject.tables import reported
+from nsa_harness.subject.tables import reported_values
 from nsa_harness.supervisor.storage.collect import collect
 from nsa_harness.supervisor.storage.metrics import foreign_metrics
 from nsa_harness.supervisor.storage.record import load_spec
@@ -254,7 +254,7 @@ def test_the_numbers_of_training_are_read_from_its_table(tmp_path: Path) -> None
         "step,loss,tokens_per_s,grad_norm,forward_s,seconds\n1,3.5,,x,0.5,9\n2,2.5,100,,1.5,2\n"
     )
     assert collect(attempt, spec(), "n").metrics == {}
-    assert collect(attempt, spec(), "n", reported).metrics == {
+    assert collect(attempt, spec(), "n", reported_values).metrics == {
         "steps": 2.0,
         "loss_first": 3.5,
         "loss_last": 2.5,
@@ -268,9 +268,9 @@ def test_the_numbers_of_training_are_read_from_its_table(tmp_path: Path) -> None
 
 def test_a_table_of_training_without_a_row_tells_of_no_step_and_no_table_tells_nothing(tmp_path: Path) -> None:
     attempt = clean(tmp_path)
-    assert collect(attempt, spec(), "n", reported).metrics == {}
+    assert collect(attempt, spec(), "n", reported_values).metrics == {}
     (attempt.path / "training.csv").write_text("step,loss\n")
-    assert collect(attempt, spec(), "n", reported).metrics == {"steps": 0.0}
+    assert collect(attempt, spec(), "n", reported_values).metrics == {"steps": 0.0}
 
 
 def test_the_gates_of_the_newest_step_are_read_and_a_torn_line_does_not_count(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_the_gates_of_the_newest_step_are_read_and_a_torn_line_does_not_count(tm
     rows = ["step,layer,branch,mean,std,saturated_share"]
     rows += [f"{step},{layer},sel,0.00{step},0.1,1.0" for step in (1, 2) for layer in (0, 1)]
     (attempt.path / "gate_health.csv").write_text("\n".join([*rows, "2,2,sel,inf,0.1,1.0", "3,0,sel,0.0"]))
-    seen = collect(attempt, spec(), "n", reported)
+    seen = collect(attempt, spec(), "n", reported_values)
     gate = {"step": 2.0, "branch": "sel", "mean": 0.002, "std": 0.1, "saturated_share": 1.0}
     assert seen.program_records == ({**gate, "layer": 0.0}, {**gate, "layer": 1.0})
     assert json.loads((attempt.evidence / "n.json").read_text())["reported"] == list(seen.program_records)
@@ -288,7 +288,7 @@ def test_the_gates_of_the_newest_step_are_read_and_a_torn_line_does_not_count(tm
 def test_a_table_that_cannot_be_read_is_trouble(tmp_path: Path) -> None:
     attempt = clean(tmp_path)
     (attempt.path / "training.csv").write_text('loss\n"' + "x" * 200_000)
-    seen = collect(attempt, spec(), "n", reported)
+    seen = collect(attempt, spec(), "n", reported_values)
     assert seen.metrics == {}
     assert "training.csv" in [one.what for one in seen.trouble]
 

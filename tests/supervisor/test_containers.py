@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nsa_harness.supervisor.capture.procfs import inner_pid, path_of
+from nsa_harness.supervisor.capture.procfs import path_in_process, pid_in_namespace
 from nsa_harness.supervisor.capture.syscalls import outer_pid
 from nsa_harness.supervisor.storage.sources import text_as_launched
 
@@ -39,10 +39,10 @@ def proc(tmp_path: Path) -> Path:
 
 
 def test_a_file_of_another_root_lies_below_it_and_one_of_ours_where_it_says(proc: Path) -> None:
-    assert path_of(70, "/app/train.py", proc) == proc / "70" / "root" / "app" / "train.py"
-    assert path_of(70, "train.py", proc) == proc / "70" / "root" / "work" / "train.py"
-    assert path_of(80, "/app/train.py", proc) == Path("/app/train.py")
-    assert path_of(99, "/app/train.py", proc) == Path("/app/train.py")
+    assert path_in_process(70, "/app/train.py", proc) == proc / "70" / "root" / "app" / "train.py"
+    assert path_in_process(70, "train.py", proc) == proc / "70" / "root" / "work" / "train.py"
+    assert path_in_process(80, "/app/train.py", proc) == Path("/app/train.py")
+    assert path_in_process(99, "/app/train.py", proc) == Path("/app/train.py")
 
 
 def test_no_link_of_a_container_leads_out_of_it(proc: Path) -> None:
@@ -53,15 +53,15 @@ def test_no_link_of_a_container_leads_out_of_it(proc: Path) -> None:
     (inside / "srv" / "app" / "up.py").symlink_to("../../../../etc/passwd")
     (inside / "srv" / "app" / "ring").symlink_to("ring")
     root = proc / "70" / "root"
-    assert path_of(70, "/app/train.py", proc) == root / "srv" / "app" / "train.py"
-    assert path_of(70, "/app/secret.py", proc) == root / "etc" / "passwd"
-    assert path_of(70, "/app/up.py", proc) == root / "etc" / "passwd"
-    assert path_of(70, "/app/ring", proc) == root / "srv" / "app" / "ring"
-    assert path_of(70, "/../../x.py", proc) == root / "x.py"
+    assert path_in_process(70, "/app/train.py", proc) == root / "srv" / "app" / "train.py"
+    assert path_in_process(70, "/app/secret.py", proc) == root / "etc" / "passwd"
+    assert path_in_process(70, "/app/up.py", proc) == root / "etc" / "passwd"
+    assert path_in_process(70, "/app/ring", proc) == root / "srv" / "app" / "ring"
+    assert path_in_process(70, "/../../x.py", proc) == root / "x.py"
 
 
 def test_a_process_and_its_children_have_other_names_in_a_container(proc: Path) -> None:
-    assert (inner_pid(70, proc), inner_pid(80, proc)) == (1, 80)
+    assert (pid_in_namespace(70, proc), pid_in_namespace(80, proc)) == (1, 80)
     assert (outer_pid(70, 5, proc), outer_pid(70, 6, proc), outer_pid(80, 5, proc)) == (71, 6, 5)
 
 
@@ -74,7 +74,7 @@ def test_of_a_process_in_a_container_sources_are_read_as_it_sees_them(tmp_path: 
         assert outside.stdout is not None
         outside.stdout.readline()
         (inside,) = psutil.Process(outside.pid).children()
-        assert inner_pid(inside.pid) == 1
+        assert pid_in_namespace(inside.pid) == 1
         assert text_as_launched(f"{shared}/train.py", None) == ""
         assert text_as_launched(f"{shared}/train.py", None, inside.pid) == "print(1)\n"
         outside.communicate(b"\n")

@@ -16,7 +16,7 @@ from living import PATIENCE_S, program
 
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.supervisor.capture import descriptors, procfs
-from nsa_harness.supervisor.capture.descriptors import Holders, SocketTable, lock_holders
+from nsa_harness.supervisor.capture.descriptors import HolderSearch, SocketTable, lock_holders
 
 
 def seen(pid: int, settled: Callable[[Task], bool]) -> tuple[Process, Task]:
@@ -25,7 +25,7 @@ def seen(pid: int, settled: Callable[[Task], bool]) -> tuple[Process, Task]:
     while True:
         process = procfs.read_process(pid, 0)
         assert process is not None
-        told = Holders(sockets=SocketTable(owners={})).with_holders(process)
+        told = HolderSearch(sockets=SocketTable(owners={})).with_holders(process)
         task = next(task for task in told.tasks if task.tid == pid)
         if settled(task) or time.monotonic() > deadline:
             return told, task
@@ -176,19 +176,19 @@ def test_a_file_of_a_server_that_may_not_answer_is_never_asked_what_it_is(
     fd = os.open(fifo, os.O_RDWR)
     info = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
     mount = next(line.split()[1] for line in info if line.startswith("mnt_id:"))
-    assert f"{fifo} rw" in descriptors.holds(os.getpid())
+    assert f"{fifo} rw" in descriptors.open_descriptors(os.getpid())
     monkeypatch.setattr(descriptors, "_remote_mounts", lambda _: frozenset({mount}))
-    assert f"{fifo} rw" not in descriptors.holds(os.getpid())
+    assert f"{fifo} rw" not in descriptors.open_descriptors(os.getpid())
     os.close(fd)
 
 
 def test_whoever_was_not_read_in_time_may_hold_the_other_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(descriptors, "_LIMIT_S", -1.0)
+    monkeypatch.setattr(descriptors, "_SEARCH_LIMIT_S", -1.0)
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     with program("import os, sys; print(); os.open(sys.argv[1], os.O_RDONLY)", str(fifo)) as process:
         _, task = seen(process.pid, lambda task: task.syscall == "openat" and "fifo" in task.target)
-        holders = Holders(sockets=SocketTable(owners={}))
+        holders = HolderSearch(sockets=SocketTable(owners={}))
         found = procfs.read_process(process.pid, 0)
         assert found is not None
         holders.with_holders(found)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_harness.core.doctor import ModuleFacts, TorchFacts, Unknown
+from nsa_harness.core.doctor import ModuleFacts, TorchFacts, UnknownFacts
 from nsa_harness.protocol import ENV_RUN
 from nsa_harness.supervisor import doctor
 from nsa_harness.supervisor.doctor import (
@@ -59,12 +59,12 @@ def test_this_machine_is_measured_whole(tmp_path: Path) -> None:
 def test_a_torch_that_raises_on_import_is_unknown_with_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')\n")
     facts = doctor.torch_facts(importing(tmp_path))
-    assert facts == Unknown(why="OSError: libcudart.so.13: cannot open shared object file")
+    assert facts == UnknownFacts(why="OSError: libcudart.so.13: cannot open shared object file")
 
 
 def test_a_torch_that_crashes_on_import_is_unknown_with_the_signal(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
-    assert doctor.torch_facts(importing(tmp_path)) == Unknown(why="ended by SIGSEGV")
+    assert doctor.torch_facts(importing(tmp_path)) == UnknownFacts(why="ended by SIGSEGV")
 
 
 def test_a_torch_without_distributed_has_neither_backend_nor_torchrun(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_an_import_that_does_not_end_is_unknown_after_its_limit(
 ) -> None:
     (tmp_path / "torch.py").write_text("import signal\nsignal.pause()\n")
     monkeypatch.setattr(doctor, "_IMPORT_LIMIT_S", 1.0)
-    assert doctor.torch_facts(importing(tmp_path)) == Unknown(why="did not end within 1 s")
+    assert doctor.torch_facts(importing(tmp_path)) == UnknownFacts(why="did not end within 1 s")
 
 
 def test_a_module_that_is_found_and_not_importable_is_said_to_be_so(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ step()
 def sampler(tmp_path: Path) -> StackSampler:
     boards = tmp_path / "boards"
     boards.mkdir()
-    return StackSampler(origin_ns=time.monotonic_ns(), boards=boards, dumps=tmp_path / "dumps")
+    return StackSampler(origin_ns=time.monotonic_ns(), probe_dir=boards, dumps=tmp_path / "dumps")
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def write_board(sampler: StackSampler, pid: int, rank: int) -> Path:
     data = bytearray(protocol.STATUS_FILE_SIZE)
     identity = (protocol.MAGIC, protocol.LAYOUT, protocol.STATUS_FILE_SIZE, pid, rank, 2, 0, sampler.origin_ns)
     protocol.IDENTITY.pack_into(data, protocol.IDENTITY_AT, *identity)
-    path = sampler.boards / protocol.STATUS_FILE.format(pid=pid)
+    path = sampler.probe_dir / protocol.STATUS_FILE.format(pid=pid)
     path.write_bytes(data)
     return path
 
@@ -127,7 +127,7 @@ def test_a_process_without_python_has_no_stacks_and_the_reasons_are_told(sampler
     (trouble,) = sampler.trouble
     assert (trouble.what, trouble.rank) == ("stacks", 0)
     assert trouble.why.startswith("py-spy --nonblocking: ")
-    assert trouble.why.endswith("; no faulthandler of ours in the process")
+    assert trouble.why.endswith("; nsa-harness's faulthandler is not registered in the process")
 
 
 def test_the_same_trouble_is_told_once(sampler: StackSampler) -> None:
@@ -139,16 +139,16 @@ def test_the_same_trouble_is_told_once(sampler: StackSampler) -> None:
 
 
 def test_a_torn_board_is_trouble_and_a_missing_one_is_not(sampler: StackSampler) -> None:
-    assert sampler.board(7) is None
+    assert sampler.read_status_file(7) is None
     assert sampler.trouble == []
-    (sampler.boards / "7.board").write_bytes(b"torn")
-    assert sampler.board(7) is None
-    assert [one.what for one in sampler.trouble] == ["board"]
+    (sampler.probe_dir / "7.board").write_bytes(b"torn")
+    assert sampler.read_status_file(7) is None
+    assert [one.what for one in sampler.trouble] == ["status file"]
 
 
 def test_a_board_is_read_without_asking_the_process(sampler: StackSampler) -> None:
     write_board(sampler, 7, rank=1)
-    board = sampler.board(7)
+    board = sampler.read_status_file(7)
     assert board is not None
     assert (board.pid, board.rank, board.world_size, board.created_s) == (7, 1, 2, 0.0)
 
@@ -191,7 +191,7 @@ def test_the_flight_recorder_is_asked_through_the_board(
 ) -> None:
     board = write_board(sampler, rank.pid, rank=0)
     done = threading.Event()
-    flight = sampler.boards / protocol.FLIGHT.format(pid=rank.pid)
+    flight = sampler.probe_dir / protocol.FLIGHT.format(pid=rank.pid)
     thread = threading.Thread(target=answer, args=(board, flight, text, done))
     thread.start()
     (seen,) = sampler.take(1, {0: rank.pid}).ranks
@@ -203,7 +203,7 @@ def test_the_flight_recorder_is_asked_through_the_board(
     assert (pending in (sampler.dumps / "rank0.1.txt").read_text()) is bool(operations)
 
 
-SILENT = "no worker server in the process; no answer of the beat thread within 1 s"
+SILENT = "no worker server in the process; no response from the heartbeat thread within 1 s"
 
 
 def test_a_rank_that_does_not_answer_is_not_waited_for(sampler: StackSampler, rank: subprocess.Popen[bytes]) -> None:
@@ -217,7 +217,7 @@ def test_a_rank_that_does_not_answer_a_look_by_which_nothing_is_proven_is_no_tro
     sampler: StackSampler, rank: subprocess.Popen[bytes]
 ) -> None:
     board = write_board(sampler, rank.pid, 0)
-    sampler.take(0, {0: rank.pid}, written=False)
+    sampler.take(0, {0: rank.pid}, writes_dumps=False)
     asked = protocol.REQUEST.unpack_from(board.read_bytes(), protocol.REQUEST_AT)
     assert (asked, sampler.trouble) == ((1,), [])
 
@@ -282,7 +282,7 @@ def test_the_worker_server_is_asked_first_and_its_answer_stays_for_the_judge(
 ) -> None:
     write_board(sampler, rank.pid, rank=0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(str(sampler.boards / protocol.SOCKET.format(pid=rank.pid)))
+        listening.bind(str(sampler.probe_dir / protocol.SOCKET.format(pid=rank.pid)))
         listening.listen()
         thread = threading.Thread(target=serve, args=(listening, text))
         thread.start()
@@ -290,18 +290,18 @@ def test_the_worker_server_is_asked_first_and_its_answer_stays_for_the_judge(
         thread.join()
     assert [one.what for one in sampler.trouble] == trouble
     assert [one.op for one in seen.collectives] == ([] if trouble else ["all_reduce"])
-    assert (sampler.boards / protocol.FLIGHT.format(pid=rank.pid)).exists() is not bool(trouble)
+    assert (sampler.probe_dir / protocol.FLIGHT.format(pid=rank.pid)).exists() is not bool(trouble)
 
 
 def answer_as_the_beat(sampler: StackSampler, pid: int) -> threading.Thread:
     """Plays the rank's beat thread for one question."""
-    board = sampler.boards / protocol.STATUS_FILE.format(pid=pid)
+    board = sampler.probe_dir / protocol.STATUS_FILE.format(pid=pid)
 
     def answer() -> None:
         asked = 0
         while not asked:
             (asked,) = protocol.REQUEST.unpack_from(board.read_bytes(), protocol.REQUEST_AT)
-        (sampler.boards / protocol.FLIGHT.format(pid=pid)).write_text(json.dumps({"entries": [ENTRY]}))
+        (sampler.probe_dir / protocol.FLIGHT.format(pid=pid)).write_text(json.dumps({"entries": [ENTRY]}))
         with board.open("r+b") as file:
             file.seek(protocol.HEARTBEAT_AT)
             file.write(protocol.HEARTBEAT.pack(time.monotonic_ns(), asked))
@@ -319,10 +319,10 @@ def test_a_patient_look_asks_the_beat_of_a_rank_whose_python_runs_and_its_server
         file.seek(protocol.HEARTBEAT_AT)
         file.write(protocol.HEARTBEAT.pack(time.monotonic_ns(), 0))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(str(sampler.boards / protocol.SOCKET.format(pid=rank.pid)))
+        listening.bind(str(sampler.probe_dir / protocol.SOCKET.format(pid=rank.pid)))
         listening.listen()
         beat = answer_as_the_beat(sampler, rank.pid)
-        (seen,) = sampler.take(1, {0: rank.pid}, patient=True).ranks
+        (seen,) = sampler.take(1, {0: rank.pid}, prefers_heartbeat=True).ranks
         beat.join()
         assert select.select([listening], [], [], 0.0)[0] == [], "nobody has connected"
     assert [one.op for one in seen.collectives] == ["all_reduce"]
@@ -333,11 +333,11 @@ def test_a_patient_look_does_not_wait_for_a_beat_that_has_stopped(
 ) -> None:
     board = write_board(sampler, rank.pid, rank=0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(str(sampler.boards / protocol.SOCKET.format(pid=rank.pid)))
+        listening.bind(str(sampler.probe_dir / protocol.SOCKET.format(pid=rank.pid)))
         listening.listen()
         thread = threading.Thread(target=serve, args=(listening, json.dumps({"entries": [ENTRY]})))
         thread.start()
-        (seen,) = sampler.take(1, {0: rank.pid}, patient=True).ranks
+        (seen,) = sampler.take(1, {0: rank.pid}, prefers_heartbeat=True).ranks
         thread.join()
     assert [one.op for one in seen.collectives] == ["all_reduce"]
     assert protocol.REQUEST.unpack_from(board.read_bytes(), protocol.REQUEST_AT) == (0,)

@@ -42,18 +42,18 @@ class FakeRanks:
 
     shown: Any
     spec: Any = None
-    guarded: Any = None
+    job: Any = None
     sampler: Any = None
     now_s: float = 1.0
-    alive: dict[int, int] = field(default_factory=lambda: {0: 100, 1: 101})
-    gone: set[int] = field(default_factory=set)
-    boards: dict[int, None] = field(default_factory=dict)
+    living_pids: dict[int, int] = field(default_factory=lambda: {0: 100, 1: 101})
+    exited: set[int] = field(default_factory=set)
+    status_files: dict[int, None] = field(default_factory=dict)
     peaks: dict[int, int] = field(default_factory=dict)
-    some_start: bool = False
-    all_train: bool = False
+    is_starting: bool = False
+    all_started: bool = False
 
     def __post_init__(self) -> None:
-        self.sampler = SimpleNamespace(take=self.take, piped={}, last_tasks=set(), trouble=[])
+        self.sampler = SimpleNamespace(take=self.take, pipe_requests={}, last_tasks=set(), trouble=[])
 
     def take(self, number: int, *_: object, **__: object) -> Snapshot:
         return Snapshot(number=number, at_s=self.now_s, ranks=self.shown(self.now_s))
@@ -61,7 +61,7 @@ class FakeRanks:
     def last_progress_s(self) -> float:
         return 1.0
 
-    def read_boards(self, _: float) -> None: ...
+    def read_status_files(self, _: float) -> None: ...
 
     def read_memory(self) -> None: ...
 
@@ -83,15 +83,15 @@ def patience(known: set[WaitSignature], quiet_s: float | None = QUIET_S) -> tupl
 def watched(attempt: AttemptDir, enough: EarlyStop, shown: Any) -> tuple[Ending | None, float]:
     """Until it ends, or for 200 s, looked at every 0.2 s of a clock of its own."""
     ranks = FakeRanks(shown=shown)
-    policy = WatchPolicy(find_ranks=lambda **_: ranks, enough=enough)  # type: ignore[arg-type, return-value]
-    guarded: Any = SimpleNamespace(origin_ns=0, boards=attempt.path)
-    audience: Any = SimpleNamespace(suspect=lambda _: None, released=lambda _: None)
+    policy = WatchPolicy(find_ranks=lambda **_: ranks, stops_early=enough)  # type: ignore[arg-type, return-value]
+    guarded: Any = SimpleNamespace(origin_ns=0, probe_dir=attempt.path)
+    audience: Any = SimpleNamespace(report_stall=lambda _: None, report_recovery=lambda _: None)
     watch = Watch(
-        guarded=guarded, spec=spec(), attempt=attempt, audience=audience, interrupted=lambda: False, policy=policy
+        job=guarded, spec=spec(), attempt=attempt, listener=audience, interrupted=lambda: False, policy=policy
     )
     for tick in range(5, 1000):
         ranks.now_s = tick / 5
-        if ending := watch.suspicion(ranks.now_s, LIMITS):
+        if ending := watch.check_stall(ranks.now_s, LIMITS):
             return ending, ranks.now_s
     return None, ranks.now_s
 
@@ -158,13 +158,13 @@ def test_a_deadline_counts_from_when_every_rank_has_left_start_up(
     tmp_path: Path, began_s: float | None, observed: bool, ended_s: float
 ) -> None:
     ranks = FakeRanks(shown=stands)
-    policy = WatchPolicy(find_ranks=lambda **_: ranks, decide=lambda *_: None, observed=observed)  # type: ignore[arg-type, return-value]
+    policy = WatchPolicy(find_ranks=lambda **_: ranks, decide=lambda *_: None, is_observed=observed)  # type: ignore[arg-type, return-value]
     told: list[Progress] = []
     watch = Watch(
-        guarded=SimpleNamespace(origin_ns=0, boards=tmp_path, lost=False),  # type: ignore[arg-type]
+        job=SimpleNamespace(origin_ns=0, probe_dir=tmp_path, is_lost=False),  # type: ignore[arg-type]
         spec=spec(limits=Limits(deadline_s=10.0)),
         attempt=next(attempts(tmp_path)),
-        audience=SimpleNamespace(phase=told.append),  # type: ignore[arg-type]
+        listener=SimpleNamespace(report_progress=told.append),  # type: ignore[arg-type]
         interrupted=lambda: False,
         policy=policy,
     )
@@ -172,7 +172,7 @@ def test_a_deadline_counts_from_when_every_rank_has_left_start_up(
     ending = None
     while ending is None:
         ranks.now_s += 0.25
-        ranks.all_train = began_s is not None and ranks.now_s >= began_s
+        ranks.all_started = began_s is not None and ranks.now_s >= began_s
         ending = watch._poll()
     assert (ending, ranks.now_s, told[-1].deadline_s) == (Ending.DEADLINE, ended_s, ended_s)
     watch.close(ending)

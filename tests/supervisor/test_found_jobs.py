@@ -20,7 +20,7 @@ from nsa_harness.errors import NoSuchJob
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.snapshot import StackSampler
 from nsa_harness.supervisor.observe import attach
-from nsa_harness.supervisor.observe.attach import FoundJob, find_job, found_jobs, missing_ranks, only_job
+from nsa_harness.supervisor.observe.attach import FoundJob, find_job, find_jobs, missing_ranks, only_job
 from nsa_harness.supervisor.observe.ranks import ranks_below
 from nsa_harness.supervisor.watch.ranks import Ranks
 
@@ -88,7 +88,7 @@ def test_ranks_that_a_rank_has_started_are_known_by_their_local_rank(
 
 
 def found(*pids: int) -> list[FoundJob]:
-    return found_jobs([stat for pid in pids if (stat := procfs.read_stat(pid))])
+    return find_jobs([stat for pid in pids if (stat := procfs.read_stat(pid))])
 
 
 def test_ranks_of_one_rendezvous_are_one_job_named_by_its_lowest_rank() -> None:
@@ -158,7 +158,7 @@ def test_a_shell_above_two_jobs_is_asked_which_one() -> None:
 def test_a_thread_that_waits_has_not_run_since_and_one_that_runs_just_has() -> None:
     with program(WAITS) as waiting:
         wait_for(lambda: (procfs.idle_s(waiting.pid, waiting.pid) or 0.0) > 0.2, "it has not run for a while")
-        assert procfs.all_idle_s(waiting.pid) > 0.2
+        assert procfs.program_idle_s(waiting.pid) > 0.2
     own = procfs.idle_s(os.getpid(), threading.get_native_id())
     assert own is not None
     assert own < 0.2
@@ -174,13 +174,13 @@ def test_what_has_no_clock_of_the_scheduler_has_no_time_that_is_known() -> None:
 @pytest.mark.skipif(NO_SCHEDULER, reason="this kernel does not say when a thread ran last")
 def test_a_job_that_is_found_as_it_stands_has_been_quiet_since_it_ran_last(tmp_path: Path) -> None:
     with program(WAITS) as waiting:
-        wait_for(lambda: procfs.all_idle_s(waiting.pid) > 0.5, "it has not run for a while")
-        sampler = StackSampler(origin_ns=0, boards=tmp_path, dumps=tmp_path)
-        seen = Ranks(spec=spec(), guarded=None, sampler=sampler, pids={0: waiting.pid})  # type: ignore[arg-type]
-        seen.read_boards(100.0)
+        wait_for(lambda: procfs.program_idle_s(waiting.pid) > 0.5, "it has not run for a while")
+        sampler = StackSampler(origin_ns=0, probe_dir=tmp_path, dumps=tmp_path)
+        seen = Ranks(spec=spec(), job=None, sampler=sampler, pids={0: waiting.pid})  # type: ignore[arg-type]
+        seen.read_status_files(100.0)
         assert 0.0 < seen.last_progress_s() <= 99.5
         quiet_since_s = seen.last_progress_s()
-        seen.read_boards(101.0)
+        seen.read_status_files(101.0)
         assert seen.last_progress_s() == quiet_since_s
 
 

@@ -16,8 +16,8 @@ from attempts import spec
 from living import wait_for
 
 from nsa_harness.core.plan import Launcher
-from nsa_harness.supervisor.launch.launcher import Guarded, launch
-from nsa_harness.supervisor.launch.reaper import process_of
+from nsa_harness.supervisor.launch.launcher import LaunchedRun, launch
+from nsa_harness.supervisor.launch.reaper import process_identity
 from nsa_harness.supervisor.storage.journals import Journals
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
@@ -34,7 +34,7 @@ class Launched:
         os.mkfifo(self.go)
         command = (sys.executable, "-I", "-S", "-u", "-c", source, str(self.go))
         plain = spec(program=command, launcher=Launcher.PLAIN, ranks=2)
-        self.guarded: Guarded = launch(plain, self.attempt, "off")
+        self.guarded: LaunchedRun = launch(plain, self.attempt, "off")
         self.said: list[dict[str, Any]] = []
 
     def hear(self, event: str) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def launched(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launche
     made = Launched(tmp_path, request.param)
     yield made
     assert left_of(made.guarded.end(0.0)) == []
-    assert not made.guarded.boards.exists()
+    assert not made.guarded.probe_dir.exists()
 
 
 @pytest.mark.parametrize("launched", [WAITS], indirect=True)
@@ -92,10 +92,10 @@ def test_a_run_goes_on_under_another_guardian_and_ends_as_it_would_have(launched
     killed = launched.kill_guardian()
     launched.guarded.events(PATIENCE_S)
     assert launched.guarded.reaper is not killed
-    assert process_of(launcher) is not None
+    assert process_identity(launcher) is not None
     launched.proceed()
     left = launched.hear("exit")
-    assert (left["pid"], left["status"], launched.guarded.lost) == (launcher, 3, False)
+    assert (left["pid"], left["status"], launched.guarded.is_lost) == (launcher, 3, False)
     assert left_of(launched.guarded.end(0.1)) == []
     (exit_,) = Journals(attempt=launched.attempt).exits()
     assert (exit_.pid, exit_.status, exit_.during_teardown) == (launcher, 3, False)
@@ -120,8 +120,8 @@ def test_a_guardian_that_is_killed_while_it_ends_the_run_is_followed_by_one_that
     launched.kill_guardian()
     ending.join(PATIENCE_S)
     assert left_of(said) == []
-    found = process_of(launcher)
-    assert found is None or not found.lives()
+    found = process_identity(launcher)
+    assert found is None or not found.is_alive()
 
 
 class Stuck:
@@ -139,7 +139,7 @@ class Stuck:
 
 def test_a_guardian_that_leaves_late_costs_a_run_that_has_ended_nothing(tmp_path: Path) -> None:
     reaper = Stuck(b'{"event": "ended", "t_ns": 1, "outlived": [], "left": []}\n')
-    guarded = Guarded(reaper=reaper, origin_ns=0, boards=tmp_path, tag="t", order={}, probed=False)
+    guarded = LaunchedRun(reaper=reaper, origin_ns=0, probe_dir=tmp_path, tag="t", order={}, has_probe=False)
     assert [one["event"] for one in guarded.end(0.0)] == ["ended"]
     os.close(reaper.kept)
 
@@ -151,11 +151,11 @@ def test_a_rank_that_is_known_is_watched_by_the_next_guardian_too(launched: Laun
     child = subprocess.Popen([sys.executable, "-I", "-S", "-u", "-c", WAITS, str(launched.go)], stdout=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.readline()
-    launched.guarded.tell(do="watch", pid=child.pid, rank=1)
+    launched.guarded.send_command(do="watch", pid=child.pid, rank=1)
     launched.kill_guardian()
     launched.guarded.events(PATIENCE_S)
     os.kill(child.pid, signal.SIGKILL)
     left = launched.hear("exit")
     assert (left["pid"], left["rank"], left["status"]) == (child.pid, 1, -signal.SIGKILL)
     child.wait()
-    assert launched.guarded.watches == {}
+    assert launched.guarded.watch_commands == {}

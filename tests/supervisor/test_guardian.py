@@ -419,8 +419,8 @@ def test_boards_that_cannot_be_brought_home_are_told_as_trouble(home: Home) -> N
     controller.send({"do": "end", "grace_s": 0.3})
     trouble = controller.hear("trouble")
     assert (trouble["what"], trouble["why"]) == (
-        "boards",
-        f"7.board: File exists; what could not be copied stays in {board.parent}",
+        "probe files",
+        f"7.board: File exists; files that could not be copied are in {board.parent}",
     )
     assert controller.hear("ended")["left"] == []
     assert board.read_bytes() == b"board", "the only one there is"
@@ -466,7 +466,7 @@ def test_when_the_controller_dies_the_run_is_ended_and_called_interrupted(home: 
     controller.die()
     assert controller.process.wait(PATIENCE_S) == 0
     assert not any(map(lives, pids))
-    assert (home.path / "interrupted").read_text() == "the controller died; the guardian ended the run\n"
+    assert (home.path / "interrupted").read_text() == "nsa-harness was killed; its reaper process ended the run\n"
     assert (home.path / "boards" / "7.board").read_bytes() == b"board"
     assert not boards.exists()
     events = [one["event"] for one in home.journal()]
@@ -479,7 +479,7 @@ def test_a_controller_that_dies_before_its_order_starts_nothing() -> None:
         [sys.executable, "-I", "-S", program.__file__], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
     ) as alone:
         assert alone.stderr is not None
-        assert alone.stderr.read().decode().strip() == "the controller left before it gave its order"
+        assert alone.stderr.read().decode().strip() == "the controller exited before it sent its order"
     assert alone.returncode == 1
 
 
@@ -520,11 +520,11 @@ def test_what_loses_parents_and_tag_under_a_guardian_that_took_over_is_not_lost(
     first = home.run(LATER_ALONE)
     launcher = first.hear("started")["pid"]
     (child,) = set(home.wait_ready(2)) - {launcher}
-    known = program.process_of(launcher)
+    known = program.process_identity(launcher)
     assert known is not None
     first.process.kill()
     first.process.wait()
-    second = home.guard(None, launcher=[known.pid, known.started])
+    second = home.guard(None, launcher=[known.pid, known.start_ticks])
     wait_for(lambda: child in written_down(second), "it is written down")
     os.kill(launcher, signal.SIGKILL)
     second.hear("exit")
@@ -554,7 +554,7 @@ def test_the_exit_code_of_a_command_that_ends_at_once_is_not_lost(
             os.waitid(os.P_PID, facts["pid"], os.WEXITED | os.WNOWAIT)
 
     monkeypatch.setattr(program.Reaper, "report", say)
-    monkeypatch.setattr(program.Reaper, "note", say)
+    monkeypatch.setattr(program.Reaper, "record", say)
     order = Controller.order_of(tmp_path, "quick", ["sh", "-c", "exit 3"])
     reaper = program.Reaper(order)
     reaper.start()
@@ -625,26 +625,26 @@ def test_a_process_that_may_not_be_signalled_is_named_and_the_others_are_ended(
     if dies:
         assert controller.process.wait(PATIENCE_S) == 0
         said = (home.path / "interrupted").read_text()
-        assert said == f"the controller died; the guardian could not end all of it: {survivor}\n"
+        assert said == f"nsa-harness was killed; its reaper process could not end all of its processes: {survivor}\n"
 
 
 def test_no_signal_goes_to_another_process_that_has_the_number_by_now(home: Home) -> None:
     with subprocess.Popen([*PYTHON, IDLE, str(home.fifo)]) as bystander:
         (pid,) = home.wait_ready(1)
-        known = program.process_of(pid)
+        known = program.process_identity(pid)
         assert known is not None
-        before = program.Process(pid, known.started - 1)
-        assert (before.send(signal.SIGKILL), before.lives(), known.lives()) == (None, False, True)
-        assert known.send(signal.SIGKILL) is None
+        before = program.ProcessIdentity(pid, known.start_ticks - 1)
+        assert (before.send_signal(signal.SIGKILL), before.is_alive(), known.is_alive()) == (None, False, True)
+        assert known.send_signal(signal.SIGKILL) is None
         assert bystander.wait(PATIENCE_S) == -signal.SIGKILL
 
 
 def test_a_process_that_is_gone_may_be_signalled() -> None:
     gone = subprocess.Popen([*PYTHON, "pass"])
-    known = program.process_of(gone.pid)
+    known = program.process_identity(gone.pid)
     gone.wait()
     assert known is not None
-    assert known.send(signal.SIGKILL) is None
+    assert known.send_signal(signal.SIGKILL) is None
 
 
 def test_a_journal_that_cannot_be_written_does_not_keep_a_dead_controllers_run_alive(home: Home) -> None:
@@ -655,7 +655,7 @@ def test_a_journal_that_cannot_be_written_does_not_keep_a_dead_controllers_run_a
     assert controller.process.wait(PATIENCE_S) == 0
     assert not any(map(lives, pids))
     assert (home.path / "boards" / "7.board").read_bytes() == b"board"
-    assert (home.path / "interrupted").read_text() == "the controller died; the guardian ended the run\n"
+    assert (home.path / "interrupted").read_text() == "nsa-harness was killed; its reaper process ended the run\n"
 
 
 class Disk:
@@ -716,4 +716,4 @@ def test_a_reserve_that_somebody_else_needed_tells_that_the_disk_was_full(home: 
     home.wait_ready(1)
     end_promptly(home, controller)
     (full,) = (one for one in home.journal() if one["event"] == "full")
-    assert full["why"] == f"the room that was kept for the end of the run is used up: {home.path}"
+    assert full["why"] == f"the disk space reserved for the end of the run has been used: {home.path}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nsa_harness.errors import MissingTorch, UsageError
-from nsa_harness.supervisor.launch.planning import interpreter
+from nsa_harness.supervisor.launch.planning import find_interpreter
 
 Made = Callable[[str, bool], Path]
 
@@ -31,11 +31,11 @@ def made(tmp_path: Path) -> Made:
 def test_the_active_environment_comes_before_the_python_on_path(made: Made) -> None:
     active, other = made("active", True), made("other", True)
     environ = {"VIRTUAL_ENV": str(active), "PATH": str(other / "bin")}
-    assert interpreter(None, environ, has_torch=True) == (
+    assert find_interpreter(None, environ, has_torch=True) == (
         f"{active}/bin/python",
-        "the active virtual environment's",
+        "the interpreter of the active virtual environment",
     )
-    assert interpreter(None, {"PATH": str(other / "bin")}, has_torch=True) == (
+    assert find_interpreter(None, {"PATH": str(other / "bin")}, has_torch=True) == (
         f"{other}/bin/python",
         "the python on PATH",
     )
@@ -44,21 +44,21 @@ def test_the_active_environment_comes_before_the_python_on_path(made: Made) -> N
 def test_one_without_torch_is_passed_over_and_ours_is_the_last(made: Made) -> None:
     active, other = made("active", False), made("other", True)
     environ = {"VIRTUAL_ENV": str(active), "PATH": str(other / "bin")}
-    assert interpreter(None, environ, has_torch=True)[0] == f"{other}/bin/python"
-    assert interpreter(None, {"PATH": str(active / "bin")}, has_torch=True) == (None, "")
+    assert find_interpreter(None, environ, has_torch=True)[0] == f"{other}/bin/python"
+    assert find_interpreter(None, {"PATH": str(active / "bin")}, has_torch=True) == (None, "")
 
 
 def test_an_active_environment_that_is_our_own_is_no_other_one() -> None:
     environ = {"VIRTUAL_ENV": str(Path(sys.executable).parents[1]), "PATH": ""}
-    assert interpreter(None, environ, has_torch=True) == (None, "")
+    assert find_interpreter(None, environ, has_torch=True) == (None, "")
 
 
 def test_no_torch_anywhere_is_said_with_the_command(made: Made) -> None:
     bare = made("bare", False)
     with pytest.raises(MissingTorch, match="-m pip install torch") as missing:
-        interpreter(None, {"PATH": str(bare / "bin")}, has_torch=False)
+        find_interpreter(None, {"PATH": str(bare / "bin")}, has_torch=False)
     assert missing.value.exit_code == 125
     with pytest.raises(MissingTorch, match="has no torch"):
-        interpreter(str(bare / "bin" / "python"), {}, has_torch=True)
+        find_interpreter(str(bare / "bin" / "python"), {}, has_torch=True)
     with pytest.raises(UsageError, match="no interpreter"):
-        interpreter(str(bare / "bin" / "nothing"), {}, has_torch=True)
+        find_interpreter(str(bare / "bin" / "nothing"), {}, has_torch=True)

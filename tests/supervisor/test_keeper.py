@@ -16,9 +16,9 @@ import pytest
 from living import wait_for
 
 from nsa_harness import protocol
-from nsa_harness.supervisor.capture.procfs import alive
+from nsa_harness.supervisor.capture.procfs import is_alive
 from nsa_harness.supervisor.launch import watchdog
-from nsa_harness.supervisor.launch.reaper import OWNER, Process, process_of, this_machine
+from nsa_harness.supervisor.launch.reaper import OWNER, ProcessIdentity, process_identity, this_machine
 from nsa_harness.supervisor.launch.watchdog import Owner, end_orphaned_runs, read_owner, start_program
 
 PATIENCE_S = 30.0
@@ -28,16 +28,16 @@ PACKAGE = Path(watchdog.__file__).parents[2]
 CONTROLLER = """
 import json, os, signal, sys
 from pathlib import Path
-from nsa_harness.supervisor.launch.reaper import process_of
+from nsa_harness.supervisor.launch.reaper import process_identity
 from nsa_harness.supervisor.launch.watchdog import Watchdog, start_reaper
 home, tag, keeps = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "keeps"
 hangs = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('hangs', flush=True); signal.pause()"
-me = process_of(os.getpid())
+me = process_identity(os.getpid())
 order = {
     "argv": [sys.executable, "-c", hangs], "env": {**os.environ, "_NSA_HARNESS_RUN": tag}, "cwd": None, "umask": -1,
     "tag": tag, "output": str(home / "output.log"), "boards": str(home / f"nsa-harness-{tag}"),
     "keep": str(home / "boards"), "journal": str(home / "processes.jsonl"), "interrupted": str(home / "interrupted"),
-    "reserve": str(home / ".reserve"), "controller": [me.pid, me.started],
+    "reserve": str(home / ".reserve"), "controller": [me.pid, me.start_ticks],
 }
 watchdog = Watchdog()
 if keeps:
@@ -75,7 +75,7 @@ class Run:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         for pid in pids:  # a signal that was sent has not yet ended anybody
-            wait_for(lambda pid=pid: not alive(pid), f"{pid} has ended")
+            wait_for(lambda pid=pid: not is_alive(pid), f"{pid} has ended")
         if self.controller.pid in pids:
             self.controller.wait(PATIENCE_S)
 
@@ -115,7 +115,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
 def test_a_run_whose_controller_and_guardian_are_killed_together_is_ended_by_the_keeper(run: Run) -> None:
     run.kill(run.controller.pid, run.reaper)
     run.assert_ended()
-    wait_for(lambda: not alive(run.watchdog_process), "the keeper has nothing left to do")
+    wait_for(lambda: not is_alive(run.watchdog_process), "the keeper has nothing left to do")
 
 
 @pytest.mark.parametrize("run", [True], indirect=True)
@@ -147,9 +147,9 @@ def test_the_next_start_ends_what_was_killed_with_all_its_guards(run: Run) -> No
 
 
 def test_an_owner_whose_number_another_process_has_by_now_is_dead() -> None:
-    me = process_of(os.getpid())
+    me = process_identity(os.getpid())
     assert me is not None
-    earlier = Process(me.pid, me.started - 1)
+    earlier = ProcessIdentity(me.pid, me.start_ticks - 1)
     assert Owner(controller=earlier, reaper=earlier, module="", order={}).is_dead()
     assert not Owner(controller=earlier, reaper=me, module="", order={}).is_dead()
 
@@ -222,9 +222,15 @@ def test_boards_of_another_user_are_nobodys(tmp_path: Path, monkeypatch: pytest.
     """Whoever may write into a directory that all may write into could name processes and files of ours in it."""
     boards = tmp_path / "nsa-harness-x"
     boards.mkdir()
-    me = process_of(os.getpid())
+    me = process_identity(os.getpid())
     assert me is not None
-    said = {"machine": this_machine(), "controller": [me.pid, me.started], "guardian": None, "module": "m", "order": {}}
+    said = {
+        "machine": this_machine(),
+        "controller": [me.pid, me.start_ticks],
+        "guardian": None,
+        "module": "m",
+        "order": {},
+    }
     (boards / OWNER).write_text(json.dumps(said))
     assert read_owner(boards) == Owner(controller=me, reaper=None, module="m", order={})
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)

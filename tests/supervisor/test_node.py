@@ -12,7 +12,14 @@ import pytest
 
 from nsa_harness.core.evidence.exit_messages import closing_signals
 from nsa_harness.core.evidence.host import Gpu, HostMemory, SentSignal, kill_messages_since, parse_gpus
-from nsa_harness.supervisor.capture.node import CommandFailed, GroupMemory, MemoryWatch, frozen, gpu_state, group_memory
+from nsa_harness.supervisor.capture.node import (
+    CommandFailed,
+    GroupMemory,
+    MemoryWatch,
+    gpu_state,
+    group_memory,
+    is_frozen,
+)
 from nsa_harness.supervisor.storage.journals import sent_signals
 
 
@@ -49,7 +56,7 @@ def test_version_1_reads_its_own_names_and_no_limit_is_none(tmp_path: Path) -> N
 
 def test_groups_that_cannot_be_read_tell_nothing(tmp_path: Path) -> None:
     assert group_memory(7, tmp_path, tmp_path) == GroupMemory(limit_bytes=None, used_bytes=None, oom_kills=None)
-    assert not frozen(7, tmp_path, tmp_path)
+    assert not is_frozen(7, tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +73,7 @@ def test_a_frozen_group_is_seen(tmp_path: Path, groups: str, file: str, text: st
     member(proc, groups)
     for words, expected in ((("1", "FROZEN"), True), (("0", "THAWED"), False)):
         write(root / file, text.format(*words))
-        assert frozen(7, root, proc) is expected
+        assert is_frozen(7, root, proc) is expected
 
 
 KILL = "Memory cgroup out of memory: Killed process 71 (python) total-vm:8kB, anon-rss:7kB"
@@ -84,7 +91,7 @@ def test_the_kernels_log_names_whom_it_killed_since_the_launch() -> None:
 def test_memory_at_the_end_tells_the_limit_what_was_left_and_the_kills_in_between(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     log.write_text(f"{record(5, KILL.replace('71', '70'))}\n{record(100, KILL)}\n")
-    watch = MemoryWatch(began_ns=90 * 10**9, before=GroupMemory(limit_bytes=None, used_bytes=None, oom_kills=None))
+    watch = MemoryWatch(started_ns=90 * 10**9, initial=GroupMemory(limit_bytes=None, used_bytes=None, oom_kills=None))
     memory = watch.changes(log)
     assert (memory.kill_messages, memory.oom_kills) == ((KILL,), None)
     assert memory.total_bytes is not None
@@ -180,7 +187,7 @@ def test_a_tool_that_hangs_fails_or_is_absent_is_told_and_waited_for_no_longer_t
         failures.append(str(failed.value))
     assert time.monotonic() - began_s < 5.0
     assert [failure.partition(":")[0] for failure in failures] == ["hangs", "fails", "nvidia-smi, line 1", "absent"]
-    assert "no answer within" in failures[0]
+    assert "no result within" in failures[0]
     assert failures[1] == "fails: No devices were found"
 
 
@@ -197,9 +204,9 @@ def test_a_process_frozen_by_its_group_is_seen_for_what_it_is() -> None:
             (home / "freezer.state").write_text("FROZEN")
             while (home / "freezer.state").read_text() == "FREEZING\n":  # until its process has run once more
                 time.sleep(0.01)
-            seen = [frozen(process.pid)]
+            seen = [is_frozen(process.pid)]
             (home / "freezer.state").write_text("THAWED")
-            seen.append(frozen(process.pid))
+            seen.append(is_frozen(process.pid))
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nsa_harness.supervisor.observe.observed_job import ended_as_asked
+from nsa_harness.supervisor.observe.observed_job import failed_on_request
 from nsa_harness.supervisor.observe.ranks import WatchedRanks
 
 S = 10**9
@@ -19,7 +19,7 @@ S = 10**9
 
 @pytest.mark.parametrize(("status", "after_s", "asked"), [(-15, 1, True), (1, 60, True), (1, 61, False), (0, 1, False)])
 def test_a_bad_end_within_a_minute_of_the_signal_is_what_was_asked_for(status: int, after_s: int, asked: bool) -> None:
-    assert ended_as_asked(status, 100 * S, (100 + after_s) * S) is asked
+    assert failed_on_request(status, 100 * S, (100 + after_s) * S) is asked
 
 
 # Starts a process for each line it reads, and prints its number; an empty line ends the oldest.
@@ -86,15 +86,15 @@ class Ranks(WatchedRanks):
         }
         return self.discover(0)
 
-    def _boards(self) -> Any:
+    def _read_status_files(self) -> Any:
         return iter(self.shown.items())
 
 
 @pytest.fixture
 def ranks() -> Ranks:
     unused: Any = None
-    guarded: Any = SimpleNamespace(tell=lambda **_: None)
-    return Ranks(spec=unused, guarded=guarded, sampler=unused)
+    guarded: Any = SimpleNamespace(send_command=lambda **_: None)
+    return Ranks(spec=unused, job=guarded, sampler=unused)
 
 
 def test_ranks_that_the_same_agent_started_in_the_place_of_all_set_the_ones_before_aside(
@@ -105,9 +105,9 @@ def test_ranks_that_the_same_agent_started_in_the_place_of_all_set_the_ones_befo
     assert ranks.seen({first: 0, second: 1}) == [(0, first), (1, second)]
     agent.end_oldest()
     third = agent.start()
-    assert (ranks.seen({second: 1, third: 0}), ranks.restarted) == ([], False)  # rank 1 is still the one that was
+    assert (ranks.seen({second: 1, third: 0}), ranks.has_restarted) == ([], False)  # rank 1 is still the one that was
     agent.end_oldest()
-    assert (ranks.seen({third: 0}), ranks.restarted, ranks.set_aside) == ([], True, True)
+    assert (ranks.seen({third: 0}), ranks.has_restarted, ranks.restarted_by_agent) == ([], True, True)
 
 
 @pytest.mark.parametrize("names", [("train.py", None), ("torchrun", "torchrun")])
@@ -119,7 +119,7 @@ def test_ranks_that_a_program_or_another_agent_started_set_nothing_aside(
     ranks.seen({before.start(): 0})
     before.end_oldest()
     ranks.seen({after.start(): 0})
-    assert (ranks.restarted, ranks.set_aside) == (True, False)
+    assert (ranks.has_restarted, ranks.restarted_by_agent) == (True, False)
 
 
 def test_who_started_ranks_is_no_rank_once_they_have_left(ranks: Ranks, starters: Callable[[str], Starter]) -> None:
@@ -130,5 +130,5 @@ def test_who_started_ranks_is_no_rank_once_they_have_left(ranks: Ranks, starters
     assert ranks.seen({started: None, first: 0, second: 1}) == [(0, first), (1, second)]
     parent.end_oldest()
     parent.end_oldest()
-    assert (ranks.seen({started: None}), ranks.restarted) == ([], False)
+    assert (ranks.seen({started: None}), ranks.has_restarted) == ([], False)
     assert ranks.pids == {0: first, 1: second}

@@ -21,8 +21,8 @@ from living import program, wait_for
 from nsa_harness.core.evidence.evidence import Collective, RankSnapshot
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.supervisor.capture import procfs, stacks
-from nsa_harness.supervisor.capture.recorder import await_dump, find_worker_server, request_dump
-from nsa_harness.supervisor.capture.snapshot import StackSampler, without_lone_recorders
+from nsa_harness.supervisor.capture.recorder import await_dump, find_own_server, request_dump
+from nsa_harness.supervisor.capture.snapshot import StackSampler, drop_incomplete_recorders
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 RECORDED = {
@@ -84,17 +84,17 @@ def refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_a_port_that_answers_as_torchs_server_is_one_and_no_other_is_asked() -> None:
     with worker_server({"ping": b"pong"}) as (port, asked), worker_server({}) as (other, strange):
-        found = find_worker_server(1, {"MASTER_PORT": "x"}, [listening(other), listening(port)])
+        found = find_own_server(1, {"MASTER_PORT": "x"}, [listening(other), listening(port)])
         assert found == port
         assert (asked, strange) in ((["ping"], []), (["ping"], ["ping"]))
-        assert find_worker_server(1, {"MASTER_PORT": str(port)}, [listening(port)]) is None  # the store is left alone
-        assert find_worker_server(1, {}, [listening(port, "127.0.0.1"), listening(port, state="ESTABLISHED")]) is None
+        assert find_own_server(1, {"MASTER_PORT": str(port)}, [listening(port)]) is None  # the store is left alone
+        assert find_own_server(1, {}, [listening(port, "127.0.0.1"), listening(port, state="ESTABLISHED")]) is None
         assert asked == ["ping"]
 
 
 def test_a_server_on_a_unix_socket_is_found_by_the_environment() -> None:
     gone = {"TORCH_WORKER_SERVER_SOCKET": "/nowhere/worker.sock"}
-    assert find_worker_server(os.getpid(), gone, []) is None
+    assert find_own_server(os.getpid(), gone, []) is None
 
 
 def test_without_the_right_to_trace_stacks_and_recorder_are_those_that_the_process_gives(
@@ -102,7 +102,7 @@ def test_without_the_right_to_trace_stacks_and_recorder_are_those_that_the_proce
 ) -> None:
     refused(monkeypatch, tmp_path)
     answers = {"ping": b"pong", "dump_traceback": STACKS, "fr_trace_json": json.dumps(RECORDED).encode()}
-    sampler = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    sampler = StackSampler(origin_ns=time.monotonic_ns(), probe_dir=tmp_path, dumps=tmp_path / "dumps")
     with worker_server(answers) as (_, asked):
         for number in (1, 2):
             (rank,) = sampler.take(number, {0: os.getpid()}).ranks
@@ -115,13 +115,13 @@ def test_without_the_right_to_trace_stacks_and_recorder_are_those_that_the_proce
     assert asked.count("ping") == 1
     assert json.loads((tmp_path / f"{os.getpid()}.flight.json").read_text()) == RECORDED
     (told,) = {trouble.why for trouble in sampler.trouble if trouble.what == "stacks"}
-    assert told.endswith("taken by worker server instead")
+    assert told.endswith("read with worker server instead")
 
 
 def test_an_empty_recorder_of_gloo_gives_way_to_that_of_nccl(tmp_path: Path) -> None:
     nccl = json.dumps({"entries": [{**RECORDED["entries"][0], "profiling_name": "nccl:all_reduce"}]}).encode()
     answers = {"ping": b"pong", "fr_trace_json": b'{"version":"2.10"}', "dump_nccl_trace_json": nccl}
-    sampler = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    sampler = StackSampler(origin_ns=time.monotonic_ns(), probe_dir=tmp_path, dumps=tmp_path / "dumps")
     with worker_server(answers):
         (rank,) = sampler.take(1, {0: os.getpid()}).ranks
     assert [(one.op, one.started) for one in rank.collectives] == [("all_reduce", False)]
@@ -131,9 +131,9 @@ def test_recorders_count_only_where_each_rank_has_given_its_own() -> None:
     entry = Collective(group="0", seq=1, op="barrier", sizes=(), dtypes=(), retired=False, created_ns=1)
     process = procfs.read_process(os.getpid(), 0)
     whole = [RankSnapshot(rank=rank, pid=7, process=process, collectives=(entry,)) for rank in (0, 1)]
-    assert without_lone_recorders(whole) == tuple(whole)
+    assert drop_incomplete_recorders(whole) == tuple(whole)
     half = [whole[0], replace(whole[1], collectives=())]
-    assert [rank.collectives for rank in without_lone_recorders(half)] == [(), ()]
+    assert [rank.collectives for rank in drop_incomplete_recorders(half)] == [(), ()]
 
 
 # As torch's ProcessGroupNCCL.hpp makes and reads its pipe (struct DumpPipe: mkfifo of the stem, the rank and ".pipe",
@@ -167,14 +167,14 @@ def test_a_recorder_is_asked_for_by_its_pipe_and_read_at_the_next_look(
     stale = tmp_path / "trace1"
     stale.write_text("{}")
     os.utime(stale, (1, 1))
-    sampler = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    sampler = StackSampler(origin_ns=time.monotonic_ns(), probe_dir=tmp_path, dumps=tmp_path / "dumps")
     with program(PIPED, options=("-S", "-u")) as rank:
         first, second = (sampler.take(number, {1: rank.pid}).ranks[0].collectives for number in (1, 2))
     assert first == ()
     assert [(one.op, one.seq, one.sizes, one.started, one.retired) for one in second] == [
         ("all_gather", 7, ((4,),), True, False)
     ]
-    assert [(one.rank, one.pipe) for one in sampler.piped.values()] == [(1, str(tmp_path / "pipe1.pipe"))]
+    assert [(one.rank, one.pipe) for one in sampler.pipe_requests.values()] == [(1, str(tmp_path / "pipe1.pipe"))]
     assert [trouble.why for trouble in sampler.trouble if trouble.what == "flight recorder"] == []
 
 
@@ -216,7 +216,7 @@ def test_the_servers_of_a_real_job_give_its_stacks_and_recorders(
         sleeps = lambda pid: procfs.kernel_text(f"/proc/{pid}/wchan") == "hrtimer_nanosleep"  # noqa: E731
         wait_for(lambda: any(sleeps(one.pid) for one in ranks()), "rank 1 sleeps", limit_s=60.0)
         pids = {int(one.environ()["RANK"]): one.pid for one in ranks()}
-        sampler = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+        sampler = StackSampler(origin_ns=time.monotonic_ns(), probe_dir=tmp_path, dumps=tmp_path / "dumps")
         looked = sampler.take(1, pids).ranks
     finally:
         for one in psutil.Process(job.pid).children(recursive=True):

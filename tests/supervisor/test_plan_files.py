@@ -15,7 +15,7 @@ from nsa_harness.core.comparison.plan_file import PlanText, read_plan, read_stor
 from nsa_harness.core.report import GateState, MachineFacts, Report, Status
 from nsa_harness.errors import ScenarioError, UsageError
 from nsa_harness.supervisor.launch import planning
-from nsa_harness.supervisor.launch.planning import Invocation, Plan, every_scenario, planned
+from nsa_harness.supervisor.launch.planning import Invocation, LaunchPlan, all_scenarios, plan_launches
 from nsa_harness.supervisor.launch.scenario_files import shipped_plan
 from nsa_harness.supervisor.storage.record import Record, read_record, write_record
 from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, create_run
@@ -47,11 +47,13 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def meant(here: Path, *words: str, tags: tuple[str, ...] = ()) -> Plan:
-    return planned(Invocation(words=words, tags=tags, working_dir=here, environ={}, python=sys.executable), MACHINE)
+def meant(here: Path, *words: str, tags: tuple[str, ...] = ()) -> LaunchPlan:
+    return plan_launches(
+        Invocation(arguments=words, tags=tags, working_dir=here, environ={}, python=sys.executable), MACHINE
+    )
 
 
-def names(plan: Plan) -> list[str]:
+def names(plan: LaunchPlan) -> list[str]:
     return [spec.scenario for spec in plan.specs]
 
 
@@ -59,7 +61,7 @@ def test_a_plan_file_runs_what_it_names_by_priority_and_its_gates_stand(here: Pa
     write(here / "scenarios" / "plans" / "mine.yaml", PLAN)
     plan = meant(here, "scenarios/plans/mine.yaml", "run.ranks=1")
     assert names(plan) == ["first", "second", "smoke"]
-    assert plan.agreed == PlanText(file="scenarios/plans/mine.yaml", text=PLAN)
+    assert plan.plan_text == PlanText(file="scenarios/plans/mine.yaml", text=PLAN)
     assert {spec.ranks for spec in plan.specs if not hasattr(spec, "reason")} == {1}
 
 
@@ -70,22 +72,23 @@ def test_a_plan_file_may_lie_anywhere_and_other_words_stand_beside_it(here: Path
 
 def test_the_plan_that_names_a_tag_stands_for_it_and_the_users_before_ours(here: Path) -> None:
     write(here / "scenarios" / "plans" / "mine.yaml", PLAN)
-    assert meant(here, tags=("mine",)).agreed == PlanText(file="scenarios/plans/mine.yaml", text=PLAN)
+    assert meant(here, tags=("mine",)).plan_text == PlanText(file="scenarios/plans/mine.yaml", text=PLAN)
     assert names(meant(here, tags=("mine",))) == ["first", "second"]
-    assert meant(here, "smoke").agreed == shipped_plan()
-    assert meant(here, tags=("plan",)).agreed == shipped_plan()
+    assert meant(here, "smoke").plan_text == shipped_plan()
+    assert meant(here, tags=("plan",)).plan_text == shipped_plan()
     theirs = PLAN.replace("[mine]", "[plan]").replace("[smoke]", "[smoke, first]")
     write(here / "scenarios" / "plans" / "other.yaml", theirs)
     plan = meant(here, tags=("plan",))
-    assert plan.agreed is not None
-    assert plan.agreed.text == theirs
-    assert "what was agreed is that of scenarios/plans/other.yaml, not of plans/plan.yaml" in plan.notes
+    assert plan.plan_text is not None
+    assert plan.plan_text.text == theirs
+    ignored = "other plan files with its tags are ignored: plans/plan.yaml"
+    assert f"the plan file of this run is scenarios/plans/other.yaml; {ignored}" in plan.notes
 
 
 def test_plans_are_no_scenarios(here: Path) -> None:
-    before = len(every_scenario(here)[0])
+    before = len(all_scenarios(here)[0])
     write(here / "scenarios" / "plans" / "mine.yaml", PLAN)
-    assert len(every_scenario(here)[0]) == before
+    assert len(all_scenarios(here)[0]) == before
 
 
 def test_every_mistake_of_every_plan_is_told_before_anything_runs(here: Path) -> None:
@@ -101,7 +104,7 @@ def test_every_mistake_of_every_plan_is_told_before_anything_runs(here: Path) ->
     with pytest.raises(ScenarioError, match="smokee"):
         meant(here, "scenarios/plans/a.yaml")
     write(here / "scenarios" / "plans" / "c.yaml", PLAN)
-    with pytest.raises(UsageError, match="one plan a run"):
+    with pytest.raises(UsageError, match="a run has one plan file"):
         meant(here, "scenarios/plans/c.yaml", "scenarios/plans/a.yaml")
 
 
@@ -118,7 +121,7 @@ def test_a_link_that_leads_out_of_the_scenarios_is_no_plan_of_them(
 
 
 def test_the_plan_that_ships_names_scenarios_keys_and_causes_that_there_are(tmp_path: Path) -> None:
-    assert read_plan(shipped_plan(), every_scenario(tmp_path)[0]).mistakes == ()
+    assert read_plan(shipped_plan(), all_scenarios(tmp_path)[0]).mistakes == ()
 
 
 def stored(tmp_path: Path, agreed: PlanText | None) -> tuple[RunDir, Record]:
@@ -141,7 +144,7 @@ def test_a_stored_run_is_judged_by_the_gates_that_stood_when_it_was_started(tmp_
 
 
 def resumed_agreed(folder: RunDir) -> PlanText | None:
-    spec = planned(Invocation(words=("ddp_onestep",), working_dir=folder.path, environ={}), MACHINE).specs
+    spec = plan_launches(Invocation(arguments=("ddp_onestep",), working_dir=folder.path, environ={}), MACHINE).specs
     write_record(folder, replace(read_record(folder), plan=spec))
     request = RunRequest(specs=(), options=RunOptions(command="c"))
     return resumed_request(folder.path, request).plan_file

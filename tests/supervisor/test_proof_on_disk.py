@@ -33,9 +33,9 @@ class Film:
     """A camera that shows these looks, and the ranks in them."""
 
     looks: list[Snapshot]
-    alive: dict[int, int]
-    gone: set[int] = field(default_factory=set)
-    piped: dict[int, object] = field(default_factory=dict)
+    living_pids: dict[int, int]
+    exited: set[int] = field(default_factory=set)
+    pipe_requests: dict[int, object] = field(default_factory=dict)
 
     @property
     def sampler(self) -> Film:
@@ -61,7 +61,7 @@ def stored(looks: Sequence[Snapshot], path: Path) -> tuple[HangKind | None, Evid
         snapshots.take()
     proof = snapshots.proof(LIMITS)
     attempt.dumps.mkdir()
-    for one in snapshots.to_store(Ending.STALL):
+    for one in snapshots.snapshots_to_store(Ending.STALL):
         (attempt.dumps / f"snapshot{one.number}.json").write_text(json_text(one))
     records += [said("rank", rank=rank, pid=pid) for rank, pid in alive.items()]
     records += [said("limits", **plain(LIMITS)), said("ending", 20.0, ending="stall", last_progress_s=5.0)]
@@ -189,8 +189,8 @@ def test_what_moved_before_a_suspicion_does_not_restart_its_clock_at_a_look_for_
     early = replace(still, process=replace(still.process, io_bytes=10))
     film = [snapshot(0, 1.0, early), *looks_at(still, at_s=(18.0, 20.0)), snapshot(0, 20.5, still)]
     snapshots = Snapshots(ranks=Film(film, {0: 100}), backend="gloo", write=lambda *_, **__: None)
-    snapshots.take_profile_sample(patient=True)
+    snapshots.take_profile_snapshot(prefers_heartbeat=True)
     snapshots.take()
     snapshots.take()
-    snapshots.take_profile_sample(patient=True)
+    snapshots.take_profile_snapshot(prefers_heartbeat=True)
     assert [one.motion for one in snapshots.samples] == ["unseen", "unseen", "waiting", "waiting"]

@@ -15,8 +15,14 @@ import pytest
 
 from nsa_harness.commands import ready, session
 from nsa_harness.commands.ready import ReadyRequest, run_readiness
-from nsa_harness.core.experiment.readiness import Decision, Number, PhaseRuns, Result, readiness
-from nsa_harness.core.outcome.outcome import is_expected, skipped, unjudged
+from nsa_harness.core.experiment.readiness import (
+    CriterionResult,
+    Decision,
+    Measurement,
+    PhaseRuns,
+    judge_checklist,
+)
+from nsa_harness.core.outcome.outcome import is_expected, skipped_outcome, unjudged_outcome
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Status, Usage, Verdict
 from nsa_harness.errors import ScenarioError, UsageError
@@ -83,7 +89,7 @@ class Machine:
         self.before(spec.scenario)
         planted = (Status.FAIL, "killed") if spec.fault else (Status.PASS, None)
         status, cause = self.ends.get(spec.scenario, planted)
-        empty = unjudged(spec, attempt=number, directory=attempt.path.name, error="")
+        empty = unjudged_outcome(spec, attempt=number, directory=attempt.path.name, error="")
         steps = float(dict(spec.settings).get("train.steps", "1"))
         load = BATCHES if "data" in spec.scenario else {}
         outcome = replace(
@@ -93,7 +99,7 @@ class Machine:
             metrics={**HEALTHY, "steps": steps, **load, **self.numbers.get(spec.scenario, {})},
             usage=Usage(peak_rss_bytes=400_000_000, peak_gpu_bytes=None, tokens_per_s=900.0),
             spec=replace(empty.spec, not_covered=("nccl",)),
-            repeat=f"nsa-harness run {attempt.path.name}/spec.json",
+            repeat_command=f"nsa-harness run {attempt.path.name}/spec.json",
         )
         with self._lock:
             self.finished.setdefault(attempt.path.parent.name, []).append(outcome)
@@ -106,7 +112,7 @@ class Machine:
 def outcome(name: str) -> Outcome:
     """A run that passed."""
     passed = Verdict(status=Status.PASS, kind=None, cause=None, summary="")
-    return replace(skipped(Skip(scenario=name, about="", reason="")), verdict=passed)
+    return replace(skipped_outcome(Skip(scenario=name, about="", reason="")), verdict=passed)
 
 
 @pytest.fixture
@@ -116,8 +122,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(session, "run_one", made)
     monkeypatch.setattr(ready, "judge_attempts", made.on_disk)
     monkeypatch.setattr(ready, "machine_facts", lambda: FACTS)
-    monkeypatch.setattr(ready, "interpreter", lambda *_: Interpreter(version="3.11.7"))
-    monkeypatch.setattr(cache_key, "_SLOW", 1)
+    monkeypatch.setattr(ready, "query_interpreter", lambda *_: Interpreter(version="3.11.7"))
+    monkeypatch.setattr(cache_key, "_DIGEST_ROUNDS", 1)
     (tmp_path / MINE).write_text(SMALL)
     return made
 
@@ -194,12 +200,12 @@ def test_each_criterion_of_the_shipped_checklist_is_met_and_can_be_missed() -> N
             PhaseRuns(
                 names=phase,
                 outcomes=tuple(outcome(run) for run in phase),
-                numbers={run: {key: Number(value=one) for key, one in measured[run].items()} for run in phase},
+                numbers={run: {key: Measurement(value=one) for key, one in measured[run].items()} for run in phase},
             )
             for phase in PHASES
         ]
-        found = readiness(asked, done, replace(FACTS, gpus=("A100", "A100")))
-        missed = [(row.name, row.run) for row in found.criteria if row.result is not Result.MET]
+        found = judge_checklist(asked, done, replace(FACTS, gpus=("A100", "A100")))
+        missed = [(row.name, row.run) for row in found.criteria if row.result is not CriterionResult.MET]
         assert (found.decision, missed) == ((Decision.NO_GO, [(name, scenario)]) if name else (Decision.GO, [])), name
 
 

@@ -8,8 +8,8 @@ from nsa_harness.core.outcome.reproduction import Reproduction
 from nsa_harness.supervisor.storage.inventory import write_reproduction
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
-WHOLE = Reproduction(command="a\nb\n", script="import torch\n", why_not="")
-LINE_ALONE = Reproduction(command="a\n", script=None, why_not="the cause lies in no call")
+WHOLE = Reproduction(command="a\nb\n", script="import torch\n", no_script_reason="")
+LINE_ALONE = Reproduction(command="a\n", script=None, no_script_reason="the cause lies in no call")
 
 
 def files(path: Path) -> dict[str, str]:

@@ -51,7 +51,7 @@ def mistakes_of(here: Path, shipped: Path) -> list[str]:
 
 
 def names(catalog: Catalog) -> list[str]:
-    return [declared.name for declared in catalog.declared]
+    return [declared.name for declared in catalog.scenarios]
 
 
 def test_the_shipped_scenarios_are_sound_and_shipped_from_the_checkout() -> None:
@@ -63,7 +63,7 @@ def test_the_shipped_scenarios_are_sound_and_shipped_from_the_checkout() -> None
 
 def test_every_shipped_fault_says_what_it_expects() -> None:
     catalog = load_catalog(REPOSITORY, shipped_root())
-    scenarios = {declared.name: checked_scenario(declared.tree, PROGRAM).scenario for declared in catalog.declared}
+    scenarios = {declared.name: checked_scenario(declared.tree, PROGRAM).scenario for declared in catalog.scenarios}
     found = {
         name: (scenario.fault.kind.value, scenario.expect.verdict.value, scenario.expect.cause, scenario.tags)
         for name, scenario in scenarios.items()
@@ -90,18 +90,20 @@ def test_shipped_files_tell_editors_where_the_schema_lies() -> None:
 def test_a_users_scenario_shadows_the_shipped_one_and_that_is_said(here: Path, shipped: Path) -> None:
     write(here / "scenarios" / "mine.yaml", "name: ddp_onestep\nabout: mine\n")
     catalog = load_catalog(here, shipped)
-    assert [(declared.name, declared.file) for declared in catalog.declared] == [("ddp_onestep", "scenarios/mine.yaml")]
+    assert [(declared.name, declared.file) for declared in catalog.scenarios] == [
+        ("ddp_onestep", "scenarios/mine.yaml")
+    ]
     assert catalog.notes == ("scenarios/mine.yaml shadows the shipped scenario ddp_onestep",)
 
 
 def test_a_users_file_extends_a_shipped_parent_and_its_own_goes_first(here: Path, shipped: Path) -> None:
     write(here / "scenarios" / "a.yaml", "extends: base/ddp\n")
-    scenario = checked_scenario(load_catalog(here, shipped).declared[0].tree, PROGRAM).scenario
+    scenario = checked_scenario(load_catalog(here, shipped).scenarios[0].tree, PROGRAM).scenario
     assert scenario is not None
     assert scenario.tags == ("ddp",)
     write(here / "scenarios" / "base" / "ddp.yaml", "tags: [own]\n")
     catalog = load_catalog(here, shipped)
-    tags = {d.name: checked_scenario(d.tree, PROGRAM).scenario for d in catalog.declared}
+    tags = {d.name: checked_scenario(d.tree, PROGRAM).scenario for d in catalog.scenarios}
     assert {name: scenario and scenario.tags for name, scenario in tags.items()} == {
         "a": ("own",),
         "ddp_onestep": ("ddp",),  # a shipped scenario never extends a user's file
@@ -110,7 +112,7 @@ def test_a_users_file_extends_a_shipped_parent_and_its_own_goes_first(here: Path
 
 def test_a_child_inherits_keys_with_their_places_but_neither_name_nor_aliases(here: Path, shipped: Path) -> None:
     write(here / "scenarios" / "child.yaml", "extends: ddp_onestep\nrun: {ranks: 4}\n")
-    (child,) = [d for d in load_catalog(here, shipped).declared if d.name == "child"]
+    (child,) = [d for d in load_catalog(here, shipped).scenarios if d.name == "child"]
     scenario = checked_scenario(child.tree, PROGRAM).scenario
     assert scenario is not None
     assert (scenario.about, scenario.aliases, scenario.run.ranks) == ("shipped", (), 4)
@@ -198,7 +200,7 @@ def test_circles_of_any_length_are_named(here: Path, shipped: Path) -> None:
     for name, parent in (("a", "b"), ("b", "c"), ("c", "a")):
         write(here / "scenarios" / f"{name}.yaml", f"extends: {parent}\n")
     circle = "scenarios/a.yaml -> scenarios/b.yaml -> scenarios/c.yaml -> scenarios/a.yaml"
-    message = f"scenarios/c.yaml:1:1: extends: goes in a circle: {circle}; take one `extends` out"
+    message = f"scenarios/c.yaml:1:1: extends: is circular: {circle}; remove one `extends`"
     assert message in mistakes_of(here, shipped)
 
 
@@ -252,7 +254,7 @@ def test_a_link_that_leads_out_of_the_scenarios_is_not_read(here: Path, shipped:
     (here / "scenarios" / "base").mkdir()
     (here / "scenarios" / "base" / "parent.yaml").symlink_to(here / "elsewhere.yaml")
     write(here / "scenarios" / "child.yaml", "extends: base/parent\n")
-    what = "is a link that leads out of scenarios, so it is not read; put a copy there"
+    what = "is a link that leads out of scenarios and is not read; put a copy there instead"
     expected = [f"scenarios/{name}.yaml:1:1: {what}" for name in ("base/parent", "link")]
     assert sorted(mistakes_of(here, shipped)) == expected
     with pytest.raises(ScenarioError) as named:

@@ -89,7 +89,7 @@ def dump(attempt: AttemptDir) -> None:
         thread=f"worker {planted()['log'].popitem()[0]}", tid=101, active=False, frames=(frame,), source="py-spy"
     )
     snapshot = RankSnapshot(rank=1, pid=101, process=process, stacks=(stack,))
-    sampler = StackSampler(origin_ns=0, boards=attempt.boards, dumps=attempt.dumps, redaction=attempt.redaction)
+    sampler = StackSampler(origin_ns=0, probe_dir=attempt.boards, dumps=attempt.dumps, redaction=attempt.redaction)
     sampler._write(snapshot, json.dumps([{"thread_name": stack.thread, "args": command}]), 1)
 
 
@@ -134,11 +134,15 @@ def test_a_process_that_outlives_a_dead_controllers_run_is_named_without_the_sec
     attempt = AttemptDir(tmp_path)
     attempt.redaction.learn_launch(leaking_spec())
     left = f"101 python train.py {' '.join(command_words())} (of root; ignores SIGKILL)"
-    attempt.abandoned.write_text(f"the controller died; the guardian could not end all of it: {left}\n")
+    attempt.abandoned.write_text(
+        f"nsa-harness was killed; its reaper process could not end all of its processes: {left}\n"
+    )
     assert shown(tmp_path) != {}
     assert redact_files(attempt) == ()
     assert shown(tmp_path) == {}
-    assert attempt.abandoned.read_text().startswith("the controller died; the guardian could not end all of it: 101 ")
+    assert attempt.abandoned.read_text().startswith(
+        "nsa-harness was killed; its reaper process could not end all of its processes: 101 "
+    )
 
 
 def test_what_was_not_redacted_shows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from nsa_harness.core.evidence.evidence import Frame, Stack
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.supervisor.capture.process_tree import read_process_tree
 from nsa_harness.supervisor.capture.procfs import task_io_bytes
-from nsa_harness.supervisor.capture.snapshot import with_loops
+from nsa_harness.supervisor.capture.snapshot import with_polling_loops
 
 LOOP = "while not done:\n    time.sleep(0.2)\n"
 
@@ -56,6 +56,6 @@ def test_the_loop_of_a_sleeping_thread_is_read_unless_its_file_was_written_since
     frames = (Frame(file=str(program), line=2, function="wait"),)
     stacks = [Stack(thread="", tid=tid, active=False, frames=frames, source="py-spy") for tid in (1, 2)]
     now_ns = time.monotonic_ns()
-    assert [one.loop for one in with_loops(stacks, process, now_ns)] == [LOOP.rstrip(), ""]
+    assert [one.loop for one in with_polling_loops(stacks, process, now_ns)] == [LOOP.rstrip(), ""]
     os.utime(program, (time.time() + 60, time.time() + 60))
-    assert [one.loop for one in with_loops(stacks, process, now_ns - 3 * 10**9)] == ["", ""]
+    assert [one.loop for one in with_polling_loops(stacks, process, now_ns - 3 * 10**9)] == ["", ""]

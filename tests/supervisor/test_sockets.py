@@ -17,7 +17,7 @@ import pytest
 from nsa_harness.core.evidence.host import Process, Socket
 from nsa_harness.core.evidence.sockets import other_ends, parse_answers, parse_table
 from nsa_harness.supervisor.capture import descriptors, procfs
-from nsa_harness.supervisor.capture.descriptors import SocketTable, owners_of
+from nsa_harness.supervisor.capture.descriptors import SocketTable, socket_owners
 from nsa_harness.supervisor.capture.process_tree import read_process_tree
 
 TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
@@ -46,7 +46,7 @@ def inode(one: socket.socket) -> int:
 
 
 def one_of(table: SocketTable, end: socket.socket) -> Socket:
-    (found,) = table.of(os.getpid(), [inode(end)])
+    (found,) = table.sockets_of(os.getpid(), [inode(end)])
     return found
 
 
@@ -99,7 +99,10 @@ def test_the_other_end_is_named_by_the_rank_that_holds_it(connection: tuple[sock
     table = SocketTable(owners={inode(far): (3, 71)})
     assert (one_of(table, near).peer_rank, one_of(table, near).in_job) == (3, True)
     assert (one_of(table, far).peer_rank, one_of(table, far).in_job) == (None, False)
-    assert (table.other_end(os.getpid(), inode(near)), table.other_end(os.getpid(), inode(far))) == (71, None)
+    assert (
+        table.process_at_other_end(os.getpid(), inode(near)),
+        table.process_at_other_end(os.getpid(), inode(far)),
+    ) == (71, None)
 
 
 def test_a_socket_of_the_launcher_is_in_the_run_and_of_no_rank(connection: tuple[socket.socket, socket.socket]) -> None:
@@ -115,7 +118,7 @@ def test_a_socket_that_a_child_inherited_belongs_to_the_rank() -> None:
         )
         for pid in (71, 72)
     )
-    assert owners_of([(0, rank), (0, child), (None, replace(rank, pid=70))]) == {9: (0, 71)}
+    assert socket_owners([(0, rank), (0, child), (None, replace(rank, pid=70))]) == {9: (0, 71)}
 
 
 def test_a_busy_process_keeps_the_sockets_with_something_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +128,7 @@ def test_a_busy_process_keeps_the_sockets_with_something_in_flight(monkeypatch: 
     }
     rows[499] = replace(rows[499], retransmits=4)
     monkeypatch.setattr(descriptors, "_read_table", lambda _: rows)
-    kept = SocketTable(owners={}).of(os.getpid(), rows)
+    kept = SocketTable(owners={}).sockets_of(os.getpid(), rows)
     assert (len(kept), kept[0].inode) == (64, 499)
 
 
@@ -135,7 +138,7 @@ def test_where_the_kernel_refuses_the_table_stays_and_the_reason_is_kept(
     def refused() -> Iterator[tuple[int, object]]:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(descriptors, "_ask_kernel", refused)
+    monkeypatch.setattr(descriptors, "_query_traffic", refused)
     table = SocketTable(owners={})
     found = one_of(table, connection[0])
     assert (found.state, found.acked_bytes, found.received_bytes) == ("ESTABLISHED", None, None)

@@ -65,13 +65,13 @@ def test_where_more_wants_to_run_than_there_are_cores_a_question_may_take_longer
     asked: list[float] = []
     plain = snapshot.StackSources
 
-    def noted(*, patience: float, **given: Any) -> Any:
-        asked.append(patience)
-        return plain(patience=patience, **given)
+    def noted(*, limit_factor: float, **given: Any) -> Any:
+        asked.append(limit_factor)
+        return plain(limit_factor=limit_factor, **given)
 
     monkeypatch.setattr(snapshot, "StackSources", noted)
     with program(SLEEPER) as one:
-        StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps").take(1, {0: one.pid})
+        StackSampler(origin_ns=time.monotonic_ns(), probe_dir=tmp_path, dumps=tmp_path / "dumps").take(1, {0: one.pid})
     assert asked == [longer]
 
 
@@ -84,7 +84,7 @@ def test_two_ranks_take_less_than_three_seconds_when_every_tool_hangs(
 ) -> None:
     use(py_spy=HANGS, pystack=HANGS)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    sampler = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    sampler = StackSampler(origin_ns=time.monotonic_ns(), probe_dir=tmp_path, dumps=tmp_path / "dumps")
     with program(SLEEPER) as one, program(SLEEPER) as other:
         began_s = time.monotonic()
         taken = sampler.take(1, {0: one.pid, 1: other.pid})
@@ -92,12 +92,12 @@ def test_two_ranks_take_less_than_three_seconds_when_every_tool_hangs(
     assert took_s < 3.0
     assert [rank.stacks for rank in taken.ranks] == [(), ()]
     assert {(trouble.what, trouble.rank) for trouble in sampler.trouble} == {("stacks", 0), ("stacks", 1)}
-    assert all("no answer within" in trouble.why for trouble in sampler.trouble)
+    assert all("no result within" in trouble.why for trouble in sampler.trouble)
 
 
 def test_a_command_that_leaves_a_child_with_its_output_is_not_waited_for(tmp_path: Path) -> None:
     began_s = time.monotonic()
-    with pytest.raises(CommandFailed, match=r"hangs: no answer within 0\.2 s"):
+    with pytest.raises(CommandFailed, match=r"hangs: no result within 0\.2 s"):
         run_command([tool(tmp_path, "hangs", HANGS)], 0.2)
     assert run_command([tool(tmp_path, "forks", "#!/bin/sh\nsleep 600 &\necho 7\n")], 5.0) == "7\n"
     assert time.monotonic() - began_s < 5.0
@@ -124,7 +124,7 @@ def test_where_ptrace_is_refused_the_processs_own_faulthandler_answers(
 ) -> None:
     use(py_spy=REFUSED)
     with program(FAULTHANDLER.format(boards=str(tmp_path)) + SLEEPER) as process:
-        sources = StackSources(process=reported_proof(process.pid, "S"), boards=tmp_path)
+        sources = StackSources(process=reported_proof(process.pid, "S"), probe_dir=tmp_path)
         found, raw = sources.stacks()
     assert (found[0].source, functions(found)[0]) == ("faulthandler", "step")
     assert "most recent call first" in raw
@@ -134,7 +134,7 @@ def test_where_ptrace_is_refused_the_processs_own_faulthandler_answers(
 def test_a_stopped_process_is_read_without_ptrace_and_stays_stopped(tmp_path: Path) -> None:
     with program(SLEEPER) as process:
         os.kill(process.pid, signal.SIGSTOP)
-        found, _ = StackSources(process=reported_proof(process.pid, "T"), boards=tmp_path).stacks()
+        found, _ = StackSources(process=reported_proof(process.pid, "T"), probe_dir=tmp_path).stacks()
         state = reported_proof(process.pid, "T").state
     assert (found[0].source, functions(found)[0], state) == ("py-spy --nonblocking", "step", "T")
 
@@ -143,9 +143,10 @@ def test_a_stopped_process_that_py_spy_cannot_read_is_sent_no_signal(use: Callab
     use(py_spy=REFUSED)
     with program(SLEEPER) as process:
         os.kill(process.pid, signal.SIGSTOP)
-        sources = StackSources(process=reported_proof(process.pid, "T"), boards=tmp_path)
+        sources = StackSources(process=reported_proof(process.pid, "T"), probe_dir=tmp_path)
         assert sources.stacks() == ((), "")
-    assert sources.failures == ["py-spy --nonblocking: Error: Permission Denied", "state T: it takes no signal"]
+    refused = "py-spy --nonblocking: Error: Permission Denied"
+    assert sources.failures == [refused, "state T: the process receives no signals"]
 
 
 def stays_stopped(pid: int) -> bool:
@@ -187,7 +188,7 @@ def test_a_process_that_somebody_stops_while_a_tool_holds_it_stays_stopped(use: 
         os.kill(process.pid, signal.SIGSTOP)
         assert asked.result() == ((), "")
         assert stays_stopped(process.pid)
-    assert failures == ["py-spy: no answer within 3.0 s"]
+    assert failures == ["py-spy: no result within 3.0 s"]
 
 
 SPAWNS = (
@@ -213,7 +214,7 @@ def test_a_process_in_the_kernels_hands_is_never_asked_by_ptrace(use: Callable[.
     os.mkfifo(tmp_path / "fifo")
     source = SPAWNS.replace("sys.argv[1]", repr(str(tmp_path / "fifo")))
     with program(source) as process:
-        sources = StackSources(process=reported_proof(process.pid, "D"), boards=tmp_path)
+        sources = StackSources(process=reported_proof(process.pid, "D"), probe_dir=tmp_path)
         sources.stacks()
     assert [failure.count("--nonblocking") for failure in sources.failures] == [2, 0]
 
@@ -221,7 +222,7 @@ def test_a_process_in_the_kernels_hands_is_never_asked_by_ptrace(use: Callable[.
 def test_a_process_that_leaves_while_it_is_asked_is_no_trouble(use: Callable[..., None], tmp_path: Path) -> None:
     """The tool itself ends the process, as a rank may at any moment."""
     use(py_spy="#!/bin/sh\nfor last; do :; done\nkill -9 $last\nexit 1\n")
-    sampler = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    sampler = StackSampler(origin_ns=time.monotonic_ns(), probe_dir=tmp_path, dumps=tmp_path / "dumps")
     with program(SLEEPER) as process:
         (seen,) = sampler.take(1, {0: process.pid}).ranks
     assert (seen.stacks, sampler.trouble) == ((), [])
@@ -231,7 +232,7 @@ GIL = "import ctypes\ndef step():\n    print(flush=True)\n    ctypes.PyDLL(None)
 
 
 def test_native_frames_are_asked_for_where_the_interpreters_lock_is_held_in_c(tmp_path: Path) -> None:
-    sampler = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    sampler = StackSampler(origin_ns=time.monotonic_ns(), probe_dir=tmp_path, dumps=tmp_path / "dumps")
     with program(GIL) as process:
         reported_proof(process.pid, "S")
         (first,) = sampler.take(1, {0: process.pid}).ranks
@@ -245,7 +246,7 @@ def test_native_frames_are_asked_for_where_the_interpreters_lock_is_held_in_c(tm
 
 
 def test_a_wait_that_python_explains_is_never_asked_for_native_frames(tmp_path: Path) -> None:
-    sampler = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    sampler = StackSampler(origin_ns=time.monotonic_ns(), probe_dir=tmp_path, dumps=tmp_path / "dumps")
     with program(SLEEPER) as process:
         reported_proof(process.pid, "S")
         looks = [sampler.take(number, {0: process.pid}).ranks[0] for number in (1, 2)]
@@ -267,7 +268,7 @@ TEXT
 def test_pystack_is_asked_last_where_it_is_installed(use: Callable[..., None], tmp_path: Path) -> None:
     use(py_spy=REFUSED, pystack=PYSTACK)
     with program(SLEEPER) as process:
-        found, _ = StackSources(process=reported_proof(process.pid, "S"), boards=tmp_path).stacks()
+        found, _ = StackSources(process=reported_proof(process.pid, "S"), probe_dir=tmp_path).stacks()
     assert (found[0].source, found[0].tid, found[0].gil, functions(found)) == (
         "pystack",
         71,

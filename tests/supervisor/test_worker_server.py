@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_harness import protocol
-from nsa_harness.supervisor.capture.recorder import ask, ask_flight
+from nsa_harness.supervisor.capture.recorder import query, query_flight_recorder
 
 Answer = Callable[[socket.socket], object]
 
@@ -56,7 +56,7 @@ OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 12\r\nContent-Typ
 def test_a_whole_answer_in_pieces_is_given_on(tmp_path: Path) -> None:
     path = tmp_path / protocol.SOCKET.format(pid=7)
     with server(path, says(OK[:10], OK[10:], b'{"entri', b'es":1', b"} and more")) as asked:
-        assert ask_flight(tmp_path, 7) == '{"entries":1'
+        assert query_flight_recorder(tmp_path, 7) == '{"entries":1'
     assert asked[0].startswith(b"POST /handler/fr_trace_json HTTP/1.0\r\n")
 
 
@@ -64,27 +64,27 @@ def test_a_server_behind_a_long_path_is_reached(tmp_path: Path) -> None:
     directory = tmp_path / ("d" * 120)
     directory.mkdir()
     with server(directory / "7.sock", says(OK, b'{"entries":1}')):
-        assert ask(directory / "7.sock", "ping") == b'{"entries":1'
+        assert query(directory / "7.sock", "ping") == b'{"entries":1'
 
 
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
         ([b"HTTP/1.1 404 Not Found\r\nContent-Length: 8\r\n\r\n", b"Handler!"], "HTTP/1.1 404 Not Found: Handler!"),
-        ([b"SSH-2.0-OpenSSH\r\n\r\n"], "no HTTP: SSH-2.0-OpenSSH"),
-        ([b"HTTP/1.1 200 OK\r\n\r\n{}"], "an answer without a length: HTTP/1.1 200 OK"),
-        ([b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n"], "an answer without a length"),
-        ([b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n"], "an answer of 99999999 bytes, 16777216 are read"),
-        ([OK, b"short"], "the answer ends in the middle of its body"),
-        ([b"HTTP/1.1 200"], "the answer ends in the middle of its head"),
-        ([b""], "the answer ends in the middle of its head"),
-        ([b"x" * 40000], "no end of the head within 16384 bytes"),
+        ([b"SSH-2.0-OpenSSH\r\n\r\n"], "not an HTTP response: SSH-2.0-OpenSSH"),
+        ([b"HTTP/1.1 200 OK\r\n\r\n{}"], "a response without a length: HTTP/1.1 200 OK"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n"], "a response without a length"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n"], "the response has 99999999 bytes; at most"),
+        ([OK, b"short"], "the response ends in the middle of its body"),
+        ([b"HTTP/1.1 200"], "the response ends in the middle of its header"),
+        ([b""], "the response ends in the middle of its header"),
+        ([b"x" * 40000], "the response header does not end within 16384 bytes"),
     ],
 )
 def test_a_bad_answer_is_refused_with_the_reason(tmp_path: Path, parts: list[bytes], reason: str) -> None:
     path = tmp_path / "7.sock"
     with server(path, says(*parts)), pytest.raises(ValueError, match=reason.replace("(", r"\(")):
-        ask(path, "fr_trace_json")
+        query(path, "fr_trace_json")
 
 
 def test_a_server_that_says_nothing_costs_no_more_than_the_limit(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_server_that_says_nothing_costs_no_more_than_the_limit(tmp_path: Path)
     with server(path, lambda _: gone.wait()):
         try:
             with pytest.raises(TimeoutError):
-                ask(path, "fr_trace_json", limit_s=0.2)
+                query(path, "fr_trace_json", limit_s=0.2)
         finally:
             gone.set()
 
@@ -108,18 +108,18 @@ def test_a_server_that_drips_costs_no_more_than_the_limit(tmp_path: Path) -> Non
     with server(path, drip):
         try:
             with pytest.raises(TimeoutError):
-                ask(path, "fr_trace_json", limit_s=0.3)
+                query(path, "fr_trace_json", limit_s=0.3)
         finally:
             gone.set()
 
 
 def test_no_server_and_a_dead_one_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        ask_flight(tmp_path, 7)
+        query_flight_recorder(tmp_path, 7)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "7.sock"))
     with pytest.raises(ConnectionRefusedError):
-        ask_flight(tmp_path, 7)
+        query_flight_recorder(tmp_path, 7)
 
 
 @given(data=st.binary(max_size=300))
@@ -128,7 +128,7 @@ def test_any_bytes_raise_value_error_or_give_a_body(data: bytes, tmp_path_factor
     with server(path, says(b"HTTP/1.1 200 OK\r\nContent-Le", data)):
         body, reason = b"", ""
         try:
-            body = ask(path, "fr_trace_json", limit_s=60)
+            body = query(path, "fr_trace_json", limit_s=60)
         except ValueError as error:
             reason = str(error)
     assert body in data

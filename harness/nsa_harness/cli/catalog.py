@@ -22,9 +22,9 @@ def list_scenarios(as_json: Annotated[bool, option("--json", "Print the list as 
     Each scenario is shown with its description, tags, aliases and variants.
     """
     from nsa_harness.cli.text import catalog_json, catalog_lines
-    from nsa_harness.supervisor.launch.planning import every_scenario
+    from nsa_harness.supervisor.launch.planning import all_scenarios
 
-    items, notes = every_scenario(Path.cwd())
+    items, notes = all_scenarios(Path.cwd())
     _print([catalog_json(items)] if as_json else catalog_lines(items, _columns()))
     for note in notes:
         print(f"note: {note}", file=sys.stderr)

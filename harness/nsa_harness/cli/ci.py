@@ -13,7 +13,7 @@ from nsa_harness.cli.options import GroupedCommand, argument, option
 from nsa_harness.errors import UsageError
 
 if TYPE_CHECKING:
-    from nsa_harness.core.ci import NightSummary, StoredReport, Unread
+    from nsa_harness.core.ci import NightSummary, StoredReport, UnreadFile
 
 _MATRIX = "Workflow file whose matrix lists the expected jobs. A job without a report is then reported as missing."
 
@@ -48,23 +48,23 @@ def summary(
 
 def _night(directories: Sequence[Path], matrix_file: Path | None) -> NightSummary:
     """Read the reports below `directories`, and compare them with the jobs of the workflow's matrix, if given."""
-    from nsa_harness.core.ci import Unread, night_summary
+    from nsa_harness.core.ci import UnreadFile, night_summary
     from nsa_harness.supervisor.storage.reports import matrix_jobs, stored_reports
 
     jobs = () if matrix_file is None else matrix_jobs(matrix_file)
-    unread_matrix = (jobs,) if isinstance(jobs, Unread) else ()
-    expected_jobs = () if isinstance(jobs, Unread) else jobs
+    unread_matrix = (jobs,) if isinstance(jobs, UnreadFile) else ()
+    expected_jobs = () if isinstance(jobs, UnreadFile) else jobs
     files = stored_reports(directories, expected_jobs)
     reports = [_parse_report(item.job, item.file, item.text) for item in files.reports]
     return night_summary(
-        [item for item in reports if not isinstance(item, Unread)],
-        [*unread_matrix, *files.unread, *(item for item in reports if isinstance(item, Unread))],
+        [item for item in reports if not isinstance(item, UnreadFile)],
+        [*unread_matrix, *files.unread, *(item for item in reports if isinstance(item, UnreadFile))],
         expected_jobs,
     )
 
 
-def _parse_report(job: str, file: str, text: str) -> StoredReport | Unread:
-    from nsa_harness.core.ci import StoredReport, Unread
+def _parse_report(job: str, file: str, text: str) -> StoredReport | UnreadFile:
+    from nsa_harness.core.ci import StoredReport, UnreadFile
     from nsa_harness.errors import StoredRunError
     from nsa_harness.render.documents.report_json import from_json
 
@@ -72,7 +72,7 @@ def _parse_report(job: str, file: str, text: str) -> StoredReport | Unread:
         return StoredReport(job=job, file=file, report=from_json(text, file))
     except StoredRunError as error:
         # The first line of the message repeats the file name, and the last line explains how to repeat the run.
-        return Unread(file=file, why="no report: " + "; ".join(str(error).splitlines()[1:-1]).strip())
+        return UnreadFile(file=file, why="no report: " + "; ".join(str(error).splitlines()[1:-1]).strip())
 
 
 def _write(file: Path, text: str) -> None:

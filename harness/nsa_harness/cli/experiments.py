@@ -138,11 +138,11 @@ def bisect(
 
     from nsa_harness.core.experiment.trial import parse_outcome
     from nsa_harness.supervisor.experiments.launches import BisectRequest, check_outcome, parse_templates
-    from nsa_harness.supervisor.experiments.subjects import SubjectOptions, arguments_of, subject_of
+    from nsa_harness.supervisor.experiments.subjects import SubjectOptions, make_subject, program_arguments
     from nsa_harness.supervisor.launch.machine import machine_facts
 
     templates = parse_templates(arg or (), env_arg or ())
-    invocation, bisect_subject = subject_of(
+    invocation, bisect_subject = make_subject(
         SubjectOptions(**subject),
         invocation_from_args(context, targets, script=script, ranks=ranks),
         templated=bool(templates),
@@ -153,11 +153,11 @@ def bisect(
     except ValueError as error:
         raise UsageError(f"--outcome: {error}") from None
     check_outcome(bad_outcome, bisect_subject, jobs)
-    templates = templates.checked(bisect_subject)
+    templates = templates.checked_for(bisect_subject)
     request = BisectRequest(
-        question=invocation, subject=replace(bisect_subject, in_a_row=templates.in_a_row), templates=templates,
-        base_args=arguments_of(invocation), wanted=bad_outcome, confidence=confidence,
-        insistent=is_given(context, "confidence"), repeat=repeat, jobs=jobs, budget_s=parse_budget(budget), fork=fork,
+        question=invocation, subject=replace(bisect_subject, in_a_row=templates.takes_range), templates=templates,
+        base_args=program_arguments(invocation), sought=bad_outcome, confidence=confidence,
+        confidence_requested=is_given(context, "confidence"), repeat=repeat, jobs=jobs, budget_s=parse_budget(budget), fork=fork,
         options=run_options(out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff),
     )  # fmt: skip
     if dry_run:
@@ -220,10 +220,10 @@ def claim(
         show_plan(request, sides)
         return
     from nsa_harness.cli.text import command_events
-    from nsa_harness.supervisor.launch.planning import Plan
+    from nsa_harness.supervisor.launch.planning import LaunchPlan
     from nsa_harness.supervisor.storage.redaction import Redaction
 
-    plan = Plan(specs=(sides.first.spec, sides.second.spec), notes=sides.notes)
+    plan = LaunchPlan(specs=(sides.first.spec, sides.second.spec), notes=sides.notes)
     for line in command_events(plan, Redaction(on=not no_redact)):
         print(line)
 

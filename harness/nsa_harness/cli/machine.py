@@ -33,12 +33,14 @@ def doctor(
     """
     if overhead or context.obj:
         raise UsageError(_OVERHEAD)
-    from nsa_harness.core.doctor import healthy, judged, lines_text, values
+    from nsa_harness.core.doctor import check_lines, is_healthy, lines_for_json, lines_text
     from nsa_harness.supervisor.doctor import measure
 
-    lines = judged(measure(Path.cwd(), os.environ))
-    print(json.dumps({**values(lines), "overhead": None}, indent=1) if as_json else "\n".join(lines_text(lines)))
-    raise typer.Exit(0 if healthy(lines) else 1)
+    lines = check_lines(measure(Path.cwd(), os.environ))
+    print(
+        json.dumps({**lines_for_json(lines), "overhead": None}, indent=1) if as_json else "\n".join(lines_text(lines))
+    )
+    raise typer.Exit(0 if is_healthy(lines) else 1)
 
 
 def selftest(

@@ -183,9 +183,9 @@ def shape_names(incomplete: str) -> list[str]:
 def _catalog() -> Sequence[SelectedScenario]:
     """Return every scenario, or () if a scenario file is invalid, because shell completion cannot show an error."""
     from nsa_harness.errors import HarnessError
-    from nsa_harness.supervisor.launch.planning import every_scenario
+    from nsa_harness.supervisor.launch.planning import all_scenarios
 
     try:
-        return every_scenario(Path.cwd())[0]
+        return all_scenarios(Path.cwd())[0]
     except HarnessError:
         return ()

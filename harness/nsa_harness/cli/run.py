@@ -38,7 +38,7 @@ from nsa_harness.errors import UsageError
 
 if TYPE_CHECKING:
     from nsa_harness.commands.scheduler import RunRequest
-    from nsa_harness.supervisor.launch.planning import Invocation, Plan
+    from nsa_harness.supervisor.launch.planning import Invocation, LaunchPlan
 
 _TARGETS = (
     "Your script; or scenarios, by name, glob, YAML file, plan file or stored spec.json. KEY=VALUE changes a setting,"
@@ -125,7 +125,7 @@ def run(
     from nsa_harness.commands.scheduler import RunRequest
     from nsa_harness.core.schedule import Policy
     from nsa_harness.supervisor.launch.machine import machine_facts
-    from nsa_harness.supervisor.launch.planning import planned
+    from nsa_harness.supervisor.launch.planning import plan_launches
 
     request = RunRequest(
         specs=(),
@@ -157,7 +157,7 @@ def run(
         tags=tuple(tag or ()), expression=expression, matrix=tuple(matrix or ()), shard=_parse_shard(shard),
         python=python,
     )  # fmt: skip
-    _launch(request, planned(invocation, machine_facts()), dry_run=dry_run)
+    _launch(request, plan_launches(invocation, machine_facts()), dry_run=dry_run)
 
 
 def invocation_from_args(
@@ -185,19 +185,23 @@ def invocation_from_args(
         raise UsageError("`--` passes arguments to your program, but none is named: nsa-harness run FILE.py -- ARGS")
     program = Script(file=programs[0], ranks=ranks, args=program_args, module=module is not None) if programs else None
     scenarios = tuple(word for word in targets or () if word not in files)
-    return Invocation(words=scenarios, script=program, working_dir=Path.cwd(), environ=os.environ)
+    return Invocation(arguments=scenarios, script=program, working_dir=Path.cwd(), environ=os.environ)
 
 
 def _repeat_failures(request: RunRequest, *, dry_run: bool) -> NoReturn:
     """Launch the failed scenarios of the latest run again, and exit."""
     from nsa_harness.commands.run import failed_specs, stored_plan_file
-    from nsa_harness.supervisor.launch.planning import Plan
+    from nsa_harness.supervisor.launch.planning import LaunchPlan
 
     specs = failed_specs(None, request.options.out)
     if not specs:
         print("nothing to repeat: every scenario of the latest run ended as expected", file=sys.stderr)
         raise typer.Exit
-    _launch(request, Plan(specs=specs, notes=(), agreed=stored_plan_file(None, request.options.out)), dry_run=dry_run)
+    _launch(
+        request,
+        LaunchPlan(specs=specs, notes=(), plan_text=stored_plan_file(None, request.options.out)),
+        dry_run=dry_run,
+    )
 
 
 def _verify(request: RunRequest, run_path: Path, *, dry_run: bool) -> NoReturn:
@@ -211,15 +215,15 @@ def _verify(request: RunRequest, run_path: Path, *, dry_run: bool) -> NoReturn:
 
 def _resume(request: RunRequest, run_name: str, *, dry_run: bool) -> NoReturn:
     from nsa_harness.commands.run import resumed_request, run_all
-    from nsa_harness.supervisor.launch.planning import Plan
+    from nsa_harness.supervisor.launch.planning import LaunchPlan
 
     resumed_run_request = resumed_request(None if run_name == AUTO else Path(run_name), request)
     if dry_run:
-        _launch(resumed_run_request, Plan(specs=resumed_run_request.specs, notes=()), dry_run=True)
+        _launch(resumed_run_request, LaunchPlan(specs=resumed_run_request.specs, notes=()), dry_run=True)
     raise typer.Exit(run_all(resumed_run_request))
 
 
-def _launch(request: RunRequest, plan: Plan, *, dry_run: bool) -> NoReturn:
+def _launch(request: RunRequest, plan: LaunchPlan, *, dry_run: bool) -> NoReturn:
     """Launch the plan, or print it if `dry_run` is set, and exit with the code of the run."""
     if dry_run:
         from nsa_harness.cli.text import command_events, command_lines
@@ -235,7 +239,7 @@ def _launch(request: RunRequest, plan: Plan, *, dry_run: bool) -> NoReturn:
 
     for note in plan.notes:
         print(f"note: {note}", file=sys.stderr)
-    raise typer.Exit(run_all(replace(request, specs=plan.specs, plan_file=plan.agreed)))
+    raise typer.Exit(run_all(replace(request, specs=plan.specs, plan_file=plan.plan_text)))
 
 
 def _refuse_others(reason: str, conflicting: Sequence[str]) -> None:

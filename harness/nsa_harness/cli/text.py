@@ -16,11 +16,11 @@ from nsa_harness.render.terminal.layout import NARROW, labelled, paragraph
 from nsa_harness.supervisor.launch.launcher import command_line
 from nsa_harness.supervisor.launch.planning import (
     Invocation,
-    Plan,
+    LaunchPlan,
     SelectedScenario,
-    checked,
-    resolved,
-    selected_scenarios,
+    check_scenarios,
+    resolve_scenario,
+    select_scenarios,
 )
 from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.texts.causes import text_of
@@ -81,13 +81,13 @@ def catalog_json(items: Sequence[SelectedScenario]) -> str:
 
 def explanation(invocation: Invocation, facts: MachineFacts) -> Iterator[str]:
     """Yield the resolved YAML of each selected scenario, with `---` between documents."""
-    items, notes = selected_scenarios(invocation)
+    items, notes = select_scenarios(invocation)
     yield from (f"# {note}" for note in notes)
-    for number, (item, scenario) in enumerate(zip(items, checked(items), strict=True)):
+    for number, (item, scenario) in enumerate(zip(items, check_scenarios(items), strict=True)):
         if number:
             yield "---"
         yield from scenario_lines(scenario, item.tree)
-        spec = resolved(item, scenario, invocation, facts)
+        spec = resolve_scenario(item, scenario, invocation, facts)
         yield from resolved_lines(spec, "" if isinstance(spec, Skip) else shell_command(spec, Redaction()))
 
 
@@ -107,7 +107,7 @@ def kind_lines(kind: HangKind, width: int) -> Iterator[str]:
     )
 
 
-def command_lines(plan: Plan, redaction: Redaction) -> Iterator[str]:
+def command_lines(plan: LaunchPlan, redaction: Redaction) -> Iterator[str]:
     """Yield the lines of `run --dry-run`: each exact command below comments with its settings.
 
     For a scenario that cannot run on this machine, the comment shows the reason.
@@ -127,7 +127,7 @@ def command_lines(plan: Plan, redaction: Redaction) -> Iterator[str]:
         yield command
 
 
-def command_events(plan: Plan, redaction: Redaction) -> Iterator[str]:
+def command_events(plan: LaunchPlan, redaction: Redaction) -> Iterator[str]:
     """Yield one `plan` event per scenario as a JSON line, for `run --dry-run --json`."""
     for spec in map(redaction.spec, plan.specs):
         event = {"schema": 1, "event": "plan", "t_s": 0.0, "run_id": None, "scenario": spec.scenario, "dry_run": True}

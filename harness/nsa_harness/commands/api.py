@@ -11,9 +11,9 @@ from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import Outcome
 from nsa_harness.protocol import PROBE_FULL
 from nsa_harness.render.listener import Listener
-from nsa_harness.supervisor.launch.launcher import sweep_dead_runs
+from nsa_harness.supervisor.launch.launcher import end_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
+from nsa_harness.supervisor.launch.planning import Invocation, Script, plan_launches
 from nsa_harness.supervisor.storage.rundir import RunOptions
 
 
@@ -30,8 +30,8 @@ def plan(
     if an argument requires something that this machine lacks, such as a GPU.
     """
     chosen = None if script is None else Script(file=os.fspath(script), ranks=ranks, args=tuple(args))
-    invocation = Invocation(words=words, script=chosen, working_dir=Path.cwd(), environ=dict(os.environ))
-    return planned(invocation, machine_facts()).specs
+    invocation = Invocation(arguments=words, script=chosen, working_dir=Path.cwd(), environ=dict(os.environ))
+    return plan_launches(invocation, machine_facts()).specs
 
 
 def run_one(spec: RunSpec | Skip, *, out: str | os.PathLike[str] | None = None, probe: str = PROBE_FULL) -> Outcome:
@@ -45,7 +45,7 @@ def run_one(spec: RunSpec | Skip, *, out: str | os.PathLike[str] | None = None, 
     written. After Ctrl-C, ends all processes, writes the documents, and raises KeyboardInterrupt.
     """
     options = RunOptions(command="nsa_harness.run_one", out=None if out is None else Path(out), probe=probe)
-    sweep_dead_runs()
+    end_dead_runs()
     with run_directory(options) as run, session(run, options, [spec], screen=Listener()) as opened:
         if isinstance(spec, Skip):
             from nsa_harness.commands.judge import record_skip

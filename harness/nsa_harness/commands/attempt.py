@@ -18,7 +18,7 @@ from nsa_harness.core.redaction import where_to_set
 from nsa_harness.core.report import MachineFacts, Outcome
 from nsa_harness.render.listener import Listener
 from nsa_harness.supervisor.launch.fork_client import ForkServer, without_fork
-from nsa_harness.supervisor.launch.launcher import Guarded, command_line, launch
+from nsa_harness.supervisor.launch.launcher import LaunchedRun, command_line, launch
 from nsa_harness.supervisor.launch.machine import describe
 from nsa_harness.supervisor.storage.logs import bounded_logs
 from nsa_harness.supervisor.storage.record import write_spec
@@ -81,16 +81,16 @@ def run_one(
     except Exception as error:
         with suppress(OSError):
             attempt.door.append(log, attempt.redaction.text(traceback.format_exc()))
-        from nsa_harness.core.outcome.outcome import unjudged
+        from nsa_harness.core.outcome.outcome import unjudged_outcome
 
         reason = f"{type(error).__name__}: {error}; see {log.name}"
         disk_full = is_full(error)
-        outcome = unjudged(spec, attempt=number, directory=attempt.path.name, error=reason, disk_full=disk_full)
+        outcome = unjudged_outcome(spec, attempt=number, directory=attempt.path.name, error=reason, disk_full=disk_full)
         return attempt.redaction.value(outcome)
 
 
 def _follow(
-    guarded: Guarded,
+    guarded: LaunchedRun,
     spec: RunSpec,
     attempt: AttemptDir,
     audience: AttemptAudience,
@@ -105,12 +105,12 @@ def _follow(
         from nsa_harness.supervisor.watch.watch import Watch, WatchPolicy
 
         watch = Watch(
-            guarded=guarded,
+            job=guarded,
             spec=spec,
             attempt=attempt,
-            audience=audience,
+            listener=audience,
             interrupted=lambda: interruption.count > 0,
-            policy=WatchPolicy(enough=should_stop) if should_stop else WatchPolicy(),
+            policy=WatchPolicy(stops_early=should_stop) if should_stop else WatchPolicy(),
         )
         with interruption.watching():
             watch.run()
@@ -149,17 +149,17 @@ class AttemptAudience:
     name: str
     notify: Notify
 
-    def phase(self, progress: Progress) -> None:
+    def report_progress(self, progress: Progress) -> None:
         phase = phase_name(progress)
         self.notify(lambda listener: listener.on_phase(self.name, phase, progress))
 
-    def looked(self, rows: Sequence[FirstSnapshot]) -> None:
+    def report_first_snapshot(self, rows: Sequence[FirstSnapshot]) -> None:
         self.notify(lambda listener: listener.on_first_snapshot(self.name, rows))
 
-    def suspect(self, text: str) -> None:
+    def report_stall(self, text: str) -> None:
         self.notify(lambda listener: listener.on_stall(self.name, text))
 
-    def released(self, text: str) -> None:
+    def report_recovery(self, text: str) -> None:
         self.notify(lambda listener: listener.on_progress_again(self.name, text))
 
 

@@ -24,10 +24,10 @@ from nsa_harness.commands.bisect_report import (
 )
 from nsa_harness.commands.scheduler import load_of, room_of
 from nsa_harness.commands.session import INTERRUPTED, Session, session
-from nsa_harness.core.experiment.trial import SLOW, Signature, counts_as, line_word
+from nsa_harness.core.experiment.trial import SLOW, Signature, counts_as, file_and_line
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import MachineFacts, Outcome, Status
-from nsa_harness.core.schedule import side_by_side
+from nsa_harness.core.schedule import parallel_runs
 from nsa_harness.core.search.effort import ProbeCosts, Stage, costs, time_left_s, worst_case_stages
 from nsa_harness.core.search.plan import find_smallest_difference
 from nsa_harness.core.search.question import (
@@ -48,19 +48,19 @@ from nsa_harness.core.search.waits import EarlyStop, WaitSignature, early_after_
 from nsa_harness.render.experiments import words as bisect_words
 from nsa_harness.render.experiments.bisect_json import answer_event, probe_event
 from nsa_harness.render.experiments.screen import BisectScreen
-from nsa_harness.supervisor.experiments.cache_key import names_text
+from nsa_harness.supervisor.experiments.cache_key import names_with_verb
 from nsa_harness.supervisor.experiments.intermediate_configs import Mixtures, Worktrees
-from nsa_harness.supervisor.experiments.journal import Journal, SearchFolder, search_folder, search_state
+from nsa_harness.supervisor.experiments.journal import Journal, SearchDirectory, open_search, search_state
 from nsa_harness.supervisor.experiments.launches import (
     BisectRequest,
     Launches,
-    cache_key_of,
-    earlier_of,
-    program_of,
-    question_of,
+    find_earlier_runs,
+    launched_program,
+    make_cache_key,
+    search_question,
 )
 from nsa_harness.supervisor.launch.fork_client import ForkServer
-from nsa_harness.supervisor.launch.launcher import sweep_dead_runs
+from nsa_harness.supervisor.launch.launcher import end_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.scenario_files import shipped_plan
 from nsa_harness.supervisor.storage.collect import seconds_a_step
@@ -86,15 +86,15 @@ def run_bisection(request: BisectRequest) -> int:
     """Search, prove the answer, and write the documents. Return the exit code."""
     facts = machine_facts()
     launches = Launches(request=request, facts=facts)
-    program = program_of(request, launches)
-    state = search_state(request.subject.question, request.options.command, cache_key_of(request, launches, program))
-    sweep_dead_runs()
+    program = launched_program(request, launches)
+    state = search_state(request.subject.question, request.options.command, make_cache_key(request, launches, program))
+    end_dead_runs()
     with (
-        search_folder(request.options, state, program.files) as folder,
+        open_search(request.options, state, program.file_entries) as folder,
         _open(request, folder, launches, facts) as bisection,
     ):
-        if folder.goes_on:
-            finished = words.plural(len(bisection.journal.kept), "probe")
+        if folder.is_continued:
+            finished = words.plural(len(bisection.journal.stored), "probe")
             bisection.screen.note(f"continues {folder.run.path}: {finished} already finished")
         elif folder.note:
             bisection.note(folder.note)
@@ -104,7 +104,9 @@ def run_bisection(request: BisectRequest) -> int:
 
 
 @contextmanager
-def _open(request: BisectRequest, folder: SearchFolder, launches: Launches, facts: MachineFacts) -> Iterator[Bisection]:
+def _open(
+    request: BisectRequest, folder: SearchDirectory, launches: Launches, facts: MachineFacts
+) -> Iterator[Bisection]:
     """Open the session, the worktrees, the fork server and the screen of a search. Close them at the end."""
     run, options = folder.run, request.options
     with ExitStack() as stack:
@@ -116,14 +118,14 @@ def _open(request: BisectRequest, folder: SearchFolder, launches: Launches, fact
         running = stack.enter_context(search_session)
         if request.subject.form is SubjectForm.COMMIT:
             trees = Worktrees(repository=request.question.working_dir, home=run.worktrees.resolve())
-            launches.enter_trees(stack.enter_context(closing(trees)))
-        launches.enter_mixtures(Mixtures(home=run.mixtures.resolve()))
+            launches.use_worktrees(stack.enter_context(closing(trees)))
+        launches.use_mixtures(Mixtures(home=run.mixtures.resolve()))
         server = stack.enter_context(ForkServer()) if request.fork else None
-        earlier = earlier_of(launches, run.path.parent, but=run.run_id)
+        earlier = find_earlier_runs(launches, run.path.parent, but=run.run_id)
         yield Bisection(
             request=request, session=running, run=run, folder=folder, launches=launches, facts=facts,
             journal=Journal(run), screen=screen, server=server, earlier=earlier, notes=[*earlier.notes],
-            slow_from_s=request.wanted.step_s,
+            slow_from_s=request.sought.step_s,
         )  # fmt: skip
 
 
@@ -133,7 +135,7 @@ class Bisection(SearchProgress):
 
     session: Session
     run: RunDir
-    folder: SearchFolder
+    folder: SearchDirectory
     journal: Journal
     screen: BisectScreen
     server: ForkServer | None
@@ -152,20 +154,20 @@ class Bisection(SearchProgress):
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.began_s = time.monotonic() - ended_s(self.journal.kept)
+        self.began_s = time.monotonic() - ended_s(self.journal.stored)
 
     def carry_out(self) -> int:
         """Search, prove the answer, and write it. Return the exit code."""
-        self.screen.begun(report_so_far(self))
+        self.screen.show_header(report_so_far(self))
         answer = answer_for_subject(self.request.subject, self._search())
         if not self.interrupted:
             self._confirm_commands(answer)
-        if edited_files := self.folder.edited():
+        if edited_files := self.folder.changed_files():
             self.note(
-                f"{names_text(edited_files)} changed during the search: its probes did not all run the same program"
+                f"{names_with_verb(edited_files)} changed during the search: its probes did not all run the same program"
             )
         report = write_answer(self, self.session, answer, self.outcomes, self.specs, cut_short=self.interrupted)
-        self.screen.answered(report, self.run.path)
+        self.screen.show_answer(report, self.run.path)
         self.session.stream(answer_event(report, str(self.run.path)))
         if self.interrupted:
             return INTERRUPTED
@@ -179,7 +181,7 @@ class Bisection(SearchProgress):
             return find_smallest_difference(question, self.probe)
         except _LauncherDecides:
             self.forks = False
-            self.journal.begin_anew()
+            self.journal.restart_without_forks()
             self.probes = without_forks(self.probes)
             self.signature = None
             self.waits.clear()
@@ -187,7 +189,7 @@ class Bisection(SearchProgress):
 
     def _question(self) -> SearchQuestion:
         """Return the search question with the cost of a bad probe and the number of parallel probes."""
-        return replace(question_of(self.request, self.earlier), bad_cost=self._bad_cost, at_once=self._at_once())
+        return replace(search_question(self.request, self.earlier), bad_cost=self._bad_cost, at_once=self._at_once())
 
     def _at_once(self) -> int:
         """Return how many probes run in parallel: --jobs, or fewer if cores, GPUs or memory do not suffice."""
@@ -196,7 +198,7 @@ class Bisection(SearchProgress):
         if isinstance(spec, str):
             return requested_jobs
         load = load_of(spec, self.outcomes.values(), unknown_bytes=0)
-        possible_jobs, resource = side_by_side(load, room_of(self.facts, requested_jobs, cores=self.facts.cpus))
+        possible_jobs, resource = parallel_runs(load, room_of(self.facts, requested_jobs, cores=self.facts.cpus))
         if possible_jobs < requested_jobs:
             self.note(
                 f"--jobs {requested_jobs}: only {possible_jobs} at a time, limited by the {resource} of this machine"
@@ -239,18 +241,18 @@ class Bisection(SearchProgress):
             stored_probe = self.journal.take(subset, in_full=in_full)
         new_or_stored = stored_probe or self._new_probe(n, subset, round_, in_full=in_full)
         with self._lock:
-            self.journal.answered.append(new_or_stored)
+            self.journal.session_probes.append(new_or_stored)
             self._learn(new_or_stored)
             probe = replace(new_or_stored, n=n)
             self.probes = sorted([*self.probes, probe], key=lambda probe: probe.n)
-            self.screen.probed(probe, report_so_far(self))
+            self.screen.add_probe(probe, report_so_far(self))
             self.session.stream(self.run.redaction.value(probe_event(self.request.subject, probe)))
         return probe
 
     def _in_full(self, subset: Subset, purpose: Purpose) -> bool:
         """Whether the probe must run under torchrun: each proof must, as often as `--repeat` says."""
         spans = spans_of(subset)
-        finished = sum(probe.in_full and probe.subset == spans for probe in self.journal.answered)
+        finished = sum(probe.in_full and probe.subset == spans for probe in self.journal.session_probes)
         return purpose in _PROOFS and finished < self.request.repeat
 
     def _new_probe(self, n: int, subset: Subset, round_: Round, *, in_full: bool) -> ProbeReport:
@@ -268,9 +270,9 @@ class Bisection(SearchProgress):
         spec = self.launches.spec_or_reason(subset)
         probe = replace(blank, summary=spec) if isinstance(spec, str) else self._launch(spec, blank)
         with self._lock:
-            self.journal.keep(probe)
-            if probe.dir is not None and sum(probe.dir is not None for probe in self.journal.kept) == 1:
-                self.folder.leave_out_written()
+            self.journal.append(probe)
+            if probe.dir is not None and sum(probe.dir is not None for probe in self.journal.stored) == 1:
+                self.folder.ignore_program_outputs()
         return probe
 
     def _launch(self, spec: RunSpec, blank: ProbeReport) -> ProbeReport:
@@ -280,7 +282,7 @@ class Bisection(SearchProgress):
         """
         name = self._free_name(blank.n)
         about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.describe(blank.indices)}"
-        spec = self.launches.limited(replace(spec, scenario=name, about=about), in_full=blank.in_full)
+        spec = self.launches.with_learned_limits(replace(spec, scenario=name, about=about), in_full=blank.in_full)
         spec = self._with_launcher(spec, in_full=blank.in_full)
         # A proof under torchrun never ends early. No probe does before the good end has shown its longest pause.
         quiet_s = None if blank.in_full else self.launches.longest_quiet_s
@@ -288,7 +290,7 @@ class Bisection(SearchProgress):
             probe_number=blank.n,
             ranks=spec.ranks,
             proven_hangs=self.waits,
-            report_wait=self.screen.waits,
+            report_wait=self.screen.show_wait,
             longest_gap_s=quiet_s,
         )
         with self.session.devices_of(spec) as devices:
@@ -298,8 +300,8 @@ class Bisection(SearchProgress):
         with self._lock:
             self.outcomes[outcome.dir] = outcome
             self.specs.append(spec)
-            attempt, bad_outcome = self.run.attempt(name), self.request.wanted
-            step_s = seconds_a_step(attempt, spec.ranks) if bad_outcome.how == SLOW else None
+            attempt, bad_outcome = self.run.attempt(name), self.request.sought
+            step_s = seconds_a_step(attempt, spec.ranks) if bad_outcome.kind == SLOW else None
             counts = counts_as(
                 outcome, bad_outcome, self.signature, self.run.door.tail(attempt.output), step_s=step_s,
                 slow_from_s=self.slow_from_s,
@@ -387,8 +389,10 @@ class Bisection(SearchProgress):
             self.launches.longest_quiet_s = probe.longest_quiet_s or self.launches.longest_quiet_s
             self._learn_step_time(probe)
         if self.signature is None and probe.counts_as is ProbeResult.BAD and probe.verdict is not None:
-            slow = self.request.wanted.how == SLOW
-            verdict, cause, place = (SLOW, None, None) if slow else (probe.verdict, probe.cause, line_word(probe.place))
+            slow = self.request.sought.kind == SLOW
+            verdict, cause, place = (
+                (SLOW, None, None) if slow else (probe.verdict, probe.cause, file_and_line(probe.place))
+            )
             self.signature = Signature(verdict=verdict, cause=cause, place=place)
 
     def _learn_step_time(self, good: ProbeReport) -> None:
@@ -399,10 +403,10 @@ class Bisection(SearchProgress):
         if good.step_s is None or self.slow_from_s is not None:
             return
         self.baseline_s.append(good.step_s)
-        if len(self.baseline_s) == question_of(self.request).baseline:
-            self.slow_from_s = self.request.wanted.slow_from_s(self.baseline_s)
+        if len(self.baseline_s) == search_question(self.request).baseline:
+            self.slow_from_s = self.request.sought.slow_from_s(self.baseline_s)
             assert self.slow_from_s is not None
-            self.notes.append(bisect_words.slow_word(self.slow_from_s, self.baseline_s))
+            self.notes.append(bisect_words.slow_limit_text(self.slow_from_s, self.baseline_s))
             self.screen.note(self.notes[-1])
 
     # The screen.
@@ -411,7 +415,7 @@ class Bisection(SearchProgress):
         """Show on the screen which round begins, and the time that is left in the worst case."""
         each = self._costs()
         left_s = time_left_s(self.stages, self.probes, round_, each, self.request.repeat) if each else None
-        self.screen.round_begun(round_, report_so_far(self), left_s)
+        self.screen.show_round(round_, report_so_far(self), left_s)
 
     def note(self, text: str) -> None:
         """Print a note, and store it for the documents. A note that was printed before is ignored."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nsa_harness import __version__
 from nsa_harness.commands.session import Session
-from nsa_harness.core.experiment.trial import BAD_ENDS, Signature
+from nsa_harness.core.experiment.trial import FAILED_STATUSES, Signature
 from nsa_harness.core.outcome.reproduction import NAME, repro_command, repro_script
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import HangKind, MachineFacts, Outcome, Status
@@ -20,8 +20,14 @@ from nsa_harness.core.search.report import BisectReport, Commands, ProbeReport, 
 from nsa_harness.core.search.subject import SubjectForm
 from nsa_harness.errors import HarnessError
 from nsa_harness.render.experiments.bisect_json import stored_search
-from nsa_harness.render.experiments.screen import BisectScreen, Control, Expected, plan_lines, stored_lines
-from nsa_harness.supervisor.experiments.launches import BisectRequest, Earlier, Launches, earlier_of, question_of
+from nsa_harness.render.experiments.screen import BisectScreen, CaseTime, PlannedControl, plan_lines, stored_lines
+from nsa_harness.supervisor.experiments.launches import (
+    BisectRequest,
+    EarlierRuns,
+    Launches,
+    find_earlier_runs,
+    search_question,
+)
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.storage.rundir import RunDir, find_run
 from nsa_harness.texts import words
@@ -42,7 +48,7 @@ class SearchProgress:
     facts: MachineFacts
     probes: list[ProbeReport] = field(default_factory=list)
     signature: Signature | None = None
-    earlier: Earlier = field(default_factory=Earlier)
+    earlier: EarlierRuns = field(default_factory=EarlierRuns)
     notes: list[str] = field(default_factory=list)
 
 
@@ -170,15 +176,15 @@ def show_plan(request: BisectRequest) -> int:
     """Print the plan for --dry-run: the question, both ends, and the probes and time of each possible answer."""
     facts, subject = machine_facts(), request.subject
     launches = Launches(request=request, facts=facts)
-    earlier = earlier_of(launches, request.options.parent)
+    earlier = find_earlier_runs(launches, request.options.parent)
     state = SearchProgress(request=request, launches=launches, facts=facts, earlier=earlier, notes=[*earlier.notes])
-    question, all_items = question_of(request, earlier), range(len(subject.items))
+    question, all_items = search_question(request, earlier), range(len(subject.items))
     ends: list[tuple[str, Sequence[int]]] = [("good", ()), ("up to" if subject.open_end else "bad", all_items)]
     if subject.form is SubjectForm.CHOICE:
         ends = [("" if index else "each", (index,)) for index in all_items]
     controls = [_control(launches, name, subset) for name, subset in ends]
     expected_cases = [
-        Expected(case=case, takes_s=_takes_s(case, earlier, request.jobs)) for case in possible_cases(question)
+        CaseTime(case=case, takes_s=_takes_s(case, earlier, request.jobs)) for case in possible_cases(question)
     ]
     time_source = _time_source(earlier)
     report, stages = report_so_far(state), worst_case_stages(question)
@@ -186,28 +192,30 @@ def show_plan(request: BisectRequest) -> int:
     return ANSWERED
 
 
-def _control(launches: Launches, name: str, subset: Sequence[int]) -> Control:
+def _control(launches: Launches, name: str, subset: Sequence[int]) -> PlannedControl:
     """Return one end of the search for --dry-run, with its command or the reason why it cannot be launched."""
     config, spec = launches.subject.describe(subset), launches.spec_or_reason(subset)
     if isinstance(spec, str):
-        return Control(name=name, config=config, command=None, reason=spec)
-    return Control(name=name, config=config, command=launches.command(subset, None) or f"{config}, as stored")
+        return PlannedControl(name=name, config=config, command=None, reason=spec)
+    return PlannedControl(name=name, config=config, command=launches.command(subset, None) or f"{config}, as stored")
 
 
-def _takes_s(case: EffortCase, earlier: Earlier, jobs: int) -> float | None:
+def _takes_s(case: EffortCase, earlier: EarlierRuns, jobs: int) -> float | None:
     """Return the expected time of a case in seconds, from the mean times of stored runs. None: there are none."""
     passing = earlier.run_s((Status.PASS,)) or earlier.run_s()
-    failing = earlier.run_s(BAD_ENDS) or passing
+    failing = earlier.run_s(FAILED_STATUSES) or passing
     if passing is None or failing is None:
         return None
     return case.probes * ((1 - case.failing_share) * passing + case.failing_share * failing) / jobs
 
 
-def _time_source(earlier: Earlier) -> str:
+def _time_source(earlier: EarlierRuns) -> str:
     """Return the phrase that explains which stored runs the expected times are based on, or ""."""
-    means = [(word, earlier.run_s(verdicts)) for word, verdicts in (("passes", (Status.PASS,)), ("fails", BAD_ENDS))]
+    means = [
+        (word, earlier.run_s(verdicts)) for word, verdicts in (("passes", (Status.PASS,)), ("fails", FAILED_STATUSES))
+    ]
     took = " and ".join(f"{words.seconds(mean_s)} if it {word}" for word, mean_s in means if mean_s is not None)
-    runs = sum(run.verdict in (Status.PASS, *BAD_ENDS) for run in (*earlier.good, *earlier.bad))
+    runs = sum(run.verdict in (Status.PASS, *FAILED_STATUSES) for run in (*earlier.good, *earlier.bad))
     return f"a run takes {took}, according to {words.plural(runs, 'stored run')}" if took else ""
 
 

@@ -18,26 +18,32 @@ from nsa_harness.core.experiment.claim import (
     FIRST,
     SECOND,
     ClaimReport,
+    ClaimResult,
+    ClaimTerms,
     Conclusion,
-    Result,
     SequentialTest,
-    Terms,
     difference_text,
-    fixed,
+    fix_status,
 )
-from nsa_harness.core.experiment.statistics import controls
-from nsa_harness.core.experiment.trial import BAD_ENDS, Number, Trial, trial_of
+from nsa_harness.core.experiment.statistics import control_runs
+from nsa_harness.core.experiment.trial import FAILED_STATUSES, ComputedNumber, Trial, make_trial
 from nsa_harness.core.report import MachineFacts, Outcome
 from nsa_harness.render.experiments import claim as shown
 from nsa_harness.render.experiments.claim import TrialScreen
-from nsa_harness.subject.computed import computed, decides_only_how, tolerance
+from nsa_harness.subject.computed import computed_numbers, decides_only_how, tolerance
 from nsa_harness.subject.files import is_launched_by
-from nsa_harness.supervisor.experiments.cache_key import Program, changed, interpreter_of, names_text, without_written
+from nsa_harness.supervisor.experiments.cache_key import (
+    LaunchedProgram,
+    changed_entries,
+    mark_outputs,
+    names_with_verb,
+    query_interpreter_of,
+)
 from nsa_harness.supervisor.experiments.intermediate_configs import Worktrees, commit_of
-from nsa_harness.supervisor.launch.launcher import command_line, sweep_dead_runs
+from nsa_harness.supervisor.launch.launcher import command_line, end_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation
-from nsa_harness.supervisor.launch.sides import COMMIT, Sides, sides_of
+from nsa_harness.supervisor.launch.sides import COMMIT, LaunchSides, plan_sides
 from nsa_harness.supervisor.storage.adapters import plain
 from nsa_harness.supervisor.storage.collect import seconds_a_step
 from nsa_harness.supervisor.storage.ledger import NAME, LedgerLine, read_ledger
@@ -46,7 +52,7 @@ from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.supervisor.storage.rundir import RunOptions, ended_before
 from nsa_harness.texts import words
 
-EXIT = {Result.SUPPORTED: 0, Result.REFUTED: 1, Result.UNDECIDED: 125, Result.NOT_COMPARABLE: 2}
+EXIT = {ClaimResult.SUPPORTED: 0, ClaimResult.REFUTED: 1, ClaimResult.UNDECIDED: 125, ClaimResult.NOT_COMPARABLE: 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,37 +79,37 @@ def run_claim(request: ClaimRequest) -> int:
     with ExitStack() as stack:
         sides = _sides(request, facts, stack)
         claim = _claim(request, sides)
-        sweep_dead_runs()
+        end_dead_runs()
         with open_experiment(request.options, (sides.first.spec, sides.second.spec), facts) as experiment:
             return _test(experiment, request, sides, claim)
 
 
-def _sides(request: ClaimRequest, facts: MachineFacts, stack: ExitStack | None) -> Sides:
+def _sides(request: ClaimRequest, facts: MachineFacts, stack: ExitStack | None) -> LaunchSides:
     """Return both sides of the claim.
 
     `stack`: keeps the worktrees of two commits until it is closed; None: no commit is checked out.
     """
     question, commits = request.question, request.commits
     if commits is None:
-        return sides_of(question, facts, arg=request.arg)
+        return plan_sides(question, facts, arg=request.arg)
     shas = (commit_of(question.working_dir, commits[0])[:12], commit_of(question.working_dir, commits[1])[:12])
     if stack is None:
-        return sides_of(question, facts, commits=shas, arg=request.arg)
+        return plan_sides(question, facts, commits=shas, arg=request.arg)
     home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nsa-harness-claim-")))
     trees = stack.enter_context(closing(Worktrees(repository=question.working_dir, home=home)))
-    return sides_of(question, facts, commits=shas, arg=request.arg, tree_of=trees.of)
+    return plan_sides(question, facts, commits=shas, arg=request.arg, tree_of=trees.checkout)
 
 
-def _claim(request: ClaimRequest, sides: Sides) -> ClaimReport:
+def _claim(request: ClaimRequest, sides: LaunchSides) -> ClaimReport:
     """Return the report of the claim before its first trial."""
     earlier = ended_before(request.options.parent, {sides.first.spec.spec_hash})
-    insistent = request.insistent or any(run.verdict in BAD_ENDS for run in earlier)
+    insistent = request.insistent or any(run.verdict in FAILED_STATUSES for run in earlier)
     specs = (sides.first.spec, sides.second.spec)
-    terms = Terms(
+    terms = ClaimTerms(
         confidence=request.confidence,
-        most_pairs=request.most_pairs,
-        controls=controls(request.confidence, insistent=insistent),
-        computes_the_same=all(map(is_launched_by, specs)) and decides_only_how(sides.key),
+        max_pairs=request.most_pairs,
+        controls=control_runs(request.confidence, insistent=insistent),
+        must_compute_same=all(map(is_launched_by, specs)) and decides_only_how(sides.key),
         tolerance=max(map(tolerance, specs)),
     )
     return ClaimReport(
@@ -113,12 +119,12 @@ def _claim(request: ClaimRequest, sides: Sides) -> ClaimReport:
     )  # fmt: skip
 
 
-def planned_claim(request: ClaimRequest) -> Sides:
+def planned_claim(request: ClaimRequest) -> LaunchSides:
     """Return both sides for --dry-run. Launch nothing, and check out no commit."""
     return _sides(request, machine_facts(), None)
 
 
-def show_plan(request: ClaimRequest, sides: Sides) -> None:
+def show_plan(request: ClaimRequest, sides: LaunchSides) -> None:
     """Print both sides, their commands, and the shortest and longest time that the test can take."""
     claim, specs = _claim(request, sides), (sides.first.spec, sides.second.spec)
     walls_s = [[run.wall_s for run in ended_before(request.options.parent, {spec.spec_hash})] for spec in specs]
@@ -139,7 +145,7 @@ def show_ledger(parent: Path, *, as_json: bool) -> int:
     return 0
 
 
-def _test(experiment: Experiment, request: ClaimRequest, sides: Sides, claim: ClaimReport) -> int:
+def _test(experiment: Experiment, request: ClaimRequest, sides: LaunchSides, claim: ClaimReport) -> int:
     """Run trials until the test ends, and report the conclusion. Return the exit code."""
     experiment.show(lambda width: shown.header_lines(claim, width))
     files = _Files(sides, request.question.working_dir)
@@ -154,14 +160,14 @@ def _test(experiment: Experiment, request: ClaimRequest, sides: Sides, claim: Cl
         judge=lambda outcome, side: _trial(experiment, outcome, side),
         progress=lambda side: shown.progress_text(so_far(), side),
     ):
-        test.learn(trial)
+        test.add_trial(trial)
         files.learn_written(test)
         experiment.show_line(partial(shown.trial_line, so_far()))
     conclusion = _end(experiment, request, test)
     assert conclusion is not None
     if edited_files := files.edited_files():
-        reason = f"{names_text(edited_files)} changed during the test: the runs did not all run the same program"
-        conclusion = Conclusion(result=Result.NOT_COMPARABLE, why=reason)
+        reason = f"{names_with_verb(edited_files)} changed during the test: the runs did not all run the same program"
+        conclusion = Conclusion(result=ClaimResult.NOT_COMPARABLE, why=reason)
     report = replace(so_far(), conclusion=conclusion)
     code, ledger = experiment.finish(_line(experiment, sides, report), EXIT[conclusion.result])
     experiment.show(lambda width: ["", *shown.answer_lines(report, experiment.session.run.path, ledger, width)])
@@ -179,45 +185,45 @@ def _end(experiment: Experiment, request: ClaimRequest, test: SequentialTest) ->
         reason = f"the budget of {words.seconds(request.budget_s)} is used up: {counts}"
     else:
         return None
-    return Conclusion(result=Result.UNDECIDED, why=reason)
+    return Conclusion(result=ClaimResult.UNDECIDED, why=reason)
 
 
 def _trial(experiment: Experiment, outcome: Outcome, side: int) -> Trial:
     """Return the trial of one launch. Every failure counts as bad, because a crash instead of a hang is no help."""
     spec, attempt = experiment.configs[side], experiment.session.run.attempt(outcome.spec.scenario, outcome.attempt)
-    numbers: tuple[Number, ...] = ()
+    numbers: tuple[ComputedNumber, ...] = ()
     if is_launched_by(spec):
-        numbers = computed(lambda name: table(attempt.door, attempt.path / name, lambda *_: None))
+        numbers = computed_numbers(lambda name: table(attempt.door, attempt.path / name, lambda *_: None))
     step_s = seconds_a_step(attempt, spec.ranks)
-    return trial_of(outcome, lambda _: True, config=side, step_s=step_s, computed=numbers)
+    return make_trial(outcome, lambda _: True, config=side, step_s=step_s, numbers=numbers)
 
 
 class _Files:
     """Watches the program's own files for edits during the test. Nothing is watched if the sides are two commits."""
 
-    def __init__(self, sides: Sides, working_dir: Path) -> None:
+    def __init__(self, sides: LaunchSides, working_dir: Path) -> None:
         specs = () if sides.key == COMMIT else (sides.first.spec, sides.second.spec)
-        self._program = Program(specs=specs, interpreter=interpreter_of(specs), working_dir=working_dir)
-        self._before = self._program.files()
+        self._program = LaunchedProgram(specs=specs, interpreter=query_interpreter_of(specs), working_dir=working_dir)
+        self._before = self._program.file_entries()
 
     def learn_written(self, test: SequentialTest) -> None:
         """Ignore files that change during the first trial of each side, because the program writes them itself."""
         if len(test.trials) <= 2:
-            self._before = without_written(self._before, self._program.files())
+            self._before = mark_outputs(self._before, self._program.file_entries())
 
     def edited_files(self) -> tuple[str, ...]:
         """Return the names of files that were edited since the start."""
-        return changed(self._before, self._program.files())
+        return changed_entries(self._before, self._program.file_entries())
 
 
-def _line(experiment: Experiment, sides: Sides, report: ClaimReport) -> LedgerLine:
+def _line(experiment: Experiment, sides: LaunchSides, report: ClaimReport) -> LedgerLine:
     """Return the ledger's line for a finished test."""
     assert report.conclusion is not None
-    confidence, agreement = report.terms.confidence, report.agreement
+    confidence, agreement = report.terms.confidence, report.number_comparison
     differences = (
-        "not known" if agreement.alike is None else "the same" if agreement.alike else difference_text(agreement)
+        "not known" if agreement.is_same is None else "the same" if agreement.is_same else difference_text(agreement)
     )
-    is_fixed = fixed(*report.counts, confidence)
+    is_fixed = fix_status(*report.counts, confidence)
     both = zip((sides.first, sides.second), report.counts, strict=True)
     return experiment.ledger_line(
         replace(sides.first.spec, cwd=None),
@@ -225,7 +231,7 @@ def _line(experiment: Experiment, sides: Sides, report: ClaimReport) -> LedgerLi
         fixed=is_fixed and is_fixed.value, scenario=report.scenario, key=report.key, confidence=confidence,
         computes=differences,
         sides=tuple(
-            ledger_side(side.label, side.spec.spec_hash, count.bad, count.of, confidence, count.ends)
+            ledger_side(side.label, side.spec.spec_hash, count.bad, count.judged, confidence, count.ends)
             for side, count in both
         ),
         seconds=round(report.took_s, 1),

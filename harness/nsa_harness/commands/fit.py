@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsa_harness.core.comparison.sweeps import Refused, Sweep, measured, size_of, sweeps
+from nsa_harness.core.comparison.sweeps import NoPrediction, Sweep, cell_value, size_of, sweeps
 from nsa_harness.core.fits import LAYERS, Interval, Quantity, Size
 from nsa_harness.core.report import Outcome
 from nsa_harness.errors import UsageError
@@ -75,9 +75,9 @@ def _add_sweep(sweep: Sweep, requested_size: RequestedSize, answer: Answer) -> N
     answer.lines += ["", *cells_text(sweep.cells), "", *fit_lines(fitted_sweep)]
     if size is None or half is None:
         return
-    prediction = fitted_sweep.predicted(size)
+    prediction = fitted_sweep.predict(size)
     answer.lines += ["", *prediction_lines(size, prediction)]
-    if isinstance(prediction, Refused):
+    if isinstance(prediction, NoPrediction):
         answer.code = max(answer.code, REFUSED)
     elif without_check is not None and check is not None:
         _check(without_check, check, answer)
@@ -105,13 +105,13 @@ def _check(sweep: Sweep, check: Outcome, answer: Answer) -> None:
     """Compare what the sweep predicts for the size of the run `check` with the measurements of that run."""
     cost = check.cost
     assert cost is not None
-    prediction = sweep.predicted(size_of(cost))
-    if isinstance(prediction, Refused):
+    prediction = sweep.predict(size_of(cost))
+    if isinstance(prediction, NoPrediction):
         answer.lines += [f"the run of {size_words(size_of(cost))} cannot check the fit: {prediction.reason}"]
         answer.code = max(answer.code, REFUSED)
         return
     measurements = {
-        quantity: (interval, value) for quantity, interval in prediction.items() if (value := measured(cost, quantity))
+        quantity: (interval, value) for quantity, interval in prediction.items() if (value := cell_value(cost, quantity))
     }
     answer.lines += ["", *checked_lines(cost, measurements)]
     if any(not interval.low <= value <= interval.high for interval, value in measurements.values()):
@@ -120,11 +120,11 @@ def _check(sweep: Sweep, check: Outcome, answer: Answer) -> None:
 
 def _check_command(sweep: Sweep, half: Size) -> Iterator[str]:
     """Yield the lines with the command for a run at half the size, and how long its steps should take."""
-    prediction: Mapping[Quantity, Interval] | Refused = sweep.predicted(half)
+    prediction: Mapping[Quantity, Interval] | NoPrediction = sweep.predict(half)
     name = sweep.cells[-1].spec.scenario.partition("@")[0]
     keys = f"--matrix model.seq_len={half.tokens} --matrix model.layers={half.layers} train.steps={_CHECK_STEPS}"
     yield ""
-    if isinstance(prediction, Refused) or Quantity.SECONDS not in prediction:
+    if isinstance(prediction, NoPrediction) or Quantity.SECONDS not in prediction:
         step_text = ""
     else:
         step_text = f" (expected: {interval_text(Quantity.SECONDS, prediction[Quantity.SECONDS])} per step)"

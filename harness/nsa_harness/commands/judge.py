@@ -18,7 +18,7 @@ from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.diagnosis.explanation import Rule
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE
 from nsa_harness.core.evidence.evidence import Evidence
-from nsa_harness.core.outcome.outcome import outcome_of, skipped, unjudged
+from nsa_harness.core.outcome.outcome import outcome_of, skipped_outcome, unjudged_outcome
 from nsa_harness.core.outcome.reproduction import reproduction
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import Artifact, Outcome, Trouble
@@ -29,7 +29,7 @@ from nsa_harness.render.documents.plain_text import profile_text
 from nsa_harness.render.documents.report_json import outcome_values
 from nsa_harness.render.documents.trace import trace_json
 from nsa_harness.subject.files import is_launched_by, program_files
-from nsa_harness.subject.tables import RULES, reported
+from nsa_harness.subject.tables import RULES, reported_values
 from nsa_harness.supervisor.launch.launcher import command_line
 from nsa_harness.supervisor.storage.collect import collect
 from nsa_harness.supervisor.storage.inventory import inventory, write_reproduction
@@ -92,7 +92,7 @@ def judge_attempt(
     is_own_program = is_launched_by(spec)
     attempt.door.budget = budget = read_budget or Budget()
     budget.add_ranks(spec.ranks)
-    evidence = collect(attempt, spec, node, reported if is_own_program else None)
+    evidence = collect(attempt, spec, node, reported_values if is_own_program else None)
     evidence = with_sources(attempt, evidence, launched_here=read_budget is None)
     profile = "".join(f"{line}\n" for line in profile_text(evidence))
     unwritten = write_file(attempt, attempt.path / PROFILE_FILE, profile) if evidence.samples else ()
@@ -133,7 +133,7 @@ def write_file(attempt: AttemptDir, path: Path, text: str) -> tuple[Trouble, ...
 
 def record_skip(attempt: AttemptDir, skip: Skip) -> Outcome:
     """Create the directory and result file of a skipped scenario, and return its outcome."""
-    outcome = skipped(skip)
+    outcome = skipped_outcome(skip)
     try:
         attempt.door.make_folder(attempt.path)
     except OSError as error:
@@ -183,7 +183,7 @@ def error_outcome(attempt: AttemptDir, plan: Sequence[RunSpec | Skip], error: Ex
         str(error) if isinstance(error, HarnessError) else f"nsa-harness itself failed: {type(error).__name__}: {error}"
     )
     placeholder = Skip(scenario=visible(name), about=specs[0].about if specs else "", reason=reason)
-    return unjudged(specs[0] if specs else placeholder, attempt=number, directory=attempt.path.name, error=reason)
+    return unjudged_outcome(specs[0] if specs else placeholder, attempt=number, directory=attempt.path.name, error=reason)
 
 
 def _name_and_number(attempt: AttemptDir) -> tuple[str, int]:

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.evidence import Evidence, Source
 from nsa_harness.core.report import Outcome, Status
-from nsa_harness.core.source_code.collection import excerpts, places_of
+from nsa_harness.core.source_code.collection import excerpts, program_lines
 from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.errors import StoredRunError, UsageError, did_you_mean
 from nsa_harness.render.documents.report_json import from_json, outcome_values
@@ -213,7 +213,7 @@ def _evidence(attempt: AttemptDir) -> Evidence:
 
 def _project(evidence: Evidence) -> str:
     """Return the common directory of the program's files in the evidence, or "" if the evidence names none."""
-    files = (*places_of(evidence), *(source.file for source in evidence.sources))
+    files = (*program_lines(evidence), *(source.file for source in evidence.sources))
     absolute = sorted({str(PurePosixPath(file).parent) for file in files if file.startswith("/")})
     return os.path.commonpath(absolute) if absolute else ""
 
@@ -275,7 +275,7 @@ def _line(
     if not name or not number.isascii() or not number.isdigit() or not 1 <= int(number) < 10**7:
         raise UsageError(f"--line: expected FILE:LINE, such as train.py:41, got {location!r}")
     line, local_file = int(number), str(Path(name).resolve())
-    places = places_of(evidence)
+    places = program_lines(evidence)
     file = _file(name, local_file, sorted({*(source.file for source in evidence.sources), *places}))
     if ProgramSource(evidence.sources).excerpt_at(file, line) is not None or line in places.get(file, ()):
         return file, line, ()

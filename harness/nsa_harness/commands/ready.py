@@ -18,42 +18,42 @@ from nsa_harness.commands.scheduler import Execution, RunRequest
 from nsa_harness.commands.session import INTERRUPTED, session
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.experiment.readiness import (
-    FROM_EVIDENCE,
+    EVIDENCE_METRICS,
     Checklist,
+    Concurrency,
+    CriterionResult,
     Decision,
-    Numbers,
+    Measurements,
     PhaseRuns,
     Readiness,
-    Result,
-    Together,
-    blocked,
     expected_s,
+    judge_checklist,
     numbers_of,
-    readiness,
+    unmet_need,
 )
 from nsa_harness.core.experiment.repeats import with_flakiness
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome
-from nsa_harness.core.schedule import interrupted
+from nsa_harness.core.schedule import is_interrupted
 from nsa_harness.errors import UsageError, did_you_mean
 from nsa_harness.render.experiments.readiness import (
     ReadinessRecord,
     ReadyScreen,
-    Takes,
-    decided_lines,
+    TimeEstimate,
     header_lines,
     phase_lines,
     plan_lines,
     readiness_json,
     readiness_md,
+    result_lines,
     unreached_line,
 )
 from nsa_harness.subject.options import SHAPES
 from nsa_harness.subject.playbook import PLAYBOOK
-from nsa_harness.supervisor.experiments.cache_key import CacheKey, Program, interpreter, sealed_digest
-from nsa_harness.supervisor.experiments.journal import SearchFolder, search_folder, search_state
-from nsa_harness.supervisor.launch.checklists import PhasePlan, load_checklist, planned_phases
-from nsa_harness.supervisor.launch.launcher import sweep_dead_runs
+from nsa_harness.supervisor.experiments.cache_key import CacheKey, LaunchedProgram, query_interpreter, sealed_digest
+from nsa_harness.supervisor.experiments.journal import SearchDirectory, open_search, search_state
+from nsa_harness.supervisor.launch.checklists import PhasePlan, load_checklist, plan_phases
+from nsa_harness.supervisor.launch.launcher import end_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation
 from nsa_harness.supervisor.storage.adapters import adapter
@@ -87,11 +87,11 @@ def run_readiness(request: ReadyRequest) -> int:
     facts = machine_facts()
     plan = _plan_phases(request, facts)
     specs = [spec for phase_plan in plan.phases for spec in phase_plan.specs if isinstance(spec, RunSpec)]
-    program = Program(specs=specs, interpreter=interpreter(None, os.environ), working_dir=Path.cwd())
+    program = LaunchedProgram(specs=specs, interpreter=query_interpreter(None, os.environ), working_dir=Path.cwd())
     state = search_state(f"ready {request.shape}", request.options.command, _cache_key(request, plan, program))
-    sweep_dead_runs()
-    with search_folder(
-        request.options, state, program.files, state_file=lambda run: run.readiness_state, noun="check"
+    end_dead_runs()
+    with open_search(
+        request.options, state, program.file_entries, state_file=lambda run: run.readiness_state, noun="check"
     ) as folder:
         return _check_in(folder, request, plan, facts)
 
@@ -113,11 +113,11 @@ def _plan_phases(request: ReadyRequest, facts: MachineFacts) -> ReadyPlan:
         raise UsageError(f"no shape {request.shape!r}{did_you_mean(request.shape, SHAPES)}; known: {names}")
     checklist = load_checklist(request.checklist, Path.cwd())
     words = (f"model.shape={request.shape}", *request.overrides)
-    invocation = Invocation(words=words, working_dir=Path.cwd(), environ=os.environ)
-    return ReadyPlan(checklist=checklist.checklist, phases=planned_phases(checklist, invocation, facts))
+    invocation = Invocation(arguments=words, working_dir=Path.cwd(), environ=os.environ)
+    return ReadyPlan(checklist=checklist.checklist, phases=plan_phases(checklist, invocation, facts))
 
 
-def _cache_key(request: ReadyRequest, plan: ReadyPlan, program: Program) -> CacheKey:
+def _cache_key(request: ReadyRequest, plan: ReadyPlan, program: LaunchedProgram) -> CacheKey:
     """Return everything that must be unchanged for the finished runs of an interrupted check to be reused.
 
     Criteria are not part of the key, because they only read the results. The hash of a launch covers the program's
@@ -125,8 +125,8 @@ def _cache_key(request: ReadyRequest, plan: ReadyPlan, program: Program) -> Cach
     """
     phases = {f"phase {phase_plan.phase.name}": phase_plan.specs for phase_plan in plan.phases}
     return {
-        **program.files(),
-        **program.environment(),
+        **program.file_entries(),
+        **program.environment_entries(),
         "nsa-harness": __version__,
         **{name: sealed_digest(*map(_key_of_launch, specs)) for name, specs in phases.items()},
         "what is asked": sealed_digest(request.shape, request.options.probe),
@@ -138,10 +138,10 @@ def _key_of_launch(spec: RunSpec | Skip) -> object:
     return spec.reason if isinstance(spec, Skip) else (spec.spec_hash, spec.expect, spec.limits)
 
 
-def _check_in(folder: SearchFolder, request: ReadyRequest, plan: ReadyPlan, facts: MachineFacts) -> int:
+def _check_in(folder: SearchDirectory, request: ReadyRequest, plan: ReadyPlan, facts: MachineFacts) -> int:
     """Run the check in its run directory. Return the exit code."""
     run, options = folder.run, request.options
-    before = judge_attempts(run) if folder.goes_on else []
+    before = judge_attempts(run) if folder.is_continued else []
     first_attempts = {name: str(run.path / name) for phase_plan in plan.phases for name in phase_plan.names}
     launches = tuple(spec for phase_plan in plan.phases for spec in phase_plan.launches(facts, first_attempts))
     screen = ReadyScreen(sys.stderr if options.json else sys.stdout, version=__version__, playbook=PLAYBOOK)
@@ -183,34 +183,34 @@ class Check:
     def facts(self) -> MachineFacts:
         return self.execution.session.facts
 
-    def begin(self, before: Sequence[Outcome], folder: SearchFolder) -> None:
+    def begin(self, before: Sequence[Outcome], folder: SearchDirectory) -> None:
         """Take over the attempts of an interrupted check, and print the header."""
         self.execution.remember(before)
         self.finished = [PhaseRuns(names=phase_plan.names) for phase_plan in self.plan.phases]
-        reused = sum(not interrupted(outcome) for outcome in before)
-        note = f"continues {self.run.path}: {reused} runs already finished" if folder.goes_on else folder.note
-        takes = Takes(about_s=None, at_most_s=self._at_most_s(0))
+        reused = sum(not is_interrupted(outcome) for outcome in before)
+        note = f"continues {self.run.path}: {reused} runs already finished" if folder.is_continued else folder.note
+        takes = TimeEstimate(about_s=None, at_most_s=self._at_most_s(0))
         self._print(header_lines(self.request.shape, self.plan.checklist, takes, note, self.screen.width))
 
     def carry_out(self) -> Readiness:
         """Run every phase that no failed phase blocks, and return the result. An interruption ends this early."""
-        result = readiness(self.plan.checklist, self.finished, self.facts)
+        result = judge_checklist(self.plan.checklist, self.finished, self.facts)
         for number, phase_plan in enumerate(self.plan.phases):
             if self.execution.session.interrupted:
                 break
-            results: Mapping[str, Result] = {row.name: row.result for row in result.phases}
-            if reason := blocked(results, phase_plan.phase):
+            results: Mapping[str, CriterionResult] = {row.name: row.result for row in result.phases}
+            if reason := unmet_need(results, phase_plan.phase):
                 self._print([unreached_line(phase_plan.phase, reason, self.screen.width)])
                 continue
             self._run_phase(number, phase_plan)
-            result = readiness(self.plan.checklist, self.finished, self.facts)
+            result = judge_checklist(self.plan.checklist, self.finished, self.facts)
             self._write(result, ended=False)
         return result
 
     def end(self, result: Readiness, *, ended: bool) -> None:
         """Write the readiness record and print the decision. `ended`: whether the check was not interrupted."""
         record = self._write(result, ended=ended)
-        self._print(decided_lines(record, self.run.path, self.screen.width))
+        self._print(result_lines(record, self.run.path, self.screen.width))
 
     def _run_phase(self, number: int, plan: PhasePlan) -> None:
         """Launch the runs of a phase that have no final attempt yet, and store their outcomes and measurements."""
@@ -225,14 +225,14 @@ class Check:
         remaining = [spec for later in self.plan.phases[number:] for spec in later.specs]
         lines = phase_lines(
             number + 1, len(self.plan.phases), plan.phase, following,
-            Takes(about_s=self._about_s(specs), at_most_s=self._at_most_s(number, number + 1)),
-            Takes(about_s=self._about_s(remaining), at_most_s=self._at_most_s(number)),
+            TimeEstimate(about_s=self._about_s(specs), at_most_s=self._at_most_s(number, number + 1)),
+            TimeEstimate(about_s=self._about_s(remaining), at_most_s=self._at_most_s(number)),
             self.screen.width,
         )  # fmt: skip
         self._print(lines)
         together = plan.phase.together
-        jobs = {Together.NEVER: 1, Together.MAY: self.request.jobs, Together.MUST: len(specs)}[together]
-        self.execution.carry_out(specs, jobs, crowded=together is Together.MUST)
+        jobs = {Concurrency.NEVER: 1, Concurrency.MAY: self.request.jobs, Concurrency.MUST: len(specs)}[together]
+        self.execution.carry_out(specs, jobs, crowded=together is Concurrency.MUST)
         self._store(number, plan)
 
     def _store(self, number: int, plan: PhasePlan) -> None:
@@ -243,14 +243,14 @@ class Check:
 
     def _final(self, name: str) -> Outcome | None:
         """Return the final attempt of a run, or None if no attempt has ended."""
-        attempts = [attempt for attempt in self.execution.attempts[name] if not interrupted(attempt)]
+        attempts = [attempt for attempt in self.execution.attempts[name] if not is_interrupted(attempt)]
         return next((attempt for attempt in with_flakiness(attempts) if attempt.final), None)
 
-    def _numbers(self, outcome: Outcome) -> Numbers:
+    def _numbers(self, outcome: Outcome) -> Measurements:
         """Return the measurements of a run that the criteria need."""
         criteria = self.plan.checklist.criteria.values()
         needs_evidence = any(
-            criterion.metric in FROM_EVIDENCE and criterion.reads(outcome.spec.scenario) for criterion in criteria
+            criterion.metric in EVIDENCE_METRICS and criterion.reads(outcome.spec.scenario) for criterion in criteria
         )
         return numbers_of(outcome, self._evidence(outcome) if needs_evidence and outcome.dir else None)
 
@@ -284,7 +284,7 @@ class Check:
             deadlines_s = [limit for limit in limits if limit is not None]
             if len(deadlines_s) < len(limits):
                 return None
-            total_s += max(deadlines_s, default=0.0) if plan.phase.together is Together.MUST else sum(deadlines_s)
+            total_s += max(deadlines_s, default=0.0) if plan.phase.together is Concurrency.MUST else sum(deadlines_s)
         return total_s
 
     def _write(self, result: Readiness, *, ended: bool) -> ReadinessRecord:

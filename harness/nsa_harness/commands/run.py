@@ -39,14 +39,14 @@ from nsa_harness.core.comparison.severity import strict_exit_code
 from nsa_harness.core.experiment.repeats import with_flakiness
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import Outcome, Report, exit_code
-from nsa_harness.core.schedule import as_expected
+from nsa_harness.core.schedule import is_as_expected
 from nsa_harness.errors import HarnessError, StoredRunError
 from nsa_harness.render.documents.plain_text import prompt_text
 from nsa_harness.render.documents.report_json import to_json
 from nsa_harness.render.listener import Listener
 from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.subject.playbook import PLAYBOOK
-from nsa_harness.supervisor.launch.launcher import sweep_dead_runs
+from nsa_harness.supervisor.launch.launcher import end_dead_runs
 from nsa_harness.supervisor.launch.scenario_files import shipped_plan
 from nsa_harness.supervisor.storage.record import (
     Record,
@@ -69,7 +69,7 @@ def run_all(request: RunRequest, screen: Listener | None = None) -> int:
 
     `screen`: a listener that replaces the terminal output.
     """
-    sweep_dead_runs()
+    end_dead_runs()
     with run_directory(request.options, request.resumed) as run:
         report = _run_in(run, request, screen)
     return strict_exit_code(report) if request.options.strict else exit_code(report)
@@ -125,12 +125,12 @@ def rejudge(
 
 def _report_again(run: RunDir) -> Report:
     """Judge all attempts of a stored run, and write its documents again unless the directory is read-only."""
-    from nsa_harness.core.outcome.outcome import skipped
+    from nsa_harness.core.outcome.outcome import skipped_outcome
 
     record = read_record(run)
     with suppress(StoredRunError):
         learn_launch_secrets(run, with_raw_plan(run, record).plan)
-    skips = [skipped(spec) for spec in record.plan if isinstance(spec, Skip)]
+    skips = [skipped_outcome(spec) for spec in record.plan if isinstance(spec, Skip)]
     report = report_of(run, record, [*_judge_or_error(run, record), *skips])
     if os.access(run.path, os.W_OK):
         write_report(run, report, _search(run))
@@ -141,9 +141,9 @@ def _report_again(run: RunDir) -> Report:
 def _search(run: RunDir) -> BisectReport | None:
     """Return the stored bisection of a run, or None if there is none. If it cannot be read, print a note."""
     if not run.door.is_file(run.search):
-        from nsa_harness.supervisor.experiments.journal import unanswered_question
+        from nsa_harness.supervisor.experiments.journal import unfinished_search_text
 
-        if note := unanswered_question(run):
+        if note := unfinished_search_text(run):
             print(f"note: {note}", file=sys.stderr)
         return None
     from nsa_harness.render.experiments.bisect_json import stored_search
@@ -163,7 +163,7 @@ def failed_specs(path: Path | None, out: Path | None) -> tuple[RunSpec, ...]:
     run = find_run(path, out or Path("reports"))
     with refuse_if_running(run):
         attempts = with_flakiness(judge_attempts(run))
-    failures = [outcome for outcome in attempts if outcome.final and not as_expected(outcome)]
+    failures = [outcome for outcome in attempts if outcome.final and not is_as_expected(outcome)]
     return tuple(load_spec(run.path / outcome.dir / "spec.json", run.door) for outcome in failures)
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from nsa_harness.commands.session import Session
 from nsa_harness.core.comparison.plan_file import PlanText
-from nsa_harness.core.experiment.diagnostic_rerun import Change, deepened, next_change, with_deeper_runs
+from nsa_harness.core.experiment.diagnostic_rerun import Change, next_change, with_change, with_diagnostic_reruns
 from nsa_harness.core.experiment.repeats import with_flakiness
 from nsa_harness.core.plan import MAX_RANKS, RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome
-from nsa_harness.core.schedule import ONCE, Load, Policy, Room, another_wanted, failed_enough, first_that_fits
+from nsa_harness.core.schedule import ONCE, Load, Policy, Room, failed_enough, first_that_fits, needs_another_attempt
 from nsa_harness.subject.playbook import second_runs
 from nsa_harness.supervisor.launch.machine import memory_bytes
 from nsa_harness.supervisor.storage.rundir import RunOptions
@@ -107,9 +107,9 @@ class Execution:
 
     def _rerun(self, spec: RunSpec, open_attempt: Outcome, change: Change, devices: tuple[int, ...] | None) -> Outcome:
         """Launch a diagnostic rerun: the same scenario with one change. It does not count as a repetition."""
-        changed_spec = deepened(spec, change, open_attempt.attempt)
+        changed_spec = with_change(spec, change, open_attempt.attempt)
         deeper = self.session.launch(changed_spec, self._next_number(spec), devices=devices)
-        return with_words(with_deeper_runs([open_attempt, replace(deeper, final=False)]))[1]
+        return with_words(with_diagnostic_reruns([open_attempt, replace(deeper, final=False)]))[1]
 
     def _open_question(self, spec: RunSpec) -> tuple[Outcome, Change] | None:
         """Return the failed attempt to explain and the change to try next, or None if no rerun is useful."""
@@ -124,7 +124,7 @@ class Execution:
             for attempt in attempts
             if attempt.spec.deepening and attempt.spec.deepening.of == final.attempt
         ]
-        change = next_change(spec, final, tried_changes, probe=self.request.options.probe, own=second_runs(spec))
+        change = next_change(spec, final, tried_changes, probe=self.request.options.probe, program_changes=second_runs(spec))
         return None if change is None else (final, change)
 
     def _next_number(self, spec: RunSpec) -> int:
@@ -140,7 +140,7 @@ class Execution:
         self.session.announce(outcome)
 
     def _wanted(self, spec: RunSpec) -> bool:
-        return another_wanted(self.request.policy, self.attempts[spec.scenario])
+        return needs_another_attempt(self.request.policy, self.attempts[spec.scenario])
 
     def _must_stop(self) -> bool:
         return self.session.interrupted or failed_enough(self.request.policy, self.attempts.values())

@@ -24,7 +24,7 @@ from nsa_harness.render.documents.report_json import from_json
 from nsa_harness.render.listener import Listener
 from nsa_harness.render.text import escape
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.launch.planning import Invocation, planned
+from nsa_harness.supervisor.launch.planning import Invocation, plan_launches
 from nsa_harness.supervisor.launch.scenario_files import shipped_root
 from nsa_harness.supervisor.storage.reports import MOST_BYTES
 from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions
@@ -82,7 +82,7 @@ def _spec(planting: Planting) -> RunSpec:
     """Return the launch of a planting. It ignores ./scenarios and NSA_* variables of the user."""
     root = shipped_root()
     words = (str(root / _PARENT), *planting.overrides())
-    (spec,) = planned(Invocation(words=words, working_dir=root, environ={}), machine_facts()).specs
+    (spec,) = plan_launches(Invocation(arguments=words, working_dir=root, environ={}), machine_facts()).specs
     assert isinstance(spec, RunSpec)
     return replace(spec, scenario=planting.name, about=f"selftest: {planting.fault.kind} at {planting}")
 

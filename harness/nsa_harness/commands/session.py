@@ -24,8 +24,8 @@ from nsa_harness import __version__
 from nsa_harness.commands.attempt import ShouldStop, run_one
 from nsa_harness.core.comparison.decisions import with_decisions
 from nsa_harness.core.comparison.plan_file import PlanFile, PlanText, read_stored_plan
-from nsa_harness.core.comparison.sweeps import with_growth
-from nsa_harness.core.experiment.diagnostic_rerun import with_deeper_runs
+from nsa_harness.core.comparison.sweeps import with_growth_findings
+from nsa_harness.core.experiment.diagnostic_rerun import with_diagnostic_reruns
 from nsa_harness.core.experiment.repeats import with_flakiness
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report
@@ -326,7 +326,7 @@ def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Repor
         machine=record.machine,
         command=run.redaction.typed(record.command),
         interrupted=record.interrupted,
-        outcomes=with_words(with_growth(with_deeper_runs(with_flakiness(in_order)))),
+        outcomes=with_words(with_growth_findings(with_diagnostic_reruns(with_flakiness(in_order)))),
         not_run=tuple(spec.scenario for spec in record.plan if spec.scenario not in launched),
     )
     return run.redaction.value(with_decisions(report, _plan_file(run, record)))

@@ -10,15 +10,21 @@ from pathlib import Path
 
 from nsa_harness.commands.experiment import Experiment, ledger_side, open_experiment
 from nsa_harness.commands.run import judge_attempts
-from nsa_harness.core.experiment.claim import VerificationResult, VerifyReport, passes_needed, rate_before, verified
-from nsa_harness.core.experiment.trial import BAD_ENDS, Signature, signature_of, trial_of
+from nsa_harness.core.experiment.claim import (
+    VerificationResult,
+    VerifyReport,
+    lowest_failure_rate,
+    passes_needed,
+    verification_result,
+)
+from nsa_harness.core.experiment.trial import FAILED_STATUSES, Signature, failure_signature, make_trial
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Outcome, Status
-from nsa_harness.core.schedule import as_expected
+from nsa_harness.core.schedule import is_as_expected
 from nsa_harness.errors import UsageError
 from nsa_harness.render.experiments import claim as shown
 from nsa_harness.render.experiments.claim import TrialScreen
-from nsa_harness.supervisor.launch.launcher import sweep_dead_runs
+from nsa_harness.supervisor.launch.launcher import end_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.storage.ledger import LedgerLine
 from nsa_harness.supervisor.storage.record import load_spec
@@ -54,7 +60,7 @@ def run_verify(request: VerifyRequest) -> int:
     if request.dry_run:
         TrialScreen.print_lines(lambda width: shown.verify_header(before.report, width))
         return 0
-    sweep_dead_runs()
+    end_dead_runs()
     with open_experiment(request.options, (before.spec,), machine_facts()) as experiment:
         return _verify(experiment, before)
 
@@ -73,7 +79,7 @@ class _Before:
 
         The line alone does not decide, because an edit may move lines.
         """
-        signature = signature_of(outcome)
+        signature = failure_signature(outcome)
         same_line = signature.place is not None and signature.place == self.signature.place
         return signature.verdict == self.signature.verdict and (signature.cause == self.signature.cause or same_line)
 
@@ -87,13 +93,13 @@ def _before(run: RunDir, request: VerifyRequest) -> _Before:
     earlier = ended_before(run.path.parent, {last.spec.spec_hash}, but=run.run_id)
     others = _count_failures(earlier_run.verdict for earlier_run in earlier)
     everywhere = (here[0] + others[0], here[1] + others[1])
-    rate = rate_before([here, everywhere])
-    spec, signature = load_spec(run.path / last.dir / "spec.json", run.door), signature_of(last)
+    rate = lowest_failure_rate([here, everywhere])
+    spec, signature = load_spec(run.path / last.dir / "spec.json", run.door), failure_signature(last)
     # The stored launch ran other code. With the same hash, passes of the new code would count for the old code.
     new_hash = hashlib.sha256(f"{spec.spec_hash} verifies {run.run_id}".encode()).hexdigest()[:12]
     report = VerifyReport(
-        scenario=last.spec.scenario, run_id=run.run_id, end=str(signature), here=here, everywhere=everywhere,
-        rate=rate, needed=max(request.min_passes, passes_needed(*rate, _CONFIDENCE)), confidence=_CONFIDENCE,
+        scenario=last.spec.scenario, run_id=run.run_id, end=str(signature), count_in_run=here, count_in_all_runs=everywhere,
+        lowest_count=rate, passes_needed=max(request.min_passes, passes_needed(*rate, _CONFIDENCE)), confidence=_CONFIDENCE,
     )  # fmt: skip
     return _Before(
         spec=replace(spec, spec_hash=new_hash), spec_hash=last.spec.spec_hash, signature=signature, report=report
@@ -102,8 +108,8 @@ def _before(run: RunDir, request: VerifyRequest) -> _Before:
 
 def _count_failures(verdicts: Iterable[str]) -> tuple[int, int]:
     """Return how many runs failed, and how many runs got a verdict."""
-    judged_ends = [verdict for verdict in verdicts if verdict in (Status.PASS, *BAD_ENDS)]
-    return sum(verdict in BAD_ENDS for verdict in judged_ends), len(judged_ends)
+    judged_ends = [verdict for verdict in verdicts if verdict in (Status.PASS, *FAILED_STATUSES)]
+    return sum(verdict in FAILED_STATUSES for verdict in judged_ends), len(judged_ends)
 
 
 def _failed_attempts(run: RunDir, path: Path, attempts: Sequence[Outcome]) -> list[Outcome]:
@@ -112,10 +118,10 @@ def _failed_attempts(run: RunDir, path: Path, attempts: Sequence[Outcome]) -> li
     Raises UsageError if no scenario failed, or if several failed and `path` names none of them.
     """
     scenario = path.name.partition("~")[0]
-    bad = [attempt for attempt in attempts if attempt.verdict.status in BAD_ENDS]
+    bad = [attempt for attempt in attempts if attempt.verdict.status in FAILED_STATUSES]
     if any(attempt.spec.scenario == scenario for attempt in attempts):
         bad = [attempt for attempt in bad if attempt.spec.scenario == scenario]
-    elif surprises := [attempt for attempt in bad if not as_expected(attempt)]:
+    elif surprises := [attempt for attempt in bad if not is_as_expected(attempt)]:
         bad = surprises
     names = list(dict.fromkeys(attempt.spec.scenario for attempt in bad))
     if not names:
@@ -128,17 +134,17 @@ def _failed_attempts(run: RunDir, path: Path, attempts: Sequence[Outcome]) -> li
 
 def _verify(experiment: Experiment, before: _Before) -> int:
     """Run trials until the fix is verified or refuted, and report the result. Return the exit code."""
-    report, needed = before.report, before.report.needed
+    report, needed = before.report, before.report.passes_needed
     experiment.show(lambda width: shown.verify_header(report, width))
     for _ in experiment.trials_until(
-        lambda: verified(experiment.trials, needed) is not None,
+        lambda: verification_result(experiment.trials, needed) is not None,
         next_config=lambda: 0,
-        judge=lambda outcome, _: trial_of(outcome, before.fails_alike),
+        judge=lambda outcome, _: make_trial(outcome, before.fails_alike),
         progress=lambda _: f"run {len(experiment.trials) + 1} of at most {needed}",
     ):
         report = replace(report, trials=tuple(experiment.trials))
         experiment.show_line(partial(shown.verify_line, report))
-    result = verified(experiment.trials, needed) or VerificationResult.UNDECIDED
+    result = verification_result(experiment.trials, needed) or VerificationResult.UNDECIDED
     report = replace(report, result=result, interrupted=experiment.session.interrupted)
     code, ledger = experiment.finish(_ledger_line(experiment, before, report), _EXIT[result])
     experiment.show(lambda width: ["", *shown.verify_answer(report, experiment.session.run.path, ledger, width)])
@@ -147,9 +153,9 @@ def _verify(experiment: Experiment, before: _Before) -> int:
 
 def _ledger_line(experiment: Experiment, before: _Before, report: VerifyReport) -> LedgerLine:
     """Return the ledger's line for a verification. Its two sides are the runs before and after the edit."""
-    confidence, passes, bad, of = report.confidence, report.passes, *report.rate
+    confidence, passes, bad, of = report.confidence, report.passes, *report.lowest_count
     failures = sum(trial.judged and not trial.passed for trial in report.trials)
-    ends = {report.last: failures} if failures else {}
+    ends = {report.last_end: failures} if failures else {}
     then = ledger_side(f"as in {report.run_id}", before.spec_hash, bad, of, confidence, {report.end: bad})
     now = ledger_side("as it is now", before.spec.spec_hash, failures, failures + passes, confidence, ends)
     result = report.result or VerificationResult.UNDECIDED

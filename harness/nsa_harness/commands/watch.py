@@ -32,8 +32,8 @@ from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Broadcast, Listener
 from nsa_harness.render.terminal.answer import answer_lines
 from nsa_harness.render.text import escape
-from nsa_harness.supervisor.capture.procfs import command_words
-from nsa_harness.supervisor.launch.launcher import sweep_dead_runs
+from nsa_harness.supervisor.capture.procfs import command_line
+from nsa_harness.supervisor.launch.launcher import end_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.scenario_files import shipped_plan
 from nsa_harness.supervisor.observe.attach import (
@@ -93,7 +93,7 @@ def watch(request: WatchRequest) -> int:
     check_command(request.command)
     forwarder = SignalForwarder()
     run = create_run(request.out or Path("reports"), redact=request.redact, git_diff=request.git_diff)
-    sweep_dead_runs()
+    end_dead_runs()
     with locked(run):
         return WatchSession(request=request, run=run, forwarder=forwarder).run_command()
 
@@ -159,14 +159,14 @@ class WatchSession:
             self.broadcast(lambda listener: listener.on_launch(self.run.redaction.spec(self.spec)))
             observation = self._observation(child_command, attempt)
             ending = observation.watch.run()
-            if observation.ranks.restarted:
+            if observation.ranks.has_restarted:
                 attempt = self._next_attempt(child_command, observation)
                 continue
             must_end = ending in (Ending.STALL, Ending.DEADLINE) and not observation.watch.reported_proof
             if must_end:
                 child_command.end(_GRACE_S)
             else:
-                child_command.leave()
+                child_command.release()
             outcome = self._judge(observation, self.number)
             self._report(outcome, is_final=True)
             if must_end and not self.request.json:
@@ -175,13 +175,13 @@ class WatchSession:
 
     def _observation(self, child_command: WatchedCommand, attempt: AttemptDir) -> ObservedJob:
         observation = ObservedJob(
-            watched=child_command,
+            command=child_command,
             spec=self.spec,
             attempt=attempt,
-            audience=AttemptAudience(name=attempt.path.name, notify=self.broadcast),
+            listener=AttemptAudience(name=attempt.path.name, notify=self.broadcast),
             forwarder=self.forwarder,
             on_ending=lambda ending: self._report_running(observation, ending),
-            ends_it=self.request.on_hang is OnHang.KILL,
+            ends_job=self.request.on_hang is OnHang.KILL,
         )
         return observation
 
@@ -191,7 +191,7 @@ class WatchSession:
         Judge the attempt that has ended, and return the directory of the new one.
         """
         ended_number = self.number
-        if observation.ranks.set_aside:
+        if observation.ranks.restarted_by_agent:
             self.number += 1
         else:
             self.number, self.starts = 1, self.starts + 1
@@ -213,7 +213,7 @@ class WatchSession:
         return observed_spec(name, about, command, self.request.limits, hashlib.sha256(launch).hexdigest()[:16])
 
     def _judge(self, observation: ObservedJob, number: int) -> Outcome:
-        return judge_attempt(observation.attempt, observation.resolved_spec(), self.facts.host, number=number)
+        return judge_attempt(observation.attempt, observation.store_spec(), self.facts.host, number=number)
 
     def _report(self, outcome: Outcome, *, is_final: bool = False) -> None:
         """Write the documents. Announce the outcome and the end of the run if it is final."""
@@ -241,7 +241,7 @@ class WatchSession:
             append_line(observation.attempt.watch, {"event": "trouble", "what": option, "why": reason, "rank": None})
             self.output.print_line(f"{option}: {reason}")
 
-        hook = Hook(command=self.request.hook, document=observation.attempt.verdict, failed=report_failure)
+        hook = Hook(command=self.request.hook, document=observation.attempt.verdict, on_failure=report_failure)
         self.hooks.append(hook)
         hook.start()
 
@@ -315,9 +315,9 @@ class AttachRequest:
 class ObserverAudience(AttemptAudience):
     """Passes phases to the listeners only if the job has status files. Without them, phases are unknown."""
 
-    def phase(self, progress: Progress) -> None:
+    def report_progress(self, progress: Progress) -> None:
         if any(rank.no_progress_s is not None for rank in progress.ranks):
-            super().phase(progress)
+            super().report_progress(progress)
 
 
 def chosen_job(ask: Callable[[Sequence[str]], int | None]) -> int:
@@ -368,9 +368,9 @@ def attach(request: AttachRequest) -> int:
 
 def _spec_of_job(request: AttachRequest, job: RunningJob) -> RunSpec:
     """Return the spec of a running job, with notes about what cannot be known about it."""
-    command = command_words(request.pid) or [str(request.pid)]
+    command = command_line(request.pid) or [str(request.pid)]
     spec = observed_spec(job_name(command), f"attached to process {request.pid}", command, request.limits, "")
     spec = with_ranks(spec, max(job.ranks) + 1)
     unknown = ("steps, modules and collectives are unknown, because nsa-harness did not start this job",)
-    has_ended = [f"{words.ranks(job.missing)} of this job: the process has ended"] if job.missing else []
-    return replace(spec, notes=(*has_ended, *(() if job.boards else unknown)))
+    has_ended = [f"{words.ranks(job.missing_ranks)} of this job: the process has ended"] if job.missing_ranks else []
+    return replace(spec, notes=(*has_ended, *(() if job.probe_dir else unknown)))

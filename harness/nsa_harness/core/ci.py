@@ -21,7 +21,7 @@ class StoredReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unread:
+class UnreadFile:
     """A file without a readable report, or a place where a report should be."""
 
     file: str
@@ -50,7 +50,7 @@ class NightSummary:
 
     jobs: tuple[JobSummary, ...]
     missing: tuple[str, ...]  # expected jobs without a report
-    unread: tuple[Unread, ...]
+    unread: tuple[UnreadFile, ...]
     exit_code: int
     reasons: tuple[str, ...]
 
@@ -70,7 +70,7 @@ class SkipReason:
 
 
 def night_summary(
-    reports: Sequence[StoredReport], unread: Sequence[Unread] = (), expected_jobs: Sequence[str] = ()
+    reports: Sequence[StoredReport], unread: Sequence[UnreadFile] = (), expected_jobs: Sequence[str] = ()
 ) -> NightSummary:
     """Return the summary of `reports`. `expected_jobs` are the names in the matrix; none if the matrix is unknown."""
     by_job: dict[str, list[Report]] = {name: [] for name in expected_jobs}
@@ -155,7 +155,7 @@ def _all_skipped(outcomes: Sequence[Outcome]) -> bool:
     return all(outcome.verdict.status is Status.SKIP for outcome in outcomes if outcome.final)
 
 
-def _reasons(jobs: Sequence[JobSummary], missing: Sequence[str], unread: Sequence[Unread]) -> Iterator[str]:
+def _reasons(jobs: Sequence[JobSummary], missing: Sequence[str], unread: Sequence[UnreadFile]) -> Iterator[str]:
     whole = [outcome for job in jobs for outcome in job.outcomes]
     surprising = counts([outcome for outcome in whole if _is_surprising(outcome)])
     yield from (_unexpected(status, surprising[status]) for status in _WORST_FIRST if surprising[status])

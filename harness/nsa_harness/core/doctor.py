@@ -36,7 +36,7 @@ class CheckState(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class CheckLine:
     """One check: its fact, and what to do if its state is not ok."""
 
     name: str
@@ -53,10 +53,10 @@ _RELEASE = re.compile(r"(\d+)\.(\d+)")
 _FOR_GPU, _FOR_FLASH = "pip install 'nsa-harness[gpu]'", "pip install 'nsa-harness[flash]', needs a GPU"
 
 
-def judged(facts: Facts) -> tuple[Line, ...]:
+def check_lines(facts: MachineCheckFacts) -> tuple[CheckLine, ...]:
     """Return every line, in the order in which they are shown."""
     torch, gpu, limits = facts.torch, facts.gpu, facts.limits
-    if isinstance(torch, Unknown):
+    if isinstance(torch, UnknownFacts):
         cuda = "install it in this environment: pip install 'torch>=2.11', or the build for your CUDA from pytorch.org"
         unknown: Checked = (_BROKEN, "not asked: torch cannot be imported", "mend the line torch first")
         of_torch = {"torch": (_BROKEN, torch.why, cuda), **dict.fromkeys(("torchrun", "gloo", "nccl"), unknown)}
@@ -91,16 +91,16 @@ def judged(facts: Facts) -> tuple[Line, ...]:
         "slurm": facts.slurm.check(),
     }
     return tuple(
-        Line(name=name, state=state, fact=fact, advice=advice) for name, (state, fact, advice) in checks.items()
+        CheckLine(name=name, state=state, fact=fact, advice=advice) for name, (state, fact, advice) in checks.items()
     )
 
 
-def healthy(lines: Sequence[Line]) -> bool:
+def is_healthy(lines: Sequence[CheckLine]) -> bool:
     """Whether runs work here and their evidence is kept."""
     return all(line.state is not CheckState.BROKEN for line in lines)
 
 
-def lines_text(lines: Sequence[Line]) -> Iterator[str]:
+def lines_text(lines: Sequence[CheckLine]) -> Iterator[str]:
     """Yield each line as text, what to do below each line that is not ok, and the verdict last."""
     width = max(map(len, (line.name for line in lines)), default=0)
     for line in lines:
@@ -115,9 +115,9 @@ def lines_text(lines: Sequence[Line]) -> Iterator[str]:
         yield "runs work here, and their evidence is kept"
 
 
-def values(lines: Sequence[Line]) -> dict[str, object]:
+def lines_for_json(lines: Sequence[CheckLine]) -> dict[str, object]:
     """Return the lines for JSON."""
-    return {"schema": 1, "healthy": healthy(lines), "lines": [vars(line) for line in lines]}
+    return {"schema": 1, "healthy": is_healthy(lines), "lines": [vars(line) for line in lines]}
 
 
 def size_text(size_bytes: int) -> str:
@@ -145,7 +145,7 @@ def _counted(names: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unknown:
+class UnknownFacts:
     """A fact that could not be measured, and why."""
 
     why: str
@@ -177,7 +177,7 @@ class GpuFacts:
     chosen: str | None  # CUDA_VISIBLE_DEVICES
     trouble: str | None
 
-    def check(self, torch: TorchFacts | Unknown) -> Checked:
+    def check(self, torch: TorchFacts | UnknownFacts) -> Checked:
         if self.trouble:
             advice = "reboot after a driver update, or reinstall the driver; until then runs take their CPU form"
             return _WARN, f"nvidia-smi fails: {self.trouble}", advice
@@ -527,9 +527,9 @@ def _check_left_over(left_over: Sequence[LeftOver]) -> Checked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class MachineCheckFacts:
     python: PythonFacts
-    torch: TorchFacts | Unknown
+    torch: TorchFacts | UnknownFacts
     gpu: GpuFacts
     nvml: ModuleFacts
     triton: ModuleFacts

@@ -26,7 +26,7 @@ from functools import cached_property
 from itertools import product
 from math import exp, hypot, log, sqrt
 
-from nsa_harness.core.experiment.statistics import student
+from nsa_harness.core.experiment.statistics import student_quantile
 
 CONFIDENCE = 0.95
 LEAST_SIZES = 3  # of the tokens, or the layers: two points lie on every line
@@ -106,7 +106,7 @@ class Fit:
     over: tuple[str, ...]  # which of TOKENS and LAYERS vary
     points: tuple[Point, ...]  # by size
     form: Form
-    others: tuple[Form, ...]  # that come as close: what they say is as possible
+    alternatives: tuple[Form, ...]  # that come as close: what they say is as possible
     work: Fit | None = None  # of the processor time, where the time is that, shared by more cores the larger the step
 
     @cached_property
@@ -118,13 +118,13 @@ class Fit:
         reach = error.spread * error.reach
         return Interval(value=slope, low=slope - reach, high=slope + reach)
 
-    def predicted(self, size: Size) -> Interval:
+    def predict(self, size: Size) -> Interval:
         """What a step of that size costs. Forms that are as possible widen the interval."""
         if self.work is not None:
             return self._shared(self.work, size)
         main = _predicted(self.form, self.points, self.over, size)
         whole = [form for form in _whole(self.over) if form.coefficients <= len(self.points)]
-        rest = [_predicted(form, self.points, self.over, size) for form in (*self.others, *whole)]
+        rest = [_predicted(form, self.points, self.over, size) for form in (*self.alternatives, *whole)]
         # What is larger costs no less, however little the cells say of a part of it.
         largest = self.points[-1]
         least = largest.value * (1 - 3 * largest.error) if _is_within(largest.size, size) else 0.0
@@ -136,7 +136,7 @@ class Fit:
         cores = self._cores(work)
         if len(cores) < LEAST_SIZES or min(cores[-2:]) < _MORE_CORES * min(cores):
             return self
-        return replace(self, form=work.form, others=work.others, work=work)
+        return replace(self, form=work.form, alternatives=work.alternatives, work=work)
 
     def _cores(self, work: Fit) -> Sequence[float]:
         """How many each cell kept busy; none where the two were not measured in the same cells."""
@@ -146,7 +146,7 @@ class Fit:
 
     def _shared(self, work: Fit, size: Size) -> Interval:
         """As many cores as the two largest cells kept busy; at most as many more as their number goes on to grow."""
-        cores, largest, whole = self._cores(work), self.points[-1].size, work.predicted(size)
+        cores, largest, whole = self._cores(work), self.points[-1].size, work.predict(size)
         now = (cores[-1] + cores[-2]) / 2
         halves = [one for one, point in zip(cores, self.points, strict=True) if 2 * point.size.tokens <= largest.tokens]
         grew = max(1.0, now / max(halves, default=min(cores)))
@@ -162,7 +162,7 @@ class Fit:
         return self.over == (TOKENS,) and exponent is not None and exponent.low >= _SURE_OF_SQUARE
 
 
-def fitted(quantity: Quantity, points: Iterable[Point]) -> Fit | None:
+def fit_points(quantity: Quantity, points: Iterable[Point]) -> Fit | None:
     """None where too few sizes were measured, or what was is no number above 0."""
     by_size = tuple(sorted(points, key=lambda one: (one.size.layers, one.size.tokens)))
     over = _varied(by_size)
@@ -184,7 +184,7 @@ def fitted(quantity: Quantity, points: Iterable[Point]) -> Fit | None:
     bound = _NO_BETTER * min(scores[form] for form in sums) + _LEAST_MISS
     best = min((form for form in sums if scores[form] <= bound), key=lambda form: (form.coefficients, scores[form]))
     others = tuple(form for form in close if form is not best)
-    return Fit(quantity=quantity, over=over, points=by_size, form=best, others=others)
+    return Fit(quantity=quantity, over=over, points=by_size, form=best, alternatives=others)
 
 
 def _varied(points: Sequence[Point]) -> tuple[str, ...]:
@@ -288,8 +288,8 @@ def _error(left: float, freedom: int) -> _Error:
     """From the squares that are left over, each in units of its cell's own error: theirs where that explains them."""
     factor = left / max(1, freedom)
     if factor <= 1:
-        return _Error(spread=1.0, reach=student(CONFIDENCE, _MANY))
-    return _Error(spread=sqrt(factor), reach=student(CONFIDENCE, max(1, freedom)))
+        return _Error(spread=1.0, reach=student_quantile(CONFIDENCE, _MANY))
+    return _Error(spread=sqrt(factor), reach=student_quantile(CONFIDENCE, max(1, freedom)))
 
 
 def _power(points: Sequence[Point], key: str) -> tuple[float, float, _Error]:

@@ -44,7 +44,7 @@ class Secrets:
         number = next((at for at, secret in enumerate(self.numbered, 1) if secret.value == value), None)
         return f"${VARIABLE}{'MORE' if number is None else number}"
 
-    def with_found(self, found: Iterable[Secret]) -> Secrets:
+    def with_secrets(self, found: Iterable[Secret]) -> Secrets:
         known = {secret.value: secret for secret in self.numbered}
         for secret in found:
             if secret.value in known:
@@ -58,14 +58,14 @@ class Secrets:
         new = [value for value in dict.fromkeys(values) if value not in self.suspected]
         return replace(self, suspected=(*self.suspected, *new)) if new else self
 
-    def learned(self, text: str, *, code: bool = False) -> Secrets:
+    def with_secrets_of(self, text: str, *, code: bool = False) -> Secrets:
         """Return the secrets with those of this text. `code` means source, in which an unquoted word is no value."""
         printed = [
             Secret(value=value, everywhere=True)
             for value in self.suspected
             if any(form in text for form in _forms(value)) and not any(value == known.value for known in self.numbered)
         ]
-        return self.with_found([*printed, *(secret for _, secret in _secrets_in(text, code=code))])
+        return self.with_secrets([*printed, *(secret for _, secret in _secrets_in(text, code=code))])
 
 
 def secrets_of_command(words: Sequence[str]) -> list[Secret]:
@@ -93,7 +93,7 @@ def secrets_of_environment(environment: Iterable[tuple[str, str]]) -> list[Secre
     return found
 
 
-def redacted(text: str, secrets: Secrets, *, code: bool = False) -> str:
+def redact(text: str, secrets: Secrets, *, code: bool = False) -> str:
     """Return the text with a placeholder for every secret. A second application changes nothing.
 
     A placeholder has at most 15 characters and replaces at least one.
@@ -104,22 +104,22 @@ def redacted(text: str, secrets: Secrets, *, code: bool = False) -> str:
     return changed
 
 
-def redacted_value(value: T, secrets: Secrets) -> T:
+def redact_value(value: T, secrets: Secrets) -> T:
     """Return the value with all texts in it redacted."""
     texts: dict[str, str] = {}
     _collect_texts(value, texts)
-    changes = {text: clean for text in texts if (clean := redacted(text, secrets)) != text}
+    changes = {text: clean for text in texts if (clean := redact(text, secrets)) != text}
     return cast(T, _replace_texts(value, changes)) if changes else value
 
 
-def texts_of(value: object) -> str:
+def joined_texts(value: object) -> str:
     """Return all texts of a value as one, separated by characters that no secret contains."""
     texts: dict[str, str] = {}
     _collect_texts(value, texts)
     return "\0\n".join(texts)
 
 
-def masked(data: bytes, secrets: Secrets) -> bytes:
+def mask_bytes(data: bytes, secrets: Secrets) -> bytes:
     """Return binary data with stars for each known value, so that every byte keeps its position."""
     values = (secret.value.encode("utf-8", "surrogateescape") for secret in secrets.numbered if secret.everywhere)
     for value in sorted(values, key=len, reverse=True):
@@ -127,22 +127,22 @@ def masked(data: bytes, secrets: Secrets) -> bytes:
     return data
 
 
-def redacted_json(text: str, secrets: Secrets) -> str:
+def redact_json(text: str, secrets: Secrets) -> str:
     """Return a redacted JSON document, or lines of JSON, which stays valid; other text is redacted as text."""
     ending = "\n" if text.endswith("\n") else ""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
         lines = text.splitlines(keepends=True)
-        return redacted(text, secrets) if len(lines) < 2 else "".join(redacted_json(line, secrets) for line in lines)
-    clean = redacted_value(document, secrets)
+        return redact(text, secrets) if len(lines) < 2 else "".join(redact_json(line, secrets) for line in lines)
+    clean = redact_value(document, secrets)
     if clean == document:
         return text
     indent = 1 if "\n" in text.strip() else None
     return json.dumps(clean, indent=indent, separators=None if indent else (",", ":")) + ending
 
 
-def redacted_words(words: Sequence[str], secrets: Secrets) -> tuple[str, ...]:
+def redact_words(words: Sequence[str], secrets: Secrets) -> tuple[str, ...]:
     """Return a redacted command line. Even a value of two letters is known by its option."""
     short = {secret.value for secret in secrets_of_command(words) if not secret.everywhere}
     clean, name = [], ""
@@ -153,14 +153,14 @@ def redacted_words(words: Sequence[str], secrets: Secrets) -> tuple[str, ...]:
         elif right in short and _secret_by_name(left.lstrip("-"), right, typed=True):
             clean.append(f"{left}={secrets.placeholder(right)}")
         else:
-            clean.append(redacted(word, secrets))
+            clean.append(redact(word, secrets))
         name = word.lstrip("-") if word.startswith("-") and not equals else ""
     return tuple(clean)
 
 
-def redacted_environment(environment: Iterable[tuple[str, str]], secrets: Secrets) -> tuple[tuple[str, str], ...]:
+def redact_environment(environment: Iterable[tuple[str, str]], secrets: Secrets) -> tuple[tuple[str, str], ...]:
     return tuple(
-        (name, secrets.placeholder(value) if _secret_by_name(name, value, typed=True) else redacted(value, secrets))
+        (name, secrets.placeholder(value) if _secret_by_name(name, value, typed=True) else redact(value, secrets))
         for name, value in environment
     )
 
@@ -188,7 +188,7 @@ def _shell_word(word: str) -> str:
     return "".join(f'"{part}"' if at % 2 else _typed_word(part) if part else "" for at, part in enumerate(parts))
 
 
-def typed(words: Sequence[str]) -> str:
+def shell_words(words: Sequence[str]) -> str:
     """Return words as typed into a shell. Characters that a terminal would act on are escaped."""
     return " ".join(map(_typed_word, words))
 

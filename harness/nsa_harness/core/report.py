@@ -12,19 +12,13 @@ from pydantic.fields import FieldInfo
 
 from nsa_harness.core.evidence.host import NcclInfo
 from nsa_harness.core.plan import DiagnosticRerun
+from nsa_harness.core.stored_keys import stored_as
 
 
-def doc(text: str, *, key: str | None = None) -> FieldInfo:
-    """Return the description of a field that `nsa-harness schema` prints: for readers of the JSON, hence "null".
-
-    `key` is the stored key, if that is not the field's name; add it to STORED_KEYS too.
-    """
-    info: FieldInfo = Field(description=text, alias=key)
+def doc(text: str) -> FieldInfo:
+    """Return the description of a field that `nsa-harness schema` prints: for readers of the JSON, hence "null"."""
+    info: FieldInfo = Field(description=text)
     return info
-
-
-# Fields of an outcome that report.json stores under another key.
-STORED_KEYS = {"blocked_in": "stands_in", "no_progress_s": "quiet_s"}
 
 
 def _number_from_json(value: object) -> object:
@@ -153,15 +147,16 @@ class Finding:
     ] = field(default_factory=dict)
 
 
+@stored_as(blocked_in="stands_in", no_progress_s="quiet_s", is_culprit="culprit")
 @dataclass(frozen=True, kw_only=True)
 class RankStatus:
     """The state of one rank at the end: a row of the table that people read first."""
 
     rank: Rank
-    blocked_in: Annotated[str, doc("what the rank is blocked in, or did last", key="stands_in")]
+    blocked_in: Annotated[str, doc("what the rank is blocked in, or did last")]
     waits_for: Annotated[str, doc("the ranks or the thing that the rank waits for; or empty")]
-    no_progress_s: Annotated[float | None, doc("since its last progress; null when unknown", key="quiet_s")]
-    culprit: Annotated[bool, doc("whether other ranks wait for it, or fail because of it")]
+    no_progress_s: Annotated[float | None, doc("since its last progress; null when unknown")]
+    is_culprit: Annotated[bool, doc("whether other ranks wait for it, or fail because of it")]
     coordinates: Annotated[str, doc("the rank's place in the job's mesh, such as dp=1 tp=1; or empty")] = ""
 
 
@@ -210,6 +205,7 @@ class Divergence:
     shared: Annotated[int, doc("number of rows at the beginning that are the same on every rank")]
 
 
+@stored_as(longest_gap_s="longest_quiet_s")
 @dataclass(frozen=True, kw_only=True)
 class RankSummary:
     """One rank of a run that ended: a row of the PASS screen."""
@@ -218,10 +214,11 @@ class RankSummary:
     loss: Annotated[Number | None, doc("the last one; null when unknown")]
     gradients: Annotated[str | None, doc("such as 67 of 67; null when unknown")]
     buckets: Annotated[str | None, doc("of DDP, such as 2 · 0.9 M fp32; null when unknown")]
-    longest_quiet_s: Annotated[float | None, doc("longest time without progress; null when unknown")]
+    longest_gap_s: Annotated[float | None, doc("longest time without progress; null when unknown")]
     peak_rss_bytes: Annotated[int | None, doc("the most memory of this rank; null when unknown")]
 
 
+@stored_as(no_progress_s="quiet_s")
 @dataclass(frozen=True, kw_only=True)
 class Timing:
     """Durations of one attempt."""
@@ -230,7 +227,7 @@ class Timing:
         float | None, doc("from the launch to the first progress event of the slowest rank; null when unknown")
     ]
     wall_s: Annotated[float, doc("from the launch to the end of the last process")]
-    quiet_s: Annotated[float | None, doc("since the last progress; null when unknown")]
+    no_progress_s: Annotated[float | None, doc("since the last progress; null when unknown")]
     detected_s: Annotated[
         float | None, doc("from the culprit's last progress event, or the first failure, to the verdict; or null")
     ]
@@ -332,6 +329,17 @@ class SpecSummary:
     deepening: DiagnosticRerun | None = None  # made to answer a question about another attempt; it never counts
 
 
+@stored_as(
+    passed_checks="checked",
+    ruled_out_causes="ruled_out",
+    rank_statuses="standings",
+    rank_summaries="vitals",
+    proof_reason="why",
+    ending_text="ended",
+    repeat_command="repeat",
+    next_command="next",
+    rerun_answer="showed",
+)
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """One attempt of one scenario; the defaults are those of an attempt that left no evidence.
@@ -352,23 +360,23 @@ class Outcome:
     exit_codes: dict[int, int | None] = field(default_factory=dict)  # before the harness ended any process
     findings: tuple[Finding, ...] = ()
     trouble: tuple[Trouble, ...] = ()
-    timing: Timing = Timing(launch_s=None, wall_s=0.0, quiet_s=None, detected_s=None, teardown_s=None)
+    timing: Timing = Timing(launch_s=None, wall_s=0.0, no_progress_s=None, detected_s=None, teardown_s=None)
     usage: Usage = Usage(peak_rss_bytes=None, peak_gpu_bytes=None, tokens_per_s=None)
     dir: str = ""
     # report.json stores the following under "detail": only people need it.
-    checked: tuple[str, ...] = ()
-    ruled_out: tuple[str, ...] = ()
-    standings: tuple[RankStatus, ...] = ()
-    vitals: tuple[RankSummary, ...] = ()
+    passed_checks: tuple[str, ...] = ()
+    ruled_out_causes: tuple[str, ...] = ()
+    rank_statuses: tuple[RankStatus, ...] = ()
+    rank_summaries: tuple[RankSummary, ...] = ()
     metrics: dict[str, Number] = field(default_factory=dict)
     artifacts: tuple[Artifact, ...] = ()
-    why: str | None = None
-    ended: str
-    repeat: str | None = None
-    next: str | None = None
+    proof_reason: str | None = None
+    ending_text: str
+    repeat_command: str | None = None
+    next_command: str | None = None
     missing_gradients: tuple[str, ...] | None = None  # None: not traced on every rank
     last_agreed: str | None = None
-    showed: str | None = None
+    rerun_answer: str | None = None
     stacks: tuple[CallStack, ...] = ()
     divergence: Divergence | None = None
     cost: StepCost | None = None

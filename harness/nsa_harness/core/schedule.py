@@ -22,29 +22,29 @@ class Policy:
 ONCE = Policy()
 
 
-def another_wanted(policy: Policy, attempts: Sequence[Outcome]) -> bool:
+def needs_another_attempt(policy: Policy, attempts: Sequence[Outcome]) -> bool:
     """Whether a scenario needs another attempt. Interrupted attempts and diagnostic reruns do not count."""
-    judged = [attempt for attempt in repetitions(attempts) if not interrupted(attempt)]
+    judged = [attempt for attempt in repetitions(attempts) if not is_interrupted(attempt)]
     if len(judged) < policy.repeat:
         return True
-    return len(judged) < policy.repeat + policy.retries and not as_expected(judged[-1])
+    return len(judged) < policy.repeat + policy.retries and not is_as_expected(judged[-1])
 
 
 def failed_enough(policy: Policy, scenarios: Iterable[Sequence[Outcome]]) -> bool:
     """Whether these scenarios, each given by its attempts, reach --maxfail. Unfinished scenarios do not count."""
     if policy.maxfail is None:
         return False
-    done = [attempts for attempts in scenarios if attempts and not another_wanted(policy, attempts)]
+    done = [attempts for attempts in scenarios if attempts and not needs_another_attempt(policy, attempts)]
     counting = [outcome for attempts in done for outcome in with_flakiness(attempts) if outcome.final]
-    return sum(not as_expected(outcome) for outcome in counting) >= policy.maxfail
+    return sum(not is_as_expected(outcome) for outcome in counting) >= policy.maxfail
 
 
-def as_expected(outcome: Outcome) -> bool:
+def is_as_expected(outcome: Outcome) -> bool:
     """Whether the outcome is the expected one. An ERROR never is."""
     return outcome.expected and outcome.verdict.status is not Status.ERROR
 
 
-def interrupted(outcome: Outcome) -> bool:
+def is_interrupted(outcome: Outcome) -> bool:
     return outcome.verdict.cause == Cause.INTERRUPTED
 
 
@@ -88,7 +88,7 @@ def _fits(loads: Sequence[Load], room: Room) -> bool:
     )
 
 
-def side_by_side(load: Load, room: Room) -> tuple[int, str]:
+def parallel_runs(load: Load, room: Room) -> tuple[int, str]:
     """Return how many such runs fit in parallel, at least 1, and the resource that limits them; "" without a limit.
 
     A run with devices is limited by those and not by cores.

@@ -32,7 +32,7 @@ def title(outcome: Outcome) -> str:
     cause = cause_of(outcome)
     certainty = f"{words.certainty(cause.confidence)} cause" if cause else ""
     parts = [words.headline_tag(outcome), certainty]
-    if outcome.ended == UNWATCHED:
+    if outcome.ending_text == UNWATCHED:
         parts.append("judged from its files")
     elif verdict.status is not Status.HANG:
         parts.append(words.wall_time(outcome))
@@ -112,7 +112,7 @@ def outcomes_in_full(report: Report) -> list[tuple[int, Outcome]]:
 
 def went_well(outcome: Outcome) -> bool:
     """Whether the outcome is an expected PASS or SKIP without silent faults, or a diagnostic rerun with a result."""
-    if outcome.spec.deepening and outcome.showed:
+    if outcome.spec.deepening and outcome.rerun_answer:
         return True
     has_good_status = outcome.verdict.status in (Status.PASS, Status.SKIP)
     return has_good_status and outcome.expected and not outcome.flaky and not silent_faults(outcome)
@@ -158,8 +158,8 @@ def rank_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]
     A column name that ends in a colon aligns the column to the right. Columns without any known value are left out.
     """
     groups: dict[tuple[str, str, bool], list[RankStatus]] = {}
-    for row in outcome.standings:
-        groups.setdefault((row.blocked_in, row.waits_for, row.culprit), []).append(row)
+    for row in outcome.rank_statuses:
+        groups.setdefault((row.blocked_in, row.waits_for, row.is_culprit), []).append(row)
     head = ("rank:", position_head(outcome), "waiting for", "no progress for:")
     rows = [
         (_rank_cell(group), blocked_in, waits_for, words.seconds(_longest(group)))

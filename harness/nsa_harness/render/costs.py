@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from nsa_harness.core.comparison.sweeps import Refused, Regime, Sweep, size_of, why_no_fit
+from nsa_harness.core.comparison.sweeps import NoPrediction, Regime, Sweep, no_fit_reason, size_of
 from nsa_harness.core.fits import LAYERS, TOKENS, Fit, Interval, Quantity, Size
 from nsa_harness.core.report import Outcome, StepCost
 from nsa_harness.texts import words
@@ -31,7 +31,7 @@ def fit_lines(sweep: Sweep) -> Iterator[str]:
     Example: "Time grows as T^1.1 (1.0 to 1.2), autograd nodes do not grow, from 256 to 2048 tokens."
     """
     for regime in sweep.regimes:
-        reason = why_no_fit(regime)
+        reason = no_fit_reason(regime)
         if reason is not None:
             yield f"Not fitted: {reason}."
             continue
@@ -58,15 +58,15 @@ def _range(regime: Regime) -> str:
     over = regime.fits[0].over
     layers = sorted(cost.layers for cost in regime.costs)
     of_layers = f"{layers[0]} to {layers[-1]} layers"
-    of_tokens = f"{regime.first} to {regime.last} tokens"
+    of_tokens = f"{regime.first_tokens} to {regime.last_tokens} tokens"
     sizes = of_layers if over == (LAYERS,) else of_tokens if over == (TOKENS,) else f"{of_tokens}, {of_layers}"
-    return f", from {sizes}{regime.by}"
+    return f", from {sizes}{regime.with_text}"
 
 
-def prediction_lines(size: Size, prediction: Mapping[Quantity, Interval] | Refused) -> Iterator[str]:
+def prediction_lines(size: Size, prediction: Mapping[Quantity, Interval] | NoPrediction) -> Iterator[str]:
     """Yield the predicted cost of a step of this size, one line per quantity, or the reason why there is none."""
     label = size_words(size)
-    if isinstance(prediction, Refused):
+    if isinstance(prediction, NoPrediction):
         yield f"{label}: no prediction, because {prediction.reason}"
         return
     yield f"{label}:"

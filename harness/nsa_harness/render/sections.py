@@ -254,7 +254,7 @@ def evidence_sections(outcome: Outcome) -> Iterator[Section]:
     """Yield the sections with the evidence for the verdict."""
     if facts := tuple(filter(None, (*words.run_facts(outcome), words.culprit_line(outcome)))):
         yield FactList(items=facts)
-    proof = (("why a hang", outcome.why or ""), ("last shared", words.last_shared(outcome)))
+    proof = (("why a hang", outcome.proof_reason or ""), ("last shared", words.last_shared(outcome)))
     yield Grounds(rows=tuple((label, (text,)) for label, text in proof if text))
     cause = answer.cause_of(outcome)
     for finding in outcome.findings:
@@ -268,7 +268,7 @@ def evidence_sections(outcome: Outcome) -> Iterator[Section]:
     if numbers:
         yield Sentence(line=line(numbers))
     ran = outcome.verdict.status is not Status.SKIP
-    if ran and not (numbers or rows or outcome.standings or outcome.exit_codes or words.culprit_line(outcome)):
+    if ran and not (numbers or rows or outcome.rank_statuses or outcome.exit_codes or words.culprit_line(outcome)):
         yield Sentence(line=line("No rank left any evidence."))
 
 
@@ -276,7 +276,7 @@ _EXTRA = ("steps done:", "exit")
 
 
 def _ranks(outcome: Outcome) -> Iterator[Section]:
-    if len(outcome.standings) > _MAX_RANK_ROWS:
+    if len(outcome.rank_statuses) > _MAX_RANK_ROWS:
         head, rows, culprits = answer.rank_table(outcome)
         yield Table(
             title="Ranks at the end, grouped by the call they are in",
@@ -285,8 +285,8 @@ def _ranks(outcome: Outcome) -> Iterator[Section]:
             rows=lines(rows),
             culprits=frozenset(number for number, culprit in enumerate(culprits) if culprit),
         )
-        yield Part(title=f"All {len(outcome.standings)} ranks", sections=(_each_rank(outcome),), folded=True)
-    elif outcome.standings:
+        yield Part(title=f"All {len(outcome.rank_statuses)} ranks", sections=(_each_rank(outcome),), folded=True)
+    elif outcome.rank_statuses:
         yield _each_rank(outcome)
     elif outcome.exit_codes:
         yield Table(
@@ -311,9 +311,9 @@ def _each_rank(outcome: Outcome) -> Table:
                 words.seconds(row.no_progress_s),
                 *_steps_and_exit(outcome, row.rank),
             )
-            for row in outcome.standings
+            for row in outcome.rank_statuses
         ),
-        culprits=frozenset(number for number, row in enumerate(outcome.standings) if row.culprit),
+        culprits=frozenset(number for number, row in enumerate(outcome.rank_statuses) if row.is_culprit),
     )
 
 
@@ -323,13 +323,13 @@ def _steps_and_exit(outcome: Outcome, rank: int) -> tuple[str, str]:
 
 def _repeat(outcome: Outcome) -> Iterator[Section]:
     yield (
-        Command(text=outcome.repeat)
-        if outcome.repeat
+        Command(text=outcome.repeat_command)
+        if outcome.repeat_command
         else Sentence(line=line("There is no command that repeats this run."))
     )
-    if outcome.next:
+    if outcome.next_command:
         yield Sentence(line=line("Continue with:"))
-        yield Command(text=outcome.next)
+        yield Command(text=outcome.next_command)
 
 
 def _files(outcome: Outcome) -> Iterator[Section]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nsa_harness.core.experiment.trial import Number
+from nsa_harness.core.experiment.trial import ComputedNumber
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.scenario.program import Table
 from nsa_harness.subject.files import is_launched_by
@@ -49,18 +49,18 @@ def tolerance(spec: RunSpec) -> float:
     return _TOLERANCES.get(dtype, _COARSEST)
 
 
-def computed(table: Table) -> tuple[Number, ...]:
+def computed_numbers(table: Table) -> tuple[ComputedNumber, ...]:
     """Return the loss and the gradient norm of each step, from the table of the training."""
     return tuple(_numbers(table))
 
 
-def _numbers(table: Table) -> Iterator[Number]:
+def _numbers(table: Table) -> Iterator[ComputedNumber]:
     for row in table("training.csv") or ():
         step = row.get("step")
         if isinstance(step, float) and step.is_integer():
             values = {name: row.get(name) for name in _COLUMNS}
             yield from (
-                Number(step=int(step), name=name, value=value)
+                ComputedNumber(step=int(step), name=name, value=value)
                 for name, value in values.items()
                 if isinstance(value, float)
             )

@@ -75,7 +75,7 @@ OVERRULED = {
 _PASSED_ON = ("NSA_OUT_DIR",)
 
 
-def is_read_by_it(name: str) -> bool:
+def is_read_by_program(name: str) -> bool:
     """Whether nsa.train reads this variable.
 
     It must not leak from the user's shell, because the spec repeats the run.
@@ -84,14 +84,14 @@ def is_read_by_it(name: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FromEnvironment:
+class EnvironmentOverride:
     """An override from the environment, and the note that reports it."""
 
     override: Override
     note: str
 
 
-def environment_overrides(environ: Mapping[str, str]) -> tuple[FromEnvironment, ...]:
+def environment_overrides(environ: Mapping[str, str]) -> tuple[EnvironmentOverride, ...]:
     """Return the overrides of an environment. Raises UsageError with every wrong value and unknown NSA_* name."""
     mistakes = list(_unknown(environ))
     if "NSA_GC_RANGE" in environ and "NSA_GC_LAYERS" in environ:
@@ -106,7 +106,7 @@ def environment_overrides(environ: Mapping[str, str]) -> tuple[FromEnvironment, 
             mistakes.append(f"environment {variable}: {error}")
         else:
             note = f"{variable}={environ[variable]} in the environment set {key}"
-            overrides.append(FromEnvironment(override=Override(key=key, value=value), note=note))
+            overrides.append(EnvironmentOverride(override=Override(key=key, value=value), note=note))
     if mistakes:
         raise UsageError("\n".join(mistakes))
     return tuple(overrides)

@@ -51,12 +51,12 @@ class MachineChoice:
 
 
 # If the first key differs between two scenarios, the others only have a meaning together with it.
-WITH_THEIR_HEAD = (
+DEPENDENT_KEYS = (
     "model.attention", "model.branch", "model.compression", "model.impl", "model.stop_gradient_gates",
 )  # fmt: skip
 
 
-def branches_of(scenario: Scenario) -> Subject:
+def branch_subject(scenario: Scenario) -> Subject:
     """Return the subject of a bisection over the branches; without any branch the attention is dense."""
     if not scenario.is_ours or scenario.model.attention is not Attention.NSA:
         raise UsageError("--branch: only nsa.train with model.attention: nsa has branches")
@@ -139,7 +139,7 @@ def subject_line(scenario: Scenario, choice: MachineChoice) -> str:
     return ", ".join((line, *_differences(scenario)))
 
 
-def layers_words(choice: str) -> str:
+def layers_text(choice: str) -> str:
     """Return a human-readable choice of layers: ranges are inclusive, with Python's form in brackets."""
     if choice == "all":
         return "all layers"
@@ -156,7 +156,7 @@ def _differences(scenario: Scenario) -> Iterator[str]:
         yield f"branch {scenario.model.branch} only"
     if scenario.gc.layers != "none":
         mode = scenario.gc.mode.value.replace("_", "-")
-        yield f"gradient checkpointing in {layers_words(scenario.gc.layers)}, {mode}"
+        yield f"gradient checkpointing in {layers_text(scenario.gc.layers)}, {mode}"
 
 
 def _option(name: str, value: str | int | float | bool | None) -> tuple[str, ...]:

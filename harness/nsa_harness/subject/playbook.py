@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from nsa_harness.core.comparison.contrasts import (
     Variable,
+    has_passed,
     one_of,
     other_than,
-    passed,
     setting,
 )
 from nsa_harness.core.comparison.decisions import (
@@ -41,14 +41,14 @@ def branch(name: str) -> Variable:
     others = [other for other in BRANCHES if other != name]
     return Variable(
         keys=("model.branch",),
-        without=lambda value: name not in _open(value),
-        with_it=lambda value: name in _open(value),
-        related=lambda control, changed: (
+        is_control_value=lambda value: name not in _open(value),
+        is_changed_value=lambda value: name in _open(value),
+        relation=lambda control, changed: (
             _open(changed) - _open(control) == {name}
             and (_open(control) < _open(changed) or len(_open(control)) == len(_open(changed)) == 1)
         ),
-        undo=(f"model.branch={'+'.join(others)}",),
-        values=("+".join(others), "all"),
+        undo_overrides=(f"model.branch={'+'.join(others)}",),
+        example_values=("+".join(others), "all"),
     )
 
 
@@ -63,10 +63,10 @@ FSDP_FOR_DDP = swap("parallel.wrapper", ("ddp",), ("fsdp", "fsdp1"))
 
 _SECOND_RANK = Variable(
     keys=("parallel.wrapper", "run.ranks"),
-    without=one_of("none"),
+    is_control_value=one_of("none"),
     # Gradients are averaged by hand, because any other wrapper would change together with the second rank.
-    with_it=one_of("manual"),
-    undo=("parallel.wrapper=none", "run.ranks=1"),
+    is_changed_value=one_of("manual"),
+    undo_overrides=("parallel.wrapper=none", "run.ranks=1"),
 )
 
 
@@ -74,7 +74,7 @@ def _would_miss_gradients(run: Outcome) -> bool:
     """Whether a missing gradient would show in this DDP run: in its trace, or as an error before its second step."""
     if setting(run, "parallel.wrapper") != "ddp":
         return False
-    return not passed(run) or run.missing_gradients == () or setting(run, "train.steps") != "1"
+    return not has_passed(run) or run.missing_gradients == () or setting(run, "train.steps") != "1"
 
 
 _BLAMED_BY_THE_SEEDS = (
@@ -92,9 +92,9 @@ _CAUSES: tuple[tuple[str, Variable], ...] = (
         "reentrant gradient checkpointing with find_unused_parameters is the cause",
         Variable(
             keys=("gc.mode", "parallel.find_unused_parameters"),
-            without=other_than("reentrant"),
-            with_it=one_of("reentrant"),
-            undo=("gc.mode=non_reentrant", "parallel.find_unused_parameters=false"),
+            is_control_value=other_than("reentrant"),
+            is_changed_value=one_of("reentrant"),
+            undo_overrides=("gc.mode=non_reentrant", "parallel.find_unused_parameters=false"),
         ),
     ),
     ("the compressed branch is the cause", branch("cmp")),
@@ -111,7 +111,9 @@ _CHANGES: tuple[tuple[str, Variable], ...] = (
     (
         "safe mode (eager kernels, stop-gradient gates) changes it",
         Variable(
-            keys=("model.impl", "model.stop_gradient_gates"), without=other_than("eager"), with_it=one_of("eager")
+            keys=("model.impl", "model.stop_gradient_gates"),
+            is_control_value=other_than("eager"),
+            is_changed_value=one_of("eager"),
         ),
     ),
     ("eager kernels change it", switch("model.impl", "eager", off="auto")),
@@ -127,12 +129,12 @@ _CHANGES: tuple[tuple[str, Variable], ...] = (
 def _hypotheses() -> Iterator[Hypothesis]:
     """Yield the hypotheses. Those that the project started from are prominent: they have a row even without a test."""
     for text, variable in _BLAMED_BY_THE_SEEDS:
-        yield Hypothesis(text=text, kind=HypothesisKind.CAUSE, variable=variable, prominent=True)
+        yield Hypothesis(text=text, kind=HypothesisKind.CAUSE, variable=variable, always_shown=True)
     yield Hypothesis(
         text="find_unused_parameters is needed",
         kind=HypothesisKind.NEED,
         variable=_FIND_UNUSED,
-        prominent=True,
+        always_shown=True,
         concerns=_would_miss_gradients,
     )
     yield NCCL_HYPOTHESIS
@@ -153,10 +155,12 @@ def second_runs(spec: RunSpec) -> tuple[Change, ...]:
         return ()
     words = spec.program
     switched = tuple("--detect-anomaly" if word == "--no-detect-anomaly" else word for word in words)
-    anomaly = Change(name=ANOMALY.name, says=ANOMALY.says, program=switched, setting=("trace.detect_anomaly", "true"))
+    anomaly = Change(
+        name=ANOMALY.name, description=ANOMALY.description, program=switched, setting=("trace.detect_anomaly", "true")
+    )
     gloo = Change(
         name=SecondRun.OTHER_BACKEND,
-        says="gloo in place of nccl",
+        description="gloo in place of nccl",
         program=_with_option(words, "--backend", "nccl", "gloo"),
         backend="gloo",
         setting=("needs.backend", "gloo"),
@@ -164,7 +168,7 @@ def second_runs(spec: RunSpec) -> tuple[Change, ...]:
     every_branch = _with_option(words, "--branch", "all", "") != words
     vanilla = Change(
         name=_VANILLA,
-        says="vanilla attention",
+        description="vanilla attention",
         program=_with_option(words, "--attention", "nsa", "vanilla") if every_branch else words,
         setting=("model.attention", "vanilla"),
     )

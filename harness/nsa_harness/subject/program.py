@@ -113,7 +113,7 @@ def _telemetry(scenario: Scenario) -> Contradictions:
                 yield ("trace", name), "trace.telemetry is false, and this is part of it; keep one"
 
 
-def beyond_the_model(scenario: Scenario, facts: MachineFacts) -> Contradictions:
+def fault_outside_model(scenario: Scenario, facts: MachineFacts) -> Contradictions:
     """Yield (location, mistake) for each key that names a layer which the model of this machine does not have."""
     choice, fault = machine_choice(scenario, facts), scenario.fault
     model = f"the model has layers 0-{choice.layers - 1} (shape {choice.shape}); set model.layers"
@@ -126,7 +126,7 @@ def beyond_the_model(scenario: Scenario, facts: MachineFacts) -> Contradictions:
         yield ("fault", "step"), f"got {fault.step}; on a CPU there are {choice.steps} steps (train.cpu_steps)"
 
 
-def missing(scenario: Scenario, facts: MachineFacts) -> str | None:
+def missing_need(scenario: Scenario, facts: MachineFacts) -> str | None:
     have, ranks = len(facts.gpus), scenario.run.ranks
     if scenario.trace.mem_snapshot and have < ranks:
         return f"trace.mem_snapshot needs a GPU for each of {ranks} ranks; this machine has {gpus_text(have)}"
@@ -207,4 +207,6 @@ def _not_covered(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:
     return (*missing, "flash-attn")
 
 
-PROGRAM = OwnProgram(contradictions=contradictions, beyond_the_model=beyond_the_model, missing=missing, launch=launch)
+PROGRAM = OwnProgram(
+    contradictions=contradictions, beyond_the_model=fault_outside_model, missing=missing_need, launch=launch
+)

@@ -23,7 +23,7 @@ _OF_A_GATE = ("step", "layer", "mean", "std", "saturated_share")
 _SHUT, _SATURATED = 0.01, 0.99
 
 
-def reported(table: Table) -> tuple[dict[str, float], tuple[Row, ...]]:
+def reported_values(table: Table) -> tuple[dict[str, float], tuple[Row, ...]]:
     """Return the metrics, by the names that `expect.metrics` takes, and the rows that the rules below read."""
     return _metrics(table), (*_gates(table), *_step_cost(table))
 

@@ -24,11 +24,11 @@ from nsa_harness import protocol
 from nsa_harness.core.doctor import (
     ClockFacts,
     CoreFacts,
-    Facts,
     GpuFacts,
     InterfaceFacts,
     LeftOver,
     LimitFacts,
+    MachineCheckFacts,
     MemoryFacts,
     ModuleFacts,
     NameFacts,
@@ -38,10 +38,10 @@ from nsa_harness.core.doctor import (
     SlurmFacts,
     SpaceFacts,
     TorchFacts,
-    Unknown,
+    UnknownFacts,
 )
 from nsa_harness.supervisor.capture import procfs
-from nsa_harness.supervisor.capture.node import ROOT, groups_of, limit_bytes, number_in, used_bytes
+from nsa_harness.supervisor.capture.node import ROOT, control_groups, limit_bytes, number_in, used_bytes
 from nsa_harness.supervisor.capture.stacks import py_spy, py_spy_path
 from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text
 from nsa_harness.supervisor.launch.launcher import BOOTSTRAP
@@ -63,7 +63,7 @@ _CLOCK_READINGS = 2000  # on each core
 Resolver = Callable[[str], Sequence[str]]
 
 
-def measure(working_dir: Path, environ: Mapping[str, str]) -> Facts:
+def measure(working_dir: Path, environ: Mapping[str, str]) -> MachineCheckFacts:
     """Measure everything at once, in some seconds. The slow measurements are child processes."""
     clock = WallWatch()
     # The directory itself, or the one in which it would be made.
@@ -76,7 +76,7 @@ def measure(working_dir: Path, environ: Mapping[str, str]) -> Facts:
         modules = [pool.submit(module_facts, *names) for names in packages]
         name = pool.submit(name_facts)
         triton, flash_attn, nvml = (module.result() for module in modules)
-        return Facts(
+        return MachineCheckFacts(
             python=python.result(),
             torch=torch.result(),
             gpu=gpu_facts(environ),
@@ -267,7 +267,7 @@ def _readings_back(monotonic_ns: Callable[[], int]) -> int:
 def limit_facts(proc: Path = _PROC, groups: Path = ROOT) -> LimitFacts:
     of_groups = (
         (number_in(group / "pids.max"), number_in(group / "pids.current") or 0)
-        for group in groups_of("self", "pids", groups, proc)
+        for group in control_groups("self", "pids", groups, proc)
     )
     limit, used = tightest([_own_processes(proc), *of_groups])
     return LimitFacts(
@@ -284,7 +284,7 @@ def memory_facts(proc: Path = _PROC, groups: Path = ROOT) -> MemoryFacts:
     """Return the memory of the machine, or of the control group that grants least."""
     lines = kernel_fields(proc / "meminfo")
     total, available = (_kib(lines.get(name, "")) for name in ("MemTotal", "MemAvailable"))
-    for group in groups_of("self", "memory", groups, proc):
+    for group in control_groups("self", "memory", groups, proc):
         limit, used = limit_bytes(group), used_bytes(group)
         if limit is not None and used is not None and limit < total:
             total = limit
@@ -293,7 +293,7 @@ def memory_facts(proc: Path = _PROC, groups: Path = ROOT) -> MemoryFacts:
 
 
 def core_facts(proc: Path = _PROC, groups: Path = ROOT) -> CoreFacts:
-    quotas = [quota for group in groups_of("self", "cpu", groups, proc) if (quota := _quota(group)) is not None]
+    quotas = [quota for group in control_groups("self", "cpu", groups, proc) if (quota := _quota(group)) is not None]
     return CoreFacts(usable=len(os.sched_getaffinity(0)), quota=min(quotas, default=None))
 
 
@@ -380,15 +380,15 @@ _PRINT_FACTS = f"\nimport json; print({_ANSWER!r} + json.dumps(facts), flush=Tru
 _WAIT = "import sys; print('ready', flush=True); sys.stdin.read()"
 
 
-def torch_facts(environ: Mapping[str, str] | None = None) -> TorchFacts | Unknown:
+def torch_facts(environ: Mapping[str, str] | None = None) -> TorchFacts | UnknownFacts:
     answer = _facts_of(_TORCH, environ=environ)
-    return answer if isinstance(answer, Unknown) else TorchFacts(**answer)
+    return answer if isinstance(answer, UnknownFacts) else TorchFacts(**answer)
 
 
 def module_facts(module: str, package: str, environ: Mapping[str, str] | None = None) -> ModuleFacts:
     """Import the module: a build for another torch is found, but fails on import."""
     answer = _facts_of(_MODULE, module, package, environ=environ)
-    if isinstance(answer, Unknown):  # the import ended the process, or took too long: so something is there
+    if isinstance(answer, UnknownFacts):  # the import ended the process, or took too long: so something is there
         return ModuleFacts(version="a build", trouble=answer.why)
     if not answer["found"]:
         return ModuleFacts(version=None, trouble=None)
@@ -411,7 +411,7 @@ def python_facts(environ: Mapping[str, str] | None = None) -> PythonFacts:
         answer = _facts_of("facts = {}", environ={**environ, **ours})
         written = any(Path(boards).glob(protocol.STATUS_FILE.format(pid="*")))
     silent = None if written else "its board is not there"
-    trouble = answer.why if isinstance(answer, Unknown) else silent
+    trouble = answer.why if isinstance(answer, UnknownFacts) else silent
     return PythonFacts(version=".".join(map(str, sys.version_info[:3])), probe_trouble=trouble)
 
 
@@ -431,17 +431,17 @@ def py_spy_facts(ptrace_scope: Path = _PTRACE_SCOPE) -> PySpyFacts:
     return PySpyFacts(path=path, threads=len(stacks), trouble="; ".join(failures) or None, ptrace_scope=scope)
 
 
-def _facts_of(code: str, *words: str, environ: Mapping[str, str] | None = None) -> dict[str, Any] | Unknown:
+def _facts_of(code: str, *words: str, environ: Mapping[str, str] | None = None) -> dict[str, Any] | UnknownFacts:
     """Return what `code` leaves in `facts`, or why it could not."""
     # -P: the working directory may contain a module that shadows the inspected one.
     done = _run(sys.executable, "-P", "-c", code + _PRINT_FACTS, *words, environ=environ, limit_s=_IMPORT_LIMIT_S)
     if isinstance(done, str):
-        return Unknown(why=f"did not end within {_IMPORT_LIMIT_S:g} s" if done == _TIMEOUT else done)
+        return UnknownFacts(why=f"did not end within {_IMPORT_LIMIT_S:g} s" if done == _TIMEOUT else done)
     answers = [line.removeprefix(_ANSWER) for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
     if answers:
         facts: dict[str, Any] = json.loads(answers[-1])
         return facts
-    return Unknown(why=_last_line(done.stderr) or _ended(done.returncode))
+    return UnknownFacts(why=_last_line(done.stderr) or _ended(done.returncode))
 
 
 def _output_of(*command: str, environ: Mapping[str, str]) -> tuple[str, str | None]:

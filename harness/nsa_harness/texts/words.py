@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice
 
-from nsa_harness.core.comparison.contrasts import Endings
-from nsa_harness.core.comparison.hypotheses import Answer, HypothesisRow, Side
+from nsa_harness.core.comparison.contrasts import FailureCounts
+from nsa_harness.core.comparison.hypotheses import Arm, HypothesisAnswer, HypothesisRow
 from nsa_harness.core.diagnosis.confidence import CERTAIN
 from nsa_harness.core.evidence.host import NcclInfo
 from nsa_harness.core.outcome.wording import ranks_text
@@ -41,7 +41,7 @@ def verdict(outcome: Outcome) -> str:
 def meaning(outcome: Outcome) -> str:
     """Return what the verdict means, and what it does not mean."""
     verdict = outcome.verdict
-    if verdict.status is Status.HANG and outcome.ended == UNWATCHED:
+    if verdict.status is Status.HANG and outcome.ending_text == UNWATCHED:
         return "Deadlock, according to the files: no rank could release the others. More time would not have helped."
     if verdict.kind is None and verdict.status in (Status.FAIL, Status.ERROR):
         return text_of(verdict.cause, "verdict_means") or MEANING[verdict.status]
@@ -260,7 +260,7 @@ def exit_word(status: int | None) -> str:
 def exit_of(outcome: Outcome, rank: int) -> str:
     """Return the exit status of a rank as text. In a post-mortem, None means unknown, not still running."""
     status = outcome.exit_codes.get(rank)
-    return UNKNOWN if status is None and outcome.ended == UNWATCHED else exit_word(status)
+    return UNKNOWN if status is None and outcome.ending_text == UNWATCHED else exit_word(status)
 
 
 def wall_time(outcome: Outcome) -> str:
@@ -269,7 +269,7 @@ def wall_time(outcome: Outcome) -> str:
 
 def run_facts(outcome: Outcome) -> tuple[str, ...]:
     """Return the facts about a run: its subject, launch, remarks, result of a diagnostic rerun, and notes."""
-    rerun_result = f"result: {outcome.showed}" if outcome.showed else ""
+    rerun_result = f"result: {outcome.rerun_answer}" if outcome.rerun_answer else ""
     launch = launch_line(outcome.spec.ranks, outcome.spec.backend, outcome.spec.subject)
     remarks_and_notes = (outcome.spec.about, launch, *remarks(outcome), rerun_result, *outcome.spec.notes)
     return tuple(fact for fact in remarks_and_notes if fact)
@@ -348,10 +348,10 @@ def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
     is_skip = outcome.verdict.status is Status.SKIP
     if not outcome.findings and not is_skip:
         yield "findings", ("none",)
-    if outcome.ruled_out:
-        yield "ruled out", outcome.ruled_out
+    if outcome.ruled_out_causes:
+        yield "ruled out", outcome.ruled_out_causes
     if not is_skip:
-        yield "checked", outcome.checked or ("nothing",)
+        yield "checked", outcome.passed_checks or ("nothing",)
     if outcome.spec.not_covered:
         yield "not covered", outcome.spec.not_covered
     if lines := tuple(memory(outcome)):
@@ -360,10 +360,10 @@ def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "signals", tuple(f"{names}: {text}" for names, text in ranks_by_text(outcome.signals.items(), most=None))
     if outcome.nccl:
         yield "NCCL", tuple(nccl(outcome.nccl))
-    if not is_skip and outcome.ended != UNWATCHED:
+    if not is_skip and outcome.ending_text != UNWATCHED:
         yield "times", tuple(times(outcome))
-    if outcome.ended:
-        yield "ended", (outcome.ended,)
+    if outcome.ending_text:
+        yield "ended", (outcome.ending_text,)
     if not outcome.trouble and not is_skip:
         yield "not captured", ("nothing: every source could be read",)
 
@@ -440,25 +440,25 @@ def vital_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]
             loss(row.loss),
             row.gradients or UNKNOWN,
             row.buckets or UNKNOWN,
-            seconds(row.longest_quiet_s),
+            seconds(row.longest_gap_s),
             size(row.peak_rss_bytes),
         )
-        for row in outcome.vitals
+        for row in outcome.rank_summaries
     ]
     columns = [column for column in range(len(_VITAL_HEAD)) if any(row[column] != UNKNOWN for row in rows)]
     return tuple(_VITAL_HEAD[c] for c in columns), [tuple(row[c] for c in columns) for row in rows]
 
 
-def ending_counts(endings: Endings) -> str:
+def ending_counts(endings: FailureCounts) -> str:
     """Return "3 of 4 failed", or "" for a single attempt, whose verdict is shown next to it."""
-    if endings.of < 2:
+    if endings.attempts < 2:
         return ""
-    return f"{endings.bad} of {endings.of} failed" if endings.bad else f"{endings.of} of {endings.of}"
+    return f"{endings.failed} of {endings.attempts} failed" if endings.failed else f"{endings.attempts} of {endings.attempts}"
 
 
 def hypothesis_reason(row: HypothesisRow) -> str:
     """Return the reason. If there are several contrasts, add how many of them show it."""
-    shown_by, of = row.of_contrasts
+    shown_by, of = row.contrast_counts
     return f"{row.reason} ({shown_by} of {of} contrasts)" if of > 1 and row.changed else row.reason
 
 
@@ -477,7 +477,7 @@ def hypothesis_answer(row: HypothesisRow) -> tuple[str, str]:
 
 def hypothesis_in_line(row: HypothesisRow) -> str:
     """Return the hypothesis, with the runs that support it or leave it undecided."""
-    if row.answer in (Answer.SUPPORTED, Answer.UNDECIDED):
+    if row.answer in (HypothesisAnswer.SUPPORTED, HypothesisAnswer.UNDECIDED):
         return f"{row.hypothesis.text} ({hypothesis_because(row)})"
     return row.hypothesis.text
 
@@ -489,8 +489,8 @@ def hypothesis_because(row: HypothesisRow) -> str:
     return f"{hypothesis_reason(row)}{evidence}"
 
 
-def _counts_in_brackets(side: Side) -> str:
-    counts = ending_counts(side.ended)
+def _counts_in_brackets(side: Arm) -> str:
+    counts = ending_counts(side.counts)
     return f" ({counts})" if counts else ""
 
 

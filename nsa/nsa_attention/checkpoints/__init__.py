@@ -1,1 +1,4 @@
-"""Checkpoints of a run: a folder for each step, whole or not there; any wrapper and number of ranks goes on from it."""
+"""Checkpoints of a training run: one directory per step, which appears under its name only once it is complete.
+
+A run with another wrapper or another number of ranks can resume from it.
+"""

@@ -1,4 +1,4 @@
-"""From which checkpoint a run begins: rank 0 looks at every file and decides for all."""
+"""Choice of the checkpoint that a run resumes from. Rank 0 checks the files and decides for all ranks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch.distributed as dist
 from ..settings import Settings
 from ..values import Resume
 from ..world import CannotRunError, World
-from .folder import COMPLETE, FOLDER, DamagedError, Manifest, checked, checkpoints_in, recover, step_of, unfinished_in
-from .save import decisive
+from .folder import COMPLETE, FOLDER, DamagedError, Manifest, checkpoints_in, recover, step_of, unfinished_in, verify
+from .save import influential_settings
 from .shape import differences, dimensions, dimensions_differ
 
 T = TypeVar("T")
@@ -23,106 +23,115 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Where a run begins."""
+    """The step and checkpoint that a run starts from."""
 
-    step: int = 0  # the last one that is done
-    checkpoint: Path | None = None  # None: from nothing
-    manifest: Manifest | None = None  # None beside a checkpoint: a file of an older version
-    said: tuple[str, ...] = ()  # for people
+    step: int = 0  # the last finished step; 0 for a new run
+    checkpoint: Path | None = None  # None for a new run
+    manifest: Manifest | None = None  # None for a new run, and for a checkpoint_step<k>.pt of an older version
+    notes: tuple[str, ...] = ()  # human-readable lines about the choice
 
 
-def start_of(settings: Settings, world: World) -> Start:
-    """The same on every rank, as nothing but rank 0's look decides. Raises CannotRunError on all of them."""
+def choose_start(settings: Settings, world: World) -> Start:
+    """Return where the run starts: a new run, or the checkpoint that `--resume` selects.
+
+    Rank 0 decides and broadcasts the result. If no checkpoint can be used, every rank raises CannotRunError.
+    """
     if settings.resume is None:
         return Start()
-    decided: list[Start | str | None] = [None]
+    choice: list[Start | str | None] = [None]
     if world.is_first:
         try:
-            decided = [_decided(settings)]
+            choice = [_choose(settings)]
         except CannotRunError as error:
-            decided = [str(error)]
+            choice = [str(error)]
     if world.backend is not None:
-        dist.broadcast_object_list(decided, device=world.device if world.backend == "nccl" else None)
-    (start,) = decided
+        dist.broadcast_object_list(choice, device=world.device if world.backend == "nccl" else None)
+    (start,) = choice
     if not isinstance(start, Start):
         raise CannotRunError(start)
     return start
 
 
-def whole_at(path: Path) -> tuple[Path, Manifest, list[str]]:
-    """The checkpoint at a path, or the newest whole one below it; its manifest; what was passed over, for people.
+def find_checkpoint(path: Path) -> tuple[Path, Manifest, list[str]]:
+    """Return a complete, undamaged checkpoint, its manifest, and one human-readable line per skipped checkpoint.
 
-    A damaged one that is named itself is an error: another one would not be what was asked for. Raises CannotRunError.
+    If `path` is itself a checkpoint, only this checkpoint is considered. Otherwise `path` is a run's output directory
+    or a directory of checkpoints, and the latest undamaged checkpoint in it is returned. Raises NoCheckpointError if
+    the directory has no finished checkpoint, and CannotRunError if every candidate is damaged.
     """
     if (path / COMPLETE).exists() or step_of(path) is not None:
         try:
-            return path, checked(path), []
+            return path, verify(path), []
         except DamagedError as error:
-            raise CannotRunError(f"{path} is damaged: {error}{_instead(path)}") from None
+            raise CannotRunError(f"{path} is damaged: {error}{_alternative_to(path)}") from None
     folder = path / FOLDER if (path / FOLDER).is_dir() else path
     recover(folder)
-    passed = [f"{one} was never finished" for one in unfinished_in(folder)]
+    skipped = [f"{unfinished} was never finished" for unfinished in unfinished_in(folder)]
     candidates = checkpoints_in(folder)
     for candidate in candidates:
         try:
-            return candidate, checked(candidate), passed
+            return candidate, verify(candidate), skipped
         except DamagedError as error:
-            passed.append(f"{candidate} is damaged: {error}")
+            skipped.append(f"{candidate} is damaged: {error}")
     if not candidates:
-        raise NoCheckpointError("; ".join([f"{folder} holds no checkpoint", *passed]))
-    raise CannotRunError("\n".join([f"{folder}: none of {len(candidates)} checkpoints is whole", *passed]))
+        raise NoCheckpointError("; ".join([f"{folder} contains no checkpoint", *skipped]))
+    raise CannotRunError("\n".join([f"{folder}: none of {len(candidates)} checkpoints is undamaged", *skipped]))
 
 
 def read_file(path: Path, place: str, take: Callable[[Mapping[str, Any]], T]) -> T:
-    """Out of a checkpoint_step<k>.pt, as versions before these folders wrote it. Raises CannotRunError for others."""
+    """Load a checkpoint_step<k>.pt, the single-file format of older versions, and return `take` of its content.
+
+    `place` is the prefix of the error message, such as "--resume ". Raises CannotRunError if the file cannot be read,
+    is not such a checkpoint, or lacks what `take` looks up.
+    """
     try:
-        # Mapped, so that only what is taken is read.
+        # With mmap, only the tensors that `take` uses are read from disk.
         return take(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
     except (OSError, RuntimeError, UnpicklingError, LookupError, TypeError, ValueError) as error:
         raise CannotRunError(
-            f"{place}{path}: not a checkpoint of nsa.train ({type(error).__name__}); give a folder step-<k> of a run, "
-            "or a checkpoint_step<k>.pt of an older one"
+            f"{place}{path}: not a checkpoint of nsa.train ({type(error).__name__}); give a directory step-<k> of a "
+            "run, or a checkpoint_step<k>.pt of an older run"
         ) from error
 
 
 class NoCheckpointError(CannotRunError):
-    """No checkpoint was ever finished there."""
+    """The directory contains no finished checkpoint."""
 
 
-def _decided(settings: Settings) -> Start:
+def _choose(settings: Settings) -> Start:
     resume = settings.resume
     if isinstance(resume, Path) and resume.is_file():
         return _from_file(resume, settings)
     try:
-        path, manifest, passed = whole_at(resume if isinstance(resume, Path) else settings.out_dir)
+        path, manifest, skipped = find_checkpoint(resume if isinstance(resume, Path) else settings.out_dir)
     except NoCheckpointError as error:
         if resume is not Resume.AUTO:
             raise CannotRunError(f"--resume {resume}: {error}") from None
-        return Start(said=(f"--resume auto: {error}: it starts from step 1",))
+        return Start(notes=(f"--resume auto: {error}; starting from step 1",))
     except CannotRunError as error:
         raise CannotRunError("\n".join(f"--resume {resume}: {line}" for line in str(error).splitlines())) from None
-    _same_shape(path, manifest.dimensions, settings)
-    said = [*passed, f"goes on from {path}, written after step {manifest.step}"]
-    said += differences(manifest.settings, decisive(settings))
-    return Start(step=manifest.step, checkpoint=path, manifest=manifest, said=tuple(said))
+    _check_dimensions(path, manifest.dimensions, settings)
+    notes = [*skipped, f"resuming from {path}, written after step {manifest.step}"]
+    notes += differences(manifest.settings, influential_settings(settings))
+    return Start(step=manifest.step, checkpoint=path, manifest=manifest, notes=tuple(notes))
 
 
 def _from_file(path: Path, settings: Settings) -> Start:
-    step, saved = read_file(path, "--resume ", lambda content: (int(content["step"]), content["dimensions"]))
-    _same_shape(path, saved, settings)
-    return Start(step=step, checkpoint=path, said=(f"goes on from {path}, written after step {step}",))
+    step, saved_dimensions = read_file(path, "--resume ", lambda content: (int(content["step"]), content["dimensions"]))
+    _check_dimensions(path, saved_dimensions, settings)
+    return Start(step=step, checkpoint=path, notes=(f"resuming from {path}, written after step {step}",))
 
 
-def _same_shape(path: Path, saved: Mapping[str, str], settings: Settings) -> None:
-    if mistakes := list(dimensions_differ(saved, dimensions(settings.model))):
+def _check_dimensions(path: Path, saved_dimensions: Mapping[str, str], settings: Settings) -> None:
+    if mistakes := list(dimensions_differ(saved_dimensions, dimensions(settings.model))):
         raise CannotRunError("\n".join(f"--resume {path}: {mistake}" for mistake in mistakes))
 
 
-def _instead(damaged: Path) -> str:
+def _alternative_to(damaged: Path) -> str:
     for other in checkpoints_in(damaged.parent):
         try:
-            checked(other)
+            verify(other)
         except DamagedError:
             continue
-        return f"; {other} is whole"
-    return "; no other one beside it is whole"
+        return f"; {other} is undamaged"
+    return "; this directory has no undamaged checkpoint"

@@ -1,7 +1,8 @@
-"""Checkpoints on disk: `step-<k>` folders, the manifest that makes one complete, and which of them is whole.
+"""Checkpoints on disk: one directory `step-<k>` per checkpoint, with a manifest that lists and checksums its files.
 
-A checkpoint is written as `step-<k>.writing` and renamed when its manifest, written last, is on disk. Whatever is
-killed in between, no `step-<k>` is ever half a checkpoint; what a disk has damaged is found by its checksums.
+A checkpoint is written to `step-<k>.writing`. The manifest is written last, and then the directory is renamed to
+`step-<k>`. A `step-<k>` directory is therefore always complete, even if processes are killed while they write. The
+checksums detect files that were damaged later.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-# Below the output directory, under torchtitan's name for it.
+# Name of the directory of checkpoints in the output directory; torchtitan uses the same name.
 FOLDER = "checkpoint"
 COMPLETE = "complete.json"
 _FORMAT = 1
@@ -26,12 +27,12 @@ _WRITING, _REMOVING, _SET_ASIDE = ".writing", ".removing", ".set-aside"
 
 
 class DamagedError(Exception):
-    """A checkpoint is not what was written; the text says what about it."""
+    """A checkpoint is incomplete, or differs from what was written; the message says how."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seal:
-    """By which a file is known again."""
+class FileDigest:
+    """Size and checksum of a file, to detect whether it has changed."""
 
     size_bytes: int
     sha256: str
@@ -39,37 +40,40 @@ class Seal:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint says of itself."""
+    """Description of a checkpoint, which is stored in its complete.json."""
 
     step: int
     world_size: int
-    dimensions: Mapping[str, str]  # the weights depend on them
-    settings: Mapping[str, str]  # what else the numbers of the run depend on
+    dimensions: Mapping[str, str]  # the model's dimensions, as in shape.dimensions
+    settings: Mapping[str, str]  # other settings that influence the training, as in save.influential_settings
     scaler: Mapping[str, Any]
-    files: Mapping[str, Seal]
+    files: Mapping[str, FileDigest]
 
 
-def sealed(path: Path) -> Seal:
+def digest_of(path: Path) -> FileDigest:
     with path.open("rb") as file:
-        return Seal(size_bytes=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
+        return FileDigest(size_bytes=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
 
 
-def beside(folder: Path, step: int) -> Path:
-    """Where the checkpoint of this step is while it is written."""
+def writing_path(folder: Path, step: int) -> Path:
+    """Return the directory in which the checkpoint of `step` is written until it is complete."""
     return folder / f"step-{step}{_WRITING}"
 
 
-def begin(aside: Path) -> None:
-    """Make it, empty."""
+def create_empty(aside: Path) -> None:
+    """Create the empty directory `aside`, and remove an earlier one of this name."""
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
 
 
 def finish(aside: Path, manifest: Manifest) -> Path:
-    """Make complete what was written; returns the folder under its name."""
-    unnamed = aside / f"{COMPLETE}.tmp"
-    write_durably(unnamed, _text(manifest))
-    unnamed.rename(aside / COMPLETE)
+    """Write the manifest, rename the directory from `step-<k>.writing` to `step-<k>`, and return the new path.
+
+    An existing checkpoint of the same step is replaced.
+    """
+    draft = aside / f"{COMPLETE}.tmp"
+    write_durably(draft, _text(manifest))
+    draft.rename(aside / COMPLETE)
     _sync(aside)
     target = aside.with_name(aside.name.removesuffix(_WRITING))
     if target.exists():
@@ -80,11 +84,14 @@ def finish(aside: Path, manifest: Manifest) -> Path:
 
 
 def recover(folder: Path) -> None:
-    """Give their names to checkpoints that were complete when the process was killed."""
+    """Rename each complete checkpoint in `folder` that was not yet renamed when its process was killed.
+
+    Nothing happens if `folder` is read-only.
+    """
     for aside in unfinished_in(folder):
         target = aside.with_name(aside.name.removesuffix(_WRITING))
         if (aside / COMPLETE).exists() and not target.exists():
-            with suppress(OSError):  # what may only be read is read as it is
+            with suppress(OSError):  # the directory may be read-only
                 aside.rename(target)
 
 
@@ -95,74 +102,86 @@ def write_durably(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def checked(checkpoint: Path) -> Manifest:
-    """The manifest of a whole checkpoint, every file of it read. Raises DamagedError with what is wrong."""
+def verify(checkpoint: Path) -> Manifest:
+    """Compare all files of a checkpoint with its manifest, and return the manifest.
+
+    Raises DamagedError if a file is missing or has changed, or if the manifest cannot be used.
+    """
     manifest = manifest_of(checkpoint)
-    for name, seal in manifest.files.items():
+    for name, expected in manifest.files.items():
         path = checkpoint / name
         try:
-            found = sealed(path)
+            actual = digest_of(path)
         except OSError as error:
             raise DamagedError(f"{name}: {error.strerror}") from None
-        if found.size_bytes != seal.size_bytes:
-            raise DamagedError(f"{name}: {found.size_bytes} bytes, {seal.size_bytes} were written")
-        if found != seal:
-            raise DamagedError(f"{name}: its checksum is not that of what was written")
+        if actual.size_bytes != expected.size_bytes:
+            raise DamagedError(f"{name}: {actual.size_bytes} bytes instead of {expected.size_bytes}")
+        if actual != expected:
+            raise DamagedError(f"{name}: its checksum differs from the manifest")
     return manifest
 
 
 def manifest_of(checkpoint: Path) -> Manifest:
-    """Without its files. Raises DamagedError."""
+    """Return the manifest of a checkpoint without checking the files it lists.
+
+    Raises DamagedError if the manifest is missing, damaged, of an unknown format, or of another step.
+    """
     try:
         text = (checkpoint / COMPLETE).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise DamagedError(f"{COMPLETE} is missing: it was never finished, or is no checkpoint") from None
+        raise DamagedError(
+            f"{COMPLETE} is missing: the checkpoint was never finished, or this is not a checkpoint"
+        ) from None
     except (OSError, UnicodeDecodeError):
         raise DamagedError(f"{COMPLETE} cannot be read") from None
     try:
-        content, stated = json.loads(text)["manifest"], json.loads(text)["sha256"]
-        if _sum(content) != stated:
+        content, stored_sum = json.loads(text)["manifest"], json.loads(text)["sha256"]
+        if _sum(content) != stored_sum:
             raise ValueError
         if content.pop("format") != _FORMAT:
-            raise DamagedError(f"{COMPLETE}: of a format that this version does not know")
-        files = {name: Seal(**seal) for name, seal in content.pop("files").items()}
+            raise DamagedError(f"{COMPLETE} has a format that this version does not know")
+        files = {name: FileDigest(**digest) for name, digest in content.pop("files").items()}
         manifest = Manifest(files=files, **content)
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise DamagedError(f"{COMPLETE} is not what was written") from None
+        raise DamagedError(f"{COMPLETE} is damaged") from None
     step = step_of(checkpoint)
     if step not in (None, manifest.step):
-        raise DamagedError(f"{COMPLETE} is that of step {manifest.step}")
+        raise DamagedError(f"{COMPLETE} belongs to step {manifest.step}")
     return manifest
 
 
 def step_of(path: Path) -> int | None:
-    """By its name; None: it has another one."""
+    """Return the step number in the name `step-<k>`, or None if `path` has another name."""
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else None
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """The finished ones, newest first; damaged ones may be among them."""
-    found = [(step, path) for path in _entries(folder) if (step := step_of(path)) is not None and path.is_dir()]
-    return [path for _, path in sorted(found, reverse=True)]
+    """Return the finished checkpoints in `folder`, the latest step first. Damaged checkpoints are included.
+
+    The list is empty if `folder` does not exist.
+    """
+    checkpoints = [(step, path) for path in _entries(folder) if (step := step_of(path)) is not None and path.is_dir()]
+    return [path for _, path in sorted(checkpoints, reverse=True)]
 
 
 def unfinished_in(folder: Path) -> list[Path]:
-    """Those whose writing was cut off."""
+    """Return the directories in `folder` whose checkpoint has not been renamed to its final name."""
     return [path for path in _entries(folder) if path.name.endswith(_WRITING)]
 
 
 def keep_newest(folder: Path, count: int) -> None:
-    """Remove all but so many."""
+    """Remove all finished checkpoints in `folder` except the latest `count`."""
     for path in checkpoints_in(folder)[count:]:
         _remove(path)
 
 
 def tidy(folder: Path, done: int) -> Iterator[str]:
-    """Before a run that has done so many steps writes here: what stands in its way, and what was done about it.
+    """Prepare `folder` for a run that continues after step `done`, and yield one line per renamed checkpoint.
 
-    Later checkpoints are of another course of the training. They are kept under another name, so that they are neither
-    counted as the newest ones nor gone on from.
+    Unfinished and half-removed directories are deleted. Checkpoints of later steps belong to a different training
+    history. They are renamed to `step-<k>.set-aside`, so that they are neither counted as the latest checkpoints nor
+    resumed from.
     """
     for path in _entries(folder):
         if path.name.endswith((_WRITING, _REMOVING)):
@@ -172,7 +191,7 @@ def tidy(folder: Path, done: int) -> Iterator[str]:
             aside = path.with_name(path.name + _SET_ASIDE)
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
-            yield f"{path} is later than step {done}, from which this run goes on; it is kept as {aside.name}"
+            yield f"{path} is later than step {done}, after which this run continues; renamed to {aside.name}"
 
 
 def _entries(folder: Path) -> Iterable[Path]:
@@ -180,11 +199,11 @@ def _entries(folder: Path) -> Iterable[Path]:
 
 
 def _remove(checkpoint: Path) -> None:
-    """In one moment for whoever looks, however long its files take."""
-    doomed = checkpoint.with_name(checkpoint.name + _REMOVING)
-    shutil.rmtree(doomed, ignore_errors=True)
-    checkpoint.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    """Rename the checkpoint, then delete it, so that no other process sees a partly deleted checkpoint."""
+    removing = checkpoint.with_name(checkpoint.name + _REMOVING)
+    shutil.rmtree(removing, ignore_errors=True)
+    checkpoint.rename(removing)
+    shutil.rmtree(removing, ignore_errors=True)
 
 
 def _text(manifest: Manifest) -> str:
@@ -197,7 +216,7 @@ def _sum(content: object) -> str:
 
 
 def _sync(folder: Path) -> None:
-    """The names in it are on disk when this returns."""
+    """Flush the directory entries of `folder` to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

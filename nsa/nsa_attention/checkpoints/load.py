@@ -1,7 +1,7 @@
-"""Reading checkpoints, those of older versions too, into a model and its optimizer; and the weights alone.
+"""Loading of checkpoints, including those of older versions: into a model and its optimizer, or only the weights.
 
-DCP pickles its own description of a checkpoint, and every value that is no tensor. Both are read as what they may be
-and nothing else, so that a checkpoint from elsewhere can be loaded without trusting it.
+PyTorch's distributed checkpoint library (DCP) pickles its metadata and every value that is not a tensor. This module
+unpickles only the types that a checkpoint needs, so an untrusted checkpoint cannot run code.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 from ..config import NSAConfig
 from ..world import CannotRunError, World
-from .carried import take_up
-from .choose import Start, read_file, whole_at
+from .choose import Start, find_checkpoint, read_file
+from .rank_state import restore_rank_state
 from .save import first_failure
-from .shape import shape_of
+from .shape import config_of
 
 
 def load_checkpoint(
@@ -39,9 +39,11 @@ def load_checkpoint(
     data: object,
     world: World,
 ) -> list[str]:
-    """Let a run go on from there, whatever wrapper and number of ranks saved it.
+    """Load the checkpoint `start` into `model`, `optimizer`, `scaler` and `data`, and restore the random generators.
 
-    Returns what is not as it was, for people. Raises CannotRunError for what does not fit.
+    The checkpoint may have been saved with another wrapper or another number of ranks. A checkpoint_step<k>.pt of an
+    older version has only the model and the optimizer. Return human-readable lines about state that was not restored.
+    Raises CannotRunError if the checkpoint cannot be read or does not fit this run.
     """
     assert start.checkpoint is not None
     if start.manifest is None:
@@ -52,30 +54,34 @@ def load_checkpoint(
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
     if scaler.is_enabled() and start.manifest.scaler:
         scaler.load_state_dict(dict(start.manifest.scaler))
-    return take_up(start.checkpoint, start.manifest.world_size, world, data)
+    return restore_rank_state(start.checkpoint, start.manifest.world_size, world, data)
 
 
 def read_weights(path: Path) -> tuple[NSAConfig, Mapping[str, Tensor]]:
-    """The shape and the weights that a run saved. Raises CannotRunError for what is no checkpoint."""
+    """Return the model configuration and the weights, by parameter name, of the checkpoint at `path`.
+
+    `path` is a checkpoint, a directory of checkpoints (the latest undamaged checkpoint is used), or a
+    checkpoint_step<k>.pt of an older version. Raises CannotRunError if there is no usable checkpoint.
+    """
     if path.is_file():
-        return read_file(path, "", lambda content: (shape_of(content["dimensions"]), content["model"]))
-    checkpoint, manifest, _ = whole_at(path)
+        return read_file(path, "", lambda content: (config_of(content["dimensions"]), content["model"]))
+    checkpoint, manifest, _ = find_checkpoint(path)
     try:
-        saved = _Reader(checkpoint).read_metadata().state_dict_metadata
+        entries = _Reader(checkpoint).read_metadata().state_dict_metadata
     except pickle.UnpicklingError as error:
         raise CannotRunError(f"{checkpoint}: {error}") from error
     prefix = "model."
     weights = {
         name: torch.empty(kind.size, dtype=kind.properties.dtype)
-        for name, kind in saved.items()
+        for name, kind in entries.items()
         if name.startswith(prefix) and isinstance(kind, metadata.TensorStorageMetadata)
     }
     _read(checkpoint, weights, alone=True)
-    return shape_of(manifest.dimensions), {name.removeprefix(prefix): weight for name, weight in weights.items()}
+    return config_of(manifest.dimensions), {name.removeprefix(prefix): weight for name, weight in weights.items()}
 
 
 def _read(checkpoint: Path, into: dict[str, Any], *, alone: bool) -> None:
-    """Each tensor in place, this rank's part of it."""
+    """Load into the tensors of `into`, in place, the parts that this rank holds. `alone`: there is no process group."""
     try:
         load_by_dcp(into, storage_reader=_Reader(checkpoint), planner=_Planner(), no_dist=alone)
     except CheckpointException as error:
@@ -83,7 +89,7 @@ def _read(checkpoint: Path, into: dict[str, Any], *, alone: bool) -> None:
 
 
 def _load_file(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Whole tensors, read by every rank."""
+    """Load a checkpoint_step<k>.pt of an older version. Every rank reads the full tensors."""
     weights, moments = read_file(path, "--resume ", lambda content: (content["model"], content["optimizer"]))
     whole = StateDictOptions(full_state_dict=True)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments, options=whole)
@@ -91,7 +97,7 @@ def _load_file(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -
 
 class _Planner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        torch.load(value, weights_only=True)  # raises for what DCP, which trusts it, must not see
+        torch.load(value, weights_only=True)  # raises for unsafe types; DCP would unpickle them
         value.seek(0)
         super().load_bytes(read_item, value)
 
@@ -99,29 +105,29 @@ class _Planner(DefaultLoadPlanner):
 class _Reader(FileSystemReader):
     def read_metadata(self, *_arguments: Any, **_options: Any) -> metadata.Metadata:
         with (Path(self.path) / ".metadata").open("rb") as file:
-            found = _Unpickler(file).load()
-        found.storage_meta = found.storage_meta or metadata.StorageMeta()
-        found.storage_meta.load_id = self.load_id
-        return found
+            content = _Unpickler(file).load()
+        content.storage_meta = content.storage_meta or metadata.StorageMeta()
+        content.storage_meta.load_id = self.load_id
+        return content
 
 
 class _Unpickler(pickle.Unpickler):
-    """Of names, sizes, dtypes and places in files."""
+    """Unpickler for DCP's metadata that accepts only tensor names, sizes, dtypes and file positions."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
-            return _member  # how Python 3.11.0 to 3.11.3 write a member of an enumeration
-        found = super().find_class(module, name) if module.partition(".")[0] in ("torch", "pathlib") else None
-        of_dcp = isinstance(found, type) and found.__module__ == metadata.__name__
-        if of_dcp or isinstance(found, torch.dtype) or any(found is one for one in _PLAIN):
-            return found
-        raise pickle.UnpicklingError(f"{module}.{name} does not belong into a checkpoint")
+            return _member  # Python 3.11.0 to 3.11.3 pickle enum members like this
+        kind = super().find_class(module, name) if module.partition(".")[0] in ("torch", "pathlib") else None
+        is_from_dcp = isinstance(kind, type) and kind.__module__ == metadata.__name__
+        if is_from_dcp or isinstance(kind, torch.dtype) or any(kind is allowed for allowed in _ALLOWED):
+            return kind
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a checkpoint")
 
 
 def _member(kind: Any, name: str) -> Any:
     if isinstance(kind, EnumMeta) and name in kind.__members__:
         return kind[name]
-    raise pickle.UnpicklingError(f"{name} of {kind} does not belong into a checkpoint")
+    raise pickle.UnpicklingError(f"{name} of {kind} is not allowed in a checkpoint")
 
 
-_PLAIN = (torch.Size, pathlib.PosixPath, filesystem._StorageInfo, torch.serialization._get_layout)
+_ALLOWED = (torch.Size, pathlib.PosixPath, filesystem._StorageInfo, torch.serialization._get_layout)

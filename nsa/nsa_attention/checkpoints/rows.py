@@ -1,4 +1,4 @@
-"""The tables of a run that goes on: each step stands in them once."""
+"""Cleanup of the CSV files of a resumed run, so that each step has only one row."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from pathlib import Path
 
 
 def forget_rows_after(directory: Path, step: int) -> None:
-    """Cut off the rows of later steps, which are done again, and a row that was never written to its end."""
+    """Truncate every CSV file in `directory` after the rows of `step`.
+
+    The resumed run writes the rows of later steps again. An incomplete last row is removed too. Files whose first
+    column is not `step` are left unchanged.
+    """
     for path in sorted(directory.glob("*.csv")):
         with path.open("r+b") as file:
             header = file.readline()

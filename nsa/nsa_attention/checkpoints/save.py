@@ -1,4 +1,4 @@
-"""Writing checkpoints: every rank its part by torch.distributed.checkpoint, at once or in the background."""
+"""Saving of checkpoints with torch.distributed.checkpoint, in the training thread or in a background thread."""
 
 from __future__ import annotations
 
@@ -18,35 +18,49 @@ from torch import nn
 from ..observe import say
 from ..settings import Settings
 from ..world import CannotRunError, World
-from .carried import carried_text, rank_file
-from .folder import FOLDER, Manifest, Seal, begin, beside, finish, keep_newest, sealed, tidy, write_durably
+from .folder import (
+    FOLDER,
+    FileDigest,
+    Manifest,
+    create_empty,
+    digest_of,
+    finish,
+    keep_newest,
+    tidy,
+    write_durably,
+    writing_path,
+)
+from .rank_state import rank_file, rank_state_text
 from .shape import dimensions
 
 T = TypeVar("T")
-# torch.distributed.checkpoint says so of every process that has no group, also where it was told that it is alone.
+# torch.distributed.checkpoint warns in every process without a process group, even if called with no_dist=True.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized, assuming")
-# What the numbers of a run depend on besides its shape: a run that goes on says what it does otherwise.
-_DECISIVE = ("wrapper", "dtype", "batch", "accumulate", "data", "seed", "learning_rate", "clip", "freeze")
+# Options that influence the training, apart from the model's dimensions. A resumed run prints which of them changed.
+_INFLUENTIAL = ("wrapper", "dtype", "batch", "accumulate", "data", "seed", "learning_rate", "clip", "freeze")
 
 
-def decisive(settings: Settings) -> dict[str, str]:
-    """As text, by the names of their options."""
-    return {name: str(getattr(settings, name)) for name in _DECISIVE} | {"seq_len": str(settings.model.seq_len)}
+def influential_settings(settings: Settings) -> dict[str, str]:
+    """Return the values, as text, of the options that influence the training, by option name."""
+    return {name: str(getattr(settings, name)) for name in _INFLUENTIAL} | {"seq_len": str(settings.model.seq_len)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Content:
-    """A checkpoint in memory, as this rank has it."""
+    """This rank's part of a checkpoint, in memory."""
 
     step: int
     tensors: dict[str, Any]
-    carried: str
+    rank_state: str
     scaler: Mapping[str, Any]
 
 
 @contextmanager
-def saving(settings: Settings, world: World, done: int) -> Iterator[Saver]:
-    """A Saver that is closed behind the block. An error of the block goes before one of the last checkpoint."""
+def open_saver(settings: Settings, world: World, done: int) -> Iterator[Saver]:
+    """Yield a Saver, and close it at the end of the `with` block. `done`: number of steps finished so far.
+
+    If the block raises, its exception is propagated, and an error of the last checkpoint is ignored.
+    """
     saver = Saver(settings, world, done)
     try:
         yield saver
@@ -58,27 +72,32 @@ def saving(settings: Settings, world: World, done: int) -> Iterator[Saver]:
 
 
 class Saver:
-    """The checkpoints of one run. Every rank must call `save` and `close` alike: they are collective.
+    """Writer of the checkpoints of one run. `save` and `close` are collective: every rank must call them.
 
-    What cannot be written raises CannotRunError on every rank: from `save`, or, where it was written in the background,
-    from the next `save` or from `close`.
+    If a checkpoint cannot be written, every rank raises CannotRunError. `save` raises it, or, if the checkpoint is
+    written in the background, the next `save` or `close`.
     """
 
     def __init__(self, settings: Settings, world: World, done: int) -> None:
-        """`done`: steps of the run so far."""
+        """Create the directory of checkpoints and clean it up. `done`: number of steps finished so far."""
         self._settings, self._world = settings, world
         self._folder = settings.out_dir / FOLDER
         self._thread = ThreadPoolExecutor(1, "checkpoint") if settings.async_checkpoint else None
         self._in_flight: Future[None] | None = None
-        # Of its own: what a thread exchanges must not come between the collectives of a step, and NCCL moves no text.
+        # A separate group, because the background thread must not mix its collectives with those of the training
+        # step, and because NCCL cannot send text.
         self._group = None if world.backend is None else dist.new_group(backend="gloo")
-        self._together(lambda: self._tidy(done))
+        self._on_all_ranks(lambda: self._tidy(done))
 
     def save(
         self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, data: object
     ) -> None:
-        """Returns when the checkpoint is whole; one in the background, when model and optimizer may change again."""
-        # Nearly a second of imports, which a run without checkpoints need not pay; below too.
+        """Write the checkpoint of `step`.
+
+        Return when the checkpoint is complete. With `--async-checkpoint`, return as soon as the tensors are copied, so
+        that model and optimizer may change.
+        """
+        # Imported late, because runs without checkpoints do not need it and it takes nearly a second to load.
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
         started_s = time.perf_counter()
@@ -87,20 +106,20 @@ class Saver:
         content = _Content(
             step=step,
             tensors={"model": weights, "optimizer": moments},
-            carried=carried_text(self._world, data),
+            rank_state=rank_state_text(self._world, data),
             scaler=scaler.state_dict(),
         )
         if self._thread is None:
             self._write(content, started_s, "")
             return
-        content = replace(content, tensors=_copied(content.tensors))
-        held_s = time.perf_counter() - started_s
+        content = replace(content, tensors=_copy_to_cpu(content.tensors))
+        waited_s = time.perf_counter() - started_s
         self._in_flight = self._thread.submit(
-            self._write, content, started_s, f" in the background, training waited {held_s:.2f} s of it"
+            self._write, content, started_s, f" in the background; training waited {waited_s:.2f} s"
         )
 
     def close(self) -> None:
-        """Wait for what is being written."""
+        """Wait for the checkpoint that is being written in the background, and stop the thread."""
         try:
             self._wait()
         finally:
@@ -108,28 +127,28 @@ class Saver:
                 self._thread.shutdown()
 
     def _wait(self) -> None:
-        flying, self._in_flight = self._in_flight, None
-        if flying is not None:
-            flying.result()
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is not None:
+            in_flight.result()
 
     def _tidy(self, done: int) -> None:
         if self._world.is_first:
             self._folder.mkdir(parents=True, exist_ok=True)
-            for told in tidy(self._folder, done):
-                say(f"nsa.train {told}")
+            for line in tidy(self._folder, done):
+                say(f"nsa.train {line}")
 
     def _write(self, content: _Content, started_s: float, how: str) -> None:
-        aside = beside(self._folder, content.step)
+        aside = writing_path(self._folder, content.step)
         try:
-            self._together(lambda: begin(aside) if self._world.is_first else None)
+            self._on_all_ranks(lambda: create_empty(aside) if self._world.is_first else None)
             self._write_tensors(aside, content.tensors)
-            sealed_by_rank = self._together(lambda: self._seal(aside, content.carried))
-            files = {name: seal for seals in sealed_by_rank for name, seal in seals.items()}
-            self._together(lambda: self._complete(aside, content, files))
+            digests_by_rank = self._on_all_ranks(lambda: self._write_rank_state(aside, content.rank_state))
+            files = {name: digest for digests in digests_by_rank for name, digest in digests.items()}
+            self._on_all_ranks(lambda: self._complete(aside, content, files))
         except CannotRunError as error:
             raise CannotRunError(f"--checkpoint-every: the checkpoint of step {content.step}: {error}") from error
         if self._world.is_first:
-            size_mb = sum(seal.size_bytes for seal in files.values()) / 1e6
+            size_mb = sum(digest.size_bytes for digest in files.values()) / 1e6
             took_s = time.perf_counter() - started_s
             say(f"checkpoint step {content.step} {size_mb:.1f} MB {took_s:.2f} s{how}")
 
@@ -143,21 +162,21 @@ class Saver:
         except CheckpointException as error:
             raise CannotRunError(first_failure(error)) from error
 
-    def _seal(self, aside: Path, carried: str) -> dict[str, Seal]:
-        """Write what this rank carries; the files of this rank."""
+    def _write_rank_state(self, aside: Path, rank_state: str) -> dict[str, FileDigest]:
+        """Write the file with this rank's non-tensor state, and return size and checksum of all files of this rank."""
         rank = self._world.rank
-        write_durably(aside / rank_file(rank), carried)
+        write_durably(aside / rank_file(rank), rank_state)
         mine = [aside / rank_file(rank), *aside.glob(f"__{rank}_*"), *(aside.glob(".*") if rank == 0 else ())]
-        return {path.name: sealed(path) for path in mine}
+        return {path.name: digest_of(path) for path in mine}
 
-    def _complete(self, aside: Path, content: _Content, files: Mapping[str, Seal]) -> None:
+    def _complete(self, aside: Path, content: _Content, files: Mapping[str, FileDigest]) -> None:
         if not self._world.is_first:
             return
         manifest = Manifest(
             step=content.step,
             world_size=self._world.size,
             dimensions=dimensions(self._settings.model),
-            settings=decisive(self._settings),
+            settings=influential_settings(self._settings),
             scaler=content.scaler,
             files=files,
         )
@@ -165,8 +184,11 @@ class Saver:
         if self._settings.keep_last:
             keep_newest(self._folder, self._settings.keep_last)
 
-    def _together(self, action: Callable[[], T]) -> list[T]:
-        """What the action returned on each rank. What one of them cannot do, all raise."""
+    def _on_all_ranks(self, action: Callable[[], T]) -> list[T]:
+        """Call `action` on every rank, and return the results of all ranks, by rank.
+
+        If `action` raises OSError on any rank, every rank raises CannotRunError.
+        """
         mine, failure = None, None
         try:
             mine = action()
@@ -182,14 +204,17 @@ class Saver:
 
 
 def first_failure(error: BaseException) -> str:
-    """What torch.distributed.checkpoint met, of the lowest rank, without its traceback."""
+    """Return the failure of the lowest failed rank in a CheckpointException, without its traceback.
+
+    For another exception, return its message.
+    """
     failures = getattr(error, "failures", {})
-    return "; ".join(f"rank {rank}: {what}" for rank, (what, _) in sorted(failures.items())[:1]) or str(error)
+    return "; ".join(f"rank {rank}: {failure}" for rank, (failure, _) in sorted(failures.items())[:1]) or str(error)
 
 
-def _copied(tensors: dict[str, Any]) -> dict[str, Any]:
-    """In the memory of the host, whatever the training does with the tensors from now on."""
-    # DefaultStager, which torch prefers, cannot copy the sharded tensors of FSDP1 (torch 2.13).
+def _copy_to_cpu(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of the nested state dict `tensors` in CPU memory."""
+    # PyTorch recommends DefaultStager, but it cannot copy the sharded tensors of FSDP1 (torch 2.13).
     from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
     copies: dict[str, Any] = BlockingAsyncStager().stage(tensors)

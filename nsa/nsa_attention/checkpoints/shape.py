@@ -1,4 +1,4 @@
-"""The shape of a saved model, as text: what its weights depend on, and what may change and still use them."""
+"""Dimensions of a saved model as text, and their comparison with the dimensions that a run wants."""
 
 from __future__ import annotations
 
@@ -9,43 +9,49 @@ from typing import Any
 from ..config import Attention, Compression, NSAConfig
 from ..values import branches
 
-# What a run may change and still use the weights.
+# Fields of NSAConfig that do not affect the weights. A run may change them and still load the weights.
 _IGNORED = ("name", "seq_len", "dtype", "batch", "checkpointed", "stop_gradient_gates")
-# Checkpoints without the field `phi` have `compression`, whose `mlp` was an MLP around the mean.
+# Older checkpoints have `compression` instead of `phi`. Their value `mlp` meant an MLP added to the mean.
 _PHI_OF_COMPRESSION = {"mlp": "mean_mlp", "mean": "mean"}
 
 
 def dimensions(config: NSAConfig) -> dict[str, str]:
-    """What the weights depend on, as text, so that it loads without trusting the file."""
-    named = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
-    named["phi"] = named.pop("compression")
-    return {key: "+".join(value) if isinstance(value, tuple) else str(value) for key, value in named.items()}
+    """Return the fields of `config` that determine the names and shapes of the weights, each as text."""
+    fields = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
+    fields["phi"] = fields.pop("compression")
+    return {key: "+".join(value) if isinstance(value, tuple) else str(value) for key, value in fields.items()}
 
 
-def shape_of(saved: Mapping[str, str]) -> NSAConfig:
-    """The shape whose `dimensions` these are; fields that the weights do not depend on have their defaults."""
+def config_of(saved: Mapping[str, str]) -> NSAConfig:
+    """Return the model configuration for the dimensions `saved`, as `dimensions` returned them.
+
+    All other fields of the configuration have their defaults.
+    """
     kinds = {"attention": Attention, "branches": branches, "phi": Compression}
-    fields: dict[str, Any] = {key: kinds.get(key, int)(text) for key, text in _told_of_phi(saved).items()}
+    fields: dict[str, Any] = {key: kinds.get(key, int)(text) for key, text in _with_phi(saved).items()}
     return NSAConfig(name="saved", compression=fields.pop("phi"), **fields)
 
 
 def differences(saved: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
-    """What differs, each as a phrase."""
+    """Yield one phrase for each key of `wanted` whose value in `saved` is different or missing."""
     for key, value in wanted.items():
         if saved.get(key) != value:
             yield f"saved with {key} {saved.get(key)}, this run has {value}"
 
 
 def dimensions_differ(saved: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
-    """What keeps the weights from being loaded, each as a phrase that names the option where there is one."""
-    saved = _told_of_phi(saved)
+    """Yield one phrase for each dimension in which the saved and the wanted model differ.
+
+    If the compression differs, the phrase also names the option to give.
+    """
+    saved = _with_phi(saved)
     for mistake in differences(saved, wanted):
-        of_phi = mistake.startswith("saved with phi ")
-        yield f"{mistake}; give --compression {saved['phi']}" if of_phi else mistake
+        is_phi = mistake.startswith("saved with phi ")
+        yield f"{mistake}; give --compression {saved['phi']}" if is_phi else mistake
 
 
-def _told_of_phi(saved: Mapping[str, str]) -> dict[str, str]:
-    told = dict(saved)
-    if (of_older := told.pop("compression", None)) is not None:
-        told["phi"] = _PHI_OF_COMPRESSION.get(of_older, of_older)
-    return told
+def _with_phi(saved: Mapping[str, str]) -> dict[str, str]:
+    renamed = dict(saved)
+    if (older_value := renamed.pop("compression", None)) is not None:
+        renamed["phi"] = _PHI_OF_COMPRESSION.get(older_value, older_value)
+    return renamed

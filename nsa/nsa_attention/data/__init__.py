@@ -1,6 +1,6 @@
-"""Data: from files, streams and generators of text to batches of tokens, in one order for all ranks."""
+"""Training data: batches of tokens from files, streams or generated text, in one order for all ranks."""
 
 from .loader import IGNORED, Batch, Batches
-from .named import shipped_text
+from .source_shards import shipped_text
 
 __all__ = ["IGNORED", "Batch", "Batches", "shipped_text"]

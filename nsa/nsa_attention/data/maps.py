@@ -1,6 +1,7 @@
-"""Rows of tokens that lie ready in files: a number each of 16 or 32 bits, as `nsa.prepare` and nanoGPT write them.
+"""Rows of tokens from binary files of 16-bit or 32-bit integers, the format that `nsa.prepare` and nanoGPT write.
 
-The files are read in place. No memory is mapped: of a mapped file that shrinks the process dies without a word.
+The files are read with `os.pread` and not memory-mapped, because a process is killed by SIGBUS if a mapped file
+shrinks.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import numpy as np
 
 from ..world import CannotRunError
 from .packing import Row, row_of_window
+from .problems import BadShardError, DataProblems
 from .tokens import Tokens
-from .trouble import BadShardError, Trouble
 
 META = "meta.json"
 DTYPES = {"uint16": np.uint16, "uint32": np.uint32}
@@ -26,7 +27,10 @@ _CHECKED_AT_ONCE = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class Meta:
-    """What the numbers of a folder mean. Without a file that says it: 16 bits, and no token ends a document."""
+    """Content of a directory's meta.json: how its token files are encoded.
+
+    The defaults apply to a directory without meta.json: 16-bit tokens, an unknown vocabulary and no end token.
+    """
 
     dtype: str = "uint16"
     vocab: int | None = None
@@ -35,7 +39,10 @@ class Meta:
 
 
 def read_meta(folder: Path) -> Meta:
-    """Raises CannotRunError for a file that says something else."""
+    """Read `folder`/meta.json, and return defaults if it does not exist.
+
+    Raises CannotRunError if the file cannot be read or is not what `nsa.prepare` writes.
+    """
     path = folder / META
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -53,41 +60,51 @@ class TokenFile:
     """One file of tokens, open for reading."""
 
     def __init__(self, path: Path, meta: Meta, vocab: int) -> None:
-        """Raises BadShardError for what cannot be trained on."""
+        """Open the file. `vocab` is the vocabulary size of the model.
+
+        Raises BadShardError if the file cannot be read, is empty, does not contain a whole number of tokens, or has a
+        token outside the model's vocabulary.
+        """
         self.path, self._dtype = path, np.dtype(DTYPES[meta.dtype]).newbyteorder("<")
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             size = os.fstat(self._descriptor).st_size
             os.pread(self._descriptor, 1, 0)
         except FileNotFoundError as error:
-            raise BadShardError("has vanished") from error
+            raise BadShardError("does not exist any more") from error
         except OSError as error:
             raise BadShardError(f"cannot be read ({error.strerror})") from error
         if size == 0:
             raise BadShardError("is empty")
         if size % self._dtype.itemsize:
-            raise BadShardError(f"its {size} bytes are no whole number of {meta.dtype} tokens")
+            raise BadShardError(f"its {size} bytes are not a whole number of {meta.dtype} tokens")
         self.tokens = size // self._dtype.itemsize
         if meta.vocab is None or meta.vocab > vocab:
             self._check(vocab)
 
     def read(self, first: int, count: int) -> Tokens:
-        """Raises BadShardError where the file has shrunk or cannot be read."""
+        """Return `count` tokens, starting with token `first`.
+
+        Raises BadShardError if the file cannot be read or has shrunk.
+        """
         width = self._dtype.itemsize
         try:
             content = os.pread(self._descriptor, count * width, first * width)
         except OSError as error:
             raise BadShardError(f"cannot be read ({error.strerror})") from error
         if len(content) < count * width:
-            left = os.fstat(self._descriptor).st_size // width
-            raise BadShardError(f"has shrunk from {self.tokens} tokens to {left}")
+            remaining = os.fstat(self._descriptor).st_size // width
+            raise BadShardError(f"has shrunk from {self.tokens} tokens to {remaining}")
         return np.frombuffer(content, self._dtype)
 
     def close(self) -> None:
         os.close(self._descriptor)
 
     def _check(self, vocab: int) -> None:
-        """Nobody has promised that the tokens are of this vocabulary: look at all of them, once."""
+        """Raise BadShardError if any token of the file is outside a vocabulary of `vocab` tokens.
+
+        Called once per file, if meta.json does not show that all tokens are in the vocabulary.
+        """
         for first in range(0, self.tokens, _CHECKED_AT_ONCE):
             part = self.read(first, min(_CHECKED_AT_ONCE, self.tokens - first))
             if (highest := int(part.max())) >= vocab:
@@ -95,18 +112,27 @@ class TokenFile:
                 raise BadShardError(f"token {place} is {highest}, and the vocabulary of the model is {vocab}")
 
 
-class Maps:
-    """All windows of T + 1 tokens of the files, in an order that is shuffled anew for each epoch."""
+class TokenWindows:
+    """Data source of all windows of T + 1 tokens in a list of token files, shuffled again for each epoch.
 
-    def __init__(self, paths: Sequence[Path], vocab: int, trouble: Trouble, *, length: int, seed: int) -> None:
-        """Raises CannotRunError if there is no window, or a bad file stops the run."""
-        self._trouble, self._length, self._seed = trouble, length, seed
+    Consecutive windows of a file overlap by one token.
+    """
+
+    def __init__(self, paths: Sequence[Path], vocab: int, problems: DataProblems, *, length: int, seed: int) -> None:
+        """Open the files `paths`, which must be in one directory. `length` is T, the number of inputs of a row.
+
+        Raises CannotRunError if the files have no window, do not fit the vocabulary, or if one of them is unusable and
+        the settings say that a bad shard stops the run.
+        """
+        self._problems, self._length, self._seed = problems, length, seed
         meta = read_meta(paths[0].parent)
         if any(path.parent != paths[0].parent for path in paths):
-            raise CannotRunError("--data: files of tokens of several folders; each folder has a meta.json of its own")
+            raise CannotRunError(
+                "--data: token files from more than one directory; each directory has its own meta.json"
+            )
         if meta.vocab is not None and meta.vocab > vocab:
             raise CannotRunError(
-                f"--data {paths[0].parent}: tokens of a vocabulary of {meta.vocab}, the model has {vocab}"
+                f"--data {paths[0].parent}: tokens from a vocabulary of {meta.vocab}, the model has {vocab}"
             )
         self._end, self._tokenizer = meta.end, meta.tokenizer
         self.documents = meta.end is not None
@@ -118,7 +144,7 @@ class Maps:
         self._windows = int(self._bounds[-1])
         self._order: tuple[int, Any] | None = None
         if not self._windows:
-            raise CannotRunError(f"--data: no window of {length + 1} tokens; {trouble.sentence()}")
+            raise CannotRunError(f"--data: the files contain no window of {length + 1} tokens; {problems.sentence()}")
 
     def _open(self, path: Path, meta: Meta, vocab: int) -> None:
         try:
@@ -127,7 +153,7 @@ class Maps:
                 raise BadShardError(f"its {file.tokens} tokens are too few for sequences of {self._length}")
             self._files.append(file)
         except BadShardError as error:
-            self._trouble.shard(str(path), str(error))
+            self._problems.shard(str(path), str(error))
 
     def identity(self) -> dict[str, Any]:
         sizes = [f"{file.path.name} {file.tokens}" for file in self._files]
@@ -137,10 +163,14 @@ class Maps:
         return {}
 
     def go_to(self, position: dict[str, Any]) -> None:
-        """The number of a row says it all."""
+        """Do nothing, because a row depends only on its number."""
 
     def row(self, number: int) -> Row:
-        """The window of that number; in the place of one that can no longer be read, the next one in the order."""
+        """Return row `number` of the shuffled order.
+
+        If its window can no longer be read, return the next readable window in the order. Raises CannotRunError if
+        no window is readable, or if the settings say that unreadable rows stop the run.
+        """
         for attempt in range(self._windows):
             epoch, place = divmod(number + attempt, self._windows)
             window = int(self._permutation(epoch)[place])
@@ -149,11 +179,11 @@ class Maps:
             try:
                 return row_of_window(file.read(first, self._length + 1), self._end)
             except BadShardError as error:
-                self._trouble.row(str(file.path), str(error))
-        raise CannotRunError(f"--data: no window can be read any more; {self._trouble.sentence()}")
+                self._problems.row(str(file.path), str(error))
+        raise CannotRunError(f"--data: no window can be read; {self._problems.sentence()}")
 
     def close(self) -> None:
-        """The last thing that is asked of them."""
+        """Close the files. No row can be read afterwards."""
         while self._files:
             self._files.pop().close()
 

@@ -1,4 +1,4 @@
-"""Documents to rows of T + 1 tokens: one behind the other, cut wherever a row is full."""
+"""Packing of documents into rows of T + 1 tokens: documents are concatenated and cut where a row is full."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Place = TypeVar("Place")
 
 
 class Row(NamedTuple):
-    """T inputs and the token behind them. The documents of the inputs follow each other and fill them."""
+    """A row of T input tokens and the token after them. The inputs are one or more whole or partial documents."""
 
     tokens: NDArray[np.unsignedinteger[Any]]  # [T + 1]
-    lengths: tuple[int, ...]
-    goes_on: bool  # the last document does behind the inputs: their last target is a token of it
+    lengths: tuple[int, ...]  # of the documents in the inputs; their sum is T
+    goes_on: bool  # whether the last document continues after the inputs, so that the last target belongs to it
 
 
 @dataclass(frozen=True)
 class Cursor(Generic[Place]):
-    """Where the next row begins: so many tokens into the document of that place."""
+    """Start of the next row: token number `token` of the document at `place`."""
 
     place: Place
     token: int
@@ -34,11 +34,12 @@ class Cursor(Generic[Place]):
 def rows(
     documents: Iterable[tuple[Place, Tokens]], length: int, skip_tokens: int = 0
 ) -> Iterator[tuple[Row, Cursor[Place]]]:
-    """Rows of `length` inputs, each with where the next one begins; what is left over at the end is no row.
+    """Yield rows of `length` inputs, each with the start of the next row. An incomplete last row is dropped.
 
-    The last token of a row is the first of the next one. `skip_tokens` of the first document are passed over.
+    `documents` are pairs of a document's place and its tokens. The last token of a row is the first token of the next
+    row. The first `skip_tokens` tokens of the first document are skipped.
     """
-    waiting: deque[tuple[Place, Tokens, int]] = deque()  # documents, and how many of their tokens are used up
+    waiting: deque[tuple[Place, Tokens, int]] = deque()  # documents, and how many of their tokens are used
     available = 0
     for place, tokens in documents:
         skip, skip_tokens = min(skip_tokens, len(tokens)), 0
@@ -53,7 +54,10 @@ def rows(
 
 
 def _cut(waiting: deque[tuple[Any, Tokens, int]], length: int) -> Row:
-    """The first `length` tokens of what waits, and the one behind them, which stays."""
+    """Remove the first `length` tokens from `waiting`, and return them and the token after them as a row.
+
+    The token after them stays in `waiting`, because it is the first token of the next row.
+    """
     parts, missing, goes_on = [], length, False
     while missing:
         place, tokens, used = waiting.popleft()
@@ -72,7 +76,10 @@ def _cut(waiting: deque[tuple[Any, Tokens, int]], length: int) -> Row:
 
 
 def row_of_window(window: Tokens, end: int | None) -> Row:
-    """The row of T + 1 tokens that were cut from a longer line of them, in which `end` ends each document."""
+    """Return the row for a window of T + 1 tokens that was cut from a longer sequence of tokens.
+
+    `end` is the token that ends each document, or None if the sequence is a single document.
+    """
     inputs = len(window) - 1
     if end is None:
         return Row(tokens=window, lengths=(inputs,), goes_on=True)

@@ -1,7 +1,7 @@
-"""Work done ahead by threads, handed out in the order of its items however many threads there are.
+"""Prefetching with threads. Results come in the order of the items, whatever the number of threads.
 
-Threads and no processes: what takes the time (reading, unpacking, tokenising by the packages, gathering) releases
-Python's lock; a thread needs no copy of the program, cannot be orphaned, and nothing forks beside CUDA or gloo.
+Threads are used instead of processes because the slow parts (reading, decompressing, tokenizing, copying) release
+Python's global interpreter lock. A thread cannot outlive its rank, and no process is forked next to CUDA or gloo.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ Result = TypeVar("Result")
 JOIN_S = 2.0
 
 
-class Ordered(Generic[Item, Result]):
-    """An iterator over `work(item)`; `close` it. Without workers each result is made when it is asked for.
+class OrderedPrefetch(Generic[Item, Result]):
+    """Iterator over `work(item)` for each item, computed by threads in advance. Call `close` at the end.
 
-    The items are drawn one at a time, by whichever thread is free; drawing them may take long as well.
+    Free threads take the next item, one thread at a time, so `items` may be slow and need not be thread-safe. At most
+    `ahead` results, or one per worker if that is more, are computed in advance. With `workers` 0, each result is
+    computed when it is requested. `name` is the prefix of the thread names.
     """
 
     def __init__(
         self, items: Iterator[Item], work: Callable[[Item], Result], *, workers: int, ahead: int, name: str
     ) -> None:
-        self._items, self._work, self._ahead = items, work, max(ahead, workers)
-        self._drawing = threading.Lock()
+        self._items, self._work, self._max_ahead = items, work, max(ahead, workers)
+        self._items_lock = threading.Lock()
         self._changed = threading.Condition()
-        self._done: dict[int, Result | BaseException] = {}
-        self._drawn = self._taken = 0
+        self._results: dict[int, Result | BaseException] = {}
+        self._started_count = self._returned_count = 0
         self._exhausted = self._closed = False
-        # Daemons: a thread that stands in a read that never returns must not keep the process.
+        # Daemon threads, so that a thread blocked in a read that never returns does not keep the process alive.
         self._threads = [
             threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True) for number in range(workers)
         ]
@@ -41,22 +43,25 @@ class Ordered(Generic[Item, Result]):
         return self
 
     def __next__(self) -> Result:
-        """Raises what drawing or work raised, in the place of its result."""
+        """Return the next result. If `items` or `work` raised an exception for it, raise that exception."""
         if not self._threads:
             return self._work(next(self._items))
         with self._changed:
-            self._changed.wait_for(lambda: self._taken in self._done or self._is_over())
-            if self._taken not in self._done:
+            self._changed.wait_for(lambda: self._returned_count in self._results or self._is_over())
+            if self._returned_count not in self._results:
                 raise StopIteration
-            result = self._done.pop(self._taken)
-            self._taken += 1
+            result = self._results.pop(self._returned_count)
+            self._returned_count += 1
             self._changed.notify_all()
         if isinstance(result, BaseException):
             raise result
         return result
 
     def close(self) -> None:
-        """The threads end when they have done what they are at; one that stands in a read is left behind."""
+        """Tell the threads to stop after their current item, and wait up to JOIN_S seconds for each thread.
+
+        A thread that is still blocked in a read then keeps running as a daemon thread.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -64,23 +69,26 @@ class Ordered(Generic[Item, Result]):
             thread.join(JOIN_S)
 
     def _is_over(self) -> bool:
-        return self._closed or (self._exhausted and self._taken == self._drawn)
+        return self._closed or (self._exhausted and self._returned_count == self._started_count)
 
     def _run(self) -> None:
         while self._has_room():
-            with self._drawing:
-                number, item = self._draw()
+            with self._items_lock:
+                number, item = self._next_item()
             if number is None:
                 return
-            self._finish(number, item if isinstance(item, BaseException) else self._made(item))
+            self._finish(number, item if isinstance(item, BaseException) else self._compute(item))
 
     def _has_room(self) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._drawn < self._taken + self._ahead)
+            self._changed.wait_for(lambda: self._closed or self._started_count < self._returned_count + self._max_ahead)
             return not self._closed
 
-    def _draw(self) -> tuple[int | None, Item | BaseException]:
-        """A number and its item, or the error in its place, which is the last; no number when there are no more."""
+    def _next_item(self) -> tuple[int | None, Item | BaseException]:
+        """Return the next item and its number, or (None, StopIteration()) if there are no more items.
+
+        If `items` raises an exception, the exception is returned as the last item.
+        """
         if self._exhausted or self._closed:
             return None, StopIteration()
         try:
@@ -94,16 +102,16 @@ class Ordered(Generic[Item, Result]):
             self._exhausted = True
             item = error
         with self._changed:
-            self._drawn += 1
-            return self._drawn - 1, item
+            self._started_count += 1
+            return self._started_count - 1, item
 
-    def _made(self, item: Item) -> Result | BaseException:
+    def _compute(self, item: Item) -> Result | BaseException:
         try:
             return self._work(item)
-        except BaseException as error:  # handed on to who asks for the result
+        except BaseException as error:  # raised again by __next__
             return error
 
     def _finish(self, number: int, result: Result | BaseException) -> None:
         with self._changed:
-            self._done[number] = result
+            self._results[number] = result
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""The shards of a data set: local files by their endings, and how the records of one are read, one after the other."""
+"""Shards of a data set, which are local text files or Hugging Face data sets, and the reading of their records."""
 
 from __future__ import annotations
 
@@ -15,36 +15,39 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from ..world import CannotRunError
-from .trouble import BadRecordError, BadShardError
+from .problems import BadRecordError, BadShardError
 
 # A text file is cut into documents of about this many bytes, at the end of a line.
 LONGEST_TEXT = 1 << 20
 _READ = 1 << 16
 
 Record = str | BadRecordError
-Watch = Callable[[IO[bytes]], None]
+OnOpen = Callable[[IO[bytes]], None]
 
 
 class Shard(Protocol):
-    """A part of a data set that is read from its beginning to its end."""
+    """Part of a data set, such as a file, whose records are read in order."""
 
     @property
     def name(self) -> str: ...
 
     def identity(self) -> str:
-        """By which the same shard is known again."""
+        """Return a text that identifies the shard's content, to check that a resumed run reads the same data."""
 
     def records(self) -> Iterator[Record]:
-        """Texts, and errors in the place of what is none. Raises BadShardError where the rest cannot be read."""
+        """Yield the text of each record, or a BadRecordError for a record without usable text.
+
+        Raises BadShardError if the rest of the shard cannot be read.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileShard:
-    """A local file of texts."""
+    """A local text, JSON Lines or parquet file, optionally compressed with gzip or zstd."""
 
     path: Path
     text_field: str
-    watch: Watch | None = None  # is given the file once it is open
+    on_open: OnOpen | None = None  # called with the open binary file, for example to show progress
 
     @property
     def name(self) -> str:
@@ -57,29 +60,29 @@ class FileShard:
             return f"{self.path.name} gone"
 
     def records(self) -> Iterator[Record]:
-        packed = self.path.suffix in (".gz", ".zst")
-        read = _READERS[(self.path.with_suffix("") if packed else self.path).suffix]
+        is_compressed = self.path.suffix in (".gz", ".zst")
+        read = _READERS[(self.path.with_suffix("") if is_compressed else self.path).suffix]
         try:
-            yield from read(self.path, self.text_field, self.watch)
+            yield from read(self.path, self.text_field, self.on_open)
         except FileNotFoundError as error:
-            raise BadShardError("has vanished") from error
+            raise BadShardError("does not exist any more") from error
         except EOFError as error:
-            raise BadShardError("ends in the middle of its packed content") from error
+            raise BadShardError("ends in the middle of its compressed content") from error
         except (gzip.BadGzipFile, zlib.error) as error:
-            raise BadShardError(f"packed content is damaged ({error})") from error
+            raise BadShardError(f"its compressed content is damaged ({error})") from error
         except OSError as error:
             raise BadShardError(f"cannot be read ({error.strerror or error})") from error
 
 
-def _texts(path: Path, _field: str, watch: Watch | None) -> Iterator[Record]:
-    """Whole lines, so that no character is cut."""
-    with _opened(path, watch) as file:
+def _texts(path: Path, _field: str, on_open: OnOpen | None) -> Iterator[Record]:
+    """Yield parts of a text file of about LONGEST_TEXT bytes, each of whole lines."""
+    with _open_decompressed(path, on_open) as file:
         while lines := file.readlines(LONGEST_TEXT):
-            yield _decoded(b"".join(lines))
+            yield _decode(b"".join(lines))
 
 
-def _lines(path: Path, field: str, watch: Watch | None) -> Iterator[Record]:
-    with _opened(path, watch) as file:
+def _lines(path: Path, field: str, on_open: OnOpen | None) -> Iterator[Record]:
+    with _open_decompressed(path, on_open) as file:
         for line in file:
             if line.strip():
                 yield _text_of(line, field)
@@ -93,7 +96,7 @@ def _text_of(line: bytes, field: str) -> Record:
     except ValueError as error:
         return BadRecordError(f"is not JSON ({error})")
     if not isinstance(content, dict):
-        return BadRecordError(f"is no object but {type(content).__name__}")
+        return BadRecordError(f"is not a JSON object but {type(content).__name__}")
     if field not in content:
         return BadRecordError(f'has no field "{field}", only {", ".join(map(str, content)) or "nothing"}')
     return _text(content[field], field)
@@ -101,57 +104,60 @@ def _text_of(line: bytes, field: str) -> Record:
 
 def _text(value: Any, field: str) -> Record:
     if not isinstance(value, str):
-        return BadRecordError(f'field "{field}" is no text but {type(value).__name__}')
+        return BadRecordError(f'field "{field}" is not a string but {type(value).__name__}')
     return value
 
 
-def _decoded(content: bytes) -> Record:
+def _decode(content: bytes) -> Record:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        return BadRecordError(f"is not UTF-8 (byte {error.start} of it)")
+        return BadRecordError(f"is not UTF-8 (byte {error.start} of the text)")
 
 
-def _parquet(path: Path, field: str, watch: Watch | None) -> Iterator[Record]:
-    parquet = needed("pyarrow.parquet", path)
-    errors = needed("pyarrow", path).ArrowException
+def _parquet(path: Path, field: str, on_open: OnOpen | None) -> Iterator[Record]:
+    parquet = import_optional("pyarrow.parquet", path)
+    errors = import_optional("pyarrow", path).ArrowException
     try:
-        with _raw(path, watch) as opened, parquet.ParquetFile(opened) as file:
+        with _raw(path, on_open) as raw, parquet.ParquetFile(raw) as file:
             if field not in (names := file.schema_arrow.names):
                 raise BadShardError(f'has no column "{field}", only {", ".join(names) or "nothing"}')
             for batch in file.iter_batches(batch_size=256, columns=[field]):
                 for value in batch.column(0).to_pylist():
                     yield _text(value, field)
     except errors as error:
-        raise BadShardError(f"is no parquet file or a damaged one ({_first_line(error)})") from error
+        raise BadShardError(f"is not a parquet file or is damaged ({_first_line(error)})") from error
 
 
 @contextmanager
-def _raw(path: Path, watch: Watch | None) -> Iterator[IO[bytes]]:
+def _raw(path: Path, on_open: OnOpen | None) -> Iterator[IO[bytes]]:
     with path.open("rb") as file:
-        if watch is not None:
-            watch(file)
+        if on_open is not None:
+            on_open(file)
         yield file
 
 
 @contextmanager
-def _opened(path: Path, watch: Watch | None) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked."""
-    with _raw(path, watch) as raw:
+def _open_decompressed(path: Path, on_open: OnOpen | None) -> Iterator[IO[bytes]]:
+    """Open a file for reading, and decompress it if its name ends with .gz or .zst."""
+    with _raw(path, on_open) as raw:
         if path.suffix == ".gz":
             with gzip.GzipFile(fileobj=raw) as file:
                 yield file  # type: ignore[misc]
         elif path.suffix == ".zst":
-            yield io.BufferedReader(_Unpacked(raw, needed("zstandard", path)), _READ)
+            yield io.BufferedReader(_ZstdStream(raw, import_optional("zstandard", path)), _READ)
         else:
             yield raw
 
 
-class _Unpacked(io.RawIOBase):
-    """A zstd file as its content. zstandard's own reader takes a file that ends early for one that ends."""
+class _ZstdStream(io.RawIOBase):
+    """Raw stream of a decompressed zstd file. A truncated file raises EOFError.
 
-    def __init__(self, packed: IO[bytes], library: Any) -> None:
-        self._packed, self._library = packed, library
+    The stream reader of the zstandard package does not report that a file is truncated.
+    """
+
+    def __init__(self, compressed: IO[bytes], library: Any) -> None:
+        self._compressed, self._library = compressed, library
         self._frame: Any = None
         self._ready = b""
 
@@ -160,18 +166,18 @@ class _Unpacked(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._ready:
-            block = self._packed.read(_READ)
+            block = self._compressed.read(_READ)
             if not block:
                 if self._frame is not None:
                     raise EOFError("the frame is not complete")
                 return 0
-            self._unpack(block)
+            self._decompress(block)
         count = min(len(buffer), len(self._ready))
         buffer[:count], self._ready = self._ready[:count], self._ready[count:]
         return count
 
-    def _unpack(self, block: bytes) -> None:
-        """A file may be several frames."""
+    def _decompress(self, block: bytes) -> None:
+        """Decompress `block` and append the result to the buffer. A file may consist of several zstd frames."""
         try:
             while block:
                 self._frame = self._frame or self._library.ZstdDecompressor().decompressobj()
@@ -180,11 +186,14 @@ class _Unpacked(io.RawIOBase):
                 if self._frame.eof:
                     block, self._frame = self._frame.unused_data, None
         except self._library.ZstdError as error:
-            raise BadShardError(f"packed content is damaged ({error})") from error
+            raise BadShardError(f"its compressed content is damaged ({error})") from error
 
 
-def needed(module: str, for_what: object) -> Any:
-    """An optional package. Raises CannotRunError that names the extra."""
+def import_optional(module: str, for_what: object) -> Any:
+    """Import and return a module of an optional package. `for_what` is the option or file that needs it.
+
+    Raises CannotRunError, with the pip command, if the package is not installed.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -206,33 +215,34 @@ def has_ending(path: Path, *endings: str) -> bool:
 
 
 def files_at(source: Path) -> list[Path]:
-    """The files that a path, a folder or a pattern names, by name. Raises CannotRunError for none.
+    """Return the data files that `source` matches, sorted by name. It is a file, a directory or a glob pattern.
 
-    Left aside are folders below a folder, what has no known ending, and what is named as kept for validation.
+    In a directory, only files with a known ending count; subdirectories and held-out files (val*, test*) are skipped.
+    Raises CannotRunError if no file matches, or if token files and text files are mixed.
     """
-    known = (*TEXT_ENDINGS, TOKEN_ENDING)
+    endings = (*TEXT_ENDINGS, TOKEN_ENDING)
     if source.is_dir():
-        found = sorted(path for path in source.iterdir() if has_ending(path, *known) and not _is_held_out(path))
+        paths = sorted(path for path in source.iterdir() if has_ending(path, *endings) and not _is_held_out(path))
     elif source.exists() or not set("*?[") & set(str(source)):
-        found = [source]
+        paths = [source]
     else:
-        found = sorted(path for path in map(Path, glob.glob(str(source), recursive=True)) if has_ending(path, *known))
-    kinds = {has_ending(path, TOKEN_ENDING) for path in found}
-    if not found:
-        raise CannotRunError(f"--data {source}: no file that ends with {', '.join(known)}")
+        paths = sorted(path for path in map(Path, glob.glob(str(source), recursive=True)) if has_ending(path, *endings))
+    kinds = {has_ending(path, TOKEN_ENDING) for path in paths}
+    if not paths:
+        raise CannotRunError(f"--data {source}: no file that ends with {', '.join(endings)}")
     if len(kinds) > 1:
-        raise CannotRunError(f"--data {source}: has files of tokens (.bin) beside files of text; name one kind")
-    return found
+        raise CannotRunError(f"--data {source}: contains token files (.bin) and text files; select one kind")
+    return paths
 
 
 def _is_held_out(path: Path) -> bool:
-    """As nanoGPT's val.bin."""
+    """Whether a file is meant for validation or testing by its name, such as nanoGPT's val.bin."""
     return path.name.startswith(("val", "test"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class HubShard:
-    """A data set of the Hugging Face hub, or a local one that `datasets` reads, streamed."""
+    """One split of a Hugging Face data set, from the hub or a local path, streamed by the package `datasets`."""
 
     path: str
     config: str | None
@@ -247,7 +257,7 @@ class HubShard:
         return self.name
 
     def records(self) -> Iterator[Record]:
-        library = needed("datasets", f"--data {self.name}")
+        library = import_optional("datasets", f"--data {self.name}")
         try:
             for example in library.load_dataset(self.path, self.config, split=self.split, streaming=True):
                 if self.text_field not in example:
@@ -256,5 +266,5 @@ class HubShard:
                 yield _text(example[self.text_field], self.text_field)
         except BadShardError:
             raise
-        except Exception as error:  # whatever the network, the hub or a file makes the package raise
+        except Exception as error:  # the package raises many types of exceptions for network, hub and file errors
             raise BadShardError(f"cannot be read ({type(error).__name__}: {_first_line(error)})") from error

@@ -1,6 +1,7 @@
-"""Readable English made by a small grammar, the same in every place: some megabytes to train on without a download.
+"""Generated short stories in English, a few megabytes of training data without a download.
 
-A story keeps to its people, its place and its thing, so that there is more to learn than single words.
+The text is the same on every machine. A story always mentions the same people, place and object, so a model can learn
+more than the frequencies of single words.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ _NUMBERS = ("two", "three", "four", "five", "seven", "nine", "twelve", "twenty")
 
 
 class _Dice:
-    """Draws that are the same in every version of Python: only `random()` is promised to stay."""
+    """Random choices that are the same in every Python version.
+
+    They use only `random.random()`, because Python guarantees its sequence across versions.
+    """
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -59,8 +63,8 @@ class _Dice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Tale:
-    """What a story keeps to."""
+class _Setting:
+    """The people, place and object of a story, which stay the same in all its sentences."""
 
     hero: str
     friend: str
@@ -71,10 +75,10 @@ class _Tale:
 
 
 def story(number: int) -> str:
-    """The story of that number: a title and some paragraphs."""
+    """Return story `number`: a title and several paragraphs. The number is the random seed."""
     dice = _Dice(number)
     hero = dice.one_of(_PEOPLE)
-    tale = _Tale(
+    setting = _Setting(
         hero=hero,
         friend=dice.one_of([name for name in _PEOPLE if name != hero]),
         trade=dice.one_of(_TRADES),
@@ -82,56 +86,56 @@ def story(number: int) -> str:
         thing=dice.one_of(_THINGS),
         quality=dice.one_of(_QUALITIES),
     )
-    opening = f"{tale.hero} was {_article(tale.trade)} who lived near {tale.place}."
-    title = f"{tale.hero} and the {tale.quality} {tale.thing}"
-    first = " ".join([opening, *(_sentence(dice, tale) for _ in range(2 + dice.below(3)))])
-    others = [" ".join(_sentence(dice, tale) for _ in range(2 + dice.below(5))) for _ in range(1 + dice.below(4))]
-    return "\n\n".join([title, first, *others, _ending(dice, tale)]) + "\n"
+    opening = f"{setting.hero} was {_article(setting.trade)} who lived near {setting.place}."
+    title = f"{setting.hero} and the {setting.quality} {setting.thing}"
+    first = " ".join([opening, *(_sentence(dice, setting) for _ in range(2 + dice.below(3)))])
+    others = [" ".join(_sentence(dice, setting) for _ in range(2 + dice.below(5))) for _ in range(1 + dice.below(4))]
+    return "\n\n".join([title, first, *others, _ending(dice, setting)]) + "\n"
 
 
-def _sentence(dice: _Dice, tale: _Tale) -> str:
-    return _SENTENCES[dice.below(len(_SENTENCES))](dice, tale)
+def _sentence(dice: _Dice, setting: _Setting) -> str:
+    return _SENTENCES[dice.below(len(_SENTENCES))](dice, setting)
 
 
-def _weather(dice: _Dice, tale: _Tale) -> str:
-    return f"{dice.one_of(_WEATHERS)}, and {dice.one_of((tale.hero, tale.friend))} stayed at {tale.place}."
+def _weather(dice: _Dice, setting: _Setting) -> str:
+    return f"{dice.one_of(_WEATHERS)}, and {dice.one_of((setting.hero, setting.friend))} stayed at {setting.place}."
 
 
-def _walk(dice: _Dice, tale: _Tale) -> str:
+def _walk(dice: _Dice, setting: _Setting) -> str:
     verb = dice.one_of(("walked", "ran", "rode", "went", "came back", "hurried"))
-    return f"{dice.one_of(_TIMES)} {tale.hero} {verb} to {dice.one_of(_PLACES)} with the {tale.thing}."
+    return f"{dice.one_of(_TIMES)} {setting.hero} {verb} to {dice.one_of(_PLACES)} with the {setting.thing}."
 
 
-def _found(dice: _Dice, tale: _Tale) -> str:
+def _event(dice: _Dice, setting: _Setting) -> str:
     verb = dice.one_of(("found", "lost", "sold", "repaired", "hid", "showed", "carried", "cleaned"))
-    return f"There {tale.friend} {verb} {_article(f'{dice.one_of(_QUALITIES)} {dice.one_of(_THINGS)}')}."
+    return f"There {setting.friend} {verb} {_article(f'{dice.one_of(_QUALITIES)} {dice.one_of(_THINGS)}')}."
 
 
-def _question(dice: _Dice, tale: _Tale) -> str:
-    return f'"Whose {tale.thing} is this?" {dice.one_of(_ASKED)} {dice.one_of((tale.hero, tale.friend))}.'
+def _question(dice: _Dice, setting: _Setting) -> str:
+    return f'"Whose {setting.thing} is this?" {dice.one_of(_ASKED)} {dice.one_of((setting.hero, setting.friend))}.'
 
 
-def _reply(dice: _Dice, tale: _Tale) -> str:
+def _reply(dice: _Dice, setting: _Setting) -> str:
     number = dice.one_of(_NUMBERS)
-    return f'"It belongs to the {dice.one_of(_TRADES)}, who paid {number} coins for it," {tale.friend} replied.'
+    return f'"It belongs to the {dice.one_of(_TRADES)}, who paid {number} coins for it," {setting.friend} replied.'
 
 
-def _feeling(dice: _Dice, tale: _Tale) -> str:
-    reason = f"the {tale.thing} was {dice.one_of(('gone', tale.quality, 'not for sale', 'safe again'))}"
-    return f"{tale.hero} was {dice.one_of(_MOODS)}, because {reason}."
+def _feeling(dice: _Dice, setting: _Setting) -> str:
+    reason = f"the {setting.thing} was {dice.one_of(('gone', setting.quality, 'not for sale', 'safe again'))}"
+    return f"{setting.hero} was {dice.one_of(_MOODS)}, because {reason}."
 
 
-def _waiting(dice: _Dice, tale: _Tale) -> str:
+def _waiting(dice: _Dice, setting: _Setting) -> str:
     number = dice.one_of(_NUMBERS)
-    return f"For {number} days nobody saw {tale.friend}, and the people at {dice.one_of(_PLACES)} talked about it."
+    return f"For {number} days nobody saw {setting.friend}, and the people at {dice.one_of(_PLACES)} talked about it."
 
 
-_SENTENCES = (_weather, _walk, _found, _question, _reply, _feeling, _waiting)
+_SENTENCES = (_weather, _walk, _event, _question, _reply, _feeling, _waiting)
 
 
-def _ending(dice: _Dice, tale: _Tale) -> str:
+def _ending(dice: _Dice, setting: _Setting) -> str:
     last = dice.one_of(("gave it away", "kept it", "brought it home", "told the story to the children"))
-    return f"In the end {tale.hero} {last}, and {tale.friend} was {dice.one_of(_MOODS)}."
+    return f"In the end {setting.hero} {last}, and {setting.friend} was {dice.one_of(_MOODS)}."
 
 
 def _article(noun: str) -> str:
@@ -140,7 +144,7 @@ def _article(noun: str) -> str:
 
 @dataclass(frozen=True)
 class StoryShard:
-    """Some hundred stories in a row."""
+    """Shard of STORIES_OF_SHARD consecutive stories."""
 
     number: int
 

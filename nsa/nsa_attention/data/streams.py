@@ -1,6 +1,6 @@
-"""Rows of documents that are read one after the other: shards shuffled, and inside of each the documents near together.
+"""Rows from a stream of documents. Shards are shuffled, and the documents of a shard are shuffled in blocks.
 
-Every rank reads the whole stream and takes its rows: the order is one, whatever the number of ranks and workers.
+Every rank reads the whole stream and uses its own rows, so the order does not depend on the number of ranks or workers.
 """
 
 from __future__ import annotations
@@ -16,24 +16,28 @@ import numpy as np
 
 from ..world import CannotRunError
 from .packing import Cursor, Row, rows
-from .prefetch import Ordered
+from .prefetch import OrderedPrefetch
+from .problems import BadRecordError, BadShardError, DataProblems
 from .shards import Record, Shard
 from .tokens import Tokenizer, Tokens
-from .trouble import BadRecordError, BadShardError, Trouble
 
-# So many records in a row are shuffled together, and are what a worker turns into tokens at once.
+# Number of consecutive records that are shuffled together. A worker tokenizes one such block at a time.
 BLOCK = 256
 BLOCKS_AHEAD = 4
 SLOW_S = 5.0
 
 
 class _NoDocumentError(Exception):
-    """No shard has a document. Workers may still be reporting what is wrong with the records."""
+    """No shard has a document. Workers may not have reported all bad records yet."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Place:
-    """A document: the so manieth of a block, of a shard, of an epoch, each in its shuffled order."""
+    """Location of a document in the stream.
+
+    `shard` is the index in the epoch's shuffled order of shards. `block` counts the shard's blocks of BLOCK records, in
+    file order. `document` is the index in the block's shuffled order of documents.
+    """
 
     epoch: int = 0
     shard: int = 0
@@ -41,21 +45,21 @@ class Place:
     document: int = 0
 
 
-_Documents = list[tuple["Place", Tokens]]  # of a block
+_BlockDocuments = list[tuple["Place", Tokens]]  # the documents of one block
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Block:
-    """Records as they stand in their shard."""
+    """Up to BLOCK consecutive records of a shard, not yet shuffled."""
 
     place: Place
     records: Sequence[Record]
-    shard: int  # by name
+    shard: int  # index in the unshuffled list of shards
     name: str
 
 
-class Documents:
-    """The rows of a stream, from a position on."""
+class DocumentStream:
+    """Data source of rows that are packed from the documents of shards, with a position that can be saved."""
 
     documents = True
 
@@ -63,17 +67,17 @@ class Documents:
         self,
         shards: Sequence[Shard],
         tokenizer: Tokenizer,
-        trouble: Trouble,
+        problems: DataProblems,
         *,
         length: int,
         seed: int,
         workers: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._shards, self._tokenizer, self._trouble = shards, tokenizer, trouble
+        self._shards, self._tokenizer, self._problems = shards, tokenizer, problems
         self._length, self._seed, self._workers, self._clock = length, seed, workers, clock
         self._cursor: Cursor[Place] = Cursor(Place(), 0)
-        self._blocks: Ordered[_Block, list[tuple[Place, Tokens]]] | None = None
+        self._blocks: OrderedPrefetch[_Block, list[tuple[Place, Tokens]]] | None = None
         self._rows: Iterator[tuple[Row, Cursor[Place]]] | None = None
 
     def identity(self) -> dict[str, Any]:
@@ -103,7 +107,10 @@ class Documents:
         )
 
     def next_row(self) -> Row:
-        """Raises CannotRunError where a bad shard stops the run, or no shard has a document."""
+        """Return the next row. The stream starts a new epoch when all shards have been read.
+
+        Raises CannotRunError if no shard has a document, or if the settings say that bad shards stop the run.
+        """
         if self._rows is None:
             self._start()
         assert self._rows is not None
@@ -111,64 +118,70 @@ class Documents:
         return row
 
     def close(self) -> None:
-        """The workers end."""
+        """Stop the worker threads. The next `next_row` continues from the current position."""
         if self._blocks is not None:
             self._blocks.close()
         self._blocks = self._rows = None
 
     def _start(self) -> None:
         begin = self._cursor
-        blocks = self._blocks = Ordered(
+        blocks = self._blocks = OrderedPrefetch(
             self._read(begin.place), self._tokens, workers=self._workers, ahead=BLOCKS_AHEAD, name="nsa-loader"
         )
         documents = (
-            document for block in self._reporting_none(blocks) for document in block if document[0] >= begin.place
+            document for block in self._check_not_empty(blocks) for document in block if document[0] >= begin.place
         )
         self._rows = rows(documents, self._length, begin.token)
 
-    def _reporting_none(self, blocks: Iterator[_Documents]) -> Iterator[_Documents]:
-        """Yield the blocks. Raises CannotRunError if no shard has a document, once all earlier blocks were read."""
+    def _check_not_empty(self, blocks: Iterator[_BlockDocuments]) -> Iterator[_BlockDocuments]:
+        """Yield all of `blocks`, and raise CannotRunError if they end because no shard has a document."""
         try:
             yield from blocks
         except _NoDocumentError:
-            sentence = self._trouble.sentence()
+            sentence = self._problems.sentence()
             raise CannotRunError(f"--data: no document in {len(self._shards)} shards; {sentence}") from None
 
     def _read(self, begin: Place) -> Iterator[_Block]:
-        """All blocks from that of a document on, without end."""
+        """Yield blocks without end, epoch after epoch, starting with the block that contains document `begin`.
+
+        Raises _NoDocumentError at the end of an epoch in which no shard had a text.
+        """
         for epoch in count(begin.epoch):
             order = self._generator(epoch).permutation(len(self._shards))
             first = begin.shard if epoch == begin.epoch else 0
-            found = first > 0
+            has_text = first > 0
             for place in range(first, len(order)):
-                at = Place(epoch=epoch, shard=place)
+                location = Place(epoch=epoch, shard=place)
                 block = begin.block if (epoch, place) == (begin.epoch, begin.shard) else 0
-                for one in self._read_shard(int(order[place]), at, block):
-                    found = found or any(isinstance(record, str) for record in one.records)
-                    yield one
-            if not found:
+                for item in self._read_shard(int(order[place]), location, block):
+                    has_text = has_text or any(isinstance(record, str) for record in item.records)
+                    yield item
+            if not has_text:
                 raise _NoDocumentError
 
-    def _read_shard(self, number: int, at: Place, block: int) -> Iterator[_Block]:
+    def _read_shard(self, number: int, location: Place, block: int) -> Iterator[_Block]:
         shard = self._shards[number]
         records = islice(shard.records(), block * BLOCK, None)
         empty = block == 0
         while True:
             batch, problem = self._next_records(records, shard.name)
             if batch:
-                place = Place(epoch=at.epoch, shard=at.shard, block=block)
+                place = Place(epoch=location.epoch, shard=location.shard, block=block)
                 yield _Block(place=place, records=batch, shard=number, name=shard.name)
                 empty = empty and not any(isinstance(record, str) and record for record in batch)
                 block += 1
             if problem is not None:
-                self._trouble.shard(shard.name, problem)
+                self._problems.shard(shard.name, problem)
             if problem is not None or len(batch) < BLOCK:
                 break
         if empty and problem is None:
-            self._trouble.shard(shard.name, "holds no text")
+            self._problems.shard(shard.name, "contains no text")
 
     def _next_records(self, records: Iterator[Record], name: str) -> tuple[list[Record], str | None]:
-        """Up to BLOCK records, and what is wrong with the rest of the shard."""
+        """Return up to BLOCK records, and why the rest of the shard cannot be read, or None if it can.
+
+        If reading takes longer than SLOW_S seconds, this is reported under the shard's `name`.
+        """
         batch: list[Record] = []
         started_s = self._clock()
         try:
@@ -178,23 +191,26 @@ class Documents:
             return batch, str(error)
         finally:
             if (seconds := self._clock() - started_s) > SLOW_S:
-                self._trouble.slow(name, seconds)
+                self._problems.slow(name, seconds)
         return batch, None
 
     def _tokens(self, block: _Block) -> list[tuple[Place, Tokens]]:
-        """The documents of a block in their shuffled order."""
+        """Return the tokens of the documents of a block, in shuffled order. Bad and empty records are left out."""
         order = self._generator(block.place.epoch, block.shard, block.place.block).permutation(len(block.records))
-        texts = [text for number in order if (text := self._good(block, int(number)))]
-        at = block.place
+        texts = [text for number in order if (text := self._text_or_report(block, int(number)))]
+        location = block.place
         return [
-            (Place(epoch=at.epoch, shard=at.shard, block=at.block, document=document), self._tokenizer.document(text))
+            (
+                Place(epoch=location.epoch, shard=location.shard, block=location.block, document=document),
+                self._tokenizer.document(text),
+            )
             for document, text in enumerate(texts)
         ]
 
-    def _good(self, block: _Block, number: int) -> str | None:
+    def _text_or_report(self, block: _Block, number: int) -> str | None:
         record = block.records[number]
         if isinstance(record, BadRecordError):
-            self._trouble.record(f"{block.name}, record {block.place.block * BLOCK + number + 1}", str(record))
+            self._problems.record(f"{block.name}, record {block.place.block * BLOCK + number + 1}", str(record))
             return None
         return record
 

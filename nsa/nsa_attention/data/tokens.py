@@ -1,4 +1,4 @@
-"""Text to tokens: bytes, or a vocabulary in a local file, by `tokenizers` or `tiktoken`. Nothing is downloaded."""
+"""Tokenizers: bytes, or a vocabulary in a local file for `tokenizers` or `tiktoken`. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..world import CannotRunError
 Tokens = NDArray[np.unsignedinteger[Any]]
 
 BYTES = "bytes"
-# Zero is the one byte that no text has.
+# The zero byte ends a document, because it does not occur in normal text.
 END_OF_BYTES = 0
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
-# What a file of ranks does not say, by the names that such files have.
+# A .tiktoken file contains only token ranks. Its name determines the split pattern and the end token.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -32,34 +32,35 @@ _RANKS = {"gpt2": (_GPT2, 50256), "r50k_base": (_GPT2, 50256), "cl100k_base": (_
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    """A vocabulary, and what turns text into it."""
+    """A named vocabulary and the function that encodes text with it."""
 
     name: str
     vocab: int
-    end: int | None  # the token behind each document; None: the vocabulary has none
+    end: int | None  # the token after each document; None if the vocabulary has no such token
     encode: Callable[[str], Tokens]
 
     @property
     def dtype(self) -> type[np.uint16] | type[np.uint32]:
-        """The smallest of the two that holds every token."""
+        """The smaller of uint16 and uint32 that can store every token of the vocabulary."""
         return np.uint16 if self.vocab <= 1 << 16 else np.uint32
 
     def document(self, text: str) -> Tokens:
-        """The tokens of a text and the one that ends it."""
+        """Return the tokens of `text`, followed by the end token if the vocabulary has one."""
         tokens = self.encode(text)
         return tokens if self.end is None else np.append(tokens, np.array([self.end], tokens.dtype))
 
 
 def tokenizer_named(name: str) -> Tokenizer:
-    """`bytes`, a tokenizer.json, or a file of ranks such as r50k_base.tiktoken.
+    """Return the tokenizer for a value of `--tokenizer`.
 
-    Raises CannotRunError for a file that is none, or whose package is missing.
+    `name` is "bytes", the path of a tokenizer.json, or the path of a .tiktoken file such as r50k_base.tiktoken. Raises
+    CannotRunError if the file is not a tokenizer, or if the package that reads it is not installed.
     """
     if name == BYTES:
         return Tokenizer(name=BYTES, vocab=256, end=END_OF_BYTES, encode=_bytes)
     path = Path(name)
     try:
-        return _of_ranks(path) if path.suffix == ".tiktoken" else _of_json(path)
+        return _from_ranks(path) if path.suffix == ".tiktoken" else _from_json(path)
     except ImportError as error:
         raise CannotRunError(
             f"--tokenizer {name}: {error.name or error} is not installed; pip install 'nsa-harness[data]'"
@@ -70,33 +71,33 @@ def _bytes(text: str) -> Tokens:
     return np.frombuffer(text.encode("utf-8"), np.uint8)
 
 
-def _of_json(path: Path) -> Tokenizer:
+def _from_json(path: Path) -> Tokenizer:
     library = importlib.import_module("tokenizers")
     try:
-        loaded = library.Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises plain Exception for a file that is none
+        tokenizer = library.Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises plain Exception for an invalid file
         raise CannotRunError(f"--tokenizer {path}: not a tokenizer.json ({error})") from error
-    vocab = int(loaded.get_vocab_size())
-    end = next((number for word in _ENDS if (number := loaded.token_to_id(word)) is not None), None)
+    vocab = int(tokenizer.get_vocab_size())
+    end = next((number for word in _ENDS if (number := tokenizer.token_to_id(word)) is not None), None)
     return Tokenizer(
         name=path.name,
         vocab=vocab,
         end=end,
-        encode=lambda text: np.array(loaded.encode(text, add_special_tokens=False).ids, np.uint32),
+        encode=lambda text: np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.uint32),
     )
 
 
-def _of_ranks(path: Path) -> Tokenizer:
+def _from_ranks(path: Path) -> Tokenizer:
     if path.stem not in _RANKS:
-        known = ", ".join(f"{name}.tiktoken" for name in sorted(_RANKS))
-        raise CannotRunError(f"--tokenizer {path}: how text is split depends on the file's name; known are {known}")
+        names = ", ".join(f"{name}.tiktoken" for name in sorted(_RANKS))
+        raise CannotRunError(f"--tokenizer {path}: the file name determines how text is split; known names are {names}")
     pattern, end = _RANKS[path.stem]
     library = importlib.import_module("tiktoken")
     try:
         lines = [line.split() for line in path.read_bytes().splitlines() if line]
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
     except (OSError, ValueError) as error:
-        raise CannotRunError(f"--tokenizer {path}: not a file of ranks ({error})") from error
+        raise CannotRunError(f"--tokenizer {path}: not a file of token ranks ({error})") from error
     encoding = library.Encoding(path.stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens={_ENDS[0]: end})
     return Tokenizer(
         name=path.name,

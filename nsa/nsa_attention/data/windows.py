@@ -1,4 +1,4 @@
-"""Rows that depend on their number alone: random tokens, and random windows of one text."""
+"""Rows that are determined by their number only: random tokens, or random windows of one text."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 from ..config import NSAConfig
 from ..values import Data
 from ..world import CannotRunError
-from .named import shipped_text
 from .packing import Row
+from .source_shards import shipped_text
 
-# Weights and data draw from different streams of one seed.
-_DATA_STREAM = 1_000_003
+# Multiplier that derives the seeds of the data from `--seed`, so that weights and data use different random numbers.
+_SEED_FACTOR = 1_000_003
 
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """How many rows a step takes, and how they are numbered: by micro-batch, rank and place in the batch."""
+    """Sizes of a training step. Rows are numbered by step, micro-batch, rank and index in the batch, in this order."""
 
     world_size: int
     accumulate: int
@@ -37,10 +37,11 @@ class Geometry:
         return self.accumulate * self.rows_of_micro_batch
 
 
-class Windows:
-    """Every rank, step and micro-batch draws a batch by a number made of the three.
+class RandomWindows:
+    """Data source of random tokens or random windows of a text.
 
-    At another world size the rows stay those of the run that began: its geometry is part of the position.
+    A seed is computed from `seed`, step, micro-batch and rank, and each batch is drawn with its own seed. The position
+    contains the geometry of the original run, so a resumed run with another number of ranks reads the same rows.
     """
 
     documents = False
@@ -48,44 +49,44 @@ class Windows:
     def __init__(self, source: Data | Path, model: NSAConfig, seed: int, geometry: Geometry) -> None:
         self._text = None if source is Data.SYNTHETIC else _bytes_of(source, model)
         self._vocab, self._length, self._seed = model.vocab, model.seq_len, seed
-        self._home = geometry
-        self._newest: tuple[tuple[int, int, int], Tensor] | None = None
+        self._geometry = geometry
+        self._last_batch: tuple[tuple[int, int, int], Tensor] | None = None
 
     def identity(self) -> dict[str, Any]:
         return {"tokens": self._vocab if self._text is None else len(self._text)}
 
     def position(self) -> dict[str, Any]:
-        return asdict(self._home)
+        return asdict(self._geometry)
 
     def go_to(self, position: dict[str, Any]) -> None:
-        self._home = Geometry(**position)
-        self._newest = None
+        self._geometry = Geometry(**position)
+        self._last_batch = None
 
     def row(self, number: int) -> Row:
-        step, rest = divmod(number, self._home.rows_of_step)
-        micro, rest = divmod(rest, self._home.rows_of_micro_batch)
-        rank, place = divmod(rest, self._home.batch)
-        tokens = self._drawn(step + 1, micro, rank)[place].numpy()
+        step, rest = divmod(number, self._geometry.rows_of_step)
+        micro, rest = divmod(rest, self._geometry.rows_of_micro_batch)
+        rank, place = divmod(rest, self._geometry.batch)
+        tokens = self._draw_batch(step + 1, micro, rank)[place].numpy()
         return Row(tokens=tokens, lengths=(self._length,), goes_on=True)
 
-    def _drawn(self, step: int, micro: int, rank: int) -> Tensor:
-        """The batch that they have, [B, T + 1]."""
-        newest = self._newest
-        if newest is not None and newest[0] == (step, micro, rank):
-            return newest[1]
-        generator = torch.Generator().manual_seed(self._stream(step, micro, rank))
+    def _draw_batch(self, step: int, micro: int, rank: int) -> Tensor:
+        """Return the batch of `rank` for one micro-batch of `step`: tokens of shape [B, T + 1] (batch, tokens + 1)."""
+        last = self._last_batch
+        if last is not None and last[0] == (step, micro, rank):
+            return last[1]
+        generator = torch.Generator().manual_seed(self._seed_for(step, micro, rank))
         if self._text is None:
-            tokens = torch.randint(self._vocab, (self._home.batch, self._length + 1), generator=generator)
+            tokens = torch.randint(self._vocab, (self._geometry.batch, self._length + 1), generator=generator)
         else:
-            starts = torch.randint(len(self._text) - self._length, (self._home.batch, 1), generator=generator)
+            starts = torch.randint(len(self._text) - self._length, (self._geometry.batch, 1), generator=generator)
             tokens = self._text[starts + torch.arange(self._length + 1)]
-        self._newest = (step, micro, rank), tokens
+        self._last_batch = (step, micro, rank), tokens
         return tokens
 
-    def _stream(self, step: int, micro: int, rank: int) -> int:
+    def _seed_for(self, step: int, micro: int, rank: int) -> int:
         number = self._seed
         for part in (step, micro, rank):
-            number = (number * _DATA_STREAM + part + 1) % (1 << 63)
+            number = (number * _SEED_FACTOR + part + 1) % (1 << 63)
         return number
 
 

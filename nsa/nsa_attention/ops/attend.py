@@ -1,11 +1,12 @@
-"""The three branches in plain torch and on CPUs: a loop over query tiles, memory linear in the sequence.
+"""The three branches as a loop over tiles of queries, for CPUs and as the fallback on every device.
 
-A pattern says which keys a query sees: 0 in the bias of a tile for a key it sees, minus infinity for others. Attention
-under a pattern is one operator of torch, so that autograd sees one node and torch.compile one call however long the
-sequence is. Patterns and kernels go by name, as an operator takes numbers, strings and tensors only.
+Memory grows linearly with the sequence length. A `Pattern` defines which keys a query attends to: the mask bias of a
+tile is 0 for these keys and -inf for others. Attention under a pattern is one registered torch operator, so autograd
+has one node and torch.compile one call for any sequence length. Operators accept only numbers, strings and tensors, so
+patterns and kernels are passed by name.
 
 Dimensions: B batch, H query heads, G groups, N batch x groups, h heads of a group, T queries, C queries of a tile,
-S keys, D key width, E value width, b selection blocks, n places.
+S keys, D key width, E value width, b selection blocks, n selected blocks per query, X columns of an index table.
 """
 
 from __future__ import annotations
@@ -37,30 +38,37 @@ _MASKED = -torch.inf
 
 
 class Pattern(Protocol):
-    """What a branch lets a query see. `indices` is what the selection chose, or tells packed sequences apart."""
+    """The keys that each query of a branch attends to.
+
+    `indices` [N, T, X] are the selected blocks, or the spans of keys for packed sequences. `start` and `stop` are the
+    first query of a tile and the one after the last.
+    """
 
     def max_tile_queries(self) -> int:
-        """Queries per tile: more of them look at more keys in vain, fewer of them are slower for each key."""
+        """Return the maximum queries per tile. Larger tiles read more masked keys; smaller ones take longer per key."""
 
     def key_range(self, start: int, stop: int, indices: Tensor | None = None) -> tuple[int, int]:
-        """The range outside of which no query in [start, stop) sees anything."""
+        """Return the range of keys that contains all keys of the queries in [start, stop)."""
 
     def bias(self, start: int, stop: int, indices: Tensor | None, like: Tensor) -> Tensor:
-        """0 or minus infinity, broadcastable to [N, 1, C, S], in the dtype and on the device of `like`."""
+        """Return the mask bias for the keys in `key_range`: 0 for visible keys, -inf for others.
+
+        It broadcasts to [N, 1, C, S] and has the dtype and device of `like`.
+        """
 
     def fully_masked_rows(self, start: int, stop: int, indices: Tensor | None, device: torch.device) -> Tensor | None:
-        """True for a query that sees no key at all, broadcastable to [N, 1, C]; None if there is no such query."""
+        """Return a mask of queries without any visible key, broadcastable to [N, 1, C], or None if there are none."""
 
 
 @dataclass(frozen=True)
 class CompletedBlocks:
-    """Query t sees block i when the block's last token i*d + l - 1 is not after t."""
+    """Compressed branch: query t attends to block i if the block's last token i*d + l - 1 is not after t (eq. 7)."""
 
     block_len: int
     block_stride: int
 
     def count(self, tokens: int) -> int:
-        """Blocks that are complete after `tokens` tokens."""
+        """Return the number of blocks that are complete after `tokens` tokens."""
         return max(0, (tokens - self.block_len) // self.block_stride + 1)
 
     def max_tile_queries(self) -> int:
@@ -73,7 +81,7 @@ class CompletedBlocks:
         return _mask_bias(self.visible(start, stop, like.device), like)
 
     def visible(self, start: int, stop: int, device: torch.device) -> Tensor:
-        """True where the query sees the block, [C, S]."""
+        """Return which blocks each query in [start, stop) attends to, bool [C, S]."""
         queries = torch.arange(start, stop, device=device)
         last_tokens = torch.arange(self.count(stop), device=device) * self.block_stride + self.block_len - 1
         return last_tokens <= queries[:, None]
@@ -85,12 +93,12 @@ class CompletedBlocks:
 
 @dataclass(frozen=True)
 class LastTokens:
-    """Query t sees keys in (t - w, t]."""
+    """Sliding branch: query t attends to the keys in (t - w, t]."""
 
     window: int
 
     def max_tile_queries(self) -> int:
-        # Each tile looks at w + C - 1 keys, of which a query sees w.
+        # Each tile reads w + C - 1 keys, of which a query attends to w.
         return max(64, self.window // 8)
 
     def key_range(self, start: int, stop: int, _indices: Tensor | None = None) -> tuple[int, int]:
@@ -108,7 +116,7 @@ class LastTokens:
 
 @dataclass(frozen=True)
 class SelectedBlocks:
-    """Query t sees token s when s <= t and block s // l' stands in its row of indices; -1 is an empty place."""
+    """Selected branch: query t attends to token s if s <= t and block s // l' is among its indices; -1 is empty."""
 
     select_len: int
 
@@ -121,11 +129,11 @@ class SelectedBlocks:
     def bias(self, start: int, stop: int, indices: Tensor | None, like: Tensor) -> Tensor:
         index_NCn = _index_rows(indices, start, stop)
         blocks = -(-stop // self.select_len)
-        # Empty places and blocks after this tile write to a column of their own. A block named twice is one 0.
+        # Empty slots and blocks after this tile write to an extra column. A block selected twice writes 0 twice.
         columns = torch.where((index_NCn < 0) | (index_NCn >= blocks), blocks, index_NCn)
         of_block = like.new_full((*columns.shape[:2], blocks + 1), _MASKED).scatter_(2, columns, 0.0)
         of_token = of_block[..., :blocks].repeat_interleave(self.select_len, dim=2)[..., :stop]
-        # Only among the tile's own tokens can a key be later than the query.
+        # A key can be later than its query only among the tile's own tokens.
         later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=like.device).triu_(1)
         of_token[..., start:].masked_fill_(later, _MASKED)
         return of_token.unsqueeze(1)
@@ -138,9 +146,9 @@ class SelectedBlocks:
 
 @dataclass(frozen=True)
 class KeySpans:
-    """Query t sees the keys from the first number of its row of indices up to the second: packed sequences.
+    """Packed sequences: query t attends to keys [first, stop), the two columns of its row of `indices`.
 
-    Both numbers rise with the query.
+    Both numbers must be ascending over the queries.
     """
 
     def max_tile_queries(self) -> int:
@@ -163,9 +171,10 @@ class KeySpans:
 
 @dataclass(frozen=True)
 class PackedSelectedBlocks:
-    """As SelectedBlocks, for packed sequences: blocks are numbered along the row, none has tokens of two sequences.
+    """SelectedBlocks for packed sequences. Blocks are numbered along the row, and none spans two sequences.
 
-    The first two columns of the indices are of the row's tokens: where the sequence begins, the block of the token.
+    Columns 0 and 1 of `indices` are the first token of the query's sequence and the block of the query. The selected
+    blocks follow.
     """
 
     def max_tile_queries(self) -> int:
@@ -203,8 +212,11 @@ PATTERNS: dict[str, Callable[..., Pattern]] = {
 
 @lru_cache(maxsize=64)
 def _window_bias(window: int, before: int, queries: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Of queries with so many keys before the first one: all tiles but those at both ends of a sequence share it."""
-    with torch.inference_mode(mode=False):  # it is kept, and a tensor of inference mode cannot be used outside of it
+    """Return the mask bias of a sliding window for `queries` queries that have `before` keys before the first query.
+
+    All tiles of a sequence share it, except those at both ends.
+    """
+    with torch.inference_mode(mode=False):  # the cached tensor must also be usable outside of inference mode
         query_C1 = torch.arange(before, before + queries, device=device)[:, None]
         key_S = torch.arange(before + queries, device=device)
         return _mask_bias(
@@ -231,7 +243,10 @@ def compressed_attention(
     scale: float,
     kernel: Kernel,
 ) -> tuple[Tensor, Tensor]:
-    """Output [B, H, T, E] and log-sum-exp [B, H, T]; a query before the first complete block gets 0 and -inf."""
+    """Return output [B, H, T, E] and log-sum-exp [B, H, T] of the compressed branch.
+
+    A query before the first complete block gets 0 and -inf.
+    """
     lengths = [block_len, block_stride]
     return attend(q_BHTD, k_BGSD, v_BGSE, pattern="compressed", lengths=lengths, kernel=kernel, scale=scale)
 
@@ -246,9 +261,10 @@ def selected_attention(
     scale: float,
     kernel: Kernel,
 ) -> tuple[Tensor, Tensor]:
-    """Output [B, H, T, E] and log-sum-exp [B, H, T]; a row of nothing but -1 gives 0 and -inf.
+    """Return output [B, H, T, E] and log-sum-exp [B, H, T] of the selected branch.
 
-    Memory grows with T. So does the work block by block; under a mask over all keys it grows with T squared.
+    A query whose indices are all -1 gets 0 and -inf. Memory grows with T. Work grows with T for the blockwise kernel,
+    and with T squared for the other kernels, which mask all keys.
     """
     if kernel.name == BlockwiseKernel.name:
         return blockwise(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, select_len=select_len, scale=scale)
@@ -267,7 +283,7 @@ def selected_attention(
 def sliding_attention(
     q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, *, window: int, scale: float, kernel: Kernel
 ) -> tuple[Tensor, Tensor]:
-    """Output [B, H, T, E] and log-sum-exp [B, H, T]."""
+    """Return output [B, H, T, E] and log-sum-exp [B, H, T] of the sliding branch."""
     return attend(q_BHTD, k_BGTD, v_BGTE, pattern="sliding", lengths=[window], kernel=kernel, scale=scale)
 
 
@@ -282,7 +298,7 @@ def packed_compressed_attention(
     kernel: Kernel,
     starts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The same of packed sequences, in one operation however many there are."""
+    """Return the result of `compressed_attention` for packed sequences, with one operation for all sequences."""
     row = _TokenPositions.of(starts, q_1HTD.shape[2])
     first_T = compressed_starts(starts, block_len, block_stride)[row.sequence_T]
     count_T = torch.div(row.position_T + 1 - block_len, block_stride, rounding_mode="floor") + 1
@@ -302,7 +318,7 @@ def packed_compressed_attention(
 def packed_sliding_attention(
     q_1HTD: Tensor, k_1GTD: Tensor, v_1GTE: Tensor, *, window: int, scale: float, kernel: Kernel, starts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same of packed sequences."""
+    """Return the result of `sliding_attention` for packed sequences."""
     row = _TokenPositions.of(starts, q_1HTD.shape[2])
     token_T = row.begin_T + row.position_T
     spans_T2 = torch.stack((torch.maximum(row.begin_T, token_T - window + 1), token_T + 1), 1)
@@ -329,7 +345,7 @@ def packed_selected_attention(
     kernel: Kernel,
     starts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The same of packed sequences; the indices count from the query's own sequence."""
+    """Return the result of `selected_attention` for packed sequences; indices count from each query's own sequence."""
     row = _TokenPositions.of(starts, q_1HTD.shape[2])
     first_T = selection_starts(starts, select_len)[row.sequence_T]
     token_columns_T2 = torch.stack((row.begin_T, first_T + row.position_T // select_len), 1)
@@ -342,11 +358,11 @@ def packed_selected_attention(
 
 @dataclass(frozen=True, kw_only=True)
 class _TokenPositions:
-    """Of each token of a row its sequence, where that begins, and the place in it."""
+    """Sequence and position of each token of a row."""
 
-    sequence_T: Tensor
-    begin_T: Tensor
-    position_T: Tensor
+    sequence_T: Tensor  # number of the token's sequence
+    begin_T: Tensor  # first token of that sequence
+    position_T: Tensor  # position of the token in its sequence
 
     @classmethod
     def of(cls, starts: Tensor, tokens: int) -> _TokenPositions:
@@ -357,7 +373,7 @@ class _TokenPositions:
 
 
 def _for_every_group(row_TX: Tensor, k_1GSD: Tensor) -> Tensor:
-    """The same for every group."""
+    """Return `row_TX` for every group, [1, G, T, X], as a view."""
     return row_TX[None, None].expand(1, k_1GSD.shape[1], -1, -1)
 
 
@@ -372,7 +388,10 @@ def attend(
     scale: float,
     indices_BGTn: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Output [B, H, T, E] and log-sum-exp [B, H, T] (no gradient) of attention under `pattern` of these lengths."""
+    """Return output [B, H, T, E] and log-sum-exp [B, H, T] (without gradient) of attention under a pattern.
+
+    `pattern` is a key of PATTERNS, and `lengths` are the constructor arguments of that pattern.
+    """
     batch, heads, queries, _ = q_BHTD.shape
     groups = k_BGSD.shape[1]
     rows = batch * groups
@@ -423,7 +442,7 @@ def _attend_tiles(
     lse_NhT: Tensor,
     scale: float,
 ) -> None:
-    """Fill in output and log-sum-exp, which are those of queries that see nothing."""
+    """Write output and log-sum-exp in place. They must contain the values of fully masked queries before."""
     with autocast_disabled(q_NhTD):
         for start, stop in _tiles(q_NhTD, rule, tile_kernel, indices):
             first, last = rule.key_range(start, stop, indices)
@@ -458,19 +477,19 @@ def _attend_backward(
 
     def piece(rows: slice, heads: slice) -> tuple[Tensor, Tensor]:
         grad, q, o, lse = (tensor[rows, heads] for tensor in (grad_NhTE, q_NhTD, o_NhTE, lse_NhT))
-        selected = None if indices is None else indices[rows]
+        row_indices = None if indices is None else indices[rows]
         return _differentiate_tiles(
-            rule, tile_kernel, grad, q, o, lse, k_NSD[rows], v_NSE[rows], selected, dq[rows, heads], scale
+            rule, tile_kernel, grad, q, o, lse, k_NSD[rows], v_NSE[rows], row_indices, dq[rows, heads], scale
         )
 
     cut = split_work(q_NhTD.device, *q_NhTD.shape[:2])
-    # In the order of the pieces, whichever ends first: the same sum each time.
+    # Add in the order of the pieces, not of their completion, so that the sum is reproducible.
     for (rows, _), (piece_dk, piece_dv) in zip(
         cut, run_in_threads([partial(piece, *share) for share in cut]), strict=True
     ):
         dk[rows] += piece_dk
         dv[rows] += piece_dv
-    # The operator may return none of its inputs, and no view; `to` returns what needs no change as it is.
+    # An operator must not return its inputs or views of them. `to` may return its input, but these are new tensors.
     return dq, dk.to(k_NSD.dtype), dv.to(v_NSE.dtype)
 
 
@@ -487,7 +506,7 @@ def _differentiate_tiles(
     dq_NhTD: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of keys and values from these heads; that of the queries is filled in."""
+    """Return the gradients of keys and values from these heads, and write that of the queries to `dq_NhTD`."""
     dk = k_NSD.new_zeros(k_NSD.shape, dtype=compute_dtype(k_NSD))
     dv = v_NSE.new_zeros(v_NSE.shape, dtype=compute_dtype(v_NSE))
     with autocast_disabled(q_NhTD):

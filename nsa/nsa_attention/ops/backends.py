@@ -36,13 +36,15 @@ Starts: TypeAlias = Tensor | None
 
 
 class Backend(Protocol):
-    """Implementations of the operator. Outputs are [B, H, T, E] with log-sum-exp [B, H, T].
+    """Implementation of all branches, of block selection and of the gated sum.
 
-    docs/internals/nsa/mathematics.md defines which keys a query sees.
+    Queries are [B, H, T, D]. Each branch returns its output [B, H, T, E] and log-sum-exp [B, H, T].
+    docs/internals/nsa/mathematics.md defines which keys a query attends to.
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name in reports and errors."""
 
     def attend_compressed(
         self, q: Tensor, k: Tensor, v: Tensor, *, block_len: int, block_stride: int, scale: float, starts: Starts = None

@@ -1,15 +1,17 @@
-"""Selected attention on a CPU, one block of keys after the other, each with all queries that chose it.
+"""The selected branch on a CPU, one block of keys after another, each with all queries that selected it.
 
-A mask over all keys makes the work grow with T squared, and gathering each query's blocks moves every key n times for
-every query. Here a block stays in the cache, its readers' rows are gathered, and one matrix product serves all heads of
-all of them. The first queries, who see every block, are plain causal attention.
+With a mask over all keys, work would grow with T squared; gathering the blocks of each query would copy every key for
+every query that selected it. Here a block stays in the CPU cache, the rows of its readers (the queries that selected
+it) are gathered, and one matrix product computes all their heads. The first queries attend to every block before them;
+they are computed as plain causal attention.
 
-Where no score can be large, as norms of queries and keys tell, exponentials are of the scores as they are, and what a
-query has from its blocks is added up. Else it is merged by running maximum and sum. The backward pass starts from the
-final log-sum-exp.
+If the norms of queries and keys show that no score can be large, exponentials of the scores are summed directly.
+Otherwise the blocks of a query are merged with a running maximum and sum. The backward pass starts from the final
+log-sum-exp.
 
-Dimensions: N batch x groups, h heads of a group, T queries, S keys, D key width, E value width, n places, m queries of
-a chunk, r rows of it (m x h), L keys of a block.
+Dimensions: B batch, H query heads, G groups, N batch x groups, h heads of a group, T queries, S keys, D key width,
+E value width, n selected blocks per query, m queries of a chunk, r rows of a chunk (m x h), L keys of a block, w width
+of a row (h x D or h x E).
 """
 
 from __future__ import annotations
@@ -38,22 +40,25 @@ from .kernels import (
 
 @dataclass(frozen=True, kw_only=True)
 class BlockReaders:
-    """Who reads which block. A query that named a block twice, or one that begins after it, is not counted for that."""
+    """The queries that read each block: the inverse of the selection.
 
-    unmasked_queries: int  # the first so many queries see every block up to their own: plain causal attention
+    A query that selected a block twice is listed once; blocks that start after the query are ignored.
+    """
+
+    unmasked_queries: int  # this many leading queries attend to every block up to their own, as in causal attention
     select_len: int
     keys: int
-    rows: int
-    # Of all blocks of all rows, ascending within a block; counted from the first query that is not all-seeing.
+    rows: int  # batch x groups
+    # The queries of all blocks of all rows, ascending within a block, counted from query `unmasked_queries`.
     queries: Tensor
-    ends: list[int]  # where each block's queries end, row by row
+    ends: list[int]  # index in `queries` after the last query of each block, row by row
 
     def rows_with_readers(self, rows: slice) -> range:
-        """Of these rows the ones in which somebody is not all-seeing."""
+        """Return those of the given rows (batch x groups) that have readers: all or none."""
         return range(self.rows if len(self.queries) else 0)[rows]
 
     def chunks(self, row: int, max_queries: int) -> Iterator[Chunk]:
-        """The row's blocks with their queries, at most `longest` at a time and about as many each time."""
+        """Yield the blocks of a row with their queries, in chunks of similar size with at most `max_queries`."""
         blocks = -(-self.keys // self.select_len)
         for block in range(blocks):
             position = row * blocks + block
@@ -68,15 +73,15 @@ class BlockReaders:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Some queries and the one block of keys, [first, last), that all of them read."""
+    """Some queries, and the block of keys [first, last) that all of them read."""
 
-    queries: Tensor  # counted from the query `before`
+    queries: Tensor  # counted from query number `before`
     before: int
     first: int
     last: int
 
     def hide_later_(self, scores_mhL: Tensor) -> None:
-        """Minus infinity, in place, for keys after their query: the block's own queries alone have such keys."""
+        """Set the scores of keys after their query to -inf, in place. Only queries inside the block have such keys."""
         if int(self.queries[0]) + self.before >= self.last:
             return
         own = self.queries[: self.last - self.first, None] + self.before
@@ -85,7 +90,10 @@ class Chunk:
 
 
 def block_readers(indices_NTn: Tensor, select_len: int, keys: int, *, separate_leading: bool) -> BlockReaders:
-    """Turn the selection round. `set_apart`: leave the first queries out as long as all of them see everything."""
+    """Return the readers of each block.
+
+    With `separate_leading`, the leading queries that attend to every block up to their own are left out.
+    """
     rows, queries, _ = indices_NTn.shape
     blocks = -(-keys // select_len)
     pair = _unique_reads(indices_NTn, select_len, blocks)
@@ -104,7 +112,7 @@ def block_readers(indices_NTn: Tensor, select_len: int, keys: int, *, separate_l
 
 
 def _unique_reads(indices_NTn: Tensor, select_len: int, blocks: int) -> Tensor:
-    """(row, block, query) as one number each, ascending, every one once."""
+    """Return each triple (row, block, query) of the selection once, encoded as one integer, ascending."""
     rows, queries, _ = indices_NTn.shape
     block = indices_NTn.long()
     query = torch.arange(queries)[:, None]
@@ -118,23 +126,26 @@ def _unique_reads(indices_NTn: Tensor, select_len: int, blocks: int) -> Tensor:
 
 def _count_unmasked(pair: Tensor, rows: int, queries: int, select_len: int, blocks: int) -> int:
     of_row = torch.div(pair, queries * blocks, rounding_mode="floor") * queries + pair % queries
-    seen_NT = torch.bincount(of_row, minlength=rows * queries).view(rows, queries)
-    sees_all = (seen_NT == torch.arange(queries) // select_len + 1).all(0)
+    read_NT = torch.bincount(of_row, minlength=rows * queries).view(rows, queries)
+    sees_all = (read_NT == torch.arange(queries) // select_len + 1).all(0)
     return int(sees_all.long().cumprod(0).sum())
 
 
-# Rows, queries times heads, that share a matrix product. Fewer waste calls, more of them leave the cache.
+# Rows (queries x heads) that share a matrix product. Fewer rows need more calls, more rows do not fit into the cache.
 MAX_CHUNK_ROWS = 3072
-# Of scores up to this size exponentials, their sums and the inverses of these are well inside the range of float32.
+# Up to this absolute score, exponentials, their sums and the inverses of the sums are well within the float32 range.
 SAFE_SCORE = 40.0
-# Below, the calls per block cost more than the keys that a mask hides.
+# For shorter sequences, the calls per block cost more time than reading masked keys.
 MIN_TOKENS = 1024
 
 
 def blockwise(
     q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, indices_BGTn: Tensor, *, select_len: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Output [B, H, T, E] and log-sum-exp [B, H, T] (no gradient). Work and memory grow with T."""
+    """Return output [B, H, T, E] and log-sum-exp [B, H, T] (without gradient) of the selected branch.
+
+    Indices are [B, G, T, n]. Work and memory grow linearly with T.
+    """
     batch, heads, queries, _ = q_BHTD.shape
     groups = k_BGSD.shape[1]
     rows = batch * groups
@@ -150,7 +161,10 @@ def blockwise(
 
 
 def reason_blockwise_is_slower(queries: int, places: int, select_len: int) -> str | None:
-    """Why a mask over all keys is faster than block by block; None if it is not. Measured on two cores."""
+    """Return the reason why a mask over all keys is faster than `blockwise`, or None if `blockwise` is faster.
+
+    `places` is the number of selected blocks per query. The limits were measured on two cores.
+    """
     if queries < MIN_TOKENS:
         return f"{queries} tokens are fewer than {MIN_TOKENS}"
     if queries < 2 * places * select_len:
@@ -159,7 +173,7 @@ def reason_blockwise_is_slower(queries: int, places: int, select_len: int) -> st
 
 
 def minimum_tokens(places: int, select_len: int) -> int:
-    """From how many tokens on it is not slower."""
+    """Return the sequence length in tokens from which on `blockwise` is faster than a mask."""
     return max(MIN_TOKENS, 2 * places * select_len)
 
 
@@ -221,11 +235,11 @@ def _blockwise_backward(
 
     with autocast_disabled(q_NhTD):
         cut = [partial(piece, *share) for share in split_work(q_NhTD.device, *q_NhTD.shape[:2])]
-        # In the order of the pieces, whichever ends first: the same sum each time.
+        # Add in the order of the pieces, not of their completion, so that the sum is reproducible.
         for number, dk_SD, dv_SE in chain.from_iterable(run_in_threads(cut)):
             dk[number] += dk_SD
             dv[number] += dv_SE
-    # The operator may return none of its inputs, and no view; `to` returns what needs no change as it is.
+    # An operator must not return its inputs or views of them. `to` may return its input, but these are new tensors.
     return dq, dk.to(k_NSD.dtype), dv.to(v_NSE.dtype)
 
 
@@ -259,13 +273,16 @@ _blockwise.register_autograd(_backward, setup_context=_save_context)
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """One batch and group, in the dtype of the sums. A query's heads stand side by side: one gather takes them all."""
+    """Tensors of one sequence and group in the accumulation dtype.
 
-    q: Tensor  # [T, h * D], times the scale
+    The heads of a query are adjacent in memory, so one gather copies all of them.
+    """
+
+    q: Tensor  # [T, h * D], multiplied by the scale
     k: Tensor  # [S, D]
     v: Tensor  # [S, E]
     heads: int
-    scores_are_safe: bool  # no score is beyond SMALL
+    scores_are_safe: bool  # no score exceeds SAFE_SCORE
     scratch: _Scratch
 
     @classmethod
@@ -279,11 +296,14 @@ class _Group:
 
     @property
     def max_chunk_queries(self) -> int:
-        """Queries of a chunk."""
+        """Maximum number of queries of a chunk."""
         return max(1, MAX_CHUNK_ROWS // self.heads)
 
     def gather(self, name: str, x_Tw: Tensor, chunk: Chunk, like_SX: Tensor) -> Tensor:
-        """The chunk's rows, one for each query and head, as wide as `like`."""
+        """Return the chunk's rows of `x_Tw`, one per query and head, with the width of `like_SX`.
+
+        The result is in the scratch buffer `name` and valid until the buffer is used again.
+        """
         rows = self.scratch.buffer(name, len(chunk.queries), x_Tw.shape[1])
         return torch.index_select(x_Tw, 0, chunk.queries, out=rows).view(-1, like_SX.shape[-1])
 
@@ -291,25 +311,28 @@ class _Group:
         return torch.mm(left_rX, right_XY, out=self.scratch.buffer(name, left_rX.shape[0], right_XY.shape[1]))
 
     def add_to(self, sums_Tw: Tensor, chunk: Chunk, left_rL: Tensor, right_LX: Tensor) -> None:
-        """The product, to the rows of the chunk's queries. None of them stands twice in it: the order is no matter."""
+        """Add a matrix product to the rows of the chunk's queries.
+
+        A query occurs at most once in a chunk, so the result does not depend on the order of additions.
+        """
         sums_Tw.index_add_(0, chunk.queries, self.matmul("product", left_rL, right_LX).view(-1, sums_Tw.shape[1]))
 
     def scores(self, q_rD: Tensor, chunk: Chunk) -> Tensor:
-        """[r, L], a row for each query and head."""
+        """Return the masked scores of the chunk, [r, L], one row per query and head."""
         scores = self.matmul("scores", q_rD, self.k[chunk.first : chunk.last].t())
         chunk.hide_later_(scores.view(len(chunk.queries), self.heads, -1))
         return scores
 
 
 class _Scratch:
-    """Memory of intermediates, used again by each chunk: fresh memory of this size costs a page fault every 4 KiB."""
+    """Buffers for intermediate tensors that every chunk reuses. New memory would cost a page fault per 4 KiB."""
 
     def __init__(self, like: Tensor) -> None:
         self._like = like
         self._buffers: dict[str, Tensor] = {}
 
     def buffer(self, name: str, rows: int, columns: int) -> Tensor:
-        """What is written there stays until the name is asked for again."""
+        """Return an uninitialized buffer [rows, columns]. It is valid until the next call with the same name."""
         storage = self._buffers.get(name)
         if storage is None or storage.numel() < rows * columns:
             storage = self._buffers[name] = self._like.new_empty(rows * columns)
@@ -317,11 +340,11 @@ class _Scratch:
 
 
 def _row_forward(row: _Group, chunks: Iterator[Chunk]) -> tuple[Tensor, Tensor]:
-    """Output [T, h, E] and log-sum-exp [T, h]."""
+    """Return output [T, h, E] and log-sum-exp [T, h] of one sequence and group."""
     queries = row.q.shape[0]
     o = row.q.new_zeros(queries, row.heads * row.v.shape[-1])
     total = row.q.new_zeros(queries, row.heads)
-    # No chunk leaves it there for its own queries: each of them sees the first key of the block.
+    # After a chunk, the maximum of its queries is finite: each query attends to the first key of the block.
     highest = None if row.scores_are_safe else row.q.new_full((queries, row.heads), -torch.inf)
     for chunk in chunks:
         weights = row.scores(row.gather("q", row.q, chunk, row.k), chunk)
@@ -334,13 +357,13 @@ def _row_forward(row: _Group, chunks: Iterator[Chunk]) -> tuple[Tensor, Tensor]:
         weights.exp_()
         total.index_add_(0, chunk.queries, weights.sum(-1).view(-1, row.heads))
         row.add_to(o, chunk, weights, row.v[chunk.first : chunk.last])
-    # A query that sees nothing has the total 0: its output stays 0 and its log-sum-exp is minus infinity.
+    # A query without visible keys has total 0: its output stays 0 and its log-sum-exp is -inf.
     lse = total.log() if highest is None else highest + total.log()
     return o.view(queries, row.heads, -1).div_(total.masked_fill(total == 0, 1.0).unsqueeze(-1)), lse
 
 
 def _rescale(o: Tensor, total: Tensor, chunk: Chunk, factor_mh: Tensor) -> None:
-    """Of the chunk's queries what was summed relative to a smaller maximum."""
+    """Multiply the sums of the chunk's queries by `factor_mh`, because their running maximum has grown."""
     o_mhE = o.index_select(0, chunk.queries).view(*factor_mh.shape, -1).mul_(factor_mh.unsqueeze(-1))
     o.index_copy_(0, chunk.queries, o_mhE.flatten(1))
     total.index_copy_(0, chunk.queries, total.index_select(0, chunk.queries).mul_(factor_mh))
@@ -349,12 +372,13 @@ def _rescale(o: Tensor, total: Tensor, chunk: Chunk, factor_mh: Tensor) -> None:
 def _row_backward(
     row: _Group, grad_hTE: Tensor, o_hTE: Tensor, lse_hT: Tensor, chunks: Iterator[Chunk]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the queries times the scale [T, h, D], of the keys [S, D] and of the values [S, E]."""
+    """Return the gradients of the scaled queries [T, h, D], of the keys [S, D] and of the values [S, E]."""
     grad = _query_major(grad_hTE)
     lse = lse_hT.t().contiguous()
     delta = (grad_hTE.to(grad.dtype) * o_hTE).sum(-1).t().contiguous()
     if row.scores_are_safe:
-        # What a weight is divided by goes into what it is multiplied with. A query that sees nothing is in no chunk.
+        # The weights are exp(score - lse). The factor exp(-lse) is applied to the gradient and to delta instead of to
+        # every weight. Queries without visible keys are in no chunk.
         inverse_totals_Th = lse.neg().exp_()
         grad.view(*inverse_totals_Th.shape, -1).mul_(inverse_totals_Th.unsqueeze(-1))
         delta.mul_(inverse_totals_Th)
@@ -374,7 +398,7 @@ def _row_backward(
 
 
 def _query_major(x_hTD: Tensor) -> Tensor:
-    """A copy [T, h * D] in the dtype of the sums."""
+    """Return a copy of shape [T, h * D] in the accumulation dtype."""
     rows = x_hTD.new_empty((x_hTD.shape[1], x_hTD.shape[0], x_hTD.shape[2]), dtype=compute_dtype(x_hTD))
     return rows.copy_(x_hTD.transpose(0, 1)).flatten(1)
 

@@ -92,8 +92,8 @@ def _selection_problems(selection: Selection, window: int) -> list[str]:
 
 def _pair_problems(q_BHTD: Tensor, pairs: Sequence[Pair]) -> list[str]:
     problems = []
-    (batch, heads, tokens, width), (_, selected) = q_BHTD.shape, pairs[1]
-    groups, value_width = (selected.shape[1], selected.shape[3]) if selected.dim() == 4 else (1, 1)
+    (batch, heads, tokens, width), (_, selected_values) = q_BHTD.shape, pairs[1]
+    groups, value_width = (selected_values.shape[1], selected_values.shape[3]) if selected_values.dim() == 4 else (1, 1)
     if groups < 1 or heads % groups:
         problems.append(f"branches.selected: expected groups that share {heads} query heads evenly, got {groups}")
     if value_width < 1:

@@ -133,7 +133,7 @@ class BlockwiseKernel(FusedCpuKernel):
 
 
 def causal_forward(q_NhTD: Tensor, k_NTD: Tensor, v_NTE: Tensor, scale: float) -> tuple[Tensor, ...]:
-    """Return output [N, h, T, E] and log-sum-exp [N, h, T] of causal attention, by PyTorch's flash attention for CPUs."""
+    """Return output [N, h, T, E] and log-sum-exp [N, h, T] of causal attention by PyTorch's CPU flash attention."""
     return _flash(q_NhTD, k_NTD, v_NTE, scale, is_causal=True)
 
 

@@ -1,7 +1,7 @@
 """The gated sum of the branch outputs on a CPU (NSA paper, eq. 5), in tiles that fit into the CPU cache.
 
-The sum is written as [B, T, H, E], the order in which the output projection reads it. In the backward pass, each tile of
-the upstream gradient is used for all branches: for the gradient of each output, and of each gate (a sum over E).
+The sum is written as [B, T, H, E], the order in which the output projection reads it. In the backward pass, each tile
+of the upstream gradient is used for all branches: for the gradient of each output, and of each gate (a sum over E).
 
 Dimensions: c branches, B batch, H heads, T tokens, t tokens of a tile, E value width.
 """

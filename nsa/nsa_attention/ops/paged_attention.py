@@ -1,10 +1,11 @@
-"""One new token of each of several sequences, whose keys and values lie in pages: the whole operation, in plain torch.
+"""NSA for one new token of each of several sequences, with keys and values in pages, in plain PyTorch.
 
-The sequences have different lengths. Their new tokens stand side by side in one row, each with keys of its own. The
-fused kernels (fused/paged_attention.py) compute the same from the same pages, without gathering any.
+The sequences have different lengths; their new tokens form one row. The Triton kernels in fused/paged_attention.py
+compute the same from the same pages, without gathering keys and values first.
 
-Dimensions: R new tokens, one of a sequence each, H query heads, G groups, h heads of a group, N R x G, p pages,
-P rows of a page, S compressed blocks, s gathered rows, D key, E value width, c branches.
+Dimensions: R new tokens, one per sequence, H query heads, G groups, h heads of a group, N = R x G, C = 1 query,
+p pages, P rows of a page, S compressed blocks, s gathered rows, D key width, E value width, W either of them,
+c branches, n selected blocks per query.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ from .kv_cache_attention import (
 )
 from .selection import Selection
 
-# Places of the tables: rows of these kinds (nsa/nsa_attention/pages.py).
+# Indices in the second dimension of the tables; the kinds of rows in nsa/nsa_attention/pages.py.
 BLOCKS, TOKENS, WINDOW = range(3)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PagedRows:
-    """What a layer keeps of the sequences of which a token is new, that token included.
+    """Cached keys and values of a layer for the sequences that have a new token, including that token.
 
-    `keys` and `values` are contiguous. A page of the tables that a sequence does not have is any page that there is.
+    `keys` and `values` are contiguous. Table entries for pages that a sequence does not own may be any valid page.
     """
 
     keys: Tensor  # [pages, G, P, D]
     values: Tensor  # [pages, G, P, E]
     tables: Tensor  # [R, 3, columns] int32
     lengths: Tensor  # [R] int32, tokens of each sequence, at least 1
-    longest: int  # of the lengths, as the host knows it
+    longest: int  # the largest length, known to the host
 
 
 @dataclass(frozen=True, kw_only=True)
 class PagedAttentionConfig:
-    """What decides which rows a token sees."""
+    """Parameters that determine which cached rows a token attends to."""
 
     selection: Selection
     window: int
@@ -53,15 +54,16 @@ class PagedAttentionConfig:
 
     @property
     def ranks_blocks(self) -> bool:
+        """Whether the layer has the selected branch, which ranks blocks."""
         return Branch.SEL in self.branches
 
     def blocks(self, tokens: int) -> int:
-        """Compressed blocks of so many tokens."""
+        """Return the number of compressed blocks of `tokens` tokens."""
         return CompletedBlocks(self.selection.block_len, self.selection.block_stride).count(tokens)
 
 
 def outputs_of_branches(q_1HRD: Tensor, rows: PagedRows, config: PagedAttentionConfig) -> list[Tensor]:
-    """Output [1, H, R, E] of each branch that there is: compressed, selected, sliding."""
+    """Return the output [1, H, R, E] of each branch of the layer, in the order compressed, selected, sliding."""
     groups = rows.keys.shape[1]
     q_NhCD = q_1HRD[0].unflatten(0, (groups, -1)).permute(2, 0, 1, 3).flatten(0, 1).unsqueeze(2)
     positions_N1 = (rows.lengths.long() - 1).repeat_interleave(groups)[:, None]
@@ -81,7 +83,7 @@ def _attend_blocks(
     block_NS = torch.arange(config.blocks(rows.longest), device=q_NhCD.device).expand(len(q_NhCD), -1)
     probs_NShC = block_probabilities(q_NhCD, _gather_rows(rows.keys, rows, BLOCKS, block_NS), positions_N1, selection)
     if Branch.CMP in config.branches:
-        # What lies behind the blocks of a sequence counts nothing, but it may be no number.
+        # Rows after the blocks of a sequence have weight 0, but may contain NaN, so they are set to 0.
         v_NSE = _gather_rows(rows.values, rows, BLOCKS, block_NS)
         outputs[Branch.CMP] = compressed_output(
             probs_NShC, v_NSE.masked_fill(probs_NShC.sum((2, 3))[..., None] == 0, 0.0)
@@ -105,7 +107,7 @@ def _attend_window(q_NhCD: Tensor, positions_N1: Tensor, rows: PagedRows, config
 
 
 def _gather_rows(tensor_pGPW: Tensor, rows: PagedRows, kind: int, row_Ns: Tensor) -> Tensor:
-    """These rows of a kind, [N, s, W]."""
+    """Return the rows `row_Ns` of a kind from the pages, [N, s, W]."""
     _, groups, page_len, _ = tensor_pGPW.shape
     tables_Nc = rows.tables[:, kind].repeat_interleave(groups, 0)
     page_Ns = tables_Nc.gather(1, row_Ns // page_len).long()
@@ -114,5 +116,5 @@ def _gather_rows(tensor_pGPW: Tensor, rows: PagedRows, kind: int, row_Ns: Tensor
 
 
 def _as_one_row(output_NhCE: Tensor, groups: int) -> Tensor:
-    """[1, H, R, E]: the tokens as those of one row."""
+    """Return the outputs of all sequences as tokens of one row, [1, H, R, E]."""
     return output_NhCE.squeeze(2).unflatten(0, (-1, groups)).flatten(1, 2).transpose(0, 1)[None]

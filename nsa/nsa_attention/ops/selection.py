@@ -1,7 +1,11 @@
-"""Which blocks the selected branch reads: importance from the compressed keys, then the best n (paper, eq. 8 to 12).
+"""Selection of the blocks that the selected branch reads (NSA paper, arXiv 2502.11089, eq. 8 to 11).
 
-Dimensions: N batch x groups, h heads of a group, C queries of a tile, S compressed blocks, b selection blocks,
-n places.
+The importance of a block is computed from the compressed keys. The n most important blocks are selected, including the
+forced ones.
+
+Dimensions: B batch, H query heads, G groups, N batch x groups, h heads of a group, T queries, C queries of a tile,
+S compressed blocks, b selection blocks, K compressed blocks that overlap a selection block, n selected blocks per
+query. X is N, or 1 if all rows have the same positions.
 """
 
 from __future__ import annotations
@@ -30,20 +34,20 @@ LONGEST_TILE = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The numbers that decide a selection, in tokens and places."""
+    """Parameters of block selection. Lengths are in tokens; comments give the letters of the paper."""
 
-    block_len: int
-    block_stride: int
-    select_len: int
-    select_count: int
-    scale: float
+    block_len: int  # l
+    block_stride: int  # d
+    select_len: int  # l'
+    select_count: int  # n, including the forced blocks
+    scale: float  # factor of the scores, usually 1 / sqrt(D)
 
 
 class SelectionMemo:
-    """What one forward pass of a layer selected, so that its recomputation reads the same blocks.
+    """The blocks that a checkpointed layer selected, so that the recomputation reads the same blocks.
 
-    The operator finds the memo by a number in a tensor. Python state that differs between the two passes would give
-    each its own compiled graph, and a recomputation must save what the first pass saved.
+    The operator finds the memo by a number in a tensor. With different Python state in the two passes, torch.compile
+    would compile each pass separately, but the recomputation must save the same tensors as the first pass.
     """
 
     _next = itertools.count()
@@ -51,12 +55,13 @@ class SelectionMemo:
 
     def __init__(self) -> None:
         number = next(self._next)
-        self.number = torch.tensor(number)  # on the CPU: reading it waits for no device
+        self.number = torch.tensor(number)  # on the CPU, so that reading it does not wait for a device
         self.indices: Tensor | None = None
         self._memos[number] = self
 
     @classmethod
     def lookup(cls, number: Tensor | None) -> SelectionMemo | None:
+        """Return the memo with this number, or None if `number` is None."""
         return None if number is None else cls._memos[int(number)]
 
 
@@ -70,12 +75,15 @@ def select_blocks(
     starts: Tensor | None = None,
     ranked_by: str = "tiles",
 ) -> Tensor:
-    """Indices [B, G, T, n] (int32) of the selected blocks, EMPTY where a query has fewer visible blocks than places.
+    """Return the indices [B, G, T, n] (int32) of the selected blocks, with EMPTY in unused slots.
 
-    Blocks 0, the current and the previous one come first, then the most important; equal ones by the lower index.
-    The query heads of a group share one row. Nothing is random and nothing depends on tokens after the query.
-    With the number of a memo that is already filled, what stands there. `ranked_by` is a name of RANKERS; the fused
-    one takes the log-sum-exp of the queries over the keys. `starts` are those of packed sequences (ops/packed.py).
+    Block 0, the query's own block and the previous block come first, then the most important blocks that start at or
+    before the query; of equally important blocks the lower index comes first. The query heads of a group share their
+    selection, which is deterministic and does not depend on later tokens.
+
+    `k_BGSD` are the compressed keys. If the memo with number `memo_number` already has indices, they are returned.
+    `ranked_by` is a key of RANKERS; the fused ranker needs `lse_BHT`, the log-sum-exp of the queries over the keys.
+    `starts` are those of packed sequences (ops/packed.py); indices then count from each query's own sequence.
     """
     with torch.no_grad():
         return _select(
@@ -144,12 +152,15 @@ def _select_by_tiles(
 
 
 def _select_packed(q_1HTD: Tensor, k_1GSD: Tensor, selection: Selection, starts: Tensor) -> Tensor:
-    """A sequence of no more blocks than a query may choose needs no ranking: it takes all that begin before it."""
+    """Return the selection for packed sequences, [1, G, T, n].
+
+    A sequence with at most n blocks needs no ranking: each query selects all blocks that start at or before it.
+    """
     sequence_T = sequence_numbers(starts, q_1HTD.shape[2])
     current_T = (torch.arange(len(sequence_T), device=starts.device) - starts[sequence_T]) // selection.select_len
     place_n = torch.arange(selection.select_count, device=starts.device)
-    taken_Tn = torch.where(place_n <= current_T[:, None], place_n, EMPTY).to(torch.int32)
-    indices = taken_Tn.expand(1, k_1GSD.shape[1], -1, -1).contiguous()
+    all_blocks_Tn = torch.where(place_n <= current_T[:, None], place_n, EMPTY).to(torch.int32)
+    indices = all_blocks_Tn.expand(1, k_1GSD.shape[1], -1, -1).contiguous()
     bounds = starts.tolist()
     blocks = compressed_starts(starts, selection.block_len, selection.block_stride).tolist()
     for number, (begin, end) in enumerate(pairwise(bounds)):
@@ -160,7 +171,7 @@ def _select_packed(q_1HTD: Tensor, k_1GSD: Tensor, selection: Selection, starts:
 
 
 def _fill_tiles(q_NhTD: Tensor, k_NSD: Tensor, selection: Selection, indices_NTn: Tensor) -> None:
-    """Fill in the indices, which are empty."""
+    """Write the selected blocks to `indices_NTn`, which must contain EMPTY everywhere."""
     rows, heads, queries, _ = q_NhTD.shape
     blocks = -(-queries // selection.select_len)
     per_query = rows * max(heads * k_NSD.shape[1], 2 * blocks)
@@ -169,16 +180,17 @@ def _fill_tiles(q_NhTD: Tensor, k_NSD: Tensor, selection: Selection, indices_NTn
         indices_NTn[:, start:stop, : best.shape[-1]] = best
 
 
-# What computes a selection from queries, keys, numbers, log-sum-exp and starts. The fused kernels add theirs.
+# Functions that compute the selection from queries, compressed keys, parameters, log-sum-exp and starts. The module of
+# the fused kernels adds its own.
 RANKERS: dict[str, Callable[[Tensor, Tensor, Selection, Tensor | None, Tensor | None], Tensor]] = {
     "tiles": _select_by_tiles
 }
 
 
 def best_blocks(q_NhCD: Tensor, k_NSD: Tensor, start: int, selection: Selection) -> Tensor:
-    """Indices [N, C, at most n] (int32) for the tile of queries that begins with query `start`, best first.
+    """Return the selected blocks of a tile of queries that begins with query `start`, [N, C, at most n] (int32).
 
-    `k_NSD` are the compressed keys from the first on, at least those that the last of these queries sees.
+    The best block comes first. `k_NSD` are the compressed keys, at least those visible to the last query of the tile.
     """
     with autocast_disabled(q_NhCD):
         importance_NbC = _importance(q_NhCD, k_NSD, start, selection)
@@ -186,96 +198,97 @@ def best_blocks(q_NhCD: Tensor, k_NSD: Tensor, start: int, selection: Selection)
     return _forced_and_best(importance_NbC.transpose(1, 2), positions_1C, selection)
 
 
-def key_probabilities(q_NhCD: Tensor, k_NSD: Tensor, seen_XSC: Tensor, scale: float) -> Tensor:
-    """Each query's softmax over the keys that it sees, [N, S, h, C], in float32 at least; X is N or 1.
+def key_probabilities(q_NhCD: Tensor, k_NSD: Tensor, visible_XSC: Tensor, scale: float) -> Tensor:
+    """Return each query's softmax over its visible keys, [N, S, h, C], in float32 or float64.
 
-    Of a query that sees none all are 0.
+    All values are 0 for a query without visible keys.
     """
     scores_NShC = _scores(q_NhCD, k_NSD, scale)
     if not k_NSD.shape[1]:
         return scores_NShC
-    return _softmax_over_keys_(scores_NShC.masked_fill_(~seen_XSC[:, :, None], -torch.inf))
+    return _softmax_over_keys_(scores_NShC.masked_fill_(~visible_XSC[:, :, None], -torch.inf))
 
 
 def best_blocks_from_probabilities(
-    shares_NSC: Tensor, positions_XC: Tensor, blocks: int, selection: Selection
+    probabilities_NSC: Tensor, positions_XC: Tensor, blocks: int, selection: Selection
 ) -> Tensor:
-    """What `best_blocks` gives, from the sum over heads of `shares_of_keys`, for queries at these places.
+    """Return the selected blocks like `best_blocks`, from the softmax over compressed keys summed over the heads.
 
-    No place is beyond the last of `blocks` selection blocks. X is N, or 1 where all rows are at the same places.
+    `blocks` is the number of selection blocks up to the highest of the queries' positions.
     """
-    keys, dtype, device = shares_NSC.shape[1], shares_NSC.dtype, shares_NSC.device
-    # The layers ask for it one after the other, and it stays the same until a block is complete.
+    keys, dtype, device = probabilities_NSC.shape[1], probabilities_NSC.dtype, probabilities_NSC.device
+    # All layers need the same table, and it does not change until the next block is complete.
     overlap = cached_table(
         None,
         device,
         ("overlap weights", blocks, keys, selection, dtype),
         lambda: overlap_weights(blocks, keys, selection, dtype, device),
     )
-    return _forced_and_best(_sum_overlapping(shares_NSC, *overlap).transpose(1, 2), positions_XC, selection)
+    return _forced_and_best(_sum_overlapping(probabilities_NSC, *overlap).transpose(1, 2), positions_XC, selection)
 
 
 def overlap_weights(
-    blocks: int, compressed: int, selection: Selection, dtype: torch.dtype, device: torch.device
+    blocks: int, compressed_blocks: int, selection: Selection, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """For each selection block the compressed blocks that overlap it and by how much, [b, K] each, K constant in T.
+    """Return the compressed blocks that overlap each selection block, and their weights, [b, K] each (paper, eq. 9).
 
-    The weight is the number of shared tokens over d: 1 2 2 2 1 for l=32, d=16, l'=64. A place beyond the last
-    compressed block has weight 0.
+    The weight is the number of shared tokens divided by d, for example 1 2 2 2 1 for l=32, d=16, l'=64. Entries for
+    compressed blocks that do not exist have weight 0. K does not depend on the sequence length.
     """
     length, stride, size = selection.block_len, selection.block_stride, selection.select_len
     starts = torch.arange(blocks, device=device)[:, None] * size
-    # The first block with i*d + l > start; from there on, no more than this many begin before the block ends.
+    # The first compressed block with i*d + l > start. At most this many blocks from it on start before the selection
+    # block ends.
     first = torch.div(starts - length, stride, rounding_mode="floor") + 1
     candidates = first + torch.arange((size + length) // stride + 1, device=device)
     begin, end = candidates * stride, candidates * stride + length
-    shared = (torch.minimum(end, starts + size) - torch.maximum(begin, starts)).clamp_min(0)
-    exists = (candidates >= 0) & (candidates < compressed)
-    return candidates.clamp(0, max(0, compressed - 1)), (shared * exists).to(dtype) / stride
+    shared_tokens = (torch.minimum(end, starts + size) - torch.maximum(begin, starts)).clamp_min(0)
+    exists = (candidates >= 0) & (candidates < compressed_blocks)
+    return candidates.clamp(0, max(0, compressed_blocks - 1)), (shared_tokens * exists).to(dtype) / stride
 
 
 def _importance(q_NhCD: Tensor, k_NSD: Tensor, start: int, selection: Selection) -> Tensor:
-    """Importance [N, b, C] of the blocks up to the last query's own.
+    """Return the importance [N, b, C] of the selection blocks up to that of the last query (paper, eq. 8 to 10).
 
-    A softmax over the visible compressed blocks, summed over the heads. The queries stand last, so that a compressed
-    block's share is one row: taking the rows that overlap a selection block moves memory in whole.
+    It is the softmax over visible compressed blocks, summed over heads. Queries are the last dimension, so the values
+    of a compressed block are contiguous, and selecting overlapping blocks copies whole rows.
     """
     rows, _, queries, _ = q_NhCD.shape
-    stop, dtype = start + queries, compute_dtype(q_NhCD)
+    end, dtype = start + queries, compute_dtype(q_NhCD)
     pattern = CompletedBlocks(selection.block_len, selection.block_stride)
-    keys = min(pattern.count(stop), k_NSD.shape[1])
-    blocks = -(-stop // selection.select_len)
+    keys = min(pattern.count(end), k_NSD.shape[1])
+    blocks = -(-end // selection.select_len)
     if keys == 0:
         return q_NhCD.new_zeros(rows, blocks, queries, dtype=dtype)
     scores_NShC = _scores(q_NhCD, k_NSD[:, :keys], selection.scale)
-    # Blocks that the first query of the tile sees are seen by all of them.
-    seen_by_all = pattern.count(start + 1)
-    unseen_SC = ~pattern.visible(start, stop, q_NhCD.device)[:, seen_by_all:keys].t()
-    scores_NShC[:, seen_by_all:].masked_fill_(unseen_SC[:, None], -torch.inf)
-    shares_NSC = _softmax_over_keys_(scores_NShC).sum(2)
-    return _sum_overlapping(shares_NSC, *overlap_weights(blocks, keys, selection, dtype, q_NhCD.device))
+    # Blocks visible to the first query of the tile are visible to all its queries.
+    visible_to_all = pattern.count(start + 1)
+    hidden_SC = ~pattern.visible(start, end, q_NhCD.device)[:, visible_to_all:keys].t()
+    scores_NShC[:, visible_to_all:].masked_fill_(hidden_SC[:, None], -torch.inf)
+    probabilities_NSC = _softmax_over_keys_(scores_NShC).sum(2)
+    return _sum_overlapping(probabilities_NSC, *overlap_weights(blocks, keys, selection, dtype, q_NhCD.device))
 
 
 def _scores(q_NhCD: Tensor, k_NSD: Tensor, scale: float) -> Tensor:
-    """[N, S, h, C], scaled."""
+    """Return the scaled scores, [N, S, h, C]."""
     dtype = compute_dtype(q_NhCD)
     q_NDr = q_NhCD.to(dtype).mul(scale).flatten(1, 2).transpose(1, 2)
     return (k_NSD.to(dtype) @ q_NDr).unflatten(2, q_NhCD.shape[1:3])
 
 
-def _sum_overlapping(shares_NSC: Tensor, overlapping_bK: Tensor, weight_bK: Tensor) -> Tensor:
-    """Importance [N, b, C]: what each selection block gets from the compressed blocks that overlap it."""
-    rows, keys, queries = shares_NSC.shape
-    importance_NbC = shares_NSC.new_zeros(rows, len(overlapping_bK), queries)
+def _sum_overlapping(probabilities_NSC: Tensor, overlapping_bK: Tensor, weight_bK: Tensor) -> Tensor:
+    """Return the importance [N, b, C] of selection blocks: the weighted sum over overlapping compressed blocks."""
+    rows, keys, queries = probabilities_NSC.shape
+    importance_NbC = probabilities_NSC.new_zeros(rows, len(overlapping_bK), queries)
     if keys == 0:
         return importance_NbC
     for overlapping, weight in zip(overlapping_bK.t(), weight_bK.t(), strict=True):
-        importance_NbC.addcmul_(shares_NSC.index_select(1, overlapping), weight[:, None])
+        importance_NbC.addcmul_(probabilities_NSC.index_select(1, overlapping), weight[:, None])
     return importance_NbC
 
 
 def _softmax_over_keys_(scores_NShC: Tensor) -> Tensor:
-    """In place. A query before the first complete block sees none: its shares are 0."""
+    """Return the softmax over keys, computed in place. It is 0 for a query without visible keys."""
     highest = scores_NShC.amax(1, keepdim=True)
     weights = scores_NShC.sub_(highest.masked_fill_(highest == -torch.inf, 0.0)).exp_()
     total = weights.sum(1, keepdim=True)
@@ -283,30 +296,34 @@ def _softmax_over_keys_(scores_NShC: Tensor) -> Tensor:
 
 
 def _forced_and_best(importance_NCb: Tensor, positions_XC: Tensor, selection: Selection) -> Tensor:
-    """The forced blocks and the most important visible ones, best first, at most n of them."""
+    """Return the forced and the most important visible blocks, best first, [N, C, at most n] (int32)."""
     blocks = importance_NCb.shape[-1]
     current = positions_XC[:, :, None] // selection.select_len
     block = torch.arange(blocks, device=importance_NCb.device)
-    forced = (block == 0) | (block == current) | (block == current - 1)
-    ranked = importance_NCb.masked_fill(forced, torch.inf).masked_fill(block > current, -torch.inf)
-    best = _top_by_packed_keys if ranked.dtype is torch.float32 else _top_by_sort
-    score, order = best(ranked, min(blocks, selection.select_count))
+    is_forced = (block == 0) | (block == current) | (block == current - 1)
+    rank_value = importance_NCb.masked_fill(is_forced, torch.inf).masked_fill(block > current, -torch.inf)
+    top = _top_by_packed_keys if rank_value.dtype is torch.float32 else _top_by_sort
+    score, order = top(rank_value, min(blocks, selection.select_count))
     return torch.where(score < 0, EMPTY, order).to(torch.int32)
 
 
 def _top_by_sort(ranked_NCb: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Scores and indices of the first `count`. A stable sort promises ties to the lower index; topk does not."""
+    """Return scores and indices of the `count` best blocks by a stable sort.
+
+    Of equal scores the lower index comes first, which topk does not guarantee.
+    """
     score, order = torch.sort(ranked_NCb, dim=-1, descending=True, stable=True)
     return score[..., :count], order[..., :count]
 
 
 def _top_by_packed_keys(ranked_NCb: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The same by topk, which sorts only what it returns: no two numbers are equal with the index in their low half.
+    """Return scores and indices of the `count` best blocks by topk, which sorts only what it returns.
 
-    The bits of floats of one sign rise with their value; minus infinity, the only negative one, stays negative.
+    Each score and its index are packed into one 64-bit integer, so no two values are equal. The bits of non-negative
+    floats are ordered like their values; -inf, the only negative value, stays negative.
     """
     blocks = ranked_NCb.shape[-1]
     from_behind = torch.arange(blocks - 1, -1, -1, device=ranked_NCb.device)
-    packed = ranked_NCb.contiguous().view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(from_behind)
-    first = packed.topk(count, dim=-1).values
-    return first, blocks - 1 - first.bitwise_and(0xFFFFFFFF)
+    rank_key = ranked_NCb.contiguous().view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(from_behind)
+    best_keys = rank_key.topk(count, dim=-1).values
+    return best_keys, blocks - 1 - best_keys.bitwise_and(0xFFFFFFFF)

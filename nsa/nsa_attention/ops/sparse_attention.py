@@ -58,16 +58,18 @@ def sparse_attention(
     slider, slides = implementation_for_sliding(implementation, q_BHTD, *branches.sliding)
     if not q_BHTD.numel():
         return _empty_output(q_BHTD, pairs, gates_cBHT)
-    if (gated := combined_operator(around, reads, slides)) is not None:
-        return gated(q_BHTD, pairs, gates_cBHT, selection, window=window, starts=starts)
+    if (fused_operator := combined_operator(around, reads, slides)) is not None:
+        return fused_operator(q_BHTD, pairs, gates_cBHT, selection, window=window, starts=starts)
     lengths = {"block_len": selection.block_len, "block_stride": selection.block_stride}
-    compressed, lse_BHT = backend.attend_compressed(q_BHTD, *branches.compressed, **lengths, scale=scale, starts=starts)
+    compressed_BHTE, lse_BHT = backend.attend_compressed(
+        q_BHTD, *branches.compressed, **lengths, scale=scale, starts=starts
+    )
     indices = backend.select(q_BHTD.detach(), branches.compressed[0].detach(), lse_BHT, selection, starts=starts)
-    selected, _ = reader.attend_selected(
+    selected_BHTE, _ = reader.attend_selected(
         q_BHTD, *branches.selected, indices, select_len=select_len, scale=scale, starts=starts
     )
-    sliding, _ = slider.attend_sliding(q_BHTD, *branches.sliding, window=window, scale=scale, starts=starts)
-    return backend.mix((compressed, selected, sliding), gates_cBHT)
+    sliding_BHTE, _ = slider.attend_sliding(q_BHTD, *branches.sliding, window=window, scale=scale, starts=starts)
+    return backend.mix((compressed_BHTE, selected_BHTE, sliding_BHTE), gates_cBHT)
 
 
 def _empty_output(q_BHTD: Tensor, pairs: tuple[tuple[Tensor, Tensor], ...], gates_cBHT: Tensor) -> Tensor:

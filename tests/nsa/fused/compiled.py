@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from benchmarks.compiled import Launch, compile_launch, launches, read  # noqa: E402
+from benchmarks.compiled import Launch, compile_launch, launches, read_compiled  # noqa: E402
 from benchmarks.kernel_model import code_row  # noqa: E402
 from benchmarks.roofline import Shape  # noqa: E402
 
@@ -36,7 +36,7 @@ def main(words: list[str]) -> None:
     shape = replace(shape, tokens=int(numbers[5])) if numbers[5:] else replace(shape, window=FEW_TOKENS // 4)
     seen: set[str] = set()
     kind, one = getattr(torch, dtype), int(capability)
-    for launch in launches(shape, dtype=kind, tried=tiles, capability=one, apart=way == "apart"):
+    for launch in launches(shape, dtype=kind, tiles_per_kernel=tiles, capability=one, separate=way == "apart"):
         line = compiled(launch, int(capability))
         key = json.dumps([line["kernel"], line["numbers"], line["variant"], line["part"] if numbers[5:] else ""])
         if key not in seen:
@@ -55,7 +55,7 @@ def compiled(launch: Launch, capability: int) -> dict[str, Any]:
         "tensor_core_operations": result.asm["ptx"].count("mma"),
         "wide_accesses": len(_WIDE.findall(result.asm["ptx"])),
         "narrow_products": narrow_products(result.asm["ttir"], launch.kernel.arg_names),
-        **code_row(read(result), launch.stages),
+        **code_row(read_compiled(result), launch.stages),
     }
 
 

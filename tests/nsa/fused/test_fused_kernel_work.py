@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.kernel_work import cuts_of_blocks, segment_passes, spans_walked, union_sizes
-from benchmarks.nsa_choices import choices_of
-from benchmarks.synthetic_selections import choices, shared_by_neighbours, union_size
+from benchmarks.nsa_choices import selections_of_model
+from benchmarks.synthetic_selections import make_selections, mean_union_size, neighbour_overlap
 from nsa_attention.config import CI
 from nsa_attention.model import TinyLM
 from nsa_attention.ops.fused.spanned import Spans, block_spans, window_spans
@@ -70,7 +70,7 @@ def test_passes_over_queries_shared_out_to_parts(name: str, tokens: int, queries
 
 @given(st.integers(1, 400), st.sampled_from([1, 2, 4, 8]), st.floats(0, 1), st.integers(4, 16))
 def test_unions_of_tiles(tokens: int, queries: int, shared: float, count: int) -> None:
-    indices = choices(tokens, count=count, select_len=16, shared=shared)
+    indices = make_selections(tokens, count=count, select_len=16, shared=shared)
     sets = [{block for block in row if block >= 0} for row in indices[0, 0].tolist()]
     wanted = [len(set.union(*sets[i : i + queries])) for i in range(0, tokens, queries)]
     assert union_sizes(indices, queries, 16).tolist() == wanted
@@ -78,7 +78,7 @@ def test_unions_of_tiles(tokens: int, queries: int, shared: float, count: int) -
 
 @given(st.integers(1, 400), st.sampled_from([1, 2, 4]), st.floats(0, 1), st.sampled_from([32, 100, 10**4]))
 def test_passes_over_the_queries_of_a_block(tokens: int, queries: int, shared: float, length: int) -> None:
-    indices = choices(tokens, count=8, select_len=16, shared=shared)
+    indices = make_selections(tokens, count=8, select_len=16, shared=shared)
     blocks = -(-tokens // 16)
     places = [int((indices == block).sum()) for block in range(blocks)]
     wanted = [-(-min(length, number - begin) // queries) for number in places for begin in range(0, number, length)]
@@ -89,7 +89,7 @@ def test_passes_over_the_queries_of_a_block(tokens: int, queries: int, shared: f
 
 @given(st.integers(1, 2000), st.floats(0, 1), st.integers(4, 20))
 def test_made_up_choices_are_ones_that_importance_could_make(tokens: int, shared: float, count: int) -> None:
-    indices = choices(tokens, count=count, select_len=16, shared=shared, groups=2)
+    indices = make_selections(tokens, count=count, select_len=16, shared=shared, groups=2)
     assert indices.shape == (1, 2, tokens, count)
     for query in range(0, tokens, 37):
         own = query // 16
@@ -101,18 +101,18 @@ def test_made_up_choices_are_ones_that_importance_could_make(tokens: int, shared
 
 @pytest.mark.parametrize("shared", [0.8, 0.95, 0.98])
 def test_neighbours_share_as_many_choices_as_asked_for(shared: float) -> None:
-    assert shared_by_neighbours(choices(32768, shared=shared)) == pytest.approx(shared, abs=0.02)
+    assert neighbour_overlap(make_selections(32768, shared=shared)) == pytest.approx(shared, abs=0.02)
 
 
 def test_the_unions_of_all_tiles_on_average() -> None:
-    indices = choices(500, count=6, select_len=16, shared=0.9, groups=2)
+    indices = make_selections(500, count=6, select_len=16, shared=0.9, groups=2)
     both = [union_sizes(indices[:, [group]], 4, 16).float() for group in range(2)]
-    assert union_size(indices, 4) == pytest.approx(float(torch.cat(both).mean()))
+    assert mean_union_size(indices, 4) == pytest.approx(float(torch.cat(both).mean()))
 
 
 def test_a_models_choices_are_seen_layer_by_layer_with_other_places_than_it_has() -> None:
     model = TinyLM.from_config(CI)
-    found = choices_of(CI, model.state_dict(), 300, count=8, select_len=16)
+    found = selections_of_model(CI, model.state_dict(), 300, count=8, select_len=16)
     assert len(found) == CI.layers
     for indices in found.values():
         assert indices.shape == (1, CI.groups, 300, 8)

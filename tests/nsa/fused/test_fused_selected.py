@@ -285,11 +285,11 @@ class TestTheOperatorsKeepTheirPromisesToTorch:
         tile = [32, 16, 4, 2]
         torch.library.opcheck(fused._unions, (indices, starts, 4, 16))
         lists = (indices, starts, fused._unions(indices, starts, 4, 16))
-        torch.library.opcheck(fused._selected, (q, k, v, *lists, 4, 0.5, tile, 4))
-        output, lse = fused._selected(q, k, v, *lists, 4, 0.5, tile, 4)
+        torch.library.opcheck(fused._selected_attention_op, (q, k, v, *lists, 4, 0.5, tile, 4))
+        output, lse = fused._selected_attention_op(q, k, v, *lists, 4, 0.5, tile, 4)
         saved = [tensor.detach() for tensor in (torch.randn_like(output), q, k, v)]
         results = (output.detach(), lse.detach())
-        torch.library.opcheck(fused._selected_backward, (*saved, *lists, *results, 4, 0.5, tile, 4))
+        torch.library.opcheck(fused._selected_attention_backward_op, (*saved, *lists, *results, 4, 0.5, tile, 4))
 
 
 @pytest.mark.parametrize("heads", [1, 3, 16, 64])

@@ -257,10 +257,10 @@ def test_tiles_by_descriptor_are_the_same_bits(
 def test_torch_accepts_the_operators() -> None:
     q, k, v = leaf(1, 2, 7, 4), leaf(1, 1, 7, 4), leaf(1, 1, 7, 4)
     seen = spanned.window_spans(7, 3, None, q.device).tensors()
-    torch.library.opcheck(spanned._spanned, (q, k, v, *seen, 0.5, "any"))
-    output, lse = spanned._spanned(q, k, v, *seen, 0.5, "any")
+    torch.library.opcheck(spanned._spanned_attention_op, (q, k, v, *seen, 0.5, "any"))
+    output, lse = spanned._spanned_attention_op(q, k, v, *seen, 0.5, "any")
     saved = [tensor.detach() for tensor in (torch.randn_like(output), q, k, v, *seen, output, lse)]
-    torch.library.opcheck(spanned._spanned_backward, (*saved, 0.5, "any"))
+    torch.library.opcheck(spanned._spanned_attention_backward_op, (*saved, 0.5, "any"))
 
 
 def test_bfloat16_is_refused_under_the_interpreter() -> None:

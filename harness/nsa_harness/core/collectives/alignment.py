@@ -16,7 +16,15 @@ from nsa_harness.core.collectives.call_history import (
     leaves_a_loop,
 )
 from nsa_harness.core.collectives.repair import Edit, Repair, repairs
-from nsa_harness.core.collectives.timeline import UNKNOWN_GROUP, Event, Field, Timeline, Token, field_apart, value
+from nsa_harness.core.collectives.timeline import (
+    UNKNOWN_GROUP,
+    Event,
+    Field,
+    Timeline,
+    Token,
+    differing_field,
+    field_value,
+)
 from nsa_harness.core.evidence.evidence import ForwardMode, StatusFile
 
 Members = tuple[int, ...]
@@ -51,22 +59,22 @@ class Difference:
     expected: Event | None  # the other ranks' event at this point
     entered: tuple[tuple[int, Event], ...]  # (rank, its event at this point)
     absent: Members  # members that entered nothing there
-    where: bool  # the place is certain: no other smallest repair explains the difference
-    who: bool  # the ranks at fault are certain: their own earlier iterations show it
-    new: bool  # the ranks at fault never entered this event before
-    or_swapped: bool = False  # they may still make the missing call, since nothing is recorded after the next call
+    place_is_certain: bool  # the place is certain: no other smallest repair explains the difference
+    culprit_is_certain: bool  # the ranks at fault are certain: their own earlier iterations show it
+    is_new_event: bool  # the ranks at fault never entered this event before
+    may_be_swapped: bool = False  # they may still make the missing call, since nothing is recorded after the next call
     diverged_before_history: bool = False  # they already differed before the oldest calls in the history
-    lost: Members = ()  # ranks whose recorder lacks numbers of the group
+    ranks_with_gaps: Members = ()  # ranks whose recorder lacks numbers of the group
 
     def event(self, rank: int) -> Event | None:
         return dict(self.entered).get(rank)
 
     @property
-    def everyone(self) -> Members:
+    def all_ranks(self) -> Members:
         return tuple(sorted([*(rank for rank, _ in self.entered), *self.absent]))
 
     @property
-    def symmetric(self) -> bool:
+    def is_symmetric(self) -> bool:
         return len(self.ranks) > 1 and set(self.ranks) >= {rank for rank, _ in self.entered}
 
 
@@ -94,7 +102,7 @@ def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None
     Transfers do not count. A stack does not show which of the calls was not expected.
     """
     entered = {rank: event for rank, line in sorted(timelines.items()) for event in line.events[-1:]}
-    if any(event.transfer for event in entered.values()):
+    if any(event.is_transfer for event in entered.values()):
         return None
     kind, keys = DifferenceKind.ORDER, {rank: event.site for rank, event in entered.items()}
     if len(set(keys.values())) == 1 and _different_roots({rank: event.root for rank, event in entered.items()}):
@@ -108,9 +116,9 @@ def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None
         expected=None,
         entered=tuple(entered.items()),
         absent=(),
-        where=False,
-        who=False,
-        new=False,
+        place_is_certain=False,
+        culprit_is_certain=False,
+        is_new_event=False,
     )
 
 
@@ -125,10 +133,12 @@ def _without_unknown_history(
 ) -> Difference:
     """Return the difference without claims that could be wrong because of older calls that are not recorded."""
     diverged = diverged_before_history(difference.group, {rank: boards[rank] for rank in members if rank in boards})
-    lost = tuple(rank for rank in members if rank in timelines and difference.group in timelines[rank].lost)
+    lost = tuple(rank for rank in members if rank in timelines and difference.group in timelines[rank].groups_with_gaps)
     if not diverged and not lost:
         return difference
-    return replace(difference, where=False, or_swapped=False, diverged_before_history=diverged, lost=lost)
+    return replace(
+        difference, place_is_certain=False, may_be_swapped=False, diverged_before_history=diverged, ranks_with_gaps=lost
+    )
 
 
 def groups_of(
@@ -197,7 +207,9 @@ def _group_difference(
     if shift is None:
         return diverged or _late_difference(group, tracks)
     # Both begin where calls of different steps pair: an added or skipped call of a rank explains more than a shift.
-    added = diverged is not None and (diverged.who or diverged.kind in (DifferenceKind.EXTRA, DifferenceKind.COUNT))
+    added = diverged is not None and (
+        diverged.culprit_is_certain or diverged.kind in (DifferenceKind.EXTRA, DifferenceKind.COUNT)
+    )
     last = first[1][0].right - added if first else shift[0]
     return shift[1] if shift[0] <= last else diverged
 
@@ -232,9 +244,9 @@ def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | Non
         expected=expected,
         entered=tuple((track.rank, event) for track, event in zip(tracks, pairs[since], strict=True)),
         absent=(),
-        where=True,
-        who=False,
-        new=False,
+        place_is_certain=True,
+        culprit_is_certain=False,
+        is_new_event=False,
     )
 
 
@@ -247,7 +259,7 @@ def _tracks(group: str, lines: Sequence[Timeline], boards: Mapping[int, StatusFi
     numbered = {
         rank: [event for event in events_of_rank if event.seq is not None] for rank, events_of_rank in events.items()
     }
-    if all(line.whole and all(event.called for event in events[line.rank]) for line in lines):
+    if all(line.is_complete and all(event.from_python for event in events[line.rank]) for line in lines):
         since, compared = 0, {rank: list(events_of_rank) for rank, events_of_rank in events.items()}
     elif all(numbered[rank] or not events_of_rank for rank, events_of_rank in events.items()):
         since = max((events_of_rank[0].seq or 0 for events_of_rank in numbered.values() if events_of_rank), default=0)
@@ -256,7 +268,9 @@ def _tracks(group: str, lines: Sequence[Timeline], boards: Mapping[int, StatusFi
             for rank, events_of_rank in numbered.items()
         }
     else:
-        called = {rank: [event for event in events_of_rank if event.called] for rank, events_of_rank in events.items()}
+        called = {
+            rank: [event for event in events_of_rank if event.from_python] for rank, events_of_rank in events.items()
+        }
         since = max(_first_whole_step(line, called[line.rank]) for line in lines)
         compared = {
             rank: [event for event in events_of_rank if (event.step or 0) >= since]
@@ -267,7 +281,7 @@ def _tracks(group: str, lines: Sequence[Timeline], boards: Mapping[int, StatusFi
             rank=line.rank,
             events=compared[line.rank],
             line=line.events,
-            whole=line.whole and since <= 1,
+            whole=line.is_complete and since <= 1,
             board=boards.get(line.rank),
         )
         for line in lines
@@ -275,7 +289,7 @@ def _tracks(group: str, lines: Sequence[Timeline], boards: Mapping[int, StatusFi
 
 
 def _first_whole_step(line: Timeline, called: Sequence[Event]) -> int:
-    return 0 if line.whole or not called else (called[0].step or 0) + 1
+    return 0 if line.is_complete or not called else (called[0].step or 0) + 1
 
 
 def _reference_track(tracks: Sequence[_Track]) -> _Track:
@@ -322,7 +336,7 @@ def _with_expected_events(track: _Track) -> tuple[Token, ...]:
 
 
 def _key(event: Event) -> tuple[object, ...]:
-    return (*event.site, event.elements) if event.even else event.site
+    return (*event.site, event.elements) if event.needs_equal_sizes else event.site
 
 
 def _call_difference(
@@ -342,10 +356,10 @@ def _call_difference(
     where = len(edits) == 1 and cheapest[0].confirmed > 0
     unconfirmed = not any(repair.confirmed for repair in cheapest)
     # Below Python a call has no line. Two such calls count as the same call if nothing later tells them apart.
-    below_python = unconfirmed and not theirs.called and not expected.called
+    below_python = unconfirmed and not theirs.from_python and not expected.from_python
     same_phase = _between_steps(other) == _between_steps(reference)
     same_call = theirs.site == expected.site or (below_python and same_phase)
-    field = field_apart(theirs, expected) if same_call else None
+    field = differing_field(theirs, expected) if same_call else None
     difference = Difference(
         kind=_KIND_OF_FIELD[field] if field and Edit.REPLACE in edits else DifferenceKind.ORDER,
         group=group,
@@ -353,9 +367,9 @@ def _call_difference(
         expected=expected,
         entered=tuple(sorted(entered.items())),
         absent=absent,
-        where=where,
-        who=False,
-        new=False,
+        place_is_certain=where,
+        culprit_is_certain=False,
+        is_new_event=False,
     )
     by_rank = {track.rank: track for track in tracks}
     if difference.kind is not DifferenceKind.ORDER and field is not None:
@@ -365,18 +379,20 @@ def _call_difference(
 
 def _field_difference(difference: Difference, field: Field, tracks: Mapping[int, _Track]) -> Difference:
     """Return the difference with the ranks whose value differs from all their earlier ones; else with the minority."""
-    values = {rank: value(event, field) for rank, event in difference.entered}
+    values = {rank: field_value(event, field) for rank, event in difference.entered}
     usual = {rank: _usual_value(tracks[rank], event, field) for rank, event in difference.entered}
     changed = tuple(rank for rank, (times, before) in usual.items() if times and before != values[rank])
     fewer = minority(values)
     if 0 < len(changed) < len(values):
-        return replace(difference, ranks=changed, who=all(usual[rank][0] >= MIN_REPEATS for rank in changed))
-    return replace(difference, ranks=fewer, who=len(fewer) < len(values))
+        return replace(
+            difference, ranks=changed, culprit_is_certain=all(usual[rank][0] >= MIN_REPEATS for rank in changed)
+        )
+    return replace(difference, ranks=fewer, culprit_is_certain=len(fewer) < len(values))
 
 
 def _usual_value(track: _Track, event: Event, field: Field) -> tuple[int, object]:
     """Return (how often, value) if the rank always gave one value from this line before, else (0, None)."""
-    before = [value(earlier, field) for earlier in track.before(event)]
+    before = [field_value(earlier, field) for earlier in track.before(event)]
     return (len(before), before[0]) if len(set(before)) == 1 else (0, None)
 
 
@@ -402,7 +418,7 @@ def _compare_with_pattern(line: Sequence[Event], event: Event) -> _PatternStep:
         skips=predicted is not None and not keeps and comes_later(sites, predicted, at, sites[at]),
         new=sites[at] not in sites[:at],
         leaves=not keeps and leaves_a_loop(sites, at),
-        sure=predicted is not None and predicted.kept,
+        sure=predicted is not None and predicted.is_trusted,
     )
 
 
@@ -435,24 +451,30 @@ def _with_ranks_at_fault(difference: Difference, edits: set[Edit], tracks: Mappi
             difference, ranks=minority({rank: event.site for rank, event in difference.entered})
         )
     kept_event = next(event for rank, event in difference.entered if rank in keepers)
-    result = replace(difference, ranks=leavers, expected=kept_event, new=all(steps[rank].new for rank in leavers))
+    result = replace(
+        difference, ranks=leavers, expected=kept_event, is_new_event=all(steps[rank].new for rank in leavers)
+    )
     if all(steps[rank].leaves for rank in leavers):
         return replace(result, kind=DifferenceKind.COUNT)
-    if result.new:
+    if result.is_new_event:
         same = all(
             (made.step, made.position) == (kept_event.step, kept_event.position)
             for rank, made in difference.entered
             if rank in leavers
         )
-        return result if same and kept_event.called else replace(result, kind=DifferenceKind.EXTRA)
+        return result if same and kept_event.from_python else replace(result, kind=DifferenceKind.EXTRA)
     sure = all(steps[rank].sure for rank in leavers)
     if all(steps[rank].skips for rank in leavers):
         kind = DifferenceKind.ORDER if Edit.SWAP in edits else DifferenceKind.MISSING
         swapped = all(_may_be_swapped(tracks[rank], kept_event) for rank in leavers)
         return replace(
-            result, kind=kind, who=sure, where=difference.where and not swapped, or_swapped=difference.where and swapped
+            result,
+            kind=kind,
+            culprit_is_certain=sure,
+            place_is_certain=difference.place_is_certain and not swapped,
+            may_be_swapped=difference.place_is_certain and swapped,
         )
-    return replace(result, who=sure and len(leavers) < len(keepers))
+    return replace(result, culprit_is_certain=sure and len(leavers) < len(keepers))
 
 
 def _may_be_swapped(track: _Track, left_out: Event) -> bool:
@@ -488,7 +510,7 @@ def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
     reached = min(len(track.events) for track in tracks)
     entered = {track.rank: track for track in tracks if len(track.events) > reached}
     events = {rank: track.events[reached] for rank, track in entered.items()}
-    waited = [event for rank, event in events.items() if not event.done or event is entered[rank].line[-1]]
+    waited = [event for rank, event in events.items() if not event.is_done or event is entered[rank].line[-1]]
     if not waited:
         return None
     absent = [track for track in tracks if track.rank not in entered]
@@ -503,9 +525,11 @@ def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
         expected=expected,
         entered=tuple(sorted(events.items())),
         absent=tuple(track.rank for track in absent),
-        where=not all(_between_steps(track) for track in entered.values()),  # else these may have no step left to do
-        who=False,
-        new=False,
+        place_is_certain=not all(
+            _between_steps(track) for track in entered.values()
+        ),  # else these may have no step left to do
+        culprit_is_certain=False,
+        is_new_event=False,
     )
     if not passed:
         return late
@@ -516,11 +540,17 @@ def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
         if again and len(again) <= len(passed):
             return replace(missing, kind=DifferenceKind.COUNT, ranks=again)
         all_kept = all(step.keeps for step in steps.values())
-        return replace(missing, who=all_kept and all(len(track.before(expected)) >= MIN_REPEATS for track in passed))
+        return replace(
+            missing, culprit_is_certain=all_kept and all(len(track.before(expected)) >= MIN_REPEATS for track in passed)
+        )
     if len(entered) <= len(passed) and not any(len(entered[rank].before(event)) for rank, event in events.items()):
         # No rank ever made this call before.
         return replace(
-            missing, kind=DifferenceKind.EXTRA, ranks=tuple(entered), new=True, who=len(entered) < len(passed)
+            missing,
+            kind=DifferenceKind.EXTRA,
+            ranks=tuple(entered),
+            is_new_event=True,
+            culprit_is_certain=len(entered) < len(passed),
         )
     return missing
 
@@ -592,15 +622,15 @@ def broke_pattern(line: Timeline, event: Event) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Departure:
+class PatternBreak:
     """The latest event of a rank, which breaks the rank's pattern."""
 
     expected: Event  # the expected event, as it was in an earlier iteration
-    made: Event  # the latest event
+    actual: Event  # the latest event
     times: int  # how often the expected event came at this point before
 
 
-def departure(line: Timeline) -> Departure | None:
+def pattern_break(line: Timeline) -> PatternBreak | None:
     """Return how the rank's latest event breaks its pattern, or None if it keeps the pattern."""
     if not line.events:
         return None
@@ -610,7 +640,7 @@ def departure(line: Timeline) -> Departure | None:
     if predicted is None or sites[predicted.at] == sites[at]:
         return None
     usual = next((event for event in reversed(line.events[:-1]) if _key(event) == sites[predicted.at]), None)
-    return None if usual is None else Departure(expected=usual, made=latest, times=predicted.times)
+    return None if usual is None else PatternBreak(expected=usual, actual=latest, times=predicted.times)
 
 
 def last_transfer_of_loop(line: Timeline) -> Event | None:
@@ -621,7 +651,7 @@ def last_transfer_of_loop(line: Timeline) -> Event | None:
     before, newest = line.events[:-1], line.events[-1:]
     new = bool(newest) and all(event.site != newest[0].site for event in before)
     return (
-        next((event for event in reversed(before) if event.transfer), None)
+        next((event for event in reversed(before) if event.is_transfer), None)
         if new and len(before) >= MIN_REPEATS
         else None
     )
@@ -633,7 +663,7 @@ def _links(
     """Return a link to every member that has not entered the rank's oldest open collective."""
     for event in line.events:
         members = next((parties for parties in groups.get(event.group, ()) if line.rank in parties), ())
-        absent = [] if event.done or event.seq is None else list(_missing_members(event, members, timelines))
+        absent = [] if event.is_done or event.seq is None else list(_missing_members(event, members, timelines))
         if absent:
             return tuple(
                 Link(rank=line.rank, event=event, waits_for=rank, never_entered=newest == 0) for rank, newest in absent

@@ -24,7 +24,7 @@ class ExpectedCall:
     times: int  # how often the expected event followed the event before it
 
     @property
-    def kept(self) -> bool:
+    def is_trusted(self) -> bool:
         return self.times >= MIN_REPEATS
 
 
@@ -62,7 +62,7 @@ def _common_length(sites: Sequence[Hashable], here: int, at: int) -> int:
     return length
 
 
-def other_partner(board: StatusFile) -> Call | None:
+def call_with_changed_peer(board: StatusFile) -> Call | None:
     """Return the latest transfer if its partner differs from the one that its line always had before."""
     transfers = [call for call in board.calls if not call.op.startswith(protocol.WAIT) and call.peer is not None]
     if not transfers:

@@ -21,7 +21,7 @@ def divergence(
 
     The columns of ranks at fault come first.
     """
-    columns = {rank: _column(difference, timelines[rank]) for rank in difference.everyone if rank in timelines}
+    columns = {rank: _column(difference, timelines[rank]) for rank in difference.all_ranks if rank in timelines}
     ranks_of: dict[_Row, list[int]] = {}
     for rank, column in sorted(columns.items(), key=lambda pair: (pair[0] not in at_fault, pair[0])):
         ranks_of.setdefault(column, []).append(rank)
@@ -61,5 +61,5 @@ def _entered_call(event: Event) -> EnteredCall:
         elements=event.elements,
         dtype=event.dtype,
         peer=event.root,
-        inside=not event.done,
+        inside=not event.is_done,
     )

@@ -14,7 +14,7 @@ from nsa_harness.core.verdict.group_waits import TRANSFERS
 
 # The identity of a call: the same operation, in the same group, on the same source line.
 Key = tuple[str, str, str | None, int | None]
-OWN = frozenset({"destroy_process_group"})  # calls that wait for no other rank
+LOCAL_CALLS = frozenset({"destroy_process_group"})  # calls that wait for no other rank
 _FETCH = "fetch"  # the event of a request to a DataLoader; another event follows when the batch is there
 
 
@@ -25,8 +25,8 @@ class StepDifference:
     step: int
     group: str
     op: str
-    called: bool  # from Python; False = DDP's buckets or FSDP
-    alone: bool  # no other kind of collective of the group differs in that step
+    from_python: bool  # from Python; False = DDP's buckets or FSDP
+    is_only_difference: bool  # no other kind of collective of the group differs in that step
     counts: tuple[tuple[int, int], ...]  # (rank, how often in that step)
     behind: tuple[int, ...]
     without_gradients: tuple[int, ...]  # the ranks of `behind` with fewer gradients than another rank
@@ -55,7 +55,7 @@ def first_step_of_difference(ledgers: Mapping[int, Sequence[StepRow]]) -> StepDi
     return min(differences, key=lambda difference: (difference.step, difference.group), default=None)
 
 
-def first_out_of_batches(boards: Mapping[int, StatusFile]) -> OutOfBatches | None:
+def ranks_out_of_batches(boards: Mapping[int, StatusFile]) -> OutOfBatches | None:
     """Return the ranks that ran out of batches while others still had one, or None."""
     done = {rank: board.steps_s[-1][0] for rank, board in boards.items() if board.steps_s}
     step = min(done.values(), default=0)
@@ -83,7 +83,7 @@ def others_got_more_batches(boards: Mapping[int, StatusFile], finished: OutOfBat
     return any(others.get((loader.number, loader.iterators, loader.chain), 0) > loader.batches for loader in ended)
 
 
-def last_agreed(boards: Mapping[int, StatusFile]) -> Call | None:
+def last_common_call(boards: Mapping[int, StatusFile]) -> Call | None:
     """Return the latest call that every rank has finished, as the lowest rank made it; None for a single rank."""
     ledgers = [_ledger(board) for _, board in sorted(boards.items())]
     if len(ledgers) < 2:
@@ -140,8 +140,8 @@ def _difference_in(rows: Mapping[int, StepRow], group: str) -> StepDifference:
         step=next(iter(rows.values())).step,
         group=group,
         op=op,
-        called=called,
-        alone=len(differing) == 1,
+        from_python=called,
+        is_only_difference=len(differing) == 1,
         counts=tuple(counts[op, called].items()),
         behind=behind,
         without_gradients=tuple(r for r in behind if r in gradients and gradients[r] < max(gradients.values())),
@@ -175,7 +175,7 @@ def _ledger(board: StatusFile) -> dict[tuple[int, Key], list[Call]]:
     ledger: dict[tuple[int, Key], list[Call]] = {}
     for call in board.calls:
         # A transfer has two sides, which do not make the same call.
-        if call.op.startswith(protocol.WAIT) or call.op in TRANSFERS or call.op in OWN:
+        if call.op.startswith(protocol.WAIT) or call.op in TRANSFERS or call.op in LOCAL_CALLS:
             continue
         place = call.place
         key = (call.op, call.group, place.file if place else None, place.line if place else None)
@@ -200,17 +200,17 @@ class AbandonedBatch:
 
     rank: int
     step: int
-    marks: int  # progress events of training in that step
-    usual: int  # in the rank's other steps
+    event_count: int  # progress events of training in that step
+    usual_count: int  # in the rank's other steps
     others: tuple[int, ...]  # the ranks that still train
 
 
 @dataclass(frozen=True, kw_only=True)
-class OtherPace:
+class PaceDifference:
     """In every step, `ranks` use more or fewer batches than the others, so the ranks drift apart."""
 
     ranks: tuple[int, ...]
-    marks: tuple[tuple[int, int], ...]  # (rank, training events in its usual step)
+    events_per_step: tuple[tuple[int, int], ...]  # (rank, training events in its usual step)
 
 
 def abandoned_batch(boards: Mapping[int, StatusFile]) -> AbandonedBatch | None:
@@ -220,7 +220,7 @@ def abandoned_batch(boards: Mapping[int, StatusFile]) -> AbandonedBatch | None:
     return min(candidates, key=lambda batch: (batch.step, batch.rank), default=None)
 
 
-def other_pace(boards: Mapping[int, StatusFile]) -> OtherPace | None:
+def pace_difference(boards: Mapping[int, StatusFile]) -> PaceDifference | None:
     """Return the ranks with another number of batches per step; None if they agree, or if steps of one rank differ."""
     usual = _usual_events(boards)
     steady = (
@@ -228,7 +228,7 @@ def other_pace(boards: Mapping[int, StatusFile]) -> OtherPace | None:
     )
     if not steady or len(set(usual.values())) < 2 or not _short_ranks(boards):
         return None
-    return OtherPace(ranks=minority(usual), marks=tuple(sorted(usual.items())))
+    return PaceDifference(ranks=minority(usual), events_per_step=tuple(sorted(usual.items())))
 
 
 def _usual_events(boards: Mapping[int, StatusFile]) -> dict[int, int]:
@@ -262,23 +262,23 @@ def _begun_twice(rank: int, boards: Mapping[int, StatusFile], usual: Mapping[int
     for step, marks in sorted(boards[rank].events_per_step.items()):
         alone = all(boards[other].events_per_step.get(step) == usual[other] for other in others)
         if alone and usual[rank] < marks < 2 * usual[rank]:
-            yield AbandonedBatch(rank=rank, step=step, marks=marks, usual=usual[rank], others=others)
+            yield AbandonedBatch(rank=rank, step=step, event_count=marks, usual_count=usual[rank], others=others)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OtherModules:
+class ModuleDifference:
     """In `step`, the others entered module `expected` and `ranks` entered `entered`; before that, all were equal."""
 
     ranks: tuple[int, ...]
     step: int
     expected: ModuleCall
     entered: ModuleCall
-    skipped: bool  # the others entered `entered` later, so these ranks skipped `expected`
+    is_skip: bool  # the others entered `entered` later, so these ranks skipped `expected`
     is_extra: bool  # these ranks entered `expected` later, so `entered` is an extra module
-    who: bool  # the ranks at fault are certain: only they changed the order of the previous step
+    culprit_is_certain: bool  # the ranks at fault are certain: only they changed the order of the previous step
 
 
-def diverging_modules(boards: Mapping[int, StatusFile]) -> OtherModules | None:
+def module_difference(boards: Mapping[int, StatusFile]) -> ModuleDifference | None:
     """Return the first module at which the ranks diverge in a step, if all ranks were equal in the previous step.
 
     Ranks that always differ, such as pipeline stages or experts, are not compared. A rank that is only behind has
@@ -300,14 +300,14 @@ def diverging_modules(boards: Mapping[int, StatusFile]) -> OtherModules | None:
     ranks = left if who else minority({rank: line[at].name for rank, line in lines.items()})
     other = next(rank for rank in lines if lines[rank][at].name != lines[ranks[0]][at].name)
     expected, entered = lines[other][at], lines[ranks[0]][at]
-    return OtherModules(
+    return ModuleDifference(
         ranks=ranks,
         step=step,
         expected=expected,
         entered=entered,
-        skipped=entered.name in _names(lines[other][at:]),
+        is_skip=entered.name in _names(lines[other][at:]),
         is_extra=expected.name in _names(lines[ranks[0]][at:]),
-        who=who,
+        culprit_is_certain=who,
     )
 
 

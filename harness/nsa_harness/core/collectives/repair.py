@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from nsa_harness.core.collectives.timeline import Token, field_apart
+from nsa_harness.core.collectives.timeline import Token, differing_field
 
 _HORIZON = 256  # events after the first difference that are compared
 _BAND = 12  # events by which one side may be ahead
@@ -104,7 +104,7 @@ def _next_edits(
     left: Sequence[Token], right: Sequence[Token], i: int, j: int
 ) -> list[tuple[Edit | None, int, tuple[int, int]]]:
     """Return (edit, cost, next position) for each edit. The edit None pairs one operation from two lines."""
-    harmless = left[i].called and right[j].called and left[i].op == right[j].op and _alike(left[i], right[j])
+    harmless = left[i].from_python and right[j].from_python and left[i].op == right[j].op and _alike(left[i], right[j])
     options: list[tuple[Edit | None, int, tuple[int, int]]] = [
         (Edit.INSERT, _EDIT, (i, j + 1)),
         (Edit.DELETE, _EDIT, (i + 1, j)),
@@ -121,4 +121,4 @@ def _pairs(one: Token, other: Token) -> bool:
 
 
 def _alike(one: Token, other: Token) -> bool:
-    return field_apart(one, other) is None
+    return differing_field(one, other) is None

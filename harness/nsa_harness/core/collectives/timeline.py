@@ -29,11 +29,11 @@ class Token(NamedTuple):
 
     site: tuple[object, ...]
     op: str
-    called: bool
+    from_python: bool
     elements: int
     dtype: str
     root: int | None
-    even: bool
+    needs_equal_sizes: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +42,15 @@ class Event:
 
     group: str
     op: str
-    called: bool  # from Python
+    from_python: bool  # from Python
     place: Place | None  # the line that called it; None = below Python, or not known
     elements: int  # elements of all tensors together
     dtype: str
     root: int | None  # root of a rooted collective; partner of a transfer
-    even: bool  # every rank must give the same number of elements, of the same type
+    needs_equal_sizes: bool  # every rank must give the same number of elements, of the same type
     seq: int | None  # the recorder's number in the group
     at_s: float
-    done: bool
+    is_done: bool
     step: int | None
     position: int | None  # training events since that step began
     call: Call | None = None
@@ -58,17 +58,17 @@ class Event:
     chain: tuple[Frame, ...] = ()  # the program's own lines that led to it, innermost first; () = unknown
 
     @property
-    def transfer(self) -> bool:
+    def is_transfer(self) -> bool:
         return self.op in TRANSFERS
 
     @property
     def token(self) -> Token:
-        return Token(self.site, self.op, self.called, self.elements, self.dtype, self.root, self.even)
+        return Token(self.site, self.op, self.from_python, self.elements, self.dtype, self.root, self.needs_equal_sizes)
 
     @property
     def site(self) -> tuple[object, ...]:
         """The identity of the call in the program without its arguments. Below Python only the sizes identify it."""
-        if not self.called:
+        if not self.from_python:
             return (self.group, self.op, self.elements)
         line = (self.place.file, self.place.line) if self.place else (None, None)
         return (self.group, self.op, *line, self.chain)
@@ -80,11 +80,11 @@ class Timeline:
 
     rank: int
     events: tuple[Event, ...]
-    whole: bool  # complete since the start of the run
-    lost: frozenset[str] = frozenset()  # groups whose recorder has unexplained gaps
+    is_complete: bool  # complete since the start of the run
+    groups_with_gaps: frozenset[str] = frozenset()  # groups whose recorder has unexplained gaps
 
     def of_group(self, group: str) -> tuple[Event, ...]:
-        return tuple(event for event in self.events if event.group == group and not event.transfer)
+        return tuple(event for event in self.events if event.group == group and not event.is_transfer)
 
 
 def with_comparable_callers(timelines: Mapping[int, Timeline]) -> dict[int, Timeline]:
@@ -122,7 +122,7 @@ def timeline(
     # Without a common clock it is unknown which call a number belongs to.
     unclocked = {call.group for call in calls} if board and board.zero_ns is None else set()
     series = _unbroken([collective for collective in collectives if collective.group not in unclocked])
-    numbered = [replace(event, even=event.op in even) for event in _recorded_events(board, series)]
+    numbered = [replace(event, needs_equal_sizes=event.op in even) for event in _recorded_events(board, series)]
     if board and board.calls and board.calls[0].number > 1:
         # For events older than the stored calls it is unknown whether Python called them.
         numbered = [event for event in numbered if event.at_s >= board.calls[0].entered_s]
@@ -133,14 +133,14 @@ def timeline(
     joined = {event.call.number for event in numbered if event.call}
     numbered = [event for event in numbered if event.call is None or _is_by_thread(event.call, trains)]
     alone = [_event_of_call(call, even) for call in calls if call.number not in joined]
-    if any(not event.called for event in numbered):
+    if any(not event.from_python for event in numbered):
         # Older calls are no timeline without the events below Python between them.
         alone = [event for event in alone if event.at_s >= numbered[0].at_s]
     return Timeline(
         rank=rank,
         events=tuple(sorted([*alone, *numbered], key=lambda event: (event.at_s, event.seq or 0))),
-        lost=frozenset(lost),
-        whole=_has_every_call(board) and set(oldest.values()) <= {1},
+        groups_with_gaps=frozenset(lost),
+        is_complete=_has_every_call(board) and set(oldest.values()) <= {1},
     )
 
 
@@ -151,24 +151,24 @@ def timeline_of_stack(rank: int, stack: Stack | None, at_s: float) -> Timeline:
     chain = _own_lines(frames)
     call = call_of_stack(stack) if stack else None
     if named is None:
-        return Timeline(rank=rank, events=(), whole=False)
+        return Timeline(rank=rank, events=(), is_complete=False)
     event = Event(
         group=UNKNOWN_GROUP,
         op=named.text,
-        called=not named.by,
+        from_python=not named.by,
         place=_line_of(chain),
         elements=0,
         dtype="",
         root=call.peer if call else None,
-        even=False,
+        needs_equal_sizes=False,
         seq=None,
         at_s=at_s,
-        done=False,
+        is_done=False,
         step=None,
         position=None,
         chain=chain,
     )
-    return Timeline(rank=rank, events=(event,), whole=False)
+    return Timeline(rank=rank, events=(event,), is_complete=False)
 
 
 def _own_lines(frames: Sequence[Frame]) -> tuple[Frame, ...]:
@@ -230,7 +230,7 @@ def _recorded_events(board: StatusFile | None, series: Sequence[Collective]) -> 
         entered, key=lambda event: event.call.number if event.call else (event.group, event.seq)
     ):
         first, *others = same_call
-        yield replace(first, done=first.done and all(event.done for event in others))
+        yield replace(first, is_done=first.is_done and all(event.is_done for event in others))
 
 
 def _event_of_collective(board: StatusFile | None, collective: Collective, call: Call | None) -> Event:
@@ -242,7 +242,7 @@ def _event_of_collective(board: StatusFile | None, collective: Collective, call:
             group=collective.group,
             seq=collective.seq,
             at_s=at_s,
-            done=collective.retired,
+            is_done=collective.retired,
             collective=collective,
         )
     # For a rank with a status file, its calls show which collectives are the program's own.
@@ -252,16 +252,16 @@ def _event_of_collective(board: StatusFile | None, collective: Collective, call:
     return Event(
         group=collective.group,
         op=collective.op,
-        called=called,
+        from_python=called,
         place=_line_of(chain),
         chain=chain,
         elements=elements(collective),
         dtype="/".join(collective.dtypes),
         root=None,
-        even=False,
+        needs_equal_sizes=False,
         seq=collective.seq,
         at_s=at_s,
-        done=collective.retired,
+        is_done=collective.retired,
         step=_step_at(board, at_s) if board and board.zero_ns is not None else None,
         position=None,
         collective=collective,
@@ -280,15 +280,15 @@ def _event_of_call(call: Call, even: frozenset[str]) -> Event:
     return Event(
         group=call.group,
         op=operation(call),
-        called=True,
+        from_python=True,
         place=call.place,
         elements=call.elements,
         dtype=call.dtype,
         root=call.peer,
-        even=call.op in even,
+        needs_equal_sizes=call.op in even,
         seq=None,
         at_s=call.entered_s,
-        done=call.left_s is not None,
+        is_done=call.left_s is not None,
         step=call.step,
         position=call.position,
         call=call,
@@ -302,17 +302,17 @@ class Field(StrEnum):
     ROOT = "root"
 
 
-def value(event: Event | Token, field: Field) -> int | str | None:
+def field_value(event: Event | Token, field: Field) -> int | str | None:
     if field is Field.ROOT:
         return event.root
     return event.elements if field is Field.SHAPE else event.dtype
 
 
-def field_apart(one: Event | Token, other: Event | Token) -> Field | None:
+def differing_field(one: Event | Token, other: Event | Token) -> Field | None:
     """Return the first field that must be equal in two calls of one operation, and is not; None if they agree."""
     if one.op != other.op:
         return None
-    fields = [Field.SHAPE, Field.DTYPE] if one.even and other.even else []
+    fields = [Field.SHAPE, Field.DTYPE] if one.needs_equal_sizes and other.needs_equal_sizes else []
     if one.root is not None and other.root is not None:
         fields.append(Field.ROOT)
-    return next((field for field in fields if value(one, field) != value(other, field)), None)
+    return next((field for field in fields if field_value(one, field) != field_value(other, field)), None)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from nsa_harness.core.comparison.contrasts import configuration, is_number, setting
-from nsa_harness.core.comparison.hypotheses import takes_our_keys
+from nsa_harness.core.comparison.hypotheses import is_our_program
 from nsa_harness.core.report import Outcome
 
 # These keys form the columns; all others form the rows.
@@ -37,14 +37,14 @@ def config_matrix(outcomes: Sequence[Outcome]) -> ConfigMatrix | None:
     A column is a kind of parallelism: wrapper, backend and number of ranks. If all runs have the same, the columns are
     the values of another setting. A row is a combination of all other settings.
     """
-    counting = sorted((outcome for outcome in outcomes if outcome.final), key=_order)
-    if len(counting) < 2:
+    final_runs = sorted((outcome for outcome in outcomes if outcome.final), key=_order)
+    if len(final_runs) < 2:
         return None
-    same = _shared_settings(counting)
-    pivot = _pivot(counting, same) if len(set(map(_column_name, counting))) == 1 else None
-    hidden = {*_COLUMN_KEYS, *same, *([pivot] if pivot else [])}
+    common = _shared_settings(final_runs)
+    pivot = _pivot(final_runs, common) if len(set(map(_column_name, final_runs))) == 1 else None
+    hidden = {*_COLUMN_KEYS, *common, *([pivot] if pivot else [])}
     cells: dict[tuple[str, str], list[Outcome]] = {}
-    for outcome in counting:
+    for outcome in final_runs:
         column = f"{pivot}={setting(outcome, pivot)}" if pivot else _column_name(outcome)
         cells.setdefault((_row_name(outcome, hidden), column), []).append(outcome)
     columns = tuple(sorted({column for _, column in cells}, key=lambda name: (name != _ONE_PROCESS, _by_size(name))))
@@ -52,23 +52,25 @@ def config_matrix(outcomes: Sequence[Outcome]) -> ConfigMatrix | None:
     rows = (
         MatrixRow(name=name, cells=tuple(tuple(cells.get((name, column), ())) for column in columns)) for name in names
     )
-    return ConfigMatrix(columns=columns, rows=tuple(rows), same=tuple(sorted(same.items())))
+    return ConfigMatrix(columns=columns, rows=tuple(rows), same=tuple(sorted(common.items())))
 
 
-def _pivot(outcomes: Sequence[Outcome], same: Mapping[str, str]) -> str | None:
+def _pivot(outcomes: Sequence[Outcome], common: Mapping[str, str]) -> str | None:
     """Return the setting whose values, used as columns, give the table with the fewest rows; None if there is none."""
-    keys = sorted({key for outcome in outcomes for key in configuration(outcome)} - _COLUMN_KEYS - set(same))
-    fitting = [key for key in keys if 1 < len({setting(outcome, key) for outcome in outcomes}) <= _MOST_COLUMNS]
-    lengths = {key: len({_row_name(outcome, {*_COLUMN_KEYS, *same, key}) for outcome in outcomes}) for key in fitting}
-    return min(fitting, key=lambda key: (lengths[key], key), default=None)
+    keys = sorted({key for outcome in outcomes for key in configuration(outcome)} - _COLUMN_KEYS - set(common))
+    candidates = [key for key in keys if 1 < len({setting(outcome, key) for outcome in outcomes}) <= _MOST_COLUMNS]
+    lengths = {
+        key: len({_row_name(outcome, {*_COLUMN_KEYS, *common, key}) for outcome in outcomes}) for key in candidates
+    }
+    return min(candidates, key=lambda key: (lengths[key], key), default=None)
 
 
 _ONE_PROCESS = "one process"
 
 
 def _shared_settings(outcomes: Sequence[Outcome]) -> Mapping[str, str]:
-    shared = set.intersection(*(set(configuration(outcome).items()) for outcome in outcomes))
-    return {key: value for key, value in shared if key not in _COLUMN_KEYS}
+    common = set.intersection(*(set(configuration(outcome).items()) for outcome in outcomes))
+    return {key: value for key, value in common if key not in _COLUMN_KEYS}
 
 
 def _row_name(outcome: Outcome, hidden: Collection[str]) -> str:
@@ -80,7 +82,7 @@ def _column_name(outcome: Outcome) -> str:
     """Return the column's name: "one process", "ddp · gloo", "fsdp · nccl · 4 ranks"."""
     wrapper, ranks = setting(outcome, "parallel.wrapper"), setting(outcome, "run.ranks")
     backend = setting(outcome, "backend").replace("any", "")
-    if not takes_our_keys(outcome):
+    if not is_our_program(outcome):
         return " · ".join(word for word in (f"{ranks} ranks", backend) if word)
     if wrapper == "none" and ranks == "1":
         return _ONE_PROCESS

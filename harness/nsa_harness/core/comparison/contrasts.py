@@ -35,7 +35,7 @@ _ONLY_LOGS = ("run.env.NCCL_DEBUG", "run.env.TORCH_CPP_LOG_LEVEL", "run.env.TORC
 NCCL_SETTINGS = ("run.env.NCCL_", "run.env.TORCH_NCCL_")
 
 
-class Test(StrEnum):
+class Comparison(StrEnum):
     """How a value is compared with the values of a filter."""
 
     ONE_OF = "one of"
@@ -44,9 +44,9 @@ class Test(StrEnum):
     LESS = "less"
 
 
-RELATED: Mapping[Test, Callable[[str, str], bool]] = {
-    Test.MORE: lambda control, changed: float(control) < float(changed),
-    Test.LESS: lambda control, changed: float(control) > float(changed),
+RELATIONS: Mapping[Comparison, Callable[[str, str], bool]] = {
+    Comparison.MORE: lambda control, changed: float(control) < float(changed),
+    Comparison.LESS: lambda control, changed: float(control) > float(changed),
 }
 
 
@@ -54,13 +54,15 @@ RELATED: Mapping[Test, Callable[[str, str], bool]] = {
 class ValueFilter:
     """The values that one key of a run may have; every value by default."""
 
-    test: Test = Test.OTHER_THAN
+    comparison: Comparison = Comparison.OTHER_THAN
     values: tuple[str, ...] = ()
 
     def allows(self, value: str) -> bool:
-        if self.test in RELATED:
+        if self.comparison in RELATIONS:
             return is_number(value)
-        return any(same_value(value, allowed) for allowed in self.values) is (self.test is Test.ONE_OF)
+        return any(same_value(value, listed_value) for listed_value in self.values) is (
+            self.comparison is Comparison.ONE_OF
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,7 @@ class RunFilter:
 
 
 EVERY_RUN = RunFilter()
-ValueTest = Callable[[str], bool]
+ValuePredicate = Callable[[str], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,24 +93,26 @@ class Variable:
     """
 
     keys: tuple[str, ...]
-    without: ValueTest
-    with_it: ValueTest
-    related: Callable[[str, str], bool] = operator.ne
+    is_control_value: ValuePredicate
+    is_changed_value: ValuePredicate
+    relation: Callable[[str, str], bool] = operator.ne
     ignored_prefixes: tuple[str, ...] = ()  # prefixes of keys that have a meaning in only one of the two runs
-    undo: tuple[str, ...] = ()  # overrides that turn a changed run into the control run; empty if impossible
-    values: tuple[str, str] | None = None  # for a command: a value of the control run, and one of the changed run
+    undo_overrides: tuple[str, ...] = ()  # overrides that turn a changed run into the control run; empty if impossible
+    example_values: tuple[str, str] | None = (
+        None  # for a command: a value of the control run, and one of the changed run
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Endings:
+class FailureCounts:
     """How many attempts of one configuration failed, over all its scenarios."""
 
-    bad: int
-    of: int
+    failed: int
+    attempts: int
 
     @property
-    def steady(self) -> bool:
-        return self.bad in (0, self.of)
+    def is_steady(self) -> bool:
+        return self.failed in (0, self.attempts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,31 +121,35 @@ class Contrast:
 
     control: Outcome
     changed: Outcome
-    controls: Endings
-    changes: Endings
+    control_counts: FailureCounts
+    changed_counts: FailureCounts
 
     @property
-    def steady(self) -> bool:
+    def is_steady(self) -> bool:
         """Whether the attempts of each side agree."""
-        return self.controls.steady and self.changes.steady
+        return self.control_counts.is_steady and self.changed_counts.is_steady
 
     @property
-    def ends_alike(self) -> bool:
-        one, other = self.control.verdict, self.changed.verdict
-        return (one.status, one.kind, one.cause) == (other.status, other.kind, other.cause)
+    def ends_same_way(self) -> bool:
+        control_verdict, changed_verdict = self.control.verdict, self.changed.verdict
+        return (control_verdict.status, control_verdict.kind, control_verdict.cause) == (
+            changed_verdict.status,
+            changed_verdict.kind,
+            changed_verdict.cause,
+        )
 
 
-def one_of(*values: str) -> ValueTest:
-    return ValueFilter(test=Test.ONE_OF, values=values).allows
+def one_of(*values: str) -> ValuePredicate:
+    return ValueFilter(comparison=Comparison.ONE_OF, values=values).allows
 
 
-def other_than(*values: str) -> ValueTest:
-    return ValueFilter(test=Test.OTHER_THAN, values=values).allows
+def other_than(*values: str) -> ValuePredicate:
+    return ValueFilter(comparison=Comparison.OTHER_THAN, values=values).allows
 
 
-def same_value(one: str, other: str) -> bool:
+def same_value(first: str, second: str) -> bool:
     """Whether two values are equal; 1 and 1.0 are."""
-    return one == other or (is_number(one) and is_number(other) and float(one) == float(other))
+    return first == second or (is_number(first) and is_number(second) and float(first) == float(second))
 
 
 def is_number(value: str) -> bool:
@@ -153,7 +161,7 @@ def is_evidence(outcome: Outcome) -> bool:
     return outcome.final and outcome.verdict.status in _EVIDENCE and not outcome.flaky
 
 
-def passed(outcome: Outcome) -> bool:
+def has_passed(outcome: Outcome) -> bool:
     return outcome.verdict.status is Status.PASS
 
 
@@ -161,10 +169,10 @@ def configuration(outcome: Outcome) -> dict[str, str]:
     """Return the settings of a run. Its actual backend and device replace the requirements of its scenario."""
     backend = outcome.spec.backend or dict(outcome.spec.settings).get("needs.backend", "")
     # On gloo, our program gets INFO for DETAIL, which only adds lines to the log; see docs/scenarios.md.
-    checks = outcome.spec.backend == "nccl" and dict(outcome.spec.settings).get(_DEBUG) == "DETAIL"
-    quiet = _ONLY_LOGS if checks else (*_ONLY_LOGS, _DEBUG)
-    chosen = {key: value for key, value in outcome.spec.settings if not key.startswith(("needs.", *quiet))}
-    return {**chosen, "backend": backend, "device": outcome.spec.device}
+    is_nccl_detail = outcome.spec.backend == "nccl" and dict(outcome.spec.settings).get(_DEBUG) == "DETAIL"
+    ignored = _ONLY_LOGS if is_nccl_detail else (*_ONLY_LOGS, _DEBUG)
+    settings = {key: value for key, value in outcome.spec.settings if not key.startswith(("needs.", *ignored))}
+    return {**settings, "backend": backend, "device": outcome.spec.device}
 
 
 def setting(outcome: Outcome, key: str) -> str:
@@ -172,39 +180,46 @@ def setting(outcome: Outcome, key: str) -> str:
     return _value(_all_settings(outcome), key)
 
 
-def endings(outcomes: Sequence[Outcome]) -> Callable[[Outcome], Endings]:
+def failure_counts(outcomes: Sequence[Outcome]) -> Callable[[Outcome], FailureCounts]:
     """Return a function from a run to the endings of all attempts with its configuration."""
-    last = {outcome.spec.scenario: outcome.spec.spec_hash for outcome in outcomes if outcome.final}
-    counted: dict[object, list[bool]] = {}
+    last_hash = {outcome.spec.scenario: outcome.spec.spec_hash for outcome in outcomes if outcome.final}
+    failed_by_key: dict[object, list[bool]] = {}
     for attempt in outcomes:
         if (
             _is_about_program(attempt)
-            and last.get(attempt.spec.scenario) == attempt.spec.spec_hash
-            and _same_launch(attempt)
+            and last_hash.get(attempt.spec.scenario) == attempt.spec.spec_hash
+            and _is_same_launch(attempt)
         ):
-            counted.setdefault(_key(attempt), []).append(own_status(attempt) is not Status.PASS)
+            failed_by_key.setdefault(_configuration_key(attempt), []).append(own_status(attempt) is not Status.PASS)
 
-    def of(outcome: Outcome) -> Endings:
-        ended = counted.get(_key(outcome), [])
-        return Endings(bad=sum(ended), of=len(ended))
+    def of(outcome: Outcome) -> FailureCounts:
+        failures = failed_by_key.get(_configuration_key(outcome), [])
+        return FailureCounts(failed=sum(failures), attempts=len(failures))
 
     return of
 
 
 def contrasts(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[Contrast, ...]:
     """Return every contrast of that variable, simplest first. The order of the outcomes does not matter."""
-    of = endings(outcomes)
-    representatives = _one_per_configuration(outcome for outcome in sorted(outcomes, key=simplest) if _judged(outcome))
+    counts_of = failure_counts(outcomes)
+    representatives = _one_per_configuration(
+        outcome for outcome in sorted(outcomes, key=simplicity_key) if _is_judged(outcome)
+    )
     return tuple(
-        Contrast(control=control, changed=changed, controls=of(control), changes=of(changed))
-        for control, changed in _candidates(variable, representatives)
-        if _comparable(control, changed)
+        Contrast(
+            control=control,
+            changed=changed_run,
+            control_counts=counts_of(control),
+            changed_counts=counts_of(changed_run),
+        )
+        for control, changed_run in _candidates(variable, representatives)
+        if _is_comparable(control, changed_run)
     )
 
 
 def steady_contrasts(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[Contrast, ...]:
     """Return the contrasts in which all attempts of each side agree."""
-    return tuple(contrast for contrast in contrasts(variable, outcomes) if contrast.steady)
+    return tuple(contrast for contrast in contrasts(variable, outcomes) if contrast.is_steady)
 
 
 def unjudged_pairs(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[tuple[Outcome, Outcome], ...]:
@@ -215,16 +230,16 @@ def unjudged_pairs(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[tup
     return tuple(
         pair
         for pair in _candidates(variable, [outcome for outcome in outcomes if outcome.final])
-        if not all(map(_judged, pair))
+        if not all(map(_is_judged, pair))
     )
 
 
-def simplest(outcome: Outcome) -> tuple[object, ...]:
+def simplicity_key(outcome: Outcome) -> tuple[object, ...]:
     """Return a unique sort key that puts the run with the fewest settings first."""
     return len(outcome.spec.settings), outcome.spec.scenario, outcome.attempt, outcome.spec.spec_hash, outcome.dir
 
 
-def _judged(outcome: Outcome) -> bool:
+def _is_judged(outcome: Outcome) -> bool:
     return outcome.final and _is_about_program(outcome)
 
 
@@ -233,16 +248,16 @@ def _is_about_program(outcome: Outcome) -> bool:
     return own_status(outcome) in _EVIDENCE and outcome.verdict.cause != Cause.KILLED
 
 
-def _same_launch(outcome: Outcome) -> bool:
+def _is_same_launch(outcome: Outcome) -> bool:
     """Whether the launch has no diagnostic change."""
     return outcome.spec.deepening is None or outcome.spec.deepening.change == SecondRun.AGAIN
 
 
-def _key(outcome: Outcome) -> object:
+def _configuration_key(outcome: Outcome) -> object:
     """Return the identity of a configuration: its settings and the criteria of its verdict."""
-    decided = _all_settings(outcome)
+    settings = _all_settings(outcome)
     return (
-        frozenset((key, value) for key, value in decided.items() if value != _DEFAULTS.get(key, "")),
+        frozenset((key, value) for key, value in settings.items() if value != _DEFAULTS.get(key, "")),
         outcome.spec.criteria,
     )
 
@@ -251,21 +266,21 @@ def _one_per_configuration(outcomes: Iterable[Outcome]) -> list[Outcome]:
     """Return the first run of each configuration."""
     first: dict[object, Outcome] = {}
     for outcome in outcomes:
-        first.setdefault(_key(outcome), outcome)
+        first.setdefault(_configuration_key(outcome), outcome)
     return list(first.values())
 
 
 def _candidates(variable: Variable, outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Outcome]]:
     """Return control and changed run of each pair, simplest first."""
-    valued = [(outcome, setting(outcome, variable.keys[0])) for outcome in outcomes]
-    changed = [(outcome, value) for outcome, value in valued if variable.with_it(value)]
-    controls = [(outcome, value) for outcome, value in valued if variable.without(value)]
-    related = (
-        (control, other)
-        for (control, before), (other, after) in product(controls, changed)
-        if variable.related(before, after)
+    runs_with_values = [(outcome, setting(outcome, variable.keys[0])) for outcome in outcomes]
+    changed_runs = [(outcome, value) for outcome, value in runs_with_values if variable.is_changed_value(value)]
+    control_runs = [(outcome, value) for outcome, value in runs_with_values if variable.is_control_value(value)]
+    pairs = (
+        (control, changed_run)
+        for (control, before), (changed_run, after) in product(control_runs, changed_runs)
+        if variable.relation(before, after)
     )
-    return sorted((pair for pair in related if _differing_keys(variable, *pair) == set(variable.keys)), key=_pair_order)
+    return sorted((pair for pair in pairs if _differing_keys(variable, *pair) == set(variable.keys)), key=_pair_order)
 
 
 def _differing_keys(variable: Variable, control: Outcome, changed: Outcome) -> set[str]:
@@ -277,16 +292,16 @@ def _differing_keys(variable: Variable, control: Outcome, changed: Outcome) -> s
     return differ - {_STEPS} if _STEPS in differ and _steps_do_not_matter(control, changed) else differ
 
 
-def _steps_do_not_matter(one: Outcome, other: Outcome) -> bool:
+def _steps_do_not_matter(first: Outcome, second: Outcome) -> bool:
     """Whether a different number of steps cannot explain different verdicts.
 
     The longer run passed, or failed in a step that the shorter one has too.
     """
-    shorter, longer = sorted((one, other), key=_steps)
+    shorter, longer = sorted((first, second), key=_steps)
     if Cause.EXPECTATION_MISSED in (shorter.verdict.cause, longer.verdict.cause):
         return False
     failed_in = longer.culprit.step if longer.culprit else None
-    return passed(longer) or (failed_in is not None and failed_in <= _steps(shorter))
+    return has_passed(longer) or (failed_in is not None and failed_in <= _steps(shorter))
 
 
 def _steps(outcome: Outcome) -> float:
@@ -295,13 +310,17 @@ def _steps(outcome: Outcome) -> float:
     return float(steps) if is_number(steps) else math.inf
 
 
-def differences(one: Outcome, other: Outcome) -> set[str]:
+def differences(first: Outcome, second: Outcome) -> set[str]:
     """Return the keys in which two runs differ. For a skipped run only the scenario's own keys are known."""
-    left, right = _all_settings(one), _all_settings(other)
-    skipped = Status.SKIP in (one.verdict.status, other.verdict.status)
-    unknown = {"device", *dict((*one.spec.chosen, *other.spec.chosen))} if skipped else set()
-    keys = {key for key in {*left, *right} - unknown if not (skipped and key.startswith("fault."))}
-    return {key for key in keys if _value(left, key) != _value(right, key)}
+    first_settings, second_settings = _all_settings(first), _all_settings(second)
+    has_skipped_run = Status.SKIP in (first.verdict.status, second.verdict.status)
+    unknown_keys = {"device", *dict((*first.spec.chosen, *second.spec.chosen))} if has_skipped_run else set()
+    keys = {
+        key
+        for key in {*first_settings, *second_settings} - unknown_keys
+        if not (has_skipped_run and key.startswith("fault."))
+    }
+    return {key for key in keys if _value(first_settings, key) != _value(second_settings, key)}
 
 
 def _all_settings(outcome: Outcome) -> dict[str, str]:
@@ -309,11 +328,11 @@ def _all_settings(outcome: Outcome) -> dict[str, str]:
     return {**configuration(outcome), **dict(outcome.spec.chosen)}
 
 
-def _value(decided: Mapping[str, str], key: str) -> str:
-    return decided.get(key, _DEFAULTS.get(key, ""))
+def _value(settings: Mapping[str, str], key: str) -> str:
+    return settings.get(key, _DEFAULTS.get(key, ""))
 
 
-def _comparable(control: Outcome, changed: Outcome) -> bool:
+def _is_comparable(control: Outcome, changed: Outcome) -> bool:
     causes = (control.verdict.cause, changed.verdict.cause)
     prefixes = tuple(prefix for cause in causes if (prefix := row_of(cause).criteria))
     return _criteria(control, prefixes) == _criteria(changed, prefixes)

@@ -33,7 +33,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 from typing_extensions import TypeAliasType
 
-from nsa_harness.core.comparison.contrasts import EVERY_RUN, RELATED, KeyFilter, RunFilter, Test
+from nsa_harness.core.comparison.contrasts import EVERY_RUN, RELATIONS, Comparison, KeyFilter, RunFilter
 from nsa_harness.core.diagnosis.causes import CAUSES_OF_VERDICTS
 from nsa_harness.core.scenario.checks import OURS_ONLY, axis_mistakes, checked_model
 from nsa_harness.core.scenario.overrides import is_override, parse_axis, parse_override
@@ -56,18 +56,18 @@ from nsa_harness.errors import UsageError, did_you_mean
 COMMANDS = ("run", "bisect", "claim")
 FAILS, PASSES = "fails", "passes"
 PLACEHOLDER = re.compile(r"\{([a-z_]+(?:\.[A-Za-z0-9_]+)*)(?:\*([0-9]{1,3}))?\}")
-_RELATIVE = tuple(RELATED)
+_RELATIVE = tuple(RELATIONS)
 _ANY, _UNCERTAIN, _NOT = "any", "uncertain", "not"
 _KEYS = tuple(
     f"{section}.{name}"
     for section in SETTING_SECTIONS
     for name in type(getattr(Scenario(name="x"), section)).model_fields
 )
-_OPEN = "run.env."
+_ENV_PREFIX = "run.env."
 _KNOWN_CAUSES = (*CAUSES_OF_VERDICTS, _UNCERTAIN)
 
 
-class Form(StrEnum):
+class ConditionForm(StrEnum):
     """The kind of a condition, named after the keys that are written."""
 
     FLAKY = "flaky"
@@ -79,22 +79,22 @@ class Form(StrEnum):
     MISSING = "missing_gradients"
 
 
-CONTRASTS = (Form.CONTRAST, Form.EACH, Form.ALIKE)
-_FORMS: Mapping[frozenset[str], Form] = {
-    frozenset({"flaky"}): Form.FLAKY,
-    frozenset({"missing_gradients"}): Form.MISSING,
-    frozenset(): Form.FAILS,
-    frozenset({"fails"}): Form.FAILS,
-    frozenset({"passes"}): Form.PASSES,
-    frozenset({"fails", "passes"}): Form.CONTRAST,
-    frozenset({"fails", "each_passes"}): Form.EACH,
-    frozenset({"fails", "fails_alike"}): Form.ALIKE,
+CONTRASTS = (ConditionForm.CONTRAST, ConditionForm.EACH, ConditionForm.ALIKE)
+_FORMS: Mapping[frozenset[str], ConditionForm] = {
+    frozenset({"flaky"}): ConditionForm.FLAKY,
+    frozenset({"missing_gradients"}): ConditionForm.MISSING,
+    frozenset(): ConditionForm.FAILS,
+    frozenset({"fails"}): ConditionForm.FAILS,
+    frozenset({"passes"}): ConditionForm.PASSES,
+    frozenset({"fails", "passes"}): ConditionForm.CONTRAST,
+    frozenset({"fails", "each_passes"}): ConditionForm.EACH,
+    frozenset({"fails", "fails_alike"}): ConditionForm.ALIKE,
 }
-_ENDS = frozenset({"flaky", "missing_gradients", "fails", "passes", "each_passes", "fails_alike"})
+_FORM_KEYS = frozenset({"flaky", "missing_gradients", "fails", "passes", "each_passes", "fails_alike"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Known:
+class _KnownNames:
     """The names that a plan may use. The plan of a stored run is read without them, since they were checked before."""
 
     scenarios: Sequence[Named]
@@ -105,26 +105,28 @@ class _Known:
 Mistakes = Iterator[tuple[Location, str]]  # (location inside a value, message)
 
 
-def _reject(value: object, mistakes: Mistakes) -> None:
+def _raise_if_any(value: object, mistakes: Mistakes) -> None:
     """Raise ValidationError with all mistakes of a value, each with its location inside the value, if there are any."""
-    if lines := _lines(value, mistakes):
+    if lines := _error_lines(value, mistakes):
         raise ValidationError.from_exception_data("plan", lines)
 
 
-def _lines(value: object, mistakes: Mistakes) -> list[InitErrorDetails]:
+def _error_lines(value: object, mistakes: Mistakes) -> list[InitErrorDetails]:
     return [
-        InitErrorDetails(type="value_error", loc=location, input=value, ctx={"error": ValueError(what)})
-        for location, what in mistakes
+        InitErrorDetails(type="value_error", loc=location, input=value, ctx={"error": ValueError(message)})
+        for location, message in mistakes
     ]
 
 
-def _unknown(noun: str, word: str, known: Collection[str]) -> Mistakes:
-    if word not in known:
-        hint = did_you_mean(word, known) or (f"; known: {', '.join(known)}" if len(known) < 12 else "")
+def _unknown_name(noun: str, word: str, known_names: Collection[str]) -> Mistakes:
+    if word not in known_names:
+        hint = did_you_mean(word, known_names) or (
+            f"; known: {', '.join(known_names)}" if len(known_names) < 12 else ""
+        )
         yield (), f"no {noun} {shown(word)}{hint}"
 
 
-class _OneOrMore:
+class _OneOrManyMarker:
     """Marks a tuple that may also be written as its only item."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -146,41 +148,41 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 Item = TypeVar("Item")
-Listed = Annotated[tuple[Item, ...], _OneOrMore()]
+OneOrMany = Annotated[tuple[Item, ...], _OneOrManyMarker()]
 Text = Annotated[str, StringConstraints(min_length=1)]
 
 
 def _check_scenario(name: str, info: ValidationInfo) -> str:
-    known: _Known | None = info.context
-    if known is None:
+    names: _KnownNames | None = info.context
+    if names is None:
         return name
-    words = {word for scenario in known.scenarios for word in (scenario.name, scenario.family)}
+    words = {word for scenario in names.scenarios for word in (scenario.name, scenario.family)}
     if name not in words:
-        meant = next((scenario.name for scenario in known.scenarios if name in scenario.aliases), None)
-        hint = f"; it is another name of {meant}: write that" if meant else did_you_mean(name, words)
+        canonical = next((scenario.name for scenario in names.scenarios if name in scenario.aliases), None)
+        hint = f"; it is another name of {canonical}: write that" if canonical else did_you_mean(name, words)
         raise ValueError(f"no scenario named {shown(name)}{hint}")
     return name
 
 
 def _check_tag(tag: str, info: ValidationInfo) -> str:
-    known = {tag for scenario in info.context.scenarios for tag in scenario.tags} if info.context else {tag}
-    if tag not in known:
-        raise ValueError(f"no scenario has the tag {shown(tag)}{did_you_mean(tag, known)}")
+    known_tags = {tag for scenario in info.context.scenarios for tag in scenario.tags} if info.context else {tag}
+    if tag not in known_tags:
+        raise ValueError(f"no scenario has the tag {shown(tag)}{did_you_mean(tag, known_tags)}")
     return tag
 
 
-def _check_gate(name: str, info: ValidationInfo) -> str:
-    _reject(name, _unknown("gate", name, info.context.gates) if info.context else iter(()))
+def _check_rule(name: str, info: ValidationInfo) -> str:
+    _raise_if_any(name, _unknown_name("gate", name, info.context.gates) if info.context else iter(()))
     return name
 
 
 def _check_cause(cause: str) -> str:
-    _reject(cause, _unknown("cause", cause, _KNOWN_CAUSES))
+    _raise_if_any(cause, _unknown_name("cause", cause, _KNOWN_CAUSES))
     return cause
 
 
 def _check_key(key: str) -> str:
-    if key not in _KEYS and not (key.startswith(_OPEN) and len(key) > len(_OPEN)):
+    if key not in _KEYS and not (key.startswith(_ENV_PREFIX) and len(key) > len(_ENV_PREFIX)):
         hint = did_you_mean(key, _KEYS) or f"; known are the keys of {', '.join(SETTING_SECTIONS)}"
         raise ValueError(f"no key {shown(key)} by which runs differ{hint}")
     return key
@@ -195,20 +197,20 @@ def _read_command(text: object, info: ValidationInfo) -> tuple[str, ...]:
     except ValueError as error:
         raise ValueError(f"{error} in {shown(text)}") from None
     condition = info.data.get("condition")  # None in the tree, and if the condition itself is wrong
-    sides = condition.sides if condition else (FAILS,) if "asks" in info.data else (FAILS, PASSES)
-    known = _unknown("command", words[0], COMMANDS)
-    _reject(text, chain(known, _placeholders(words, sides), _changes(words)))
+    sides = condition.placeholders if condition else (FAILS,) if "asks" in info.data else (FAILS, PASSES)
+    unknown_command = _unknown_name("command", words[0], COMMANDS)
+    _raise_if_any(text, chain(unknown_command, _placeholder_mistakes(words, sides), _override_mistakes(words)))
     return words
 
 
-def _placeholders(words: Iterable[str], sides: Collection[str]) -> Mistakes:
+def _placeholder_mistakes(words: Iterable[str], allowed: Collection[str]) -> Mistakes:
     for word in words:
         for name in (match[1] for match in PLACEHOLDER.finditer(word)):
-            if "." not in name and name not in sides:
-                yield (), f"nothing stands for {{{name}}} here; known: {', '.join(f'{{{one}}}' for one in sides)}"
+            if "." not in name and name not in allowed:
+                yield (), f"nothing stands for {{{name}}} here; known: {', '.join(f'{{{side}}}' for side in allowed)}"
 
 
-def _changes(words: Sequence[str]) -> Mistakes:
+def _override_mistakes(words: Sequence[str]) -> Mistakes:
     """Yield mistakes in the KEY=VALUE words of a command."""
     for before, word in pairwise(words):
         if not is_override(word):
@@ -231,7 +233,7 @@ def _check_is_run(name: str, info: ValidationInfo) -> str:
 
 
 _NAMES: TypeAdapter[tuple[str, ...]] = TypeAdapter(
-    Listed[Annotated[Text, AfterValidator(_check_scenario), AfterValidator(_check_is_run)]],
+    OneOrMany[Annotated[Text, AfterValidator(_check_scenario), AfterValidator(_check_is_run)]],
     config=ConfigDict(defer_build=True),
 )
 
@@ -242,7 +244,7 @@ def _read_runs(value: object, info: ValidationInfo) -> RunFilter:
         return EVERY_RUN
     if not isinstance(value, dict):
         return RunFilter(scenarios=_NAMES.validate_python(value, context=info.context))
-    _reject(value, (mistake for key, spec in value.items() for mistake in _key_mistakes(key, spec)))
+    _raise_if_any(value, (mistake for key, spec in value.items() for mistake in _key_mistakes(key, spec)))
     return RunFilter(values=tuple(_key_filter(key, spec) for key, spec in value.items()))
 
 
@@ -252,27 +254,27 @@ def _key_mistakes(key: str, spec: Any) -> Mistakes:
     except ValueError as error:
         yield (key,), str(error)
         return
-    inside = (_NOT,) if isinstance(spec, dict) else ()
-    if inside and spec.keys() != {_NOT}:
+    location = (_NOT,) if isinstance(spec, dict) else ()
+    if location and spec.keys() != {_NOT}:
         yield (key,), f"expected a value, a list of values, or {{{_NOT}: VALUE}}, got the keys {', '.join(spec)}"
         return
-    items = _as_tuple(spec[_NOT] if inside else spec)
+    items = _as_tuple(spec[_NOT] if location else spec)
     if not items:
         yield (key,), "expected at least one item, got an empty list"
     for number, item in enumerate(items) if spec not in _RELATIVE else ():
-        wrong = axis_mistakes(key, from_plain(item, Origin(source="")))
-        yield from (((key, *inside, number), mistake.what) for mistake in wrong)
+        mistakes = axis_mistakes(key, from_plain(item, Origin(source="")))
+        yield from (((key, *location, number), mistake.what) for mistake in mistakes)
 
 
 def _key_filter(key: str, spec: Any) -> KeyFilter:
     if spec in _RELATIVE:
-        return KeyFilter(key=key, test=Test(spec))
-    test = Test.OTHER_THAN if isinstance(spec, dict) else Test.ONE_OF
+        return KeyFilter(key=key, comparison=Comparison(spec))
+    test = Comparison.OTHER_THAN if isinstance(spec, dict) else Comparison.ONE_OF
     items = _as_tuple(spec[_NOT] if isinstance(spec, dict) else spec)
-    return KeyFilter(key=key, test=test, values=tuple(shown_setting(item) for item in items))
+    return KeyFilter(key=key, comparison=test, values=tuple(shown_setting(item) for item in items))
 
 
-_OPEN_KEY = {"type": "string", "pattern": f"^{re.escape(_OPEN)}."}
+_ENV_KEY_SCHEMA = {"type": "string", "pattern": f"^{re.escape(_ENV_PREFIX)}."}
 
 
 def _runs_schema() -> dict[str, Any]:
@@ -281,16 +283,16 @@ def _runs_schema() -> dict[str, Any]:
     different = {"type": "object", "properties": {_NOT: {"anyOf": values}}, "required": [_NOT]}
     by_key = {
         "type": "object",
-        "propertyNames": {"anyOf": [{"enum": [*_KEYS]}, _OPEN_KEY]},
+        "propertyNames": {"anyOf": [{"enum": [*_KEYS]}, _ENV_KEY_SCHEMA]},
         "additionalProperties": {"anyOf": [*values, {**different, "additionalProperties": False}]},
     }
     name = {"type": "string", "minLength": 1}
     return {"anyOf": [name, {"type": "array", "items": name, "minItems": 1}, by_key]}
 
 
-Key = Annotated[Text, AfterValidator(_check_key), WithJsonSchema({"anyOf": [{"enum": [*_KEYS]}, _OPEN_KEY]})]
+Key = Annotated[Text, AfterValidator(_check_key), WithJsonSchema({"anyOf": [{"enum": [*_KEYS]}, _ENV_KEY_SCHEMA]})]
 CauseName = Annotated[Text, AfterValidator(_check_cause), WithJsonSchema({"enum": [*_KNOWN_CAUSES]})]
-GateName = Annotated[Text, AfterValidator(_check_gate)]
+RuleName = Annotated[Text, AfterValidator(_check_rule)]
 Command = Annotated[
     tuple[str, ...],
     PlainValidator(_read_command),
@@ -298,10 +300,12 @@ Command = Annotated[
 ]
 Runs = TypeAliasType("Runs", Annotated[RunFilter, PlainValidator(_read_runs), WithJsonSchema(_runs_schema())])
 # None means that the key is not written. A written null is rejected, as in `Runs`.
-End = TypeAliasType("End", Annotated[RunFilter | None, PlainValidator(_read_runs), WithJsonSchema(_runs_schema())])
+OptionalRuns = TypeAliasType(
+    "OptionalRuns", Annotated[RunFilter | None, PlainValidator(_read_runs), WithJsonSchema(_runs_schema())]
+)
 
 
-class _Closed(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     @classmethod
@@ -312,7 +316,7 @@ class _Closed(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _check_between_keys(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        between = _lines(value, cls.contradictions(value)) if isinstance(value, dict) else []
+        between = _error_lines(value, cls.contradictions(value)) if isinstance(value, dict) else []
         try:
             model = handler(value)
         except ValidationError as error:
@@ -323,32 +327,32 @@ class _Closed(BaseModel):
         return model
 
 
-class Condition(_Closed):
+class Condition(_StrictModel):
     """The `if` of a gate. The keys that are written decide its form."""
 
-    flaky: End = None
+    flaky: OptionalRuns = None
     missing_gradients: Literal["same"] | None = None
-    fails: End = None
-    passes: End = None
-    each_passes: End = None
-    fails_alike: End = None
-    cause: Listed[CauseName] = ()
-    differ_in: Listed[Key] = ()  # the keys in which the two runs of a contrast differ; they differ in no other key
+    fails: OptionalRuns = None
+    passes: OptionalRuns = None
+    each_passes: OptionalRuns = None
+    fails_alike: OptionalRuns = None
+    cause: OneOrMany[CauseName] = ()
+    differ_in: OneOrMany[Key] = ()  # the keys in which the two runs of a contrast differ; they differ in no other key
     where: Runs = EVERY_RUN  # filters every run; a run with an unknown value of such a key stays in
 
     @property
-    def form(self) -> Form:
-        return _FORMS[_ENDS & self.model_fields_set]
+    def form(self) -> ConditionForm:
+        return _FORMS[_FORM_KEYS & self.model_fields_set]
 
     @property
-    def of(self) -> RunFilter:
+    def runs(self) -> RunFilter:
         """The runs that the condition is about; for a contrast, the runs that fail."""
-        return self.flaky or (self.passes if self.form is Form.PASSES else self.fails) or EVERY_RUN
+        return self.flaky or (self.passes if self.form is ConditionForm.PASSES else self.fails) or EVERY_RUN
 
     @property
-    def other(self) -> RunFilter:
+    def other_runs(self) -> RunFilter:
         """The other runs of a contrast."""
-        passes = self.passes if self.form is Form.CONTRAST else None
+        passes = self.passes if self.form is ConditionForm.CONTRAST else None
         return passes or self.each_passes or self.fails_alike or EVERY_RUN
 
     @property
@@ -362,89 +366,89 @@ class Condition(_Closed):
         return _UNCERTAIN in self.cause
 
     @property
-    def sides(self) -> tuple[str, ...]:
+    def placeholders(self) -> tuple[str, ...]:
         """The placeholders that a command of this gate may use, {fails} and {passes}, without braces."""
-        if self.form is Form.PASSES:
+        if self.form is ConditionForm.PASSES:
             return (PASSES,)
-        return (FAILS, PASSES) if self.form in (Form.CONTRAST, Form.EACH) else (FAILS,)
+        return (FAILS, PASSES) if self.form in (ConditionForm.CONTRAST, ConditionForm.EACH) else (FAILS,)
 
     @property
-    def asks_of_ours(self) -> bool:
+    def needs_our_program(self) -> bool:
         """Whether only runs of our own program can answer the condition."""
-        keys = [key_filter.key for runs in (self.of, self.other) for key_filter in runs.values]
-        return self.form is Form.MISSING or any(map(is_of_ours, (*keys, *self.differ_in)))
+        keys = [key_filter.key for runs in (self.runs, self.other_runs) for key_filter in runs.values]
+        return self.form is ConditionForm.MISSING or any(map(is_our_key, (*keys, *self.differ_in)))
 
     @property
-    def goes_before_the_rest(self) -> bool:
+    def takes_precedence(self) -> bool:
         """Whether the condition takes precedence over a certain cause, since it asks how runs failed, not why."""
-        return self.form is Form.FLAKY or bool(self.causes or self.of.scenarios)
+        return self.form is ConditionForm.FLAKY or bool(self.causes or self.runs.scenarios)
 
     @classmethod
     def contradictions(cls, content: Mapping[str, Any]) -> Mistakes:
-        form = _FORMS.get(_ENDS.intersection(content))
+        form = _FORMS.get(_FORM_KEYS.intersection(content))
         if form is None or not content.keys() - {"where", "differ_in"}:
             forms = ", ".join(" with ".join(sorted(form_keys)) for form_keys in _FORMS if form_keys)
             yield (), f"expected one of: {forms}, cause; got {', '.join(sorted(content)) or 'nothing'}"
         contrast = form in CONTRASTS
         differ_in, causes = _texts(content.get("differ_in", ())), _texts(content.get("cause", ()))
         if contrast and "differ_in" not in content:
-            what = "is required: two runs tell something where they differ in what it names and in nothing else"
-            yield ("differ_in",), what
+            message = "is required: two runs tell something where they differ in what it names and in nothing else"
+            yield ("differ_in",), message
         if not contrast and "differ_in" in content:
             yield ("differ_in",), "belongs to two ends, such as `fails` and `passes`; remove it"
-        if "cause" in content and not (form is Form.FAILS or contrast):
+        if "cause" in content and not (form is ConditionForm.FAILS or contrast):
             yield ("cause",), "is that of a failure; remove it, or ask what `fails`"
         if _UNCERTAIN in causes and len({*causes}) > 1:
             yield ("cause",), f"{_UNCERTAIN} cannot stand beside a cause"
         # `more` on one side is `less` on the other, of the first key in which the two runs differ.
-        ends = [end for name in _ENDS if isinstance(end := content.get(name), dict)]
+        ends = [end for name in _FORM_KEYS if isinstance(end := content.get(name), dict)]
         more, less = ({key for end in ends for key, value in end.items() if value == test} for test in _RELATIVE)
         if (more or less) and not (contrast and more == less == {*differ_in[:1]}):
             yield ("fails",), "`more` at one end and `less` at the other, both of the first key of `differ_in`"
         each = content.get("each_passes")
         values = each.get(differ_in[0]) if isinstance(each, dict) and differ_in else None
-        if form is Form.EACH and differ_in and not (isinstance(values, list) and len(values) > 1):
-            what = f"expected two values of {differ_in[0]} or more, as in {{{differ_in[0]}: [A, B]}}"
-            yield ("each_passes",), what
+        if form is ConditionForm.EACH and differ_in and not (isinstance(values, list) and len(values) > 1):
+            message = f"expected two values of {differ_in[0]} or more, as in {{{differ_in[0]}: [A, B]}}"
+            yield ("each_passes",), message
 
 
-class Gate(_Closed):
+class DecisionRule(_StrictModel):
     """A decision that was made before the run: if `condition` is true, do `then`, for the reason `because`."""
 
     condition: Condition = Field(alias="if")
     then: Text
     because: Text
-    commands: Listed[Command] = Field((), alias="try")  # words after `nsa-harness`, with placeholders
+    commands: OneOrMany[Command] = Field((), alias="try")  # words after `nsa-harness`, with placeholders
 
 
-class TreeQuestion(_Closed):
+class TreeQuestion(_StrictModel):
     """One question of the decision tree."""
 
-    gate: GateName  # the gate whose condition answers the question
+    gate: RuleName  # the gate whose condition answers the question
     asks: Text
     yes: Text  # the conclusion of a yes
-    yes_if: dict[GateName, Text] = {}  # the conclusion of a yes instead, if that gate fired
-    no_if: dict[GateName, Text] = {}  # the conclusion of a no if that gate fired; else the next question follows
+    yes_if: dict[RuleName, Text] = {}  # the conclusion of a yes instead, if that gate fired
+    no_if: dict[RuleName, Text] = {}  # the conclusion of a no if that gate fired; else the next question follows
     of: Runs = EVERY_RUN  # a failed run that can be launched again
-    commands: Listed[Command] = Field((), alias="try")  # the first launches the missing runs from that failed run
+    commands: OneOrMany[Command] = Field((), alias="try")  # the first launches the missing runs from that failed run
 
 
-class PlanFile(_Closed):
+class PlanFile(_StrictModel):
     """The content of a plan file."""
 
     schema_: Literal[1] = Field(1, alias="schema")
     about: Text = ""
-    tags: Listed[Annotated[Text, AfterValidator(_check_tag)]] = ()  # it runs every scenario with one of these tags
-    scenarios: Listed[Annotated[Text, AfterValidator(_check_scenario)]] = ()  # and these
-    gates: dict[str, Gate] = Field(min_length=1)
-    questions: Listed[TreeQuestion] = Field((), alias="tree")
+    tags: OneOrMany[Annotated[Text, AfterValidator(_check_tag)]] = ()  # it runs every scenario with one of these tags
+    scenarios: OneOrMany[Annotated[Text, AfterValidator(_check_scenario)]] = ()  # and these
+    gates: dict[str, DecisionRule] = Field(min_length=1)
+    questions: OneOrMany[TreeQuestion] = Field((), alias="tree")
 
     @classmethod
     def contradictions(cls, content: Mapping[str, Any]) -> Mistakes:
         if not {"tags", "scenarios"} & content.keys():
             yield (), "name what the plan runs: `tags` or `scenarios`"
 
-    def runs(self, scenario: Named) -> bool:
+    def selects(self, scenario: Named) -> bool:
         return bool({*self.tags} & {*scenario.tags}) or bool({*self.scenarios} & {scenario.name, scenario.family})
 
 
@@ -467,7 +471,7 @@ class ReadPlan:
     mistakes: tuple[Mistake, ...]
 
 
-def is_of_ours(key: str) -> bool:
+def is_our_key(key: str) -> bool:
     return key.partition(".")[0] in OURS_ONLY
 
 
@@ -477,30 +481,32 @@ def is_plan(root: Node | None) -> bool:
 
 
 @lru_cache(maxsize=8)  # a run that is reported while it continues is judged by the same text again and again
-def read_stored_plan(stored: PlanText) -> ReadPlan:
+def read_stored_plan(plan_text: PlanText) -> ReadPlan:
     """Return the plan of a stored run. Its names are not checked, as they were before the run. Never raises."""
-    return read_plan(stored, None)
+    return read_plan(plan_text, None)
 
 
-def read_plan(stored: PlanText, scenarios: Sequence[Named] | None) -> ReadPlan:
+def read_plan(plan_text: PlanText, scenarios: Sequence[Named] | None) -> ReadPlan:
     """Return the plan, or all its mistakes. With `scenarios` None, names are not looked up. Never raises."""
-    parsed = parse_yaml(stored.text, stored.file)
-    if parsed.root is None:
-        return ReadPlan(plan=EMPTY_PLAN, mistakes=parsed.mistakes)
-    known = None if scenarios is None else _known(parsed.root, scenarios)
-    plan, mistakes = checked_model(PlanFile, parsed.root, known)
-    mistakes = in_order(dict.fromkeys((*parsed.mistakes, *mistakes)))
+    tree = parse_yaml(plan_text.text, plan_text.file)
+    if tree.root is None:
+        return ReadPlan(plan=EMPTY_PLAN, mistakes=tree.mistakes)
+    known_names = None if scenarios is None else _known_names(tree.root, scenarios)
+    plan, mistakes = checked_model(PlanFile, tree.root, known_names)
+    mistakes = in_order(dict.fromkeys((*tree.mistakes, *mistakes)))
     return ReadPlan(plan=EMPTY_PLAN if plan is None or mistakes else plan, mistakes=mistakes)
 
 
-def _known(root: Node, scenarios: Sequence[Named]) -> _Known:
+def _known_names(root: Node, scenarios: Sequence[Named]) -> _KnownNames:
     """Return the names that the plan's own values are checked against."""
     content = plain(root)
-    top = content if isinstance(content, dict) else {}
-    tags, names, gates = (top.get(key, ()) for key in ("tags", "scenarios", "gates"))
-    runs = EMPTY_PLAN.model_copy(update={"tags": _texts(tags), "scenarios": _texts(names)}).runs
+    mapping = content if isinstance(content, dict) else {}
+    tags, names, gates = (mapping.get(key, ()) for key in ("tags", "scenarios", "gates"))
+    runs = EMPTY_PLAN.model_copy(update={"tags": _texts(tags), "scenarios": _texts(names)}).selects
     gate_names = tuple(gates) if isinstance(gates, dict) else ()
-    return _Known(scenarios=scenarios, runs=[scenario for scenario in scenarios if runs(scenario)], gates=gate_names)
+    return _KnownNames(
+        scenarios=scenarios, runs=[scenario for scenario in scenarios if runs(scenario)], gates=gate_names
+    )
 
 
 def _texts(value: object) -> tuple[str, ...]:

@@ -93,11 +93,11 @@ def branch_that_skipped_call(
             context, rank, paths.shared[-1]
         )
     deciding = context.program.deciding_branch(paths.path_frame, paths.stack_frame, same_rank=same_rank)
-    if deciding is None or not deciding.varies:
+    if deciding is None or not deciding.may_differ:
         deciding = next(deeper_branches, None) or deciding
     # Either call may be the wrong one. If no condition that may differ between ranks guards the path, look for such a
     # condition around the rank's own line.
-    is_undecided = deciding is None or not deciding.varies
+    is_undecided = deciding is None or not deciding.may_differ
     other_condition = (
         context.program.condition_around_only(paths.stack_frame, paths.path_frame) if is_undecided else None
     )
@@ -112,9 +112,9 @@ def _place_of(line: Branch | Frame | None) -> Place | None:
 
 
 def rank_that_skipped_wait(context: DiagnosisContext, waiting: Sequence[int]) -> int | None:
-    """Return the only rank that is in a collective while one of the `waiting` ranks waits for it elsewhere.
+    """Return the rank that skipped the wait in which the `waiting` ranks are, or None.
 
-    Such a rank has skipped the call in which the others wait. Return None if there is no such rank, or several.
+    It is the only other rank that is in a collective, and one of the `waiting` ranks must wait for it.
     """
     roots = hung_roots(context)
     outside_ranks = [root.rank for root in roots if root.kind is WaitKind.COLLECTIVE and root.rank not in waiting]
@@ -124,7 +124,7 @@ def rank_that_skipped_wait(context: DiagnosisContext, waiting: Sequence[int]) ->
 
 @dataclass(frozen=True, kw_only=True)
 class RelativePositions:
-    """The relative positions of ranks in the function in which their call paths diverge."""
+    """The positions of ranks relative to the loops of the function in which their call paths diverge."""
 
     left_loops: Mapping[
         int, Loop
@@ -138,13 +138,13 @@ def relative_positions(context: DiagnosisContext, difference: Difference) -> Rel
     """
     left_loops: dict[int, Loop] = {}
     has_source = False
-    for rank, other, paths in diverging_pairs(context, difference.everyone):
+    for rank, other, paths in diverging_pairs(context, difference.all_ranks):
         if paths.path_frame and paths.stack_frame and paths.in_one_function:
             has_source |= context.program.same_function(paths.path_frame, paths.stack_frame)
             loops = context.program.loops_left(inside=paths.stack_frame, outside=paths.path_frame)
             loop = loops[-1] if loops else _loop_of_calls(context, difference, rank, other, paths.stack_frame)
             left_loops |= {rank: loop} if loop else {}
-    is_open = len(left_loops) < len(difference.everyone[:_MAX_COMPARED])
+    is_open = len(left_loops) < len(difference.all_ranks[:_MAX_COMPARED])
     return RelativePositions(left_loops=left_loops if is_open else {}, has_source=has_source)
 
 
@@ -170,7 +170,7 @@ def _loop_of_calls(
     own_event, other_event = difference.event(rank), difference.event(other)
     if own_event is None or other_event is None or own_event.site == other_event.site:
         return None
-    if not other_event.called and not in_backward(context.status_files.get(other)):
+    if not other_event.from_python and not in_backward(context.status_files.get(other)):
         return None
     timeline = context.timelines[rank].of_group(difference.group)
     earlier_events = timeline[: index_of(timeline, own_event)][-_RECENT:]
@@ -184,7 +184,7 @@ def _loop_of_calls(
         (frame, loop)
         for frame, loop in loops
         for event in earlier_events[-1:]
-        if any(loop.holds(caller) for caller in event.chain)
+        if any(loop.contains(caller) for caller in event.chain)
     )
     frame, loop = next(around_last_call, loops[0] if loops else (stack_frame, None))
     if loop is not None and _is_a_step_ahead(context, own_event, other_event, loop, other):
@@ -193,19 +193,21 @@ def _loop_of_calls(
         return loop
     # No statement leaves the loop early, but a `continue` may have skipped the rest of an iteration.
     return replace(
-        loop, exits=tuple(jump for jump in jumps_before(context, frame) if jump.line > loop.line and not jump.catches)
+        loop,
+        exits=tuple(jump for jump in jumps_before(context, frame) if jump.line > loop.line and not jump.is_handler),
     )
 
 
 def _is_a_step_ahead(context: DiagnosisContext, own_event: Event, other_event: Event, loop: Loop, other: int) -> bool:
-    """Return whether `other` is in a later step than `rank` and each step contains the whole loop.
+    """Return whether `other` is already in a later step and `loop` lies within one step.
 
-    In that case, both ranks finished the loop in the earlier step, so `rank` did not leave it early.
+    Both ranks then finished the loop in the earlier step, so neither left it early. `own_event` and `other_event` are
+    the events at which the two ranks diverge.
     """
     status_file = context.status_files.get(other)
     if status_file is None or not status_file.optimizer_chain or own_event.step is None or other_event.step is None:
         return False
-    return other_event.step > own_event.step and not any(loop.holds(frame) for frame in status_file.optimizer_chain)
+    return other_event.step > own_event.step and not any(loop.contains(frame) for frame in status_file.optimizer_chain)
 
 
 def loops_around_any(context: DiagnosisContext, frames: Sequence[Frame]) -> Iterator[Loop]:
@@ -215,7 +217,7 @@ def loops_around_any(context: DiagnosisContext, frames: Sequence[Frame]) -> Iter
 
 def jumps_before(context: DiagnosisContext, frame: Frame) -> list[Branch]:
     """Return the branches above the frame's line that may leave the loop around it or start the next iteration."""
-    return [branch for branch in context.program.branches(frame) if branch.leaves and not branch.ends]
+    return [branch for branch in context.program.branches(frame) if branch.leaves_block and not branch.leaves_function]
 
 
 def in_backward(status_file: StatusFile | None) -> bool:

@@ -202,10 +202,11 @@ _WORKER_LOST = re.compile(
 
 
 class Cause(StrEnum):
-    """The code of a finding, which never changes, with its row. The members are in the order of docs/findings.md.
+    """A cause of a run's result. Its value is the code of the finding in reports, and `row` has everything else about
+    it.
 
-    PyTorch raises plain RuntimeErrors for many mistakes, so only the text of the error identifies the cause. The
-    signatures match the texts of PyTorch 2.11 and 2.13.
+    Codes never change. The members are in the order of docs/findings.md. PyTorch raises plain RuntimeErrors for many
+    mistakes, so only the text of the error identifies these causes; the signatures match PyTorch 2.11 and 2.13.
     """
 
     _value_: str

@@ -19,7 +19,7 @@ from nsa_harness.core.evidence.stacks import in_probe
 from nsa_harness.core.report import Fact, Status
 from nsa_harness.core.verdict.verdict import FailureKind
 from nsa_harness.core.verdict.wait import Wait, WaitKind
-from nsa_harness.core.verdict.wait_graph import waited_for
+from nsa_harness.core.verdict.wait_graph import reachable_ranks
 
 _RACE_S = 1.0  # two failures less than this many seconds apart may be independent
 _BETWEEN_FILES = ("torch/distributed/", "torch/nn/parallel/")
@@ -71,7 +71,7 @@ def _question(caveat: Caveat, **facts: Fact) -> OpenQuestion:
 
 
 def _every_party_at_fault(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Return an open question if every rank that disagrees counts as at fault: it is unknown which one is right."""
+    """Return an open question if the explanation blames every rank that disagrees: it is unknown which is right."""
     ranks_at_fault = set(explanation.ranks)
     parties = [rank.rank for rank in context.evidence.ranks] if explanation.parties is None else explanation.parties
     is_every_party = len(ranks_at_fault) > 1 and ranks_at_fault.issuperset(parties)
@@ -87,7 +87,7 @@ def _independent_hang(context: DiagnosisContext, explanation: Explanation) -> Op
         return None
     # Roots that wait for no rank at fault, directly or indirectly.
     independent_roots = (
-        root for root in context.roots if waited_for(root.rank, context.roots).isdisjoint(explanation.ranks)
+        root for root in context.roots if reachable_ranks(root.rank, context.roots).isdisjoint(explanation.ranks)
     )
     independent_root = next((root for root in independent_roots if root.kind is not WaitKind.GONE), None)
     if independent_root is None:
@@ -121,10 +121,10 @@ def _independent_failure(context: DiagnosisContext, explanation: Explanation) ->
     same exception on the same line, does not count.
     """
     first = context.first_failure
-    if first is None or first.collateral:
+    if first is None or first.is_collateral:
         return None
     others = [failure for failure in context.judgement.failures if failure.rank not in (*explanation.ranks, first.rank)]
-    soon_after = [failure for failure in others if not failure.collateral and failure.at_s - first.at_s < _RACE_S]
+    soon_after = [failure for failure in others if not failure.is_collateral and failure.at_s - first.at_s < _RACE_S]
     other = next(
         (
             failure
@@ -140,8 +140,8 @@ def _raised_in_collective(context: DiagnosisContext, _: Explanation) -> OpenQues
     """Return an open question if the first failure was raised in a collective: another rank may be at fault."""
     first = context.first_failure
     status_file = context.status_file(first.rank) if first else None
-    if first is not None and first.raised is not None:
-        files = [frame.file for frame in first.raised.frames[:1]]
+    if first is not None and first.exception is not None:
+        files = [frame.file for frame in first.exception.frames[:1]]
         in_collective = any(in_probe(file) or any(word in file for word in _BETWEEN_FILES) for file in files)
     else:
         in_collective = status_file is not None and any(call.left_s is None for call in status_file.calls)
@@ -197,7 +197,7 @@ def _wait_without_holder(context: DiagnosisContext, explanation: Explanation) ->
 
 
 def _missing_heartbeat(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Return an open question if a rank at fault has no heartbeat, or if a thread or child process of it computes.
+    """Return an open question if a rank at fault has no heartbeat or waits for a thread or child process that computes.
 
     Only a heartbeat distinguishes a loop in Python from a native call that never releases the GIL.
     """

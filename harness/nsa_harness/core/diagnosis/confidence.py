@@ -54,10 +54,10 @@ LIKELY = _CONFIDENCE[EvidenceKind.EFFECT]  # highest confidence of a cause that 
 
 
 def confidence(kind: EvidenceKind, certain_by: Collection[EvidenceKind], *, left_open: bool = False) -> float:
-    """Return the confidence of a cause, from 0 to 1, for this kind of evidence.
+    """Return the confidence of a cause, from 0 to 1, if its evidence is of this `kind`.
 
-    It is at least `CERTAIN` only if `kind` is strong enough and in `certain_by`, the kinds that prove the cause. If a
-    caveat is open (`left_open`), the cause is at most `LIKELY`.
+    Each kind has a fixed confidence. It is limited to `LIKELY` if `kind` is not in `certain_by`, the kinds that prove
+    the cause, or if a caveat is open (`left_open`).
     """
     value = _CONFIDENCE[kind]
     proven = kind in certain_by and not left_open

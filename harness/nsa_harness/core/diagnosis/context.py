@@ -42,7 +42,7 @@ from nsa_harness.core.evidence.stacks import is_library, training_stack, user_fr
 from nsa_harness.core.outcome.wording import Meshes
 from nsa_harness.core.report import Facts, Place, Status
 from nsa_harness.core.source_code.program_source import ProgramSource
-from nsa_harness.core.verdict.group_waits import backend_of
+from nsa_harness.core.verdict.group_waits import job_backend
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import computations
 from nsa_harness.core.verdict.verdict import Failure, FailureKind, Judgement
@@ -83,7 +83,7 @@ class DiagnosisContext:
 
     @property
     def first_failure(self) -> Failure | None:
-        """The failure that explains the others, or None if no process failed."""
+        """The first failure of the run, which explains the others, or None if no process failed."""
         return self.judgement.failures[0] if self.judgement.failures else None
 
     @property
@@ -164,15 +164,15 @@ class DiagnosisContext:
 
     @property
     def difference(self) -> Difference | None:
-        """The first difference in which no rank is merely late, or None.
+        """The first difference in which a rank skipped a call or made a different one, or None.
 
-        A rank is late if its earlier calls match those of the others and it may still make the next call.
+        A rank that may still make the next call is only late, so its difference does not count.
         """
         return next((difference for difference in self.differences if difference.kind is not DifferenceKind.LATE), None)
 
     @cached_property
     def cycle(self) -> tuple[Link, ...]:
-        """Ranks that wait for each other in a circle across process groups. Empty if there is no such circle."""
+        """A cycle of ranks that wait for each other in different process groups. Empty if there is none."""
         return cycle(self.timelines, self._groups)
 
     @cached_property
@@ -182,7 +182,7 @@ class DiagnosisContext:
         If neither the settings nor the status files name gloo or nccl, the flight recorders decide: only gloo's records
         have no start times.
         """
-        backend = backend_of(self.evidence.backend, self.status_files.values())
+        backend = job_backend(self.evidence.backend, self.status_files.values())
         collectives = [collective for rank in self.evidence.ranks for collective in collectives_of(self.evidence, rank)]
         if backend in ("gloo", "nccl") or not collectives:
             return backend
@@ -242,7 +242,7 @@ def module_of(context: DiagnosisContext, rank: int | None) -> str | None:
 
 
 def place_of(context: DiagnosisContext, rank: int | None, frame: Frame | None) -> Place | None:
-    """Return `frame` as a place, together with the module that the rank is in. Return None if both are unknown."""
+    """Return the line of `frame` as a place, with the module that `rank` is in. Return None if both are unknown."""
     module = module_of(context, rank)
     if frame is None:
         return Place(module=module, layer=layer_of(module)) if module else None
@@ -251,7 +251,7 @@ def place_of(context: DiagnosisContext, rank: int | None, frame: Frame | None) -
 
 def wait_place(context: DiagnosisContext, wait: Wait) -> Place | None:
     """Return the program line on which the rank waits, as a place. Return None if it is unknown."""
-    return place_of(context, wait.rank, wait.user)
+    return place_of(context, wait.rank, wait.user_frame)
 
 
 def last_known_place(context: DiagnosisContext, rank: int | None) -> Place | None:
@@ -297,7 +297,7 @@ def last_heartbeat_facts(context: DiagnosisContext, rank: int | None) -> Facts |
 def last_progress_facts(context: DiagnosisContext, rank: int | None) -> Facts:
     """Return the facts about the last progress event of a rank.
 
-    Without a progress event, the only fact is `unseen`, the reason for that: a key of [unseen] in causes.toml.
+    If there is none, the only fact is `unseen`: the reason, as a key of [unseen] in causes.toml.
     """
     status_file = context.status_file(rank)
     event = status_file.latest_training_event or status_file.latest_event if status_file else None
@@ -318,7 +318,7 @@ def loop_place(context: DiagnosisContext, root: Wait) -> Place | None:
     own = [sample.user_frame for sample in context.evidence.samples if sample.rank == root.rank]
     below = [child.user_frame for child in computations(root, context.evidence.samples)[0]] if root.computing else []
     lines = Counter(user for user in below or own if user)
-    return place_of(context, root.rank, lines.most_common(1)[0][0] if lines else root.user)
+    return place_of(context, root.rank, lines.most_common(1)[0][0] if lines else root.user_frame)
 
 
 def hung_roots(context: DiagnosisContext) -> Sequence[Wait]:
@@ -329,16 +329,18 @@ def hung_roots(context: DiagnosisContext) -> Sequence[Wait]:
 def root_where(
     matches: Callable[[Wait], bool], *, all_matching: bool = False
 ) -> Callable[[DiagnosisContext], tuple[Wait, tuple[int, ...]] | None]:
-    """Return a function for `rule_if` that finds the first root of a hang for which `matches` is true.
+    """Return a function for `@rule_if` that finds the first root of a hang for which `matches` is true.
 
-    The function also returns ranks: those whose roots match and have the same kind of wait on the same line. With
-    `all_matching`, it returns the ranks of all matching roots.
+    A root is a wait that no other rank's wait explains. The function also returns the ranks whose roots match and have
+    the same kind of wait on the same line. With `all_matching`, it returns the ranks of all matching roots.
     """
 
     def find(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...]] | None:
         roots = [root for root in hung_roots(context) if matches(root)]
         ranks = (
-            root.rank for root in roots if all_matching or (root.kind, root.user) == (roots[0].kind, roots[0].user)
+            root.rank
+            for root in roots
+            if all_matching or (root.kind, root.user_frame) == (roots[0].kind, roots[0].user_frame)
         )
         return (roots[0], tuple(ranks)) if roots else None
 
@@ -346,14 +348,14 @@ def root_where(
 
 
 def first_failure_of(*kinds: FailureKind) -> Callable[[DiagnosisContext], tuple[Failure] | None]:
-    """Return a function for `rule_if` that finds the first failure of a run if its kind is one of `kinds`.
+    """Return a function for `@rule_if` that finds the first failure of a run if its kind is one of `kinds`.
 
     It finds nothing if the first failure was caused by another rank's failure.
     """
 
     def find(context: DiagnosisContext) -> tuple[Failure] | None:
         first = context.first_failure
-        return (first,) if first and not first.collateral and first.kind in kinds else None
+        return (first,) if first and not first.is_collateral and first.kind in kinds else None
 
     return find
 
@@ -367,7 +369,7 @@ def first_own_exception(context: DiagnosisContext) -> tuple[Failure, RaisedExcep
     Return None if the first failure is not an exception, or was caused by another rank's failure.
     """
     first = context.first_failure
-    return (first, first.raised) if first and first.raised and not first.collateral else None
+    return (first, first.exception) if first and first.exception and not first.is_collateral else None
 
 
 def exception_place(context: DiagnosisContext, rank: int | None, error: RaisedException) -> Place | None:
@@ -390,9 +392,9 @@ def event_place(context: DiagnosisContext, rank: int, event: Event) -> Place | N
     For a call that DDP or FSDP made, the line is known only while the rank is still in the call: it is taken from the
     stack.
     """
-    if event.called:
+    if event.from_python:
         return event.place
-    if event.done:
+    if event.is_done:
         return None
     if rank in context.waits:
         return wait_place(context, context.waits[rank])
@@ -407,7 +409,7 @@ def flight_proof(context: DiagnosisContext, ranks: Sequence[int]) -> tuple[str, 
 
 
 def dump_proof(context: DiagnosisContext, wait: Wait) -> tuple[str, ...]:
-    """Return the path of the stack dump of the waiting rank in the last snapshot, as a tuple. Empty if there is none."""
+    """Return the path of the waiting rank's stack dump in the last snapshot, as a tuple; empty if there is none."""
     snapshot = context.last_snapshot.get(wait.rank)
     return (snapshot.proof,) if snapshot and snapshot.proof else ()
 
@@ -422,11 +424,11 @@ def is_same_exception(failure: Failure, other: Failure) -> bool:
 
     If so, neither failure caused the other.
     """
-    if failure.raised is None or other.raised is None or failure.collateral or other.collateral:
+    if failure.exception is None or other.exception is None or failure.is_collateral or other.is_collateral:
         return False
-    if failure.raised.type != other.raised.type:
+    if failure.exception.type != other.exception.type:
         return False
-    return user_frame(failure.raised.frames) == user_frame(other.raised.frames)
+    return user_frame(failure.exception.frames) == user_frame(other.exception.frames)
 
 
 def failed_ranks(failures: Sequence[Failure]) -> tuple[int, ...]:
@@ -436,7 +438,7 @@ def failed_ranks(failures: Sequence[Failure]) -> tuple[int, ...]:
 
 def waiting_function(wait: Wait) -> str:
     """Return the name of the program's function that waits, or "" if it is unknown."""
-    return wait.user.function if wait.user else ""
+    return wait.user_frame.function if wait.user_frame else ""
 
 
 def process_facts(child: ChildWait | None) -> Facts | None:

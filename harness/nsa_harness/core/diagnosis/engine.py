@@ -30,10 +30,11 @@ class Diagnosis:
 
 
 def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ...] = ()) -> Diagnosis:
-    """Return the diagnosis of a run: the cause of its verdict (none for PASS) and all findings noted with any verdict.
+    """Return the diagnosis of a run: the cause of its verdict (none for PASS) and the findings that accompany any
+    verdict.
 
     The first rule that explains the run names the cause. `own_rules` are the rules that come with the program that ran;
-    their findings are noted too.
+    their findings accompany any verdict.
     """
     context = DiagnosisContext(evidence=evidence, judgement=judgement)
     rules = {**RULES, RulePhase.PROGRAM: own_rules}
@@ -62,7 +63,7 @@ def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ..
 
 
 def _with_proof(context: DiagnosisContext, explanation: Explanation) -> Explanation:
-    """Return `explanation`. If it has no proof, use the stack dumps that the last snapshot has of its ranks."""
+    """Return `explanation`. If it has no proof, add the stack dumps of its ranks from the last snapshot."""
     ranks = explanation.ranks or tuple(context.last_snapshot)
     dumps = (context.last_snapshot[rank].proof for rank in ranks if rank in context.last_snapshot)
     return explanation if explanation.proof else replace(explanation, proof=tuple(path for path in dumps if path))

@@ -48,7 +48,7 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True)
 class RankProfile:
-    """The stack samples of one rank, counted."""
+    """Counts of the stack samples of one rank."""
 
     rank: int
     samples: int

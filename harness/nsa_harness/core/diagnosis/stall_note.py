@@ -1,6 +1,4 @@
-"""Stall note: shown while a run is suspected to hang, before the hang is proven. It lists the waits and what may end
-them.
-"""
+"""Stall note: the waits of a run that is suspected to hang, and what may end them, before a hang is proven."""
 
 from __future__ import annotations
 
@@ -11,9 +9,9 @@ from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Sample, Snap
 from nsa_harness.core.evidence.live import FirstSnapshot
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.verdict.motion import Motion, rank_stack, task_of
-from nsa_harness.core.verdict.proof import StallEpisode, closed, snapshot_pair
+from nsa_harness.core.verdict.proof import StallEpisode, is_closed, snapshot_pair
 from nsa_harness.core.verdict.wait import Wait, WaitKind
-from nsa_harness.core.verdict.wait_graph import wait_for
+from nsa_harness.core.verdict.wait_graph import wait_graph_between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +55,7 @@ def stall_note(
     pair = snapshot_pair(snapshots)
     if pair is None:
         return None
-    graph = wait_for(*pair, gone, backend)
+    graph = wait_graph_between(*pair, gone, backend)
     ranks_by_state: dict[StalledRanks, list[int]] = {}
     for wait in graph.waits:
         ranks_by_state.setdefault(_describe_wait(wait), []).append(wait.rank)
@@ -66,10 +64,10 @@ def stall_note(
     if moving_ranks:
         return StallNote(stalled_ranks=stalled_ranks, moving_ranks=moving_ranks, open_waits=(), left_s=None)
     episode = StallEpisode(
-        snapshots=snapshots, samples=samples, limits=limits, last_progress_s=last_progress_s, attended=attended
+        snapshots=snapshots, samples=samples, limits=limits, last_progress_s=last_progress_s, is_attended=attended
     )
-    open_roots = [root for root in graph.roots if not closed(root, limits)]
-    times_s = [episode.left_s(root) for root in open_roots]
+    open_roots = [root for root in graph.roots if not is_closed(root, limits)]
+    times_s = [episode.remaining_s(root) for root in open_roots]
     return StallNote(
         stalled_ranks=stalled_ranks,
         moving_ranks=(),
@@ -79,7 +77,7 @@ def stall_note(
 
 
 def _describe_wait(wait: Wait) -> StalledRanks:
-    """Return the row of one waiting rank, without the rank itself: ranks with equal rows are merged."""
+    """Return the state of a waiting rank without its number, so that ranks in equal states can be merged."""
     deepest = wait.child.deepest if wait.child else wait
     without_progress = "computes" if wait.kind is WaitKind.COMPUTE else "is blocked"
     state = "makes progress" if wait.motion is Motion.MOVING else without_progress
@@ -87,7 +85,7 @@ def _describe_wait(wait: Wait) -> StalledRanks:
         ranks=(),
         state=state,
         blocked_in=wait.blocked_in if state == "is blocked" else "",
-        line=deepest.user or wait.user,
+        line=deepest.user_frame or wait.user_frame,
         target=deepest.target,
         child_pid=wait.child.deepest.pid if wait.child else None,
         peers=wait.peers,
@@ -95,15 +93,15 @@ def _describe_wait(wait: Wait) -> StalledRanks:
 
 
 def first_snapshot(snapshot: Snapshot, backend: str, exited_ranks: Iterable[int] = ()) -> tuple[FirstSnapshot, ...]:
-    """Return the call in which each rank is in a single snapshot. Ranks in the same call on the same line share one
-    entry.
+    """Return the call in which each rank is in a single snapshot, with one entry for all ranks in the same call and
+    line.
 
     One snapshot cannot show progress, so a rank counts as blocked unless its training thread is running.
     """
-    waits = {wait.rank: wait for wait in wait_for(snapshot, snapshot, exited_ranks, backend).waits}
+    waits = {wait.rank: wait for wait in wait_graph_between(snapshot, snapshot, exited_ranks, backend).waits}
     rows: dict[tuple[str, str, str], list[RankSnapshot]] = {}
     for rank in snapshot.ranks:
-        line = waits[rank.rank].user if rank.rank in waits else None
+        line = waits[rank.rank].user_frame if rank.rank in waits else None
         place = f"{line.file.rpartition('/')[2]}:{line.line}" if line else ""
         blocked_in = "running" if _is_running(rank) or rank.rank not in waits else waits[rank.rank].blocked_in
         rows.setdefault((blocked_in, place, line.function if line else ""), []).append(rank)

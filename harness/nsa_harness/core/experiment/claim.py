@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
 
-from nsa_harness.core.experiment.statistics import Excess, Separation, interval, tries
+from nsa_harness.core.experiment.statistics import RateDifferenceTest, RateRatioTest, interval, runs_to_show
 from nsa_harness.core.experiment.trial import Trial
 from nsa_harness.core.search.question import ProbeResult
 
-MATTERS = 0.5  # the share of failures that a mitigation must prevent
-MOST_PAIRS = 100  # the same limit as for both ends of a bisection
-_MOST_UNJUDGED = 2  # unjudged trials of one side, in excess of its judged ones
-_STEPS = 10  # compared steps of each trial: rounding grows from step to step
-_TWICE = 2  # trials of each side whose numbers must be known before they are compared
+MIN_REDUCTION = 0.5  # the share of failures that a mitigation must prevent
+MAX_PAIRS = 100  # the same limit as for both ends of a bisection
+_MAX_EXCESS_UNJUDGED = 2  # unjudged trials of one side, in excess of its judged ones
+_COMPARED_STEPS = 10  # compared steps of each trial: rounding grows from step to step
+_MIN_COMPARED_TRIALS = 2  # trials of each side whose numbers must be known before they are compared
 
 FIRST, SECOND = 0, 1  # the side without the change, the side with it
 
 
-class Result(StrEnum):
+class ClaimResult(StrEnum):
     SUPPORTED = "supported"
     REFUTED = "refuted"
     UNDECIDED = "undecided"
@@ -34,32 +34,34 @@ class Result(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Count:
+class FailureCount:
     """The failures of one side, among its judged trials."""
 
     bad: int
-    of: int
+    judged: int
     unjudged: int
     ends: Mapping[str, int]  # how often each failure occurred, the most frequent first
 
     @property
     def rate(self) -> float | None:
-        return self.bad / self.of if self.of else None
+        return self.bad / self.judged if self.judged else None
 
     def interval(self, confidence: float) -> tuple[float, float]:
-        return interval(self.bad, self.of, confidence)
+        return interval(self.bad, self.judged, confidence)
 
     def __str__(self) -> str:
-        return f"{self.bad} of {self.of}"
+        return f"{self.bad} of {self.judged}"
 
 
-def count(trials: Iterable[Trial], side: int) -> Count:
+def count(trials: Iterable[Trial], side: int) -> FailureCount:
     """Count the failures of one side."""
-    own = [trial for trial in trials if trial.config == side]
-    judged = [trial for trial in own if trial.judged]
-    bad = [trial.end for trial in judged if not trial.passed]
-    ends = dict(Counter(bad).most_common())
-    return Count(bad=len(bad), of=len(judged), unjudged=len(own) - len(judged), ends=ends)
+    trials_of_side = [trial for trial in trials if trial.config == side]
+    judged_trials = [trial for trial in trials_of_side if trial.judged]
+    failures = [trial.end for trial in judged_trials if not trial.passed]
+    ends = dict(Counter(failures).most_common())
+    return FailureCount(
+        bad=len(failures), judged=len(judged_trials), unjudged=len(trials_of_side) - len(judged_trials), ends=ends
+    )
 
 
 # When a failure counts as fixed.
@@ -72,18 +74,18 @@ def passes_needed(bad: int, of: int, confidence: float) -> int:
     needs one pass.
     """
     assert 0 < bad <= of
-    return 1 if bad == of else tries(bad / of, confidence)
+    return 1 if bad == of else runs_to_show(bad / of, confidence)
 
 
-def passes_to_be_fixed(first: Count, confidence: float) -> int:
+def passes_to_confirm_fix(first: FailureCount, confidence: float) -> int:
     """Return the passes needed at the lowest failure rate that the first side's counts allow.
 
     This is stricter than `passes_needed`, because a claim launches the first side often enough to know its rate.
     """
-    return tries(first.interval(confidence)[0], confidence)
+    return runs_to_show(first.interval(confidence)[0], confidence)
 
 
-class Fixed(StrEnum):
+class FixStatus(StrEnum):
     """Whether the failure is gone, and not just rarer."""
 
     YES = "yes"  # no failure, in enough runs to show it at any rate that the first side's counts allow
@@ -91,51 +93,57 @@ class Fixed(StrEnum):
     NO = "no"
 
 
-def fixed(first: Count, second: Count, confidence: float) -> Fixed | None:
+def fix_status(first: FailureCount, second: FailureCount, confidence: float) -> FixStatus | None:
     """Return whether the failure is gone; None: the first side never failed, so there was nothing to fix."""
     if not first.bad:
         return None
     if second.bad:
-        return Fixed.NO
-    return Fixed.YES if second.of >= passes_to_be_fixed(first, confidence) else Fixed.NOT_YET
+        return FixStatus.NO
+    return FixStatus.YES if second.judged >= passes_to_confirm_fix(first, confidence) else FixStatus.NOT_YET
 
 
 # What both sides compute.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreement:
+class NumberComparison:
     """Whether both sides compute the same numbers, step by step, from equal seeds.
 
     The fields from `name` on describe the number that differs most.
     """
 
-    alike: bool | None  # None: not known
+    is_same: bool | None  # None: not known
     steps: int = 0  # number of compared steps
     name: str = ""
     step: int | None = None  # None: a number of the whole run
     first: float = 0.0
     second: float = 0.0
-    apart: float = 0.0  # the difference between the sides, as a share of the larger value
-    own: float = 0.0  # the largest such difference between trials of one side
+    difference: float = 0.0  # the difference between the sides, as a share of the larger value
+    within_side: float = 0.0  # the largest such difference between trials of one side
 
 
-def agreement(trials: Sequence[Trial], tolerance: float) -> Agreement:
+def compare_numbers(trials: Sequence[Trial], tolerance: float) -> NumberComparison:
     """Compare the numbers of both sides.
 
     `tolerance`: the relative difference that rounding may cause in early steps.
     """
-    sides = [_numbers(trials, side) for side in (FIRST, SECOND)]
-    common = [key for key in sides[FIRST] if key in sides[SECOND]]
+    numbers_by_side = [_numbers(trials, side) for side in (FIRST, SECOND)]
+    common = [key for key in numbers_by_side[FIRST] if key in numbers_by_side[SECOND]]
     if not common:
-        return Agreement(alike=None)
-    compared = [_compare(*key, sides[FIRST][key], sides[SECOND][key]) for key in common]
-    worst = max(compared, key=lambda number: number.apart - 2 * number.own)
+        return NumberComparison(is_same=None)
+    differences = [_compare(*key, numbers_by_side[FIRST][key], numbers_by_side[SECOND][key]) for key in common]
+    largest = max(differences, key=lambda number: number.difference - 2 * number.within_side)
     steps = len({step for step, _ in common if step is not None})
-    return Agreement(
-        alike=not any(number.apart > max(tolerance, 2 * number.own) for number in compared), steps=steps,
-        name=worst.name, step=worst.step, first=worst.first, second=worst.second, apart=worst.apart, own=worst.own,
-    )  # fmt: skip
+    return NumberComparison(
+        is_same=not any(number.difference > max(tolerance, 2 * number.within_side) for number in differences),
+        steps=steps,
+        name=largest.name,
+        step=largest.step,
+        first=largest.first,
+        second=largest.second,
+        difference=largest.difference,
+        within_side=largest.within_side,
+    )
 
 
 NO_GRADIENT = "parameters without a gradient"
@@ -150,22 +158,28 @@ def _numbers(trials: Sequence[Trial], side: int) -> dict[_Key, list[float]]:
             continue
         if trial.without_gradient is not None:
             values.setdefault((None, NO_GRADIENT), []).append(float(trial.without_gradient))
-        first_steps = sorted({number.step for number in trial.computed})[:_STEPS]
+        first_steps = sorted({number.step for number in trial.computed})[:_COMPARED_STEPS]
         for number in trial.computed:
             if number.step in first_steps:
                 values.setdefault((number.step, number.name), []).append(number.value)
     return values
 
 
-def _compare(step: int | None, name: str, first: Sequence[float], second: Sequence[float]) -> Agreement:
-    middles = median(first), median(second)
-    own = max(_apart(min(values), max(values)) for values in (first, second))
-    return Agreement(
-        alike=None, name=name, step=step, first=middles[0], second=middles[1], apart=_apart(*middles), own=own
+def _compare(step: int | None, name: str, first: Sequence[float], second: Sequence[float]) -> NumberComparison:
+    medians = median(first), median(second)
+    within_sides = max(_relative_difference(min(values), max(values)) for values in (first, second))
+    return NumberComparison(
+        is_same=None,
+        name=name,
+        step=step,
+        first=medians[0],
+        second=medians[1],
+        difference=_relative_difference(*medians),
+        within_side=within_sides,
     )
 
 
-def _apart(first: float, second: float) -> float:
+def _relative_difference(first: float, second: float) -> float:
     """Return the difference as a share of the larger value; it is infinite if one value is not finite."""
     if math.isfinite(first) and math.isfinite(second):
         return abs(first - second) / (max(abs(first), abs(second)) or 1.0)
@@ -182,7 +196,7 @@ class Spread:
     middle: float  # the median
     low: float
     high: float
-    of: int
+    count: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +216,7 @@ class Effect:
         return self.second.middle / self.first.middle - 1
 
     @property
-    def overlap(self) -> bool:
+    def overlaps(self) -> bool:
         """Whether the ranges of both sides overlap: trials of one side differ as much as the sides do."""
         first, second = self.first, self.second
         return first is not None and second is not None and first.low <= second.high and second.low <= first.high
@@ -226,32 +240,32 @@ def effects(trials: Sequence[Trial]) -> Iterator[Effect]:
 
 
 def _spread(trials: Sequence[Trial], side: int, attribute: str) -> Spread | None:
-    of_trials = (getattr(trial, attribute) for trial in trials if trial.config == side and trial.passed)
-    values = [float(value) for value in of_trials if value is not None and math.isfinite(value)]
+    raw_values = (getattr(trial, attribute) for trial in trials if trial.config == side and trial.passed)
+    values = [float(value) for value in raw_values if value is not None and math.isfinite(value)]
     if not values:
         return None
-    return Spread(middle=median(values), low=min(values), high=max(values), of=len(values))
+    return Spread(middle=median(values), low=min(values), high=max(values), count=len(values))
 
 
 # The decision.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class ClaimTerms:
     """The terms that were set before the first trial."""
 
     confidence: float
-    most_pairs: int = MOST_PAIRS
+    max_pairs: int = MAX_PAIRS
     controls: int = 3  # pairs without any failure that end the test
-    computes_the_same: bool = False  # the change must not alter what is computed, only how
+    must_compute_same: bool = False  # the change must not alter what is computed, only how
     tolerance: float = 0.0  # relative difference of computed numbers that counts as rounding
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion:
-    result: Result
+    result: ClaimResult
     why: str  # a sentence
-    by_counts: bool = False  # the counts decided it, so it holds at the requested confidence
+    is_by_counts: bool = False  # the counts decided it, so it holds at the requested confidence
 
 
 @dataclass(kw_only=True)
@@ -263,89 +277,91 @@ class SequentialTest:
     be wrong, for a false claim only the first.
     """
 
-    terms: Terms
+    terms: ClaimTerms
     trials: list[Trial] = field(default_factory=list)
-    _judged: tuple[list[bool], list[bool]] = field(default_factory=lambda: ([], []))  # per side: did each trial fail?
-    _unjudged: list[int] = field(default_factory=lambda: [0, 0])
-    _differ: Separation = field(default_factory=Separation)
-    _remains: Excess = field(default_factory=lambda: Excess(1 - MATTERS))
+    _failures: tuple[list[bool], list[bool]] = field(default_factory=lambda: ([], []))  # per side: did each trial fail?
+    _unjudged_counts: list[int] = field(default_factory=lambda: [0, 0])
+    _difference_test: RateDifferenceTest = field(default_factory=RateDifferenceTest)
+    _remaining_test: RateRatioTest = field(default_factory=lambda: RateRatioTest(1 - MIN_REDUCTION))
 
     @property
     def pairs(self) -> int:
-        return self._differ.pairs
+        return self._difference_test.pairs
 
     @property
     def next_side(self) -> int:
         """The side to launch next: the sides alternate, and a trial that could not be judged is repeated."""
-        first, second = self._judged
+        first, second = self._failures
         return FIRST if len(first) <= len(second) else SECOND
 
-    def count(self, side: int) -> Count:
+    def count(self, side: int) -> FailureCount:
         return count(self.trials, side)
 
-    def learn(self, trial: Trial) -> None:
+    def add_trial(self, trial: Trial) -> None:
         """Add a trial. Both tests get its result once the other side has a judged trial to pair with it."""
         self.trials.append(trial)
         if not trial.judged:
-            self._unjudged[trial.config] += 1
+            self._unjudged_counts[trial.config] += 1
             return
-        self._judged[trial.config].append(not trial.passed)
-        if self.pairs < min(map(len, self._judged)):
-            pair = (self._judged[FIRST][self.pairs], self._judged[SECOND][self.pairs])
-            self._differ.learn(*pair)
-            self._remains.learn(*pair)
+        self._failures[trial.config].append(not trial.passed)
+        if self.pairs < min(map(len, self._failures)):
+            pair = (self._failures[FIRST][self.pairs], self._failures[SECOND][self.pairs])
+            self._difference_test.add_pair(*pair)
+            self._remaining_test.add_pair(*pair)
 
     def conclusion(self) -> Conclusion | None:
         """Return the conclusion; None: nothing is decided, or one side is a trial ahead."""
-        if len(self._judged[FIRST]) != len(self._judged[SECOND]):
+        if len(self._failures[FIRST]) != len(self._failures[SECOND]):
             return self._cannot_be_judged()
         return self._computes_differently() or self._counts_decide() or self._counts_cannot_decide()
 
     def _computes_differently(self) -> Conclusion | None:
-        if not self.terms.computes_the_same:
+        if not self.terms.must_compute_same:
             return None
-        known = [
+        known_trials = [
             sum(trial.config == side and bool(trial.computed) for trial in self.trials) for side in (FIRST, SECOND)
         ]
-        if min(known) < _TWICE:
+        if min(known_trials) < _MIN_COMPARED_TRIALS:
             return None
-        agreed = agreement(self.trials, self.terms.tolerance)
-        if agreed.alike is not False:
+        comparison = compare_numbers(self.trials, self.terms.tolerance)
+        if comparison.is_same is not False:
             return None
-        why = f"it changes what is computed: {difference_text(agreed)}"
-        return Conclusion(result=Result.REFUTED, why=why)
+        why = f"it changes what is computed: {difference_text(comparison)}"
+        return Conclusion(result=ClaimResult.REFUTED, why=why)
 
     def _counts_decide(self) -> Conclusion | None:
         confidence = self.terms.confidence
-        if self._differ.shown(confidence):
-            if self._differ.first_bad > self._differ.second_bad:
-                why = f"it fails less often: {self._counts()}"
-                return Conclusion(result=Result.SUPPORTED, why=why, by_counts=True)
-            why = f"it fails more often with it: {self._counts()}"
-            return Conclusion(result=Result.REFUTED, why=why, by_counts=True)
-        if self._remains.shown(confidence):
-            why = f"it does not take away half of the failures: {self._counts()}"
-            return Conclusion(result=Result.REFUTED, why=why, by_counts=True)
+        if self._difference_test.is_shown(confidence):
+            if self._difference_test.first_bad > self._difference_test.second_bad:
+                why = f"it fails less often: {self._counts_text()}"
+                return Conclusion(result=ClaimResult.SUPPORTED, why=why, is_by_counts=True)
+            why = f"it fails more often with it: {self._counts_text()}"
+            return Conclusion(result=ClaimResult.REFUTED, why=why, is_by_counts=True)
+        if self._remaining_test.is_shown(confidence):
+            why = f"it does not take away half of the failures: {self._counts_text()}"
+            return Conclusion(result=ClaimResult.REFUTED, why=why, is_by_counts=True)
         return None
 
     def _counts_cannot_decide(self) -> Conclusion | None:
         """Return why the test ends undecided; None: more pairs may still decide it."""
-        failed = self._differ.first_bad + self._differ.second_bad
-        if self.pairs >= self.terms.controls and not failed:
+        failures = self._difference_test.first_bad + self._difference_test.second_bad
+        if self.pairs >= self.terms.controls and not failures:
             why = f"nothing failed in {self.pairs} runs of each side: there is no failure that it could take away"
-            return Conclusion(result=Result.UNDECIDED, why=why)
-        if self.pairs >= self.terms.most_pairs:
-            return Conclusion(result=Result.UNDECIDED, why=f"{self.pairs} pairs do not tell: {self._counts()}")
+            return Conclusion(result=ClaimResult.UNDECIDED, why=why)
+        if self.pairs >= self.terms.max_pairs:
+            return Conclusion(
+                result=ClaimResult.UNDECIDED, why=f"{self.pairs} pairs do not tell: {self._counts_text()}"
+            )
         return self._cannot_be_judged()
 
-    def _counts(self) -> str:
+    def _counts_text(self) -> str:
         return f"{self.count(FIRST)} without it and {self.count(SECOND)} with it"
 
     def _cannot_be_judged(self) -> Conclusion | None:
-        for side, which in ((FIRST, "without it"), (SECOND, "with it")):
-            if self._unjudged[side] > len(self._judged[side]) + _MOST_UNJUDGED:
-                why = f"{self._unjudged[side]} runs {which} could not be judged"
-                return Conclusion(result=Result.UNDECIDED, why=why)
+        for side, side_text in ((FIRST, "without it"), (SECOND, "with it")):
+            if self._unjudged_counts[side] > len(self._failures[side]) + _MAX_EXCESS_UNJUDGED:
+                why = f"{self._unjudged_counts[side]} runs {side_text} could not be judged"
+                return Conclusion(result=ClaimResult.UNDECIDED, why=why)
         return None
 
 
@@ -357,19 +373,19 @@ class ClaimReport:
     scenario: str
     key: str  # the key in which the sides differ
     labels: tuple[str, str]  # one for each side
-    terms: Terms
+    terms: ClaimTerms
     trials: tuple[Trial, ...] = ()
     conclusion: Conclusion | None = None
     budget_s: float | None = None  # for all trials together
     notes: tuple[str, ...] = ()
 
     @property
-    def counts(self) -> tuple[Count, Count]:
+    def counts(self) -> tuple[FailureCount, FailureCount]:
         return count(self.trials, FIRST), count(self.trials, SECOND)
 
     @property
-    def agreement(self) -> Agreement:
-        return agreement(self.trials, self.terms.tolerance)
+    def number_comparison(self) -> NumberComparison:
+        return compare_numbers(self.trials, self.terms.tolerance)
 
     @property
     def took_s(self) -> float:
@@ -381,19 +397,23 @@ class ClaimReport:
         walls_s = [[trial.wall_s for trial in self.trials if trial.config == side] for side in (FIRST, SECOND)]
         if not all(walls_s):
             return None
-        pairs = max(0, self.terms.most_pairs - min(side.of for side in self.counts))
+        pairs = max(0, self.terms.max_pairs - min(side.judged for side in self.counts))
         left_s = pairs * sum(sum(side_s) / len(side_s) for side_s in walls_s)
         return left_s if self.budget_s is None else max(0.0, min(left_s, self.budget_s - self.took_s))
 
 
-def difference_text(worst: Agreement) -> str:
+def difference_text(worst: NumberComparison) -> str:
     """Return "grad_norm of step 1 is 1.2 without it and 0.9 with it (25 % apart; runs of one side: 0 %)"."""
     of = f" of step {worst.step}" if worst.step is not None else ""
-    apart = "" if math.isinf(worst.apart) else f" ({share(worst.apart)} apart; runs of one side: {share(worst.own)})"
+    apart = (
+        ""
+        if math.isinf(worst.difference)
+        else f" ({format_share(worst.difference)} apart; runs of one side: {format_share(worst.within_side)})"
+    )
     return f"{worst.name}{of} is {worst.first:.6g} without it and {worst.second:.6g} with it{apart}"
 
 
-def share(value: float) -> str:
+def format_share(value: float) -> str:
     """Return "25 %", "0.02 %" or "0 %"."""
     percent = value * 100
     return f"{percent:.0f} %" if percent == 0 or percent >= 10 else f"{percent:.2g} %"
@@ -409,7 +429,7 @@ class VerificationResult(StrEnum):
     UNDECIDED = "undecided"
 
 
-def verified(trials: Sequence[Trial], needed: int) -> VerificationResult | None:
+def verification_result(trials: Sequence[Trial], required_passes: int) -> VerificationResult | None:
     """Return what the trials decide; None: more passes are needed.
 
     One failure decides: if only passes counted, a long enough series would always have enough of them.
@@ -419,13 +439,13 @@ def verified(trials: Sequence[Trial], needed: int) -> VerificationResult | None:
         return VerificationResult.NOT_FIXED
     if ProbeResult.DIFFERENT in results:
         return VerificationResult.FAILS_OTHERWISE
-    if results.count(ProbeResult.GOOD) >= needed:
+    if results.count(ProbeResult.GOOD) >= required_passes:
         return VerificationResult.FIXED
-    is_stuck = results[-_MOST_UNJUDGED - 1 :] == [ProbeResult.UNRESOLVED] * (_MOST_UNJUDGED + 1)
+    is_stuck = results[-_MAX_EXCESS_UNJUDGED - 1 :] == [ProbeResult.UNRESOLVED] * (_MAX_EXCESS_UNJUDGED + 1)
     return VerificationResult.UNDECIDED if is_stuck else None
 
 
-def rate_before(runs: Iterable[tuple[int, int]]) -> tuple[int, int]:
+def lowest_failure_rate(runs: Iterable[tuple[int, int]]) -> tuple[int, int]:
     """Return the count (bad, of) with the lowest failure rate: it needs the most passes."""
     return min((run for run in runs if run[0]), key=lambda run: (run[0] / run[1], -run[1]))
 
@@ -437,10 +457,10 @@ class VerifyReport:
     scenario: str
     run_id: str
     end: str  # how the run failed
-    here: tuple[int, int]  # count in that run
-    everywhere: tuple[int, int]  # count in all stored runs of this launch
-    rate: tuple[int, int]  # the count with the lower rate
-    needed: int  # passes until it counts as fixed
+    count_in_run: tuple[int, int]  # count in that run
+    count_in_all_runs: tuple[int, int]  # count in all stored runs of this launch
+    lowest_count: tuple[int, int]  # the count with the lower rate
+    passes_needed: int  # passes until it counts as fixed
     confidence: float
     trials: tuple[Trial, ...] = ()
     result: VerificationResult | None = None  # None: not decided yet
@@ -451,6 +471,6 @@ class VerifyReport:
         return sum(trial.passed for trial in self.trials)
 
     @property
-    def last(self) -> str:
+    def last_end(self) -> str:
         """The end of the last trial."""
         return self.trials[-1].end if self.trials else ""

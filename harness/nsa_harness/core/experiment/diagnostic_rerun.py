@@ -15,7 +15,7 @@ from nsa_harness.core.diagnosis.explanation import make_finding
 from nsa_harness.core.plan import DiagnosticRerun, RunSpec
 from nsa_harness.core.report import Culprit, Facts, Finding, Outcome, Place, Status
 
-MOST_RUNS = 3
+MAX_RERUNS = 3
 
 _DEBUG = "TORCH_DISTRIBUTED_DEBUG"
 # DDP speaks of parameters by index; with INFO it names them.
@@ -30,120 +30,133 @@ class Change:
     """One thing that a deeper launch does otherwise."""
 
     name: str  # of a SecondRun, or of what the program alone can do
-    says: str
+    description: str
     env: tuple[tuple[str, str], ...] = ()
     program: tuple[str, ...] = ()  # the command line in its place; empty: the same
     backend: str | None = None  # that the command line asks for; None: the same
     setting: tuple[str, str] | None = None  # the same as a key of a scenario
 
 
-NAMES = Change(name=SecondRun.NAMES, says=f"{_DEBUG}=INFO", env=((_DEBUG, "INFO"),))
-ANOMALY = Change(name=SecondRun.ANOMALY, says="autograd's anomaly detection", env=((protocol.ENV_ANOMALY, "1"),))
+NAMES = Change(name=SecondRun.NAMES, description=f"{_DEBUG}=INFO", env=((_DEBUG, "INFO"),))
+ANOMALY = Change(name=SecondRun.ANOMALY, description="autograd's anomaly detection", env=((protocol.ENV_ANOMALY, "1"),))
 CHECKPOINT_DEBUG = Change(
-    name=SecondRun.CHECKPOINT_DEBUG, says="checkpoint's debug mode", env=((protocol.ENV_CHECKPOINT_DEBUG, "1"),)
+    name=SecondRun.CHECKPOINT_DEBUG, description="checkpoint's debug mode", env=((protocol.ENV_CHECKPOINT_DEBUG, "1"),)
 )
 LAUNCH_BLOCKING = Change(
-    name=SecondRun.LAUNCH_BLOCKING, says="CUDA_LAUNCH_BLOCKING=1", env=(("CUDA_LAUNCH_BLOCKING", "1"),)
+    name=SecondRun.LAUNCH_BLOCKING, description="CUDA_LAUNCH_BLOCKING=1", env=(("CUDA_LAUNCH_BLOCKING", "1"),)
 )
 GROWTH = Change(
-    name=SecondRun.GROWTH, says="tracemalloc, and what lives after two steps", env=((protocol.ENV_GROWTH, "1"),)
+    name=SecondRun.GROWTH, description="tracemalloc, and what lives after two steps", env=((protocol.ENV_GROWTH, "1"),)
 )
-AGAIN = Change(name=SecondRun.AGAIN, says="nothing changed, the same seed")
+AGAIN = Change(name=SecondRun.AGAIN, description="nothing changed, the same seed")
 
-_OF_ANY_PROGRAM = (NAMES, CHECKPOINT_DEBUG, ANOMALY, LAUNCH_BLOCKING)
+_ANY_PROGRAM = (NAMES, CHECKPOINT_DEBUG, ANOMALY, LAUNCH_BLOCKING)
 # What is noted beside a verdict, a PASS too, and that a run of its own tells more about.
-_BESIDE = (GROWTH,)
+_FOR_NOTES = (GROWTH,)
 
 
 def next_change(
-    spec: RunSpec, outcome: Outcome, made: Collection[str], *, probe: str, own: Sequence[Change] = ()
+    spec: RunSpec,
+    outcome: Outcome,
+    earlier_changes: Collection[str],
+    *,
+    probe: str,
+    program_changes: Sequence[Change] = (),
 ) -> Change | None:
     """The change of the next deeper launch; None where nothing is open, or nothing more would tell.
 
     `outcome` is the attempt of `spec` that counts, `made` the changes that were made already, `own` what the program of
     `spec` can do otherwise by its command line; of a change that any program takes, it is its own way to make it.
     """
-    if len(made) >= MOST_RUNS:
+    if len(earlier_changes) >= MAX_RERUNS:
         return None
-    asked = {run for one in outcome.findings for run in row_of(one.code).second_run or ()}
-    beside = (change for change in _BESIDE if change.name in asked and change.name not in made)
-    if (noted := next((change for change in beside if _can(change, spec, outcome, probe)), None)) is not None:
-        return noted
-    more = row_of(outcome.verdict.cause).second_run
-    if outcome.verdict.status not in (Status.FAIL, Status.HANG) or more is None:
+    requested = {run for finding in outcome.findings for run in row_of(finding.code).second_run or ()}
+    for_notes = (change for change in _FOR_NOTES if change.name in requested and change.name not in earlier_changes)
+    if (
+        for_note := next((change for change in for_notes if _is_possible(change, spec, outcome, probe)), None)
+    ) is not None:
+        return for_note
+    cause_reruns = row_of(outcome.verdict.cause).second_run
+    if outcome.verdict.status not in (Status.FAIL, Status.HANG) or cause_reruns is None:
         return None
-    changes = {change.name: change for change in (*_OF_ANY_PROGRAM, *own, AGAIN)}
-    wanted = (changes[run] for run in _worth_asking(outcome, more, changes) if run in changes)
-    can = (change for change in wanted if change.name not in made and _can(change, spec, outcome, probe))
-    return next(can, None)
+    changes = {change.name: change for change in (*_ANY_PROGRAM, *program_changes, AGAIN)}
+    suggested = (changes[run] for run in _suggested_reruns(outcome, cause_reruns, changes) if run in changes)
+    possible = (
+        change
+        for change in suggested
+        if change.name not in earlier_changes and _is_possible(change, spec, outcome, probe)
+    )
+    return next(possible, None)
 
 
-def deepened(spec: RunSpec, change: Change, of: int) -> RunSpec:
+def with_change(spec: RunSpec, change: Change, attempt: int) -> RunSpec:
     """The same launch with that one change. What it was made for it is not expected to find: looking may hide it."""
-    asked = tuple(finding for finding in spec.expect.findings if change.name not in (row_of(finding).second_run or ()))
-    declared = {**dict(spec.env), **dict(change.env)}
+    expected_findings = tuple(
+        finding for finding in spec.expect.findings if change.name not in (row_of(finding).second_run or ())
+    )
+    env = {**dict(spec.env), **dict(change.env)}
     settings = dict(spec.settings) | {f"run.env.{name}": value for name, value in change.env}
     settings |= dict([change.setting]) if change.setting else {}
     return replace(
         spec,
         program=change.program or spec.program,
-        env=tuple(sorted(declared.items())),
+        env=tuple(sorted(env.items())),
         backend=change.backend or spec.backend,
-        expect=replace(spec.expect, findings=asked),
+        expect=replace(spec.expect, findings=expected_findings),
         settings=tuple(sorted(settings.items())),
-        notes=(*spec.notes, f"to look deeper into attempt {of}: {change.says}"),
+        notes=(*spec.notes, f"to look deeper into attempt {attempt}: {change.description}"),
         spec_hash=hashlib.sha256(f"{spec.spec_hash} deeper {change.name}".encode()).hexdigest()[:12],
-        deepening=DiagnosticRerun(of=of, change=str(change.name), says=change.says),
+        deepening=DiagnosticRerun(of=attempt, change=str(change.name), says=change.description),
     )
 
 
-def _worth_asking(outcome: Outcome, more: Sequence[SecondRun], every: Iterable[str]) -> Iterator[str]:
+def _suggested_reruns(outcome: Outcome, cause_reruns: Sequence[SecondRun], all_changes: Iterable[str]) -> Iterator[str]:
     """Yield the reruns that the failure's text suggests, those of its cause, and all of them if it is not certain."""
     if _BY_INDEX.search(outcome.verdict.summary):
         yield SecondRun.NAMES
     if _RECOMPUTED.search(outcome.verdict.summary):
         yield SecondRun.CHECKPOINT_DEBUG
-    yield from more
+    yield from cause_reruns
     if min((finding.confidence for finding in outcome.findings[:1]), default=0.0) < CERTAIN:
-        yield from every
+        yield from all_changes
 
 
-def _in_backward(outcome: Outcome) -> bool:
+def _failed_in_backward(outcome: Outcome) -> bool:
     """Raised below autograd's engine: the line at fault is one of the forward pass, and the stack does not have it."""
     place = outcome.culprit.place if outcome.culprit else None
     statement = (place.text or "").splitlines()[-1:] if place else []
-    named = any(map(_CALLS_BACKWARD.search, statement)) or _IN_BACKWARD.search(outcome.verdict.summary)
-    return outcome.phase == "backward" or bool(named)
+    calls_backward = any(map(_CALLS_BACKWARD.search, statement)) or _IN_BACKWARD.search(outcome.verdict.summary)
+    return outcome.phase == "backward" or bool(calls_backward)
 
 
-def _named(outcome: Outcome) -> bool:
+def _names_parameter(outcome: Outcome) -> bool:
     place = outcome.culprit.place if outcome.culprit else None
     return place is not None and place.parameter is not None
 
 
-def _can(change: Change, spec: RunSpec, outcome: Outcome, probe: str) -> bool:
+def _is_possible(change: Change, spec: RunSpec, outcome: Outcome, probe: str) -> bool:
     """The change is one for this launch, and says something about an end of this kind."""
-    declared, failed = dict(spec.env), outcome.verdict.status is Status.FAIL
+    env, has_failed = dict(spec.env), outcome.verdict.status is Status.FAIL
     if change.program == spec.program:
         return False
     match change.name:
         case SecondRun.NAMES:
-            return failed and spec.ranks > 1 and declared.get(_DEBUG, "OFF") == "OFF" and not _named(outcome)
+            return has_failed and spec.ranks > 1 and env.get(_DEBUG, "OFF") == "OFF" and not _names_parameter(outcome)
         case SecondRun.ANOMALY:
-            possible = protocol.ENV_ANOMALY not in declared and (probe != protocol.PROBE_OFF or bool(change.program))
-            return failed and possible and _in_backward(outcome)
+            possible = protocol.ENV_ANOMALY not in env and (probe != protocol.PROBE_OFF or bool(change.program))
+            return has_failed and possible and _failed_in_backward(outcome)
         case SecondRun.CHECKPOINT_DEBUG:
-            asked = outcome.verdict.cause == Cause.CHECKPOINT_RECOMPUTE_MISMATCH
-            about = asked or _RECOMPUTED.search(outcome.verdict.summary)
-            return failed and probe != protocol.PROBE_OFF and bool(about)
+            is_mismatch = outcome.verdict.cause == Cause.CHECKPOINT_RECOMPUTE_MISMATCH
+            is_about_recomputation = is_mismatch or _RECOMPUTED.search(outcome.verdict.summary)
+            return has_failed and probe != protocol.PROBE_OFF and bool(is_about_recomputation)
         case SecondRun.GROWTH:
-            return probe == protocol.PROBE_FULL and protocol.ENV_GROWTH not in declared
+            return probe == protocol.PROBE_FULL and protocol.ENV_GROWTH not in env
         case SecondRun.LAUNCH_BLOCKING:
-            return spec.device == "cuda" and "CUDA_LAUNCH_BLOCKING" not in declared
+            return spec.device == "cuda" and "CUDA_LAUNCH_BLOCKING" not in env
     return True
 
 
-class _Ended(StrEnum):
+class _RerunEnd(StrEnum):
     """How a diagnostic rerun ended, compared with the attempt that it looks into."""
 
     PASSED = "passed"
@@ -151,95 +164,109 @@ class _Ended(StrEnum):
     OTHERWISE = "otherwise"
 
 
-def with_deeper_runs(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+def with_diagnostic_reruns(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
     """Return the outcomes, each with a finding for every diagnostic rerun that was made of it.
 
     Verdicts do not change. A place that only a rerun could name becomes the culprit's. Applied twice it changes nothing
     more.
     """
-    return tuple(_with_lessons(outcome, outcomes) for outcome in outcomes)
+    return tuple(_with_rerun_findings(outcome, outcomes) for outcome in outcomes)
 
 
-def lesson(base: Outcome, deeper: Outcome) -> Finding:
+def rerun_finding(outcome: Outcome, rerun_outcome: Outcome) -> Finding:
     """Return what the diagnostic rerun `deeper` shows about `base`, as a finding of `base`."""
-    asked = deeper.spec.deepening
-    assert asked is not None
-    own = _own(deeper)
-    ended = _ended(base, deeper)
+    rerun = rerun_outcome.spec.deepening
+    assert rerun is not None
+    own_finding = _own_finding(rerun_outcome)
+    end = _compare_ends(outcome, rerun_outcome)
     return make_finding(
         Cause.DEEPENED,
         {
             "variant": "rerun",
-            "change": asked.change,
-            "changed": asked.says,
-            "attempt": deeper.attempt,
-            "shown": own.claim if own else "",
-            "shown_advice": own.advice if own else "",
-            "ended": ended.value,
-            "verdict": deeper.verdict.status.value,
-            "cause": deeper.verdict.cause or "",
-            "line_before": base.culprit.place if base.culprit else None,
-            "line_now": deeper.culprit.place if deeper.culprit else None,
-            "losses": _losses(base, deeper) if asked.change == SecondRun.AGAIN else None,
-            "repeat": deeper.repeat or "",
+            "change": rerun.change,
+            "changed": rerun.says,
+            "attempt": rerun_outcome.attempt,
+            "shown": own_finding.claim if own_finding else "",
+            "shown_advice": own_finding.advice if own_finding else "",
+            "ended": end.value,
+            "verdict": rerun_outcome.verdict.status.value,
+            "cause": rerun_outcome.verdict.cause or "",
+            "line_before": outcome.culprit.place if outcome.culprit else None,
+            "line_now": rerun_outcome.culprit.place if rerun_outcome.culprit else None,
+            "losses": _losses(outcome, rerun_outcome) if rerun.change == SecondRun.AGAIN else None,
+            "repeat": rerun_outcome.repeat_command or "",
         },
-        ranks=own.ranks if own else (),
-        place=own.place if own else None,
+        ranks=own_finding.ranks if own_finding else (),
+        place=own_finding.place if own_finding else None,
         # A single pair of runs makes it likely, not certain.
-        evidence=EvidenceKind.RECORD if own and ended is _Ended.SAME else EvidenceKind.OPEN,
-        proof=own.proof if own else ((f"{deeper.dir}/verdict.json",) if deeper.dir else ()),
+        evidence=EvidenceKind.RECORD if own_finding and end is _RerunEnd.SAME else EvidenceKind.OPEN,
+        proof=own_finding.proof
+        if own_finding
+        else ((f"{rerun_outcome.dir}/verdict.json",) if rerun_outcome.dir else ()),
     )
 
 
-def _with_lessons(outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
-    looks = sorted((one for one in outcomes if _asks_about(one, outcome)), key=lambda one: one.attempt)
-    known = {one.facts.get("attempt") for one in outcome.findings if one.code == Cause.DEEPENED}
-    lessons = [(look, lesson(outcome, look)) for look in looks if look.attempt not in known]
-    if not lessons:
+def _with_rerun_findings(outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
+    reruns = sorted(
+        (finding for finding in outcomes if _is_rerun_of(finding, outcome)), key=lambda finding: finding.attempt
+    )
+    noted_attempts = {finding.facts.get("attempt") for finding in outcome.findings if finding.code == Cause.DEEPENED}
+    new_findings = [(rerun, rerun_finding(outcome, rerun)) for rerun in reruns if rerun.attempt not in noted_attempts]
+    if not new_findings:
         return outcome
-    better = next((one.place for look, one in lessons if one.place and _ended(outcome, look) is _Ended.SAME), None)
+    place = next(
+        (
+            finding.place
+            for rerun, finding in new_findings
+            if finding.place and _compare_ends(outcome, rerun) is _RerunEnd.SAME
+        ),
+        None,
+    )
     return replace(
         outcome,
-        findings=(*outcome.findings, *(found for _, found in lessons)),
-        culprit=_placed(outcome.culprit, better),
+        findings=(*outcome.findings, *(finding for _, finding in new_findings)),
+        culprit=_with_place(outcome.culprit, place),
     )
 
 
-def _asks_about(one: Outcome, outcome: Outcome) -> bool:
-    asked = one.spec.deepening
-    if asked is None or outcome.spec.deepening is not None:
+def _is_rerun_of(candidate: Outcome, outcome: Outcome) -> bool:
+    rerun = candidate.spec.deepening
+    if rerun is None or outcome.spec.deepening is not None:
         return False
-    return (one.spec.scenario, asked.of) == (outcome.spec.scenario, outcome.attempt)
+    return (candidate.spec.scenario, rerun.of) == (outcome.spec.scenario, outcome.attempt)
 
 
-def _own(deeper: Outcome) -> Finding | None:
-    return next((finding for finding in deeper.findings if finding.code == Cause.DEEPENED), None)
+def _own_finding(rerun_outcome: Outcome) -> Finding | None:
+    return next((finding for finding in rerun_outcome.findings if finding.code == Cause.DEEPENED), None)
 
 
-def _ended(base: Outcome, deeper: Outcome) -> _Ended:
-    if Status.PASS is deeper.verdict.status is not base.verdict.status:
-        return _Ended.PASSED
-    alike = (base.verdict.status, base.verdict.cause) == (deeper.verdict.status, deeper.verdict.cause)
-    asked = deeper.spec.deepening
-    if asked and asked.change == "checkpoint_debug" and _own(deeper):
+def _compare_ends(outcome: Outcome, rerun_outcome: Outcome) -> _RerunEnd:
+    if Status.PASS is rerun_outcome.verdict.status is not outcome.verdict.status:
+        return _RerunEnd.PASSED
+    is_same = (outcome.verdict.status, outcome.verdict.cause) == (
+        rerun_outcome.verdict.status,
+        rerun_outcome.verdict.cause,
+    )
+    rerun = rerun_outcome.spec.deepening
+    if rerun and rerun.change == "checkpoint_debug" and _own_finding(rerun_outcome):
         # In that mode torch raises the same mismatch with another message.
-        alike = base.verdict.status == deeper.verdict.status
-    return _Ended.SAME if alike else _Ended.OTHERWISE
+        is_same = outcome.verdict.status == rerun_outcome.verdict.status
+    return _RerunEnd.SAME if is_same else _RerunEnd.OTHERWISE
 
 
-def _losses(base: Outcome, deeper: Outcome) -> Facts | None:
+def _losses(outcome: Outcome, rerun_outcome: Outcome) -> Facts | None:
     """Return the last losses. They are equal to the last digit if the seed determines everything in the program."""
-    before, now = (outcome.metrics.get("loss_last") for outcome in (base, deeper))
+    before, now = (run.metrics.get("loss_last") for run in (outcome, rerun_outcome))
     return None if before is None or now is None else {"before": before, "now": now}
 
 
-def _placed(culprit: Culprit | None, place: Place | None) -> Culprit | None:
+def _with_place(culprit: Culprit | None, place: Place | None) -> Culprit | None:
     """Return the culprit at the new place; what the new place leaves open stays as it was known."""
     if culprit is None or place is None:
         return culprit
-    known = culprit.place or Place()
+    old_place = culprit.place or Place()
     if place.file is None:
-        new = replace(known, module=place.module, layer=place.layer, parameter=place.parameter)
+        new_place = replace(old_place, module=place.module, layer=place.layer, parameter=place.parameter)
     else:
-        new = replace(known, file=place.file, line=place.line, function=place.function, text=place.text)
-    return replace(culprit, place=new)
+        new_place = replace(old_place, file=place.file, line=place.line, function=place.function, text=place.text)
+    return replace(culprit, place=new_place)

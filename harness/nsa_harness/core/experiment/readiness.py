@@ -23,11 +23,11 @@ from nsa_harness.core.report import Finding, MachineFacts, Outcome, Place, Sever
 from nsa_harness.core.scenario.program import Contradictions, Location
 from nsa_harness.core.scenario.resolve import gpus_text
 from nsa_harness.core.scenario.scenario import Name, NumberBound, Word
-from nsa_harness.core.schedule import as_expected
+from nsa_harness.core.schedule import is_as_expected
 from nsa_harness.errors import did_you_mean
 
 
-class Together(StrEnum):
+class Concurrency(StrEnum):
     """Whether the runs of a phase are launched at the same time."""
 
     NEVER = "never"  # their times are measured
@@ -46,7 +46,7 @@ class Phase(_Section):
     about: Annotated[str, Field(max_length=300)] = ""
     runs: Annotated[tuple[Name, ...], Field(min_length=1)] = Field(description="scenarios, each with its matrix")
     needs: tuple[Word, ...] = Field(default=(), description="earlier phases; where one failed, this one says nothing")
-    together: Together = Together.NEVER
+    together: Concurrency = Concurrency.NEVER
     set: dict[str, JsonValue] = Field(
         default={}, description="dotted keys of its scenarios; {RUN} in a text is the folder of an earlier run"
     )
@@ -70,11 +70,11 @@ class Criterion(NumberBound):
 
     def reads(self, run: str) -> bool:
         """Whether the criterion uses a number of this run, for the bounds or as the run to compare with."""
-        return any(_is_of(run, word) for _, word in _named_runs(self))
+        return any(_names_run(run, word) for _, word in _named_runs(self))
 
     def bounds_run(self, run: str) -> bool:
         """Whether this run's number must meet the bounds; a run that is only compared with need not."""
-        return any(_is_of(run, word) for word in self.runs) and run not in (self.over, self.minus)
+        return any(_names_run(run, word) for word in self.runs) and run not in (self.over, self.minus)
 
     def bounds(self) -> tuple[tuple[str, float], ...]:
         return tuple((key, limit) for key, limit in self.numbers().items() if limit is not None)
@@ -91,20 +91,20 @@ class Checklist(_Section):
 
 
 # Metrics that change when another run shares the machine.
-_OF_TIME = re.compile(r"(?:.*_)?(?:tokens_per_s|step_s|forward_s|backward_s|optimizer_s|wall_s)(?:_.*)?")
-_FOLDER = re.compile(r"\{([^{}]*)\}")
+_TIME_METRIC = re.compile(r"(?:.*_)?(?:tokens_per_s|step_s|forward_s|backward_s|optimizer_s|wall_s)(?:_.*)?")
+_RUN_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
-def contradictions(checklist: Checklist) -> Contradictions:
+def checklist_mistakes(checklist: Checklist) -> Contradictions:
     """Yield (location, mistake) for a checklist whose keys are valid, before its scenarios are known."""
     names: list[str] = []
     for number, phase in enumerate(checklist.phases):
         if phase.name in names:
             yield ("phases", number, "name"), f"{phase.name} is the name of an earlier phase; rename one"
-        for place, need in enumerate(phase.needs):
+        for index, need in enumerate(phase.needs):
             if need not in names:
                 hint = did_you_mean(need, names) or "; phases run in the order written"
-                yield ("phases", number, "needs", place), f"{need} is no earlier phase{hint}"
+                yield ("phases", number, "needs", index), f"{need} is no earlier phase{hint}"
         names.append(phase.name)
     for name, criterion in checklist.criteria.items():
         if criterion.over is not None and criterion.minus is not None:
@@ -115,58 +115,60 @@ def contradictions(checklist: Checklist) -> Contradictions:
             yield ("accept", number), f"no such finding{did_you_mean(code, codes) or '; docs/findings.md lists them'}"
 
 
-def run_contradictions(checklist: Checklist, runs: Sequence[Sequence[str]]) -> Contradictions:
+def run_name_mistakes(checklist: Checklist, runs: Sequence[Sequence[str]]) -> Contradictions:
     """Yield mistakes in the names of runs. `runs`: per phase, every variant by its own name."""
-    before: list[str] = []
+    earlier_runs: list[str] = []
     for number, (phase, names) in enumerate(zip(checklist.phases, runs, strict=True)):
         for run in names:
-            if run in before:
+            if run in earlier_runs:
                 yield ("phases", number, "runs"), f"{run} is run by an earlier phase; each run has one folder"
         for key, value in phase.set.items():
-            for run in folders_in(value):
-                if run not in before:
+            for run in runs_named_in(value):
+                if run not in earlier_runs:
                     yield ("phases", number, "set", key), f"{{{run}}} is no run of an earlier phase"
-        before += names
+        earlier_runs += names
     for name, criterion in checklist.criteria.items():
-        for at, word in _named_runs(criterion):
-            if not any(_is_of(run, word) for run in before):
-                yield ("criteria", name, *at), f"{word} is the run of no phase{did_you_mean(word, before)}"
-            elif at[0] != "in" and word not in before:
-                one_of = ", ".join(run for run in before if _is_of(run, word))
-                yield ("criteria", name, *at), f"{word} has a matrix; name one of its runs: {one_of}"
-        if not any(map(criterion.bounds_run, before)):
+        for location, word in _named_runs(criterion):
+            if not any(_names_run(run, word) for run in earlier_runs):
+                yield ("criteria", name, *location), f"{word} is the run of no phase{did_you_mean(word, earlier_runs)}"
+            elif location[0] != "in" and word not in earlier_runs:
+                one_of = ", ".join(run for run in earlier_runs if _names_run(run, word))
+                yield ("criteria", name, *location), f"{word} has a matrix; name one of its runs: {one_of}"
+        if not any(map(criterion.bounds_run, earlier_runs)):
             yield ("criteria", name, "in"), "no run is left besides the one that it is told against"
         for phase, names in zip(checklist.phases, runs, strict=True):
             uses_phase = any(map(criterion.reads, names))
-            if uses_phase and phase.together is Together.MAY and _OF_TIME.fullmatch(criterion.metric):
-                what = f"{criterion.metric} is a time, and runs of the phase {phase.name} may go on together"
-                yield ("criteria", name, "metric"), f"{what}; set together: never there"
+            if uses_phase and phase.together is Concurrency.MAY and _TIME_METRIC.fullmatch(criterion.metric):
+                problem = f"{criterion.metric} is a time, and runs of the phase {phase.name} may go on together"
+                yield ("criteria", name, "metric"), f"{problem}; set together: never there"
 
 
 def _named_runs(criterion: Criterion) -> Iterator[tuple[Location, str]]:
     """Yield each run that the criterion names, with the location of the name in its section."""
     yield from ((("in", number), run) for number, run in enumerate(criterion.runs))
-    compared = (("over", criterion.over), ("minus", criterion.minus))
-    yield from (((key,), run) for key, run in compared if run is not None)
+    reference_runs = (("over", criterion.over), ("minus", criterion.minus))
+    yield from (((key,), run) for key, run in reference_runs if run is not None)
 
 
-def folders_in(value: JsonValue) -> list[str]:
+def runs_named_in(value: JsonValue) -> list[str]:
     """Return the runs whose directories a value names."""
-    return _FOLDER.findall(value) if isinstance(value, str) else []
+    return _RUN_PLACEHOLDER.findall(value) if isinstance(value, str) else []
 
 
-def with_folders(value: JsonValue, folders: Mapping[str, str]) -> JsonValue:
+def fill_run_directories(value: JsonValue, folders: Mapping[str, str]) -> JsonValue:
     """Return the value with each {RUN} replaced by its directory; a run without a directory stays as it is."""
-    return _FOLDER.sub(lambda match: folders.get(match[1], match[0]), value) if isinstance(value, str) else value
+    return (
+        _RUN_PLACEHOLDER.sub(lambda match: folders.get(match[1], match[0]), value) if isinstance(value, str) else value
+    )
 
 
-def _is_of(name: str, word: str) -> bool:
+def _names_run(name: str, word: str) -> bool:
     """Whether the word names this run, or the scenario whose matrix contains it."""
     return name == word or name.partition("@")[0] == word
 
 
 @dataclass(frozen=True, kw_only=True)
-class Number:
+class Measurement:
     """A measured number, with its interval if it comes from a fit."""
 
     value: float
@@ -174,42 +176,46 @@ class Number:
     high: float | None = None
 
 
-Numbers = Mapping[str, Number]  # of one run, by the names that a criterion takes
+Measurements = Mapping[str, Measurement]  # of one run, by the names that a criterion takes
 
 
 def expected_s(steps: Sequence[int], outcomes: Sequence[Outcome]) -> float | None:
     """Return the expected time of runs with `steps`, one after another, from the runs that trained; None: none did."""
-    trained = [
+    training_runs = [
         (outcome, outcome.metrics["step_s_median"], outcome.metrics["steps"])
         for outcome in outcomes
         if {"step_s_median", "optimizer_s"} <= set(outcome.metrics)
     ]
-    if not trained:
+    if not training_runs:
         return None
-    step_s = median(took_s for _, took_s, _ in trained)
-    start_up_s = median(max(outcome.timing.wall_s - took_s * made, 0.0) for outcome, took_s, made in trained)
+    step_s = median(run_step_s for _, run_step_s, _ in training_runs)
+    start_up_s = median(
+        max(outcome.timing.wall_s - run_step_s * steps_done, 0.0) for outcome, run_step_s, steps_done in training_runs
+    )
     return sum(start_up_s + step_s * count for count in steps)
 
 
-FROM_EVIDENCE = frozenset({"memory_slope_bytes", "gpu_slope_bytes", "replicas_apart", "replica_looks"})
+EVIDENCE_METRICS = frozenset({"memory_slope_bytes", "gpu_slope_bytes", "replicas_apart", "replica_looks"})
 
 
-def numbers_of(outcome: Outcome, evidence: Evidence | None) -> dict[str, Number]:
+def numbers_of(outcome: Outcome, evidence: Evidence | None) -> dict[str, Measurement]:
     """Return the numbers of a run: its program's metrics, its peak memory, and fits over its evidence.
 
     `evidence`: None if no criterion needs a number from it.
     """
     usage = {"peak_gpu_bytes": outcome.usage.peak_gpu_bytes, "peak_rss_bytes": outcome.usage.peak_rss_bytes}
     values = {**outcome.metrics, **{name: value for name, value in usage.items() if value is not None}}
-    numbers = {name: Number(value=float(value)) for name, value in values.items()}
-    return {**numbers, **(_of_evidence(evidence) if evidence else {})}
+    numbers = {name: Measurement(value=float(value)) for name, value in values.items()}
+    return {**numbers, **(_evidence_measurements(evidence) if evidence else {})}
 
 
-def _of_evidence(evidence: Evidence) -> dict[str, Number]:
+def _evidence_measurements(evidence: Evidence) -> dict[str, Measurement]:
     checks = [rank.health for rank in evidence.ranks if rank.health is not None]
-    host = [slope([(at.step, at.anonymous_bytes) for at in check.memory]) for check in checks]
-    device = [slope([(at.step, at.gpu_bytes) for at in check.memory if at.gpu_bytes]) for check in checks]
-    numbers: dict[str, Number] = {}
+    host = [slope([(sample.step, sample.anonymous_bytes) for sample in check.memory]) for check in checks]
+    device = [
+        slope([(sample.step, sample.gpu_bytes) for sample in check.memory if sample.gpu_bytes]) for check in checks
+    ]
+    numbers: dict[str, Measurement] = {}
     for name, fits in (("memory_slope_bytes", host), ("gpu_slope_bytes", device)):
         if fits and None not in fits:
             numbers[name] = max((fit for fit in fits if fit is not None), key=lambda fit: fit.high or fit.value)
@@ -217,11 +223,18 @@ def _of_evidence(evidence: Evidence) -> dict[str, Number]:
     for rank in evidence.ranks:
         for replica in rank.health.replicas if rank.health else ():
             groups.setdefault((replica.number, replica.ranks), {})[rank.rank] = replica
-    complete = [of_rank for (_, ranks), of_rank in groups.items() if len(ranks) > 1 and set(ranks) == set(of_rank)]
+    complete = [
+        replica_by_rank
+        for (_, ranks), replica_by_rank in groups.items()
+        if len(ranks) > 1 and set(ranks) == set(replica_by_rank)
+    ]
     if complete:
-        diverged = sum(first_divergence(of_rank) is not None for of_rank in complete)
-        fewest = min(len(replica.samples) for of_rank in complete for replica in of_rank.values())
-        numbers |= {"replicas_apart": Number(value=float(diverged)), "replica_looks": Number(value=float(fewest))}
+        diverged_count = sum(first_divergence(replica_by_rank) is not None for replica_by_rank in complete)
+        fewest = min(len(replica.samples) for replica_by_rank in complete for replica in replica_by_rank.values())
+        numbers |= {
+            "replicas_apart": Measurement(value=float(diverged_count)),
+            "replica_looks": Measurement(value=float(fewest)),
+        }
     return numbers
 
 
@@ -231,17 +244,17 @@ _SAMPLES_PER_BLOCK = 2
 _STUDENT = 2.447  # 95 % quantile with _BLOCKS - 2 degrees of freedom
 
 
-def slope(points: Sequence[tuple[int, int]]) -> Number | None:
+def slope(points: Sequence[tuple[int, int]]) -> Measurement | None:
     """Return the slope per step with its 95 % interval, by least squares over the means of blocks of points.
 
     None: there are too few points after the warm-up.
     """
     last = points[-1][0] if points else 0
-    kept = [point for point in points if point[0] > last * _WARM_UP]
-    if len(kept) < _BLOCKS * _SAMPLES_PER_BLOCK:
+    used_points = [point for point in points if point[0] > last * _WARM_UP]
+    if len(used_points) < _BLOCKS * _SAMPLES_PER_BLOCK:
         return None
-    edges = [round(number * len(kept) / _BLOCKS) for number in range(_BLOCKS + 1)]
-    blocks = [kept[begin:end] for begin, end in pairwise(edges)]
+    edges = [round(number * len(used_points) / _BLOCKS) for number in range(_BLOCKS + 1)]
+    blocks = [used_points[begin:end] for begin, end in pairwise(edges)]
     xs = [fmean(step for step, _ in block) for block in blocks]
     ys = [fmean(amount for _, amount in block) for block in blocks]
     x, y = fmean(xs), fmean(ys)
@@ -249,10 +262,10 @@ def slope(points: Sequence[tuple[int, int]]) -> Number | None:
     rise = sum((block_x - x) * (block_y - y) for block_x, block_y in zip(xs, ys, strict=True)) / spread
     rest = sum((block_y - y - rise * (block_x - x)) ** 2 for block_x, block_y in zip(xs, ys, strict=True))
     half = _STUDENT * math.sqrt(rest / (_BLOCKS - 2) / spread)
-    return Number(value=rise, low=rise - half, high=rise + half)
+    return Measurement(value=rise, low=rise - half, high=rise + half)
 
 
-class Result(StrEnum):
+class CriterionResult(StrEnum):
     """The result of a criterion or a phase."""
 
     MET = "met"
@@ -263,7 +276,7 @@ class Result(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blame:
+class FailureReason:
     """The reason why a run did not end as it should, from its outcome."""
 
     run: str
@@ -280,17 +293,17 @@ class CriterionRow:
     """A criterion with its measured number and result."""
 
     name: str
-    result: Result
+    result: CriterionResult
     metric: str
     unit: str
     limit: tuple[tuple[str, float], ...]  # "lt", 30e9
-    measured: Number | None
+    measured: Measurement | None
     margin: float | None  # how far the number is inside its limit, as a share of the limit; negative: missed
     run: str | None  # the run whose number counts: the nearest to its limit
     dir: str | None
     repeat: str | None  # the command that repeats that run
     why: str = ""  # why nothing was measured, or which runs the number combines
-    blame: Blame | None = None
+    blame: FailureReason | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +315,7 @@ class RunRow:
     dir: str
     wall_s: float
     repeat: str | None
-    blame: Blame | None = None
+    blame: FailureReason | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,7 +324,7 @@ class PhaseRow:
 
     name: str
     about: str
-    result: Result
+    result: CriterionResult
     why: str  # why it was not reached, or is open
     runs: tuple[RunRow, ...]
 
@@ -344,107 +357,107 @@ class PhaseRuns:
 
     names: tuple[str, ...]  # all runs of the phase
     outcomes: tuple[Outcome, ...] = ()  # the final outcome of each run that was made
-    numbers: Mapping[str, Numbers] = field(default_factory=dict)  # by run
+    numbers: Mapping[str, Measurements] = field(default_factory=dict)  # by run
 
 
-def blocked(results: Mapping[str, Result], phase: Phase) -> str:
+def unmet_need(results: Mapping[str, CriterionResult], phase: Phase) -> str:
     """Return why a phase must not run: a phase that it needs was not met. Return "" if it may run.
 
     `results` has the results of the earlier phases.
     """
     for need in phase.needs:
-        if results.get(need) is not Result.MET:
-            return f"{need} {_NOT_MET[results.get(need, Result.OPEN)]}"
+        if results.get(need) is not CriterionResult.MET:
+            return f"{need} {_NOT_MET[results.get(need, CriterionResult.OPEN)]}"
     return ""
 
 
 _NOT_MET = {
-    Result.MISSED: "failed",
-    Result.OPEN: "is not decided",
-    Result.NOT_TESTED: "cannot run here",
-    Result.NOT_REACHED: "was not reached",
+    CriterionResult.MISSED: "failed",
+    CriterionResult.OPEN: "is not decided",
+    CriterionResult.NOT_TESTED: "cannot run here",
+    CriterionResult.NOT_REACHED: "was not reached",
 }
 
 
-def readiness(checklist: Checklist, done: Sequence[PhaseRuns], facts: MachineFacts) -> Readiness:
+def judge_checklist(checklist: Checklist, runs_of_phases: Sequence[PhaseRuns], facts: MachineFacts) -> Readiness:
     """Judge the checklist. `done`: every phase in order, without outcomes if it has not run."""
-    numbers = {run: of_run for phase_runs in done for run, of_run in phase_runs.numbers.items()}
-    outcomes = {outcome.spec.scenario: outcome for phase_runs in done for outcome in phase_runs.outcomes}
-    names = [name for phase_runs in done for name in phase_runs.names]
+    numbers = {run: run_numbers for phase_runs in runs_of_phases for run, run_numbers in phase_runs.numbers.items()}
+    outcomes = {outcome.spec.scenario: outcome for phase_runs in runs_of_phases for outcome in phase_runs.outcomes}
+    names = [name for phase_runs in runs_of_phases for name in phase_runs.names]
     rows = tuple(
         _criterion_row(name, criterion, [*filter(criterion.bounds_run, names)], numbers, outcomes, facts)
         for name, criterion in checklist.criteria.items()
     )
-    results: dict[str, Result] = {}
+    results: dict[str, CriterionResult] = {}
     phases = []
-    for phase, phase_runs in zip(checklist.phases, done, strict=True):
-        row = _phase_row(checklist, phase, phase_runs, rows, blocked(results, phase))
+    for phase, phase_runs in zip(checklist.phases, runs_of_phases, strict=True):
+        row = _phase_row(checklist, phase, phase_runs, rows, unmet_need(results, phase))
         results[phase.name] = row.result
         phases.append(row)
     return Readiness(
         decision=_decision(rows, phases),
         criteria=rows,
         phases=tuple(phases),
-        not_tested=tuple(_not_tested(rows, done, facts)),
+        not_tested=tuple(_not_tested(rows, runs_of_phases, facts)),
     )
 
 
 def _decision(rows: Sequence[CriterionRow], phases: Sequence[PhaseRow]) -> Decision:
     results = [*(row.result for row in rows), *(row.result for row in phases)]
-    if Result.MISSED in results:
+    if CriterionResult.MISSED in results:
         return Decision.NO_GO
-    if Result.OPEN in results or Result.NOT_REACHED in results:
+    if CriterionResult.OPEN in results or CriterionResult.NOT_REACHED in results:
         return Decision.UNDECIDED
     # Without a single phase that passed there is no evidence for GO.
-    return Decision.GO if Result.MET in (row.result for row in phases) else Decision.UNDECIDED
+    return Decision.GO if CriterionResult.MET in (row.result for row in phases) else Decision.UNDECIDED
 
 
 def _phase_row(
-    checklist: Checklist, phase: Phase, done: PhaseRuns, rows: Sequence[CriterionRow], block: str
+    checklist: Checklist, phase: Phase, phase_runs: PhaseRuns, rows: Sequence[CriterionRow], unmet_need: str
 ) -> PhaseRow:
-    runs = tuple(_run_row(checklist, outcome) for outcome in done.outcomes)
-    result, why = _phase_result(done, runs, [row for row in rows if row.run in done.names], block)
+    runs = tuple(_run_row(checklist, outcome) for outcome in phase_runs.outcomes)
+    result, why = _phase_result(phase_runs, runs, [row for row in rows if row.run in phase_runs.names], unmet_need)
     return PhaseRow(name=phase.name, about=phase.about, result=result, why=why, runs=runs)
 
 
 def _phase_result(
-    done: PhaseRuns, runs: Sequence[RunRow], rows: Sequence[CriterionRow], block: str
-) -> tuple[Result, str]:
-    statuses = [outcome.verdict.status for outcome in done.outcomes]
-    bad = [row.scenario for row in runs if not row.as_it_should and row.verdict != Status.ERROR]
-    missed = [row.name for row in rows if row.result is Result.MISSED]
-    if bad or missed:
-        return Result.MISSED, ", ".join([*bad, *missed])
-    if block and not runs:
-        return Result.NOT_REACHED, block
+    phase_runs: PhaseRuns, runs: Sequence[RunRow], rows: Sequence[CriterionRow], unmet_need: str
+) -> tuple[CriterionResult, str]:
+    statuses = [outcome.verdict.status for outcome in phase_runs.outcomes]
+    failed_runs = [row.scenario for row in runs if not row.as_it_should and row.verdict != Status.ERROR]
+    missed_criteria = [row.name for row in rows if row.result is CriterionResult.MISSED]
+    if failed_runs or missed_criteria:
+        return CriterionResult.MISSED, ", ".join([*failed_runs, *missed_criteria])
+    if unmet_need and not runs:
+        return CriterionResult.NOT_REACHED, unmet_need
     if Status.ERROR in statuses:
-        return Result.OPEN, "the harness could not judge " + ", ".join(
+        return CriterionResult.OPEN, "the harness could not judge " + ", ".join(
             row.scenario for row in runs if row.verdict == Status.ERROR
         )
-    if len(runs) < len(done.names):
-        return Result.OPEN, f"{len(runs)} of {len(done.names)} runs made"
+    if len(runs) < len(phase_runs.names):
+        return CriterionResult.OPEN, f"{len(runs)} of {len(phase_runs.names)} runs made"
     if all(status is Status.SKIP for status in statuses):
-        return Result.NOT_TESTED, done.outcomes[0].verdict.summary
-    return Result.MET, ""
+        return CriterionResult.NOT_TESTED, phase_runs.outcomes[0].verdict.summary
+    return CriterionResult.MET, ""
 
 
 def _run_row(checklist: Checklist, outcome: Outcome) -> RunRow:
-    wrong = [finding for finding in silent_faults(outcome) if finding.code not in checklist.accept]
-    well = as_expected(outcome) and not outcome.flaky and not wrong
-    blame = None if well else _blame(outcome, wrong)
+    faults = [finding for finding in silent_faults(outcome) if finding.code not in checklist.accept]
+    is_good = is_as_expected(outcome) and not outcome.flaky and not faults
+    blame = None if is_good else _blame(outcome, faults)
     return RunRow(
         scenario=outcome.spec.scenario,
         verdict=outcome.verdict.status.value,
         cause=blame.cause if blame else outcome.verdict.cause,
-        as_it_should=well,
+        as_it_should=is_good,
         dir=outcome.dir,
         wall_s=outcome.timing.wall_s,
-        repeat=outcome.repeat,
+        repeat=outcome.repeat_command,
         blame=blame,
     )
 
 
-def _blame(outcome: Outcome, wrong: Sequence[Finding] = ()) -> Blame:
+def _blame(outcome: Outcome, faults: Sequence[Finding] = ()) -> FailureReason:
     """Return the cause of a run that did not pass; for a run that passed or missed a number, its worst finding."""
     cause, sentence = outcome.verdict.cause, outcome.verdict.summary
     others = [
@@ -452,19 +465,21 @@ def _blame(outcome: Outcome, wrong: Sequence[Finding] = ()) -> Blame:
         for finding in outcome.findings
         if finding.code != cause and severity(finding, outcome) is not Severity.INFO
     ]
-    named = next((finding for finding in outcome.findings if finding.code == cause), None)
+    finding = next((finding for finding in outcome.findings if finding.code == cause), None)
     if cause is None or (cause == Cause.EXPECTATION_MISSED and others):
-        named = next(iter(wrong or others), None)
-        cause, sentence = (named.code, f"{sentence}; {named.claim}".removeprefix("; ")) if named else (cause, _PASSED)
-    place = outcome.culprit.place if outcome.culprit and outcome.culprit.place else named.place if named else None
-    return Blame(
+        finding = next(iter(faults or others), None)
+        cause, sentence = (
+            (finding.code, f"{sentence}; {finding.claim}".removeprefix("; ")) if finding else (cause, _PASSED)
+        )
+    place = outcome.culprit.place if outcome.culprit and outcome.culprit.place else finding.place if finding else None
+    return FailureReason(
         run=outcome.spec.scenario,
         verdict=outcome.verdict.status.value,
         cause=cause,
         sentence=sentence,
         place=place,
-        advice=named.advice if named else "",
-        next=outcome.next or outcome.repeat,
+        advice=finding.advice if finding else "",
+        next=outcome.next_command or outcome.repeat_command,
     )
 
 
@@ -475,40 +490,54 @@ def _criterion_row(
     name: str,
     criterion: Criterion,
     runs: Sequence[str],
-    numbers: Mapping[str, Numbers],
+    numbers: Mapping[str, Measurements],
     outcomes: Mapping[str, Outcome],
     facts: MachineFacts,
 ) -> CriterionRow:
     """Return the criterion's row for the run that is nearest to missing it."""
     empty = CriterionRow(
-        name=name, result=Result.OPEN, metric=criterion.metric, unit=criterion.unit, limit=criterion.bounds(),
+        name=name, result=CriterionResult.OPEN, metric=criterion.metric, unit=criterion.unit, limit=criterion.bounds(),
         measured=None, margin=None, run=None, dir=None, repeat=None,
     )  # fmt: skip
     if criterion.needs.gpus > len(facts.gpus):
         why = f"needs {gpus_text(criterion.needs.gpus)}; this machine has {gpus_text(len(facts.gpus))}"
-        return replace(empty, result=Result.NOT_TESTED, why=why)
+        return replace(empty, result=CriterionResult.NOT_TESTED, why=why)
     rows = [_row_of_run(empty, criterion, run, numbers, outcomes) for run in runs]
-    return min(rows, key=lambda row: (_WORST.index(row.result), row.margin if row.margin is not None else 0.0))
+    return min(rows, key=lambda row: (_WORST_FIRST.index(row.result), row.margin if row.margin is not None else 0.0))
 
 
-_WORST = (Result.MISSED, Result.OPEN, Result.NOT_REACHED, Result.NOT_TESTED, Result.MET)
+_WORST_FIRST = (
+    CriterionResult.MISSED,
+    CriterionResult.OPEN,
+    CriterionResult.NOT_REACHED,
+    CriterionResult.NOT_TESTED,
+    CriterionResult.MET,
+)
 
 
 def _row_of_run(
-    empty: CriterionRow, criterion: Criterion, run: str, numbers: Mapping[str, Numbers], outcomes: Mapping[str, Outcome]
+    empty: CriterionRow,
+    criterion: Criterion,
+    run: str,
+    numbers: Mapping[str, Measurements],
+    outcomes: Mapping[str, Outcome],
 ) -> CriterionRow:
     """Return the criterion's row for one run, or the reason why the run has no number for it."""
     other = criterion.over or criterion.minus
-    for needed in filter(None, (run, other)):
-        outcome = outcomes.get(needed)
+    for required_run in filter(None, (run, other)):
+        outcome = outcomes.get(required_run)
         if outcome is None:
-            return replace(empty, run=needed, result=Result.NOT_REACHED, why=f"{needed} was not reached")
-        row = replace(empty, run=needed, dir=outcome.dir, repeat=outcome.repeat)
+            return replace(
+                empty, run=required_run, result=CriterionResult.NOT_REACHED, why=f"{required_run} was not reached"
+            )
+        row = replace(empty, run=required_run, dir=outcome.dir, repeat=outcome.repeat_command)
         if outcome.verdict.status is Status.SKIP:
-            return replace(row, result=Result.OPEN, why=f"{needed} cannot run here: {outcome.verdict.summary}")
-        if criterion.metric not in numbers.get(needed, {}):
-            known = ", ".join(sorted(numbers.get(needed, {}))) or "none"
-            return replace(row, why=f"{needed} reported no {criterion.metric} (reported: {known})")
+            return replace(
+                row, result=CriterionResult.OPEN, why=f"{required_run} cannot run here: {outcome.verdict.summary}"
+            )
+        if criterion.metric not in numbers.get(required_run, {}):
+            reported = ", ".join(sorted(numbers.get(required_run, {}))) or "none"
+            return replace(row, why=f"{required_run} reported no {criterion.metric} (reported: {reported})")
     outcome = outcomes[run]
     number = numbers[run][criterion.metric]
     why = ""
@@ -517,26 +546,35 @@ def _row_of_run(
         why = f"{run} {'over' if criterion.over else 'against'} {other}"
     result, margin = _compare(number, criterion)
     row = replace(
-        empty, result=result, measured=number, margin=margin, run=run, dir=outcome.dir, repeat=outcome.repeat, why=why
+        empty,
+        result=result,
+        measured=number,
+        margin=margin,
+        run=run,
+        dir=outcome.dir,
+        repeat=outcome.repeat_command,
+        why=why,
     )
-    return row if result is Result.MET else replace(row, blame=_blame(outcome, silent_faults(outcome)))
+    return row if result is CriterionResult.MET else replace(row, blame=_blame(outcome, silent_faults(outcome)))
 
 
-def _combine(number: Number, other: Number, criterion: Criterion) -> Number:
+def _combine(number: Measurement, other: Measurement, criterion: Criterion) -> Measurement:
     if criterion.minus is not None:
-        return Number(value=abs(number.value - other.value))
-    return Number(value=number.value / other.value if other.value else math.inf)
+        return Measurement(value=abs(number.value - other.value))
+    return Measurement(value=number.value / other.value if other.value else math.inf)
 
 
-def _compare(number: Number, criterion: Criterion) -> tuple[Result, float | None]:
+def _compare(number: Measurement, criterion: Criterion) -> tuple[CriterionResult, float | None]:
     """Return the worst result of the criterion's bounds, and the smallest margin."""
-    compared = [_compare_with_bound(number, key, limit) for key, limit in criterion.bounds()]
-    results = [result for result, _ in compared]
-    worst = next(result for result in (Result.MISSED, Result.OPEN, Result.MET) if result in results)
-    return worst, min(margin for _, margin in compared)
+    results_and_margins = [_compare_with_bound(number, key, limit) for key, limit in criterion.bounds()]
+    results = [result for result, _ in results_and_margins]
+    worst = next(
+        result for result in (CriterionResult.MISSED, CriterionResult.OPEN, CriterionResult.MET) if result in results
+    )
+    return worst, min(margin for _, margin in results_and_margins)
 
 
-def _compare_with_bound(number: Number, key: str, limit: float) -> tuple[Result, float]:
+def _compare_with_bound(number: Measurement, key: str, limit: float) -> tuple[CriterionResult, float]:
     """Return whether the number is within one bound, and its margin: the distance to the limit as a share of it.
 
     An interval meets the bound if all of it does, and misses the bound if none of it does; otherwise it is OPEN. The
@@ -547,26 +585,28 @@ def _compare_with_bound(number: Number, key: str, limit: float) -> tuple[Result,
     worse, better = (high, low) if key in ("lt", "le") else (low, high)
     inside = limit - worse if key in ("lt", "le") else worse - limit
     margin = (-abs(number.value - limit) if key == "eq" else inside) / (abs(limit) or 1.0)
-    if _HOLDS[key](worse, limit) and _HOLDS[key](better, limit):
-        return Result.MET, margin
-    return (Result.OPEN if _HOLDS[key](better, limit) else Result.MISSED), margin
+    if _OPERATORS[key](worse, limit) and _OPERATORS[key](better, limit):
+        return CriterionResult.MET, margin
+    return (CriterionResult.OPEN if _OPERATORS[key](better, limit) else CriterionResult.MISSED), margin
 
 
-_HOLDS: Mapping[str, Callable[[float, float], bool]] = {
+_OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq,
 }  # fmt: skip
 
 
-def _not_tested(rows: Sequence[CriterionRow], done: Sequence[PhaseRuns], facts: MachineFacts) -> Iterator[Untested]:
+def _not_tested(
+    rows: Sequence[CriterionRow], runs_of_phases: Sequence[PhaseRuns], facts: MachineFacts
+) -> Iterator[Untested]:
     """Yield what this machine could not test: criteria, skipped runs, and parts that a smaller form of a run lacks."""
-    yield from (Untested(what=row.name, why=row.why) for row in rows if row.result is Result.NOT_TESTED)
-    outcomes = [outcome for phase_runs in done for outcome in phase_runs.outcomes]
-    skipped = [outcome for outcome in outcomes if outcome.verdict.status is Status.SKIP]
-    yield from (Untested(what=outcome.spec.scenario, why=outcome.verdict.summary) for outcome in skipped)
-    missing = dict.fromkeys(what for outcome in outcomes for what in outcome.spec.not_covered)
-    on_cpu = next(
+    yield from (Untested(what=row.name, why=row.why) for row in rows if row.result is CriterionResult.NOT_TESTED)
+    outcomes = [outcome for phase_runs in runs_of_phases for outcome in phase_runs.outcomes]
+    skipped_outcomes = [outcome for outcome in outcomes if outcome.verdict.status is Status.SKIP]
+    yield from (Untested(what=outcome.spec.scenario, why=outcome.verdict.summary) for outcome in skipped_outcomes)
+    missing = dict.fromkeys(part for outcome in outcomes for part in outcome.spec.not_covered)
+    cpu_ranks = next(
         (outcome.spec.ranks for outcome in outcomes if outcome.spec.not_covered and outcome.spec.device == "cpu"), None
     )
-    lacking = f"this machine has {gpus_text(len(facts.gpus))}" + (f" for {on_cpu} ranks" if facts.gpus else "")
-    why = "the form that ran has none" if on_cpu is None else lacking
-    yield from (Untested(what=what, why=why) for what in missing)
+    gpu_reason = f"this machine has {gpus_text(len(facts.gpus))}" + (f" for {cpu_ranks} ranks" if facts.gpus else "")
+    why = "the form that ran has none" if cpu_ranks is None else gpu_reason
+    yield from (Untested(what=part, why=why) for part in missing)

@@ -13,40 +13,40 @@ from nsa_harness.core.outcome.wording import location
 from nsa_harness.core.report import Facts, Finding, Outcome, Place, Status, Verdict
 
 _BAD = {Status.HANG: "hangs", Status.FAIL: "fails"}
-_SHOWN = 3
+_MAX_PLACES = 3
 
 
-def same_place(attempts: Sequence[Outcome]) -> Finding | None:
+def same_place_finding(attempts: Sequence[Outcome]) -> Finding | None:
     """Return how many attempts of one launch ended badly at which place.
 
     None for a single attempt, and if no attempt ended badly at a known place.
     """
-    in_order = sorted(attempts, key=lambda one: one.attempt)
-    judged = [one for one in in_order if one.verdict.status in (Status.PASS, *_BAD)]
-    bad = [one for one in judged if one.verdict.status in _BAD]
-    placed = [one for one in bad if location(_place(one))]
-    if len(judged) < 2 or not placed:
+    by_attempt = sorted(attempts, key=lambda attempt: attempt.attempt)
+    judged_attempts = [attempt for attempt in by_attempt if attempt.verdict.status in (Status.PASS, *_BAD)]
+    failures = [attempt for attempt in judged_attempts if attempt.verdict.status in _BAD]
+    located_attempts = [attempt for attempt in failures if location(_place(attempt))]
+    if len(judged_attempts) < 2 or not located_attempts:
         return None
-    ends = Counter((location(_place(one)), one.verdict.status) for one in placed)
+    ends = Counter((location(_place(attempt)), attempt.verdict.status) for attempt in located_attempts)
     (first, most), *others = sorted(ends.items(), key=lambda end: (-end[1], end[0]))
-    places = {location(_place(one)): _place(one) for one in reversed(placed)}
-    shown: list[Facts] = [
-        {"count": count, "verb": _BAD[status], "line": places[word]} for (word, status), count in others[:_SHOWN]
+    places = {location(_place(attempt)): _place(attempt) for attempt in reversed(located_attempts)}
+    other_places: list[Facts] = [
+        {"count": count, "verb": _BAD[status], "line": places[line]} for (line, status), count in others[:_MAX_PLACES]
     ]
     return make_finding(
         Cause.SAME_PLACE,
         {
-            "attempts": len(judged),
+            "attempts": len(judged_attempts),
             "count": most,
             "verb": _BAD[first[1]],
-            "others": tuple(shown),
-            "elsewhere": sum(count for _, count in others[_SHOWN:]),
-            "at_no_known_line": len(bad) - len(placed),
-            "passed": len(judged) - len(bad),
+            "others": tuple(other_places),
+            "elsewhere": sum(count for _, count in others[_MAX_PLACES:]),
+            "at_no_known_line": len(failures) - len(located_attempts),
+            "passed": len(judged_attempts) - len(failures),
         },
         place=places[first[0]],
         evidence=EvidenceKind.RECORD,
-        proof=tuple(f"{one.dir}/verdict.json" for one in judged if one.dir),
+        proof=tuple(f"{attempt.dir}/verdict.json" for attempt in judged_attempts if attempt.dir),
     )
 
 
@@ -54,7 +54,7 @@ def _place(outcome: Outcome) -> Place | None:
     return outcome.culprit.place if outcome.culprit else None
 
 
-_SAYS_SOMETHING = frozenset({Status.PASS, Status.FAIL, Status.HANG})  # SKIP and ERROR tell nothing of the program
+_JUDGED = frozenset({Status.PASS, Status.FAIL, Status.HANG})  # SKIP and ERROR tell nothing of the program
 
 
 def with_flakiness(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
@@ -64,12 +64,12 @@ def with_flakiness(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
     disagree, all are flaky and the one that counts is FAIL, cause `flaky`; an ERROR stays one. A deeper look is no
     repetition: it counts only where nothing else does. Applied twice it changes nothing more.
     """
-    return tuple(_seen_together(outcome, outcomes) for outcome in outcomes)
+    return tuple(_with_combined_verdict(outcome, outcomes) for outcome in outcomes)
 
 
 def repetitions(attempts: Sequence[Outcome]) -> Sequence[Outcome]:
     """Return the attempts without the diagnostic reruns, unless there is nothing else."""
-    return [one for one in attempts if one.spec.deepening is None] or attempts
+    return [attempt for attempt in attempts if attempt.spec.deepening is None] or attempts
 
 
 def own_status(outcome: Outcome) -> Status:
@@ -77,32 +77,32 @@ def own_status(outcome: Outcome) -> Status:
     return outcome.own_status or outcome.verdict.status
 
 
-def _seen_together(outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
+def _with_combined_verdict(outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
     attempts = repetitions([other for other in outcomes if other.spec.scenario == outcome.spec.scenario])
     if outcome not in attempts:
         return replace(outcome, final=False, flaky=False)
     last = max(attempts, key=lambda other: other.attempt)
     final = outcome.attempt == last.attempt
-    same = [other for other in attempts if other.spec.spec_hash == outcome.spec.spec_hash]
-    flaky = _disagree(same)
-    outcome = _placed(outcome, same) if final else outcome
-    if not (final and flaky) or outcome.verdict.status not in _SAYS_SOMETHING or outcome.verdict.cause == Cause.FLAKY:
+    same_launch = [other for other in attempts if other.spec.spec_hash == outcome.spec.spec_hash]
+    flaky = _disagree(same_launch)
+    outcome = _with_same_place(outcome, same_launch) if final else outcome
+    if not (final and flaky) or outcome.verdict.status not in _JUDGED or outcome.verdict.cause == Cause.FLAKY:
         return replace(outcome, final=final, flaky=flaky)
-    verdict = Verdict(status=Status.FAIL, kind=None, cause=Cause.FLAKY, summary=_summary(same))
-    own, expected = outcome.verdict.status, _announced(outcome)
-    return replace(outcome, final=final, flaky=flaky, verdict=verdict, own_status=own, expected=expected)
+    verdict = Verdict(status=Status.FAIL, kind=None, cause=Cause.FLAKY, summary=_summary(same_launch))
+    own_verdict, expected = outcome.verdict.status, _expects_flaky(outcome)
+    return replace(outcome, final=final, flaky=flaky, verdict=verdict, own_status=own_verdict, expected=expected)
 
 
-def _placed(outcome: Outcome, same: Sequence[Outcome]) -> Outcome:
+def _with_same_place(outcome: Outcome, same_launch: Sequence[Outcome]) -> Outcome:
     """Add the common place as a finding, once: the verdict of a flaky attempt no longer shows how it ended."""
-    found = same_place(same)
-    if found is None or any(finding.code == found.code for finding in outcome.findings):
+    place_finding = same_place_finding(same_launch)
+    if place_finding is None or any(finding.code == place_finding.code for finding in outcome.findings):
         return outcome
-    return replace(outcome, findings=(*outcome.findings, found))
+    return replace(outcome, findings=(*outcome.findings, place_finding))
 
 
 def _disagree(attempts: Iterable[Outcome]) -> bool:
-    verdicts = [attempt.verdict for attempt in attempts if attempt.verdict.status in _SAYS_SOMETHING]
+    verdicts = [attempt.verdict for attempt in attempts if attempt.verdict.status in _JUDGED]
     return len({verdict.status for verdict in verdicts}) > 1 or any(
         verdict.cause == Cause.FLAKY for verdict in verdicts
     )
@@ -115,6 +115,6 @@ def _summary(attempts: Iterable[Outcome]) -> str:
     )
 
 
-def _announced(outcome: Outcome) -> bool:
-    wanted = dict(outcome.spec.criteria)
-    return wanted.get("expect.verdict") == Status.FAIL and wanted.get("expect.cause") in (None, Cause.FLAKY)
+def _expects_flaky(outcome: Outcome) -> bool:
+    criteria = dict(outcome.spec.criteria)
+    return criteria.get("expect.verdict") == Status.FAIL and criteria.get("expect.cause") in (None, Cause.FLAKY)

@@ -15,43 +15,45 @@ _PRIOR = 0.18
 def interval(bad: int, of: int, confidence: float = 0.95) -> tuple[float, float]:
     """Return the exact Clopper-Pearson interval of a rate after `bad` failures in `of` runs; (0, 1) without runs."""
     tail = (1 - confidence) / 2
-    low = 0.0 if bad == 0 else _where(lambda rate: _at_least(bad, of, rate) < tail)
-    high = 1.0 if bad == of else _where(lambda rate: 1 - _at_least(bad + 1, of, rate) > tail)
+    low = 0.0 if bad == 0 else _find_rate(lambda rate: _binomial_tail(bad, of, rate) < tail)
+    high = 1.0 if bad == of else _find_rate(lambda rate: 1 - _binomial_tail(bad + 1, of, rate) > tail)
     return low, high
 
 
-def tries(rate: float, confidence: float) -> int:
+def runs_to_show(rate: float, confidence: float) -> int:
     """Return the number of runs that show a failure of this rate at least once, at this confidence."""
     return ceil(log(1 - confidence) / log(1 - rate))
 
 
-RAREST = 0.2  # the lowest failure rate that is searched for, if the user asks for confidence or has seen a failure
+MIN_RATE = 0.2  # the lowest failure rate that is searched for, if the user asks for confidence or has seen a failure
 _CONTROLS = 3  # passes after which an end counts as passing, if the user asks for no confidence
 
 
-def controls(confidence: float, *, insistent: bool) -> int:
+def control_runs(confidence: float, *, insistent: bool) -> int:
     """Return the passes after which an end counts as passing. `insistent`: the user asked for the confidence."""
-    return tries(RAREST, confidence) if insistent else _CONTROLS
+    return runs_to_show(MIN_RATE, confidence) if insistent else _CONTROLS
 
 
-def more_often(first: tuple[int, int], second: tuple[int, int], confidence: float) -> bool:
+def fails_more_often(first: tuple[int, int], second: tuple[int, int], confidence: float) -> bool:
     """Whether the first rate (bad, of) is higher, by Fisher's exact one-sided test. Apply it only once to the data."""
     (bad, of), (other_bad, other_of) = first, second
-    all_bad, ways = bad + other_bad, comb(of + other_of, of)
-    chance = sum(comb(all_bad, k) * comb(of + other_of - all_bad, of - k) for k in range(bad, min(of, all_bad) + 1))
-    return chance <= (1 - confidence) * ways
+    all_bad, all_choices = bad + other_bad, comb(of + other_of, of)
+    at_least_this_many = sum(
+        comb(all_bad, k) * comb(of + other_of - all_bad, of - k) for k in range(bad, min(of, all_bad) + 1)
+    )
+    return at_least_this_many <= (1 - confidence) * all_choices
 
 
 @cache
-def student(confidence: float, freedom: int) -> float:
+def student_quantile(confidence: float, freedom: int) -> float:
     """Return the two-sided quantile of Student's distribution: how many standard errors the interval extends."""
     # With t as the root of the degrees of freedom times the tangent of an angle, the density is a power of its cosine.
-    whole = _cosines(freedom - 1, pi / 2)
-    share = _where(lambda share: _cosines(freedom - 1, share * pi / 2) < confidence * whole)
+    total = _cosine_integral(freedom - 1, pi / 2)
+    share = _find_rate(lambda share: _cosine_integral(freedom - 1, share * pi / 2) < confidence * total)
     return sqrt(freedom) * tan(share * pi / 2)
 
 
-class Separation:
+class RateDifferenceTest:
     """A sequential test whether two rates differ. It may be read after every pair of runs without losing confidence.
 
     It accumulates evidence against one common rate as an e-process (Turner, Ly and Grünwald, arXiv:2106.02693, theorem
@@ -64,21 +66,21 @@ class Separation:
         self.second_bad = 0
         self._log_evidence = 0.0
 
-    def learn(self, first_bad: bool, second_bad: bool) -> None:
+    def add_pair(self, first_bad: bool, second_bad: bool) -> None:
         """Add one run of each side. The rates expected of them come from the pairs before."""
-        first, second = self._expected(self.first_bad), self._expected(self.second_bad)
-        against = self._nearest(first, second)
+        first, second = self._predicted_rate(self.first_bad), self._predicted_rate(self.second_bad)
+        against = self._nearest_null(first, second)
         for rate, null, bad in ((first, against[0], first_bad), (second, against[1], second_bad)):
             self._log_evidence += log(rate / null) if bad else log((1 - rate) / (1 - null))
         self.pairs += 1
         self.first_bad += first_bad
         self.second_bad += second_bad
 
-    def shown(self, confidence: float) -> bool:
+    def is_shown(self, confidence: float) -> bool:
         """Whether the rates differ, at this confidence."""
         return self._log_evidence >= -log(1 - confidence)
 
-    def no_more_than(self, difference: float, confidence: float) -> bool:
+    def differs_by_less_than(self, difference: float, confidence: float) -> bool:
         """Whether the second rate is higher by less than `difference`, by Newcombe's interval (1998, method 10)."""
         if not self.pairs:
             return False
@@ -89,16 +91,16 @@ class Separation:
         )
         return second - first + hypot(high - second, first - low) < difference
 
-    def _nearest(self, first: float, second: float) -> tuple[float, float]:
+    def _nearest_null(self, first: float, second: float) -> tuple[float, float]:
         """Return the pair of rates of the null hypothesis nearest to the expected rates: here their mean, twice."""
         common = (first + second) / 2
         return common, common
 
-    def _expected(self, bad: int) -> float:
+    def _predicted_rate(self, bad: int) -> float:
         return (bad + _PRIOR) / (self.pairs + 2 * _PRIOR)
 
 
-class Excess(Separation):
+class RateRatioTest(RateDifferenceTest):
     """A sequential test whether the second rate is more than a `share` of the first, with the same properties.
 
     Its null hypothesis contains all pairs of rates whose second is at most that share of the first. This is a convex
@@ -110,7 +112,7 @@ class Excess(Separation):
         super().__init__()
         self._share = share
 
-    def _nearest(self, first: float, second: float) -> tuple[float, float]:
+    def _nearest_null(self, first: float, second: float) -> tuple[float, float]:
         share = self._share
         if second <= share * first:
             return first, second
@@ -128,27 +130,27 @@ def _wilson(bad: int, of: int, confidence: float) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def _at_least(bad: int, of: int, rate: float) -> float:
+def _binomial_tail(bad: int, of: int, rate: float) -> float:
     """Return the binomial probability of `bad` or more failures in `of` runs, by the shorter of two sums."""
     if bad > of // 2:
-        return sum(_exactly(k, of, rate) for k in range(bad, of + 1))
-    return 1 - sum(_exactly(k, of, rate) for k in range(bad))
+        return sum(_binomial(k, of, rate) for k in range(bad, of + 1))
+    return 1 - sum(_binomial(k, of, rate) for k in range(bad))
 
 
-def _exactly(bad: int, of: int, rate: float) -> float:
+def _binomial(bad: int, of: int, rate: float) -> float:
     return comb(of, bad) * rate**bad * (1 - rate) ** (of - bad)
 
 
 _SLICES = 256
 
 
-def _cosines(power: int, end: float) -> float:
+def _cosine_integral(power: int, end: float) -> float:
     """Return the integral of a power of the cosine from 0 to `end`, by Simpson's rule."""
     values = [max(0.0, cos(end * i / _SLICES)) ** power for i in range(_SLICES + 1)]
     return end / (3 * _SLICES) * (values[0] + values[-1] + 4 * sum(values[1::2]) + 2 * sum(values[2:-1:2]))
 
 
-def _where(below: Callable[[float], bool]) -> float:
+def _find_rate(below: Callable[[float], bool]) -> float:
     """Return the rate in [0, 1] up to which `below` holds, by halving."""
     low, high = 0.0, 1.0
     for _ in range(50):

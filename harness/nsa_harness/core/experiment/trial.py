@@ -19,14 +19,14 @@ ANY = "any"
 HANG = "hang"
 FAIL = "fail"
 SLOW = "slow"
-BASELINE = 3  # runs of the good end that show a normal step time
-_LEAST_SLOWER = 1.25  # a slow step takes at least this many times the slowest of these runs
+BASELINE_RUNS = 3  # runs of the good end that show a normal step time
+_MIN_SLOWDOWN = 1.25  # a slow step takes at least this many times the slowest of these runs
 _SLOW = re.compile(r"(?:([0-9]+(?:\.[0-9]+)?)(s|ms)?)?", re.ASCII)
-BAD_ENDS = (Status.HANG, Status.FAIL)
+FAILED_STATUSES = (Status.HANG, Status.FAIL)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Number:
+class ComputedNumber:
     """A number that a trial computed in a step."""
 
     step: int
@@ -48,7 +48,7 @@ class Trial:
     rss_bytes: int | None = None
     gpu_bytes: int | None = None
     without_gradient: int | None = None  # parameters; None: not traced on every rank
-    computed: tuple[Number, ...] = ()
+    computed: tuple[ComputedNumber, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -62,29 +62,29 @@ class Trial:
 SameFailure = Callable[[Outcome], bool]
 
 
-def trial_of(
+def make_trial(
     outcome: Outcome,
     same_failure: SameFailure,
     *,
     config: int = 0,
     step_s: float | None = None,
-    computed: tuple[Number, ...] = (),
+    numbers: tuple[ComputedNumber, ...] = (),
 ) -> Trial:
     """Return the launch with this outcome as a trial. `same_failure` recognizes the failure that counts as bad."""
     # A failed run may have traced only part of a step.
     missing = outcome.missing_gradients if outcome.verdict.status is Status.PASS else None
     return Trial(
-        config=config, counts_as=judged_as(outcome, same_failure), end=str(signature_of(outcome)), dir=outcome.dir,
-        wall_s=outcome.timing.wall_s, step_s=step_s, loss=outcome.metrics.get("loss_last"),
+        config=config, counts_as=classify_outcome(outcome, same_failure), end=str(failure_signature(outcome)),
+        dir=outcome.dir, wall_s=outcome.timing.wall_s, step_s=step_s, loss=outcome.metrics.get("loss_last"),
         rss_bytes=outcome.usage.peak_rss_bytes, gpu_bytes=outcome.usage.peak_gpu_bytes,
-        without_gradient=None if missing is None else len(missing), computed=computed,
+        without_gradient=None if missing is None else len(missing), computed=numbers,
     )  # fmt: skip
 
 
-def judged_as(outcome: Outcome, same_failure: SameFailure) -> ProbeResult:
+def classify_outcome(outcome: Outcome, same_failure: SameFailure) -> ProbeResult:
     if outcome.verdict.status is Status.PASS:
         return ProbeResult.GOOD
-    if outcome.verdict.status not in BAD_ENDS:
+    if outcome.verdict.status not in FAILED_STATUSES:
         return ProbeResult.UNRESOLVED
     return ProbeResult.BAD if same_failure(outcome) else ProbeResult.DIFFERENT
 
@@ -93,31 +93,31 @@ def judged_as(outcome: Outcome, same_failure: SameFailure) -> ProbeResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class SoughtFailure:
     """The failures that count as bad, as `--outcome` sets them."""
 
-    how: str = SAME  # same (as the bad control's), hang, fail, slow or any
+    kind: str = SAME  # same (as the bad control's), hang, fail, slow or any
     pattern: str | None = None  # fail: a regular expression that its summary or output must match
     times: float | None = None  # slow: multiple of the good end's step time; None: decided by how much its runs differ
     step_s: float | None = None  # slow: an absolute step time, independent of the good end
 
     def slow_from_s(self, good_s: Sequence[float]) -> float | None:
         """Return the least time of a slow step, from runs of the good end; None: no runs yet, or slow is not sought."""
-        if self.how != SLOW or self.step_s is not None or not good_s:
+        if self.kind != SLOW or self.step_s is not None or not good_s:
             return self.step_s
         if self.times is not None:
             return self.times * median(good_s)
-        return max(good_s) * max(_LEAST_SLOWER, max(good_s) / min(good_s))
+        return max(good_s) * max(_MIN_SLOWDOWN, max(good_s) / min(good_s))
 
     def admits(self, outcome: Outcome, output: str) -> bool:
         """Whether this outcome is of a kind that can count as bad."""
         status = outcome.verdict.status
-        if self.how == HANG:
+        if self.kind == HANG:
             return status is Status.HANG
-        if self.how == FAIL:
+        if self.kind == FAIL:
             text = f"{outcome.verdict.summary}\n{output}"
             return status is Status.FAIL and (self.pattern is None or re.search(self.pattern, text) is not None)
-        return self.how != SLOW and status in BAD_ENDS
+        return self.kind != SLOW and status in FAILED_STATUSES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,37 +132,37 @@ class Signature:
         return " · ".join(filter(None, (self.verdict, self.cause, self.place)))
 
 
-def parse_outcome(text: str) -> Wanted:
+def parse_outcome(text: str) -> SoughtFailure:
     """Parse `--outcome`: same, hang, fail, fail:REGEX, slow, slow:1.5, slow:200ms or any. Raises ValueError."""
     how, _, pattern = text.partition(":")
     if how == SLOW:
-        return _slow(pattern)
+        return _parse_slow(pattern)
     if how not in (SAME, ANY, HANG, FAIL) or (pattern and how != FAIL):
         raise ValueError(f"expected same, hang, fail, fail:REGEX, slow, slow:1.5 or any, got {text!r}")
     try:
         re.compile(pattern)
     except re.error as error:
         raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
-    return Wanted(how=how, pattern=pattern or None)
+    return SoughtFailure(kind=how, pattern=pattern or None)
 
 
-def _slow(text: str) -> Wanted:
+def _parse_slow(text: str) -> SoughtFailure:
     match = _SLOW.fullmatch(text)
     number = float(match[1]) if match and match[1] else None
     unit = match[2] if match else None
     if match is None or (number is not None and number <= (0 if unit else 1)):
         raise ValueError(f"slow: expected 1.5 (times the good end's time a step, above 1), 0.2s or 200ms, got {text!r}")
     if number is None or unit is None:
-        return Wanted(how=SLOW, times=number)
-    return Wanted(how=SLOW, step_s=number / (1000 if unit == "ms" else 1))
+        return SoughtFailure(kind=SLOW, times=number)
+    return SoughtFailure(kind=SLOW, step_s=number / (1000 if unit == "ms" else 1))
 
 
-def signature_of(outcome: Outcome) -> Signature:
+def failure_signature(outcome: Outcome) -> Signature:
     place = outcome.culprit.place if outcome.culprit else None
-    return Signature(verdict=outcome.verdict.status.value, cause=outcome.verdict.cause, place=line_word(place))
+    return Signature(verdict=outcome.verdict.status.value, cause=outcome.verdict.cause, place=file_and_line(place))
 
 
-def line_word(place: Place | None) -> str | None:
+def file_and_line(place: Place | None) -> str | None:
     """Return "model.py:40", without directories: a worktree and the user's checkout give the same word."""
     if place is None or place.file is None:
         return None
@@ -172,7 +172,7 @@ def line_word(place: Place | None) -> str | None:
 
 def counts_as(
     outcome: Outcome,
-    wanted: Wanted,
+    sought: SoughtFailure,
     signature: Signature | None,
     output: str = "",
     *,
@@ -183,22 +183,24 @@ def counts_as(
 
     If slow is sought, `step_s` is the time of a step, and `slow_from_s` the least time of a slow one, once it is known.
     """
-    if outcome.verdict.status is Status.PASS and wanted.how == SLOW:
+    if outcome.verdict.status is Status.PASS and sought.kind == SLOW:
         if step_s is None:
             return ProbeResult.UNRESOLVED
         return ProbeResult.BAD if slow_from_s is not None and step_s >= slow_from_s else ProbeResult.GOOD
 
-    def is_sought(failed: Outcome) -> bool:
-        alike = wanted.how != SAME or signature is None or same(signature_of(failed), signature)
-        return wanted.admits(failed, output) and alike
+    def is_sought(failed_outcome: Outcome) -> bool:
+        is_same = (
+            sought.kind != SAME or signature is None or is_same_failure(failure_signature(failed_outcome), signature)
+        )
+        return sought.admits(failed_outcome, output) and is_same
 
-    return judged_as(outcome, is_sought)
+    return classify_outcome(outcome, is_sought)
 
 
-def same(one: Signature, other: Signature) -> bool:
+def is_same_failure(first: Signature, second: Signature) -> bool:
     """Whether both have the same verdict and the same line or, if a line is unknown, the same cause."""
-    if one.verdict != other.verdict:
+    if first.verdict != second.verdict:
         return False
-    if one.place is not None and other.place is not None:
-        return one.place == other.place
-    return one.cause == other.cause
+    if first.place is not None and second.place is not None:
+        return first.place == second.place
+    return first.cause == second.cause

@@ -25,7 +25,7 @@ class StackNode:
     ranks: tuple[int, ...]
     frames: tuple[Place, ...]  # without those of the nodes above; empty: the ranks are in the frame above
     subtrees: tuple[StackNode, ...]  # subtrees where the ranks diverge; empty: the stack ends here
-    ends: CallStack | None  # the stack that ends here; None: the ranks diverge
+    call_stack: CallStack | None  # the stack that ends here; None: the ranks diverge
 
     @property
     def diverges_in(self) -> Place | None:
@@ -54,7 +54,7 @@ def _tree(stacks: Sequence[CallStack], shown: int) -> StackNode:
     ranks = tuple(sorted({rank for stack in stacks for rank in stack.ranks}))
     outer = [stack.frames[::-1][shown:] for stack in stacks]
     if len(stacks) == 1:
-        return StackNode(ranks=ranks, frames=outer[0], subtrees=(), ends=stacks[0])
+        return StackNode(ranks=ranks, frames=outer[0], subtrees=(), call_stack=stacks[0])
     equal = takewhile(lambda level: len({_line(frame) for frame in level}) == 1, zip(*outer, strict=False))
     shared = tuple(level[0] for level in equal)
     by_line: dict[object, list[CallStack]] = {}
@@ -62,7 +62,7 @@ def _tree(stacks: Sequence[CallStack], shown: int) -> StackNode:
         rest = frames[len(shared) :]
         by_line.setdefault(_line(rest[0]) if rest else number, []).append(stack)
     subtrees = tuple(_tree(together, shown + len(shared)) for together in by_line.values())
-    return StackNode(ranks=ranks, frames=shared, subtrees=subtrees, ends=None)
+    return StackNode(ranks=ranks, frames=shared, subtrees=subtrees, call_stack=None)
 
 
 def _line(place: Place) -> tuple[str | None, int | None, str | None]:
@@ -76,7 +76,7 @@ def call_stacks(evidence: Evidence, judgement: Judgement, culprit: Culprit | Non
     """
     if judgement.status is Status.PASS:
         return ()
-    raised = judgement.failures[0].raised if judgement.failures else None
+    raised = judgement.failures[0].exception if judgement.failures else None
     if judgement.status is not Status.HANG and raised is not None and raised.frames:
         return (_call_stack(evidence.sources, (raised.rank,), raised.frames, raised.type, raised.proof),)
     blamed = culprit.ranks if culprit else ()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, replace
 
-from nsa_harness.core.collectives.reasons import last_agreed
+from nsa_harness.core.collectives.reasons import last_common_call
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import layer_of, meshes
@@ -49,18 +49,18 @@ from nsa_harness.core.report import (
     Verdict,
 )
 from nsa_harness.core.verdict.motion import rank_stack, task_of
-from nsa_harness.core.verdict.verdict import Judgement, how_it_ended
+from nsa_harness.core.verdict.verdict import Judgement, exit_text
 from nsa_harness.core.verdict.wait import Wait, WaitKind
-from nsa_harness.core.verdict.wait_graph import post_mortem_graph, wait_for
+from nsa_harness.core.verdict.wait_graph import post_mortem_graph, wait_graph_between
 
 _DTYPES = {"torch.float32": "fp32", "torch.float64": "fp64", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 
 
-def own_exit(rank: RankEvidence) -> int | None:
+def own_exit_status(rank: RankEvidence) -> int | None:
     return rank.exit.status if rank.exit and not rank.exit.during_teardown else None
 
 
-def checked(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
+def passed_checks(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
     """Yield each fact that was checked and found in order. What was not checked is not listed."""
     losses = [rank.last_loss for rank in evidence.ranks]
     if losses and all(loss is not None and math.isfinite(loss) for loss in losses):
@@ -76,7 +76,11 @@ def checked(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
     complete = len({board.enqueued for board in known}) == 1 and all(b.enqueued == b.completed for b in known)
     if len(known) == len(boards) and complete and known[0].enqueued:
         yield f"{known[0].completed} of {known[0].enqueued} collectives completed, the same on every rank"
-    if verdict.status is not Status.HANG and evidence.ranks and all(own_exit(rank) == 0 for rank in evidence.ranks):
+    if (
+        verdict.status is not Status.HANG
+        and evidence.ranks
+        and all(own_exit_status(rank) == 0 for rank in evidence.ranks)
+    ):
         yield "every rank exited 0"
     if evidence.is_attached and (looks := _answered(evidence)):
         yield f"stacks of every rank, in {number_of(looks, 'look')}"
@@ -115,7 +119,7 @@ def _runs_on(evidence: Evidence) -> bool:
 _FILES = frozenset({WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.LOADER, WaitKind.CHILD, WaitKind.PIPE})
 
 
-def ruled_out(evidence: Evidence, judgement: Judgement) -> Iterator[str]:
+def ruled_out_causes(evidence: Evidence, judgement: Judgement) -> Iterator[str]:
     """Yield each kind of cause that the waits of a proven HANG rule out."""
     if judgement.status is not Status.HANG or judgement.proof is None:
         return
@@ -147,7 +151,7 @@ def rank_statuses(evidence: Evidence, judgement: Judgement, culprit: Culprit | N
             blocked_in=wait.blocked_in,
             waits_for=_waits_for(wait, places),
             no_progress_s=_no_progress_s(evidence, wait.rank),
-            culprit=_is_culprit(wait.rank, culprit),
+            is_culprit=_is_culprit(wait.rank, culprit),
             coordinates=coordinates(wait.rank, places),
         )
 
@@ -159,7 +163,7 @@ def _unproven_waits(evidence: Evidence, judgement: Judgement) -> Sequence[Wait]:
         return post_mortem_graph(evidence).waits
     if evidence.ending is not Ending.DETACHED or judgement.status is not Status.ERROR or len(last_two) < 2:
         return ()
-    return wait_for(last_two[0], last_two[1], (), evidence.backend).waits
+    return wait_graph_between(last_two[0], last_two[1], (), evidence.backend).waits
 
 
 _OUTSIDE = {
@@ -183,13 +187,13 @@ def _last_status(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None
     # A module without a name has a number, which is not shown.
     place = f"{mark.kind} {'' if mark.name.isdigit() else mark.name}".strip() if mark else "nothing recorded"
     left = rank.exit is not None and not rank.exit.during_teardown
-    blocked_in = f"{how_it_ended(rank.exit.status)} · last in {place}" if rank.exit and left else place
+    blocked_in = f"{exit_text(rank.exit.status)} · last in {place}" if rank.exit and left else place
     return RankStatus(
         rank=rank.rank,
         blocked_in=_ending_from_files(rank) if evidence.ending is Ending.POST_MORTEM else blocked_in,
         waits_for="",
         no_progress_s=None if left else _no_progress_s(evidence, rank.rank),
-        culprit=_is_culprit(rank.rank, culprit),
+        is_culprit=_is_culprit(rank.rank, culprit),
         coordinates=coordinates(rank.rank, meshes(evidence)),
     )
 
@@ -197,7 +201,7 @@ def _last_status(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None
 def _ending_from_files(rank: RankEvidence) -> str:
     """Return how a rank of an unwatched job ended, from its files."""
     raised = f"raised {rank.exception.type}" if rank.exception else ""
-    exited = how_it_ended(rank.exit.status) if rank.exit else ""
+    exited = exit_text(rank.exit.status) if rank.exit else ""
     return " · ".join(text for text in (raised, exited) if text) or "nothing that was read says it"
 
 
@@ -241,7 +245,7 @@ def summarize_rank(rank: RankEvidence) -> RankSummary:
         loss=rank.last_loss,
         gradients=gradients,
         buckets=_buckets(traces.buckets),
-        longest_quiet_s=max(rank.status_file.gaps_s.values(), default=None) if rank.status_file else None,
+        longest_gap_s=max(rank.status_file.gaps_s.values(), default=None) if rank.status_file else None,
         peak_rss_bytes=rank.peak_rss_bytes,
     )
 
@@ -254,7 +258,7 @@ def _buckets(buckets: Sequence[tuple[int, str]]) -> str | None:
     return f"{len(buckets)} · {elements / 1e6:.1f} M {_DTYPES.get(dtype, dtype)}"
 
 
-def ended(evidence: Evidence) -> str:
+def ending_text(evidence: Evidence) -> str:
     if evidence.ending is Ending.NOT_LAUNCHED:
         return "nothing was started"
     if evidence.ending is Ending.POST_MORTEM:
@@ -297,7 +301,7 @@ def outcome_of(
     scenario's expressions read from its output.
     """
     found = frozenset(finding.code for finding in findings)
-    misses = missed(spec.expect, evidence, metrics, found) if judgement.status is Status.PASS else ()
+    misses = missed_expectations(spec.expect, evidence, metrics, found) if judgement.status is Status.PASS else ()
     verdict = _verdict(judgement, diagnosis, findings, misses)
     # Proofs are paths in the attempt's directory; reports name them from the run's directory.
     noted = tuple(
@@ -316,22 +320,22 @@ def outcome_of(
         culprit=culprit,
         victims=_victims(evidence, culprit),
         last_step={rank.rank: _steps_done(rank) for rank in evidence.ranks},
-        exit_codes={rank.rank: own_exit(rank) for rank in evidence.ranks},
+        exit_codes={rank.rank: own_exit_status(rank) for rank in evidence.ranks},
         findings=noted,
         trouble=evidence.trouble,
         timing=_timing(evidence, judgement, culprit),
         usage=_usage(evidence, metrics),
         dir=directory,
-        checked=tuple(checked(evidence, verdict)),
-        ruled_out=tuple(ruled_out(evidence, judgement)),
-        standings=tuple(rank_statuses(evidence, judgement, culprit)),
-        vitals=tuple(map(summarize_rank, evidence.ranks)),
+        passed_checks=tuple(passed_checks(evidence, verdict)),
+        ruled_out_causes=tuple(ruled_out_causes(evidence, judgement)),
+        rank_statuses=tuple(rank_statuses(evidence, judgement, culprit)),
+        rank_summaries=tuple(map(summarize_rank, evidence.ranks)),
         metrics=dict(metrics),
         artifacts=tuple(artifacts),
-        why=judgement.proof.reason if judgement.proof and verdict.status is Status.HANG else None,
-        ended=ended(evidence),
-        repeat=repeat,
-        next=None,
+        proof_reason=judgement.proof.reason if judgement.proof and verdict.status is Status.HANG else None,
+        ending_text=ending_text(evidence),
+        repeat_command=repeat,
+        next_command=None,
         missing_gradients=_missing_gradients(evidence),
         last_agreed=_last_agreed(evidence) if verdict.status is Status.HANG else None,
         stacks=tuple(
@@ -341,7 +345,7 @@ def outcome_of(
         divergence=diagnosis.divergence,
         cost=_cost(evidence),
         memory=tuple(memory_at(evidence, judgement)),
-        signals=dict(signals(evidence, judgement)),
+        signals=dict(signal_reactions(evidence, judgement)),
         nccl=evidence.nccl,
     )
 
@@ -389,7 +393,7 @@ def _memory_at_end(seen: RankSnapshot, rank: RankEvidence | None, gpus: Sequence
     )
 
 
-def signals(evidence: Evidence, judgement: Judgement) -> Iterator[tuple[int, str]]:
+def signal_reactions(evidence: Evidence, judgement: Judgement) -> Iterator[tuple[int, str]]:
     """Yield (rank, text) for each rank of a HANG: which signals it would handle, and how it reacted to SIGTERM.
 
     No signal is sent to find out, because a program may do anything on a signal.
@@ -464,7 +468,7 @@ _COMPARE = (
 )
 
 
-def missed(
+def missed_expectations(
     expect: Expect, evidence: Evidence, metrics: Mapping[str, float], found: AbstractSet[str] = frozenset()
 ) -> tuple[Finding, ...]:
     """Return a finding for each expected number that was not met or not reported, and for each missing finding.
@@ -534,13 +538,15 @@ def _violated(bound: Bound, value: float) -> Iterator[tuple[str, float]]:
             yield sign, limit
 
 
-def skipped(skip: Skip) -> Outcome:
+def skipped_outcome(skip: Skip) -> Outcome:
     """Return the outcome of a scenario that this machine cannot run."""
     verdict = Verdict(status=Status.SKIP, kind=None, cause=Cause.MISSING_NEED, summary=skip.reason)
-    return Outcome(spec=summarize_spec(skip), verdict=verdict, ended="nothing was started")
+    return Outcome(spec=summarize_spec(skip), verdict=verdict, ending_text="nothing was started")
 
 
-def unjudged(spec: RunSpec | Skip, *, attempt: int, directory: str, error: str, disk_full: bool = False) -> Outcome:
+def unjudged_outcome(
+    spec: RunSpec | Skip, *, attempt: int, directory: str, error: str, disk_full: bool = False
+) -> Outcome:
     """Return the ERROR outcome of a run in which the harness itself failed.
 
     `spec`: a Skip if only the name is known.
@@ -551,7 +557,7 @@ def unjudged(spec: RunSpec | Skip, *, attempt: int, directory: str, error: str, 
     if isinstance(spec, RunSpec):
         known = replace(summarize_spec(spec), notes=(), not_covered=())
     return Outcome(
-        spec=known, verdict=verdict, attempt=attempt, expected=False, dir=directory, ended="see processes.jsonl"
+        spec=known, verdict=verdict, attempt=attempt, expected=False, dir=directory, ending_text="see processes.jsonl"
     )
 
 
@@ -596,7 +602,7 @@ def _missing_gradients(evidence: Evidence) -> tuple[str, ...] | None:
 def _last_agreed(evidence: Evidence) -> str | None:
     """Return the last collective that all ranks completed, as text, or None if it is not known."""
     boards = {rank.rank: rank.status_file for rank in evidence.ranks if rank.status_file is not None}
-    call = last_agreed(boards) if len(boards) == len(evidence.ranks) else None
+    call = last_common_call(boards) if len(boards) == len(evidence.ranks) else None
     if call is None:
         return None
     counts_steps = any(board.has_optimizer or board.steps_s for board in boards.values())
@@ -616,7 +622,7 @@ def _verdict(
     if misses:  # whose sentences are made later, and the summary of them
         return Verdict(status=Status.FAIL, kind=None, cause=Cause.EXPECTATION_MISSED, summary="")
     if judgement.status is Status.PASS:
-        return Verdict(status=Status.PASS, kind=None, cause=None, summary=judgement.shown or "")
+        return Verdict(status=Status.PASS, kind=None, cause=None, summary=judgement.pass_reason or "")
     kind = judgement.proof.kind if judgement.status is Status.HANG and judgement.proof else None
     return Verdict(status=judgement.status, kind=kind, cause=diagnosis.cause, summary=findings[0].claim)
 
@@ -646,7 +652,7 @@ def _timing(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -
     return Timing(
         launch_s=evidence.launch_s,
         wall_s=evidence.ended_s + evidence.teardown_s,
-        quiet_s=evidence.ended_s - last if last is not None and hangs else None,
+        no_progress_s=evidence.ended_s - last if last is not None and hangs else None,
         detected_s=evidence.ended_s - since if since is not None and judgement.status is not Status.PASS else None,
         teardown_s=evidence.teardown_s,
     )

@@ -17,7 +17,7 @@ from nsa_harness.core.diagnosis.causes import Replay, row_of
 from nsa_harness.core.diagnosis.context import collectives_of
 from nsa_harness.core.evidence.evidence import Call, Evidence, RankEvidence, StatusFile
 from nsa_harness.core.plan import Launcher, RunSpec
-from nsa_harness.core.redaction import placeholders, shell_line, typed, where_to_set
+from nsa_harness.core.redaction import placeholders, shell_line, shell_words, where_to_set
 from nsa_harness.core.report import Outcome, Status
 
 MOST_ELEMENTS = 1 << 24
@@ -102,7 +102,7 @@ class ScriptCall:
     peer: int | None = None
     root: int | None = None  # root of a collective, unless it is the first member of its group
     number: int = 0  # position in its channel, from 1
-    done: bool = True
+    is_done: bool = True
 
     @property
     def channel(self) -> Channel:
@@ -162,7 +162,7 @@ def _from_recorder(rank: RankEvidence, evidence: Evidence, all_ranks: Members) -
             elements=min(max(1, sum(prod(size) for size in collective.sizes[:1])), MOST_ELEMENTS),
             dtype=DTYPES.get(collective.dtypes[0] if collective.dtypes else "", "float32"),
             number=collective.seq,
-            done=collective.retired,
+            is_done=collective.retired,
         )
 
 
@@ -195,7 +195,7 @@ def _script_call(rank: int, call: Call, board: StatusFile, all_ranks: Members) -
             raise NotRepeatableError(f"rank {rank} named no peer in a transfer")
         pair = (rank, call.peer) if "send" in call.op else (call.peer, rank)
         return ScriptCall(
-            operation=call.op, group="", members=pair, elements=elements, dtype=dtype, peer=call.peer, done=done
+            operation=call.op, group="", members=pair, elements=elements, dtype=dtype, peer=call.peer, is_done=done
         )
     members = all_ranks if call.group in _DEFAULT else board.groups.get(call.group)
     operation = COLLECTIVES.get(call.op) or MAKERS.get(call.op)
@@ -208,7 +208,7 @@ def _script_call(rank: int, call: Call, board: StatusFile, all_ranks: Members) -
         elements=elements,
         dtype=dtype,
         root=call.peer if operation in ROOTED and call.peer != members[0] else None,
-        done=done,
+        is_done=done,
     )
 
 
@@ -241,7 +241,7 @@ def _first_number(channel: Channel, made: Mapping[int, Sequence[ScriptCall]]) ->
 
 def _agree(calls: Sequence[ScriptCall | None], *, transfer: bool) -> bool:
     """Whether all members made and finished the call, and made the same call if it is a collective."""
-    done = [call for call in calls if call is not None and call.done]
+    done = [call for call in calls if call is not None and call.is_done]
     if len(done) < len(calls):
         return False
     return transfer or len({(call.operation, call.elements, call.dtype, call.root) for call in done}) == 1
@@ -310,7 +310,7 @@ class Reproduction:
 
     command: str  # of command.txt
     script: str | None
-    why_not: str  # why there is no script; empty with a script
+    no_script_reason: str  # why there is no script; empty with a script
 
 
 def reproduction(spec: RunSpec, evidence: Evidence, outcome: Outcome, command: str) -> Reproduction | None:
@@ -321,7 +321,7 @@ def reproduction(spec: RunSpec, evidence: Evidence, outcome: Outcome, command: s
     if outcome.verdict.status not in (Status.FAIL, Status.HANG):
         return None
     text, why_not = _script(evidence, outcome)
-    return Reproduction(command=_command_text(spec, command, text is not None), script=text, why_not=why_not)
+    return Reproduction(command=_command_text(spec, command, text is not None), script=text, no_script_reason=why_not)
 
 
 def _script(evidence: Evidence, outcome: Outcome) -> tuple[str | None, str]:
@@ -357,7 +357,7 @@ def _command_text(spec: RunSpec, command: str, scripted: bool) -> str:
     lines = ["# The program itself, without the harness:"]
     if spec.fault is not None:
         lines += ["# (its fault was planted by the harness and is not in this line: run spec.json for that)"]
-    lines += [f"cd {typed([spec.cwd])}"] if spec.cwd else []
+    lines += [f"cd {shell_words([spec.cwd])}"] if spec.cwd else []
     line = " ".join(filter(None, (shell_line((), spec.env), command)))
     lines += [*where_to_set(line, "spec.json"), line]
     if scripted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
-from nsa_harness.core.experiment.statistics import RAREST, Separation, tries
+from nsa_harness.core.experiment.statistics import MIN_RATE, RateDifferenceTest, runs_to_show
 from nsa_harness.core.search.question import (
     BAD,
     GOOD,
@@ -48,7 +48,7 @@ def among_values(probes: ProbeCache) -> SearchAnswer:
 
 def max_rounds(confidence: float) -> int:
     """Return the most launches of each value: a value that fails in a fifth of its runs has failed by then."""
-    return tries(RAREST, confidence)
+    return runs_to_show(MIN_RATE, confidence)
 
 
 def _answer_if_steady(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
@@ -83,7 +83,9 @@ def _answer_if_settled(probes: ProbeCache, values: Sequence[int], rounds: int) -
     if not bad:
         return _no_failure_answer(probes, good, silent) if rounds >= probes.question.controls else None
     if not good and all(GOOD not in probes.answers(_single(value)) for value in bad):
-        return _all_fail_answer(probes, bad, silent) if rounds >= tries(_HALF, probes.question.confidence) else None
+        return (
+            _all_fail_answer(probes, bad, silent) if rounds >= runs_to_show(_HALF, probes.question.confidence) else None
+        )
     answer = _answer_by_rates(probes, values)
     return answer if answer is not None and set(answer.open) <= set(silent) else None
 
@@ -106,11 +108,11 @@ def _answer_by_rates(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer 
 
 def _differ(probes: ProbeCache, pair: tuple[int, int], values: int) -> bool:
     """Whether the rates of two values differ. The question's confidence holds for all pairs and rounds together."""
-    separation = Separation()
+    separation = RateDifferenceTest()
     for first, second in zip(*(_judged_results(probes, value) for value in pair), strict=False):
-        separation.learn(first is BAD, second is BAD)
+        separation.add_pair(first is BAD, second is BAD)
     pairs = values * (values - 1) // 2
-    return separation.shown(1 - (1 - probes.question.confidence) / pairs)
+    return separation.is_shown(1 - (1 - probes.question.confidence) / pairs)
 
 
 def _choice_answer(

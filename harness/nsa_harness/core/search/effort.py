@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, log2
 
-from nsa_harness.core.experiment.statistics import Separation, tries
+from nsa_harness.core.experiment.statistics import RateDifferenceTest, runs_to_show
 from nsa_harness.core.search.choice import max_rounds
 from nsa_harness.core.search.exact_search import halvings, worst_case_probes, worst_case_zone_probes
 from nsa_harness.core.search.plan import HALF_RATE, MIN_FAILURES, MIN_PASSES, half_doubt_confidence
@@ -100,7 +100,7 @@ def _expected_flaky_probes(question: SearchQuestion, rate: float) -> int:
     ends = 2 * _pairs_until_shown(rate, question.confidence)
     doubt = (1 - question.confidence) / 2
     bits = log2(len(group_units(question))) + log2(1 / doubt) / 2
-    proofs = ceil(1 / rate) + tries(rate, question.confidence)
+    proofs = ceil(1 / rate) + runs_to_show(rate, question.confidence)
     proofs *= 1 if question.kind is QuestionKind.ORDERED else 2
     return ceil(ends + bits / _bits_per_run(rate) + proofs)
 
@@ -111,9 +111,9 @@ def _bits_per_run(rate: float) -> float:
 
 
 def _pairs_until_shown(rate: float, confidence: float) -> int:
-    ends = Separation()
-    while not ends.shown(confidence):
-        ends.learn(int((ends.pairs + 1) * rate) > int(ends.pairs * rate), False)
+    ends = RateDifferenceTest()
+    while not ends.is_shown(confidence):
+        ends.add_pair(int((ends.pairs + 1) * rate) > int(ends.pairs * rate), False)
     return ends.pairs
 
 
@@ -153,7 +153,8 @@ def _ordered_stages(question: SearchQuestion) -> tuple[Stage, ...]:
         *([Stage(name="gallop", probes=gallop)] if gallop else []),
         Stage(name="edge", probes=worst_case_probes(question.items, question.at_once)),
         Stage(
-            name="proof", probes=_failing_proofs(question) + max(question.repeat, tries(0.5, question.confidence) - 1)
+            name="proof",
+            probes=_failing_proofs(question) + max(question.repeat, runs_to_show(0.5, question.confidence) - 1),
         ),
         Stage(name="controls again", probes=2),
         Stage(
@@ -176,7 +177,7 @@ def _set_stages(question: SearchQuestion) -> tuple[Stage, ...]:
     total, is_range = len(group_units(question)), question.kind is QuestionKind.RANGE
     right_edge = worst_case_probes(total, question.at_once)
     left_edge = worst_case_probes(max(total - 1, 1), question.at_once)
-    sample = tries(HALF_RATE, half_doubt_confidence(question))
+    sample = runs_to_show(HALF_RATE, half_doubt_confidence(question))
     if is_range:
         drop_probes = 2 * -(-sample // 2) if total > 1 else 0  # both ends, more than once each
     else:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 
-from nsa_harness.core.experiment.statistics import Separation, tries
+from nsa_harness.core.experiment.statistics import RateDifferenceTest, runs_to_show
 from nsa_harness.core.search.bayesian import BayesianSearch, Inconclusive
 from nsa_harness.core.search.choice import among_values
 from nsa_harness.core.search.exact_search import Chain, Contradiction, ExactSearch, UnjudgedGap, make_zones
@@ -137,7 +137,7 @@ def _find_threshold(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> S
     """Find and prove the threshold. The value before it is repeated most, because a pass by chance would move it."""
     length = judge.first_failing_length(Chain(base=frozenset(), order=end), Purpose.RIGHT_EDGE)
     failing, passing = frozenset(end[:length]), frozenset(end[: length - 1])
-    at_least = tries(HALF_RATE, probes.question.confidence) - 1
+    at_least = runs_to_show(HALF_RATE, probes.question.confidence) - 1
     _launch_proofs_ahead(probes, failing, passing, at_least)
     _require_failure(probes, judge, failing)
     if _launch_rest(probes, judge, passing, at_least) is not GOOD:
@@ -155,7 +155,7 @@ def _find_culprits(probes: ProbeCache, judge: Judge) -> SearchAnswer:
     """Find and prove one culprit after the other, each among the items that are left, until the rest passes."""
     if probes.question.kind is QuestionKind.RANGE:
         return _find_ranges(probes, judge)
-    sample = tries(HALF_RATE, half_doubt_confidence(probes.question))
+    sample = runs_to_show(HALF_RATE, half_doubt_confidence(probes.question))
     sample_confidence = 1 - HALF_RATE**sample
     culprits: list[FailingSet] = []
     rest, counts_as = probes.all_units, BAD
@@ -186,7 +186,7 @@ def _unexplained_set(judge: Judge, culprits: Sequence[FailingSet]) -> Subset | N
 
 def _find_ranges(probes: ProbeCache, judge: Judge) -> SearchAnswer:
     """Find and prove one range after the other. The rest without a range is two ranges, one on either side."""
-    sample = tries(HALF_RATE, half_doubt_confidence(probes.question))
+    sample = runs_to_show(HALF_RATE, half_doubt_confidence(probes.question))
     counts_as = cache(partial(_launch_rest, probes, judge))
     culprits: list[FailingSet] = []
     failing: Subset | None = frozenset(probes.all_units)
@@ -296,7 +296,7 @@ def _is_flaky(probes: ProbeCache, contradiction: Contradiction) -> bool:
     """Whether one of two contradictory answers changes when its set is launched again."""
     if contradiction.good == contradiction.bad:
         return True
-    often = [contradiction.good] * tries(HALF_RATE, probes.question.confidence)
+    often = [contradiction.good] * runs_to_show(HALF_RATE, probes.question.confidence)
     return BAD in probes.launch(often, Purpose.REPEAT, contradiction.good) or GOOD in probes.launch(
         [contradiction.bad], Purpose.REPEAT, contradiction.bad
     )
@@ -331,14 +331,14 @@ def _compare_ends(probes: ProbeCache, end: Subset) -> SearchAnswer | None:
     was varied. Raises Unsettled if the runs decide neither.
     """
     confidence = probes.question.confidence
-    separation, pairs_used = Separation(), 0
-    while not separation.shown(confidence):
+    separation, pairs_used = RateDifferenceTest(), 0
+    while not separation.is_shown(confidence):
         good, bad = (_judged_results(probes, subset) for subset in (frozenset[int](), end))
         if pairs_used < min(len(good), len(bad)):
-            separation.learn(good[pairs_used] is BAD, bad[pairs_used] is BAD)
+            separation.add_pair(good[pairs_used] is BAD, bad[pairs_used] is BAD)
             pairs_used += 1
             continue
-        if separation.pairs >= _MIN_PAIRS and separation.no_more_than(
+        if separation.pairs >= _MIN_PAIRS and separation.differs_by_less_than(
             _SMALLEST_DIFFERENCE, half_doubt_confidence(probes.question)
         ):
             if not separation.first_bad:
@@ -369,7 +369,7 @@ def _judged_results(probes: ProbeCache, subset: Subset) -> list[ProbeResult]:
     return [counts_as for counts_as in probes.answers(subset) if counts_as in (GOOD, BAD)]
 
 
-def _counts_text(separation: Separation) -> str:
+def _counts_text(separation: RateDifferenceTest) -> str:
     pairs, first_bad, second_bad = separation.pairs, separation.first_bad, separation.second_bad
     return f"the bad end failed {second_bad} of {pairs} times, the good end {first_bad} of {pairs}"
 

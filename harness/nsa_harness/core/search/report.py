@@ -99,7 +99,7 @@ def ended_s(probes: Iterable[ProbeReport]) -> float:
 def with_outcome(probe: ProbeReport, outcome: Outcome) -> ProbeReport:
     """Return the probe with the verdict and the details of its launch's outcome."""
     culprit, verdict = outcome.culprit, outcome.verdict
-    gaps_s = [vital.longest_quiet_s for vital in outcome.vitals if vital.longest_quiet_s is not None]
+    gaps_s = [vital.longest_gap_s for vital in outcome.rank_summaries if vital.longest_gap_s is not None]
     return replace(
         probe,
         verdict=verdict.status.value,

@@ -11,9 +11,9 @@ from nsa_harness.core.evidence.stacks import is_library
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.verdict.limits import OPEN_WAIT_FLOOR_S
 from nsa_harness.core.verdict.motion import rank_stack
-from nsa_harness.core.verdict.proof import StallEpisode, closed, snapshot_pair
+from nsa_harness.core.verdict.proof import StallEpisode, is_closed, snapshot_pair
 from nsa_harness.core.verdict.wait import Wait, WaitKind
-from nsa_harness.core.verdict.wait_graph import wait_for
+from nsa_harness.core.verdict.wait_graph import wait_graph_between
 
 # The good control of a search shows Q, the longest time without progress in a sound run of this program. All other runs
 # must guess Q, and allow an open wait 300 s.
@@ -78,13 +78,13 @@ def open_wait(
     pair = snapshot_pair(snapshots)
     if pair is None:
         return None
-    graph = wait_for(*pair, gone, backend)
-    open_roots = [root for root in graph.roots if not closed(root, limits)]
-    if graph.moved or not open_roots:
+    graph = wait_graph_between(*pair, gone, backend)
+    open_roots = [root for root in graph.roots if not is_closed(root, limits)]
+    if graph.has_progress or not open_roots:
         return None
     episode = StallEpisode(snapshots=snapshots, samples=samples, limits=limits, last_progress_s=last_progress_s)
     quiet_s = min(episode.no_progress_s(root) for root in open_roots)
-    left_of_roots = [episode.left_s(root) for root in open_roots]
+    left_of_roots = [episode.remaining_s(root) for root in open_roots]
     finite_left_s = [left_s for left_s in left_of_roots if left_s is not None]
     return OpenWait(
         signature=_signature(graph.waits, pair[1].ranks, ranks),

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from nsa_harness.core.evidence.evidence import Evidence, Frame, Source
 from nsa_harness.core.evidence.stacks import is_library
 from nsa_harness.core.report import Place
-from nsa_harness.core.source_code.excerpt import Excerpt, Function, calls_in, parse_python, parsed
+from nsa_harness.core.source_code.excerpt import Excerpt, Function, calls_in, parse_excerpt, parse_python
 from nsa_harness.core.source_code.program_source import MAX_CALLS, STORE_SETTERS
 
 _MAX_LINES = 400  # longest function that is stored
@@ -27,7 +27,7 @@ def program_sources(evidence: Evidence, text_of: Callable[[str], str]) -> Iterat
 
     `text_of` returns the text of a file of the program, and "" for any other file.
     """
-    lines = places_of(evidence)
+    lines = program_lines(evidence)
     texts = {file: text for file in lines if (text := text_of(file))}
     chosen = [
         excerpt
@@ -51,7 +51,7 @@ def program_sources(evidence: Evidence, text_of: Callable[[str], str]) -> Iterat
             for function in functions
             if (function.file, function.first) not in known
             and (
-                Excerpt.of(function).name in calls
+                Excerpt.from_source(function).name in calls
                 or any((function.file, name) in shared for name in _names_used(function)[1])
             )
         ]
@@ -59,7 +59,7 @@ def program_sources(evidence: Evidence, text_of: Callable[[str], str]) -> Iterat
         yield from chosen
 
 
-def places_of(evidence: Evidence) -> dict[str, set[int]]:
+def program_lines(evidence: Evidence) -> dict[str, set[int]]:
     """Return by file every line of the program that the evidence names, without lines of libraries."""
     lines: dict[str, set[int]] = {}
     for file, line in _places(evidence):
@@ -137,7 +137,7 @@ def _imported(file: str, text: str) -> Iterator[str]:
 @lru_cache(maxsize=4096)
 def _names_used(function: Source) -> tuple[frozenset[str], frozenset[str]]:
     """Return the names that the function calls, and the attributes of `self` that it reads, sets or locks."""
-    tree = parsed(function.text)
+    tree = parse_excerpt(function.text)
     own = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self")
     return frozenset(name for _, name in calls_in(ast.walk(tree))), frozenset(attribute.attr for attribute in own)
 

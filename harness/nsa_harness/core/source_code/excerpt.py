@@ -33,11 +33,13 @@ class Branch:
     line: int
     function: str
     text: str  # "if rank == 0", "except ValueError", "continue"
-    of_rank: bool  # the condition reads the rank
-    leaves: bool  # the branch is before the line, and its block leaves the loop or the function
-    ends: bool  # its block leaves the function, so a thread that is further down in this call did not take it
-    varies: bool  # the condition reads more than loop counters and settings, which are the same on every rank
-    catches: bool  # the branch is an `except`
+    reads_rank: bool  # the condition reads the rank
+    leaves_block: bool  # the branch is before the line, and its block leaves the loop or the function
+    leaves_function: (
+        bool  # its block leaves the function, so a thread that is further down in this call did not take it
+    )
+    may_differ: bool  # the condition reads more than loop counters and settings, which are the same on every rank
+    is_handler: bool  # the branch is an `except`
     continues_at: int  # line of the branch; for an `except` that leaves, line of its jump
 
     @property
@@ -53,12 +55,12 @@ class Loop:
     line: int
     last: int
     function: str
-    of_items: bool  # the loop iterates over items, such as batches, and does not only count
+    iterates_items: bool  # the loop iterates over items, such as batches, and does not only count
     exits: tuple[Branch, ...]  # conditions and handlers that end the loop early
-    stops: tuple[Branch, ...]  # exits by an exception that is not named an error, which a caller catches
+    exits_by_exception: tuple[Branch, ...]  # exits by an exception that is not named an error, which a caller catches
     skips: tuple[Branch, ...]  # handlers around the requested line that continue with the next iteration
 
-    def holds(self, line: Frame) -> bool:
+    def contains(self, line: Frame) -> bool:
         return line.file == self.file and self.line <= line.line <= self.last
 
 
@@ -67,7 +69,7 @@ class Excerpt(Source):
     """A stored function, or a stored statement of a module, with its syntax tree."""
 
     @classmethod
-    def of(cls, source: Source) -> Excerpt:
+    def from_source(cls, source: Source) -> Excerpt:
         return cls(file=source.file, first=source.first, text=source.text)
 
     @cached_property
@@ -76,7 +78,7 @@ class Excerpt(Source):
 
     @property
     def tree(self) -> ast.Module:
-        return parsed(self.text)
+        return parse_excerpt(self.text)
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
@@ -158,8 +160,8 @@ class Excerpt(Source):
     def handler_that_continues(self, line: int) -> Branch | None:
         """Return the nearest `except` that catches what the line raises and stays in its function."""
         at = line + 1 - self.first
-        tries = [node for node in self.nodes if isinstance(node, ast.Try)]
-        around = [node for node in tries if node.body[0].lineno <= at <= (node.body[-1].end_lineno or 0)]
+        runs_to_show = [node for node in self.nodes if isinstance(node, ast.Try)]
+        around = [node for node in runs_to_show if node.body[0].lineno <= at <= (node.body[-1].end_lineno or 0)]
         caught = (handler for block in sorted(around, key=lambda block: -block.lineno) for handler in block.handlers)
         staying = (handler for handler in caught if not any(isinstance(node, ast.Raise) for node in ast.walk(handler)))
         return next((self._branch(handler, handler.type) for handler in staying), None)
@@ -177,9 +179,9 @@ class Excerpt(Source):
             line=self.line_of(loop),
             last=(loop.end_lineno or loop.lineno) + self.first - 1,
             function=self.name,
-            of_items=items,
+            iterates_items=items,
             exits=tuple(self._jumps(loop, end, (ast.Break, ast.Return))),
-            stops=tuple(self._jumps(loop, end, (ast.Raise,), errors=False)),
+            exits_by_exception=tuple(self._jumps(loop, end, (ast.Raise,), errors=False)),
             skips=tuple(self._skips(loop, line + 1 - self.first)),
         )
 
@@ -188,8 +190,8 @@ class Excerpt(Source):
 
         Their `try` is around the line, or they are before the line and continue with the next iteration.
         """
-        tries = [node for node in ast.walk(loop) if isinstance(node, ast.Try)]
-        bodies = {id(handler): node.body for node in tries for handler in node.handlers}
+        runs_to_show = [node for node in ast.walk(loop) if isinstance(node, ast.Try)]
+        bodies = {id(handler): node.body for node in runs_to_show for handler in node.handlers}
         for guard, nested in _guards(loop, nested=False):
             if not isinstance(guard, ast.ExceptHandler) or id(guard) not in bodies or nested:
                 continue
@@ -217,7 +219,11 @@ class Excerpt(Source):
             if jumps and (guard.end_lineno or 0) <= line:
                 ends = not any(isinstance(statement, ast.Continue | ast.Break) for statement in guard.body)
                 branch = self._branch(guard, guard.test if isinstance(guard, ast.If) else guard.type, leaves=True)
-                yield replace(branch, ends=ends, continues_at=self.line_of(jumps[0]) if branch.catches else branch.line)
+                yield replace(
+                    branch,
+                    leaves_function=ends,
+                    continues_at=self.line_of(jumps[0]) if branch.is_handler else branch.line,
+                )
 
     def _branch(self, node: ast.stmt | ast.ExceptHandler, test: ast.expr | None, *, leaves: bool = False) -> Branch:
         return Branch(
@@ -225,11 +231,11 @@ class Excerpt(Source):
             line=self.line_of(node),
             function=self.name,
             text=_END_OF_HEAD.sub("", self.text.splitlines()[node.lineno - 1].strip())[:120],
-            of_rank=test is not None and self.reads_rank(test),
-            leaves=leaves,
-            ends=False,
-            varies=test is None or self._varies(test),
-            catches=isinstance(node, ast.ExceptHandler),
+            reads_rank=test is not None and self.reads_rank(test),
+            leaves_block=leaves,
+            leaves_function=False,
+            may_differ=test is None or self._varies(test),
+            is_handler=isinstance(node, ast.ExceptHandler),
             continues_at=self.line_of(node),
         )
 
@@ -300,11 +306,11 @@ class Excerpt(Source):
         """Return the line where a handler leaves the excerpt's first loop, else its function; else `default`."""
         block = next((node for node in self.nodes if isinstance(node, LoopNode)), self.body)
         exits = self._jumps(block, self.text.count("\n") + 1, (ast.Break, ast.Return))
-        return next((exit.line for exit in exits if exit.catches), default)
+        return next((exit.line for exit in exits if exit.is_handler), default)
 
 
 @lru_cache(maxsize=1024)
-def parsed(text: str) -> ast.Module:
+def parse_excerpt(text: str) -> ast.Module:
     """Return the syntax tree of an excerpt, which may be indented."""
     return parse_python(dedent(text))
 

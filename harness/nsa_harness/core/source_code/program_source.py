@@ -36,7 +36,7 @@ class ProgramSource:
 
     @cached_property
     def excerpts(self) -> tuple[Excerpt, ...]:
-        return tuple(map(Excerpt.of, self.sources))
+        return tuple(map(Excerpt.from_source, self.sources))
 
     def excerpt(self, line: Line) -> Excerpt | None:
         """Return the smallest excerpt with the line, or None."""
@@ -148,17 +148,18 @@ class ProgramSource:
         other_branches = self.branches(other) if other is not None else ()
         shared, within = (
             {branch.line for branch in other_branches},
-            {branch.line for branch in other_branches if not branch.leaves},
+            {branch.line for branch in other_branches if not branch.leaves_block},
         )
-        own = [branch for branch in self.branches(reached) if not (same_rank and branch.of_rank)]
+        own = [branch for branch in self.branches(reached) if not (same_rank and branch.reads_rank)]
         own = [
             branch
             for branch in own
-            if branch.line not in shared or (branch.leaves and (branch.line in within or not branch.ends))
+            if branch.line not in shared
+            or (branch.leaves_block and (branch.line in within or not branch.leaves_function))
         ]
-        own = [branch for branch in own if branch.varies] or own
-        around = [branch for branch in own if not branch.leaves]
-        inside = [branch for branch in own if branch.leaves and branch.line in within]
+        own = [branch for branch in own if branch.may_differ] or own
+        around = [branch for branch in own if not branch.leaves_block]
+        inside = [branch for branch in own if branch.leaves_block and branch.line in within]
         return next(iter([*inside, *around, *reversed(own)]), None)
 
     def condition_around_only(self, line: Line | None, other: Line) -> Branch | None:
@@ -169,7 +170,7 @@ class ProgramSource:
         own = (
             branch
             for branch in self.branches(line)
-            if not branch.leaves and branch.varies and branch.line not in shared
+            if not branch.leaves_block and branch.may_differ and branch.line not in shared
         )
         return next(own, None)
 
@@ -180,7 +181,9 @@ class ProgramSource:
         excerpt, seen = self.excerpt(place), set[str]()
         while excerpt is not None and excerpt.text not in seen:
             seen.add(excerpt.text)
-            branch = next((branch for branch in self.branches(place) if not branch.leaves and branch.varies), None)
+            branch = next(
+                (branch for branch in self.branches(place) if not branch.leaves_block and branch.may_differ), None
+            )
             calls = [] if branch is not None else list(self._callers(excerpt))
             if len(calls) != 1:
                 return branch

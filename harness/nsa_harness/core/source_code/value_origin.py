@@ -32,7 +32,9 @@ class Origin:
     """The line that made a value."""
 
     place: Place
-    of_rank: bool  # the value depends at this line on the rank, on chance, or on whether an exception was caught
+    differs_by_rank: (
+        bool  # the value depends at this line on the rank, on chance, or on whether an exception was caught
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +114,7 @@ class _Search:
         inside = (
             origin
             for origin in nearest_first
-            if origin.of_rank and origin.place not in self.rank_passed_to
+            if origin.differs_by_rank and origin.place not in self.rank_passed_to
             if (origin.place.file, origin.place.function) in reached
         )
         return next(inside, nearest)
@@ -148,7 +150,7 @@ class _Search:
         handed_on = not use.in_callee and any(self._has_argument(use, name) for name in inputs)
         if of_rank or not (plain or handed_on):
             place = Place(file=use.excerpt.file, line=line, function=use.excerpt.name)
-            self.origins.append((depth + (0 if of_rank else _FURTHER), Origin(place=place, of_rank=of_rank)))
+            self.origins.append((depth + (0 if of_rank else _FURTHER), Origin(place=place, differs_by_rank=of_rank)))
             if called and not self._depends_on_rank(replace(use, value=_outside_calls(use.value, called))):
                 self.rank_passed_to[place] = frozenset(self._reached([function for function, _ in called]))
 

@@ -42,22 +42,22 @@ class JobState:
     gone: frozenset[int]
     groups: Mapping[str, tuple[int, ...]]
     world_size: int
-    spins: bool  # ranks keep a core busy while they wait for a device
+    spins_for_device: bool  # ranks keep a core busy while they wait for a device
 
     @property
-    def seen(self) -> frozenset[int]:
+    def visible_ranks(self) -> frozenset[int]:
         return self.gone | self.living.keys()
 
     @property
-    def elsewhere(self) -> tuple[int, ...]:
+    def invisible_ranks(self) -> tuple[int, ...]:
         """Ranks on other nodes, and ranks that have not started yet. Their state is unknown."""
-        return tuple(sorted(set(range(self.world_size)) - self.seen))
+        return tuple(sorted(set(range(self.world_size)) - self.visible_ranks))
 
     def others(self, rank: int) -> tuple[int, ...]:
-        return tuple(sorted(self.seen - {rank}))
+        return tuple(sorted(self.visible_ranks - {rank}))
 
 
-def job_of(
+def job_state(
     ranks: Sequence[RankSnapshot],
     gone: Iterable[int],
     backend: str,
@@ -70,7 +70,7 @@ def job_of(
     boards = [rank.status_file for rank in ranks if rank.status_file]
     sizes = [board.world_size or 0 for board in boards]
     recorded = (collective.started for rank in ranks for collective in rank.collectives)
-    known_backend = backend_of(backend, boards)
+    known_backend = job_backend(backend, boards)
     return JobState(
         living={rank.rank: rank for rank in ranks if rank.rank not in left},
         gone=left,
@@ -80,11 +80,12 @@ def job_of(
         },
         world_size=max(sizes, default=world_size),
         # Only a device's recorder records what has started, so it identifies a program of unknown backend.
-        spins="nccl" in known_backend or (known_backend != "gloo" and any(started is not None for started in recorded)),
+        spins_for_device="nccl" in known_backend
+        or (known_backend != "gloo" and any(started is not None for started in recorded)),
     )
 
 
-def backend_of(asked_for: str, boards: Iterable[StatusFile]) -> str:
+def job_backend(asked_for: str, boards: Iterable[StatusFile]) -> str:
     """Return the backend of the job; if none was requested, the one that the ranks report."""
     reported = next((board.backend for board in boards if board.backend), "")
     return asked_for if asked_for in ("gloo", "nccl") else reported or asked_for
@@ -99,7 +100,7 @@ def group_wait(
     that the thread uses a core, `still` that it is on the same line as before.
     """
     frames = stack.frames if stack else ()
-    if computes and not (job.spins and _spins_for_device(frames, stack, still)):
+    if computes and not (job.spins_for_device and _spins_for_device(frames, stack, still)):
         return None
     inside = bool(frames) and _is_inside(frames[0])
     call = _open_call(rank)
@@ -168,7 +169,7 @@ def _creation(rank: RankSnapshot, call: Call, job: JobState) -> WaitState:
     kinds = frozenset({ENTRANCE}) if call.op == ENTRANCE else CREATIONS
     ahead_of = {other: _calls_ahead(rank, job.living.get(other), kinds) for other in job.others(rank.rank)}
     absent = [other for other, (ahead, _) in ahead_of.items() if ahead < 0] if named is None else [named]
-    absent += [other for other in job.elsewhere if other not in absent]
+    absent += [other for other in job.invisible_ranks if other not in absent]
     if not absent and call.op != ENTRANCE:
         # The peer has finished as many calls as this rank has begun, and is inside a later one.
         absent = [other for other, (ahead, inside) in ahead_of.items() if ahead > 0 and inside]
@@ -228,7 +229,7 @@ def _store_wait(rank: int, call: Call, job: JobState) -> WaitState:
     if named is not None:
         return _wait_for_ranks(WaitKind.GROUP_CREATION, (named,), job, call=call)
     others = job.others(rank)
-    if job.elsewhere or not others:
+    if job.invisible_ranks or not others:
         return WaitState(kind=WaitKind.STORE, peers=(), closed=False, call=call)
     return _wait_for_ranks(WaitKind.STORE, others, job, call=call)
 
@@ -246,8 +247,8 @@ def _wait_for_ranks(kind: WaitKind, peers: Iterable[int], job: JobState, *, call
     can exist, because all their numbers are beyond the world size.
     """
     awaited = tuple(sorted(peers))
-    nobody = bool(job.world_size) and not job.elsewhere and all(peer >= job.world_size for peer in awaited)
-    closed = bool(awaited) and (nobody or any(peer in job.seen for peer in awaited))
+    nobody = bool(job.world_size) and not job.invisible_ranks and all(peer >= job.world_size for peer in awaited)
+    closed = bool(awaited) and (nobody or any(peer in job.visible_ranks for peer in awaited))
     return WaitState(kind=kind, peers=awaited, closed=closed, call=call)
 
 
@@ -276,7 +277,7 @@ def _collective(
     absent, unseen = _missing_members(pending, rank.rank, job)
     absent = tuple(sorted({*absent, *_ranks_with_another_root(rank.rank, call, job)}))
     handle = bool(frames) and not inside and not in_engine  # the user's own `work.wait()`, or something else entirely
-    if handle and not absent and not (computes and job.spins):
+    if handle and not absent and not (computes and job.spins_for_device):
         return None
     if not absent and not unseen:
         members = job.groups.get(pending.group, others)
@@ -302,7 +303,7 @@ def _missing_members(pending: Collective, rank: int, job: JobState) -> tuple[tup
     seen = (peer for peer in others if peer in job.living)
     lacking = [peer for peer in seen if _has_not_entered(job.living[peer], pending, certain=members is not None)]
     missing = job.gone.intersection(others).union(lacking)
-    unseen = [peer for peer in (others if members else job.elsewhere) if peer not in job.seen]
+    unseen = [peer for peer in (others if members else job.invisible_ranks) if peer not in job.visible_ranks]
     return tuple(sorted(missing)), tuple(unseen)
 
 

@@ -19,10 +19,10 @@ from nsa_harness.core.evidence.stacks import (
 )
 from nsa_harness.core.source_code.loops import only_polls, only_reports
 from nsa_harness.core.verdict.motion import BUSY_SHARE, SLEEPS, STARVED_SHARE, Motion, cpu_share, has_connection_traffic
-from nsa_harness.core.verdict.wait import OF_MOTION, ChildWait, WaitKind, WaitState
+from nsa_harness.core.verdict.wait import KIND_OF_MOTION, ChildWait, WaitKind, WaitState
 
 _LIBRARY_THREADS = ("gloo", "pt_", "cuda", "nccl", "jemalloc")
-WAKES = 2  # wake-ups on one sleep line without effect; one more sleep there is polling
+POLLING_WAKES = 2  # wake-ups on one sleep line without effect; one more sleep there is polling
 _BLOCKING_IO = {"read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "fsync", "flock"}
 
 
@@ -45,7 +45,7 @@ def _may_act(stack: Stack, tasks: Mapping[int, Task]) -> bool:
     if is_poller(stack):
         return False
     task = tasks.get(stack.tid) if stack.tid else None
-    if task is not None and task.wake_count >= WAKES and only_reports(stack.loop):
+    if task is not None and task.wake_count >= POLLING_WAKES and only_reports(stack.loop):
         return False
     return task is None or task.syscall != "futex" or task.timed is not False
 
@@ -113,7 +113,7 @@ class _Actor:
                 command=self.process.command,
                 thread=stack.thread,
                 leaf=stack.frames[0],
-                user=user_frame(stack.frames),
+                user_frame=user_frame(stack.frames),
             )
             for stack in busy
         )
@@ -170,10 +170,10 @@ def _wait_of(family: _Family, pid: int, above: tuple[int, ...]) -> WaitState:
 
 
 def _sleep(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
-    only_reads = actor.stack is not None and task.wake_count >= WAKES and only_polls(actor.stack.loop)
+    only_reads = actor.stack is not None and task.wake_count >= POLLING_WAKES and only_polls(actor.stack.loop)
     alone = len(family.actors) == 1 and not actor.thread_may_act()
     polls = (
-        len(above) > 1 and task.wake_count >= WAKES
+        len(above) > 1 and task.wake_count >= POLLING_WAKES
     )  # the end of this sleep then ends nothing for the processes above
     return WaitState(kind=WaitKind.SLEEP, until_s=None if polls else task.wakes_at_s, closed=only_reads and alone)
 
@@ -348,7 +348,7 @@ def _child(family: _Family, pid: int, above: tuple[int, ...]) -> ChildWait:
     actor = family.actors[pid]
     moved = _motion(actor, family.elapsed_s)
     if moved is not Motion.WAITING or len(above) > _DEEPEST:
-        kind = OF_MOTION.get(moved, WaitKind.UNKNOWN)
+        kind = KIND_OF_MOTION.get(moved, WaitKind.UNKNOWN)
         wait = WaitState(kind=kind, motion=moved, closed=moved is Motion.STOPPED)
     else:
         wait = _wait_of(family, pid, above)
@@ -357,7 +357,7 @@ def _child(family: _Family, pid: int, above: tuple[int, ...]) -> ChildWait:
         pid=pid,
         command=actor.process.command,
         leaf=actor.frames[0] if actor.frames else None,
-        user=user_frame(actor.frames),
+        user_frame=user_frame(actor.frames),
     )
 
 

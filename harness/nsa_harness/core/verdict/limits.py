@@ -58,7 +58,7 @@ def current_limits(declared: Limits, boards: Iterable[StatusFile | None], grown_
     )
 
 
-def since_launch(limits: Limits, began_s: float | None) -> Limits:
+def with_deadline_from(limits: Limits, began_s: float | None) -> Limits:
     """Return the limits with a deadline that counts from `began_s`, when every rank had finished start-up.
 
     A fork starts in a fraction of torchrun's time, and neither time depends on the program. With None the deadline
@@ -69,10 +69,10 @@ def since_launch(limits: Limits, began_s: float | None) -> Limits:
     return replace(limits, deadline_s=began_s + limits.deadline_s)
 
 
-def limits_of(evidence: Evidence) -> Limits:
+def final_limits(evidence: Evidence) -> Limits:
     """Return the limits in force when watching ended, with the deadline as a time after the launch."""
     ours = not evidence.is_observed and not evidence.is_attached
-    return since_launch(evidence.limits, evidence.launch_s if ours else None)
+    return with_deadline_from(evidence.limits, evidence.launch_s if ours else None)
 
 
 def _chosen(declared: float | None, automatic: float) -> float:

@@ -10,16 +10,16 @@ from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import HangKind
 from nsa_harness.core.verdict.motion import Motion, leaf, sleep_end_s
 from nsa_harness.core.verdict.wait import Wait, WaitKind
-from nsa_harness.core.verdict.wait_graph import WaitFor, wait_for
+from nsa_harness.core.verdict.wait_graph import WaitGraph, wait_graph_between
 
 SETTLE_S = 1.5  # two snapshots closer than this show the same moment
 LOOP_SAMPLES = 20
 LOOP_LINES = 2
 # A loop with a long body, or one that calls small functions, needs more samples and twice the time.
-TURN_SAMPLES = 60
-TURN_LINES = 16
-TURN_USER_LINES = 8
-TURN_TIMES = 2
+LONG_LOOP_SAMPLES = 60
+LONG_LOOP_LINES = 16
+LONG_LOOP_USER_LINES = 8
+LONG_LOOP_FACTOR = 2
 _LOOPS = frozenset({WaitKind.COMPUTE, WaitKind.COMPILE})
 Computation = Sequence[Sample] | Sequence[ChildSample]  # samples of one process, oldest first
 
@@ -30,7 +30,7 @@ class Proof:
 
     kind: HangKind | None  # None: a post-mortem shows that the run was blocked, but not always in what
     reason: str
-    graph: WaitFor
+    graph: WaitGraph
 
 
 def prove(
@@ -53,27 +53,27 @@ def prove(
     if pair is None:
         return None
     before, after = pair
-    graph = wait_for(before, after, gone, backend)
-    if graph.moved or not graph.roots:
+    graph = wait_graph_between(before, after, gone, backend)
+    if graph.has_progress or not graph.roots:
         return None
-    open_roots = [root for root in graph.roots if not closed(root, limits)]
+    open_roots = [root for root in graph.roots if not is_closed(root, limits)]
     if not open_roots:
         reason = _closed_reason(graph, after.at_s - before.at_s)
         return Proof(kind=_closed_kind(graph.roots), reason=reason, graph=graph)
     episode = StallEpisode(
-        snapshots=snapshots, samples=samples, limits=limits, last_progress_s=last_progress_s, attended=attended
+        snapshots=snapshots, samples=samples, limits=limits, last_progress_s=last_progress_s, is_attended=attended
     )
-    if not all(episode.endless(root) for root in open_roots):
+    if not all(episode.is_endless(root) for root in open_roots):
         return None
     quiet_s = min(episode.no_progress_s(root) for root in open_roots)
     looping = next((root for root in open_roots if _computes(root)), None)
     kind, reason = HangKind.STARVED, f"an open wait of {quiet_s:.0f} s"
     if looping is not None:
         count = len(loop_lines(looping, samples))
-        shown = LOOP_SAMPLES if _all_loop(looping, samples) else TURN_SAMPLES
+        shown = LOOP_SAMPLES if _all_loop(looping, samples) else LONG_LOOP_SAMPLES
         kind = HangKind.LIVELOCK
         reason = f"the same {'line' if count == 1 else f'{count} lines'} in {shown} samples over {quiet_s:.0f} s"
-    elif all(episode.sleeps_again(root) for root in open_roots):
+    elif all(episode.is_polling(root) for root in open_roots):
         kind, reason = HangKind.LIVELOCK, f"a polling loop on one line, for {quiet_s:.0f} s"
     return Proof(kind=kind, reason=reason, graph=graph)
 
@@ -92,9 +92,9 @@ class StallEpisode:
     samples: Sequence[Sample]
     limits: Limits
     last_progress_s: float
-    attended: bool = False
+    is_attended: bool = False
 
-    def endless(self, root: Wait) -> bool:
+    def is_endless(self, root: Wait) -> bool:
         """Whether an open wait, or a computation, has lasted so long that it counts as endless."""
         if self._may_be_answered(root):
             return False
@@ -106,18 +106,18 @@ class StallEpisode:
             turns = all(
                 _loops(computation) or _is_short_loop(computation) for computation in computations(root, self.samples)
             )
-            return quiet_s >= TURN_TIMES * busy_s and turns
+            return quiet_s >= LONG_LOOP_FACTOR * busy_s and turns
         if quiet_s < _number(self.limits.open_wait_s):
             return False
         if root.kind is WaitKind.COMPILE:
             return _all_loop(root, self.samples)
         return not self._wakes_in_time(root)
 
-    def left_s(self, root: Wait) -> float | None:
+    def remaining_s(self, root: Wait) -> float | None:
         """Return the seconds until `endless` may become true, or None if it never will."""
         busy_s = _number(self.limits.busy_s)
         if root.kind is WaitKind.COMPUTE or root.computing:
-            limit_s = busy_s if _all_loop(root, self.samples) else TURN_TIMES * busy_s
+            limit_s = busy_s if _all_loop(root, self.samples) else LONG_LOOP_FACTOR * busy_s
         elif self._wakes_in_time(root) or self._may_be_answered(root):
             return None
         else:
@@ -134,7 +134,7 @@ class StallEpisode:
         )
         return self.snapshots[-1].at_s - max([self.last_progress_s, *times])
 
-    def sleeps_again(self, root: Wait) -> bool:
+    def is_polling(self, root: Wait) -> bool:
         """Whether the rank's earlier sleep on this line has ended and it sleeps there again: a polling loop."""
         own = (rank for snapshot in self.snapshots for rank in snapshot.ranks if rank.rank == root.rank)
         seen = [(leaf(rank), sleep_end_s(rank)) for rank in own]
@@ -145,14 +145,14 @@ class StallEpisode:
 
     def _may_be_answered(self, root: Wait) -> bool:
         """Whether a person may sit at the prompt of the debugger that the rank waits at."""
-        return self.attended and bool(root.debugger)
+        return self.is_attended and bool(root.debugger)
 
     def _wakes_in_time(self, root: Wait) -> bool:
         """Whether the rank's sleep ends before the deadline. A polling loop does not count."""
         if root.until_s is None:
             return False
         in_time = self.limits.deadline_s is None or root.until_s <= self.limits.deadline_s
-        return in_time and not self.sleeps_again(root)
+        return in_time and not self.is_polling(root)
 
 
 def computations(root: Wait, samples: Sequence[Sample]) -> tuple[Computation, ...]:
@@ -203,15 +203,15 @@ def _loops(seen: Computation) -> bool:
 
 def _is_short_loop(seen: Computation) -> bool:
     """Whether all last samples show one function of the user, few lines of it, and few innermost lines."""
-    last = seen[-TURN_SAMPLES:]
+    last = seen[-LONG_LOOP_SAMPLES:]
     users = {sample.user_frame for sample in last}
     functions = {(user.file, user.function) if user else None for user in users}
     leaves = {(sample.leaf.file, sample.leaf.line) if sample.leaf else None for sample in last}
-    few = len(users) <= TURN_USER_LINES and len(leaves) <= TURN_LINES
-    return len(last) == TURN_SAMPLES and len(functions) == 1 and not {None} & (functions | leaves) and few
+    few = len(users) <= LONG_LOOP_USER_LINES and len(leaves) <= LONG_LOOP_LINES
+    return len(last) == LONG_LOOP_SAMPLES and len(functions) == 1 and not {None} & (functions | leaves) and few
 
 
-def closed(root: Wait, limits: Limits) -> bool:
+def is_closed(root: Wait, limits: Limits) -> bool:
     """Whether nothing can end the wait before the deadline; a sleep past the deadline counts."""
     late = root.until_s is not None and limits.deadline_s is not None and root.until_s > limits.deadline_s
     return late or root.closed
@@ -228,7 +228,7 @@ def _closed_kind(roots: Sequence[Wait]) -> HangKind:
     return HangKind.STARVED if late or WaitKind.SLEEP in kinds else HangKind.DEADLOCK
 
 
-def _closed_reason(graph: WaitFor, span_s: float) -> str:
+def _closed_reason(graph: WaitGraph, span_s: float) -> str:
     count = len(graph.waits)
     wait = "one rank waits" if count == 1 else f"{count} ranks wait"
     return f"{wait}, and nobody is left to end that; no progress, CPU time or I/O in two samples {span_s:.0f} s apart"

@@ -26,11 +26,11 @@ from nsa_harness.core.evidence.evidence import (
 from nsa_harness.core.evidence.exit_messages import earliest_program_error, timeout_message
 from nsa_harness.core.evidence.stacks import in_function
 from nsa_harness.core.report import HangKind, Status
-from nsa_harness.core.verdict.limits import last_progress_s, limits_of
+from nsa_harness.core.verdict.limits import final_limits, last_progress_s
 from nsa_harness.core.verdict.motion import Motion
 from nsa_harness.core.verdict.proof import LOOP_LINES, Proof, prove
 from nsa_harness.core.verdict.wait import Wait, WaitKind
-from nsa_harness.core.verdict.wait_graph import FOR_RANKS, post_mortem_graph
+from nsa_harness.core.verdict.wait_graph import RANK_WAITS, post_mortem_graph
 
 _GROUPS = "torch/distributed/distributed_c10d.py"
 
@@ -62,7 +62,7 @@ def moving_ranks(samples: Sequence[Sample]) -> tuple[int, ...]:
     return tuple(rank for rank in sorted({sample.rank for sample in samples}) if _moves(rank, samples))
 
 
-def still_moving(evidence: Evidence) -> list[int]:
+def ranks_with_progress(evidence: Evidence) -> list[int]:
     """Return the ranks that made progress while the job was observed."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     return sorted({*moving_ranks(evidence.samples), *_ranks_with_new_events(last, evidence)})
@@ -74,7 +74,7 @@ def observation_sentence(evidence: Evidence) -> str:
     blind = [rank.rank for rank in last if rank.status_file is None]
     has, own = ("has", "its own") if len(blind) == 1 else ("have", "theirs")
     missing = f"; {_ranks_text(blind)} {has} no probe, so no step, module or collective of {own} is known"
-    moving = still_moving(evidence)
+    moving = ranks_with_progress(evidence)
     if moving:
         does = "moves" if len(moving) == 1 else "move"
         return f"MOVING: {_ranks_text(moving)} {does}{missing if blind else ''}"
@@ -143,9 +143,9 @@ class Failure:
     rank: int | None
     at_s: float
     text: str
-    collateral: bool
+    is_collateral: bool
     status: int | None = None
-    raised: RaisedException | None = None
+    exception: RaisedException | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ class Judgement:
     status: Status
     failures: tuple[Failure, ...]  # in order of time; the failure that explains the others is first
     proof: Proof | None
-    shown: str | None = None  # the evidence that a PASS rests on
+    pass_reason: str | None = None  # the evidence that a PASS rests on
     error: str | None = None  # why the harness could not judge
 
 
@@ -169,8 +169,8 @@ def judge(evidence: Evidence) -> Judgement:
         return Judgement(status=Status.FAIL, failures=failures, proof=proof)
     if proof is not None:
         return Judgement(status=Status.HANG, failures=(), proof=proof)
-    if evidence.ending in (Ending.EXITED, Ending.RESTARTED) and (shown := ended_well(evidence)):
-        return Judgement(status=Status.PASS, failures=(), proof=None, shown=shown)
+    if evidence.ending in (Ending.EXITED, Ending.RESTARTED) and (shown := pass_reason(evidence)):
+        return Judgement(status=Status.PASS, failures=(), proof=None, pass_reason=shown)
     words = {
         Ending.STALL: "the run was ended as a stall, and the evidence on disk does not prove one",
         Ending.EARLY: "ended early, and nothing is proven of it: it stood as another run did that was proven to hang",
@@ -189,7 +189,7 @@ def _judge_post_mortem(evidence: Evidence, failures: tuple[Failure, ...]) -> Jud
 
     A rank that gave up waiting for others, or was ended by SIGTERM, has not failed on its own: that is how a hang ends.
     """
-    own = [failure for failure in failures if not failure.collateral and failure.status not in _TERMINATED]
+    own = [failure for failure in failures if not failure.is_collateral and failure.status not in _TERMINATED]
     proof = None if own else _post_mortem_proof(evidence)
     if proof is not None:
         return Judgement(status=Status.HANG, failures=(), proof=proof)
@@ -201,8 +201,8 @@ def _judge_post_mortem(evidence: Evidence, failures: tuple[Failure, ...]) -> Jud
 def _post_mortem_proof(evidence: Evidence) -> Proof | None:
     """Return the proof that ranks gave up waiting for others, or were dumped while they waited in different calls."""
     graph = post_mortem_graph(evidence)
-    waiting = [wait for wait in graph.waits if wait.kind in FOR_RANKS]
-    closed = all(root.closed and root.kind in FOR_RANKS for root in graph.roots)
+    waiting = [wait for wait in graph.waits if wait.kind in RANK_WAITS]
+    closed = all(root.closed and root.kind in RANK_WAITS for root in graph.roots)
     differ = len({_call(wait) for wait in waiting}) > 1
     if gave_up := [rank.rank for rank in evidence.ranks if timeout_message(rank)]:
         kind = HangKind.DEADLOCK if differ and closed else None
@@ -215,7 +215,7 @@ def _post_mortem_proof(evidence: Evidence) -> Proof | None:
 
 def _call(wait: Wait) -> tuple[object, ...]:
     """Return what identifies a call: its number in the recorder, else its line."""
-    return (wait.blocked_in, wait.user if wait.collective is None else None)
+    return (wait.blocked_in, wait.user_frame if wait.collective is None else None)
 
 
 def _no_verdict_text(evidence: Evidence) -> str:
@@ -224,7 +224,7 @@ def _no_verdict_text(evidence: Evidence) -> str:
     return f"what was read shows neither a failure nor that it cannot go on{f': {seen}' if seen else ''}"
 
 
-def ended_well(evidence: Evidence) -> str | None:
+def pass_reason(evidence: Evidence) -> str | None:
     """Return a sentence with the evidence that every rank ended well, or None.
 
     The evidence is each rank's own exit code, or that of a launcher that exits with 0 only if every rank did. If a
@@ -256,7 +256,7 @@ def _unseen_end_text(evidence: Evidence) -> str:
     launcher, unseen = evidence.launcher, _ranks_without_good_end(evidence)
     if launcher is None or launcher.status is None or launcher.during_teardown or not unseen:
         return "nobody saw how the run ended: the record of its processes is missing"
-    return f"the command {how_it_ended(launcher.status)}, and nobody saw how {_ranks(unseen)} ended"
+    return f"the command {exit_text(launcher.status)}, and nobody saw how {_ranks(unseen)} ended"
 
 
 def _ranks(ranks: Sequence[RankEvidence]) -> str:
@@ -285,7 +285,7 @@ def _proof(evidence: Evidence) -> Proof | None:
         evidence.snapshots,
         evidence.samples,
         last_progress_s=evidence.last_progress_s or 0.0,
-        limits=limits_of(evidence),
+        limits=final_limits(evidence),
         gone=[exit.rank for exit in evidence.exits if exit.rank is not None and not exit.during_teardown],
         backend=evidence.backend,
         attended=evidence.is_observed or evidence.is_attached,
@@ -311,12 +311,12 @@ def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
                 kind=FailureKind.LAUNCHER,
                 rank=None,
                 at_s=launcher.at_s,
-                text=f"the launcher {how_it_ended(launcher.status)}",
-                collateral=False,
+                text=f"the launcher {exit_text(launcher.status)}",
+                is_collateral=False,
                 status=launcher.status,
             )
         )
-    return tuple(sorted(failures, key=lambda failure: (failure.collateral, failure.at_s)))
+    return tuple(sorted(failures, key=lambda failure: (failure.is_collateral, failure.at_s)))
 
 
 def _rank_failure(rank: RankEvidence, *, over: bool) -> Failure | None:
@@ -330,9 +330,9 @@ def _rank_failure(rank: RankEvidence, *, over: bool) -> Failure | None:
             at_s=raised.at_s if raised.at_s is not None else (exit.at_s if exit else 0.0),
             text=f"{raised.type}: {raised.message}".strip(),
             # If a handler raises or fails after a peer was lost, that is also a consequence.
-            collateral=_lost_a_peer(rank.exception) or any(_lost_a_peer(error) for error in rank.exception.chain),
+            is_collateral=_lost_a_peer(rank.exception) or any(_lost_a_peer(error) for error in rank.exception.chain),
             status=exit.status if exit else None,
-            raised=raised,
+            exception=raised,
         )
     if exit is None or exit.status in (0, None) or exit.during_teardown:
         return None
@@ -342,8 +342,8 @@ def _rank_failure(rank: RankEvidence, *, over: bool) -> Failure | None:
         kind=FailureKind.SIGNAL if exit.status < 0 else FailureKind.CODE,
         rank=rank.rank,
         at_s=exit.at_s,
-        text=f"rank {rank.rank} {how_it_ended(exit.status)}{f' ({lost[0]})' if lost else ''}",
-        collateral=exit.status in _TERMINATED or bool(lost or _MISMATCH_ABORT.search(error_text)),
+        text=f"rank {rank.rank} {exit_text(exit.status)}{f' ({lost[0]})' if lost else ''}",
+        is_collateral=exit.status in _TERMINATED or bool(lost or _MISMATCH_ABORT.search(error_text)),
         status=exit.status,
     )
 
@@ -354,7 +354,7 @@ def _unseen_ends(evidence: Evidence, failures: Sequence[Failure]) -> list[Failur
     The process that sent SIGTERM had a reason, which may be one of these ranks.
     """
     only_asked = bool(failures) and all(
-        failure.raised is None and failure.status in _TERMINATED for failure in failures
+        failure.exception is None and failure.status in _TERMINATED for failure in failures
     )
     whole_job = any(not sent.pid and sent.sender != "harness" for sent in evidence.signals)
     if not only_asked or whole_job or evidence.ending is not Ending.EXITED:
@@ -364,8 +364,8 @@ def _unseen_ends(evidence: Evidence, failures: Sequence[Failure]) -> list[Failur
             kind=FailureKind.UNSEEN,
             rank=rank.rank,
             at_s=rank.exit.at_s if rank.exit else 0.0,
-            text=f"rank {rank.rank} {how_it_ended(None)}",
-            collateral=False,
+            text=f"rank {rank.rank} {exit_text(None)}",
+            is_collateral=False,
         )
         for rank in _ranks_without_good_end(evidence)
         if (rank.pid is None if rank.exit is None else rank.exit.status is None and not rank.exit.during_teardown)
@@ -397,17 +397,17 @@ def _left_early(exit: Exit, evidence: Evidence, proof: Proof | None, failures: l
     ):
         return None
     left_s = _left_s(exit, evidence)
-    needed = [failure for failure in failures if failure.at_s + _EXIT_DELAY_S >= left_s and failure.collateral]
+    needed = [failure for failure in failures if failure.at_s + _EXIT_DELAY_S >= left_s and failure.is_collateral]
     waits = [wait for wait in proof.graph.waits if wait.kind is not WaitKind.GONE] if proof else []
     awaited = not waits or any(exit.rank in wait.peers for wait in waits)
     waited = evidence.ending is Ending.STALL and awaited
     if not needed and not waited:
         return None
-    text = f"rank {exit.rank} {how_it_ended(exit.status)} while the others still needed it"
+    text = f"rank {exit.rank} {exit_text(exit.status)} while the others still needed it"
     if exit.status is None:
         text = f"rank {exit.rank} has ended, nobody saw how, and the others still need it"
     return Failure(
-        kind=FailureKind.LEFT, rank=exit.rank, at_s=exit.at_s, text=text, collateral=False, status=exit.status
+        kind=FailureKind.LEFT, rank=exit.rank, at_s=exit.at_s, text=text, is_collateral=False, status=exit.status
     )
 
 
@@ -420,7 +420,7 @@ def _left_s(exit: Exit, evidence: Evidence) -> float:
     return min([exit.at_s, *destroyed, *exits_s])
 
 
-def how_it_ended(status: int | None) -> str:
+def exit_text(status: int | None) -> str:
     """Return how a process ended, as text to put after its name."""
     if status is None:
         return "ended; nobody saw how"

@@ -31,7 +31,7 @@ class WaitKind(StrEnum):
 
 
 # The wait kind of a process that does not wait.
-OF_MOTION = {
+KIND_OF_MOTION = {
     Motion.STOPPED: WaitKind.STOPPED,
     Motion.GONE: WaitKind.GONE,
     Motion.MOVING: WaitKind.NOTHING,
@@ -67,7 +67,7 @@ class ChildWait(WaitState):
     command: str
     thread: str = ""  # name of a thread of the rank's own process; `pid` is then the thread's id
     leaf: Frame | None
-    user: Frame | None
+    user_frame: Frame | None
 
     @property
     def deepest(self) -> ChildWait:
@@ -81,6 +81,6 @@ class Wait(WaitState):
     rank: int
     blocked_in: str
     leaf: Frame | None = None
-    user: Frame | None = None
+    user_frame: Frame | None = None
     in_backward: bool = False
     debugger: str = ""  # whose prompt it waits at, or which it waits for somebody to connect to

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from nsa_harness.core.evidence.evidence import ChildSample, Evidence, Frame, RankSnapshot, Sample, Snapshot, Stack
 from nsa_harness.core.evidence.stacks import debugger, group_call, in_function, thread_wait, user_frame
-from nsa_harness.core.verdict.group_waits import TRANSFERS, JobState, group_wait, job_of, operation
+from nsa_harness.core.verdict.group_waits import TRANSFERS, JobState, group_wait, job_state, operation
 from nsa_harness.core.verdict.host_waits import host_wait, is_library
 from nsa_harness.core.verdict.motion import (
     BUSY_SHARE,
@@ -20,7 +20,7 @@ from nsa_harness.core.verdict.motion import (
     task_of,
     thread_cpu_s,
 )
-from nsa_harness.core.verdict.wait import OF_MOTION, Wait, WaitKind, WaitState
+from nsa_harness.core.verdict.wait import KIND_OF_MOTION, Wait, WaitKind, WaitState
 
 # Frames that are on a stack only during compilation, not while compiled code runs.
 _COMPILERS = (
@@ -33,30 +33,30 @@ _COMPILERS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class WaitFor:
+class WaitGraph:
     """The wait-for graph over all ranks at one moment."""
 
     waits: tuple[Wait, ...]
     roots: tuple[Wait, ...]  # waits for no rank, or member of a cycle
 
     @property
-    def moved(self) -> bool:
+    def has_progress(self) -> bool:
         return any(wait.motion is Motion.MOVING for wait in self.waits)
 
 
-def wait_for(before: Snapshot, after: Snapshot, gone: Iterable[int], backend: str) -> WaitFor:
+def wait_graph_between(before: Snapshot, after: Snapshot, gone: Iterable[int], backend: str) -> WaitGraph:
     """Return the graph at `after`; `before` shows which ranks made progress. `gone` are ranks that have exited."""
-    return _graph(before, after, job_of(after.ranks, gone, backend))
+    return _graph(before, after, job_state(after.ranks, gone, backend))
 
 
-def post_mortem_graph(evidence: Evidence) -> WaitFor:
+def post_mortem_graph(evidence: Evidence) -> WaitGraph:
     """Return the graph of a post-mortem, from dumps that others took of the ranks."""
     snapshot = evidence.snapshots[-1] if evidence.snapshots else Snapshot(number=0, at_s=0.0, ranks=())
-    job = job_of(snapshot.ranks, (), evidence.backend, world_size=evidence.world_size, groups=evidence.groups)
+    job = job_state(snapshot.ranks, (), evidence.backend, world_size=evidence.world_size, groups=evidence.groups)
     return _graph(snapshot, snapshot, job)
 
 
-def _graph(before: Snapshot, after: Snapshot, job: JobState) -> WaitFor:
+def _graph(before: Snapshot, after: Snapshot, job: JobState) -> WaitGraph:
     earlier = {rank.rank: rank for rank in before.ranks}
     elapsed_s = max(after.at_s - before.at_s, 1e-3)
     owners = {pid: rank.rank for rank in after.ranks for pid in (rank.pid, *(child.pid for child in rank.children))}
@@ -65,7 +65,7 @@ def _graph(before: Snapshot, after: Snapshot, job: JobState) -> WaitFor:
         Wait(rank=rank, motion=Motion.GONE, kind=WaitKind.GONE, blocked_in=_WORDS[WaitKind.GONE], closed=True)
         for rank in sorted(job.gone)
     ]
-    return WaitFor(waits=tuple(waits), roots=_roots(waits))
+    return WaitGraph(waits=tuple(waits), roots=_roots(waits))
 
 
 def _wait(
@@ -76,7 +76,7 @@ def _wait(
     frames = stack.frames if stack else ()
     thread_s = thread_cpu_s(before, rank)
     computes = moved is Motion.BURNING and (thread_s is None or thread_s >= STARVED_SHARE * elapsed_s)
-    state = WaitState(kind=OF_MOTION.get(moved, WaitKind.UNKNOWN), motion=moved, closed=moved in _ENDED)
+    state = WaitState(kind=KIND_OF_MOTION.get(moved, WaitKind.UNKNOWN), motion=moved, closed=moved in _ENDED)
     if moved in (Motion.BURNING, Motion.WAITING):
         group = group_wait(rank, stack, job, computes=computes, still=_is_still(before, stack))
         if group is not None:
@@ -92,7 +92,7 @@ def _wait(
         rank=rank.rank,
         blocked_in=_blocked_in(rank, stack, state),
         leaf=frames[0] if frames else None,
-        user=user_frame(frames),
+        user_frame=user_frame(frames),
         in_backward=in_function(frames, "torch/autograd/graph.py") is not None,
         debugger=debugger(frames) if state.kind in _AT_A_PROMPT else "",
     )
@@ -131,12 +131,12 @@ def _compiles(frames: Sequence[Frame]) -> bool:
 def _roots(waits: Sequence[Wait]) -> tuple[Wait, ...]:
     """Return the root waits: waits for no rank, and cycles in which all ranks wait only for each other."""
     by_rank = {wait.rank: wait for wait in waits}
-    reached = {rank: waited_for(rank, waits) & by_rank.keys() for rank in by_rank}
+    reached = {rank: reachable_ranks(rank, waits) & by_rank.keys() for rank in by_rank}
     roots = (wait for wait in waits if all(wait.rank in reached[rank] for rank in reached[wait.rank]))
     return tuple(sorted(roots, key=lambda wait: bool(wait.peers)))
 
 
-def waited_for(rank: int, waits: Iterable[Wait]) -> set[int]:
+def reachable_ranks(rank: int, waits: Iterable[Wait]) -> set[int]:
     """Return this rank and the ranks that it waits for, directly or indirectly."""
     peers = {wait.rank: wait.peers for wait in waits}
     seen: set[int] = set()
@@ -161,14 +161,14 @@ _WORDS = {
     WaitKind.NOTHING: "moving",
     WaitKind.UNKNOWN: "a wait of unknown kind",
 }
-FOR_RANKS = (
+RANK_WAITS = (
     WaitKind.COLLECTIVE, WaitKind.POINT_TO_POINT, WaitKind.STORE, WaitKind.GROUP_CREATION, WaitKind.TRANSPORT,
 )  # fmt: skip
 
 
 def _blocked_in(rank: RankSnapshot, stack: Stack | None, state: WaitState) -> str:
     frames = stack.frames if stack else ()
-    if state.kind in FOR_RANKS:
+    if state.kind in RANK_WAITS:
         return _group_words(state, frames)
     task, user = task_of(rank, stack), user_frame(frames)
     named = thread_wait(frames).call if state.kind is WaitKind.LOCK else _WORDS.get(state.kind)
@@ -192,7 +192,7 @@ def _group_words(state: WaitState, frames: Sequence[Frame]) -> str:
 
 def rank_samples(before: Snapshot | None, after: Snapshot, gone: Iterable[int], backend: str) -> Iterator[Sample]:
     """Yield one sample for each rank of `after`."""
-    waits = {wait.rank: wait for wait in wait_for(before, after, gone, backend).waits} if before else {}
+    waits = {wait.rank: wait for wait in wait_graph_between(before, after, gone, backend).waits} if before else {}
     earlier = {rank.rank: rank for rank in before.ranks} if before else {}
     elapsed_s = max(after.at_s - before.at_s, 1e-3) if before else 0.0
     for rank in after.ranks:
@@ -215,7 +215,7 @@ def _sample(
         only_line_changed=moves and earlier is not None and only_another_line(earlier, rank, elapsed_s),
         wakes_at_s=sleep_end_s(rank),
         child_samples=tuple(
-            ChildSample(pid=child.pid, leaf=child.leaf, user_frame=child.user) for child in wait.computing
+            ChildSample(pid=child.pid, leaf=child.leaf, user_frame=child.user_frame) for child in wait.computing
         )
         if wait
         else (),

@@ -95,13 +95,13 @@ def _explanation(outcome: Outcome) -> Iterator[str]:
     yield meaning(outcome)
     if outcome.culprit:
         yield words.culprit_line(outcome)
-    if outcome.why:
-        yield f"why a hang: {outcome.why}"
+    if outcome.proof_reason:
+        yield f"why a hang: {outcome.proof_reason}"
     for finding in answer.other_findings(outcome):
         yield f"also {finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
         yield f"do: {finding.advice}"
-    if outcome.repeat:
-        yield f"repeat: {outcome.repeat}"
+    if outcome.repeat_command:
+        yield f"repeat: {outcome.repeat_command}"
 
 
 def _output(outcome: Outcome, attempts: list[Outcome]) -> Iterator[str]:

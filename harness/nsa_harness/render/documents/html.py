@@ -133,11 +133,11 @@ class Lanes:
 
 def lanes(outcome: Outcome) -> Lanes | None:
     """Return the picture of the ranks, or None if neither times nor steps are known."""
-    still_s = {row.rank: row.no_progress_s for row in outcome.standings if row.no_progress_s is not None}
+    still_s = {row.rank: row.no_progress_s for row in outcome.rank_statuses if row.no_progress_s is not None}
     shows_time = outcome.verdict.status is Status.HANG and bool(still_s)
     if not shows_time and not any(outcome.last_step.values()):
         return None
-    ranks = sorted({*outcome.last_step, *still_s, *(row.rank for row in outcome.standings)})
+    ranks = sorted({*outcome.last_step, *still_s, *(row.rank for row in outcome.rank_statuses)})
     culprits = set(outcome.culprit.ranks) if outcome.culprit else set()
     groups: dict[object, list[int]] = {}
     for rank in ranks:
@@ -172,7 +172,7 @@ def _longest(still_s: Mapping[int, float], ranks: Sequence[int]) -> float | None
 
 def _end_labels(outcome: Outcome, end_s: float) -> tuple[str, str]:
     start = "start" if outcome.timing.launch_s is None else "launch"
-    return start, f"{words.seconds(end_s)}: {'last snapshot' if outcome.ended.startswith(RUNS_ON) else 'ended'}"
+    return start, f"{words.seconds(end_s)}: {'last snapshot' if outcome.ending_text.startswith(RUNS_ON) else 'ended'}"
 
 
 def _time(outcome: Outcome, end_s: float, still_s: float | None) -> tuple[Stretch, ...]:
@@ -194,7 +194,7 @@ def _caption(outcome: Outcome, rank: int, still_s: float | None) -> str:
     """Return the caption of a bar: "11 steps done · 7.0 s in all_reduce #13, waits for rank 0"."""
     step = outcome.last_step.get(rank)
     steps_done = "steps not known" if step is None else f"{words.plural(step, 'step')} done"
-    row = next((row for row in outcome.standings if row.rank == rank), None)
+    row = next((row for row in outcome.rank_statuses if row.rank == rank), None)
     if row is None:
         status = outcome.exit_codes.get(rank)
         return f"{steps_done} · {'still running' if status is None else f'ended with {words.exit_word(status)}'}"

@@ -50,17 +50,21 @@ def _sections(report: Report, outcome: Outcome) -> Iterator[list[str]]:
     if cause:
         yield [f"open question: {text}" for text in cause.left_open]
         yield [f"what to do: {cause.advice}"] if cause.advice else []
-    yield [f"cause code: {verdict.cause}", meaning(outcome), *([f"why a hang: {outcome.why}"] if outcome.why else [])]
+    yield [
+        f"cause code: {verdict.cause}",
+        meaning(outcome),
+        *([f"why a hang: {outcome.proof_reason}"] if outcome.proof_reason else []),
+    ]
     yield [
         f"also {finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
         for finding in answer.other_findings(outcome)
     ]
     yield [f"not captured: {words.trouble(trouble)}" for trouble in outcome.trouble]
-    yield [f"ruled out: {text}" for text in outcome.ruled_out]
+    yield [f"ruled out: {text}" for text in outcome.ruled_out_causes]
     yield [
         f"{words.machine_line(report.machine)} · {' · '.join(words.run_facts(outcome))} · nsa-harness {report.harness}",
         f"command: {report.command}",
-        *([f"repeat: {outcome.repeat}"] if outcome.repeat else []),
+        *([f"repeat: {outcome.repeat_command}"] if outcome.repeat_command else []),
     ]
 
 

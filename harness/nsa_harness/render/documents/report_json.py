@@ -17,12 +17,11 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic accepts 
 
 from nsa_harness import protocol
 from nsa_harness.core.comparison.decisions import Playbook, playbook_for
-from nsa_harness.core.comparison.hypotheses import HypothesisRow, Side, answers
+from nsa_harness.core.comparison.hypotheses import Arm, HypothesisRow, hypothesis_rows
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.host import NcclInfo
 from nsa_harness.core.plan import DiagnosticRerun
 from nsa_harness.core.report import (
-    STORED_KEYS,
     Artifact,
     CallStack,
     Culprit,
@@ -47,6 +46,7 @@ from nsa_harness.core.report import (
     Walk,
     doc,
 )
+from nsa_harness.core.stored_keys import stored_keys, to_stored
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render.text import escape, escaped
 from nsa_harness.supervisor.storage.adapters import adapter, json_value, mistakes
@@ -206,7 +206,7 @@ def to_json(report: Report, playbook: Playbook | None = None) -> str:
     detail = json_value({key: values[key] for key in ReportDetail.__annotations__}, names_numbers=True)
     if playbook:
         hypotheses = playbook_for(playbook, report.outcomes).hypotheses
-        detail["hypotheses"] = [_hypothesis(row) for row in answers(report.outcomes, hypotheses)]
+        detail["hypotheses"] = [_hypothesis(row) for row in hypothesis_rows(report.outcomes, hypotheses)]
     contract = {key: values.get(key) for key in StoredReport.__annotations__}
     contract |= {"schema": SCHEMA, "outcomes": [outcome_values(outcome) for outcome in report.outcomes]}
     return json.dumps({**json_value(contract), "detail": detail}, indent=1, allow_nan=False) + "\n"
@@ -214,7 +214,7 @@ def to_json(report: Report, playbook: Playbook | None = None) -> str:
 
 def outcome_values(outcome: Outcome) -> dict[str, Any]:
     """Return an outcome as the JSON object that report.json and the event stream contain."""
-    values = asdict(escaped(outcome), dict_factory=_by_stored_key)
+    values = to_stored(escaped(outcome))
     values |= values.pop("spec")
     verdict = values.pop("verdict")
     values |= {"verdict": verdict.pop("status"), **verdict}
@@ -225,11 +225,6 @@ def outcome_values(outcome: Outcome) -> dict[str, Any]:
     detail = {key: values.pop(key) for key in OUTCOME_DETAIL}
     contract = {key: values[key] for key in StoredOutcome.__annotations__ if key != "detail"}
     return {**json_value(contract), "detail": json_value(detail, names_numbers=True)}
-
-
-def _by_stored_key(values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the fields of a dataclass under the keys that report.json uses for them."""
-    return {STORED_KEYS.get(name, name): value for name, value in values}
 
 
 def from_json(text: str, where: str = "report.json") -> Report:
@@ -274,7 +269,8 @@ def _outcome(values: Any, where: str) -> Outcome:
     values["findings"] = tuple(map(_with_text, values["findings"], texts["findings"]))
     values["verdict"] = Verdict(status=values["verdict"], **{key: values.pop(key) for key in _VERDICT_KEYS})
     spec = {key: values.pop(key) for key in _SPEC_KEYS if key in values}
-    return Outcome(spec=SpecSummary(**spec), **values)
+    names = {key: name for name, key in stored_keys(Outcome).items()}
+    return Outcome(spec=SpecSummary(**spec), **{names[key]: value for key, value in values.items()})
 
 
 def _with_text(holder: HasPlace, text: str | None) -> HasPlace:
@@ -300,10 +296,10 @@ def _hypothesis(row: HypothesisRow) -> dict[str, Any]:
     }
 
 
-def _side(side: Side | None) -> dict[str, Any] | None:
+def _side(side: Arm | None) -> dict[str, Any] | None:
     if side is None:
         return None
-    return {"scenario": side.run.spec.scenario, "bad": side.ended.bad, "of": side.ended.of}
+    return {"scenario": side.run.spec.scenario, "bad": side.counts.failed, "of": side.counts.attempts}
 
 
 def _finite_number(text: str) -> float:

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from nsa_harness.core.comparison.config_matrix import config_matrix
-from nsa_harness.core.comparison.decisions import Playbook, explained_failures, fired_gates, playbook_for
-from nsa_harness.core.comparison.gates import failed, outcome_names
-from nsa_harness.core.comparison.hypotheses import Answer, HypothesisRow, Side, answers, worth_a_row
+from nsa_harness.core.comparison.decisions import Playbook, explained_failures, fired_rules, playbook_for
+from nsa_harness.core.comparison.gates import has_failed, outcome_names
+from nsa_harness.core.comparison.hypotheses import Arm, HypothesisAnswer, HypothesisRow, hypothesis_rows, is_row_shown
 from nsa_harness.core.comparison.sweeps import sweeps
 from nsa_harness.core.report import (
     Artifact,
@@ -130,10 +130,10 @@ def _chapter(
 
 def _hypotheses(report: Report, playbook: Playbook) -> Iterator[Part]:
     """Yield the table of hypotheses that these runs support, refute or leave open."""
-    rows = answers(report.outcomes, playbook_for(playbook, report.outcomes).hypotheses)
-    visible, numbers = [row for row in rows if worth_a_row(row)], _numbers(report)
-    any_failed = any(map(failed, report.outcomes))
-    if not visible or not (any_failed or any(row.answer is not Answer.NOT_TESTED for row in visible)):
+    rows = hypothesis_rows(report.outcomes, playbook_for(playbook, report.outcomes).hypotheses)
+    visible, numbers = [row for row in rows if is_row_shown(row)], _numbers(report)
+    any_failed = any(map(has_failed, report.outcomes))
+    if not visible or not (any_failed or any(row.answer is not HypothesisAnswer.NOT_TESTED for row in visible)):
         return
     more = sum(row.command is not None for row in rows if row not in visible)
     nothing_failed = "No run failed unexpectedly. Here, refuted means that the setting breaks none of these runs."
@@ -177,10 +177,10 @@ def _decisions(report: Report) -> Iterator[Part]:
     Rules compare runs. In the report of a single run, only the rules that matched are shown.
     """
     counting = [outcome for outcome in report.outcomes if outcome.final]
-    matching, certain_causes = fired_gates(report.gates), tuple(_certain_causes(counting))
+    matching, certain_causes = fired_rules(report.gates), tuple(_certain_causes(counting))
     if not counting or (len(counting) == 1 and not matching):
         return
-    if not matching and not any(map(failed, counting)):
+    if not matching and not any(map(has_failed, counting)):
         yield _chapter("Decisions", before=(_no_rule_matched(counting), *_undecided_rules(report.gates)))
         return
     visible = [gate for gate in report.gates if len(counting) > 1 or gate.state is GateState.FIRED]
@@ -285,8 +285,8 @@ def _tree_row(step: TreeStep) -> tuple[Line, ...]:
 
 def _untested_hypotheses(report: Report, playbook: Playbook) -> Iterator[Part]:
     """Yield the hypotheses that no run tested, each with the command that tests it and the minimum cost."""
-    rows = answers(report.outcomes, playbook.hypotheses)
-    rest = [row for row in rows if row.command and not worth_a_row(row)]
+    rows = hypothesis_rows(report.outcomes, playbook.hypotheses)
+    rest = [row for row in rows if row.command and not is_row_shown(row)]
     if not rest:
         return
     yield _chapter(
@@ -302,14 +302,14 @@ def _hypothesis_row(row: HypothesisRow, numbers: dict[int, int]) -> tuple[Line, 
     because: Line = line(words.hypothesis_reason(row))
     if row.command:
         because = (*because, *_command(row.command), *line(words.cost(row)))
-    answer = _answer(row.answer.value, strong=row.answer is Answer.SUPPORTED)
+    answer = _answer(row.answer.value, strong=row.answer is HypothesisAnswer.SUPPORTED)
     return line(row.hypothesis.text), answer, _side(row.control, numbers), _side(row.changed, numbers), because
 
 
-def _side(side: Side | None, numbers: dict[int, int]) -> Line:
+def _side(side: Arm | None, numbers: dict[int, int]) -> Line:
     if side is None:
         return line("")
-    counts = words.ending_counts(side.ended)
+    counts = words.ending_counts(side.counts)
     return (*_run(side.run, numbers), *(line(counts) if counts else ()))
 
 

@@ -91,7 +91,7 @@ def _bisect_types() -> dict[str, Schema]:
     for name, verdicts in (("StoredProbe", Status), ("Signature", (*Status, SLOW))):
         types[name]["properties"]["verdict"] = _one_of(*verdicts, or_null=name == "StoredProbe")
         types[name]["properties"]["cause"] = _one_of(*Cause, or_null=True)
-    answer = types["Answer"]
+    answer = types["AnswerEntry"]
     answer["required"].remove("p_hang")
     answer["properties"]["p_hang"] = answer["properties"]["p_hang"]["anyOf"][0]
     types["StoredDetail"]["additionalProperties"] = True
@@ -130,7 +130,7 @@ def _events_schema() -> Schema:
     probe = types["StoredProbe"]["properties"]
     values["probe"] = {key: probe[key] for key in bisect_json.ProbeEvent.__annotations__}
     values["probe"]["counts_as"] = types["ProbeResult"]
-    values["done (of a bisection)"] = {"answer": {"$ref": "#/$defs/Answer"}, "run_dir": {"type": "string"}}
+    values["done (of a bisection)"] = {"answer": {"$ref": "#/$defs/AnswerEntry"}, "run_dir": {"type": "string"}}
     for event, keys in values.items():
         head = {
             "schema": {"const": events.SCHEMA},

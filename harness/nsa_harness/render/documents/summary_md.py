@@ -164,7 +164,7 @@ def _stack_texts(stacks: tuple[CallStack, ...]) -> Iterator[list[str]]:
     """
     for tree in stack_trees(stacks):
         yield from (list(answer.stack_lines(stack, len(tree.frames))) for stack in _stacks_below(tree))
-        if tree.ends is None:
+        if tree.call_stack is None:
             inside = f" in {tree.diverges_in.function}" if tree.diverges_in and tree.diverges_in.function else ""
             callers = f"; common callers of {words.ranks(tree.ranks)}:" if tree.frames else ""
             common_frames = (line for frame in reversed(tree.frames) for line in _frame_lines(frame))
@@ -173,8 +173,8 @@ def _stack_texts(stacks: tuple[CallStack, ...]) -> Iterator[list[str]]:
 
 def _stacks_below(node: StackNode) -> Iterator[CallStack]:
     """Yield the stacks of all leaves below the node."""
-    if node.ends is not None:
-        yield node.ends
+    if node.call_stack is not None:
+        yield node.call_stack
     for subtree in node.subtrees:
         yield from _stacks_below(subtree)
 

@@ -27,44 +27,44 @@ from nsa_harness.core.search.question import (
 from nsa_harness.core.search.report import BisectReport, Commands, ProbeReport, SearchDetail
 from nsa_harness.core.search.subject import Subject, SubjectForm
 from nsa_harness.errors import StoredRunError
-from nsa_harness.render.experiments.words import open_places
+from nsa_harness.render.experiments.words import open_indices
 from nsa_harness.render.text import escape, escaped
 from nsa_harness.supervisor.storage.adapters import adapter, mistakes
 from nsa_harness.supervisor.storage.rundir import RunDir
 
 SCHEMA: Literal[1] = 1
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 T = TypeVar("T")
 
 
-def _spans(value: Spans, info: ValidationInfo) -> Spans:
+def _check_spans(value: Spans, info: ValidationInfo) -> Spans:
     """Refuse places beyond the items: a large number would cost the reader much memory."""
-    if not are_valid_spans(value, items := _items(info)):
+    if not are_valid_spans(value, items := _item_count(info)):
         raise PydanticCustomError("places", "no spans of {items} items", {"items": items})
     return value
 
 
-def _places(value: Any, info: ValidationInfo) -> Subset:
-    return indices_in(_spans(adapter(Spans).validate_python(value), info))
+def _parse_indices(value: Any, info: ValidationInfo) -> Subset:
+    return indices_in(_check_spans(adapter(Spans).validate_python(value), info))
 
 
-def _within(value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
-    items = _items(info)
+def _check_bounds(value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+    items = _item_count(info)
     if not all(0 <= place <= items for place in value):
         raise PydanticCustomError("places", "not within {items} items", {"items": items})
     return value
 
 
-def _items(info: ValidationInfo) -> int:
+def _item_count(info: ValidationInfo) -> int:
     assert info.context is not None
     return int(info.context["items"])
 
 
 # Sets of places are written as spans.
-Places = Annotated[Subset, PlainValidator(_places), PlainSerializer(spans_of, return_type=Spans)]
-Ordered = Annotated[
+IndexSpans = Annotated[Subset, PlainValidator(_parse_indices), PlainSerializer(spans_of, return_type=Spans)]
+SortedIndices = Annotated[
     tuple[int, ...],
-    PlainValidator(lambda value, info: tuple(sorted(_places(value, info)))),
+    PlainValidator(lambda value, info: tuple(sorted(_parse_indices(value, info)))),
     PlainSerializer(spans_of, return_type=Spans),
 ]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -85,8 +85,8 @@ class ProbeEvent:
 class StoredProbe(ProbeReport, ProbeEvent):
     """A probe with all its fields."""
 
-    subset: Annotated[Spans, AfterValidator(_spans)]
-    open: Annotated[tuple[int, int], AfterValidator(_within)]
+    subset: Annotated[Spans, AfterValidator(_check_spans)]
+    open: Annotated[tuple[int, int], AfterValidator(_check_bounds)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class AnswerEntry:
     kind: AnswerKind
     items: tuple[Any, ...]
     confidence: Share
@@ -109,7 +109,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Controls:
+class ControlDirectories:
     good: str | None
     bad: str | None
 
@@ -128,12 +128,12 @@ class StoredSubject(Subject):
 class StoredAnswer(SearchAnswer):
     """The answer in places of the subject's items, sets of them as spans."""
 
-    items: Annotated[tuple[int, ...], AfterValidator(_within)] = ()
-    groups: tuple[Places, ...] = ()
-    open: Ordered = ()
-    known: Ordered = ()
-    passing: Places | None = None
-    failing: Places | None = None
+    items: Annotated[tuple[int, ...], AfterValidator(_check_bounds)] = ()
+    groups: tuple[IndexSpans, ...] = ()
+    open: SortedIndices = ()
+    known: SortedIndices = ()
+    passing: IndexSpans | None = None
+    failing: IndexSpans | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +149,8 @@ class SearchRecord:
     schema: Literal[1]
     question: str
     outcome_sought: Signature | None
-    answer: Answer
-    controls: Controls
+    answer: AnswerEntry
+    controls: ControlDirectories
     probes: tuple[StoredProbe, ...]
     floor_probes: int
     commands: Commands
@@ -159,7 +159,7 @@ class SearchRecord:
 
 def bisect_json(report: BisectReport) -> str:
     values = adapter(SearchRecord).dump_python(_record(escaped(report)), mode="json")
-    return json.dumps({**values, "answer": _without_rate(values["answer"])}, indent=1, allow_nan=False) + "\n"
+    return json.dumps({**values, "answer": _without_null_rate(values["answer"])}, indent=1, allow_nan=False) + "\n"
 
 
 def from_json(text: str, where: str = "bisect.json") -> BisectReport:
@@ -179,7 +179,7 @@ def from_json(text: str, where: str = "bisect.json") -> BisectReport:
 def stored_search(run: RunDir) -> BisectReport:
     """Return the stored bisection of a run. Raises StoredRunError, also if the run is not a bisection."""
     try:
-        text = run.door.whole(run.search, _MOST_BYTES).decode("utf-8", errors="replace")
+        text = run.door.whole(run.search, _MAX_BYTES).decode("utf-8", errors="replace")
     except OSError as error:
         why = f"{error.strerror}; a bisection that was cut short goes on by its command"
         raise StoredRunError(f"{run.path} holds no {run.search.name}: {why}") from None
@@ -191,14 +191,14 @@ def stored_search(run: RunDir) -> BisectReport:
 def probe_event(subject: Subject, probe: ProbeReport) -> dict[str, object]:
     """Return the event of a probe in the `--json` stream, with the keys of bisect.json."""
     stored = _stored_probe(subject, escaped(probe))
-    values = adapter(ProbeEvent).dump_python(_only(ProbeEvent, stored), mode="json")
+    values = adapter(ProbeEvent).dump_python(_as_base_type(ProbeEvent, stored), mode="json")
     return {"event": "probe", "scenario": stored.dir, **values}
 
 
 def answer_event(report: BisectReport, run_dir: str) -> dict[str, object]:
     """Return the last event in the `--json` stream of a bisection."""
     report = escaped(report)
-    answer = _without_rate(adapter(Answer).dump_python(_answer(report), mode="json"))
+    answer = _without_null_rate(adapter(AnswerEntry).dump_python(_answer(report), mode="json"))
     return {"event": "done", "scenario": report.scenario, "answer": answer, "run_dir": escape(run_dir)}
 
 
@@ -227,7 +227,9 @@ def _record(report: BisectReport) -> SearchRecord:
         question=report.subject.question,
         outcome_sought=report.signature,
         answer=_answer(report),
-        controls=Controls(good=_control(report, Purpose.CONTROL_GOOD), bad=_control(report, Purpose.CONTROL_BAD)),
+        controls=ControlDirectories(
+            good=_control(report, Purpose.CONTROL_GOOD), bad=_control(report, Purpose.CONTROL_BAD)
+        ),
         probes=tuple(_stored_probe(report.subject, probe) for probe in report.probes),
         floor_probes=report.floor_probes,
         commands=report.commands,
@@ -240,24 +242,24 @@ def _report(record: SearchRecord) -> BisectReport:
     return BisectReport(
         **{
             **vars(detail),
-            "subject": _only(Subject, detail.subject),
-            "answer": _only(SearchAnswer, detail.answer),
+            "subject": _as_base_type(Subject, detail.subject),
+            "answer": _as_base_type(SearchAnswer, detail.answer),
             "signature": record.outcome_sought,
-            "probes": tuple(_only(ProbeReport, probe) for probe in record.probes),
+            "probes": tuple(_as_base_type(ProbeReport, probe) for probe in record.probes),
             "commands": record.commands,
             "floor_probes": record.floor_probes,
         }
     )
 
 
-def _only(of: type[T], value: T) -> T:
+def _as_base_type(of: type[T], value: T) -> T:
     """Return the value as exactly this type, without the additional fields of a subclass."""
     return of(**{field.name: getattr(value, field.name) for field in fields(of)})  # type: ignore[arg-type]
 
 
-def _answer(report: BisectReport) -> Answer:
+def _answer(report: BisectReport) -> AnswerEntry:
     subject, answer = report.subject, report.answer
-    return Answer(
+    return AnswerEntry(
         kind=answer.kind,
         items=tuple(answer_items(subject, answer)),
         confidence=answer.confidence,
@@ -268,27 +270,27 @@ def _answer(report: BisectReport) -> Answer:
 
 def _bounds(report: BisectReport) -> Bounds:
     """Return the largest set that passes and the smallest that fails, from the probes if the search was cut short."""
-    answer, subject, open_ = report.answer, report.subject, sorted(open_places(report))
+    answer, subject, open_ = report.answer, report.subject, sorted(open_indices(report))
     good = [probe.indices for probe in report.probes if probe.counts_as is ProbeResult.GOOD]
     bad = [probe.indices for probe in report.probes if probe.counts_as is ProbeResult.BAD]
     passing = answer.passing if answer.passing is not None else max(good, key=len, default=None)
     failing = answer.failing if answer.failing is not None else min(bad, key=len, default=None)
     return Bounds(
-        passing=None if passing is None else _named(subject, passing),
-        failing=None if failing is None else _named(subject, failing),
+        passing=None if passing is None else _items_of(subject, passing),
+        failing=None if failing is None else _items_of(subject, failing),
         open=tuple(subject.items[place] for place in (sorted({*open_[:1], *open_[-1:]}) if subject.ordered else open_)),
         known=tuple(subject.items[place] for place in answer.known),
     )
 
 
-def _named(subject: Subject, places: Subset) -> tuple[Any, ...]:
+def _items_of(subject: Subject, places: Subset) -> tuple[Any, ...]:
     """Return the items, or for an ordered subject their one value."""
     if subject.ordered:
         return (subject.items[max(places)] if places else subject.good,)
     return tuple(subject.items[place] for place in sorted(places))
 
 
-def _without_rate(answer: dict[str, Any]) -> dict[str, Any]:
+def _without_null_rate(answer: dict[str, Any]) -> dict[str, Any]:
     """Drop `p_hang` if it is null."""
     return {key: value for key, value in answer.items() if key != "p_hang" or value is not None}
 
@@ -299,15 +301,15 @@ def _stored_probe(subject: Subject, probe: ProbeReport) -> StoredProbe:
 
 def _control(report: BisectReport, purpose: Purpose) -> str | None:
     """Return the directory of the last control with the expected result, or None."""
-    wanted = ProbeResult.GOOD if purpose is Purpose.CONTROL_GOOD else ProbeResult.BAD
+    expected_result = ProbeResult.GOOD if purpose is Purpose.CONTROL_GOOD else ProbeResult.BAD
     # With an open end, a probe of the gallop is the one that fails first.
-    purposes = (purpose, Purpose.GALLOP) if wanted is ProbeResult.BAD else (purpose,)
-    dirs = [probe.dir for probe in report.probes if probe.purpose in purposes and probe.counts_as is wanted]
+    purposes = (purpose, Purpose.GALLOP) if expected_result is ProbeResult.BAD else (purpose,)
+    dirs = [probe.dir for probe in report.probes if probe.purpose in purposes and probe.counts_as is expected_result]
     return dirs[-1] if dirs else None
 
 
-def _unreadable(where: str, found: list[str]) -> StoredRunError:
-    lines = "\n".join(f"  {escape(mistake)}" for mistake in found)
+def _unreadable(where: str, mistake_texts: list[str]) -> StoredRunError:
+    lines = "\n".join(f"  {escape(mistake)}" for mistake in mistake_texts)
     return StoredRunError(
         f"{escape(where)} cannot be read as a bisection:\n{lines}\n"
         "Give the command of the bisection again, or name another run: nsa-harness bisect --log RUN"

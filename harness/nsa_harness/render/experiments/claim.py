@@ -11,17 +11,17 @@ from pathlib import Path
 from nsa_harness.core.experiment.claim import (
     SECOND,
     ClaimReport,
-    Count,
     Effect,
-    Fixed,
+    FailureCount,
+    FixStatus,
     Spread,
     VerificationResult,
     VerifyReport,
     difference_text,
     effects,
-    fixed,
-    passes_to_be_fixed,
-    share,
+    fix_status,
+    format_share,
+    passes_to_confirm_fix,
 )
 from nsa_harness.render.experiments.live import ExperimentScreen
 from nsa_harness.render.terminal.layout import command, cropped, labelled, paragraph
@@ -40,14 +40,14 @@ def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
     yield from paragraph(f"CLAIM  {report.scenario}   {report.text}", width, "", "       ")
     for name, label in zip(SIDES, report.labels, strict=True):
         yield from labelled(name, label, width, _LABEL)
-    equal = "everything else that is declared, the code, the environment, the machine"
-    yield from labelled("equal", equal, width, _LABEL)
+    equal_text = "everything else that is declared, the code, the environment, the machine"
+    yield from labelled("equal", equal_text, width, _LABEL)
     budget = "" if report.budget_s is None else f", or {words.seconds(report.budget_s)} of runs"
-    agreed = (
-        f"both in turn until {percent(terms.confidence)} sure, at most {terms.most_pairs} pairs{budget};"
+    terms_text = (
+        f"both in turn until {percent(terms.confidence)} sure, at most {terms.max_pairs} pairs{budget};"
         " what takes away less than half of the failures is no mitigation"
     )
-    yield from labelled("agreed", agreed, width, _LABEL)
+    yield from labelled("agreed", terms_text, width, _LABEL)
     for note in report.notes:
         yield from labelled("note", note, width, _LABEL)
     yield ""
@@ -61,18 +61,18 @@ def trial_line(report: ClaimReport, width: int) -> str:
     trial = escaped(report.trials[-1])
     first, second = report.counts
     verdict, _, rest = trial.end.partition(" · ")
-    left = left_text(report) if trial.config == SECOND and first.of == second.of else ""
+    left_at_most = left_text(report) if trial.config == SECOND and first.judged == second.judged else ""
     parts = (
         f"{len(report.trials):>3}  {SIDES[trial.config]:<{_ROW}} {verdict:<5} {words.seconds(trial.wall_s):>7}",
-        f"{first.bad}/{first.of} against {second.bad}/{second.of}",
-        left,
+        f"{first.bad}/{first.judged} against {second.bad}/{second.judged}",
+        left_at_most,
         rest,
     )
     return cropped("   ".join(filter(None, parts)), width)
 
 
 def left_text(report: ClaimReport) -> str:
-    pairs = max(0, report.terms.most_pairs - min(count.of for count in report.counts))
+    pairs = max(0, report.terms.max_pairs - min(count.judged for count in report.counts))
     time_left = "" if report.left_s is None else f", {words.seconds(report.left_s)}"
     return f"at most {words.plural(pairs, 'pair')}{time_left}"
 
@@ -87,11 +87,11 @@ def answer_lines(report: ClaimReport, run_dir: Path, ledger: Path | None, width:
     report = escaped(report)
     assert report.conclusion is not None
     conclusion = report.conclusion
-    sure = f"   ({percent(report.terms.confidence)} sure)" if conclusion.by_counts else ""
+    sure = f"   ({percent(report.terms.confidence)} sure)" if conclusion.is_by_counts else ""
     yield from paragraph(f"{conclusion.result.value.upper()}  {conclusion.why}{sure}", width, "", "  ")
     yield ""
-    for name, counted in zip(SIDES, report.counts, strict=True):
-        yield from labelled(name, count_text(counted, report.terms.confidence), width, _LABEL)
+    for name, side_count in zip(SIDES, report.counts, strict=True):
+        yield from labelled(name, count_text(side_count, report.terms.confidence), width, _LABEL)
     yield from labelled("fixed", fixed_text(report), width, _LABEL)
     yield from labelled("computes", computes_text(report), width, _LABEL)
     for effect in effects(report.trials):
@@ -103,44 +103,44 @@ def answer_lines(report: ClaimReport, run_dir: Path, ledger: Path | None, width:
     yield from command("page", escape(f"{run_dir}/report.html"), width, _LABEL)
 
 
-def count_text(counted: Count, confidence: float) -> str:
+def count_text(side_count: FailureCount, confidence: float) -> str:
     """Return "failed 4 of 30 (4 % to 31 %): 3 HANG · deadlock, 1 FAIL · raised"."""
-    low, high = counted.interval(confidence)
-    unjudged = f"; {words.plural(counted.unjudged, 'run')} not judged" if counted.unjudged else ""
-    ends = ", ".join(f"{often} {end}" for end, often in counted.ends.items())
-    return f"failed {counted} ({percent(low)} to {percent(high)}){f': {ends}' if ends else ''}{unjudged}"
+    low, high = side_count.interval(confidence)
+    unjudged_text = f"; {words.plural(side_count.unjudged, 'run')} not judged" if side_count.unjudged else ""
+    ends = ", ".join(f"{often} {end}" for end, often in side_count.ends.items())
+    return f"failed {side_count} ({percent(low)} to {percent(high)}){f': {ends}' if ends else ''}{unjudged_text}"
 
 
 def fixed_text(report: ClaimReport) -> str:
     """Return whether the failure is gone, and why. A failure that is only rarer is not gone."""
     first, second = report.counts
     confidence = report.terms.confidence
-    is_fixed = fixed(first, second, confidence)
+    is_fixed = fix_status(first, second, confidence)
     if is_fixed is None:
         return ""
-    if is_fixed is Fixed.NO:
+    if is_fixed is FixStatus.NO:
         return f"no: it still fails with it, {second}"
-    needed = passes_to_be_fixed(first, confidence)
-    least = f"what fails in {percent(first.interval(confidence)[0])} of the runs, the least that {first} can mean"
-    if is_fixed is Fixed.YES:
-        return f"yes: {second.of} passes; {least}, shows in {needed}"
+    needed_passes = passes_to_confirm_fix(first, confidence)
+    rate_text = f"what fails in {percent(first.interval(confidence)[0])} of the runs, the least that {first} can mean"
+    if is_fixed is FixStatus.YES:
+        return f"yes: {second.judged} passes; {rate_text}, shows in {needed_passes}"
     may_be = percent(second.interval(confidence)[1])
-    return f"not yet: {second} may still mean {may_be}; {least}, shows in {_passes(needed)}: {needed - second.of} more"
+    return f"not yet: {second} may still mean {may_be}; {rate_text}, shows in {_passes(needed_passes)}: {needed_passes - second.judged} more"
 
 
 def computes_text(report: ClaimReport) -> str:
-    agreed, same = report.agreement, report.terms.computes_the_same
-    if agreed.alike is None:
-        known = {trial.config for trial in report.trials if trial.computed}
-        lacking = [name for side, name in enumerate(SIDES) if side not in known]
-        if len(lacking) == 1:
-            return f"not known: {lacking[0]} no step was finished"
+    comparison, must_be_same = report.number_comparison, report.terms.must_compute_same
+    if comparison.is_same is None:
+        sides_with_numbers = {trial.config for trial in report.trials if trial.computed}
+        sides_without = [name for side, name in enumerate(SIDES) if side not in sides_with_numbers]
+        if len(sides_without) == 1:
+            return f"not known: {sides_without[0]} no step was finished"
         return "not known: no step was finished, or the program writes no loss and no norm of its gradients"
-    if agreed.alike:
-        steps = words.plural(agreed.steps, "step")
-        return f"the same: gradients and loss of {steps} lie at most {share(agreed.apart)} apart"
-    caveat = "" if same else "; that may be what was asked for, and refutes nothing"
-    return f"something else: {difference_text(agreed)}{caveat}"
+    if comparison.is_same:
+        steps = words.plural(comparison.steps, "step")
+        return f"the same: gradients and loss of {steps} lie at most {format_share(comparison.difference)} apart"
+    caveat = "" if must_be_same else "; that may be what was asked for, and refutes nothing"
+    return f"something else: {difference_text(comparison)}{caveat}"
 
 
 def _passes(number: int) -> str:
@@ -151,7 +151,7 @@ def effect_text(effect: Effect) -> str:
     first, second = (_spread(effect, spread) for spread in (effect.first, effect.second))
     change = effect.change
     change_text = "" if change is None else f": {change:+.0%}".replace("%", " %")
-    within = ", no more than runs of one side differ" if effect.overlap and change is not None else ""
+    within = ", no more than runs of one side differ" if effect.overlaps and change is not None else ""
     return f"{first} without it, {second} with it{change_text}{within}"
 
 
@@ -160,7 +160,7 @@ def _spread(effect: Effect, spread: Spread | None) -> str:
         return words.UNKNOWN
     middle, low, high = (_quantity(effect.unit, value) for value in (spread.middle, spread.low, spread.high))
     spans = f"{low} to {high}, " if low != high else ""
-    return f"{middle} ({spans}{_passes(spread.of)})"
+    return f"{middle} ({spans}{_passes(spread.count)})"
 
 
 def _quantity(unit: str, value: float) -> str:
@@ -179,13 +179,13 @@ def plan_lines(report: ClaimReport, commands: Sequence[str], pair_s: float | Non
     yield from header_lines(report, width)
     for name, text in zip(SIDES, commands, strict=True):
         yield from command(name, escape(text), width, _LABEL)
-    most = min(report.terms.most_pairs, _LONGEST_PLAN)
+    most = min(report.terms.max_pairs, _LONGEST_PLAN)
     if pair_s is None:
         takes = "how long that takes is not known before a run of either side is stored"
     else:
         takes = f"{words.seconds(pair_s * FEWEST_PAIRS)} to {words.seconds(pair_s * most)}, by the stored runs"
     fewest = f"{FEWEST_PAIRS} pairs where it fails each time without it and never with it"
-    yield from labelled("takes", f"{fewest}, {report.terms.most_pairs} at most; {takes}", width, _LABEL)
+    yield from labelled("takes", f"{fewest}, {report.terms.max_pairs} at most; {takes}", width, _LABEL)
     yield from labelled("launched", "nothing", width, _LABEL)
 
 
@@ -200,16 +200,16 @@ def verify_header(report: VerifyReport, width: int) -> Iterator[str]:
     """Yield the failure, how often it occurred, and the passes after which it counts as fixed."""
     report = escaped(report)
     yield from paragraph(f"VERIFY  {report.scenario} of {report.run_id}   {report.end}", width, "", "        ")
-    (bad, of), (more_bad, more) = report.here, report.everywhere
-    elsewhere = f"; {more_bad} of {more} in all stored runs of this launch" if more > of else ""
-    yield from labelled("failed", f"{bad} of {words.plural(of, 'run')} there{elsewhere}", width, _LABEL)
+    (bad, of), (more_bad, more) = report.count_in_run, report.count_in_all_runs
+    in_all_text = f"; {more_bad} of {more} in all stored runs of this launch" if more > of else ""
+    yield from labelled("failed", f"{bad} of {words.plural(of, 'run')} there{in_all_text}", width, _LABEL)
     yield from labelled("needs", needs_text(report), width, _LABEL)
     yield ""
 
 
 def needs_text(report: VerifyReport) -> str:
-    bad, of = report.rate
-    passes = _passes(report.needed)
+    bad, of = report.lowest_count
+    passes = _passes(report.passes_needed)
     if bad == of:
         return f"{passes} before it counts as fixed: it failed each time; --repeat N asks for more"
     rate = f"what fails in {percent(bad / of)} of the runs would have shown, {percent(report.confidence)} sure"
@@ -218,21 +218,21 @@ def needs_text(report: VerifyReport) -> str:
 
 def verify_line(report: VerifyReport, width: int) -> str:
     """Return the last trial: "  3  PASS   7.6 s   3 of 14 passes"."""
-    verdict, _, rest = escape(report.last).partition(" · ")
+    verdict, _, rest = escape(report.last_end).partition(" · ")
     took = words.seconds(report.trials[-1].wall_s)
-    line = f"{len(report.trials):>3}  {verdict:<5} {took:>7}   {report.passes} of {report.needed} passes"
+    line = f"{len(report.trials):>3}  {verdict:<5} {took:>7}   {report.passes} of {report.passes_needed} passes"
     return cropped(f"{line}   {rest}".rstrip(), width)
 
 
 def verify_why(report: VerifyReport) -> str:
-    passed = f"{report.passes} of {report.needed} times"
+    passed_text = f"{report.passes} of {report.passes_needed} times"
     if report.result is VerificationResult.FIXED:
-        return f"it passed {passed}"
+        return f"it passed {passed_text}"
     if report.result is VerificationResult.NOT_FIXED:
-        return f"run {len(report.trials)} fails alike: {report.last}"
+        return f"run {len(report.trials)} fails alike: {report.last_end}"
     if report.result is VerificationResult.FAILS_OTHERWISE:
-        return f"run {len(report.trials)} fails in another way: {report.last}"
-    return f"interrupted, passed {passed}" if report.interrupted else f"not judged, passed {passed}"
+        return f"run {len(report.trials)} fails in another way: {report.last_end}"
+    return f"interrupted, passed {passed_text}" if report.interrupted else f"not judged, passed {passed_text}"
 
 
 def verify_answer(report: VerifyReport, run_dir: Path, ledger: Path | None, width: int) -> Iterator[str]:

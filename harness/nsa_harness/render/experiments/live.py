@@ -89,13 +89,13 @@ class ExperimentScreen(Listener):
         if running is None:
             return []
         text, since_s = running
-        return [self._drawn(f"  {text}   {words.seconds(self._clock_s() - since_s)}")]
+        return [self._fit_line(f"  {text}   {words.seconds(self._clock_s() - since_s)}")]
 
     def _stop(self) -> None:
         with self._lock:
             self._running = None
 
-    def _drawn(self, line: str) -> str:
+    def _fit_line(self, line: str) -> str:
         return self._paint.colour(cropped(line, self._width - 1))  # a full line would wrap when the window shrinks
 
     @property

@@ -10,7 +10,7 @@ from itertools import islice, pairwise
 
 from rich.cells import cell_len
 
-from nsa_harness.core.experiment.trial import SLOW, Signature, line_word, same
+from nsa_harness.core.experiment.trial import SLOW, Signature, file_and_line, is_same_failure
 from nsa_harness.core.report import Status
 from nsa_harness.core.search.question import CONTROLS, ProbeResult, Purpose, Round, Subset
 from nsa_harness.core.search.report import BisectReport, ProbeReport
@@ -23,21 +23,21 @@ from nsa_harness.texts import words
 ON, OFF, PARTLY = "■", "·", "▒"
 NO_VERDICT, EARLY = "none", "wait"
 
-Next = Round | ProbeReport  # what is probed next
+NextProbe = Round | ProbeReport  # what is probed next
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ProbeText:
     """One probe as text. If it was not launched, neither its items nor its time are shown."""
 
     n: int
     step: str  # "[0,12) → [6,12)" if it narrows the search, else its purpose
-    why: str  # "right edge, fork"
-    chosen: Subset  # the items that were switched on
+    purpose: str  # "right edge, fork"
+    switched_on: Subset  # the items that were switched on
     open: tuple[int, int]  # the items that were still open before it
     value: str  # the value that was launched, for items in order; else empty
     config: str
-    launched: bool
+    was_launched: bool
     verdict: str  # EARLY if it was ended before its verdict, NO_VERDICT if it was not launched
     counts_as: ProbeResult
     took: str
@@ -46,7 +46,7 @@ class Row:
 
     def signs(self, pools: Sequence[range]) -> list[str]:
         """Return one sign per column of items."""
-        return [sign([place in self.chosen for place in pool]) for pool in pools]
+        return [sign([place in self.switched_on for place in pool]) for pool in pools]
 
     @property
     def title(self) -> str:
@@ -55,7 +55,7 @@ class Row:
         return " · ".join(filter(None, parts))
 
 
-def rows(report: BisectReport) -> Iterator[Row]:
+def rows(report: BisectReport) -> Iterator[ProbeText]:
     """Yield the row of each probe of a search that has ended."""
     for index, probe in enumerate(report.probes):
         # Probes of one round are adjacent; the first probe of the next round shows what this round left open.
@@ -63,19 +63,19 @@ def rows(report: BisectReport) -> Iterator[Row]:
         yield row(report, probe, next(following, None))
 
 
-def row(report: BisectReport, probe: ProbeReport, following: Next | None) -> Row:
+def row(report: BisectReport, probe: ProbeReport, following: NextProbe | None) -> ProbeText:
     """Return the row of a probe. `following`: what is probed next; None: nothing, or not known yet."""
     subject = report.subject
-    pace = "" if probe.step_s is None else f"{bisect_words.pace_word(probe.step_s)} a step"
-    return Row(
+    pace = "" if probe.step_s is None else f"{bisect_words.step_time_text(probe.step_s)} a step"
+    return ProbeText(
         n=probe.n,
         step=_step(report, probe, following),
-        why=f"{probe.purpose.value.replace('_', ' ')}, {probe.launcher}",
-        chosen=probe.indices,
+        purpose=f"{probe.purpose.value.replace('_', ' ')}, {probe.launcher}",
+        switched_on=probe.indices,
         open=probe.open,
         value=bisect_words.last_value(subject, probe) if subject.ordered else "",
-        config=bisect_words.config_words(subject.config(probe.indices)),
-        launched=probe.was_launched,
+        config=bisect_words.config_text(subject.config(probe.indices)),
+        was_launched=probe.was_launched,
         verdict=EARLY if probe.early else probe.verdict or NO_VERDICT,
         counts_as=probe.counts_as,
         took=words.seconds(probe.wall_s) if probe.was_launched else "",
@@ -84,7 +84,7 @@ def row(report: BisectReport, probe: ProbeReport, following: Next | None) -> Row
     )
 
 
-def pooled(count: int, most: int) -> tuple[range, ...]:
+def column_groups(count: int, most: int) -> tuple[range, ...]:
     """Return the items of each column: one item per column if `most` columns are enough, else as few as possible."""
     size = max(1, -(-count // most))
     return tuple(range(start, min(start + size, count)) for start in range(0, count, size))
@@ -98,17 +98,17 @@ def _round(probe: ProbeReport) -> tuple[Purpose, tuple[int, int], int]:
     return probe.purpose, probe.open, probe.left
 
 
-def _step(report: BisectReport, probe: ProbeReport, following: Next | None) -> str:
+def _step(report: BisectReport, probe: ProbeReport, following: NextProbe | None) -> str:
     subject = report.subject
     if probe.purpose not in bisect_words.SEARCHING:
         return _purpose(subject, probe)
-    before = bisect_words.span(subject, probe.open)
+    before = bisect_words.range_text(subject, probe.open)
     # The next round shows what is left; after the last round, the probe's own answer does.
-    left = bisect_words.left_open(probe, report)
+    still_open = bisect_words.range_left_open(probe, report)
     if following is not None and following.purpose is probe.purpose:
         is_inside = probe.open[0] <= following.open[0] and following.open[1] <= probe.open[1]
-        left = following.open if is_inside else left
-    after = bisect_words.span(subject, left)
+        still_open = following.open if is_inside else still_open
+    after = bisect_words.range_text(subject, still_open)
     return before if after == before else f"{before} → {after}"
 
 
@@ -117,16 +117,16 @@ def _purpose(subject: Subject, probe: ProbeReport) -> str:
         case Purpose.CONTROL_GOOD | Purpose.CONTROL_BAD:
             return "control"
         case Purpose.ALONE:
-            return f"shape: {_few(subject, sorted(probe.indices))} alone"
+            return f"shape: {_short_items(subject, sorted(probe.indices))} alone"
         case Purpose.DROP_ONE:
             missing = sorted(set(range(*probe.open)) - probe.indices)
-            return f"proof: without {_few(subject, missing)}" if len(missing) == 1 else "proof: one removed"
+            return f"proof: without {_short_items(subject, missing)}" if len(missing) == 1 else "proof: one removed"
         case Purpose.PROOF_BAD | Purpose.PROOF_GOOD:
             return f"proof, {probe.launcher}"
     return bisect_words.PURPOSES[probe.purpose]
 
 
-def _few(subject: Subject, places: Sequence[int]) -> str:
+def _short_items(subject: Subject, places: Sequence[int]) -> str:
     """Return items for a narrow column: numbers, or names if they are short."""
     if subject.form is SubjectForm.LAYERS:
         shorter = describe_layers([int(str(subject.items[place])) for place in places])
@@ -149,11 +149,15 @@ def _result_text(report: BisectReport, probe: ProbeReport) -> str:
         return ""
     if report.signature is not None and report.signature.verdict == SLOW:
         return "slow"
-    seen_before = any(other.n < probe.n and other.counts_as is ProbeResult.BAD for other in report.probes)
-    if probe.purpose in CONTROLS or not seen_before:
+    has_earlier_failure = any(other.n < probe.n and other.counts_as is ProbeResult.BAD for other in report.probes)
+    if probe.purpose in CONTROLS or not has_earlier_failure:
         return _where(probe)
-    seen = Signature(verdict=probe.verdict or "", cause=probe.cause, place=line_word(probe.place))
-    return "same" if report.signature is None or same(seen, report.signature) else f"counts too: {seen}"
+    probe_signature = Signature(verdict=probe.verdict or "", cause=probe.cause, place=file_and_line(probe.place))
+    return (
+        "same"
+        if report.signature is None or is_same_failure(probe_signature, report.signature)
+        else f"counts too: {probe_signature}"
+    )
 
 
 def _where(probe: ProbeReport) -> str:
@@ -164,9 +168,9 @@ def _where(probe: ProbeReport) -> str:
 
 def _repeats_text(report: BisectReport, probe: ProbeReport) -> str:
     """Return "2 of 3": how often this configuration has had this result, among its probes so far; "" for the first."""
-    same = [other for other in report.probes if other.subset == probe.subset and other.n <= probe.n]
-    equal = sum(other.counts_as is probe.counts_as for other in same)
-    return f"{equal} of {len(same)}" if len(same) > 1 else ""
+    is_same_failure = [other for other in report.probes if other.subset == probe.subset and other.n <= probe.n]
+    equal = sum(other.counts_as is probe.counts_as for other in is_same_failure)
+    return f"{equal} of {len(is_same_failure)}" if len(is_same_failure) > 1 else ""
 
 
 # As text: a row per probe, and a column per item or, for items in order, the value.
@@ -198,7 +202,7 @@ class Grid:
             yield f"{cropped(noun, columns):>{columns}}  {self._ruler}"
         yield from self._legend()
 
-    def row(self, row: Row) -> Iterator[str]:
+    def row(self, row: ProbeText) -> Iterator[str]:
         step, remark, number = escape(row.step), escape(row.remark), f"{row.n:>{_NUMBER}}  "
         cells, verdict = self._cells(row), cropped(escape(row.verdict), _VERDICT)
         if self._narrow:
@@ -211,7 +215,7 @@ class Grid:
         line = f"{number}{padded(step, self._step)}  {padded(cells, self._grid_columns)}   {verdict:<{_VERDICT}}"
         yield from self._with_remark(f"{line} {row.took:>{_TIME}}".rstrip(), remark)
 
-    def whole(self, rows: Iterable[Row]) -> Iterator[str]:
+    def whole(self, rows: Iterable[ProbeText]) -> Iterator[str]:
         """Yield the head and the rows of a search that has ended."""
         yield from self.head()
         for row in rows:
@@ -226,10 +230,10 @@ class Grid:
             yield line
             yield from paragraph(remark, self.width, f"{_INDENT}  ")
 
-    def _cells(self, row: Row) -> str:
+    def _cells(self, row: ProbeText) -> str:
         if self.subject.ordered:
             return cropped(escape(f"{self._name}{row.value}"), self._room)
-        if not row.launched:  # no item was switched on or off
+        if not row.was_launched:  # no item was switched on or off
             return " " * self._grid_columns
         signs = row.signs(self._pools)
         if self._numbered:
@@ -248,7 +252,7 @@ class Grid:
     @cached_property
     def _step(self) -> int:
         """The columns for the step of a probe."""
-        whole = bisect_words.span(self.subject, (0, len(self.subject.items)))
+        whole = bisect_words.range_text(self.subject, (0, len(self.subject.items)))
         return min(max(2 * cell_len(escape(whole)) + 3, _LEAST_STEP), _MOST_STEP)
 
     @property
@@ -262,12 +266,12 @@ class Grid:
         if not self.subject.ordered:
             return cell_len(self._ruler) if self._numbered else len(self._pools)
         places = [*range(min(len(self.subject.items), 2)), len(self.subject.items) - 1]
-        labels = [bisect_words.value_before(self.subject, 0), *map(self.subject.label, places)]
+        labels = [bisect_words.value_below(self.subject, 0), *map(self.subject.label, places)]
         return min(max(cell_len(escape(f"{self._name}{label}")) for label in labels), self._room)
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
-        return tuple(escape(bisect_words.item_word(self.subject, place)) for place in range(len(self.subject.items)))
+        return tuple(escape(bisect_words.item_text(self.subject, place)) for place in range(len(self.subject.items)))
 
     @cached_property
     def _labels(self) -> tuple[str, ...]:
@@ -285,7 +289,7 @@ class Grid:
     @cached_property
     def _pools(self) -> tuple[range, ...]:
         count = len(self.subject.items)
-        return pooled(count, count if self._numbered else self._room)
+        return column_groups(count, count if self._numbered else self._room)
 
     @cached_property
     def _ruler(self) -> str:
@@ -300,18 +304,18 @@ class Grid:
 
     def _legend(self) -> Iterator[str]:
         if self._labels != self._names:
-            left = len(_INDENT) if self._narrow else len(_INDENT) + self._step + 2
-            ends = [left + sum(len(label) + 1 for label in self._labels[:place]) for place in range(len(self._names))]
+            indent = len(_INDENT) if self._narrow else len(_INDENT) + self._step + 2
+            ends = [indent + sum(len(label) + 1 for label in self._labels[:index]) for index in range(len(self._names))]
             hangs = self._numbered and ends[-1] + _LEAST_LEGEND <= self.width
-            for place in reversed(range(len(self._names))) if hangs else range(len(self._names)):
-                label, name = self._labels[place], self._names[place]
-                bars = "".join(f"{'│':>{end - before}}" for before, end in pairwise((-1, *ends[:place])))
-                first, rest = (f"{bars:<{ends[place]}}└ ", bars) if hangs else (f"  {label:>3}  ", " " * 7)
+            for index in reversed(range(len(self._names))) if hangs else range(len(self._names)):
+                label, name = self._labels[index], self._names[index]
+                bars = "".join(f"{'│':>{end - before}}" for before, end in pairwise((-1, *ends[:index])))
+                first, rest = (f"{bars:<{ends[index]}}└ ", bars) if hangs else (f"  {label:>3}  ", " " * 7)
                 yield from paragraph(name, self.width, first, f"{rest:<{len(first)}}")
         if len(self._pools[0]) > 1:
             size = len(self._pools[0])
-            pooled = f"one column is {size} {plural(self.subject.noun)}: {ON} all on, {PARTLY} some"
-            yield from paragraph(escape(pooled), self.width, "  ")
+            column_text = f"one column is {size} {plural(self.subject.noun)}: {ON} all on, {PARTLY} some"
+            yield from paragraph(escape(column_text), self.width, "  ")
 
 
 # For the page: probes down, items across. Only shapes are drawn, GRID_WIDTH wide, and stretched to the available room.
@@ -319,7 +323,7 @@ class Grid:
 
 
 GRID_WIDTH, ROW_HEIGHT, CELL_HEIGHT = 400, 18, 13
-SHOWN = 200  # rows
+MAX_DRAWN_ROWS = 200  # rows
 _MOST_CELLS = 100  # more items share cells
 _LABEL_EVERY = 30.0  # least distance between labels, in units of GRID_WIDTH, which a telephone draws at two thirds
 _SIGN = 9.0  # width of one character of a label, in the same units
@@ -338,7 +342,7 @@ class Cell:
 class ProbeRow:
     """A row of shapes. `open_x` and `open_width`: the items that were open before the probe."""
 
-    row: Row
+    row: ProbeText
     cells: tuple[Cell, ...]
     open_x: float
     open_width: float
@@ -360,25 +364,25 @@ def picture(report: BisectReport) -> Picture | None:
     if not report.probes:
         return None
     subject, answer = report.subject, _answer(report)
-    counted = bisect_words.counted(len(subject.items), subject.noun)
-    drawn = tuple(_drawn(subject, row) for row in islice(rows(report), SHOWN))
+    count_text = bisect_words.count_text(len(subject.items), subject.noun)
+    probe_rows = tuple(_draw_row(subject, row) for row in islice(rows(report), MAX_DRAWN_ROWS))
     return Picture(
         title=f"{words.plural(len(report.probes), 'probe')} against "
-        + (f"values of {subject.key}" if subject.ordered else counted),
+        + (f"values of {subject.key}" if subject.ordered else count_text),
         noun=subject.key if subject.ordered else subject.noun,
         labels=_labels(subject),
-        rows=drawn,
+        rows=probe_rows,
         answer=_zones(report) or (_cells(subject, answer) if answer else ()),
-        omitted=len(report.probes) - len(drawn),
+        omitted=len(report.probes) - len(probe_rows),
     )
 
 
-def _drawn(subject: Subject, row: Row) -> ProbeRow:
+def _draw_row(subject: Subject, row: ProbeText) -> ProbeRow:
     value = words.middle(row.value, 24)
     first, last = _x(row.open[0], subject), _x(max(row.open), subject)
     return ProbeRow(
         row=row,
-        cells=_cells(subject, row.chosen),
+        cells=_cells(subject, row.switched_on),
         open_x=first,
         open_width=round(last - first, 1),
         remark=words.middle(" · ".join(filter(None, (value, row.remark))), _REMARK),
@@ -391,7 +395,7 @@ def _cells(subject: Subject, chosen: frozenset[int]) -> tuple[Cell, ...]:
         # The good end lies before the first item.
         at = _x(max(chosen, default=-1) + 1, subject)
         return (Cell(x=min(max(at - 4.0, 0.0), GRID_WIDTH - 8.0), width=8.0, role="on"),)
-    pools = pooled(len(subject.items), _MOST_CELLS)
+    pools = column_groups(len(subject.items), _MOST_CELLS)
     wide = GRID_WIDTH / len(pools)
     gap = 2.0 if wide >= 10 else 1.0 if wide >= 6 else 0.0
     return tuple(
@@ -416,21 +420,21 @@ def _x(place: int, subject: Subject) -> float:
 
 def _labels(subject: Subject) -> tuple[tuple[float, str], ...]:
     if subject.ordered:
-        ends = (bisect_words.value_before(subject, 0), subject.label(len(subject.items) - 1))
+        ends = (bisect_words.value_below(subject, 0), subject.label(len(subject.items) - 1))
         return ((0.0, words.middle(ends[0], 16)), (100.0, words.middle(ends[1], 16)))
-    pools = pooled(len(subject.items), _MOST_CELLS)
+    pools = column_groups(len(subject.items), _MOST_CELLS)
     wide = GRID_WIDTH / len(pools)
     every = max(1, math.ceil(_LABEL_EVERY / wide))
     names = [subject.label(pool[0]) for pool in pools]
     short = all(len(name) * _SIGN <= wide * every for name in names)
-    shown = names if short else [str(pool[0] + 1) for pool in pools]
-    return tuple((round(100 * (index + 0.5) / len(pools), 2), shown[index]) for index in range(0, len(pools), every))
+    texts = names if short else [str(pool[0] + 1) for pool in pools]
+    return tuple((round(100 * (index + 0.5) / len(pools), 2), texts[index]) for index in range(0, len(pools), every))
 
 
 def legend(report: BisectReport) -> tuple[str, ...]:
     """Return the items that the numbers above the columns stand for, or none if the labels are the items."""
     subject = report.subject
-    items = tuple(bisect_words.item_word(subject, place) for place in range(len(subject.items)))
+    items = tuple(bisect_words.item_text(subject, place) for place in range(len(subject.items)))
     return () if subject.ordered or all(label in items for _, label in _labels(subject)) else items
 
 

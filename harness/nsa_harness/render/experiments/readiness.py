@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsa_harness.core.experiment.readiness import (
-    Blame,
     Checklist,
+    CriterionResult,
     CriterionRow,
     Decision,
-    Number,
+    FailureReason,
+    Measurement,
     Phase,
     PhaseRow,
-    Result,
     Untested,
 )
 from nsa_harness.core.plan import RunSpec, Skip
@@ -69,15 +69,15 @@ def readiness_json(record: ReadinessRecord) -> str:
 def readiness_md(record: ReadinessRecord) -> str:
     """Return the document."""
     record = escaped(record)
-    untested = [f"- {markdown(one.what)}: {markdown(one.why)}" for one in record.not_tested]
+    untested_lines = [f"- {markdown(part.what)}: {markdown(part.why)}" for part in record.not_tested]
     sections = [
         [f"# {record.verdict} · ready {markdown(record.shape)}", "", f"**{markdown(sentence(headline(record)))}**"],
         *([["The check was cut short; the same command goes on with what was made."]] if not record.ended else []),
-        *(_blame_section(blame) for blame in blames(record)[:1]),
+        *(_reason_section(blame) for blame in failure_reasons(record)[:1]),
         ["## Criteria", "", *_criteria_table(record)],
-        *([["## Not tested here", "", *untested]] if untested else []),
+        *([["## Not tested here", "", *untested_lines]] if untested_lines else []),
         ["## Phases", "", *_phases_table(record)],
-        *(_blame_section(blame, "## Also") for blame in blames(record)[1:]),
+        *(_reason_section(blame, "## Also") for blame in failure_reasons(record)[1:]),
         [
             f"Run {markdown_code(record.run_id)} on {markdown(record.machine.host)} ·"
             f" {markdown(words.machine_line(record.machine))} · nsa-harness {record.harness} · checklist:"
@@ -92,79 +92,85 @@ def readiness_md(record: ReadinessRecord) -> str:
 def headline(record: ReadinessRecord) -> str:
     """Return the reason for the verdict in one sentence."""
     if record.verdict is Decision.NO_GO:
-        missed = _missed(record)
-        return "; ".join(missed[:_MOST_NAMED]) + (
-            f"; and {len(missed) - _MOST_NAMED} more" if len(missed) > _MOST_NAMED else ""
+        missed_texts = _missed_texts(record)
+        return "; ".join(missed_texts[:_MAX_NAMED]) + (
+            f"; and {len(missed_texts) - _MAX_NAMED} more" if len(missed_texts) > _MAX_NAMED else ""
         )
-    met = sum(row.result is Result.MET for row in record.criteria)
-    counts = f"{met} of {_criteria(len(record.criteria))} met"
+    met_count = sum(row.result is CriterionResult.MET for row in record.criteria)
+    counts = f"{met_count} of {_criteria(len(record.criteria))} met"
     rows = [(row.name, row.result, row.why) for row in record.criteria]
     rows += [(row.name, row.result, row.why) for row in record.phases]
-    left = [f"{name}: {why}" for name, result, why in rows if result in (Result.OPEN, Result.NOT_REACHED)]
+    open_texts = [
+        f"{name}: {why}" for name, result, why in rows if result in (CriterionResult.OPEN, CriterionResult.NOT_REACHED)
+    ]
     if record.verdict is Decision.GO:
-        untested = ", ".join(one.what for one in record.not_tested)
-        return f"{counts}, none missed" + (f"; {untested} not tested here" if untested else "")
-    first = left[0] if left else "nothing could be tested here"
-    return f"{counts}; {first}" + (f"; and {len(left) - 1} more open" if len(left) > 1 else "")
+        untested_names = ", ".join(part.what for part in record.not_tested)
+        return f"{counts}, none missed" + (f"; {untested_names} not tested here" if untested_names else "")
+    first = open_texts[0] if open_texts else "nothing could be tested here"
+    return f"{counts}; {first}" + (f"; and {len(open_texts) - 1} more open" if len(open_texts) > 1 else "")
 
 
 def _criteria(count: int) -> str:
     return "1 criterion" if count == 1 else f"{count} criteria"
 
 
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
-def _missed(record: ReadinessRecord) -> list[str]:
+def _missed_texts(record: ReadinessRecord) -> list[str]:
     """Return the runs that did not pass, then the missed criteria, then the runs that passed with a fault."""
-    missed = [row for row in record.criteria if row.result is Result.MISSED]
-    bad = [run for row in record.phases if row.result is Result.MISSED for run in row.runs if not run.as_it_should]
-    runs = [(run, f"{run.scenario} was {run.verdict}{f' ({run.cause})' if run.cause else ''}") for run in bad]
+    missed_criteria = [row for row in record.criteria if row.result is CriterionResult.MISSED]
+    failed_runs = [
+        run for row in record.phases if row.result is CriterionResult.MISSED for run in row.runs if not run.as_it_should
+    ]
+    runs = [(run, f"{run.scenario} was {run.verdict}{f' ({run.cause})' if run.cause else ''}") for run in failed_runs]
     return [
         *(text for run, text in runs if run.verdict != Status.PASS),
-        *(f"{row.name}: {measured_words(row)} in {row.run}, limit {limit_words(row)}" for row in missed),
+        *(f"{row.name}: {measured_text(row)} in {row.run}, limit {limit_text(row)}" for row in missed_criteria),
         *(text for run, text in runs if run.verdict == Status.PASS),
     ]
 
 
-def blames(record: ReadinessRecord) -> list[Blame]:
+def failure_reasons(record: ReadinessRecord) -> list[FailureReason]:
     """Return the reason for each run that did not end as it should, once per run; failed runs come first."""
-    found = [run.blame for row in record.phases for run in row.runs if run.blame is not None]
-    missed = [row.blame for row in record.criteria if row.result is Result.MISSED and row.blame is not None]
-    return list({blame.run: blame for blame in reversed([*found, *missed])}.values())[::-1]
+    run_reasons = [run.blame for row in record.phases for run in row.runs if run.blame is not None]
+    criterion_reasons = [
+        row.blame for row in record.criteria if row.result is CriterionResult.MISSED and row.blame is not None
+    ]
+    return list({blame.run: blame for blame in reversed([*run_reasons, *criterion_reasons])}.values())[::-1]
 
 
-def limit_words(row: CriterionRow) -> str:
-    return " and ".join(f"{_SIGNS[key]} {amount(limit, row.unit)}" for key, limit in row.limit)
+def limit_text(row: CriterionRow) -> str:
+    return " and ".join(f"{_SIGNS[key]} {amount_text(limit, row.unit)}" for key, limit in row.limit)
 
 
-def measured_words(row: CriterionRow) -> str:
+def measured_text(row: CriterionRow) -> str:
     number = row.measured
     if number is None:
         return row.result.value
-    return f"{amount(number.value, row.unit)}{_interval(number, row.unit)}"
+    return f"{amount_text(number.value, row.unit)}{_interval(number, row.unit)}"
 
 
-def _interval(number: Number, unit: str) -> str:
+def _interval(number: Measurement, unit: str) -> str:
     if number.low is None or number.high is None:
         return ""
     bare = _BYTES if unit.startswith(_BYTES) else ""
-    return f" ({amount(number.low, bare)} to {amount(number.high, bare)})"
+    return f" ({amount_text(number.low, bare)} to {amount_text(number.high, bare)})"
 
 
-def margin_words(row: CriterionRow) -> str:
+def margin_text(row: CriterionRow) -> str:
     """Return how far the number is inside its limit."""
     if row.margin is None or row.measured is None:
         return ""
     from_below = any(key in ("gt", "ge") for key, _ in row.limit)
-    if row.result is Result.MISSED:
+    if row.result is CriterionResult.MISSED:
         return f"{-row.margin:.0%} short" if from_below else f"{1 - row.margin:.3g} times the limit"
     if from_below and row.margin >= 1:
         return f"{row.margin + 1:.3g} times the limit"
     return f"{row.margin:.0%}" if row.margin else "just met"
 
 
-def amount(value: float, unit: str) -> str:
+def amount_text(value: float, unit: str) -> str:
     """ "28.4 GB", "95.7 kB a step", "812 tokens/s"."""
     if not unit.startswith(_BYTES):
         return f"{value:.4g} {unit}".strip()
@@ -177,9 +183,9 @@ def _criteria_table(record: ReadinessRecord) -> list[str]:
         (
             markdown(row.name),
             f"**{row.result.value}**",
-            markdown(measured_words(row)) if row.measured else "",
-            markdown(limit_words(row)),
-            margin_words(row) if row.measured else markdown(row.why),
+            markdown(measured_text(row)) if row.measured else "",
+            markdown(limit_text(row)),
+            margin_text(row) if row.measured else markdown(row.why),
             _run_link(row.run, row.dir),
             markdown_code(row.repeat, in_table=True) if row.repeat else "",
         )
@@ -194,7 +200,7 @@ def _run_link(run: str | None, directory: str | None) -> str:
 
 
 def _phases_table(record: ReadinessRecord) -> list[str]:
-    names = {Result.MET: "passed", Result.MISSED: "failed"}
+    names = {CriterionResult.MET: "passed", CriterionResult.MISSED: "failed"}
     rows = [
         (
             markdown(row.name),
@@ -207,7 +213,7 @@ def _phases_table(record: ReadinessRecord) -> list[str]:
     return markdown_table(("phase", "result", "runs", "time:"), rows)
 
 
-def _blame_section(blame: Blame, title: str = "## Cause") -> list[str]:
+def _reason_section(blame: FailureReason, title: str = "## Cause") -> list[str]:
     place = f" at {markdown_code(words.place_name(blame.place))}" if blame.place else ""
     cause = f", {blame.cause}" if blame.cause else ""
     return [
@@ -220,7 +226,7 @@ def _blame_section(blame: Blame, title: str = "## Cause") -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Takes:
+class TimeEstimate:
     """The expected and the longest time of a phase or a check."""
 
     about_s: float | None  # None: no similar run has ended
@@ -232,7 +238,7 @@ class Takes:
         return ", ".join([*about, bound])
 
 
-def header_lines(shape: str, checklist: Checklist, takes: Takes, note: str, width: int) -> Iterator[str]:
+def header_lines(shape: str, checklist: Checklist, takes: TimeEstimate, note: str, width: int) -> Iterator[str]:
     phases, criteria = len(checklist.phases), len(checklist.criteria)
     counts = f"{words.plural(phases, 'phase')}, {_criteria(criteria)}"
     yield from paragraph(f"READY  {shape}   {counts}, {takes}", width, "", "       ")
@@ -241,13 +247,19 @@ def header_lines(shape: str, checklist: Checklist, takes: Takes, note: str, widt
 
 
 def phase_lines(
-    number: int, of: int, phase: Phase, following: Sequence[Phase], takes: Takes, left: Takes, width: int
+    number: int,
+    of: int,
+    phase: Phase,
+    following: Sequence[Phase],
+    takes: TimeEstimate,
+    takes_in_all: TimeEstimate,
+    width: int,
 ) -> Iterator[str]:
     """Yield the phase that begins, the time that it may take, and the next phase."""
     yield ""
     about = f"   {escape(phase.about)}" if phase.about else ""
     yield from paragraph(f"{number}/{of}  {phase.name}{about}", width, "", "     ")
-    after = f"; then {following[0].name} · all that is left {left}" if following else ", the last one"
+    after = f"; then {following[0].name} · all that is left {takes_in_all}" if following else ", the last one"
     yield from paragraph(f"{takes}{after}", width, "     ")
 
 
@@ -261,25 +273,27 @@ def plan_lines(shape: str, phases: Sequence[tuple[Phase, Sequence[RunSpec | Skip
         needs = f" · needs {', '.join(phase.needs)}" if phase.needs else ""
         yield f"{phase.name} ({shape}) · together {phase.together}{needs}"
         for spec in specs:
-            what = f"SKIP {spec.reason}" if isinstance(spec, Skip) else spec.subject
-            yield f"  {spec.scenario}   {escape(what)}"
+            text = f"SKIP {spec.reason}" if isinstance(spec, Skip) else spec.subject
+            yield f"  {spec.scenario}   {escape(text)}"
 
 
-def decided_lines(record: ReadinessRecord, run_dir: Path, width: int) -> Iterator[str]:
+def result_lines(record: ReadinessRecord, run_dir: Path, width: int) -> Iterator[str]:
     """Yield the last lines: each criterion, what was not reached or tested, the cause, and at the end the verdict."""
     record = escaped(record)
     yield ""
     rows = [
-        (row.name, row.result.value, measured_words(row) if row.measured else "", limit_words(row), margin_words(row))
+        (row.name, row.result.value, measured_text(row) if row.measured else "", limit_text(row), margin_text(row))
         for row in record.criteria
     ]
     yield from table(("criterion", "result", "measured", "limit", "margin"), rows, width)
     yield ""
     for row in record.phases:
-        if row.result in (Result.NOT_REACHED, Result.OPEN):
+        if row.result in (CriterionResult.NOT_REACHED, CriterionResult.OPEN):
             yield from labelled(row.result.value, f"{row.name}: {row.why}", width, _LABEL)
-    yield from labelled("not tested", " · ".join(f"{one.what} ({one.why})" for one in record.not_tested), width, _LABEL)
-    for blame in blames(record)[:1]:
+    yield from labelled(
+        "not tested", " · ".join(f"{part.what} ({part.why})" for part in record.not_tested), width, _LABEL
+    )
+    for blame in failure_reasons(record)[:1]:
         place = f" at {words.place_name(blame.place)}" if blame.place else ""
         cause = f" {blame.cause}" if blame.cause else ""
         text = f"{blame.run} {blame.verdict}{cause}{place}: {sentence(blame.sentence)}"

@@ -14,7 +14,7 @@ from nsa_harness.core.search.subject import plural
 from nsa_harness.core.search.waits import Waiting
 from nsa_harness.render.experiments import words as bisect_words
 from nsa_harness.render.experiments.live import ExperimentScreen
-from nsa_harness.render.experiments.picture import Grid, Next, row, rows
+from nsa_harness.render.experiments.picture import Grid, NextProbe, row, rows
 from nsa_harness.render.terminal.layout import command, cropped, labelled, paragraph
 from nsa_harness.render.text import escape, escaped
 from nsa_harness.texts import words
@@ -23,7 +23,7 @@ _LABEL = 11
 
 
 @dataclass(frozen=True, kw_only=True)
-class Control:
+class PlannedControl:
     """A control of the plan, before it is launched."""
 
     name: str  # "good" or "bad"; "up to" for an end that is not known to be bad
@@ -42,7 +42,7 @@ def header_lines(report: BisectReport, width: int) -> Iterator[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expected:
+class CaseTime:
     """A case of the plan, and the time that it would take."""
 
     case: EffortCase
@@ -52,10 +52,10 @@ class Expected:
 def plan_lines(
     report: BisectReport,
     parts: Sequence[Stage],
-    cases: Sequence[Expected],
-    controls: Sequence[Control],
+    cases: Sequence[CaseTime],
+    controls: Sequence[PlannedControl],
     width: int,
-    known: str = "",
+    times_text: str = "",
 ) -> Iterator[str]:
     """Yield the output of --dry-run: the question, the controls, and the probes and time of each case.
 
@@ -76,18 +76,18 @@ def plan_lines(
         "at most", f"{words.plural(total_probes(tuple(parts)), 'probe')}: {' · '.join(always)}", width, _LABEL
     )
     longest = max((len(case.case.name) for case in cases), default=0)
-    for number, expected in enumerate(cases):
-        yield from labelled("" if number else "if", _case_words(expected, longest), width, _LABEL)
+    for number, case_time in enumerate(cases):
+        yield from labelled("" if number else "if", _case_text(case_time, longest), width, _LABEL)
     yield from labelled("", "more where answers contradict each other", width, _LABEL)
-    yield from labelled("time", known or "not known before the controls have run", width, _LABEL)
+    yield from labelled("time", times_text or "not known before the controls have run", width, _LABEL)
     yield from labelled("launched", "nothing", width, _LABEL)
 
 
-def _case_words(expected: Expected, longest: int) -> str:
-    case = expected.case
+def _case_text(case_time: CaseTime, longest: int) -> str:
+    case = case_time.case
     how = "about" if case.is_estimate else "" if case.is_additional else "at most"
     probes = f"{case.probes} more" if case.is_additional else words.plural(case.probes, "probe")
-    takes = "" if expected.takes_s is None else f"   {words.seconds(expected.takes_s)}"
+    takes = "" if case_time.takes_s is None else f"   {words.seconds(case_time.takes_s)}"
     return f"{case.name:<{longest}}   {f'{how} {probes}'.strip()}{takes}"
 
 
@@ -98,7 +98,9 @@ def progress_line(
 
     `left_s`: expected time of the rest of the search.
     """
-    return cropped(f"  {escape(_state_text(report, running, left_s))}   {_running(report, running, elapsed_s)}", width)
+    return cropped(
+        f"  {escape(_state_text(report, running, left_s))}   {_running_text(report, running, elapsed_s)}", width
+    )
 
 
 def waiting_text(waiting: Waiting, since_s: float = 0.0) -> str:
@@ -118,13 +120,13 @@ def answer_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[st
     report = escaped(report)
     open_ = report.answer.kind is AnswerKind.UNDECIDED
     tag = "UNDECIDED" if open_ else "ANSWER"
-    answer = bisect_words.open_word(report) if open_ else bisect_words.headline(report)
-    setting = bisect_words.setting_word(report)
-    parts = (f"{tag}  {answer}", f"({setting})" if setting else "", bisect_words.sureness(report.answer))
+    answer = bisect_words.open_text(report) if open_ else bisect_words.headline(report)
+    setting = bisect_words.setting_text(report)
+    parts = (f"{tag}  {answer}", f"({setting})" if setting else "", bisect_words.certainty_text(report.answer))
     yield from paragraph("   ".join(filter(None, parts)), width, "", " " * (len(tag) + 2))
     yield ""
     for fact in bisect_words.facts(report):
-        lines = command if fact.command else labelled
+        lines = command if fact.is_command else labelled
         for number, text in enumerate(fact.texts):
             yield from lines("" if number else fact.label, text, width, _LABEL)
     yield from command("paste", escape(f"{run_dir}/BISECT.md"), width, _LABEL)
@@ -143,14 +145,14 @@ def stored_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[st
 def _state_text(report: BisectReport, running: Round, left_s: float | None) -> str:
     """Return the items, the items still open, the most probes left, and the expected time of the rest."""
     subject = report.subject
-    whole = bisect_words.span(subject, (0, len(subject.items)))
-    now = bisect_words.span(subject, running.open)
+    whole = bisect_words.range_text(subject, (0, len(subject.items)))
+    now = bisect_words.range_text(subject, running.open)
     name = subject.key.rpartition(".")[2] if subject.ordered else plural(subject.noun)
     searching = running.purpose in bisect_words.SEARCHING
     text = f"{name} {whole}{f' → {now}' if searching and now != whole else ''}"
     rest = "" if left_s is None else f"; {_round_seconds(left_s)} left in all"
     if not searching:
-        return f"{text}, {bisect_words.round_word(running.purpose)}{rest}"
+        return f"{text}, {bisect_words.round_text(running.purpose)}{rest}"
     about = f"about {words.plural(running.probes_left + len(running.subsets), 'probe')}"
     return f"{text}, {about}{rest or ' left'}"
 
@@ -159,13 +161,13 @@ def _round_seconds(seconds: float) -> str:
     return words.seconds(float(round(seconds))) if seconds >= 99.5 else f"{max(round(seconds), 1)} s"
 
 
-def _running(report: BisectReport, running: Round, elapsed_s: float) -> str:
+def _running_text(report: BisectReport, running: Round, elapsed_s: float) -> str:
     first, last = len(report.probes) + 1, len(report.probes) + len(running.subsets)
-    which = f"probe {first}" if first == last else f"probes {first}-{last}"
-    return f"{which}, {words.seconds(elapsed_s)}"
+    probes_text = f"probe {first}" if first == last else f"probes {first}-{last}"
+    return f"{probes_text}, {words.seconds(elapsed_s)}"
 
 
-_WORTH_A_LINE_S = 15.0  # least wait that gets a line of its own, if no line can be redrawn
+_MIN_REPORTED_WAIT_S = 15.0  # least wait that gets a line of its own, if no line can be redrawn
 _LABELS = "hangs|fails|passes|alone|note|often|tells|zones|why|open|do|place|took|proven at|not tried|paste|page"
 STYLES = (
     (r"(?<=   )PASS(?= |$)", "green"),
@@ -201,24 +203,24 @@ class BisectScreen(ExperimentScreen):
         self._reported: set[int] = set()  # probes whose wait was already reported
         self._pending: tuple[ProbeReport, BisectReport] | None = None  # a probe whose row is not printed yet
 
-    def begun(self, report: BisectReport) -> None:
+    def show_header(self, report: BisectReport) -> None:
         """Print the question and the head of the picture."""
         with self._harmless():
             self._grid = Grid(subject=report.subject, width=self._width)
             self._print(header_lines(report, self._width))
             self._print(self._grid.head())
 
-    def round_begun(self, round_: Round, report: BisectReport, left_s: float | None = None) -> None:
+    def show_round(self, round_: Round, report: BisectReport, left_s: float | None = None) -> None:
         """Draw the round that is launched now. `report`: results so far; `left_s`: expected time of the rest."""
         with self._harmless():
             self._row(round_)
-            now_s, left = self._clock_s(), len(round_.subsets)
+            now_s, running_count = self._clock_s(), len(round_.subsets)
             with self._lock:
-                self._round = _Running(round=round_, report=report, since_s=now_s, left=left, left_s=left_s)
+                self._round = _Running(round=round_, report=report, since_s=now_s, left=running_count, left_s=left_s)
             if self._paint.supports_live_view:
                 self._writer.start()
 
-    def probed(self, probe: ProbeReport, report: BisectReport) -> None:
+    def add_probe(self, probe: ProbeReport, report: BisectReport) -> None:
         """Store a probe that has ended. Its row is printed with the next round, which shows what is left."""
         with self._harmless():
             self._row(None)
@@ -230,20 +232,20 @@ class BisectScreen(ExperimentScreen):
                     if self._round.left == 0:
                         self._round = None
 
-    def answered(self, report: BisectReport, run_dir: Path) -> None:
+    def show_answer(self, report: BisectReport, run_dir: Path) -> None:
         with self._harmless():
             self._stop()
             self._print(["", *answer_lines(report, run_dir, self._width)])
             self._writer.settle()
 
-    def waits(self, n: int, waiting: Waiting | None) -> None:
+    def show_wait(self, n: int, waiting: Waiting | None) -> None:
         """Show that probe `n` makes no progress. None: it makes progress again, or its state is not known."""
         with self._harmless():
             with self._lock:
                 self._waits.pop(n, None)
                 if waiting is not None:
                     self._waits[n] = (waiting, self._clock_s())
-            is_long = waiting is not None and waiting.left_s >= _WORTH_A_LINE_S and n not in self._reported
+            is_long = waiting is not None and waiting.left_s >= _MIN_REPORTED_WAIT_S and n not in self._reported
             if waiting is not None and is_long and not self._paint.supports_live_view:
                 self._reported.add(n)
                 self.note(f"probe {n}: {waiting_text(waiting)}")
@@ -264,14 +266,14 @@ class BisectScreen(ExperimentScreen):
         if waits:
             waiting, seen_s = max(waits, key=lambda wait: wait[0].left_s)
             lines.append(f"    {waiting_text(waiting, now_s - seen_s)}")
-        return [self._drawn(line) for line in lines]
+        return [self._fit_line(line) for line in lines]
 
     def _stop(self) -> None:
         self._row(None)
         with self._lock:
             self._round = None
 
-    def _row(self, following: Next | None) -> None:
+    def _row(self, following: NextProbe | None) -> None:
         """Print the row that waits for `following`."""
         pending, self._pending = self._pending, None
         if pending is not None and self._grid is not None:

@@ -55,35 +55,35 @@ def question(report: BisectReport) -> str:
         case SubjectForm.PARTS:
             return f"which {nouns} of the attention make it {fail}?"
         case SubjectForm.KEYS | SubjectForm.FILE:
-            return f"which of {counted(len(subject.items), subject.noun)} make it {fail}?"
+            return f"which of {count_text(len(subject.items), subject.noun)} make it {fail}?"
     return f"which {nouns} make it {fail}?"
 
 
-def fails_word(signature: Signature | None) -> str:
+def failure_verb(signature: Signature | None) -> str:
     """Return the verb for the failure: "hangs", "fails" or "is slow"."""
     if signature is not None and signature.verdict == SLOW:
         return "is slow"
     return "hangs" if signature is not None and signature.verdict == Status.HANG else "fails"
 
 
-def counted(count: int, noun: str) -> str:
+def count_text(count: int, noun: str) -> str:
     return f"{count} {noun if count == 1 else plural(noun)}"
 
 
-def span(subject: Subject, open_: tuple[int, int]) -> str:
+def range_text(subject: Subject, open_: tuple[int, int]) -> str:
     """Return the open items in short: "[4,9)", "7", "(64, 128]"; names are numbered from 1."""
     first, stop = open_
     if stop <= first:
         return "none"
     if subject.form is SubjectForm.VALUE:
-        return f"({value_before(subject, first)}, {subject.label(stop - 1)}]"
+        return f"({value_below(subject, first)}, {subject.label(stop - 1)}]"
     if subject.form is SubjectForm.LAYERS:
         low, high = subject.label(first), subject.items[stop - 1]
         return low if stop - first == 1 else f"[{low},{int(str(high)) + 1})"
     return str(first + 1) if stop - first == 1 else f"{first + 1}-{stop}"
 
 
-def value_before(subject: Subject, place: int) -> str:
+def value_below(subject: Subject, place: int) -> str:
     """Return the value below an item: the item before it, or the value of the good end."""
     if place > 0:
         return subject.label(place - 1)
@@ -93,7 +93,7 @@ def value_before(subject: Subject, place: int) -> str:
 def last_value(subject: Subject, probe: ProbeReport) -> str:
     """Return the value that was launched, for items in order."""
     last = last_index(probe.subset)
-    return value_before(subject, 0) if last is None else subject.label(last)
+    return value_below(subject, 0) if last is None else subject.label(last)
 
 
 def headline(report: BisectReport) -> str:
@@ -101,51 +101,51 @@ def headline(report: BisectReport) -> str:
     subject, answer = report.subject, report.answer
     match answer.kind:
         case AnswerKind.SINGLE:
-            return f"{named(subject, answer.items)} alone"
+            return f"{items_text(subject, answer.items)} alone"
         case AnswerKind.RANGE:
             places = range(*answer.items)
-            untested = subject.in_a_row and len(places) > 2  # whether the items between both ends are needed
-            return f"{named(subject, places)}, {'and no smaller range of them' if untested else 'all of them together'}"
+            has_untested = subject.in_a_row and len(places) > 2  # whether the items between both ends are needed
+            return f"{items_text(subject, places)}, {'and no smaller range of them' if has_untested else 'all of them together'}"
         case AnswerKind.SET:
-            return f"{named(subject, answer.items)}, only together"
+            return f"{items_text(subject, answer.items)}, only together"
         case AnswerKind.SEVERAL:
-            return f"{'; '.join(named(subject, group) for group in answer.groups)}: each is enough"
+            return f"{'; '.join(items_text(subject, group) for group in answer.groups)}: each is enough"
         case AnswerKind.THRESHOLD:
             return _threshold(subject, answer.items[0])
         case AnswerKind.COUNT:
             count = answer.items[0]
             if subject.in_a_row and count > 1:
-                return f"any {counted(count, subject.noun)} in a row, wherever they are"
-            return f"any {counted(count, subject.noun)}, whichever {'it is' if count == 1 else 'they are'}"
+                return f"any {count_text(count, subject.noun)} in a row, wherever they are"
+            return f"any {count_text(count, subject.noun)}, whichever {'it is' if count == 1 else 'they are'}"
         case AnswerKind.CHOICE:
-            fine = [place for place in range(len(subject.items)) if place not in (*answer.items, *answer.open)]
-            return named(subject, answer.items) + (f", not {named(subject, fine)}" if fine else "")
+            passing = [place for place in range(len(subject.items)) if place not in (*answer.items, *answer.open)]
+            return items_text(subject, answer.items) + (f", not {items_text(subject, passing)}" if passing else "")
         case AnswerKind.INDEPENDENT:
             return "it does not depend on what was varied"
         case AnswerKind.NONE:
             return "nothing to bisect"
         case AnswerKind.UNDECIDED:
-            return f"not decided: {open_word(report)}"
+            return f"not decided: {open_text(report)}"
 
 
 def sentence(report: BisectReport) -> str:
     """Return the answer in one sentence."""
-    verb, answer = fails_word(report.signature), report.answer
+    verb, answer = failure_verb(report.signature), report.answer
     match answer.kind:
         case AnswerKind.NONE:
             return f"There is nothing to bisect: {answer.why or 'both ends end the same way'}."
         case AnswerKind.INDEPENDENT:
             return f"It does not depend on what was varied: {answer.why}."
         case AnswerKind.UNDECIDED if answer.zones:
-            return f"It is not decided where it begins: it {zones(report)}."
+            return f"It is not decided where it begins: it {zones_text(report)}."
         case AnswerKind.UNDECIDED:
-            return f"It is not decided: {answer.why or open_word(report)}."
+            return f"It is not decided: {answer.why or open_text(report)}."
         case AnswerKind.THRESHOLD if report.subject.form is SubjectForm.COMMIT:
             return f"It {verb} since {report.subject.label(answer.items[0] - 1)}."
     return f"It {verb} with {headline(report)}."
 
 
-def sureness(answer: SearchAnswer) -> str:
+def certainty_text(answer: SearchAnswer) -> str:
     """Return "certain" or "97 % sure", or "" if the answer is not decided."""
     if answer.kind is AnswerKind.UNDECIDED:
         return ""
@@ -154,45 +154,47 @@ def sureness(answer: SearchAnswer) -> str:
     return f"{_percent(answer.confidence)} sure"
 
 
-def how_often(report: BisectReport) -> str:
+def failure_rate_text(report: BisectReport) -> str:
     """Return for flaky runs "hangs in 9 of 16 runs (30 % to 80 %) with layer 7, in 0 of 12 (0 % to 26 %) ..."."""
     subject, answer = report.subject, report.answer
     if answer.p_bad is None and answer.kind is not AnswerKind.INDEPENDENT:
         return ""
     bad_end = frozenset(range(len(subject.items)))
-    failing = bad_end if answer.failing is None or not seen_bad(report, answer.failing)[1] else answer.failing
+    failing = bad_end if answer.failing is None or not count_failures(report, answer.failing)[1] else answer.failing
     at_bad = "at the bad end" if failing == bad_end else f"with {subject.describe(failing)}"
-    ends = ((at_bad, seen_bad(report, failing)), ("at the good end", seen_bad(report, frozenset())))
-    rates = [f"in {bad} of {of} runs ({_between(bad, of)}) {where}" for where, (bad, of) in ends if of]
-    return f"{fails_word(report.signature)} {', '.join(rates)}" if rates else ""
+    ends = ((at_bad, count_failures(report, failing)), ("at the good end", count_failures(report, frozenset())))
+    rates = [f"in {bad} of {of} runs ({_rate_interval(bad, of)}) {where}" for where, (bad, of) in ends if of]
+    return f"{failure_verb(report.signature)} {', '.join(rates)}" if rates else ""
 
 
-def seen_bad(report: BisectReport, places: Subset) -> tuple[int, int]:
+def count_failures(report: BisectReport, places: Subset) -> tuple[int, int]:
     """Return how often this configuration failed in the way sought, and how many of its runs could be judged."""
-    spans, judged = spans_of(places), (ProbeResult.GOOD, ProbeResult.BAD)
-    seen = [probe.counts_as for probe in report.probes if probe.subset == spans and probe.counts_as in judged]
-    return seen.count(ProbeResult.BAD), len(seen)
+    spans, judged_results = spans_of(places), (ProbeResult.GOOD, ProbeResult.BAD)
+    results = [
+        probe.counts_as for probe in report.probes if probe.subset == spans and probe.counts_as in judged_results
+    ]
+    return results.count(ProbeResult.BAD), len(results)
 
 
-def zones(report: BisectReport) -> str:
+def zones_text(report: BisectReport) -> str:
     """Return "passes up to 249, fails otherwise (ImportError) from 250 to 400, hangs from 401"."""
     subject, in_order = report.subject, report.answer.zones
-    return ", ".join(f"{_zone_word(report, zone)} {_zone_span(subject, zone, in_order[-1])}" for zone in in_order)
+    return ", ".join(f"{_zone_verb(report, zone)} {_zone_span(subject, zone, in_order[-1])}" for zone in in_order)
 
 
-def effort(report: BisectReport) -> str:
+def effort_text(report: BisectReport) -> str:
     """Return "4 search probes · 9 probes, 54 s in all"."""
     search = words.plural(report.search_probes, "search probe")
     return f"{search} · {words.plural(len(report.probes), 'probe')}, {words.seconds(report.elapsed_s)} in all"
 
 
-def setting_word(report: BisectReport) -> str:
+def setting_text(report: BisectReport) -> str:
     """Return the setting of the answer: "NSA_GC_RANGE=7:8", "gc.mode: reentrant instead of non_reentrant"; else ""."""
     subject, failing = report.subject, report.answer.failing
     if report.answer.kind not in _EXACT or not failing:
         return ""
     if subject.has_keys:
-        return "; ".join(item_word(subject, place) for place in sorted(failing))
+        return "; ".join(item_text(subject, place) for place in sorted(failing))
     if subject.key != GC_LAYERS:
         return ""
     numbers = sorted(int(str(subject.items[place])) for place in failing)
@@ -201,48 +203,50 @@ def setting_word(report: BisectReport) -> str:
     return f"NSA_GC_LAYERS={','.join(map(str, numbers))}"
 
 
-def open_places(report: BisectReport) -> Collection[int]:
+def open_indices(report: BisectReport) -> Collection[int]:
     """Return the places that the answer leaves open or, if the search was cut short, the last probe."""
     if report.answer.open or report.answer.known:
         return report.answer.open
-    narrowed = [range(*left_open(probe, report)) for probe in report.probes if probe.purpose in SEARCHING]
-    return narrowed[-1] if narrowed else range(len(report.subject.items))
+    narrowed_ranges = [range(*range_left_open(probe, report)) for probe in report.probes if probe.purpose in SEARCHING]
+    return narrowed_ranges[-1] if narrowed_ranges else range(len(report.subject.items))
 
 
-def open_word(report: BisectReport) -> str:
+def open_text(report: BisectReport) -> str:
     """Return "layer 2 is needed; layers 6-11 [6:12] are still open"; for ordered items the possible first ones."""
-    places = sorted(open_places(report))
+    places = sorted(open_indices(report))
     if report.answer.zones or report.subject.form is SubjectForm.COMMIT:
-        return f"the first {report.subject.noun} that {fails_word(report.signature)} can be {_any_of(report, places)}"
+        return f"the first {report.subject.noun} that {failure_verb(report.signature)} can be {_possible_first(report, places)}"
     if report.subject.ordered:
-        return f"{report.subject.key} {span(report.subject, (min(places), max(places) + 1))} is still open"
+        return f"{report.subject.key} {range_text(report.subject, (min(places), max(places) + 1))} is still open"
     if report.answer.known and not report.answer.open:
-        return f"{_needed_word(report)}the proof is still open"
-    still = f"{named(report.subject, places)} {'is' if len(places) == 1 else 'are'} still open"
-    return f"{_needed_word(report)}{still}"
+        return f"{_needed_text(report)}the proof is still open"
+    still = f"{items_text(report.subject, places)} {'is' if len(places) == 1 else 'are'} still open"
+    return f"{_needed_text(report)}{still}"
 
 
-def _needed_word(report: BisectReport) -> str:
+def _needed_text(report: BisectReport) -> str:
     """Return "layer 2 is needed; " or "one of layers 6-11 [6:12] is needed; ", or "" if neither is known."""
     subject, answer = report.subject, report.answer
     if answer.known:
-        return f"{named(subject, answer.known)} {'is' if len(answer.known) == 1 else 'are'} needed; "
+        return f"{items_text(subject, answer.known)} {'is' if len(answer.known) == 1 else 'are'} needed; "
     some = (answer.failing or frozenset()) - (answer.passing or frozenset())
-    return f"one of {named(subject, some)} is needed; " if some and answer.passing and some < {*answer.open} else ""
+    return (
+        f"one of {items_text(subject, some)} is needed; " if some and answer.passing and some < {*answer.open} else ""
+    )
 
 
-def _any_of(report: BisectReport, places: Sequence[int]) -> str:
+def _possible_first(report: BisectReport, places: Sequence[int]) -> str:
     """Return the first and the last of several values, or each commit by name."""
     first, *others = [report.subject.label(place) for place in places]
     if not others:
         return first
     if report.subject.form is not SubjectForm.COMMIT:
         return f"any of {first} to {others[-1]}"
-    more = [f"{len(others) - _MOST_NAMED} more"] if len(others) > _MOST_NAMED else []
-    return f"any of: {'; '.join([first, *others[:_MOST_NAMED], *more])}"
+    more = [f"{len(others) - _MAX_NAMED} more"] if len(others) > _MAX_NAMED else []
+    return f"any of: {'; '.join([first, *others[:_MAX_NAMED], *more])}"
 
 
-def left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]:
+def range_left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]:
     """Return the items that one probe leaves open; in a search among flaky runs one probe decides nothing."""
     good, bad = (
         {other.subset for other in report.probes if other.counts_as is counts_as}
@@ -252,20 +256,20 @@ def left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]:
     if flaky or probe.counts_as not in (ProbeResult.GOOD, ProbeResult.BAD):
         return probe.open
     inside = set(range(*probe.open))
-    left = inside & probe.indices if probe.counts_as is ProbeResult.BAD else inside - probe.indices
-    return (min(left), max(left) + 1) if left else probe.open
+    still_open = inside & probe.indices if probe.counts_as is ProbeResult.BAD else inside - probe.indices
+    return (min(still_open), max(still_open) + 1) if still_open else probe.open
 
 
-def named(subject: Subject, places: Collection[int]) -> str:
+def items_text(subject: Subject, places: Collection[int]) -> str:
     """Return items as text: "layers 4-8 [4:9]", "variable NCCL_P2P_DISABLE", "keys gc.mode and train.batch"."""
-    ordered = sorted(places)
-    noun = subject.noun if len(ordered) == 1 else plural(subject.noun)
+    indices_in_order = sorted(places)
+    noun = subject.noun if len(indices_in_order) == 1 else plural(subject.noun)
     if subject.form is SubjectForm.LAYERS:
-        return f"{noun} {describe_layers([int(str(subject.items[place])) for place in ordered])}"
-    return f"{noun} {_listed([subject.label(place) for place in ordered])}"
+        return f"{noun} {describe_layers([int(str(subject.items[place])) for place in indices_in_order])}"
+    return f"{noun} {_join_texts([subject.label(place) for place in indices_in_order])}"
 
 
-def item_word(subject: Subject, place: int) -> str:
+def item_text(subject: Subject, place: int) -> str:
     """Return one item with its bad and its good value."""
     if not subject.has_keys:
         return subject.label(place)
@@ -275,19 +279,19 @@ def item_word(subject: Subject, place: int) -> str:
         return f"{name} {'away' if bad is None else bad} instead of {'away' if good is None else good}"
     if str(subject.items[place]).startswith(ENV):
         return f"{name}={bad}" if good is None else f"{name}={bad} instead of {good}"
-    return f"{name}: {'not set' if bad is None else shown(bad)} instead of {'not set' if good is None else shown(good)}"
+    return f"{name}: {'not set' if bad is None else value_text(bad)} instead of {'not set' if good is None else value_text(good)}"
 
 
-def shown(value: Plain) -> str:
+def value_text(value: Plain) -> str:
     return format_override("", value)[1:]
 
 
-def config_words(config: Config) -> str:
+def config_text(config: Config) -> str:
     """Return "gc.layers=4:9", or "nothing set" for a configuration that changes nothing."""
     return " ".join(format_override(key, value) for key, value in config.items()) or "nothing set"
 
 
-def round_word(purpose: Purpose) -> str:
+def round_text(purpose: Purpose) -> str:
     """Return the name of a round that does not narrow the search."""
     if purpose in CONTROLS:
         return "controls first"
@@ -299,16 +303,16 @@ def _threshold(subject: Subject, length: int) -> str:
     if subject.form is SubjectForm.COMMIT:
         return f"{subject.noun} {subject.label(place)} is the first one"
     if subject.ordered:
-        return f"{subject.noun} {subject.label(place)} and above, not {value_before(subject, place)}"
-    return f"the first {counted(length, subject.noun)}"
+        return f"{subject.noun} {subject.label(place)} and above, not {value_below(subject, place)}"
+    return f"the first {count_text(length, subject.noun)}"
 
 
-def _zone_word(report: BisectReport, zone: Zone) -> str:
+def _zone_verb(report: BisectReport, zone: Zone) -> str:
     match zone.counts_as:
         case ProbeResult.GOOD:
             return "passes"
         case ProbeResult.BAD:
-            return fails_word(report.signature)
+            return failure_verb(report.signature)
         case ProbeResult.UNRESOLVED:
             return "cannot be judged"
     inside = range(zone.start, zone.stop)
@@ -326,23 +330,23 @@ def _failure_name(probe: ProbeReport) -> str | None:
 
 
 def _zone_span(subject: Subject, zone: Zone, last: Zone) -> str:
-    low, high = (_short(subject, length) for length in (zone.start, zone.stop - 1))
+    low, high = (_short_value(subject, length) for length in (zone.start, zone.stop - 1))
     if zone.start == 0:
         return f"up to {high}"
     return f"from {low}" if zone is last else f"at {low}" if low == high else f"from {low} to {high}"
 
 
-def _short(subject: Subject, length: int) -> str:
+def _short_value(subject: Subject, length: int) -> str:
     """Return the value of a prefix of this length, for a commit its hash."""
-    whole = value_before(subject, length)
+    whole = value_below(subject, length)
     return whole.partition(" ")[0] if subject.form is SubjectForm.COMMIT else whole
 
 
-def _listed(texts: Sequence[str]) -> str:
+def _join_texts(texts: Sequence[str]) -> str:
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}" if texts else "none"
 
 
-def _between(bad: int, of: int) -> str:
+def _rate_interval(bad: int, of: int) -> str:
     low, high = interval(bad, of)
     return f"{low:.0%} to {high:.0%}".replace("%", " %")
 
@@ -352,7 +356,7 @@ def _percent(share: float) -> str:
     return f"{min(max(round(share * 100), 1), 99)} %"
 
 
-_MOST_NAMED = 20  # possible commits that are named, after the first one
+_MAX_NAMED = 20  # possible commits that are named, after the first one
 _EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
 _WITHOUT_CULPRIT = (AnswerKind.NONE, AnswerKind.INDEPENDENT)
 _EXACT = (AnswerKind.SINGLE, AnswerKind.RANGE, AnswerKind.SET)
@@ -379,74 +383,74 @@ class Fact:
 
     label: str
     texts: tuple[str, ...]
-    command: bool = False  # the text is a command to copy
+    is_command: bool = False  # the text is a command to copy
 
 
 def facts(report: BisectReport) -> Iterator[Fact]:
     """Yield what every document shows below the answer, in reading order. The commands come first."""
-    answer, fails = report.answer, fails_word(report.signature)
+    answer, fails = report.answer, failure_verb(report.signature)
     open_ = answer.kind is AnswerKind.UNDECIDED
     commands = ((fails, report.commands.bad), ("passes", report.commands.good), ("alone", report.commands.alone))
-    yield from (Fact(label=label, texts=(text,), command=True) for label, text in commands if text)
-    known = {
+    yield from (Fact(label=label, texts=(text,), is_command=True) for label, text in commands if text)
+    text_by_label = {
         "note": ("interrupted: only the probes above were made",) if report.interrupted else (),
-        "often": (how_often(report),),
-        "tells": tuple(proven(report)),
-        "zones": (zones(report),),
+        "often": (failure_rate_text(report),),
+        "tells": tuple(proven_claims(report)),
+        "zones": (zones_text(report),),
         "why": (answer.why,) if open_ or answer.kind in _WITHOUT_CULPRIT else (),
-        "open": (_unjudged(report),) if open_ else (),
-        "do": (what_decides(report),) if open_ or answer.kind is AnswerKind.NONE else (),
-        "place": (" · ".join(place_line(report)),) if answer.kind is not AnswerKind.NONE else (),
-        "took": (effort(report),),
+        "open": (_unjudged_text(report),) if open_ else (),
+        "do": (advice(report),) if open_ or answer.kind is AnswerKind.NONE else (),
+        "place": (" · ".join(place_parts(report)),) if answer.kind is not AnswerKind.NONE else (),
+        "took": (effort_text(report),),
         "proven at": (f"{report.what}; nothing else was tried",) if report.what and not open_ else (),
         "not tried": (" · ".join(report.not_covered),),
     }
-    for label, texts in known.items():
-        if kept := tuple(filter(None, texts)):
-            yield Fact(label=label, texts=kept)
+    for label, texts in text_by_label.items():
+        if shown_texts := tuple(filter(None, texts)):
+            yield Fact(label=label, texts=shown_texts)
 
 
-def _unjudged(report: BisectReport) -> str:
-    unjudged = sum(probe.counts_as is ProbeResult.UNRESOLVED for probe in report.probes)
+def _unjudged_text(report: BisectReport) -> str:
+    unjudged_count = sum(probe.counts_as is ProbeResult.UNRESOLVED for probe in report.probes)
     other = sum(probe.counts_as is ProbeResult.DIFFERENT for probe in report.probes)
-    counts = ((unjudged, " not judged"), (other, " with another failure"))
-    return " · ".join(f"{words.plural(count, 'probe')}{what}" for count, what in counts if count)
+    counts = ((unjudged_count, " not judged"), (other, " with another failure"))
+    return " · ".join(f"{words.plural(count, 'probe')}{suffix}" for count, suffix in counts if count)
 
 
-def pace_word(step_s: float) -> str:
+def step_time_text(step_s: float) -> str:
     """Return a step time: "12.4 ms", or in seconds from one second on."""
     return f"{step_s * 1000:.3g} ms" if step_s < 0.9995 else words.seconds(step_s)
 
 
-def slow_word(slow_from_s: float, baseline_s: Sequence[float]) -> str:
+def slow_limit_text(slow_from_s: float, baseline_s: Sequence[float]) -> str:
     """Return the step time that counts as slow, and why. `baseline_s`: step time of each run of the good end."""
-    took = f"{pace_word(min(baseline_s))} to {pace_word(max(baseline_s))}"
+    took = f"{step_time_text(min(baseline_s))} to {step_time_text(max(baseline_s))}"
     runs = words.plural(len(baseline_s), "run")
-    return f"slow is a step of {pace_word(slow_from_s)} or more: it takes {took} in {runs} of the good end"
+    return f"slow is a step of {step_time_text(slow_from_s)} or more: it takes {took} in {runs} of the good end"
 
 
-def _paces(report: BisectReport) -> Iterator[str]:
+def _step_times(report: BisectReport) -> Iterator[str]:
     """Yield the step times of the failing and of the passing configuration."""
     paces = []
     for subset in (report.answer.failing, report.answer.passing):
         spans = None if subset is None else spans_of(subset)
         took = [probe.step_s for probe in report.probes if probe.subset == spans and probe.step_s is not None]
         if subset is not None and took:
-            paces.append(f"{pace_word(median(took))} with {report.subject.describe(subset)}")
+            paces.append(f"{step_time_text(median(took))} with {report.subject.describe(subset)}")
     if paces:
         yield f"a step takes {', '.join(paces)}"
 
 
-def place_line(report: BisectReport) -> tuple[str, ...]:
+def place_parts(report: BisectReport) -> tuple[str, ...]:
     """Return the place of the failure, from the last probe that showed it: module, source line, rank and phase."""
     probe = failing_probe(report)
     if probe is None or (report.signature is not None and report.signature.verdict == SLOW):
         return ()
-    who = words.ranks(probe.culprits) if probe.culprits else ""
-    details = ", ".join(part for part in (who, probe.phase or "") if part)
+    ranks_text = words.ranks(probe.culprits) if probe.culprits else ""
+    details = ", ".join(part for part in (ranks_text, probe.phase or "") if part)
     place = probe.place
-    known = (place.module, words.place_name(place), place.function) if place else ()
-    return tuple(part for part in (*known, details) if part)
+    place_parts = (place.module, words.place_name(place), place.function) if place else ()
+    return tuple(part for part in (*place_parts, details) if part)
 
 
 def failing_probe(report: BisectReport) -> ProbeReport | None:
@@ -461,12 +465,12 @@ def failing_probe(report: BisectReport) -> ProbeReport | None:
     return next(reversed(exact or bad), None)
 
 
-def proven(report: BisectReport) -> Iterator[str]:
+def proven_claims(report: BisectReport) -> Iterator[str]:
     """Yield each claim that the probes prove about the answer, with its counts, and what was not launched."""
-    answer, verb = report.answer, fails_word(report.signature)
+    answer, verb = report.answer, failure_verb(report.signature)
     if answer.kind is AnswerKind.UNDECIDED or answer.kind in _WITHOUT_CULPRIT:
         return
-    yield from _paces(report)
+    yield from _step_times(report)
     if answer.kind is AnswerKind.CHOICE:
         yield from _each_value(report, verb)
         return
@@ -477,10 +481,10 @@ def proven(report: BisectReport) -> Iterator[str]:
         proofs = [probe for probe in report.probes if probe.purpose is Purpose.PROOF_GOOD]
         rests += [probe.indices for probe in proofs if probe.counts_as is ProbeResult.GOOD]
     yield from (_claim(report, rest, ProbeResult.GOOD, "passes") for rest in dict.fromkeys(rests))
-    dropped = {probe.subset for probe in report.probes if probe.purpose is Purpose.DROP_ONE}
-    if dropped:
-        good = {p.subset for p in report.probes if p.subset in dropped and p.counts_as is ProbeResult.GOOD}
-        yield f"without one member it passes: {len(good)} of {len(dropped)} asked"
+    dropped_subsets = {probe.subset for probe in report.probes if probe.purpose is Purpose.DROP_ONE}
+    if dropped_subsets:
+        good = {p.subset for p in report.probes if p.subset in dropped_subsets and p.counts_as is ProbeResult.GOOD}
+        yield f"without one member it passes: {len(good)} of {len(dropped_subsets)} asked"
     if answer.why:
         yield answer.why
 
@@ -498,11 +502,11 @@ def _each_value(report: BisectReport, verb: str) -> Iterator[str]:
         yield answer.why
 
 
-def what_decides(report: BisectReport) -> str:
+def advice(report: BisectReport) -> str:
     """Return the advice that could decide an open answer, or show a failure that never occurred."""
     if report.answer.kind is AnswerKind.NONE:
         return "a rarer failure shows where it is run more often: give --confidence 0.95, or a higher one"
-    causes = {probe.counts_as for probe in report.probes}
+    results = {probe.counts_as for probe in report.probes}
     good_ends = [probe for probe in report.probes if probe.purpose is Purpose.CONTROL_GOOD]
     if good_ends and good_ends[-1].counts_as is not ProbeResult.GOOD and not report.interrupted:
         if good_ends[-1].verdict == Status.PASS:
@@ -510,9 +514,9 @@ def what_decides(report: BisectReport) -> str:
         return f"name a good end that passes; this one: {good_ends[-1].summary}"
     if report.interrupted:
         return "give the same command again: finished probes are not repeated"
-    if ProbeResult.UNRESOLVED in causes:
+    if ProbeResult.UNRESOLVED in results:
         return "look at the probes that could not be judged; when they can, give the same command again"
-    if ProbeResult.DIFFERENT in causes:
+    if ProbeResult.DIFFERENT in results:
         return "mend the other failure first, or let it count: --outcome any"
     return "give the same command again with a larger --budget, or with --repeat"
 
@@ -520,14 +524,16 @@ def what_decides(report: BisectReport) -> str:
 def _claim(report: BisectReport, subset: Collection[int], counts_as: ProbeResult, verb: str) -> str:
     """Return a claim about one configuration, with its counts: "with layer 7 it hangs: 3 of 3 under torchrun"."""
     spans = spans_of(subset)
-    same = [probe for probe in report.probes if probe.subset == spans]
-    early = sum(probe.early for probe in same)
-    whole = [probe for probe in same if not probe.early]
-    equal = [probe for probe in whole if probe.counts_as is counts_as]
-    launchers = sorted({probe.launcher for probe in equal})
+    probes = [probe for probe in report.probes if probe.subset == spans]
+    early = sum(probe.early for probe in probes)
+    whole = [probe for probe in probes if not probe.early]
+    with_result = [probe for probe in whole if probe.counts_as is counts_as]
+    launchers = sorted({probe.launcher for probe in with_result})
     under = f" under {' and '.join(launchers)}" if launchers else ""
-    what = report.subject.describe(subset)
+    configuration = report.subject.describe(subset)
     more = f", {early} more ended early in the same wait" if early else ""
     return (
-        f"with {what} it {verb}: {len(equal)} of {len(whole)}{under}{more}" if whole else f"{what}: not run by itself"
+        f"with {configuration} it {verb}: {len(with_result)} of {len(whole)}{under}{more}"
+        if whole
+        else f"{configuration}: not run by itself"
     )

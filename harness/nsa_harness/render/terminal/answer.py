@@ -182,4 +182,4 @@ def _what_to_do(outcome: Outcome, budget: _Budget, width: int) -> Iterator[str]:
         for finding in answer.other_findings(outcome)[:1]:
             text = f"{finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
             yield from at_most(1, labelled("also", text, width, ANSWER_LABEL_WIDTH), width)
-        yield from at_most(1, labelled("ended", outcome.ended, width, ANSWER_LABEL_WIDTH), width)
+        yield from at_most(1, labelled("ended", outcome.ending_text, width, ANSWER_LABEL_WIDTH), width)

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.cells import cell_len
 
 from nsa_harness.core.comparison.decisions import Playbook, next_commands, playbook_for
-from nsa_harness.core.comparison.hypotheses import Answer, answers, worth_a_row
+from nsa_harness.core.comparison.hypotheses import HypothesisAnswer, hypothesis_rows, is_row_shown
 from nsa_harness.core.comparison.severity import silent_faults
 from nsa_harness.core.comparison.sweeps import sweeps
 from nsa_harness.core.evidence.live import FirstSnapshot, Progress
@@ -149,7 +149,7 @@ def _times(outcome: Outcome, width: int) -> Iterator[str]:
     rows = (
         ("launch", timing.launch_s, ""),
         ("run", max(timing.wall_s - launch_s - finish_s, 0.0), running),
-        ("finish", timing.teardown_s, outcome.ended),
+        ("finish", timing.teardown_s, outcome.ending_text),
     )
     for name, took_s, remark in rows:
         if took_s is not None:
@@ -182,7 +182,11 @@ def _finding(outcome: Outcome, finding: Finding, width: int) -> Iterator[str]:
 
 def _lists(outcome: Outcome, width: int) -> Iterator[str]:
     """Yield what was ruled out, what was checked, what this run does not cover, and what could not be captured."""
-    lists = (("ruled out", outcome.ruled_out), ("checked", outcome.checked), ("not covered", outcome.spec.not_covered))
+    lists = (
+        ("ruled out", outcome.ruled_out_causes),
+        ("checked", outcome.passed_checks),
+        ("not covered", outcome.spec.not_covered),
+    )
     if outcome.verdict.status is Status.PASS and any(items for _, items in lists):
         yield ""
     for name, items in lists:
@@ -200,8 +204,8 @@ def outcome_line(outcome: Outcome, width: int) -> Iterator[str]:
         return
     if outcome.verdict.status is Status.SKIP:
         text = f"SKIP  {outcome.spec.scenario}   {outcome.verdict.summary}"
-    elif outcome.showed:
-        text = f"{headline(outcome)}   {outcome.showed}"
+    elif outcome.rerun_answer:
+        text = f"{headline(outcome)}   {outcome.rerun_answer}"
     else:
         text = " · ".join((headline(outcome), *words.numbers(outcome)))
     yield from paragraph(text, width, "", "      ")
@@ -256,9 +260,11 @@ def _hypotheses(report: Report, playbook: Playbook, width: int) -> Iterator[str]
     A paragraph gives the reasons only for hypotheses that are supported or undecided.
     """
     rows = [
-        row for row in answers(report.outcomes, playbook_for(playbook, report.outcomes).hypotheses) if worth_a_row(row)
+        row
+        for row in hypothesis_rows(report.outcomes, playbook_for(playbook, report.outcomes).hypotheses)
+        if is_row_shown(row)
     ]
-    if all(row.answer is Answer.NOT_TESTED for row in rows):
+    if all(row.answer is HypothesisAnswer.NOT_TESTED for row in rows):
         return
     head = ("hypothesis", "result", "because")
     lines = list(table(head, [(*words.hypothesis_answer(row), words.hypothesis_because(row)) for row in rows], width))
@@ -308,7 +314,7 @@ def _next_command(report: Report, playbook: Playbook, run_dir: Path) -> tuple[st
     After an interruption, the command resumes the run. Otherwise it is the command of a decision rule, or a command for
     the worst outcome: the one stored with the outcome, or the one that checks whether an edit has fixed the failure.
     """
-    if any(outcome.ended == RUNS_ON for outcome in report.outcomes):
+    if any(outcome.ending_text == RUNS_ON for outcome in report.outcomes):
         return "next", ""  # nsa-harness did not start this job, so it has no command to repeat or resume it
     if report.interrupted:
         return "next", f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
@@ -317,11 +323,11 @@ def _next_command(report: Report, playbook: Playbook, run_dir: Path) -> tuple[st
     if rule_command := next(iter(next_commands(report.gates)), None):
         return "next", rule_command
     for outcome in outcomes:
-        if outcome.next:
-            return "next", outcome.next
-        if outcome.repeat and not outcome.expected:
+        if outcome.next_command:
+            return "next", outcome.next_command
+        if outcome.repeat_command and not outcome.expected:
             if outcome.verdict.status not in (Status.HANG, Status.FAIL):
-                return "next", outcome.repeat
+                return "next", outcome.repeat_command
             path = run_dir if len(report.outcomes) == 1 else run_dir / outcome.dir
             return "fixed?", f"nsa-harness run --verify {shlex.quote(str(path))}"
     return "next", (playbook.onward if len(report.outcomes) == 1 else None) or ""

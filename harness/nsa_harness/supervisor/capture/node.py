@@ -1,4 +1,4 @@
-"""The node around a run: control groups, memory limits, processes that the kernel killed, and the state of the GPUs."""
+"""Reads facts about the node of a run: control groups, memory limits, processes killed by the kernel, and GPUs."""
 
 from __future__ import annotations
 
@@ -25,28 +25,34 @@ _MAX_KILLED = 16
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryWatch:
-    """The memory at the launch, for a report of what changed. The run is in this process's control groups."""
+    """The state of memory at a run's launch, to find out later what has changed.
 
-    # CLOCK_MONOTONIC, the clock of the kernel's log as long as the machine does not sleep.
-    began_ns: int = field(default_factory=time.monotonic_ns)
-    before: GroupMemory = field(default_factory=lambda: group_memory(os.getpid()))
+    The run is in the same control groups as this process.
+    """
+
+    # CLOCK_MONOTONIC, which is also the clock of the kernel's log unless the machine was suspended.
+    started_ns: int = field(default_factory=time.monotonic_ns)
+    initial: GroupMemory = field(default_factory=lambda: group_memory(os.getpid()))
 
     def changes(self, kmsg: Path = _KMSG) -> HostMemory:
-        """Return the memory now, and the processes that the kernel has killed for lack of memory since the launch."""
+        """Return the current memory, and the processes that the kernel's OOM killer has killed since the launch."""
         now, (total_bytes, available_bytes) = group_memory(os.getpid()), memory_bytes()
-        counted = None not in (now.oom_kills, self.before.oom_kills)
+        is_countable = None not in (now.oom_kills, self.initial.oom_kills)
         return HostMemory(
             total_bytes=total_bytes,
             available_bytes=available_bytes,
             limit_bytes=now.limit_bytes,
             used_bytes=now.used_bytes,
-            oom_kills=(now.oom_kills or 0) - (self.before.oom_kills or 0) if counted else None,
-            kill_messages=tuple(islice(kill_messages_since(_records(kmsg), self.began_ns // 1000), _MAX_KILLED)),
+            oom_kills=(now.oom_kills or 0) - (self.initial.oom_kills or 0) if is_countable else None,
+            kill_messages=tuple(islice(kill_messages_since(_records(kmsg), self.started_ns // 1000), _MAX_KILLED)),
         )
 
 
 def _records(kmsg: Path) -> Iterator[str]:
-    """Yield the kernel log's records so far. At its end the log would block, so it is read without waiting."""
+    """Yield the lines of the kernel's log so far.
+
+    The log is opened non-blocking, because a read at its end would wait.
+    """
     try:
         log = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -66,27 +72,30 @@ def _next_record(log: int) -> str | None:
     try:
         return os.read(log, 8192).decode(errors="replace") or None
     except BrokenPipeError:
-        return " "  # this record was overwritten meanwhile; the next one follows
+        return " "  # this record has been overwritten; the next read returns the next record
     except OSError:
         return None
 
 
-_LIMIT_S = 2.5  # time limit of both queries together
+_GPU_LIMIT_S = 2.5  # time limit for both queries together
 
 
 def gpu_state(tool: str = "nvidia-smi") -> tuple[Gpu, ...]:
-    """Return every GPU of the node. Raises CommandFailed without an answer, ValueError for an unknown format."""
-    deadline = time.monotonic() + _LIMIT_S
-    table = _ask(tool, "gpu", GPU_FIELDS, deadline)
-    return parse_gpus(table, _ask(tool, "compute-apps", PROCESS_FIELDS, deadline))
+    """Return the state of every GPU of the node, from nvidia-smi.
+
+    Raises CommandFailed if nvidia-smi fails, and ValueError if its output has an unknown format.
+    """
+    deadline = time.monotonic() + _GPU_LIMIT_S
+    table = _query_gpus(tool, "gpu", GPU_FIELDS, deadline)
+    return parse_gpus(table, _query_gpus(tool, "compute-apps", PROCESS_FIELDS, deadline))
 
 
-def _ask(tool: str, what: str, fields: tuple[str, ...], deadline: float) -> str:
-    query = f"--query-{what}={','.join(fields)}"
+def _query_gpus(tool: str, kind: str, fields: tuple[str, ...], deadline: float) -> str:
+    query = f"--query-{kind}={','.join(fields)}"
     return run_command([tool, query, "--format=csv,noheader,nounits"], deadline - time.monotonic())
 
 
-# Control groups of a process, version 1 and 2: whether it is frozen, its memory limit, and what the kernel killed.
+# Control groups of a process (versions 1 and 2): whether it is frozen, its memory limit, and the number of OOM kills.
 
 ROOT = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60  # version 1 writes a number near 2**63 for "no limit"
@@ -95,27 +104,28 @@ _MAX_DEPTH = 32
 
 @dataclass(frozen=True, kw_only=True)
 class GroupMemory:
-    """The memory of a process's control groups; None = unreadable."""
+    """The memory of a process's control groups. A value is None if it is unreadable."""
 
     limit_bytes: int | None  # the smallest limit of its group and the parent groups
-    used_bytes: int | None  # use of the group with that limit; without a limit, of the innermost group
-    oom_kills: int | None  # since the groups were made
+    used_bytes: int | None  # memory used by the group with this limit; without a limit, by the innermost group
+    oom_kills: int | None  # since the groups were created
 
 
-def frozen(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> bool:
-    """Whether a process is frozen: it receives no signal, and its state shows as D or S."""
+def is_frozen(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> bool:
+    """Whether a control group of the process is frozen. A frozen process receives no signals; its state is D or S."""
     return any(
         kernel_text(group / "freezer.state") == "FROZEN" or _counter(group / "cgroup.events", "frozen")
-        for group in groups_of(pid, "freezer", root, proc)
+        for group in control_groups(pid, "freezer", root, proc)
     )
 
 
 def group_memory(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> GroupMemory:
-    """Return limit, use and kills of the control groups of `pid` and their parent groups."""
-    groups = list(groups_of(pid, "memory", root, proc))
+    """Return the memory limit, memory use and OOM kills of the control groups of `pid` and their parent groups."""
+    groups = list(control_groups(pid, "memory", root, proc))
     limits = {group: limit for group in groups if (limit := limit_bytes(group)) is not None}
     tightest = min(limits, key=lambda group: limits[group], default=groups[0] if groups else None)
-    # A kill counts in its own group, in version 2 also in all groups around it: the largest number has all kills.
+    # A kill is counted in its own group, and in version 2 also in all parent groups. So the largest number includes
+    # all.
     kills = [count for group in groups if (count := _kills(group)) is not None]
     return GroupMemory(
         limit_bytes=min(limits.values(), default=None),
@@ -124,11 +134,12 @@ def group_memory(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> Gro
     )
 
 
-def groups_of(pid: int | str, controller: str, root: Path = ROOT, proc: Path = Path("/proc")) -> Iterator[Path]:
+def control_groups(pid: int | str, controller: str, root: Path = ROOT, proc: Path = Path("/proc")) -> Iterator[Path]:
     """Yield the directories of a process's control groups and their parent groups, innermost first.
 
-    Version 1 has a tree per controller. Version 2, whose line names no controller, has one tree. In a container, the
-    kernel shows the host's path, but only the container's own group is mounted: then the mount itself is the group.
+    Version 1 has one tree per controller. Version 2 has a single tree, whose line in /proc/PID/cgroup names no
+    controller. In a container, the kernel shows the host's path, but only the container's own group is mounted; the
+    mount itself is then the group.
     """
     for line in kernel_text(proc / str(pid) / "cgroup").splitlines():
         _, names, path = line.split(":", 2)
@@ -141,7 +152,7 @@ def groups_of(pid: int | str, controller: str, root: Path = ROOT, proc: Path = P
 
 
 def number_in(*files: Path) -> int | None:
-    """Return the number in the first of the files that contains one, or None."""
+    """Return the number in the first file that contains a number, or None."""
     texts = (kernel_text(file) for file in files)
     return next((int(text) for text in texts if text.isdigit()), None)
 
@@ -156,8 +167,8 @@ def used_bytes(group: Path) -> int | None:
 
 
 def _kills(group: Path) -> int | None:
-    found = _counter(group / "memory.events", "oom_kill")
-    return _counter(group / "memory.oom_control", "oom_kill") if found is None else found
+    kills = _counter(group / "memory.events", "oom_kill")
+    return _counter(group / "memory.oom_control", "oom_kill") if kills is None else kills
 
 
 def _counter(file: Path, name: str) -> int | None:
@@ -168,23 +179,23 @@ def _counter(file: Path, name: str) -> int | None:
     return None
 
 
-# Diagnostic commands, with a limit that holds even if the command, or a child of it, does not die.
+# Diagnostic commands. Their time limit is kept even if the command or one of its children cannot be killed.
 
 _MAX_OUTPUT_BYTES = 32 << 20
 _MAX_ERROR_BYTES = 1 << 14
-_DEATH_S = 0.2  # a killed process exits within this time, unless it is stuck in the kernel
+_DEATH_S = 0.2  # a killed process exits within this time unless it is stuck in the kernel
 
 
 class CommandFailed(Exception):
-    """A diagnostic command failed. The text names the command and the reason."""
+    """Raised if a diagnostic command fails. The text names the command and the reason."""
 
 
-def run_command(command: Sequence[str], limit_s: float, before_killed: Callable[[int], None] | None = None) -> str:
+def run_command(command: Sequence[str], limit_s: float, before_kill: Callable[[int], None] | None = None) -> str:
     """Run a command and return its output.
 
-    The output goes to a file, because a child that leaves a pipe open could block a reader. Raises CommandFailed if the
-    command cannot start, fails, or takes longer than `limit_s`. Then `before_killed` is called with its pid, and the
-    command is killed.
+    The output goes to a file, because a child process that keeps a pipe open could block the reader. If the command
+    takes longer than `limit_s`, `before_kill` is called with its pid, and it is killed. Raises CommandFailed in this
+    case, and if the command cannot start or fails.
     """
     name = os.path.basename(command[0])
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -197,16 +208,16 @@ def run_command(command: Sequence[str], limit_s: float, before_killed: Callable[
         try:
             status = process.wait(timeout=max(limit_s, 0.0))
         except subprocess.TimeoutExpired:
-            if before_killed:
-                before_killed(process.pid)
-            raise CommandFailed(f"{name}: no answer within {limit_s:.1f} s{_kill_and_wait(process)}") from None
+            if before_kill:
+                before_kill(process.pid)
+            raise CommandFailed(f"{name}: no result within {limit_s:.1f} s{_kill_and_wait(process)}") from None
         if status != 0:
             raise CommandFailed(f"{name}: {_reason(_output(err.fileno(), _MAX_ERROR_BYTES)) or f'status {status}'}")
         return _output(out.fileno(), _MAX_OUTPUT_BYTES)
 
 
 def _kill_and_wait(process: subprocess.Popen[bytes]) -> str:
-    """Kill a command and its children. Return a note if the command survives, or ""."""
+    """Kill a command and its process group. Return a note for the error message if it survives, or ""."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     try:
@@ -221,7 +232,7 @@ def _output(file: int, limit_bytes: int) -> str:
 
 
 def _reason(text: str) -> str:
-    """Return the line with the error; the tool's own traceback may follow it."""
+    """Return the line of a tool's error output that states the error: the first "error" line, or the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    named = [line for line in lines if line.lower().startswith("error")]
-    return (named or lines[-1:] or [""])[0][:300]
+    error_lines = [line for line in lines if line.lower().startswith("error")]
+    return (error_lines or lines[-1:] or [""])[0][:300]

@@ -1,4 +1,4 @@
-"""What the kernel shows about the processes of a run: /proc, read without asking them."""
+"""Reads facts about processes from /proc. The processes are not involved and need not respond."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import psutil
 
 from nsa_harness.core.evidence.host import Process, SignalMasks, Task
 from nsa_harness.core.verdict.host_waits import is_library
-from nsa_harness.supervisor.capture.descriptors import holds
-from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text, process_names, with_system_call
+from nsa_harness.supervisor.capture.descriptors import open_descriptors
+from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text, namespace_pids, with_system_call
 
-# psutil provides descendants and bytes of I/O. The rest is read here, because psutil lacks it (system calls, wait
-# channels, thread states, peak memory, handled signals, the tracer), gives the start on a clock that may be set, takes
-# several times as long for hundreds of processes (state, CPU time, memory), or ends an environment at its first empty
-# entry, which a rank of the fork server has.
+# psutil provides descendants and bytes of I/O. The rest is read here for these reasons. psutil lacks system calls, wait
+# channels, thread states, peak memory, handled signals and the tracer. It reports the start time on a clock that may be
+# set. It is several times slower for the state, CPU time and memory of hundreds of processes. It ends an environment at
+# the first empty entry, which a rank that was forked from the fork server has.
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_MAX_TASKS = 256  # threads that are read of one process
+_MAX_TASKS = 256  # threads that are read per process
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stat:
-    """The fields of /proc/PID/stat that are used here."""
+    """The fields of /proc/PID/stat that nsa-harness uses."""
 
     pid: int
     parent: int
@@ -33,12 +33,12 @@ class Stat:
     state: str
     cpu_s: float
     rss_bytes: int
-    started_ticks: int
+    start_ticks: int
     processor: int  # the CPU on which it last ran
 
 
 def read_stat(pid: int, tid: int | None = None) -> Stat | None:
-    """Return the fields, or None if the process or thread is gone."""
+    """Return the fields of a process, or of its thread `tid`. Return None if the process or thread is gone."""
     path = f"/proc/{pid}/stat" if tid is None else f"/proc/{pid}/task/{tid}/stat"
     text = kernel_text(path)
     if not text:
@@ -52,53 +52,53 @@ def read_stat(pid: int, tid: int | None = None) -> Stat | None:
         state=fields[0],
         cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
         rss_bytes=int(fields[21]) * _PAGE_BYTES,
-        started_ticks=int(fields[19]),
+        start_ticks=int(fields[19]),
         processor=int(fields[36]),
     )
 
 
 def exit_status(pid: int) -> int | None:
-    """Return the exit code, or minus the signal, of a zombie; None for any other process."""
+    """Return the exit code of a zombie, or its signal as a negative number. Return None for any other process."""
     head, _, tail = kernel_text(f"/proc/{pid}/stat").rpartition(") ")
     fields = tail.split()
     return os.waitstatus_to_exitcode(int(fields[49])) if head and fields[0] in "ZX" and len(fields) > 49 else None
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     stat = read_stat(pid)
     return stat is not None and stat.state not in "ZX"
 
 
 def descendants(root: int) -> list[Stat]:
-    """Return the processes below `root`, parents before children."""
+    """Return all descendants of process `root`, parents before children."""
     try:
-        below = psutil.Process(root).children(recursive=True)
+        processes = psutil.Process(root).children(recursive=True)
     except psutil.Error:
         return []
-    return [stat for child in below if (stat := read_stat(child.pid))]
+    return [stat for child in processes if (stat := read_stat(child.pid))]
 
 
 def children(parent: int) -> list[Stat]:
     """Return the children of a process, including zombies."""
     try:
-        found = psutil.Process(parent).children()
+        processes = psutil.Process(parent).children()
     except psutil.Error:
         return []
-    return [stat for child in found if (stat := read_stat(child.pid))]
+    return [stat for child in processes if (stat := read_stat(child.pid))]
 
 
 def environment(pid: int) -> dict[str, str]:
-    """Return the environment that the process was started with, empty if unreadable."""
-    pairs = (item.partition(b"=") for item in _words(pid, "environ") if b"=" in item)
+    """Return the environment with which the process was started, or {} if it is unreadable."""
+    pairs = (item.partition(b"=") for item in _read_strings(pid, "environ") if b"=" in item)
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
-def command_words(pid: int) -> list[str]:
-    return [word.decode(errors="replace") for word in _words(pid, "cmdline") if word]
+def command_line(pid: int) -> list[str]:
+    return [word.decode(errors="replace") for word in _read_strings(pid, "cmdline") if word]
 
 
-def _words(pid: int, file: str) -> list[bytes]:
-    """Return the NUL-terminated strings of a file, none if unreadable."""
+def _read_strings(pid: int, file: str) -> list[bytes]:
+    """Return the NUL-terminated strings in /proc/PID/`file`, or [] if it is unreadable."""
     try:
         return Path(f"/proc/{pid}/{file}").read_bytes().split(b"\0")
     except OSError:
@@ -126,57 +126,64 @@ def io_bytes(pid: int) -> int | None:
 
 def task_io_bytes(pid: int, tid: int) -> int | None:
     """Return the bytes read and written by one thread, or None without permission."""
-    counted = kernel_fields(f"/proc/{pid}/task/{tid}/io")
-    return int(counted["rchar"]) + int(counted["wchar"]) if "wchar" in counted else None
+    counters = kernel_fields(f"/proc/{pid}/task/{tid}/io")
+    return int(counters["rchar"]) + int(counters["wchar"]) if "wchar" in counters else None
 
 
-_LAST_RAN = "se.exec_start"  # in /proc/PID/task/TID/sched; milliseconds; not in every kernel
-_Clocks = dict[int, float | None]  # CPU -> its scheduler clock, read once per sweep
+_LAST_RUN_FIELD = "se.exec_start"  # field of /proc/PID/task/TID/sched, in milliseconds; some kernels lack it
+_Clocks = dict[int, float | None]  # CPU number -> its scheduler clock, which is read once for several threads
 
 
 def idle_s(pid: int, tid: int, clocks: _Clocks | None = None) -> float | None:
-    """Return the time since the thread last ran on a core, or None if the kernel does not show it."""
-    then, stat = _last_ran_s(f"/proc/{pid}/task/{tid}/sched"), read_stat(pid, tid)
-    if then is None or stat is None:
+    """Return the time since the thread last ran on a core, or None if the kernel does not show it.
+
+    `clocks` is a cache that calls for several threads can share.
+    """
+    last_run_s, stat = _last_run_s(f"/proc/{pid}/task/{tid}/sched"), read_stat(pid, tid)
+    if last_run_s is None or stat is None:
         return None
-    known = {} if clocks is None else clocks
-    if stat.processor not in known:
-        known[stat.processor] = _clock_s(stat.processor)
-    now = known[stat.processor]
-    return None if now is None else max(0.0, now - then)
+    known_clocks = {} if clocks is None else clocks
+    if stat.processor not in known_clocks:
+        known_clocks[stat.processor] = _scheduler_clock_s(stat.processor)
+    now_s = known_clocks[stat.processor]
+    return None if now_s is None else max(0.0, now_s - last_run_s)
 
 
-def _clock_s(processor: int) -> float | None:
-    """Return the scheduler's clock of a core, which stops while the hypervisor gives the core to other machines.
+def _scheduler_clock_s(processor: int) -> float | None:
+    """Return the scheduler clock of a core in seconds, or None if it cannot be read.
 
-    Only a thread that runs on the core shows it, so this thread moves there for a moment.
+    This clock stops while the hypervisor gives the core to other machines. It can be read only from a thread that runs
+    on the core, so this thread moves there for a moment.
     """
     home = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {processor})
-        return _last_ran_s("/proc/thread-self/sched")
+        return _last_run_s("/proc/thread-self/sched")
     except OSError:
         return None
     finally:
         os.sched_setaffinity(0, home)
 
 
-def _last_ran_s(path: str) -> float | None:
+def _last_run_s(path: str) -> float | None:
     for line in kernel_text(path).splitlines():
-        if line.startswith(_LAST_RAN):
+        if line.startswith(_LAST_RUN_FIELD):
             return float(line.rpartition(":")[2]) / 1000
     return None
 
 
-def all_idle_s(pid: int) -> float:
-    """Return how long no thread of the program has run, without those of torch's libraries; 0 if unknown."""
+def program_idle_s(pid: int) -> float:
+    """Return how long no thread of the program has run, ignoring threads of torch's libraries; 0 if unknown."""
     clocks: _Clocks = {}
     idle = [idle_s(pid, task.tid, clocks) for task in _tasks(pid, 0) if not is_library(task)]
     return min((0.0 if seconds is None else seconds for seconds in idle), default=0.0)
 
 
 def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | None:
-    """Return one process, with times relative to `origin_ns`, or None if it is gone."""
+    """Return a process, with times relative to `origin_ns`, or None if it is gone.
+
+    `tasks`: also read its threads, open files and tracer.
+    """
     stat = read_stat(pid)
     if stat is None:
         return None
@@ -184,20 +191,20 @@ def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | N
     return Process(
         pid=pid,
         parent=stat.parent,
-        command=b" ".join(_words(pid, "cmdline")).decode(errors="replace").strip()[:300] or stat.command,
+        command=b" ".join(_read_strings(pid, "cmdline")).decode(errors="replace").strip()[:300] or stat.command,
         state=stat.state,
         cpu_s=stat.cpu_s,
         io_bytes=io_bytes(pid),
         rss_bytes=stat.rss_bytes,
         tasks=tuple(_tasks(pid, origin_ns)) if tasks else (),
-        open_ends=holds(pid) if tasks else (),
+        open_ends=open_descriptors(pid) if tasks else (),
         traced_by=int(status.get("TracerPid", "0")) or None,
         signals=_signal_masks(status),
     )
 
 
 def tracers(pid: int) -> dict[int, int]:
-    """Return thread -> pid of its tracer, 0 = none."""
+    """Return the pid of each thread's tracer by thread id; 0 if the thread is not traced."""
     try:
         tids = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     except OSError:
@@ -242,58 +249,59 @@ def _tasks(pid: int, origin_ns: int) -> Iterator[Task]:
         yield with_system_call(task, pid, origin_ns)
 
 
-# Processes in other mount or PID namespaces: where their files are, and which number they know themselves by.
+# Processes in other mount or PID namespaces, such as containers: the paths of their files, and their pids inside.
 
 _MAX_LINKS = 40  # the kernel's limit
 
 
-def path_of(pid: int, file: str, proc: Path = Path("/proc")) -> Path:
-    """Return the path at which this process can open a file that process `pid` names.
+def path_in_process(pid: int, file: str, proc: Path = Path("/proc")) -> Path:
+    """Return the path at which nsa-harness can open a file, given the path `file` that process `pid` uses for it.
 
-    It is below the root of `pid` if the two processes have different roots.
-
-    Links are followed within that root, as the process sees them. The kernel would follow absolute links out of it.
+    If the two processes have different roots, the result is below /proc/PID/root. Links are resolved within that root,
+    as the process sees them, because the kernel would follow absolute links out of it.
     """
     home = proc / str(pid)
     if not _has_other_root(home, proc / "self"):
         return Path(file)
     root = home / "root"
-    return root.joinpath(*_resolved(root, file if os.path.isabs(file) else os.path.join(_link(home / "cwd"), file)))
+    return root.joinpath(
+        *_resolve_links(root, file if os.path.isabs(file) else os.path.join(_link(home / "cwd"), file))
+    )
 
 
-def inner_pid(pid: int, proc: Path = Path("/proc")) -> int:
-    """Return the process's pid in its own namespace."""
-    return process_names(pid, proc)[-1]
+def pid_in_namespace(pid: int, proc: Path = Path("/proc")) -> int:
+    """Return the pid that the process has in its own PID namespace."""
+    return namespace_pids(pid, proc)[-1]
 
 
-def _has_other_root(home: Path, own: Path) -> bool:
-    other = _link(home / "root")
-    same = _link(home / "ns" / "mnt") == _link(own / "ns" / "mnt") and other == _link(own / "root")
-    return bool(other) and not same
+def _has_other_root(home: Path, own_home: Path) -> bool:
+    root = _link(home / "root")
+    is_same = _link(home / "ns" / "mnt") == _link(own_home / "ns" / "mnt") and root == _link(own_home / "root")
+    return bool(root) and not is_same
 
 
-def _resolved(root: Path, file: str) -> list[str]:
-    """Return the path components below `root` that lead to the file, with all links resolved."""
-    found: list[str] = []
-    left = [part for part in reversed(file.split("/")) if part not in ("", ".")]
+def _resolve_links(root: Path, file: str) -> list[str]:
+    """Return the components of the path `file` below `root`, with all links resolved."""
+    components: list[str] = []
+    remaining = [part for part in reversed(file.split("/")) if part not in ("", ".")]
     links = 0
-    while left:
-        part = left.pop()
+    while remaining:
+        part = remaining.pop()
         if part == "..":
-            del found[-1:]
+            del components[-1:]
             continue
-        target = _link(root.joinpath(*found, part))
+        target = _link(root.joinpath(*components, part))
         links += bool(target)
         if not target or links > _MAX_LINKS:
-            found.append(part)
+            components.append(part)
             continue
-        found = [] if target.startswith("/") else found
-        left += [name for name in reversed(target.split("/")) if name not in ("", ".")]
-    return found
+        components = [] if target.startswith("/") else components
+        remaining += [name for name in reversed(target.split("/")) if name not in ("", ".")]
+    return components
 
 
 def _link(path: Path) -> str:
-    """Return a link's target, or "" if it is no link or unreadable."""
+    """Return the target of a symbolic link, or "" if `path` is not a link or is unreadable."""
     try:
         return os.readlink(path)
     except OSError:

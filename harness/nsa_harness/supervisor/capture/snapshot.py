@@ -1,4 +1,7 @@
-"""Takes a snapshot of every rank: cheap sources first, each with its own limit; every failure is recorded."""
+"""Takes snapshots of all ranks: their kernel state, stacks, status files and flight recorders.
+
+Each source has a time limit, and every failure is recorded as trouble.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +34,10 @@ from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.node import CommandFailed, gpu_state
 from nsa_harness.supervisor.capture.process_tree import ProcessTree, read_process_tree
 from nsa_harness.supervisor.capture.recorder import (
-    ask_flight,
-    ask_worker_server,
     await_dump,
-    find_worker_server,
+    find_own_server,
+    query_flight_recorder,
+    query_own_server,
     request_dump,
 )
 from nsa_harness.supervisor.capture.stacks import StackSources, wait_for
@@ -43,226 +46,271 @@ from nsa_harness.supervisor.storage.rundir import write_document
 from nsa_harness.supervisor.storage.sources import text_as_launched
 
 
-def readable(snapshot: RankSnapshot) -> Iterator[str]:
-    """Yield a rank as text: its state and what it waits for, then each Python thread, innermost frame first."""
+def snapshot_text(snapshot: RankSnapshot) -> Iterator[str]:
+    """Yield the lines of a rank's human-readable dump.
+
+    They show its state and what it waits for, then the stack of each Python thread, innermost frame first.
+    """
     process = snapshot.process
     yield f"rank {snapshot.rank}   pid {snapshot.pid}   {process.command if process else 'gone'}"
     if process:
-        yield from _state(process)
+        yield from _state_lines(process)
     if snapshot.status_file and snapshot.status_file.latest_event:
-        mark = snapshot.status_file.latest_event
-        yield f"last mark {mark.kind} {mark.name}   step {mark.step}   at {mark.at_s:.2f} s"
+        event = snapshot.status_file.latest_event
+        yield f"last progress event {event.kind} {event.name}   step {event.step}   at {event.at_s:.2f} s"
     for child in snapshot.children:
         yield f"child {child.pid}   {child.command}   state {child.state}   cpu {child.cpu_s:.2f} s"
     for stack in snapshot.stacks:
         yield ""
         state = "active" if stack.active else "idle"
-        holds = ", holds the GIL" if stack.gil else ""
-        yield f"thread {stack.tid or '?'} {stack.thread}   {state}{holds}   ({stack.source})"
+        gil = ", holds the GIL" if stack.gil else ""
+        yield f"thread {stack.tid or '?'} {stack.thread}   {state}{gil}   ({stack.source})"
         yield from (f"    {name}" for name in stack.native)
-        shown = (frame for frame in stack.frames if not in_probe(frame.file))
-        yield from (f"    {frame.function} ({frame.file}:{frame.line})" for frame in shown)
+        frames = (frame for frame in stack.frames if not in_probe(frame.file))
+        yield from (f"    {frame.function} ({frame.file}:{frame.line})" for frame in frames)
     for collective in snapshot.collectives:
         if not collective.retired:
             yield f"pending {collective.op} #{collective.seq} group {collective.group} sizes {collective.sizes}"
 
 
-def _state(process: Process) -> Iterator[str]:
+def _state_lines(process: Process) -> Iterator[str]:
     main = next((task for task in process.tasks if task.tid == process.pid), None)
     where = f"{main.syscall or '?'} in {main.wchan or '?'}" if main else "?"
     yield f"state {process.state}   {where}   cpu {process.cpu_s:.2f} s   rss {process.rss_bytes >> 20} MiB"
     if process.traced_by is not None:
-        yield f"held by the debugger {process.traced_by}"
+        yield f"traced by the debugger {process.traced_by}"
     if process.is_frozen:
         yield "its control group is frozen"
-    if acts := sigterm_reaction(process):
-        yield f"signals: {acts}"
+    if reaction := sigterm_reaction(process):
+        yield f"signals: {reaction}"
     for task in process.tasks:
         if task.target or task.held_by:
-            others = "" if task.held_by is None else f", held by {', '.join(map(str, task.held_by)) or 'nobody'}"
+            others = "" if task.held_by is None else f", held by {', '.join(map(str, task.held_by)) or 'no process'}"
             yield f"task {task.tid} in {task.syscall} of {task.target or 'a child'}{others}"
-    yield from (_socket(socket) for socket in process.sockets)
+    yield from (_socket_line(socket) for socket in process.sockets)
 
 
-def _socket(socket: Socket) -> str:
+def _socket_line(socket: Socket) -> str:
     owner = "of this run" if socket.peer_rank is None else f"rank {socket.peer_rank}"
     owner_text = f" ({owner})" if socket.in_job else ""
-    carried = (
+    traffic = (
         "" if socket.acked_bytes is None else f"   acknowledged {socket.acked_bytes}   received {socket.received_bytes}"
     )
     queues = f"unacknowledged {socket.unacked_bytes}   unread {socket.unread_bytes}   retransmits {socket.retransmits}"
-    return f"socket {socket.local} -> {socket.peer}{owner_text}   {socket.state}   {queues}{carried}"
+    return f"socket {socket.local} -> {socket.peer}{owner_text}   {socket.state}   {queues}{traffic}"
 
 
 _FLIGHT_LIMIT_S = 1.0
-_HEARTBEAT_S = 2.0  # if the last heartbeat is older, Python does not run in the rank
-_DYING_S = 0.1
-_MAX_CHILDREN = 8  # child stacks per rank
-_MAX_AT_ONCE = 32
-_UNSLOWED = 8  # queries at once that fit into the plain limits
-_MAX_LOAD_FACTOR = 3.0  # maximal factor on limits: a query may stop its process that long
+_HEARTBEAT_S = 2.0  # if the last heartbeat is older, no Python runs in the rank
+_EXIT_S = 0.1
+_MAX_CHILDREN = 8  # children per rank whose stacks are read
+_MAX_PARALLEL_QUERIES = 32
+_QUERIES_AT_FULL_SPEED = 8  # with more parallel queries, their time limits are extended
+_MAX_LOAD_FACTOR = 3.0  # the machine's load extends time limits at most by this factor: a query may stop its process
 
-_Recorded = tuple[tuple[Collective, ...], bool]  # and whether the heartbeat thread was asked
+_FlightResult = tuple[tuple[Collective, ...], bool]  # the collectives, and whether the heartbeat thread was used
 _Threads = tuple[Stack, ...]
-_Stacks = tuple[_Threads, str]  # and the dump that they were read from
+_StackResult = tuple[_Threads, str]  # the stacks, and the dump from which they were read
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piped:
-    """A recorder that was requested through its pipe."""
+class PipeRequest:
+    """A request to write a rank's flight recorder, made through NCCL's pipe."""
 
     rank: int
-    pipe: str | None  # None = the process has none
-    at_ns: int  # wall clock
+    pipe: str | None  # path of the pipe; None = the process has no pipe
+    at_ns: int  # time of the request, on the wall clock
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackSampler:
-    """Takes the snapshots of one attempt, and remembers what later snapshots need from earlier ones."""
+    """Takes the snapshots of one attempt, and remembers what later snapshots need to know about earlier snapshots."""
 
     origin_ns: int
-    boards: Path
+    probe_dir: Path
     dumps: Path
     redaction: Redaction = field(default_factory=Redaction)  # removes secrets from the dumps
     trouble: list[Trouble] = field(default_factory=list)
-    # Each of these has process ids as keys, `last_tasks` thread ids.
-    asked_bytes: dict[int, int] = field(default_factory=dict)  # bytes read and written because of queries
-    last_tasks: dict[int, Task] = field(default_factory=dict)  # the system call at the last snapshot
-    trained_in: dict[int, Stack] = field(default_factory=dict)  # the training thread's last stack
-    piped: dict[int, Piped] = field(default_factory=dict)  # how the recorder was requested
-    servers: dict[int, Path | int | None] = field(default_factory=dict)  # the job's own worker server
+    query_bytes: dict[int, int] = field(default_factory=dict)  # pid -> bytes read and written because of queries
+    last_tasks: dict[int, Task] = field(default_factory=dict)  # thread id -> the thread at the last snapshot
+    training_stacks: dict[int, Stack] = field(default_factory=dict)  # pid -> last stack of its training thread
+    pipe_requests: dict[int, PipeRequest] = field(default_factory=dict)  # pid -> request for its recorder
+    servers: dict[int, Path | int | None] = field(default_factory=dict)  # pid -> the job's own worker server in it
 
-    def take(self, number: int, ranks: Mapping[int, int], *, written: bool = True, patient: bool = False) -> Snapshot:
-        """Take a snapshot of all ranks (rank -> pid) at once. `written`: also write human-readable dumps.
+    def take(
+        self, number: int, ranks: Mapping[int, int], *, writes_dumps: bool = True, prefers_heartbeat: bool = False
+    ) -> Snapshot:
+        """Take a snapshot of all ranks (rank -> pid) in parallel.
 
-        `patient`: request the flight recorder from a rank's heartbeat thread, which takes up to one heartbeat but no
-        memory. The worker server has a thread per core, at least eight, and each thread retains the memory of its
-        largest answer: 12 MB with the recorder's default size.
+        `writes_dumps`: also write human-readable dumps. `prefers_heartbeat`: request the flight recorder from a rank's
+        heartbeat thread first. This takes up to one heartbeat, but no memory. The worker server has one thread per
+        core, at least eight, and each thread retains the memory of its largest response: 12 MB with the recorder's
+        default size.
         """
         at_s = (time.monotonic_ns() - self.origin_ns) / 1e9
         tree = read_process_tree(ranks, self.origin_ns, self.last_tasks)
         for rank, failure in tree.failures:
             self._note("kernel", failure, rank)
-        with ThreadPoolExecutor(max_workers=_MAX_AT_ONCE) as pool:
+        with ThreadPoolExecutor(max_workers=_MAX_PARALLEL_QUERIES) as pool:
             gpus = pool.submit(self._gpus, tree)
-            ways = {"written": written, "patient": patient}
-            queries = [self._query_rank(pool, tree, rank, pid, **ways) for rank, pid in sorted(ranks.items())]
-            seen = without_lone_recorders([combine(number) for combine in queries])
-            return Snapshot(number=number, at_s=at_s, ranks=seen, gpus=gpus.result())
+            options = {"writes_dumps": writes_dumps, "prefers_heartbeat": prefers_heartbeat}
+            queries = [self._query_rank(pool, tree, rank, pid, **options) for rank, pid in sorted(ranks.items())]
+            snapshots = drop_incomplete_recorders([combine(number) for combine in queries])
+            return Snapshot(number=number, at_s=at_s, ranks=snapshots, gpus=gpus.result())
 
-    def board(self, pid: int, newest_calls: int = protocol.CALLS) -> StatusFile | None:
-        """Return the status file of a process, or None without one (probe off, not Python, another host)."""
+    def read_status_file(self, pid: int, latest_calls: int = protocol.CALLS) -> StatusFile | None:
+        """Return the parsed status file of a process, with its `latest_calls` latest calls.
+
+        Return None if the process has no status file: the probe is off, or it is not Python, or on another host.
+        """
         try:
-            data = (self.boards / protocol.STATUS_FILE.format(pid=pid)).read_bytes()
-            return parse_board(data, self.origin_ns, newest_calls)
+            data = (self.probe_dir / protocol.STATUS_FILE.format(pid=pid)).read_bytes()
+            return parse_board(data, self.origin_ns, latest_calls)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            self._note("board", str(error), None)
+            self._note("status file", str(error), None)
             return None
 
     def _query_rank(
-        self, pool: ThreadPoolExecutor, tree: ProcessTree, rank: int, pid: int, *, written: bool, patient: bool
+        self,
+        pool: ThreadPoolExecutor,
+        tree: ProcessTree,
+        rank: int,
+        pid: int,
+        *,
+        writes_dumps: bool,
+        prefers_heartbeat: bool,
     ) -> Callable[[int], RankSnapshot]:
-        """Start all queries about one rank, and return a function that waits for the answers and combines them."""
-        process, board = tree.processes.get(rank), self.board(pid)
+        """Start all queries about one rank. Return a function that waits for the results and combines them.
+
+        The parameter of that function is the number of the snapshot.
+        """
+        process, status_file = tree.processes.get(rank), self.read_status_file(pid)
         children = tree.children.get(rank, ())
-        patience = max(1.0, sum(1 for _ in tree.everyone) / _UNSLOWED, _load_factor())
-        server = self._worker_server(process) if process and board is None else None
-        own = pool.submit(self._stacks, rank, process, board, server, patience)
-        below = {
-            child.pid: pool.submit(self._child_stacks, rank, child, patience) for child in children[:_MAX_CHILDREN]
+        limit_factor = max(1.0, sum(1 for _ in tree.all_processes) / _QUERIES_AT_FULL_SPEED, _load_factor())
+        server = self._worker_server(process) if process and status_file is None else None
+        stack_query = pool.submit(self._stacks, rank, process, status_file, server, limit_factor)
+        child_queries = {
+            child.pid: pool.submit(self._child_stacks, rank, child, limit_factor) for child in children[:_MAX_CHILDREN]
         }
-        recorded = (
-            pool.submit(self._flight, rank, pid, needed=written, patient=patient and self._beats(board))
-            if board is not None
+        flight_query = (
+            pool.submit(
+                self._flight,
+                rank,
+                pid,
+                is_needed=writes_dumps,
+                prefers_heartbeat=prefers_heartbeat and self._has_heartbeat(status_file),
+            )
+            if status_file is not None
             else pool.submit(self._flight_without_probe, rank, pid, server)
         )
 
         def combine(number: int) -> RankSnapshot:
-            stacks, raw = own.result()
-            stacks = with_loops(stacks, process, self.origin_ns) if process else stacks
-            collectives, by_beat = recorded.result()
+            stacks, raw = stack_query.result()
+            stacks = with_polling_loops(stacks, process, self.origin_ns) if process else stacks
+            collectives, used_heartbeat = flight_query.result()
             snapshot = RankSnapshot(
                 rank=rank,
                 pid=pid,
                 process=process,
                 children=children,
                 stacks=stacks,
-                child_stacks={child: found.result() for child, found in below.items()},
-                status_file=board,
+                child_stacks={child: child_stacks.result() for child, child_stacks in child_queries.items()},
+                status_file=status_file,
                 collectives=collectives,
-                query_bytes=self.asked_bytes.get(pid, 0),
-                proof=f"{self.dumps.name}/rank{rank}.{number}.txt" if written else None,
+                query_bytes=self.query_bytes.get(pid, 0),
+                proof=f"{self.dumps.name}/rank{rank}.{number}.txt" if writes_dumps else None,
             )
-            # Only queries that the process answers itself make it read or write: by faulthandler or heartbeat thread.
-            if by_beat or not (stacks and stacks[0].source.startswith("py-spy")):
+            # Only faulthandler and the heartbeat thread make the process itself read or write.
+            if used_heartbeat or not (stacks and stacks[0].source.startswith("py-spy")):
                 self._count_bytes(snapshot)
-            if written:
+            if writes_dumps:
                 self._write(snapshot, raw, number)
             return snapshot
 
         return combine
 
     def _count_bytes(self, snapshot: RankSnapshot) -> None:
-        """Note the bytes that the process read and wrote because of this snapshot, which the next one subtracts."""
+        """Remember how many bytes the process read and wrote because of this snapshot.
+
+        The next snapshot subtracts them.
+        """
         process = snapshot.process
         if process and process.io_bytes is not None:
             now = procfs.io_bytes(process.pid) or process.io_bytes
-            self.asked_bytes[process.pid] = snapshot.query_bytes + now - process.io_bytes
+            self.query_bytes[process.pid] = snapshot.query_bytes + now - process.io_bytes
 
     def _worker_server(self, process: Process) -> Path | int | None:
-        """Return the worker server that the job itself started in this process. Each process is searched only once."""
+        """Return the worker server that the job itself started in this process, or None. The result is cached."""
         if process.pid not in self.servers:
             environment = procfs.environment(process.pid)
-            self.servers[process.pid] = find_worker_server(process.pid, environment, process.sockets)
+            self.servers[process.pid] = find_own_server(process.pid, environment, process.sockets)
         return self.servers[process.pid]
 
     def _stacks(
-        self, rank: int, process: Process | None, board: StatusFile | None, server: Path | int | None, patience: float
-    ) -> _Stacks:
+        self,
+        rank: int,
+        process: Process | None,
+        status_file: StatusFile | None,
+        server: Path | int | None,
+        limit_factor: float,
+    ) -> _StackResult:
         if process is None or process.state in "ZX":
             return (), ""
         sources = StackSources(
-            process=process, boards=self.boards, patience=patience, arguments=board is None, server=server
+            process=process,
+            probe_dir=self.probe_dir,
+            limit_factor=limit_factor,
+            with_arguments=status_file is None,
+            server=server,
         )
         stacks, raw = sources.stacks()
         if not stacks and _has_exited(process.pid):
             return (), ""
         if not stacks or not stacks[0].source.startswith("py-spy"):
-            instead = f"; taken by {stacks[0].source} instead" if stacks else ""
-            self._note("stacks", "; ".join(sources.failures) + instead, rank)
-        known = len(sources.failures)
-        stacks = self._with_native(sources, stacks, [mark.tid for mark in board.events] if board else [])
-        for failure in sources.failures[known:]:
+            substitute = f"; read with {stacks[0].source} instead" if stacks else ""
+            self._note("stacks", "; ".join(sources.failures) + substitute, rank)
+        failure_count = len(sources.failures)
+        stacks = self._add_native_frames(
+            sources, stacks, [event.tid for event in status_file.events] if status_file else []
+        )
+        for failure in sources.failures[failure_count:]:
             self._note("native stacks", failure, rank)
         return stacks, raw
 
-    def _with_native(self, sources: StackSources, stacks: tuple[Stack, ...], marking: Sequence[int]) -> _Threads:
-        """Read native frames once per line, since that stops the process. They are valid while it stays in the line."""
+    def _add_native_frames(
+        self, sources: StackSources, stacks: tuple[Stack, ...], event_threads: Sequence[int]
+    ) -> _Threads:
+        """Return the stacks with the native frames of the training thread, if its Python line does not show enough.
+
+        Reading native frames stops the process, so it is done only once while the thread stays on the same line.
+        """
         process = sources.process
-        last = self.trained_in.get(process.pid)
-        now = training_stack(stacks, process.pid, marking)
+        last = self.training_stacks.get(process.pid)
+        now = training_stack(stacks, process.pid, event_threads)
         if last and now and last.native and last.frames == now.frames:
             stacks = tuple(replace(stack, native=last.native) if stack is now else stack for stack in stacks)
-        elif stack_that_needs_native_frames(stacks, process, marking, last.frames[0] if last and last.frames else None):
+        elif stack_that_needs_native_frames(
+            stacks, process, event_threads, last.frames[0] if last and last.frames else None
+        ):
             stacks = sources.native(stacks)
-        now = training_stack(stacks, process.pid, marking)
+        now = training_stack(stacks, process.pid, event_threads)
         if now is not None:
-            self.trained_in[process.pid] = now
+            self.training_stacks[process.pid] = now
         return stacks
 
-    def _child_stacks(self, rank: int, child: Process, patience: float) -> tuple[Stack, ...]:
+    def _child_stacks(self, rank: int, child: Process, limit_factor: float) -> tuple[Stack, ...]:
         if "python" not in child.command or child.state in "ZX":
             return ()
-        sources = StackSources(process=child, boards=self.boards, patience=patience)
+        sources = StackSources(process=child, probe_dir=self.probe_dir, limit_factor=limit_factor)
         stacks, _ = sources.stacks()
         if not stacks and not _has_exited(child.pid):
             self._note(f"stacks of child {child.pid}", "; ".join(sources.failures), rank)
         return stacks
 
     def _gpus(self, tree: ProcessTree) -> tuple[Gpu, ...]:
-        if not any(end.startswith("/dev/nvidia") for process in tree.everyone for end in process.open_ends):
+        if not any(end.startswith("/dev/nvidia") for process in tree.all_processes for end in process.open_ends):
             return ()
         try:
             return gpu_state()
@@ -272,29 +320,31 @@ class StackSampler:
 
     # The flight recorder.
 
-    def _flight_without_probe(self, rank: int, pid: int, server: Path | int | None) -> _Recorded:
-        """Return the recorder of a rank without the probe: from the job's worker server, else from NCCL's pipe.
+    def _flight_without_probe(self, rank: int, pid: int, server: Path | int | None) -> _FlightResult:
+        """Return the recorder of a rank without the probe, from the job's own worker server or through NCCL's pipe.
 
-        The server's answer is stored.
+        The response of the server is stored.
         """
         if server is None:
-            return self._piped_flight(rank, pid), False
+            return self._flight_through_pipe(rank, pid), False
         try:
-            text, recorded = ask_worker_server(server)
+            text, collectives = query_own_server(server)
         except (OSError, ValueError) as error:
             self._note("flight recorder", f"worker server: {error}", rank)
             return (), False
         write_document(self._flight_file(pid), text)
-        return essential_collectives(recorded), False
+        return essential_collectives(collectives), False
 
-    def _piped_flight(self, rank: int, pid: int) -> tuple[Collective, ...]:
-        """Return the recorder from NCCL's pipe: the first snapshot requests it, and the next one reads it."""
+    def _flight_through_pipe(self, rank: int, pid: int) -> tuple[Collective, ...]:
+        """Return the recorder that NCCL writes on request. The first snapshot requests it, later snapshots read it."""
         environment = procfs.environment(pid)
-        request = self.piped.get(pid)
+        request = self.pipe_requests.get(pid)
         try:
             if request is None:
                 now_ns = time.time_ns()
-                self.piped[pid] = Piped(rank=rank, pipe=request_dump(pid, rank, environment), at_ns=now_ns)
+                self.pipe_requests[pid] = PipeRequest(
+                    rank=rank, pipe=request_dump(pid, rank, environment), at_ns=now_ns
+                )
                 return ()
             if request.pipe is None:
                 return ()
@@ -302,76 +352,78 @@ class StackSampler:
                 parse_dump(await_dump(pid, rank, environment, request.at_ns, _FLIGHT_LIMIT_S)).collectives
             )
         except (OSError, ValueError) as error:
-            self.piped.setdefault(pid, Piped(rank=rank, pipe=None, at_ns=0))
+            self.pipe_requests.setdefault(pid, PipeRequest(rank=rank, pipe=None, at_ns=0))
             self._note("flight recorder", f"NCCL's pipe: {error}", rank)
             return ()
 
-    def _flight(self, rank: int, pid: int, *, needed: bool, patient: bool) -> _Recorded:
-        """Return the recorder from the worker server, which answers while Python is stuck, else from the heartbeat.
+    def _flight(self, rank: int, pid: int, *, is_needed: bool, prefers_heartbeat: bool) -> _FlightResult:
+        """Return the recorder from the worker server, which responds even if Python is stuck, or from the heartbeat.
 
-        `patient`: try the heartbeat first. Either answer is stored in the probe directory. A rank that starts or exits
-        does not answer, which counts as trouble only if the recorder is `needed` for a proof.
+        `prefers_heartbeat`: try the heartbeat thread first. The recorder is stored in the probe directory. A rank that
+        is starting or exiting does not respond, which counts as trouble only if the recorder `is_needed` for a proof.
         """
         sources = (
             (self._from_heartbeat, self._from_worker_server)
-            if patient
+            if prefers_heartbeat
             else (self._from_worker_server, self._from_heartbeat)
         )
-        refusals = tuple(takewhile(bool, (ask(pid) for ask in sources)))
-        by_beat = patient or bool(refusals)
+        refusals = tuple(takewhile(bool, (source(pid) for source in sources)))
+        used_heartbeat = prefers_heartbeat or bool(refusals)
         if len(refusals) == len(sources):
-            if needed:
+            if is_needed:
                 self._note("flight recorder", "; ".join(filter(None, refusals)), rank)
-            return (), by_beat
+            return (), used_heartbeat
         try:
-            return essential_collectives(parse_flight(self._flight_file(pid).read_text(errors="replace"))), by_beat
+            return essential_collectives(
+                parse_flight(self._flight_file(pid).read_text(errors="replace"))
+            ), used_heartbeat
         except FileNotFoundError:
-            return (), by_beat  # the process has not imported torch.distributed
+            return (), used_heartbeat  # the process has not imported torch.distributed
         except (OSError, ValueError) as error:
             self._note("flight recorder", str(error), rank)
-            return (), by_beat
+            return (), used_heartbeat
 
-    def _beats(self, board: StatusFile) -> bool:
+    def _has_heartbeat(self, status_file: StatusFile) -> bool:
         now_s = (time.monotonic_ns() - self.origin_ns) / 1e9
-        return board.beat_s is not None and now_s - board.beat_s < _HEARTBEAT_S
+        return status_file.beat_s is not None and now_s - status_file.beat_s < _HEARTBEAT_S
 
     def _from_worker_server(self, pid: int) -> str | None:
-        """Store the worker server's answer. Return None, or the reason why there is no answer."""
+        """Store the recorder from the worker server. Return None, or the reason why there is no recorder."""
         try:
-            answer = ask_flight(self.boards, pid, _FLIGHT_LIMIT_S)
-            parse_flight(answer)
+            recorder = query_flight_recorder(self.probe_dir, pid, _FLIGHT_LIMIT_S)
+            parse_flight(recorder)
         except FileNotFoundError:
             return "no worker server in the process"
         except (OSError, ValueError) as error:
             return f"worker server: {error}"
-        write_document(self._flight_file(pid), answer)
+        write_document(self._flight_file(pid), recorder)
         return None
 
     def _flight_file(self, pid: int) -> Path:
-        return self.boards / protocol.FLIGHT.format(pid=pid)
+        return self.probe_dir / protocol.FLIGHT.format(pid=pid)
 
     def _from_heartbeat(self, pid: int) -> str | None:
         """Request the recorder through the status file, and wait until the heartbeat thread has written it.
 
-        Return None, or the reason why there is no answer.
+        Return None, or the reason why it was not written.
         """
-        path = self.boards / protocol.STATUS_FILE.format(pid=pid)
-        with suppress(OSError, ValueError), path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as board:
-            (request,) = protocol.REQUEST.unpack_from(board, protocol.REQUEST_AT)
-            protocol.REQUEST.pack_into(board, protocol.REQUEST_AT, request + 1)
+        path = self.probe_dir / protocol.STATUS_FILE.format(pid=pid)
+        with suppress(OSError, ValueError), path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            (request,) = protocol.REQUEST.unpack_from(memory, protocol.REQUEST_AT)
+            protocol.REQUEST.pack_into(memory, protocol.REQUEST_AT, request + 1)
             if wait_for(
-                lambda: protocol.HEARTBEAT.unpack_from(board, protocol.HEARTBEAT_AT)[1] > request, _FLIGHT_LIMIT_S
+                lambda: protocol.HEARTBEAT.unpack_from(memory, protocol.HEARTBEAT_AT)[1] > request, _FLIGHT_LIMIT_S
             ):
                 return None
-        return f"no answer of the beat thread within {_FLIGHT_LIMIT_S:g} s"
+        return f"no response from the heartbeat thread within {_FLIGHT_LIMIT_S:g} s"
 
     def _write(self, snapshot: RankSnapshot, raw: str, number: int) -> None:
         """Write the human-readable dumps. The judge reads the snapshot itself."""
         stem, clean = f"rank{snapshot.rank}.{number}", self.redaction
-        text = "\n".join(readable(snapshot)) + "\n"
+        text = "\n".join(snapshot_text(snapshot)) + "\n"
         try:
             self.dumps.mkdir(exist_ok=True)
-            if raw:  # without an answer, an empty file would look like one
+            if raw:  # an empty file would look like a dump without threads
                 (self.dumps / f"{stem}.json").write_text(clean.json(raw), errors="backslashreplace")
             (self.dumps / f"{stem}.txt").write_text(clean.text(text), errors="backslashreplace")
         except OSError as error:
@@ -383,29 +435,32 @@ class StackSampler:
             self.trouble.append(trouble)
 
 
-def without_lone_recorders(seen: Sequence[RankSnapshot]) -> tuple[RankSnapshot, ...]:
-    """Remove the recorders of ranks without a status file unless every such rank has one.
+def drop_incomplete_recorders(snapshots: Sequence[RankSnapshot]) -> tuple[RankSnapshot, ...]:
+    """Remove the recorders of ranks without a status file, unless all of these ranks have a recorder.
 
-    Next to the recorders of other ranks, a recorder that could not be read would look like skipped calls.
+    If only some recorders could be read, the ranks without a recorder would seem to have skipped collectives.
     """
-    blind = [rank for rank in seen if rank.status_file is None and rank.process is not None]
-    if all(rank.collectives for rank in blind):
-        return tuple(seen)
-    return tuple(replace(rank, collectives=()) if rank in blind else rank for rank in seen)
+    without_status_file = [rank for rank in snapshots if rank.status_file is None and rank.process is not None]
+    if all(rank.collectives for rank in without_status_file):
+        return tuple(snapshots)
+    return tuple(replace(rank, collectives=()) if rank in without_status_file else rank for rank in snapshots)
 
 
 def _load_factor() -> float:
-    """Return how much longer a query takes on a machine with more running threads than cores."""
+    """Return the factor by which a query takes longer because more threads are running than there are cores."""
     return min(_MAX_LOAD_FACTOR, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def _has_exited(pid: int) -> bool:
-    """Whether the process has exited during the query. A killed process takes a moment to disappear."""
-    return wait_for(lambda: not procfs.alive(pid), _DYING_S)
+    """Whether the process has exited. Wait for a moment, because a killed process takes some time to disappear."""
+    return wait_for(lambda: not procfs.is_alive(pid), _EXIT_S)
 
 
-def with_loops(stacks: Sequence[Stack], process: Process, origin_ns: int) -> tuple[Stack, ...]:
-    """Add to each sleeping thread the loop around its line, from files that have not changed since the launch."""
+def with_polling_loops(stacks: Sequence[Stack], process: Process, origin_ns: int) -> tuple[Stack, ...]:
+    """Return the stacks with the loop around the line of each sleeping thread.
+
+    The loop is read from the source file, if the file has not changed since the launch.
+    """
     launched_s = time.time() - (time.monotonic_ns() - origin_ns) / 1e9
     asleep = {task.tid for task in process.tasks if task.wakes_at_s is not None}
     return tuple(

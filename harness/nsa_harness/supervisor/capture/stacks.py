@@ -1,8 +1,8 @@
-"""Takes the Python stacks of one process by the gentlest source that answers, each with a limit, all within one limit.
+"""Reads the Python stacks of one process, from the source that disturbs the process least and returns a result.
 
-The order: py-spy without stopping the process; py-spy with a stop; sources without permission to trace, which are the
-faulthandler signal and the job's own worker server; and pystack, if it is installed. Native frames are read only if the
-Python line does not show enough.
+The order is: py-spy without stopping the process; py-spy with a stop; the sources that need no permission to trace,
+which are the faulthandler signal and the job's own worker server; and pystack, if it is installed. Each source has a
+time limit, and all sources together have another. Native frames are read only if the Python line does not show enough.
 """
 
 from __future__ import annotations
@@ -29,85 +29,97 @@ from nsa_harness.core.evidence.stacks import (
 )
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.node import CommandFailed, run_command
-from nsa_harness.supervisor.capture.recorder import STACKS_HANDLER, ask
-from nsa_harness.supervisor.launch.reaper import process_of
+from nsa_harness.supervisor.capture.recorder import STACKS_HANDLER, query
+from nsa_harness.supervisor.launch.reaper import process_identity
 
 _NONBLOCKING_S = 1.0
 _BLOCKING_S = 0.6
 _SIGNAL_S = 0.3
-_SERVED_S = 1.0
+_SERVER_S = 1.0
 _PYSTACK_S = 0.6
-_NATIVE_S = 1.5  # measured: 0.06 to 1.0 s
-_FREEZE_S = 0.2  # a process that runs is stopped within a tick
-_ALL_S = 2.4  # time limit of all sources together, per process
+_NATIVE_S = 1.5  # measured duration: 0.06 to 1.0 s
+_STOP_S = 0.2  # a running process is stopped within a scheduler tick
+_TOTAL_S = 2.4  # time limit per process for all sources together
 
 
 @dataclass(kw_only=True)
 class StackSources:
-    """The sources for one process. `patience` multiplies the limits if many processes are queried at once."""
+    """The sources for the stacks of one process."""
 
     process: Process
-    boards: Path
-    patience: float = 1.0
-    arguments: bool = False  # also read the arguments of the call: without the probe no status file shows them
+    probe_dir: Path
+    limit_factor: float = 1.0  # multiplies the time limits, if many processes are queried in parallel
+    with_arguments: bool = False  # also read the arguments of calls, which no status file shows without the probe
     server: Path | int | None = None  # the process's own worker server
     failures: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._deadline = time.monotonic() + _ALL_S * self.patience
+        self._deadline = time.monotonic() + _TOTAL_S * self.limit_factor
 
     def stacks(self) -> tuple[tuple[Stack, ...], str]:
-        """Return the threads and the dump they were read from; nothing if every source failed, see `failures`."""
-        for source in (self._nonblocking, self._blocking, self._by_signal, self._from_worker_server, self._pystack):
+        """Return the stacks and the dump from which they were read.
+
+        Return () and "" if every source failed. The reasons are in `failures`.
+        """
+        for source in (
+            self._nonblocking,
+            self._blocking,
+            self._from_faulthandler,
+            self._from_worker_server,
+            self._pystack,
+        ):
             stacks, raw = source()
             if stacks:
                 return stacks, raw
         return (), ""
 
     def native(self, stacks: Sequence[Stack]) -> tuple[Stack, ...]:
-        """Return the threads with their native frames. Stops the process for up to a second."""
-        limit_s = self._left_s(_NATIVE_S)
+        """Return the stacks with their native frames. The process is stopped for up to a second."""
+        limit_s = self._remaining_s(_NATIVE_S)
         try:
-            named = parse_native(_py_spy(self.process.pid, ["--native"], limit_s))
+            frames_by_thread = parse_native(_py_spy(self.process.pid, ["--native"], limit_s))
         except (CommandFailed, ValueError) as error:
             self.failures.append(f"py-spy --native: {error}")
             return tuple(stacks)
-        return tuple(replace(stack, native=named.get(stack.tid or 0, ())) for stack in stacks)
+        return tuple(replace(stack, native=frames_by_thread.get(stack.tid or 0, ())) for stack in stacks)
 
     def _nonblocking(self) -> tuple[tuple[Stack, ...], str]:
-        # py-spy shortens variables' values, so that they take no extra time.
-        options = ["--nonblocking", *(["--locals"] if self.arguments else [])]
-        return py_spy(self.process.pid, options, self.failures, self._left_s(_NONBLOCKING_S))
+        # py-spy shortens the values of variables, so reading them takes no extra time.
+        options = ["--nonblocking", *(["--locals"] if self.with_arguments else [])]
+        return py_spy(self.process.pid, options, self.failures, self._remaining_s(_NONBLOCKING_S))
 
     def _blocking(self) -> tuple[tuple[Stack, ...], str]:
-        if self.process.state in "DTt":  # ptrace cannot seize a stopped process, and waits for one in the kernel
+        if self.process.state in "DTt":  # ptrace cannot stop a stopped process, and would wait for one in state D
             return (), ""
-        return py_spy(self.process.pid, [], self.failures, self._left_s(_BLOCKING_S))
+        return py_spy(self.process.pid, [], self.failures, self._remaining_s(_BLOCKING_S))
 
-    def _by_signal(self) -> tuple[tuple[Stack, ...], str]:
-        """Return the stacks that faulthandler writes on a signal, if the probe has registered it in the process."""
+    def _from_faulthandler(self) -> tuple[tuple[Stack, ...], str]:
+        """Send the signal on which faulthandler writes stacks, and return them.
+
+        No signal is sent unless the probe has registered a handler for it in the process.
+        """
         pid, number = self.process.pid, signal.SIGRTMIN + protocol.STACKS_SIGNAL_OFFSET
-        known = process_of(pid)
-        target = self.boards / protocol.STACKS.format(pid=pid)
+        identity = process_identity(pid)
+        target = self.probe_dir / protocol.STACKS.format(pid=pid)
         if self.process.state in "DTt":
-            self.failures.append(f"state {self.process.state}: it takes no signal")
+            self.failures.append(f"state {self.process.state}: the process receives no signals")
             return (), ""
-        if known is None or not target.exists() or not procfs.handles_signal(pid, number):
-            self.failures.append("no faulthandler of ours in the process")
+        if identity is None or not target.exists() or not procfs.handles_signal(pid, number):
+            self.failures.append("nsa-harness's faulthandler is not registered in the process")
             return (), ""
-        limit_s, before = self._left_s(_SIGNAL_S), target.stat().st_size
-        known.send(number)
-        raw = _grown(target, before, limit_s)
+        limit_s, size_before = self._remaining_s(_SIGNAL_S), target.stat().st_size
+        identity.send_signal(number)
+        raw = _new_output(target, size_before, limit_s)
         if not raw:
-            self.failures.append(f"no answer to the faulthandler signal within {limit_s:.1f} s")
+            self.failures.append(f"no response to the faulthandler signal within {limit_s:.1f} s")
         return parse_faulthandler(raw), raw
 
     def _from_worker_server(self) -> tuple[tuple[Stack, ...], str]:
-        """Ask the worker server, which needs the GIL for its answer, and no permission."""
+        """Return the stacks from the job's worker server. It needs the GIL to respond, but no permission to trace."""
         if self.server is None:
             return (), ""
         try:
-            raw = ask(self.server, STACKS_HANDLER, limit_s=self._left_s(_SERVED_S)).decode(errors="replace")
+            raw = query(self.server, STACKS_HANDLER, limit_s=self._remaining_s(_SERVER_S)).decode(errors="replace")
         except (OSError, ValueError) as error:
             self.failures.append(f"worker server: {error}")
             return (), ""
@@ -115,28 +127,28 @@ class StackSources:
         return tuple(replace(stack, source="worker server") for stack in stacks if stack.frames), raw
 
     def _pystack(self) -> tuple[tuple[Stack, ...], str]:
-        """Run pystack, an optional tool: its absence is not noted."""
+        """Return the stacks from pystack. If this optional tool is not installed, that does not count as a failure."""
         tool = tool_path("pystack")
         if tool is None:
             return (), ""
         try:
-            raw = run_command([tool, "remote", "--no-block", str(self.process.pid)], self._left_s(_PYSTACK_S))
+            raw = run_command([tool, "remote", "--no-block", str(self.process.pid)], self._remaining_s(_PYSTACK_S))
             return parse_pystack(raw), raw
         except (CommandFailed, ValueError) as error:
             self.failures.append(str(error))
             return (), ""
 
-    def _left_s(self, limit_s: float) -> float:
-        """Return a source's own limit, or less if the time for all sources runs out."""
-        return max(0.05, min(limit_s * self.patience, self._deadline - time.monotonic()))
+    def _remaining_s(self, limit_s: float) -> float:
+        """Return the time limit of a source, which is shortened if the time for all sources runs out."""
+        return max(0.05, min(limit_s * self.limit_factor, self._deadline - time.monotonic()))
 
 
 def py_spy(
     pid: int, options: Sequence[str], failures: list[str], limit_s: float = _NONBLOCKING_S
 ) -> tuple[tuple[Stack, ...], str]:
-    """Return the stacks of a process and the dump they were read from, without variables of the program.
+    """Return the stacks of a process and the dump from which they were read, without the values of variables.
 
-    A failure is appended to `failures`.
+    `options` are passed to `py-spy dump`. If py-spy fails, append the reason to `failures`, and return () and "".
     """
     source = " ".join(["py-spy", *(option for option in options if option != "--locals")])
     try:
@@ -148,59 +160,60 @@ def py_spy(
 
 
 def py_spy_path() -> str:
-    """Return py-spy as installed with nsa-harness, else from PATH."""
+    """Return the path of the py-spy that is installed with nsa-harness, or of the one on PATH."""
     return tool_path("py-spy") or "py-spy"
 
 
 def tool_path(name: str) -> str | None:
-    beside = Path(sys.executable).parent / name
-    return str(beside) if beside.exists() else shutil.which(name)
+    installed = Path(sys.executable).parent / name
+    return str(installed) if installed.exists() else shutil.which(name)
 
 
 def _py_spy(pid: int, options: Sequence[str], limit_s: float) -> str:
-    known, held = process_of(pid), False
+    identity, was_traced = process_identity(pid), False
 
-    def look(tool: int) -> None:
-        nonlocal held
-        held = _is_held(pid, tool)
+    def check_tracing(tool: int) -> None:
+        nonlocal was_traced
+        was_traced = _is_traced(pid, tool)
 
     try:
-        return run_command([py_spy_path(), "dump", "--json", *options, "--pid", str(pid)], limit_s, look)
+        return run_command([py_spy_path(), "dump", "--json", *options, "--pid", str(pid)], limit_s, check_tracing)
     finally:
-        if held and known:
-            known.send(signal.SIGCONT)  # a killed tracer may leave the process stopped
+        if was_traced and identity:
+            identity.send_signal(signal.SIGCONT)  # py-spy was killed and may have left the process stopped
 
 
-def _is_held(pid: int, tool: int) -> bool:
-    """Whether the tool traces threads of the process, and no signal has stopped the process.
+def _is_traced(pid: int, tool: int) -> bool:
+    """Whether the tool (a pid) traces threads of the process, and the process was not stopped by a signal.
 
-    A program that was stopped by a signal must stay stopped: that state shows as T, a tracer's stop as t. The tool is
-    stopped first, so that the state does not change while it is read.
+    A program that was stopped by a signal must stay stopped. The kernel shows this state as T, and a stop by a tracer
+    as t. The tool is stopped first, so the state does not change while it is read.
     """
     with contextlib.suppress(OSError):
         os.kill(tool, signal.SIGSTOP)
-    wait_for(lambda: (stat := procfs.read_stat(tool)) is None or stat.state in "TZX", _FREEZE_S)
+    wait_for(lambda: (stat := procfs.read_stat(tool)) is None or stat.state in "TZX", _STOP_S)
     threads = procfs.tracers(pid)
     return tool in threads.values() and not any(
         (stat := procfs.read_stat(pid, tid)) and stat.state == "T" for tid in threads
     )
 
 
-def _grown(file: Path, before: int, limit_s: float) -> str:
-    """Return what was written after position `before`, once it has stopped growing."""
-    sizes = [before]
+def _new_output(file: Path, size_before: int, limit_s: float) -> str:
+    """Return what was written to the file after position `size_before`, once the file has stopped growing."""
+    sizes = [size_before]
 
-    def settled() -> bool:
+    def stopped_growing() -> bool:
         sizes.append(file.stat().st_size)
-        return sizes[-1] > before and sizes[-1] == sizes[-2]
+        return sizes[-1] > size_before and sizes[-1] == sizes[-2]
 
-    wait_for(settled, limit_s)
+    wait_for(stopped_growing, limit_s)
     with file.open("rb") as dump:
-        dump.seek(before)
+        dump.seek(size_before)
         return dump.read().decode(errors="replace")
 
 
 def wait_for(condition: Callable[[], bool], limit_s: float) -> bool:
+    """Wait until `condition` returns True, and return whether it did so within `limit_s`."""
     deadline = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > deadline:

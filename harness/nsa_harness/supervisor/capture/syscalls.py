@@ -1,4 +1,4 @@
-"""Read the system call that a thread is blocked in: its name, what it waits for, and when it times out."""
+"""Reads the system call in which a thread is blocked: its name, what it waits for, and when it times out."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 
 from nsa_harness.core.evidence.host import Task
 
-RESTARTED = "restart_syscall"  # a timed wait that continues after a stop of the process: its arguments are lost
+RESTARTED_WAIT = "restart_syscall"  # a timed wait that continues after the process was stopped; its arguments are lost
 
-# Call names by number. A call that is not listed shows as its number, as an unknown wait.
+# Names of system calls by number. A call that is not listed is shown by its number and counts as an unknown wait.
 _SYSCALLS = {
     "x86_64": {
         0: "read", 1: "write", 7: "poll", 16: "ioctl", 17: "pread64", 18: "pwrite64", 19: "readv", 20: "writev",
         23: "select", 35: "nanosleep", 40: "sendfile", 42: "connect", 43: "accept", 44: "sendto", 45: "recvfrom",
         46: "sendmsg", 47: "recvmsg", 56: "clone", 58: "vfork", 61: "wait4", 72: "fcntl", 73: "flock", 74: "fsync",
-        75: "fdatasync", 202: "futex", 219: RESTARTED, 230: "clock_nanosleep", 232: "epoll_wait", 247: "waitid",
+        75: "fdatasync", 202: "futex", 219: RESTARTED_WAIT, 230: "clock_nanosleep", 232: "epoll_wait", 247: "waitid",
         257: "openat", 270: "pselect6", 271: "ppoll", 281: "epoll_pwait", 288: "accept4", 435: "clone3",
     },
     "aarch64": {
         22: "epoll_pwait", 25: "fcntl", 29: "ioctl", 32: "flock", 56: "openat", 63: "read", 64: "write", 65: "readv",
         66: "writev", 67: "pread64", 68: "pwrite64", 71: "sendfile", 72: "pselect6", 73: "ppoll", 82: "fsync",
-        83: "fdatasync", 95: "waitid", 98: "futex", 101: "nanosleep", 115: "clock_nanosleep", 128: RESTARTED,
+        83: "fdatasync", 95: "waitid", 98: "futex", 101: "nanosleep", 115: "clock_nanosleep", 128: RESTARTED_WAIT,
         202: "accept", 203: "connect", 206: "sendto", 207: "recvfrom", 211: "sendmsg", 212: "recvmsg", 220: "clone",
         242: "accept4", 260: "wait4", 435: "clone3",
     },
@@ -34,7 +34,7 @@ _SYSCALLS = {
 _FUTEX_WAITS = {0, 9, 11, 13}  # WAIT, WAIT_BITSET, WAIT_REQUEUE_PI, LOCK_PI2
 _FUTEX_ABSOLUTE = 9
 _FUTEX_COMMAND_MASK = 0x7F
-_FUTEX_PRIVATE = 128  # between threads of one process
+_FUTEX_PRIVATE = 128  # the futex is shared only by threads of one process
 _FUTEX_CLOCK_REALTIME = 256
 _CLOCK_REALTIME, _CLOCK_MONOTONIC = 0, 1
 _TIMER_ABSTIME = 1
@@ -52,7 +52,7 @@ _P_ALL, _P_PID = 0, 1
 
 
 def with_system_call(task: Task, pid: int, origin_ns: int) -> Task:
-    """Return the thread with its current system call; times are relative to `origin_ns`."""
+    """Return the thread with its current system call, and with times relative to `origin_ns`."""
     name, arguments = _syscall(pid, task.tid)
     timed, wakes_at_s = _timeout(pid, name, arguments, origin_ns)
     fd = _descriptor(pid, name, arguments)
@@ -63,14 +63,14 @@ def with_system_call(task: Task, pid: int, origin_ns: int) -> Task:
 
 def _target(pid: int, name: str, arguments: tuple[int, ...], fd: int | None) -> str:
     if name == "openat" and len(arguments) > 1:
-        return _memory(pid, arguments[1], _MAX_PATH_BYTES).partition(b"\0")[0].decode(errors="replace")
+        return _read_memory(pid, arguments[1], _MAX_PATH_BYTES).partition(b"\0")[0].decode(errors="replace")
     if name == "futex" and len(arguments) > 1 and not arguments[1] & _FUTEX_PRIVATE:
         return _shared_file(pid, arguments[0])
-    return link(pid, fd)
+    return descriptor_target(pid, fd)
 
 
 def _shared_file(pid: int, address: int) -> str:
-    """Return the file of shared memory, such as a multiprocessing semaphore's, or ""."""
+    """Return the file that is mapped as shared memory at this address, such as a semaphore's file, or ""."""
     for line in kernel_text(f"/proc/{pid}/maps").splitlines():
         span, access, _, _, _, *path = line.split(maxsplit=5)
         first, _, end = span.partition("-")
@@ -79,8 +79,8 @@ def _shared_file(pid: int, address: int) -> str:
     return ""
 
 
-def link(pid: int, fd: int | None) -> str:
-    """Return a descriptor's target: "pipe:[123]", "socket:[456]", a path; "" if unreadable."""
+def descriptor_target(pid: int, fd: int | None) -> str:
+    """Return what a descriptor refers to: "pipe:[123]", "socket:[456]" or a path; "" if it is unreadable."""
     if fd is None:
         return ""
     try:
@@ -90,7 +90,10 @@ def link(pid: int, fd: int | None) -> str:
 
 
 def _syscall(pid: int, tid: int) -> tuple[str, tuple[int, ...]]:
-    """Return name and arguments of the thread's system call; "running" outside of a call, "" if unreadable."""
+    """Return the name and the arguments of the thread's system call.
+
+    The name is "running" if the thread is not in a call, and "" if the call is unreadable.
+    """
     text = kernel_text(f"/proc/{pid}/task/{tid}/syscall")
     if not text or text == "running":
         return text, ()
@@ -101,13 +104,13 @@ def _syscall(pid: int, tid: int) -> tuple[str, tuple[int, ...]]:
 
 
 def _descriptor(pid: int, name: str, arguments: tuple[int, ...]) -> int | None:
-    """Return the call's descriptor; for poll or select, the first in its list."""
+    """Return the descriptor that the call uses, or None. For poll and select, return the first one in the list."""
     if len(arguments) < 3:
         return None
     if name in _FD_FIRST:
         return _signed(arguments[0])
     if name in ("poll", "ppoll"):
-        data = _memory(pid, arguments[0], _POLLFD.size) if arguments[1] else b""
+        data = _read_memory(pid, arguments[0], _POLLFD.size) if arguments[1] else b""
         return _POLLFD.unpack(data)[0] if len(data) == _POLLFD.size else None
     if name in ("select", "pselect6"):
         return _first_selected(pid, arguments)
@@ -117,51 +120,57 @@ def _descriptor(pid: int, name: str, arguments: tuple[int, ...]) -> int | None:
 def _first_selected(pid: int, arguments: tuple[int, ...]) -> int | None:
     size = (min(arguments[0], _MAX_DESCRIPTORS) + 7) // 8
     for address in arguments[1:3]:  # to read, to write
-        bits = int.from_bytes(_memory(pid, address, size), "little") if address and size else 0
+        bits = int.from_bytes(_read_memory(pid, address, size), "little") if address and size else 0
         if bits:
             return (bits & -bits).bit_length() - 1
     return None
 
 
 def _children(pid: int, name: str, arguments: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the living children that the call waits for, or None if it waits for none or these are unknown."""
+    """Return the living children that the call waits for, or None if it waits for none or they are unknown."""
     if name == "wait4" and len(arguments) > 1:
-        wanted = _signed(arguments[0])
-        return (outer_pid(pid, wanted),) if wanted > 0 else _living_children(pid)
+        child = _signed(arguments[0])
+        return (outer_pid(pid, child),) if child > 0 else _living_children(pid)
     if name == "waitid" and len(arguments) > 1 and arguments[0] in (_P_ALL, _P_PID):
         return (outer_pid(pid, _signed(arguments[1])),) if arguments[0] == _P_PID else _living_children(pid)
     return None
 
 
 def outer_pid(pid: int, inner: int, proc: Path = Path("/proc")) -> int:
-    """Return the outer pid of a child that the process knows by `inner`; `inner` itself without a namespace."""
-    depth = len(process_names(pid, proc))
+    """Return the pid, in nsa-harness's namespace, of a child that has the pid `inner` in the process's namespace.
+
+    Return `inner` itself if both are the same namespace, or if there is no such child.
+    """
+    depth = len(namespace_pids(pid, proc))
     if depth == 1:
         return inner
-    listed = (kernel_text(file).split() for file in (proc / str(pid) / "task").glob("*/children"))
-    named = ((int(word), process_names(int(word), proc)) for line in listed for word in line)
-    return next((child for child, names in named if names[depth - 1 : depth] == [inner]), inner)
+    child_lists = (kernel_text(file).split() for file in (proc / str(pid) / "task").glob("*/children"))
+    candidates = ((int(word), namespace_pids(int(word), proc)) for line in child_lists for word in line)
+    return next((child for child, names in candidates if names[depth - 1 : depth] == [inner]), inner)
 
 
-def process_names(pid: int, proc: Path = Path("/proc")) -> list[int]:
-    """Return a process's pids in its PID namespaces, from this process's to its own."""
+def namespace_pids(pid: int, proc: Path = Path("/proc")) -> list[int]:
+    """Return the pids of a process in its PID namespaces, from nsa-harness's namespace to the innermost."""
     words = kernel_fields(proc / str(pid) / "status").get("NSpid", "").split()
     return [int(word) for word in words] or [pid]
 
 
 def _living_children(pid: int) -> tuple[int, ...] | None:
-    """Return the living children, or None without any: a wait without children would have returned."""
-    words = (kernel_text(listed).split() for listed in Path(f"/proc/{pid}/task").glob("*/children"))
+    """Return the living children of a process, or None if none are found.
+
+    A process that waits for children has some, because the wait would have returned otherwise.
+    """
+    words = (kernel_text(file).split() for file in Path(f"/proc/{pid}/task").glob("*/children"))
     return tuple(sorted(int(word) for line in words for word in line))[:_MAX_CHILDREN] or None
 
 
 def _signed(argument: int) -> int:
-    """Return a register's value as a C int."""
+    """Return the value of a register interpreted as a C int."""
     return int.from_bytes((argument & 0xFFFFFFFF).to_bytes(4, "little"), "little", signed=True)
 
 
-def _memory(pid: int, address: int, size: int) -> bytes:
-    """Return up to `size` bytes of the process's memory; none without permission to trace it."""
+def _read_memory(pid: int, address: int, size: int) -> bytes:
+    """Return up to `size` bytes of the process's memory, or b"" without permission to trace the process."""
     try:
         with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
             memory.seek(address)
@@ -171,7 +180,7 @@ def _memory(pid: int, address: int, size: int) -> bytes:
 
 
 def _timeout(pid: int, name: str, arguments: tuple[int, ...], origin_ns: int) -> tuple[bool | None, float | None]:
-    """Return whether the wait has a timeout, and when it expires; None for unknown."""
+    """Return whether the wait has a timeout, and the time when it expires. Each is None if it is unknown."""
     if len(arguments) < 6:
         return None, None
     if name == "futex":
@@ -202,8 +211,11 @@ def _futex_timeout(pid: int, arguments: tuple[int, ...], origin_ns: int) -> tupl
 
 
 def _timespec(pid: int, address: int, clock: int, origin_ns: int) -> float | None:
-    """Return the absolute time at `address` of the process, relative to `origin_ns`, or None without permission."""
-    data = _memory(pid, address, _TIMESPEC.size)
+    """Return the absolute time that is stored at `address` in the process's memory, relative to `origin_ns`.
+
+    Return None without permission to read the memory.
+    """
+    data = _read_memory(pid, address, _TIMESPEC.size)
     if len(data) < _TIMESPEC.size:
         return None
     seconds, nanoseconds = _TIMESPEC.unpack(data)
@@ -220,6 +232,6 @@ def kernel_text(path: str | Path) -> str:
 
 
 def kernel_fields(path: str | Path) -> dict[str, str]:
-    """Return the contents of a file with lines of "name: value"."""
+    """Return the contents of a file whose lines are "name: value", as a dict."""
     pairs = (line.partition(":") for line in kernel_text(path).splitlines())
     return {name: value.strip() for name, _, value in pairs}

@@ -22,27 +22,27 @@ from itertools import pairwise
 from pathlib import Path
 
 from nsa_harness.core.plan import RunSpec
-from nsa_harness.core.redaction import Secrets, redacted, secrets_of_environment
+from nsa_harness.core.redaction import Secrets, redact, secrets_of_environment
 from nsa_harness.supervisor.launch.launcher import SUBJECT, shared_environment
 from nsa_harness.texts.words import listing, verb_for
 
 CacheKey = Mapping[str, str]  # what it is, as people call it: its version or a digest
-WRITTEN = "written by the program"  # in place of a digest: whatever it holds, nothing follows from it
-LAUNCHED = "what is launched"
+PROGRAM_OUTPUT = "written by the program"  # in place of a digest: whatever it holds, nothing follows from it
+LAUNCH_ENTRY = "what is launched"
 _UNKNOWN = "unknown"  # could not be read: never the same again
 
 _PATH = "PYTHONPATH"
-_MOST_FILES = 2000  # of a program, the nearest to it first
-_MOST_SOURCE_BYTES = 1 << 20  # a longer file is compared and not read for imports
-_MOST_DIGEST_BYTES = 64 << 20  # a longer file is compared by size and time
-_MOST_ENTRIES = 10_000  # of a folder that the arguments name
-_TOLD = 4  # names in a sentence, or how many more there are
-_MOST_NAME = 300  # characters of a word that may name a file
-_INTERPRETER_S = 60.0
-_SLOW = 100_000  # rounds: who has such a digest tries few values a second
+_MAX_FILES = 2000  # of a program, the nearest to it first
+_MAX_SOURCE_BYTES = 1 << 20  # a longer file is compared and not read for imports
+_MAX_DIGEST_BYTES = 64 << 20  # a longer file is compared by size and time
+_MAX_ENTRIES = 10_000  # of a folder that the arguments name
+_MAX_NAMES = 4  # names in a sentence, or how many more there are
+_MAX_NAME_CHARS = 300  # characters of a word that may name a file
+_INTERPRETER_TIMEOUT_S = 60.0
+_DIGEST_ROUNDS = 100_000  # rounds: who has such a digest tries few values a second
 
 # What a terminal, a login, a build or a batch system sets anew each time; a search goes on in another one.
-_OF_THE_SESSION = re.compile(
+_SESSION_VARIABLE = re.compile(
     r"_|PWD|OLDPWD|SHLVL|COLORTERM|COLUMNS|LINES|WINDOW|WINDOWID|STY|DISPLAY|MAIL|INVOCATION_ID|JOURNAL_STREAM"
     r"|LS_COLORS|LESS(OPEN|CLOSE)?|HIST[A-Z]+|PS[0-4]|PAGER|EDITOR|VISUAL|KRB5CCNAME|MAKEFLAGS|MAKELEVEL"
     r"|MFLAGS|NSA_HARNESS_.*"
@@ -51,23 +51,23 @@ _OF_THE_SESSION = re.compile(
 )
 
 
-def changed(before: CacheKey, after: CacheKey) -> tuple[str, ...]:
+def changed_entries(before: CacheKey, after: CacheKey) -> tuple[str, ...]:
     """Return what has changed, is new, or is gone; none: each finished probe still answers."""
-    names = [name for name in {**before, **after} if WRITTEN not in (before.get(name), after.get(name))]
+    names = [name for name in {**before, **after} if PROGRAM_OUTPUT not in (before.get(name), after.get(name))]
     return tuple(name for name in names if before.get(name) != after.get(name) or before.get(name) == _UNKNOWN)
 
 
-def without_written(before: CacheKey, after: CacheKey) -> dict[str, str]:
+def mark_outputs(before: CacheKey, after: CacheKey) -> dict[str, str]:
     """Return the earlier key, with the files that one run of the program changed or made marked as its own output."""
-    return {**before, **dict.fromkeys(changed(before, after), WRITTEN)}
+    return {**before, **dict.fromkeys(changed_entries(before, after), PROGRAM_OUTPUT)}
 
 
 def sealed_digest(*facts: object) -> str:
     """Return a slow digest of values that may contain secrets, against which few guesses a second can be tried."""
-    return hashlib.pbkdf2_hmac("sha256", repr(facts).encode(errors="replace"), b"", _SLOW, 8).hex()
+    return hashlib.pbkdf2_hmac("sha256", repr(facts).encode(errors="replace"), b"", _DIGEST_ROUNDS, 8).hex()
 
 
-def _digest(*facts: object) -> str:
+def _short_digest(*facts: object) -> str:
     return hashlib.sha256(repr(facts).encode(errors="replace")).hexdigest()[:16]
 
 
@@ -80,12 +80,12 @@ class Interpreter:
     folders: tuple[Path, ...] = ()  # on its path, and none of its own: a project that is installed to be edited
 
     @property
-    def premises(self) -> dict[str, str]:
+    def key_entries(self) -> dict[str, str]:
         return {"Python": self.version, **{f"package {name}": says for name, says in sorted(self.packages.items())}}
 
 
 # A record holds the digest of each file of its package: one that is built anew under the same version differs.
-_ASK = """
+_INTERPRETER_SCRIPT = """
 import hashlib, importlib.metadata, json, os, platform, sys, urllib.parse
 packages, edited = {}, []
 for one in importlib.metadata.distributions():
@@ -101,85 +101,96 @@ print(json.dumps({"version": platform.python_version(), "packages": packages, "f
 """
 
 
-def interpreter(python: str | None, environment: Mapping[str, str]) -> Interpreter:
+def query_interpreter(python: str | None, environment: Mapping[str, str]) -> Interpreter:
     """Ask the interpreter that runs the program; None: the harness's own."""
     try:
-        done = subprocess.run(
-            [python or sys.executable, "-c", _ASK], env=dict(environment), stdin=subprocess.DEVNULL,
-            capture_output=True, timeout=_INTERPRETER_S, check=True,
+        process = subprocess.run(
+            [python or sys.executable, "-c", _INTERPRETER_SCRIPT], env=dict(environment), stdin=subprocess.DEVNULL,
+            capture_output=True, timeout=_INTERPRETER_TIMEOUT_S, check=True,
         )  # fmt: skip
-        answer = json.loads(done.stdout)
+        answer = json.loads(process.stdout)
         folders = tuple(Path(one).resolve() for one in answer["folders"])
         return Interpreter(version=answer["version"], packages=answer["packages"], folders=folders)
     except (OSError, ValueError, KeyError, subprocess.SubprocessError):
         return Interpreter()
 
 
-def interpreter_of(specs: Sequence[RunSpec]) -> Interpreter:
+def query_interpreter_of(specs: Sequence[RunSpec]) -> Interpreter:
     """Ask the interpreter that runs the first of the launches."""
     if not specs:
         return Interpreter()
-    return interpreter(specs[0].python, {**os.environ, **dict(specs[0].env)})
+    return query_interpreter(specs[0].python, {**os.environ, **dict(specs[0].env)})
 
 
-def variables(spec: RunSpec) -> dict[str, str]:
+def variable_entries(spec: RunSpec) -> dict[str, str]:
     """Return the environment of the launch without what belongs to the terminal session."""
-    passed = {name: value for name, value in shared_environment(spec).items() if not _OF_THE_SESSION.fullmatch(name)}
-    found = sorted({**passed, **dict(spec.env)}.items())
-    secret = {name for name, value in found if secrets_of_environment([(name, value)])}
-    return {f"variable {name}": (sealed_digest if name in secret else _digest)(name, value) for name, value in found}
+    inherited = {
+        name: value for name, value in shared_environment(spec).items() if not _SESSION_VARIABLE.fullmatch(name)
+    }
+    all_variables = sorted({**inherited, **dict(spec.env)}.items())
+    secret_names = {name for name, value in all_variables if secrets_of_environment([(name, value)])}
+    return {
+        f"variable {name}": (sealed_digest if name in secret_names else _short_digest)(name, value)
+        for name, value in all_variables
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class LaunchedProgram:
     """The user's files and environment that the launches of one experiment depend on."""
 
     specs: Sequence[RunSpec]
-    words: Sequence[str] = ()  # that any of them takes, in addition to those of `specs`
+    arguments: Sequence[str] = ()  # that any of them takes, in addition to those of `specs`
     interpreter: Interpreter
     working_dir: Path
 
-    def environment(self) -> dict[str, str]:
+    def environment_entries(self) -> dict[str, str]:
         """Return the interpreter's part of the key, and the variables of the launches."""
-        environment = {**self.interpreter.premises}
+        environment = {**self.interpreter.key_entries}
         for spec in self.specs:
-            environment |= variables(spec)
+            environment |= variable_entries(spec)
         return environment
 
-    def files(self) -> dict[str, str]:
+    def file_entries(self) -> dict[str, str]:
         """Return every file that the program is or imports, and each file and folder that its words or source name."""
         if not self.specs:
             return {}
-        home = (self.working_dir / (self.specs[0].cwd or "")).resolve()
-        graph = ModuleGraph(home=home, folders=(*self._python_path(home), *self.interpreter.folders))
-        places = list(self._places(home))
-        for place in places:
-            if place.suffix == ".py" and _is_file(place):
-                graph.add(place, place.parent)
+        working_dir = (self.working_dir / (self.specs[0].cwd or "")).resolve()
+        graph = ModuleGraph(home=working_dir, folders=(*self._python_path(working_dir), *self.interpreter.folders))
+        paths = list(self._places(working_dir))
+        for path in paths:
+            if path.suffix == ".py" and _is_file(path):
+                graph.add(path, path.parent)
         for spec in self.specs:
             for word, following in pairwise(spec.program):
                 if word == "-m":
-                    graph.add_module(following, home)
+                    graph.add_module(following, working_dir)
         graph.follow()
-        found = {place: _of_place(place) for place in sorted({*places, *graph.files})}
-        return {_shown(place, self.working_dir): says for place, says in found.items() if says is not None}
+        digest_by_path = {path: _digest_of_path(path) for path in sorted({*paths, *graph.files})}
+        return {
+            _relative_name(path, self.working_dir): says for path, says in digest_by_path.items() if says is not None
+        }
 
-    def _python_path(self, home: Path) -> list[Path]:
-        paths = [dict(spec.env).get(_PATH, os.environ.get(_PATH, "")) for spec in self.specs]
-        return [home / folder for folder in dict.fromkeys(os.pathsep.join(paths).split(os.pathsep)) if folder]
+    def _python_path(self, working_dir: Path) -> list[Path]:
+        path_variables = [dict(spec.env).get(_PATH, os.environ.get(_PATH, "")) for spec in self.specs]
+        return [
+            working_dir / folder
+            for folder in dict.fromkeys(os.pathsep.join(path_variables).split(os.pathsep))
+            if folder
+        ]
 
-    def _places(self, home: Path) -> Iterator[Path]:
+    def _places(self, working_dir: Path) -> Iterator[Path]:
         """Yield the words of a command, and the values that they give to options or keys."""
-        words = [word for spec in self.specs for word in spec.program]
-        words += [value for spec in self.specs for name, value in spec.env if name != _PATH]
-        for word in dict.fromkeys((*words, *self.words)):
+        texts = [word for spec in self.specs for word in spec.program]
+        texts += [value for spec in self.specs for name, value in spec.env if name != _PATH]
+        for word in dict.fromkeys((*texts, *self.arguments)):
             for text in dict.fromkeys((word, word.partition("=")[2])):
-                place = _joined(home, text)
-                if place is not None and place != SUBJECT:
-                    yield place
+                path = _named_path(working_dir, text)
+                if path is not None and path != SUBJECT:
+                    yield path
 
 
-_DYNAMIC = {"import_module", "__import__"}
+_DYNAMIC_IMPORTS = {"import_module", "__import__"}
 
 
 @dataclass(kw_only=True)
@@ -191,83 +202,85 @@ class ModuleGraph:
     files: dict[Path, Path] = field(default_factory=dict)  # each with the folder of the program it belongs to
     _waiting: deque[Path] = field(default_factory=deque)
 
-    def add(self, file: Path, beside: Path) -> None:
-        if len(self.files) < _MOST_FILES and file not in self.files:
-            self.files[file] = beside
+    def add(self, file: Path, program_dir: Path) -> None:
+        if len(self.files) < _MAX_FILES and file not in self.files:
+            self.files[file] = program_dir
             self._waiting.append(file)
 
-    def add_module(self, name: str, beside: Path, package: Path | None = None) -> None:
+    def add_module(self, name: str, program_dir: Path, package: Path | None = None) -> None:
         """Add a module and its packages, if they are the user's own. `package`: the only directory to search."""
-        *around, last = name.split(".")
-        for folder in (beside, *self.folders) if package is None else (package,):
-            within = folder.joinpath(*around)
-            found = [within / f"{last}.py", within / last / "__init__.py", within / last / "__main__.py"]
-            if any(_is_own(file) for file in found):
-                found += [folder.joinpath(*around[:depth], "__init__.py") for depth in range(1, len(around) + 1)]
-                for file in filter(_is_own, found):
-                    self.add(file, beside)
+        *package_names, last = name.split(".")
+        for folder in (program_dir, *self.folders) if package is None else (package,):
+            parent = folder.joinpath(*package_names)
+            candidates = [parent / f"{last}.py", parent / last / "__init__.py", parent / last / "__main__.py"]
+            if any(_is_own_file(file) for file in candidates):
+                candidates += [
+                    folder.joinpath(*package_names[:depth], "__init__.py") for depth in range(1, len(package_names) + 1)
+                ]
+                for file in filter(_is_own_file, candidates):
+                    self.add(file, program_dir)
                 return
 
     def follow(self) -> None:
         """Follow imports until nothing new is named."""
         while self._waiting:
             file = self._waiting.popleft()
-            for node in _nodes(file) if file.suffix == ".py" else ():
+            for node in _syntax_nodes(file) if file.suffix == ".py" else ():
                 self._read(node, file, self.files[file])
 
-    def _read(self, node: ast.AST, file: Path, beside: Path) -> None:
+    def _read(self, node: ast.AST, file: Path, program_dir: Path) -> None:
         if isinstance(node, ast.Import):
             for alias in node.names:
-                self.add_module(alias.name, beside)
+                self.add_module(alias.name, program_dir)
         elif isinstance(node, ast.ImportFrom):
-            self._read_from(node, file, beside)
-        elif isinstance(node, ast.Call) and _called(node) in _DYNAMIC and node.args:
-            self._read_dynamic(node.args[0], beside)
+            self._read_from(node, file, program_dir)
+        elif isinstance(node, ast.Call) and _function_name(node) in _DYNAMIC_IMPORTS and node.args:
+            self._read_dynamic(node.args[0], program_dir)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            self._read_text(node.value, file, beside)
+            self._read_text(node.value, file, program_dir)
 
-    def _read_from(self, node: ast.ImportFrom, file: Path, beside: Path) -> None:
+    def _read_from(self, node: ast.ImportFrom, file: Path, program_dir: Path) -> None:
         package = file.parents[min(node.level, len(file.parents)) - 1] if node.level else None
         if node.module:
-            self.add_module(node.module, beside, package)
-        elif package is not None and _is_own(package / "__init__.py"):
-            self.add(package / "__init__.py", beside)
+            self.add_module(node.module, program_dir, package)
+        elif package is not None and _is_own_file(package / "__init__.py"):
+            self.add(package / "__init__.py", program_dir)
         for alias in node.names:
-            self.add_module(".".join(filter(None, (node.module, alias.name))), beside, package)
+            self.add_module(".".join(filter(None, (node.module, alias.name))), program_dir, package)
 
-    def _read_dynamic(self, name: ast.expr, beside: Path) -> None:
+    def _read_dynamic(self, name: ast.expr, program_dir: Path) -> None:
         """Add the modules that `import_module(name)` may import.
 
         If the name is computed, that is every module of the package that its constant beginning names.
         """
         if isinstance(name, ast.Constant) and isinstance(name.value, str):
-            self.add_module(name.value.lstrip("."), beside)
+            self.add_module(name.value.lstrip("."), program_dir)
             return
         start = name.values[0] if isinstance(name, ast.JoinedStr) and name.values else name
         prefix = start.value if isinstance(start, ast.Constant) and isinstance(start.value, str) else ""
         package = prefix.strip(".").rpartition(".")[0] if not prefix.endswith(".") else prefix.strip(".")
-        below = beside.joinpath(*package.split(".")) if package else beside
-        for file in _sources_below(below):
-            self.add(file, beside)
+        search_dir = program_dir.joinpath(*package.split(".")) if package else program_dir
+        for file in _sources_below(search_dir):
+            self.add(file, program_dir)
 
-    def _read_text(self, text: str, file: Path, beside: Path) -> None:
+    def _read_text(self, text: str, file: Path, program_dir: Path) -> None:
         """Add the file that a string in the source names, if it exists: data, or a program that it starts."""
         if "." not in text or not text.isprintable():
             return
         for folder in dict.fromkeys((self.home, file.parent)):
-            place = _joined(folder, text)
-            if place is not None and _is_own(place):
-                self.add(place, place.parent if place.suffix == ".py" else beside)
+            path = _named_path(folder, text)
+            if path is not None and _is_own_file(path):
+                self.add(path, path.parent if path.suffix == ".py" else program_dir)
 
 
-def _called(node: ast.Call) -> str:
+def _function_name(node: ast.Call) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
-def _nodes(file: Path) -> Iterator[ast.AST]:
+def _syntax_nodes(file: Path) -> Iterator[ast.AST]:
     """Yield the nodes of the file's source; none if it cannot be parsed."""
     try:
-        if file.stat().st_size <= _MOST_SOURCE_BYTES:
+        if file.stat().st_size <= _MAX_SOURCE_BYTES:
             return ast.walk(ast.parse(file.read_bytes()))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         pass
@@ -276,27 +289,31 @@ def _nodes(file: Path) -> Iterator[ast.AST]:
 
 def _sources_below(folder: Path) -> Iterator[Path]:
     """Yield the sources below a folder in order, without hidden ones, environments, and runs of the harness."""
-    for at, below, names in os.walk(folder):
-        below[:] = sorted(one for one in below if not one.startswith((".", "__")) and not _foreign(Path(at, one)))
-        yield from (Path(at, name) for name in sorted(names) if name.endswith(".py"))
+    for directory, subdirectories, names in os.walk(folder):
+        subdirectories[:] = sorted(
+            name
+            for name in subdirectories
+            if not name.startswith((".", "__")) and not _is_foreign(Path(directory, name))
+        )
+        yield from (Path(directory, name) for name in sorted(names) if name.endswith(".py"))
 
 
-def _foreign(folder: Path) -> bool:
-    return _installed(folder) or (folder / "pyvenv.cfg").exists() or (folder / "latest").is_symlink()
+def _is_foreign(folder: Path) -> bool:
+    return _is_installed(folder) or (folder / "pyvenv.cfg").exists() or (folder / "latest").is_symlink()
 
 
-def _installed(path: Path) -> bool:
+def _is_installed(path: Path) -> bool:
     return not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
 
 
-def _joined(folder: Path, word: str) -> Path | None:
-    if not word or len(word) > _MOST_NAME or "\0" in word:
+def _named_path(folder: Path, word: str) -> Path | None:
+    if not word or len(word) > _MAX_NAME_CHARS or "\0" in word:
         return None
     return Path(os.path.normpath(folder / word))
 
 
-def _is_own(path: Path) -> bool:
-    return _is_file(path) and not _installed(path)
+def _is_own_file(path: Path) -> bool:
+    return _is_file(path) and not _is_installed(path)
 
 
 def _is_file(path: Path) -> bool:
@@ -306,16 +323,16 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _of_place(path: Path) -> str | None:
+def _digest_of_path(path: Path) -> str | None:
     """Return the digest of a file or folder; None: there is neither."""
     try:
-        seen = path.stat()
-        if stat.S_ISDIR(seen.st_mode):
-            return _digest(*_entries(path))
-        if not stat.S_ISREG(seen.st_mode):
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            return _short_digest(*_directory_entries(path))
+        if not stat.S_ISREG(status.st_mode):
             return None
-        if seen.st_size > _MOST_DIGEST_BYTES:
-            return _digest(seen.st_size, seen.st_mtime_ns)
+        if status.st_size > _MAX_DIGEST_BYTES:
+            return _short_digest(status.st_size, status.st_mtime_ns)
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except FileNotFoundError:
         return None
@@ -323,27 +340,33 @@ def _of_place(path: Path) -> str | None:
         return _UNKNOWN
 
 
-def _entries(folder: Path) -> Iterator[tuple[str, int, int]]:
-    left = _MOST_ENTRIES
-    for at, below, names in os.walk(folder):
-        below[:] = sorted(one for one in below if one != "__pycache__")
-        for name in sorted(names)[:left]:
-            left -= 1
-            seen = Path(at, name).lstat()
-            yield os.path.relpath(os.path.join(at, name), folder), seen.st_size, seen.st_mtime_ns
-        if not left:
+def _directory_entries(folder: Path) -> Iterator[tuple[str, int, int]]:
+    entries_left = _MAX_ENTRIES
+    for directory, subdirectories, names in os.walk(folder):
+        subdirectories[:] = sorted(name for name in subdirectories if name != "__pycache__")
+        for name in sorted(names)[:entries_left]:
+            entries_left -= 1
+            status = Path(directory, name).lstat()
+            yield os.path.relpath(os.path.join(directory, name), folder), status.st_size, status.st_mtime_ns
+        if not entries_left:
             return
 
 
-def _shown(path: Path, working_dir: Path) -> str:
+def _relative_name(path: Path, working_dir: Path) -> str:
     """Return the path as seen from the working directory, redacted: a name may hold a secret too."""
-    near = working_dir.resolve()
-    name = str(path.relative_to(near)) if path.is_relative_to(near) else str(path)
-    return redacted(name, Secrets().learned(name))
+    base = working_dir.resolve()
+    name = str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
+    return redact(name, Secrets().with_secrets_of(name))
 
 
-def names_text(names: Collection[str]) -> str:
+def names_with_verb(names: Collection[str]) -> str:
     """Return "helper.py and config.yaml have" or "helper.py, model.py, config.yaml and 3 more have"."""
-    own = [name for name in names if name != LAUNCHED] or list(names)  # a launch is another one where its file is
-    listed = own if len(own) <= _TOLD else [*own[: _TOLD - 1], f"{len(own) - _TOLD + 1} more"]
-    return f"{listing(listed)} {verb_for('has', listed)}"
+    shown_names = [name for name in names if name != LAUNCH_ENTRY] or list(
+        names
+    )  # a launch is another one where its file is
+    texts = (
+        shown_names
+        if len(shown_names) <= _MAX_NAMES
+        else [*shown_names[: _MAX_NAMES - 1], f"{len(shown_names) - _MAX_NAMES + 1} more"]
+    )
+    return f"{listing(texts)} {verb_for('has', texts)}"

@@ -24,11 +24,11 @@ from nsa_harness.core.search.subject import PACKAGE
 from nsa_harness.errors import HarnessError, UsageError
 from nsa_harness.supervisor.storage.safe_directory import SafeDirectory, named
 
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 _ABSENT = object()  # a key that one of two files does not have
 
 
-class CannotMix(HarnessError):
+class CannotMixError(HarnessError):
     """A mixture cannot be made here."""
 
 
@@ -47,43 +47,45 @@ class DifferentKey:
 
 def different_keys(good: Path, bad: Path) -> tuple[DifferentKey, ...]:
     """Return the different keys in the order of the good file; a list is one value. Raises UsageError for no map."""
-    one, other = (_config(path) for path in (good, bad))
+    good_config, bad_config = (_read_config(path) for path in (good, bad))
     return tuple(
-        DifferentKey(path=path, good=_plain(_at(one, path)), bad=_plain(_at(other, path)))
-        for path in _differences(one, other, ())
+        DifferentKey(
+            path=path, good=_plain_value(_value_at(good_config, path)), bad=_plain_value(_value_at(bad_config, path))
+        )
+        for path in _differences(good_config, bad_config, ())
     )
 
 
-def mixed_text(good: Path, bad: Path, chosen: Collection[str]) -> str:
+def mixed_text(good: Path, bad: Path, bad_keys: Collection[str]) -> str:
     """Return the text of the good file, with the chosen keys as in the bad file. All other text is unchanged."""
-    mixed, other = (_config(path) for path in (good, bad))
+    config, bad_config = (_read_config(path) for path in (good, bad))
     for key in different_keys(good, bad):
-        if key.label in chosen:
-            _set(mixed, key.path, _at(other, key.path))
+        if key.label in bad_keys:
+            _set_value(config, key.path, _value_at(bad_config, key.path))
     if good.suffix == ".json":
-        return json.dumps(mixed, indent=1) + "\n"
+        return json.dumps(config, indent=1) + "\n"
     text = io.StringIO()
-    _yaml().dump(mixed, text)
+    _yaml().dump(config, text)
     return text.getvalue()
 
 
 def digest(path: Path) -> str:
     """Return the digest of the whole file."""
     door, file = named(path)
-    return hashlib.sha256(door.whole(file, _MOST_BYTES)).hexdigest()
+    return hashlib.sha256(door.whole(file, _MAX_BYTES)).hexdigest()
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, Any]:
     try:
         door, file = named(path)
-        text = door.whole(file, _MOST_BYTES).decode("utf-8")
-        found = json.loads(text) if path.suffix == ".json" else _yaml().load(text)
+        text = door.whole(file, _MAX_BYTES).decode("utf-8")
+        config = json.loads(text) if path.suffix == ".json" else _yaml().load(text)
     except (OSError, ValueError, YAMLError) as error:
         why = visible(" ".join(str(error).split()), 200)
         raise UsageError(f"--set: {shown(str(path))} cannot be read: {why}") from None
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+    if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
         raise UsageError(f"--set: {shown(str(path))}: expected keys with values, as in lr: 0.1")
-    return found
+    return config
 
 
 def _yaml() -> YAML:
@@ -98,17 +100,19 @@ def _differences(good: Any, bad: Any, path: tuple[str, ...]) -> Iterator[tuple[s
     if isinstance(good, dict) and isinstance(bad, dict):
         for key in dict.fromkeys((*good, *bad)):
             yield from _differences(good.get(key, _ABSENT), bad.get(key, _ABSENT), (*path, str(key)))
-    elif (good is _ABSENT) != (bad is _ABSENT) or repr(_plain(good)) != repr(_plain(bad)):  # 1, 1.0 and true differ
+    elif (good is _ABSENT) != (bad is _ABSENT) or repr(_plain_value(good)) != repr(
+        _plain_value(bad)
+    ):  # 1, 1.0 and true differ
         yield path
 
 
-def _at(tree: Any, path: tuple[str, ...]) -> Any:
+def _value_at(tree: Any, path: tuple[str, ...]) -> Any:
     for key in path:
         tree = tree.get(key, _ABSENT) if isinstance(tree, dict) else _ABSENT
     return tree
 
 
-def _set(tree: Any, path: tuple[str, ...], value: Any) -> None:
+def _set_value(tree: Any, path: tuple[str, ...], value: Any) -> None:
     for key in path[:-1]:
         tree = tree[key]
     if value is _ABSENT:
@@ -117,11 +121,11 @@ def _set(tree: Any, path: tuple[str, ...], value: Any) -> None:
         tree[path[-1]] = value
 
 
-def _plain(value: Any) -> Plain:
+def _plain_value(value: Any) -> Plain:
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _plain_value(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_plain_value(item) for item in value]
     if value is _ABSENT or value is None:
         return None
     if isinstance(value, bool):
@@ -146,8 +150,8 @@ class Environment:
 
 _VARIABLE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(?!=)(.*)")
 _PINNED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;]+)(?:\s*;.*)?")
-_ELSEWHERE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*@\s*(\S+)")
-_LIST = """
+_FROM_URL = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*@\s*(\S+)")
+_PACKAGES_SCRIPT = """
 import importlib.metadata as m, json
 found = {}
 for one in m.distributions():
@@ -169,60 +173,62 @@ def read_environment(path: Path) -> Environment:
         python = path / "bin" / "python"
         if not python.exists():
             raise UsageError(f"--env-file: {shown(str(path))} is a folder without bin/python: no virtual environment")
-        packages = {name: version for name, (version, _) in installed(str(python)).items()}
+        packages = {name: version for name, (version, _) in installed_packages(str(python)).items()}
         return Environment(variables={}, packages=packages, python=str(python))
     try:
         door, file = named(path)
-        text = door.whole(file, _MOST_BYTES).decode("utf-8")
+        text = door.whole(file, _MAX_BYTES).decode("utf-8")
     except (OSError, ValueError) as error:
         raise UsageError(f"--env-file: {shown(str(path))} cannot be read: {error}") from None
-    return _parsed(path, text)
+    return _parse_environment(path, text)
 
 
-def _parsed(path: Path, text: str) -> Environment:
+def _parse_environment(path: Path, text: str) -> Environment:
     variables: dict[str, str] = {}
     packages: dict[str, str] = {}
-    wrong = []
+    mistakes = []
     for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
         if not line or line.startswith("#"):
             continue
-        if found := _VARIABLE.fullmatch(line):
-            variables[found[1]] = _unquoted(found[2].strip())
-        elif found := _PINNED.fullmatch(line):
-            packages[_normalized(found[1])] = found[2]
-        elif found := _ELSEWHERE.fullmatch(line):
-            packages[_normalized(found[1])] = line
+        if match := _VARIABLE.fullmatch(line):
+            variables[match[1]] = _unquote(match[2].strip())
+        elif match := _PINNED.fullmatch(line):
+            packages[_normalize(match[1])] = match[2]
+        elif match := _FROM_URL.fullmatch(line):
+            packages[_normalize(match[1])] = line
         else:
-            wrong.append(f"{path}:{number}: expected NAME=VALUE, name==version or name @ URL, got {shown(line)}")
-    if wrong:
-        raise UsageError("\n".join(f"--env-file: {one}" for one in wrong))
+            mistakes.append(f"{path}:{number}: expected NAME=VALUE, name==version or name @ URL, got {shown(line)}")
+    if mistakes:
+        raise UsageError("\n".join(f"--env-file: {mistake}" for mistake in mistakes))
     return Environment(variables=variables, packages=packages)
 
 
-def _unquoted(text: str) -> str:
-    quoted = re.fullmatch(r"(['\"])(.*)\1\s*(?:#.*)?", text)
-    return quoted[2] if quoted else re.sub(r"\s+#.*", "", text)
+def _unquote(text: str) -> str:
+    match = re.fullmatch(r"(['\"])(.*)\1\s*(?:#.*)?", text)
+    return match[2] if match else re.sub(r"\s+#.*", "", text)
 
 
-def _normalized(name: str) -> str:
+def _normalize(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 @cache
-def installed(python: str) -> Mapping[str, tuple[str, tuple[str, ...]]]:
+def installed_packages(python: str) -> Mapping[str, tuple[str, tuple[str, ...]]]:
     """Return each distribution of an interpreter by normalized name, with its version and top-level modules.
 
     Raises UsageError for what is no interpreter.
     """
     try:
-        done = subprocess.run([python, "-c", _LIST], capture_output=True, text=True, timeout=60.0, check=True)
-        listed = json.loads(done.stdout)
+        process = subprocess.run(
+            [python, "-c", _PACKAGES_SCRIPT], capture_output=True, text=True, timeout=60.0, check=True
+        )
+        distributions = json.loads(process.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise UsageError(f"what is installed under {python} cannot be listed: {error}") from None
-    return {_normalized(name): (version, tuple(tops)) for name, (version, tops) in listed.items()}
+    return {_normalize(name): (version, tuple(tops)) for name, (version, tops) in distributions.items()}
 
 
-_PIP_S = 600.0
+_PIP_TIMEOUT_S = 600.0
 _PIP = ("-m", "pip", "install", "--no-deps", "--no-input", "--disable-pip-version-check", "--quiet", "--target")
 
 
@@ -231,7 +237,7 @@ class Mixtures:
     """The directory with the mixtures of one search. Each is made once, and no environment of the user is changed."""
 
     home: Path
-    _failed: dict[str, str] = field(default_factory=dict)
+    _pip_errors: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def file(self, name: str, text: str) -> Path:
@@ -247,42 +253,46 @@ class Mixtures:
         Raises CannotMix with pip's own reason.
         """
         interpreter = python or sys.executable
-        there = installed(interpreter)
+        distributions = installed_packages(interpreter)
         folders = []
         with self._lock:
-            for name, wanted in packages.items():
-                version, modules = there.get(name, (None, ()))
-                if wanted == version:
+            for name, wanted_version in packages.items():
+                version, modules = distributions.get(name, (None, ()))
+                if wanted_version == version:
                     continue
-                if wanted is None:
-                    others = {top for other, (_, tops) in there.items() if other != name for top in tops}
-                    folders.append(self._without(name, modules, others))
+                if wanted_version is None:
+                    others = {top for other, (_, tops) in distributions.items() if other != name for top in tops}
+                    folders.append(self._without_package(name, modules, others))
                 else:
-                    folders.append(self._with(name, str(wanted), interpreter))
+                    folders.append(self._with_package(name, str(wanted_version), interpreter))
         return tuple(map(str, folders))
 
-    def _with(self, name: str, wanted: str, python: str) -> Path:
-        requirement = wanted if "@" in wanted else f"{name}=={wanted}"
+    def _with_package(self, name: str, wanted_version: str, python: str) -> Path:
+        requirement = wanted_version if "@" in wanted_version else f"{name}=={wanted_version}"
         folder = self.home / f"{name}-{hashlib.sha256(f'{requirement} {python}'.encode()).hexdigest()[:8]}"
         if folder.is_dir():
             return folder
-        if requirement not in self._failed:
+        if requirement not in self._pip_errors:
             self._make_home()
-            aside = folder.with_name(f".{folder.name}")
-            shutil.rmtree(aside, ignore_errors=True)
-            why = _installed_into(aside, requirement, python)
+            unfinished = folder.with_name(f".{folder.name}")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            why = _pip_install(unfinished, requirement, python)
             if not why:
-                aside.rename(folder)
+                unfinished.rename(folder)
                 return folder
-            self._failed[requirement] = f"pip install {requirement}: {why}"
-        raise CannotMix(self._failed[requirement])
+            self._pip_errors[requirement] = f"pip install {requirement}: {why}"
+        raise CannotMixError(self._pip_errors[requirement])
 
-    def _without(self, name: str, modules: Collection[str], others: Collection[str]) -> Path:
+    def _without_package(self, name: str, modules: Collection[str], others: Collection[str]) -> Path:
         """Write modules that replace the package's and cannot be imported. Its metadata stay visible."""
-        shared = next((module for module in modules if module in others), None)
-        if shared is not None or not modules:
-            why = f"its module {shared} has other packages in it" if shared else "it has no module of its own"
-            raise CannotMix(f"{name} cannot be taken away: {why}")
+        shared_module = next((module for module in modules if module in others), None)
+        if shared_module is not None or not modules:
+            why = (
+                f"its module {shared_module} has other packages in it"
+                if shared_module
+                else "it has no module of its own"
+            )
+            raise CannotMixError(f"{name} cannot be taken away: {why}")
         folder = self.home / f"without-{name}"
         self._make_home()
         door = SafeDirectory(self.home)
@@ -296,17 +306,21 @@ class Mixtures:
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def _installed_into(folder: Path, requirement: str, python: str) -> str:
+def _pip_install(folder: Path, requirement: str, python: str) -> str:
     """Install a requirement into a folder, and return why that failed; empty: it did not."""
     try:
-        done = subprocess.run(
-            [python, *_PIP, str(folder), requirement], capture_output=True, text=True, timeout=_PIP_S, errors="replace"
+        process = subprocess.run(
+            [python, *_PIP, str(folder), requirement],
+            capture_output=True,
+            text=True,
+            timeout=_PIP_TIMEOUT_S,
+            errors="replace",
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return visible(str(error))
-    if done.returncode == 0:
+    if process.returncode == 0:
         return ""
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    lines = [line for line in process.stderr.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith("error")] or lines or ["no reason given"]
     return visible(errors[-1].removeprefix("ERROR: "))
 
@@ -323,35 +337,35 @@ def environment_differences(good: Environment, bad: Environment) -> Iterator[tup
 
 # Commits.
 
-_GIT_S = 120.0
-_SUBJECT = 60
+_GIT_TIMEOUT_S = 120.0
+_MAX_SUBJECT_CHARS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
     sha: str  # as short as git finds unambiguous
-    words: str  # "1a2b3c4d5 Make the loss fall"
+    label: str  # "1a2b3c4d5 Make the loss fall"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Between:
+class CommitRange:
     """The good commit, and in `later` the commits after it up to the bad one, oldest first."""
 
     good: str
     later: tuple[Commit, ...]
 
 
-def commits_between(inside: Path, good: str, bad: str) -> Between:
+def commits_between(inside: Path, good: str, bad: str) -> CommitRange:
     """Return the commits along the first parents. Raises UsageError for what is no commit, or no ancestor."""
     shas = [commit_of(inside, name) for name in (good, bad)]
     if _git(inside, "merge-base", "--is-ancestor", *shas).returncode != 0:
         raise UsageError(f"--commits: {good} is no ancestor of {bad}; name the older, good one first")
-    listed = _git(inside, "log", "--reverse", "--first-parent", "--format=%h %s", f"{shas[0]}..{shas[1]}")
-    later = [line.partition(" ") for line in listed.stdout.splitlines()]
+    log = _git(inside, "log", "--reverse", "--first-parent", "--format=%h %s", f"{shas[0]}..{shas[1]}")
+    later = [line.partition(" ") for line in log.stdout.splitlines()]
     if not later:
         raise UsageError(f"--commits: no commit lies between {good} and {bad}")
-    named = (Commit(sha=sha, words=f"{sha} {text[:_SUBJECT]}") for sha, _, text in later)
-    return Between(good=_git(inside, "rev-parse", "--short", shas[0]).stdout.strip(), later=tuple(named))
+    commits = (Commit(sha=sha, label=f"{sha} {text[:_MAX_SUBJECT_CHARS]}") for sha, _, text in later)
+    return CommitRange(good=_git(inside, "rev-parse", "--short", shas[0]).stdout.strip(), later=tuple(commits))
 
 
 @dataclass(kw_only=True)
@@ -360,47 +374,47 @@ class Worktrees:
 
     repository: Path  # any directory in it
     home: Path
-    made: dict[str, Path] = field(default_factory=dict)
+    checkouts: dict[str, Path] = field(default_factory=dict)
 
-    def of(self, sha: str) -> Path:
+    def checkout(self, sha: str) -> Path:
         """Return the directory that corresponds to `repository` at this commit.
 
         Raises UsageError if it does not exist.
         """
-        if sha not in self.made:
+        if sha not in self.checkouts:
             path = self.home / sha
             if not path.is_dir():
-                added = _git(self.repository, "worktree", "add", "--detach", "--force", str(path), sha)
-                if added.returncode != 0:
-                    raise UsageError(f"git worktree of {sha}: {_last_line(added.stderr)}")
-            self.made[sha] = path
+                process = _git(self.repository, "worktree", "add", "--detach", "--force", str(path), sha)
+                if process.returncode != 0:
+                    raise UsageError(f"git worktree of {sha}: {_last_line(process.stderr)}")
+            self.checkouts[sha] = path
         root = _git(self.repository, "rev-parse", "--show-toplevel").stdout.strip()
         inside = self.repository.resolve().relative_to(root)
-        if not (self.made[sha] / inside).is_dir():
+        if not (self.checkouts[sha] / inside).is_dir():
             raise UsageError(f"{sha} has no directory {inside}")
-        return self.made[sha] / inside
+        return self.checkouts[sha] / inside
 
     def close(self) -> None:
         """Remove all checkouts. If this process is killed, the same command finds them again."""
-        for path in self.made.values():
+        for path in self.checkouts.values():
             _git(self.repository, "worktree", "remove", "--force", str(path))
-        self.made.clear()
+        self.checkouts.clear()
         _git(self.repository, "worktree", "prune")
 
 
 def commit_of(inside: Path, name: str) -> str:
     """Return the full name of a commit. Raises UsageError."""
-    found = _git(inside, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
-    if found.returncode != 0:
-        why = f": {_last_line(found.stderr)}" if found.stderr.strip() else ""
+    process = _git(inside, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    if process.returncode != 0:
+        why = f": {_last_line(process.stderr)}" if process.stderr.strip() else ""
         raise UsageError(f"--commits: {name!r} is no commit of the repository at {inside}{why}")
-    return found.stdout.strip()
+    return process.stdout.strip()
 
 
 def _git(inside: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = ["git", "-C", str(inside), *words]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, errors="replace")
+        return subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, errors="replace")
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"git {words[0]}: {error}; is git installed?") from None
 

@@ -23,7 +23,13 @@ from nsa_harness.core.scenario.yaml_tree import visible
 from nsa_harness.core.search.question import Spans, Subset, spans_of
 from nsa_harness.core.search.report import ProbeReport
 from nsa_harness.errors import StoredRunError
-from nsa_harness.supervisor.experiments.cache_key import CacheKey, changed, names_text, sealed_digest, without_written
+from nsa_harness.supervisor.experiments.cache_key import (
+    CacheKey,
+    changed_entries,
+    mark_outputs,
+    names_with_verb,
+    sealed_digest,
+)
 from nsa_harness.supervisor.storage.adapters import adapter, json_text
 from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, append_line, create_run, locked, newest
 from nsa_harness.texts.words import plural
@@ -44,35 +50,37 @@ class SearchState:
     ended: bool = False
 
 
-Files = Callable[[], CacheKey]  # of the program, as they are
+FileEntries = Callable[[], CacheKey]  # of the program, as they are
 
 
 @dataclass(kw_only=True)
-class SearchFolder:
+class SearchDirectory:
     """The directory of one search, which this process holds locked while it searches."""
 
     run: RunDir
     state: SearchState
-    files: Files
+    file_entries: FileEntries
     state_file: Path
-    goes_on: bool = False  # an earlier session began it
+    is_continued: bool = False  # an earlier session began it
     note: str = ""  # why an earlier search does not continue, if one might be expected to
 
     def write(self, **changes: Any) -> None:
-        clean = self.run.redaction
+        redaction = self.run.redaction
         self.state = replace(self.state, **changes)
-        shown = replace(self.state, question=clean.text(self.state.question), command=clean.typed(self.state.command))
-        self.run.door.write(self.state_file, json.dumps(asdict(shown), indent=1) + "\n")
+        redacted_state = replace(
+            self.state, question=redaction.text(self.state.question), command=redaction.typed(self.state.command)
+        )
+        self.run.door.write(self.state_file, json.dumps(asdict(redacted_state), indent=1) + "\n")
 
-    def leave_out_written(self) -> None:
+    def ignore_program_outputs(self) -> None:
         """Leave out what has changed during the first probe: the program writes that itself."""
         before = self.state.premises
-        self.write(premises=without_written(before, {**before, **self.files()}))
+        self.write(premises=mark_outputs(before, {**before, **self.file_entries()}))
 
-    def edited(self) -> tuple[str, ...]:
+    def changed_files(self) -> tuple[str, ...]:
         """Return the files that have changed since the search began."""
         before = self.state.premises
-        return changed(before, {**before, **self.files()})
+        return changed_entries(before, {**before, **self.file_entries()})
 
 
 class Journal:
@@ -80,86 +88,90 @@ class Journal:
 
     def __init__(self, run: RunDir) -> None:
         self._path, self._redaction = run.search_probes, run.redaction
-        self.kept: list[ProbeReport] = list(_readable(run))
-        self.answered: list[ProbeReport] = []  # of this session, in the order in which they did
+        self.stored: list[ProbeReport] = list(_stored_probes(run))
+        self.session_probes: list[ProbeReport] = []  # of this session, in the order in which they did
         self._waiting: dict[tuple[Spans, bool], list[ProbeReport]] = defaultdict(list)
-        for one in self.kept:
-            self._waiting[one.subset, one.in_full].append(one)
+        for probe in self.stored:
+            self._waiting[probe.subset, probe.in_full].append(probe)
 
     def take(self, subset: Subset, *, in_full: bool) -> ProbeReport | None:
         """Return the next stored probe of this configuration that has not answered yet, or None."""
         waiting = self._waiting[spans_of(subset), in_full]
         return waiting.pop(0) if waiting else None
 
-    def begin_anew(self) -> None:
+    def restart_without_forks(self) -> None:
         """Start again for a search without forks: every other stored launch answers once more, in full or not."""
-        self.answered.clear()
+        self.session_probes.clear()
         self._waiting.clear()
-        for one in self.kept:
-            if one.launcher != Launcher.FORK:
-                self._waiting[one.subset, one.in_full].append(one)
+        for probe in self.stored:
+            if probe.launcher != Launcher.FORK:
+                self._waiting[probe.subset, probe.in_full].append(probe)
 
-    def keep(self, one: ProbeReport) -> None:
-        append_line(self._path, self._redaction.value(json.loads(json_text(one))))
-        self.kept.append(one)
+    def append(self, probe: ProbeReport) -> None:
+        append_line(self._path, self._redaction.value(json.loads(json_text(probe))))
+        self.stored.append(probe)
 
 
 def search_state(question: str, command: str, premises: CacheKey) -> SearchState:
     return SearchState(
-        question=question, command=command, typed=sealed_digest(*_words(command)), premises=dict(premises)
+        question=question, command=command, typed=sealed_digest(*_command_words(command)), premises=dict(premises)
     )
 
 
-def _of_bisection(run: RunDir) -> Path:
+def _bisection_state_file(run: RunDir) -> Path:
     return run.search_state
 
 
 @contextmanager
-def search_folder(
+def open_search(
     options: RunOptions,
     state: SearchState,
-    files: Files,
+    files: FileEntries,
     *,
-    state_file: Callable[[RunDir], Path] = _of_bisection,
+    state_file: Callable[[RunDir], Path] = _bisection_state_file,
     noun: str = "search",
-) -> Iterator[SearchFolder]:
+) -> Iterator[SearchDirectory]:
     """Open the newest earlier search that continues, or a new one. Its directory stays locked.
 
     `state_file`: where a run of this kind keeps its state; `noun`: what people call one.
     """
-    note, answered = "", False
-    kept = {"redact": options.redact, "git_diff": options.git_diff}
+    note, has_answer = "", False
+    run_options = {"redact": options.redact, "git_diff": options.git_diff}
     with ExitStack() as stack:
-        for run in [RunDir(path, **kept) for path in newest(options.parent)]:
-            known = _read_state(run, state_file)
-            if known is None or known.ended:
-                answered = answered or (known is not None and known.typed == state.typed)
+        for run in [RunDir(path, **run_options) for path in newest(options.parent)]:
+            earlier_state = _read_state(run, state_file)
+            if earlier_state is None or earlier_state.ended:
+                has_answer = has_answer or (earlier_state is not None and earlier_state.typed == state.typed)
                 continue
-            other = changed(known.premises, state.premises)
-            if not other and _taken(run, stack):
-                known = _read_state(run, state_file)  # another process may have ended it meanwhile
-                if known is not None and not known.ended:
-                    as_begun = replace(state, premises=known.premises)
-                    yield _begun(
-                        SearchFolder(run=run, state=as_begun, files=files, state_file=state_file(run), goes_on=True)
+            changes = changed_entries(earlier_state.premises, state.premises)
+            if not changes and _try_to_lock(run, stack):
+                earlier_state = _read_state(run, state_file)  # another process may have ended it meanwhile
+                if earlier_state is not None and not earlier_state.ended:
+                    as_begun = replace(state, premises=earlier_state.premises)
+                    yield _with_state_written(
+                        SearchDirectory(
+                            run=run, state=as_begun, file_entries=files, state_file=state_file(run), is_continued=True
+                        )
                     )
                     return
-            elif not other:
+            elif not changes:
                 note = note or f"{run.path} is another {noun} for the same, still running; this one begins beside it"
-            elif known.typed == state.typed and not answered:
-                note = note or f"{names_text(other)} changed since the {noun} in {run.path}; a new {noun} begins"
-        run = create_run(options.parent, **kept)
+            elif earlier_state.typed == state.typed and not has_answer:
+                note = note or f"{names_with_verb(changes)} changed since the {noun} in {run.path}; a new {noun} begins"
+        run = create_run(options.parent, **run_options)
         stack.enter_context(locked(run))
-        yield _begun(SearchFolder(run=run, state=state, files=files, state_file=state_file(run), note=note))
+        yield _with_state_written(
+            SearchDirectory(run=run, state=state, file_entries=files, state_file=state_file(run), note=note)
+        )
 
 
-def _begun(folder: SearchFolder) -> SearchFolder:
+def _with_state_written(folder: SearchDirectory) -> SearchDirectory:
     """Write the state before anything that takes long: a search that is killed can then be identified."""
     folder.write()
     return folder
 
 
-def _taken(run: RunDir, stack: ExitStack) -> bool:
+def _try_to_lock(run: RunDir, stack: ExitStack) -> bool:
     try:
         stack.enter_context(locked(run))
     except StoredRunError:
@@ -167,15 +179,15 @@ def _taken(run: RunDir, stack: ExitStack) -> bool:
     return True
 
 
-def unanswered_question(run: RunDir) -> str:
+def unfinished_search_text(run: RunDir) -> str:
     """Return what a bisection without an answer wanted to know, and how it continues; empty: it is no such run."""
-    state = _read_state(run, _of_bisection)
+    state = _read_state(run, _bisection_state_file)
     if state is None or state.ended:
         return ""
-    made = len(list(_readable(run)))
-    probes = f"{plural(made, 'probe')} made"
-    what = f"a bisection that was ended before its answer ({visible(state.question)}), {probes}"
-    return f"{run.path} is {what}; the same command goes on: {visible(state.command)}"
+    probe_count = len(list(_stored_probes(run)))
+    probes = f"{plural(probe_count, 'probe')} made"
+    search_text = f"a bisection that was ended before its answer ({visible(state.question)}), {probes}"
+    return f"{run.path} is {search_text}; the same command goes on: {visible(state.command)}"
 
 
 def _read_state(run: RunDir, state_file: Callable[[RunDir], Path]) -> SearchState | None:
@@ -185,17 +197,17 @@ def _read_state(run: RunDir, state_file: Callable[[RunDir], Path]) -> SearchStat
         return None
 
 
-def _words(command: str) -> list[str]:
+def _command_words(command: str) -> list[str]:
     """Split a shell command, without the options that decide no probe."""
     try:
         words = shlex.split(command)
     except ValueError:  # a quote without an end
         return [command]
-    follows = pairwise(("", *words))
-    return [word for before, word in follows if before != _BUDGET and word.partition("=")[0] not in (_BUDGET, "--json")]
+    pairs = pairwise(("", *words))
+    return [word for before, word in pairs if before != _BUDGET and word.partition("=")[0] not in (_BUDGET, "--json")]
 
 
-def _readable(run: RunDir) -> Iterable[ProbeReport]:
+def _stored_probes(run: RunDir) -> Iterable[ProbeReport]:
     """A torn last line is a probe that has not ended."""
     for record in run.door.records(run.search_probes):
         try:

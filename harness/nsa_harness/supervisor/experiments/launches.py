@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nsa_harness import __version__
-from nsa_harness.core.experiment.statistics import controls
-from nsa_harness.core.experiment.trial import BAD_ENDS, BASELINE, SLOW, Wanted
+from nsa_harness.core.experiment.statistics import control_runs
+from nsa_harness.core.experiment.trial import BASELINE_RUNS, FAILED_STATUSES, SLOW, SoughtFailure
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Status
 from nsa_harness.core.scenario.overrides import is_override
@@ -24,15 +24,21 @@ from nsa_harness.core.search.subject import SEED, Subject, SubjectForm
 from nsa_harness.core.search.waits import proof_after_s, stall_after_s
 from nsa_harness.errors import HarnessError, UsageError, did_you_mean
 from nsa_harness.protocol import ENV_PREFIX
-from nsa_harness.subject.environment import is_read_by_it
-from nsa_harness.supervisor.experiments.cache_key import LAUNCHED, CacheKey, Program, interpreter_of, sealed_digest
+from nsa_harness.subject.environment import is_read_by_program
+from nsa_harness.supervisor.experiments.cache_key import (
+    LAUNCH_ENTRY,
+    CacheKey,
+    LaunchedProgram,
+    query_interpreter_of,
+    sealed_digest,
+)
 from nsa_harness.supervisor.experiments.intermediate_configs import Mixtures, Worktrees, digest, mixed_text
-from nsa_harness.supervisor.launch.planning import Invocation, in_checkout, planned
+from nsa_harness.supervisor.launch.planning import Invocation, plan_launches, spec_in_checkout
 from nsa_harness.supervisor.storage.rundir import Ended, RunOptions, ended_before
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]+)\}")
 # Set in front of a command, these also affect the harness, its Python or the loader, or do not reach the program.
-_READ_BY_US = re.compile(
+_HARNESS_VARIABLE = re.compile(
     r"PYTHON.*|LD_.*|MALLOC_.*|GITHUB_.*|LC_.*|LANG|PATH|HOME|TMPDIR|VIRTUAL_ENV|CUDA_VISIBLE_DEVICES|TERM|CI"
     r"|NO_COLOR|COLUMNS|LINES|SLURM_.*"
 )
@@ -45,7 +51,7 @@ PLACEHOLDERS = {
 }
 
 
-class CannotLaunch(HarnessError):
+class CannotLaunchError(HarnessError):
     """A configuration cannot be launched: it is invalid, or this machine lacks something."""
 
 
@@ -60,28 +66,28 @@ class Templates:
     def __bool__(self) -> bool:
         return bool(self.args or self.env)
 
-    def checked(self, subject: Subject) -> Templates:
+    def checked_for(self, subject: Subject) -> Templates:
         """Check the placeholders for this subject of a bisection, and return the templates to fill.
 
         Raises UsageError if no template is given, if one has no placeholder, or if the subject has no such placeholder.
         """
         if not self and not subject.is_declared:
             raise UsageError(f"{subject.key}: how does the program take it? Say --arg TEXT or --env-arg NAME=TEXT")
-        known = PLACEHOLDERS.get(subject.form, ())
+        allowed = PLACEHOLDERS.get(subject.form, ())
         for text in self._texts:
             names = _PLACEHOLDER.findall(text)
-            unknown = next((name for name in names if name not in known), None)
+            unknown = next((name for name in names if name not in allowed), None)
             if unknown is None and names:
                 continue
-            choice = " or ".join(f"{{{name}}}" for name in known) or "none; the question sets keys of a scenario"
-            what = f"{{{unknown}}} is not filled here" if unknown else "has no placeholder"
-            raise UsageError(f"{shown(text)}: {what}{did_you_mean(unknown or '', known)}; there is {choice}")
+            choice = " or ".join(f"{{{name}}}" for name in allowed) or "none; the question sets keys of a scenario"
+            problem = f"{{{unknown}}} is not filled here" if unknown else "has no placeholder"
+            raise UsageError(f"{shown(text)}: {problem}{did_you_mean(unknown or '', allowed)}; there is {choice}")
         return self._without_ranges()
 
     @property
-    def in_a_row(self) -> bool:
+    def takes_range(self) -> bool:
         """Whether the templates can only express consecutive items: one of them has {range}."""
-        return any("range" in names for names in map(_names, self._texts))
+        return any("range" in names for names in map(_placeholder_names, self._texts))
 
     @property
     def _texts(self) -> tuple[str, ...]:
@@ -89,25 +95,25 @@ class Templates:
 
     def _without_ranges(self) -> Templates:
         """Remove templates with {range} if another has {layers} or {items}: a list can express every choice."""
-        names_of_texts = [_names(text) for text in self._texts]
-        listed = next((names for names in names_of_texts if names in ({"layers"}, {"items"})), None)
-        if listed is None or {*listed, "range"} in names_of_texts or {"range"} not in names_of_texts:
+        names_of_texts = [_placeholder_names(text) for text in self._texts]
+        list_names = next((names for names in names_of_texts if names in ({"layers"}, {"items"})), None)
+        if list_names is None or {*list_names, "range"} in names_of_texts or {"range"} not in names_of_texts:
             return self
         return Templates(
-            args=tuple(text for text in self.args if _names(text) != {"range"}),
-            env=tuple((name, text) for name, text in self.env if _names(text) != {"range"}),
-            note=f"{{{min(listed)}}} says any choice of layers, so what has {{range}} in it is left out",
+            args=tuple(text for text in self.args if _placeholder_names(text) != {"range"}),
+            env=tuple((name, text) for name, text in self.env if _placeholder_names(text) != {"range"}),
+            note=f"{{{min(list_names)}}} says any choice of layers, so what has {{range}} in it is left out",
         )
 
-    def filled(self, subject: Subject, subset: Collection[int], file: str = "") -> Templates:
+    def fill(self, subject: Subject, subset: Collection[int], file: str = "") -> Templates:
         """Return the templates with the choice filled in. `file`: the config file of the choice."""
         if not self:
             return self
         value = file if subject.form is SubjectForm.FILE else subject.config(subset)[subject.key]
-        listed = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        list_text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
         def fill(text: str) -> str:
-            return _PLACEHOLDER.sub(lambda match: _range(value) if match[1] == "range" else listed, text)
+            return _PLACEHOLDER.sub(lambda match: _range_text(value) if match[1] == "range" else list_text, text)
 
         return replace(self, args=tuple(map(fill, self.args)), env=tuple((name, fill(text)) for name, text in self.env))
 
@@ -121,43 +127,43 @@ class Launches:
     trees: Worktrees | None = None  # commits only
     longest_quiet_s: float | None = None  # longest time without progress in the good control; None: not known yet
     mixtures: Mixtures | None = None  # None: no files are written, as for a plan
-    known: dict[Spans, RunSpec | str] = field(default_factory=dict)  # the launch, or the reason why there is none
+    specs: dict[Spans, RunSpec | str] = field(default_factory=dict)  # the launch, or the reason why there is none
 
     def __post_init__(self) -> None:
         self.question, self.subject = self.request.question, self.request.subject
 
-    def enter_trees(self, trees: Worktrees) -> None:
+    def use_worktrees(self, trees: Worktrees) -> None:
         """Launch each commit in its own checkout from now on."""
         self.trees = trees
-        self.known.clear()
+        self.specs.clear()
 
-    def enter_mixtures(self, mixtures: Mixtures) -> None:
+    def use_mixtures(self, mixtures: Mixtures) -> None:
         """Write the mixtures of two config files from now on."""
         self.mixtures = mixtures
-        self.known.clear()
+        self.specs.clear()
 
     def spec(self, subset: Collection[int]) -> RunSpec:
         """Return the launch, without its final name. Raises CannotLaunch."""
         spec = self.spec_or_reason(subset)
         if isinstance(spec, str):
-            raise CannotLaunch(spec)
+            raise CannotLaunchError(spec)
         return spec
 
     def spec_or_reason(self, subset: Collection[int]) -> RunSpec | str:
         """Return the launch, or the reason why there is none."""
         key = spans_of(subset)
-        if key not in self.known:
+        if key not in self.specs:
             try:
-                self.known[key] = self._spec(subset)
+                self.specs[key] = self._make_spec(subset)
             except HarnessError as error:
-                self.known[key] = str(error)
-        return self.known[key]
+                self.specs[key] = str(error)
+        return self.specs[key]
 
     def ends(self) -> list[RunSpec | str]:
         """Return the launches of the good and the bad end, or for each the reason why there is none."""
         return [self.spec_or_reason(subset) for subset in ((), range(len(self.subject.items)))]
 
-    def limited(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
+    def with_learned_limits(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
         """Return the launch with limits learned from the good control, if the scenario leaves them open.
 
         `in_full`: only with the limits that the printed command also sets.
@@ -171,11 +177,11 @@ class Launches:
 
     def hashes(self, subset: Collection[int]) -> frozenset[str]:
         """Return the hash of the launch and, if a command line can express it, the hash under `nsa-harness run`."""
-        elsewhere = self.subject.form in (SubjectForm.COMMIT, SubjectForm.FILE) or self.subject.packages(subset)
+        is_not_typed = self.subject.form in (SubjectForm.COMMIT, SubjectForm.FILE) or self.subject.packages(subset)
         try:
-            typed = () if elsewhere else planned(self._question(subset), self.facts).specs
-            by_hand = (spec.spec_hash for spec in typed if isinstance(spec, RunSpec))
-            return frozenset({self.spec(subset).spec_hash, *by_hand})
+            typed_specs = () if is_not_typed else plan_launches(self._invocation(subset), self.facts).specs
+            typed_hashes = (spec.spec_hash for spec in typed_specs if isinstance(spec, RunSpec))
+            return frozenset({self.spec(subset).spec_hash, *typed_hashes})
         except HarnessError:
             return frozenset()
 
@@ -188,20 +194,25 @@ class Launches:
             return None if stored is None else shlex.join(["nsa-harness", "run", str(stored)])
         limits = self._named_limits(subset) if starved else []
         if self.subject.form is SubjectForm.COMMIT:
-            return f"git checkout {self.subject.config(subset)['commit']} && {self._typed(self.question, limits)}"
+            return (
+                f"git checkout {self.subject.config(subset)['commit']} && {self._command_text(self.question, limits)}"
+            )
         try:
-            before, question = self._shell_variables(subset), self._question(subset)
+            before, question = self._shell_variables(subset), self._invocation(subset)
         except HarnessError:
             return None
-        words = question.words[: len(question.words) - len(before)]  # the variables are the last ones
-        return " ".join((*before, self._typed(replace(question, words=words), limits)))
+        words = question.arguments[: len(question.arguments) - len(before)]  # the variables are the last ones
+        return " ".join((*before, self._command_text(replace(question, arguments=words), limits)))
 
     def _shell_variables(self, subset: Collection[int]) -> tuple[str, ...]:
         """Return the variables to set in front of the command; none if they would have other effects there."""
         file = self._file(subset) if self.subject.form is SubjectForm.FILE else ""
-        env = self.request.templates.filled(self.subject, subset, file).env
-        typed = {word.partition("=")[0].removeprefix("run.env.") for word in self.question.words}  # these override it
-        if self.question.script is None or any(name in typed or _is_read_by_us(name) for name, _ in env):
+        env = self.request.templates.fill(self.subject, subset, file).env
+        overridden = {
+            word.partition("=")[0].removeprefix("run.env.") for word in self.question.arguments
+        
+        }  # these override it
+        if self.question.script is None or any(name in overridden or _affects_harness(name) for name, _ in env):
             return ()
         return tuple(f"{name}={shlex.quote(text)}" for name, text in env)
 
@@ -212,45 +223,51 @@ class Launches:
         return [f"limits.open_wait_s={proof_after_s(self.longest_quiet_s):g}"]
 
     @staticmethod
-    def _typed(question: Invocation, limits: Sequence[str] = ()) -> str:
-        script, words = question.script, [_by_hand(word) for word in (*question.words, *limits)]
+    def _command_text(question: Invocation, limits: Sequence[str] = ()) -> str:
+        script, words = question.script, [_shell_quote(word) for word in (*question.arguments, *limits)]
         if script is None:
             return " ".join(["nsa-harness run", *words])
         args = ["--", *map(shlex.quote, script.args)] if script.args else []
-        given = ["-m"] * script.module + [shlex.quote(script.file), "--ranks", str(script.ranks)]
-        return " ".join(["nsa-harness run", *given, *words, *args])
+        script_args = ["-m"] * script.module + [shlex.quote(script.file), "--ranks", str(script.ranks)]
+        return " ".join(["nsa-harness run", *script_args, *words, *args])
 
-    def _spec(self, subset: Collection[int]) -> RunSpec:
-        specs = planned(self._question(subset), self.facts).specs
+    def _make_spec(self, subset: Collection[int]) -> RunSpec:
+        specs = plan_launches(self._invocation(subset), self.facts).specs
         if len(specs) != 1:
-            raise CannotLaunch(f"{len(specs)} launches of one configuration; bisect takes a scenario without a matrix")
+            raise CannotLaunchError(
+                f"{len(specs)} launches of one configuration; bisect takes a scenario without a matrix"
+            )
         spec = specs[0]
         if isinstance(spec, Skip):
-            raise CannotLaunch(f"this machine cannot: {spec.reason}")
-        away = self.subject.unset_variables(subset)
-        spec = replace(spec, env=tuple(pair for pair in spec.env if pair[0] not in away))
+            raise CannotLaunchError(f"this machine cannot: {spec.reason}")
+        unset = self.subject.unset_variables(subset)
+        spec = replace(spec, env=tuple(pair for pair in spec.env if pair[0] not in unset))
         spec = self._with_packages(spec, subset)
         if self.trees is not None:
-            spec = in_checkout(spec, self._tree(subset))
+            spec = spec_in_checkout(spec, self._tree(subset))
         files = [digest(path) for _, path in self._both_files()] if self.subject.form is SubjectForm.FILE else ""
         text = f"{spec.spec_hash} {self.subject.config(subset)}{files}"
         notes = (*spec.notes, *filter(None, (self.request.templates.note,)))
         return replace(spec, notes=notes, spec_hash=hashlib.sha256(text.encode()).hexdigest()[:12])
 
-    def _question(self, subset: Collection[int]) -> Invocation:
+    def _invocation(self, subset: Collection[int]) -> Invocation:
         question = self.question
         if self.trees is not None:
             question = replace(question, working_dir=self._tree(subset))
         if self.subject.is_declared and self.subject.form is not SubjectForm.COMMIT:
-            question = replace(question, words=(*question.words, *self.subject.overrides(subset)))
+            question = replace(question, arguments=(*question.arguments, *self.subject.overrides(subset)))
         file = self._file(subset) if self.subject.form is SubjectForm.FILE else ""
-        filled = self.request.templates.filled(self.subject, subset, file)
-        words = (*question.words, *(f"run.env.{name}={_quoted(text)}" for name, text in filled.env))
+        filled_templates = self.request.templates.fill(self.subject, subset, file)
+        words = (*question.arguments, *(f"run.env.{name}={_yaml_quote(text)}" for name, text in filled_templates.env))
         if question.script is None:
-            args = (f"run.args={json.dumps([*self.request.base_args, *filled.args])}",) if filled.args else ()
-            return replace(question, words=(*words, *args))
-        script = replace(question.script, args=(*question.script.args, *filled.args))
-        return replace(question, words=words, script=script)
+            args = (
+                (f"run.args={json.dumps([*self.request.base_args, *filled_templates.args])}",)
+                if filled_templates.args
+                else ()
+            )
+            return replace(question, arguments=(*words, *args))
+        script = replace(question.script, args=(*question.script.args, *filled_templates.args))
+        return replace(question, arguments=words, script=script)
 
     def _file(self, subset: Collection[int]) -> str:
         """Return the config file of a choice: the user's own file at both ends, else a mixture in the run directory."""
@@ -278,32 +295,34 @@ class Launches:
 
     def _tree(self, subset: Collection[int]) -> Path:
         assert self.trees is not None
-        return self.trees.of(str(self.subject.config(subset)["commit"]))
+        return self.trees.checkout(str(self.subject.config(subset)["commit"]))
 
 
-def _names(text: str) -> set[str]:
+def _placeholder_names(text: str) -> set[str]:
     return set(_PLACEHOLDER.findall(text))
 
 
-def _range(value: Plain) -> str:
+def _range_text(value: Plain) -> str:
     numbers = sorted(int(str(number)) for number in value) if isinstance(value, list) else []
     if not numbers:
         return "0:0"
     if numbers != list(range(numbers[0], numbers[-1] + 1)):
-        raise CannotLaunch(f"layers {', '.join(map(str, numbers))} are no range; {{layers}} by itself could say them")
+        raise CannotLaunchError(
+            f"layers {', '.join(map(str, numbers))} are no range; {{layers}} by itself could say them"
+        )
     return f"{numbers[0]}:{numbers[-1] + 1}"
 
 
-def _is_read_by_us(name: str) -> bool:
-    return is_read_by_it(name) or name.startswith(ENV_PREFIX) or _READ_BY_US.fullmatch(name) is not None
+def _affects_harness(name: str) -> bool:
+    return is_read_by_program(name) or name.startswith(ENV_PREFIX) or _HARNESS_VARIABLE.fullmatch(name) is not None
 
 
-def _quoted(text: str) -> str:
+def _yaml_quote(text: str) -> str:
     """Quote a text for YAML."""
     return "'" + text.replace("'", "''") + "'"
 
 
-def _by_hand(word: str) -> str:
+def _shell_quote(word: str) -> str:
     """Quote a word for a shell, but not the brackets of an override: they match no file, and read better bare."""
     return word if is_override(word) and re.fullmatch(r"[A-Za-z0-9_.=:,\[\]+-]*", word) else shlex.quote(word)
 
@@ -319,18 +338,18 @@ def parse_templates(args: Sequence[str], env: Sequence[str]) -> Templates:
     return Templates(args=tuple(args), env=tuple(pairs))
 
 
-def check_outcome(wanted: Wanted, subject: Subject, jobs: int) -> None:
+def check_outcome(sought: SoughtFailure, subject: Subject, jobs: int) -> None:
     """Raises UsageError where a rate can be compared with nothing."""
-    if wanted.how != SLOW:
+    if sought.kind != SLOW:
         return
     if jobs > 1:
         raise UsageError("--outcome slow: probes side by side slow each other down; leave --jobs out")
-    if subject.form is SubjectForm.CHOICE and wanted.step_s is None:
+    if subject.form is SubjectForm.CHOICE and sought.step_s is None:
         raise UsageError("--outcome slow: no value of a choice is the good one; say what is slow, as in slow:200ms")
 
 
-_MOST_PROBES = 1000  # a search that takes more has lost its way
-_MOST_FILLED = 1000  # choices whose words are looked at for the names of files
+_MAX_PROBES = 1000  # a search that takes more has lost its way
+_MAX_FILLED = 1000  # choices whose words are looked at for the names of files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,14 +358,16 @@ class BisectRequest:
     subject: Subject
     templates: Templates
     base_args: tuple[str, ...]  # of the scenario's program, before what the templates add
-    wanted: Wanted
+    sought: SoughtFailure
     confidence: float
     repeat: int  # how often each proof is run
     jobs: int  # probes at the same time
     budget_s: float | None  # for all probes together
     fork: bool  # probes without torchrun where that is safe; the first `repeat` runs of a proof never
     options: RunOptions
-    insistent: bool = False  # a confidence was asked for: a bad end that passes is run as often as that takes
+    confidence_requested: bool = (
+        False  # a confidence was asked for: a bad end that passes is run as often as that takes
+    )
 
 
 _KINDS = {
@@ -357,107 +378,109 @@ _KINDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Earlier:
+class EarlierRuns:
     """Stored runs of both ends of the question, the latest first."""
 
     good: tuple[Ended, ...] = ()
     bad: tuple[Ended, ...] = ()  # for a choice the runs of every value
 
     @property
-    def failed(self) -> tuple[Ended, ...]:
-        return tuple(run for run in self.bad if run.verdict in BAD_ENDS)
+    def failures(self) -> tuple[Ended, ...]:
+        return tuple(run for run in self.bad if run.verdict in FAILED_STATUSES)
 
     @property
-    def disagree(self) -> tuple[Ended, ...]:
+    def contradiction(self) -> tuple[Ended, ...]:
         """The latest passed and failed run of one spec, or nothing if no spec both passed and failed."""
-        for passed in (*self.good, *self.bad):
-            for failed in (*self.good, *self.bad):
-                same = passed.spec_hash == failed.spec_hash
-                if same and passed.verdict == Status.PASS and failed.verdict in BAD_ENDS:
-                    return passed, failed
+        for passing_run in (*self.good, *self.bad):
+            for failing_run in (*self.good, *self.bad):
+                is_same_launch = passing_run.spec_hash == failing_run.spec_hash
+                if is_same_launch and passing_run.verdict == Status.PASS and failing_run.verdict in FAILED_STATUSES:
+                    return passing_run, failing_run
         return ()
 
-    def run_s(self, verdicts: Collection[str] = (Status.PASS, *BAD_ENDS)) -> float | None:
+    def run_s(self, verdicts: Collection[str] = (Status.PASS, *FAILED_STATUSES)) -> float | None:
         """Return the mean time of the stored runs that ended so, or None if there is none."""
         took = [run.wall_s for run in (*self.good, *self.bad) if run.verdict in verdicts]
         return sum(took) / len(took) if took else None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        if pair := self.disagree:
+        if pair := self.contradiction:
             ends = " and ".join(f"{run.verdict} in {run.run_id}" for run in pair)
             return (f"stored runs of one configuration ended differently, {ends}: no answer is believed alone",)
-        if self.failed:
-            newest = self.failed[0]
+        if self.failures:
+            latest = self.failures[0]
             often = "it is run more often before it is said to pass"
-            return (f"the bad end was seen failing before, {newest.verdict} in {newest.run_id}: {often}",)
+            return (f"the bad end was seen failing before, {latest.verdict} in {latest.run_id}: {often}",)
         return ()
 
 
-def earlier_of(launches: Launches, parent: Path, but: str = "") -> Earlier:
+def find_earlier_runs(launches: Launches, parent: Path, but: str = "") -> EarlierRuns:
     """Return the stored runs below `parent` of both ends of this question, without those of run `but`."""
     subject = launches.subject
-    everything = range(len(subject.items))
-    bad = [(place,) for place in everything] if subject.form is SubjectForm.CHOICE else [tuple(everything)]
+    all_indices = range(len(subject.items))
+    bad = [(index,) for index in all_indices] if subject.form is SubjectForm.CHOICE else [tuple(all_indices)]
     good_hashes, bad_hashes = (frozenset().union(*map(launches.hashes, subsets)) for subsets in ([()], bad))
     runs = tuple(ended_before(parent, good_hashes | bad_hashes, but))
-    return Earlier(
+    return EarlierRuns(
         good=tuple(run for run in runs if run.spec_hash in good_hashes - bad_hashes),
         bad=tuple(run for run in runs if run.spec_hash in bad_hashes),
     )
 
 
-def question_of(request: BisectRequest, earlier: Earlier = Earlier()) -> SearchQuestion:
+def search_question(request: BisectRequest, earlier: EarlierRuns = EarlierRuns()) -> SearchQuestion:
     subject = request.subject
-    earlier = Earlier() if request.wanted.how == SLOW else earlier  # stored runs have no step times
-    insistent = request.insistent or bool(earlier.failed)
-    unordered = QuestionKind.RANGE if subject.in_a_row else QuestionKind.SET
+    earlier = EarlierRuns() if request.sought.kind == SLOW else earlier  # stored runs have no step times
+    insistent = request.confidence_requested or bool(earlier.failures)
+    unordered_kind = QuestionKind.RANGE if subject.in_a_row else QuestionKind.SET
     return SearchQuestion(
-        kind=_KINDS.get(subject.form, unordered),
+        kind=_KINDS.get(subject.form, unordered_kind),
         items=len(subject.items),
         together=tuple(map(frozenset, subject.together)),
         at_once=request.jobs,
         confidence=request.confidence,
         repeat=request.repeat,
-        baseline=BASELINE if request.wanted.how == SLOW and request.wanted.step_s is None else 1,
-        controls=controls(request.confidence, insistent=insistent),
-        flaky=subject.noun == SEED or bool(earlier.disagree),  # the question of seeds is whether there is a race
+        baseline=BASELINE_RUNS if request.sought.kind == SLOW and request.sought.step_s is None else 1,
+        controls=control_runs(request.confidence, insistent=insistent),
+        flaky=subject.noun == SEED or bool(earlier.contradiction),  # the question of seeds is whether there is a race
         unbounded=subject.open_end,
-        max_probes=_MOST_PROBES,
+        max_probes=_MAX_PROBES,
     )
 
 
-def program_of(request: BisectRequest, launches: Launches) -> Program:
+def launched_program(request: BisectRequest, launches: Launches) -> LaunchedProgram:
     """Return the program of this search. For commits, only files outside the repository count."""
     specs = [spec for spec in launches.ends() if isinstance(spec, RunSpec)]
     words = [*map(str, (*request.subject.items, *request.subject.good_values, *request.subject.bad_values))]
-    for place in range(min(len(request.subject.items), _MOST_FILLED)):
-        with suppress(CannotLaunch):
-            filled = request.templates.filled(request.subject, frozenset({place}))
-            words += [*filled.args, *(value for _, value in filled.env)]
+    for index in range(min(len(request.subject.items), _MAX_FILLED)):
+        with suppress(CannotLaunchError):
+            filled_templates = request.templates.fill(request.subject, frozenset({index}))
+            words += [*filled_templates.args, *(value for _, value in filled_templates.env)]
     if request.subject.form is SubjectForm.COMMIT:
-        words = [word for word in words if _names_a_root(word)]
-        specs = [replace(spec, program=tuple(filter(_names_a_root, spec.program))) for spec in specs]
+        words = [word for word in words if _is_absolute_path(word)]
+        specs = [replace(spec, program=tuple(filter(_is_absolute_path, spec.program))) for spec in specs]
     working_dir = request.question.working_dir
-    return Program(specs=specs, words=words, interpreter=interpreter_of(specs), working_dir=working_dir)
+    return LaunchedProgram(
+        specs=specs, arguments=words, interpreter=query_interpreter_of(specs), working_dir=working_dir
+    )
 
 
-def cache_key_of(request: BisectRequest, launches: Launches, program: Program) -> CacheKey:
+def make_cache_key(request: BisectRequest, launches: Launches, program: LaunchedProgram) -> CacheKey:
     """Return everything that must be unchanged for a finished probe to count, the user's files first."""
     question = request.question
     return {
-        **program.files(),
-        **program.environment(),
+        **program.file_entries(),
+        **program.environment_entries(),
         "nsa-harness": __version__,
-        LAUNCHED: sealed_digest(*(_in_hash(request.subject, spec) for spec in launches.ends())),
+        LAUNCH_ENTRY: sealed_digest(*(_launch_identity(request.subject, spec) for spec in launches.ends())),
         "what is searched": sealed_digest(
-            request.subject, request.templates, question.words, question.script, question.working_dir, request.wanted,
-            request.confidence, request.repeat, request.jobs, request.fork, request.options.probe,
+            request.subject, request.templates, question.arguments, question.script, question.working_dir,
+            request.sought, request.confidence, request.repeat, request.jobs, request.fork, request.options.probe,
         ),
     }  # fmt: skip
 
 
-def _in_hash(subject: Subject, spec: RunSpec | str) -> object:
+def _launch_identity(subject: Subject, spec: RunSpec | str) -> object:
     """Return what identifies a launch.
 
     The hash of a commit's launch depends on the working directory, so it is left out.
@@ -467,5 +490,5 @@ def _in_hash(subject: Subject, spec: RunSpec | str) -> object:
     return replace(spec, spec_hash="") if subject.form is SubjectForm.COMMIT else spec.spec_hash
 
 
-def _names_a_root(word: str) -> bool:
+def _is_absolute_path(word: str) -> bool:
     return word.startswith("/") or "=/" in word

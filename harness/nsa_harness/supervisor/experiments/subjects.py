@@ -13,7 +13,7 @@ from nsa_harness.core.scenario.scenario import OUR_PROGRAM, Scenario
 from nsa_harness.core.scenario.yaml_tree import Plain, as_written, plain, shown
 from nsa_harness.core.search.subject import ENV, PACKAGE, SEED, Subject, SubjectForm
 from nsa_harness.errors import UsageError
-from nsa_harness.subject.options import WITH_THEIR_HEAD, branches_of
+from nsa_harness.subject.options import DEPENDENT_KEYS, branch_subject
 from nsa_harness.subject.program import machine_choice
 from nsa_harness.supervisor.experiments.intermediate_configs import (
     commits_between,
@@ -21,19 +21,19 @@ from nsa_harness.supervisor.experiments.intermediate_configs import (
     environment_differences,
     read_environment,
 )
-from nsa_harness.supervisor.launch.planning import Invocation, as_path, checked, selected_scenarios
+from nsa_harness.supervisor.launch.planning import Invocation, check_scenarios, file_argument, select_scenarios
 
 AUTO = "auto"
 GC_BASELINE = "gc_baseline_full"
 _SHORTEST = 16  # tokens: the good end of a sequence length, if the user names none
-_REACH = 1024  # an open end is searched up to this multiple of the good value, ...
-_REACH_VALUES = 1 << 17  # ... and at most this many values above it
-_MOST_VALUES = 1 << 20  # a search stores each value
-_MOST_SEEDS = 64  # each seed is run several times
+_MAX_MULTIPLE = 1024  # an open end is searched up to this multiple of the good value, ...
+_MAX_OPEN_VALUES = 1 << 17  # ... and at most this many values above it
+_MAX_VALUES = 1 << 20  # a search stores each value
+_MAX_SEEDS = 64  # each seed is run several times
 _NOT_COMPARED = ("name", "about", "tags", "aliases", "priority", "expect", "limits")
 # If the first key of a group differs, the others only have a meaning together with it.
-_WITH_THEIR_HEAD = (
-    WITH_THEIR_HEAD,
+_DEPENDENT_KEYS = (
+    DEPENDENT_KEYS,
     (
         "parallel.wrapper", "parallel.static_graph", "parallel.find_unused_parameters", "parallel.broadcast_buffers",
         "parallel.gradient_as_bucket_view", "parallel.bucket_cap_mb", "parallel.comm_hook",
@@ -64,21 +64,21 @@ class SubjectOptions:
     env_file: str | None = None
 
 
-def subject_of(
+def make_subject(
     options: SubjectOptions, question: Invocation, *, templated: bool, facts: MachineFacts
 ) -> tuple[Invocation, Subject]:
     """Return the invocation of the scenario, and the subject. Raises UsageError.
 
     `templated`: the choice reaches the program through its own arguments or environment, not through scenario keys.
     """
-    option, value = _only(options)
+    option, value = _single_option(options)
     if option == "set" and templated:
-        return question, _of_two_files(value, _with_scenario("file", question))
+        return question, _two_files(value, _with_scenario("file", question))
     question = _with_scenario(option, question)
     if option == "set":
-        return _of_two(value, question)
+        return _two_scenarios(value, question)
     if option == "env_file":
-        return _of_environments(value, question)
+        return _two_environments(value, question)
     scenario = _scenario(question)
     if scenario.is_ours and templated:
         reach = "--arg and --env-arg reach a program of yours"
@@ -89,7 +89,7 @@ def subject_of(
     return question, _MAKERS[option](_Option(value=value, scenario=scenario, question=question, facts=facts))
 
 
-def arguments_of(question: Invocation) -> tuple[str, ...]:
+def program_arguments(question: Invocation) -> tuple[str, ...]:
     """Return the arguments that the scenario already gives its program."""
     return () if question.script is not None else _scenario(question).run.args
 
@@ -102,38 +102,42 @@ _NEEDS_PLACEHOLDER = {
 }
 
 
-def _only(options: SubjectOptions) -> tuple[str, str]:
-    given = [(name, value) for name, value in vars(options).items() if value not in (None, False)]
-    if len(given) != 1:
+def _single_option(options: SubjectOptions) -> tuple[str, str]:
+    given_options = [(name, value) for name, value in vars(options).items() if value not in (None, False)]
+    if len(given_options) != 1:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in vars(options))
-        given_text = f"; {' and '.join(f'--{name}' for name, _ in given).replace('_', '-')} were given" if given else ""
-        raise UsageError(f"bisect answers one question at a time: {names}{given_text}")
-    name, value = given[0]
+        given_names = (
+            f"; {' and '.join(f'--{name}' for name, _ in given_options).replace('_', '-')} were given"
+            if given_options
+            else ""
+        )
+        raise UsageError(f"bisect answers one question at a time: {names}{given_names}")
+    name, value = given_options[0]
     return name, AUTO if value is True else str(value)
 
 
 def _with_scenario(option: str, question: Invocation) -> Invocation:
-    named = question.script is not None or any("=" not in word for word in question.words)
+    has_scenario = question.script is not None or any("=" not in word for word in question.arguments)
     if option == "set":
-        if named:
+        if has_scenario:
             theirs = "two files that your program reads itself go with --arg '--config={file}', with its own word"
             raise UsageError(
                 f"--set names both scenarios itself, the good one and the bad one; give no other; {theirs}"
             )
         return question
-    if named:
+    if has_scenario:
         return question
     if option == "gc_range":
-        return replace(question, words=(GC_BASELINE, *question.words))
+        return replace(question, arguments=(GC_BASELINE, *question.arguments))
     raise UsageError("which scenario? Name one, or --script FILE; `nsa-harness list` shows all")
 
 
 def _scenario(question: Invocation) -> Scenario:
-    asked, _ = selected_scenarios(question)
-    if len(asked) != 1:
-        names = ", ".join(item.name for item in asked[:3])
-        raise UsageError(f"bisect takes one scenario, and {len(asked)} are selected: {names}")
-    return checked(asked)[0]
+    selected, _ = select_scenarios(question)
+    if len(selected) != 1:
+        names = ", ".join(item.name for item in selected[:3])
+        raise UsageError(f"bisect takes one scenario, and {len(selected)} are selected: {names}")
+    return check_scenarios(selected)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +163,7 @@ def _gc_range(option: _Option) -> Subject:
     count = option.machine_layers
     if option.value == AUTO and count is None:
         raise UsageError("--gc-range: the number of layers of this program is not known; say --gc-range=0:8")
-    start, stop = (0, count or 0) if option.value == AUTO else _span("--gc-range", option.value)
+    start, stop = (0, count or 0) if option.value == AUTO else _parse_span("--gc-range", option.value)
     if count is not None and stop > count:
         raise UsageError(f"--gc-range={option.value}: the model has layers 0-{count - 1}; set model.layers")
     key = "gc.layers" if option.scenario.is_ours else "layers"
@@ -170,13 +174,13 @@ def _layers(option: _Option) -> Subject:
     """Return the subject of `--layers`: the model's number of layers, at most the number that this machine gets."""
     key = "model.layers" if option.scenario.is_ours else "layers"
     most = option.machine_layers
-    return _values("--layers", key, option.value, lowest=1, most=most)
+    return _number_range("--layers", key, option.value, lowest=1, most=most)
 
 
 def _seq_len(option: _Option) -> Subject:
     most = option.machine_seq_len
     lowest = _SHORTEST if most is None or most > _SHORTEST else 2
-    return _values(
+    return _number_range(
         "--seq-len", "model.seq_len" if option.scenario.is_ours else "seq_len", option.value, lowest=lowest, most=most
     )
 
@@ -187,36 +191,36 @@ def _world_size(option: _Option) -> Subject:
         raise UsageError(
             f"--world-size={option.value}: say up to how many, as in --world-size=1:8: each rank takes memory"
         )
-    return _values("--world-size", "run.ranks", option.value, lowest=1, most=ranks)
+    return _number_range("--world-size", "run.ranks", option.value, lowest=1, most=ranks)
 
 
-def _values(option: str, key: str, value: str, *, lowest: int, most: int | None) -> Subject:
+def _number_range(option: str, key: str, value: str, *, lowest: int, most: int | None) -> Subject:
     """Return the subject of all numbers from a good one to a bad one, or from a good one without a known bad end."""
     if value == AUTO and most is None:
         example = f"{option}={lowest}:{lowest * 8}, or {option}={lowest}: where no bad one is known"
         raise UsageError(f"{option}: say from which good value to which bad one, as in {example}")
     if open_from := re.fullmatch(r"([0-9]{1,9}):", value):
         good = int(open_from[1])
-        stop = min(max(good, 1) * _REACH, good + _REACH_VALUES) + 1
+        stop = min(max(good, 1) * _MAX_MULTIPLE, good + _MAX_OPEN_VALUES) + 1
         return Subject(
             form=SubjectForm.VALUE, key=key, noun=key, items=tuple(range(good + 1, stop)), good=good, open_end=True
         )
-    good, bad = (lowest, most or 0) if value == AUTO else _span(option, value)
+    good, bad = (lowest, most or 0) if value == AUTO else _parse_span(option, value)
     if good >= bad:
         raise UsageError(f"{option}: from {good} to {bad} is nothing to search; say {option}=GOOD:BAD")
     return Subject(form=SubjectForm.VALUE, key=key, noun=key, items=tuple(range(good + 1, bad + 1)), good=good)
 
 
 def _env(option: _Option) -> Subject:
-    declared = option.scenario.run.env
-    names = sorted(declared) if option.value == AUTO else [name for name in option.value.split(",") if name]
-    unknown = [name for name in names if name not in declared]
+    declared_variables = option.scenario.run.env
+    names = sorted(declared_variables) if option.value == AUTO else [name for name in option.value.split(",") if name]
+    unknown = [name for name in names if name not in declared_variables]
     if unknown or not names:
-        what = f"{unknown[0]} is not among them" if unknown else "it declares none"
+        problem = f"{unknown[0]} is not among them" if unknown else "it declares none"
         raise UsageError(
-            f"--env: the variables that the scenario declares are varied, and {what}; set run.env.NAME=VALUE"
+            f"--env: the variables that the scenario declares are varied, and {problem}; set run.env.NAME=VALUE"
         )
-    values = tuple(declared[name] for name in names)
+    values = tuple(declared_variables[name] for name in names)
     keys = tuple(f"{ENV}{name}" for name in names)
     return Subject(
         form=SubjectForm.KEYS, key="run.env", noun="variable", items=keys, bad_values=values,
@@ -228,14 +232,14 @@ def _commits(option: _Option) -> Subject:
     good, dots, bad = option.value.partition("..")
     if not (good and dots and bad):
         raise UsageError(f"--commits: expected GOOD..BAD, got {shown(option.value)}")
-    found = commits_between(option.question.working_dir, good, bad)
+    commit_range = commits_between(option.question.working_dir, good, bad)
     return Subject(
         form=SubjectForm.COMMIT,
         key="commit",
         noun="commit",
-        items=tuple(commit.sha for commit in found.later),
-        good=found.good,
-        labels=tuple(commit.words for commit in found.later),
+        items=tuple(commit.sha for commit in commit_range.later),
+        good=commit_range.good,
+        labels=tuple(commit.label for commit in commit_range.later),
     )
 
 
@@ -253,35 +257,38 @@ def _any(option: _Option) -> Subject:
     return Subject(form=SubjectForm.WORDS, key=override.key, noun="value", items=tuple(values))
 
 
-def _ordered(option: _Option) -> Subject:
+def _ordered_values(option: _Option) -> Subject:
     """Return the subject of values in the order given, which the search takes as their order."""
-    key, written = _as_given("--ordered", option.value, "v=[1.9,2.0,2.0.1,2.1], the good one first")
-    return Subject(form=SubjectForm.VALUE, key=key, noun=key, items=tuple(written[1:]), good=written[0])
+    key, values = _values_as_written("--ordered", option.value, "v=[1.9,2.0,2.0.1,2.1], the good one first")
+    return Subject(form=SubjectForm.VALUE, key=key, noun=key, items=tuple(values[1:]), good=values[0])
 
 
-def _choice(option: _Option) -> Subject:
-    key, written = _as_given("--choice", option.value, "parallel.wrapper=[ddp,fsdp]")
-    return Subject(form=SubjectForm.CHOICE, key=key, noun="value", items=tuple(written))
+def _alternatives(option: _Option) -> Subject:
+    key, values = _values_as_written("--choice", option.value, "parallel.wrapper=[ddp,fsdp]")
+    return Subject(form=SubjectForm.CHOICE, key=key, noun="value", items=tuple(values))
 
 
-def _as_given(option: str, value: str, example: str) -> tuple[str, list[Plain]]:
+def _values_as_written(option: str, value: str, example: str) -> tuple[str, list[Plain]]:
     """Return the key and its values, each as the user wrote it: YAML reads 1.90 as a number and 2.0.1 as text."""
-    wrong = f"{option}: expected KEY=[A, B, ...] with two values or more, such as {example}; got {shown(value)}"
+    mistake = f"{option}: expected KEY=[A, B, ...] with two values or more, such as {example}; got {shown(value)}"
     if not is_override(value):
-        raise UsageError(wrong)
+        raise UsageError(mistake)
     override = parse_override(value, option)
-    read = plain(override.value)
+    parsed_values = plain(override.value)
     text = as_written(value.partition("=")[2], option).root
-    written = plain(text) if text is not None else None
-    if not isinstance(read, list) or not isinstance(written, list) or len(read) < 2:
-        raise UsageError(wrong)
+    written_values = plain(text) if text is not None else None
+    if not isinstance(parsed_values, list) or not isinstance(written_values, list) or len(parsed_values) < 2:
+        raise UsageError(mistake)
     # A list in the list is one value, such as a mesh.
-    values = [item if isinstance(item, list | dict) else word for item, word in zip(read, written, strict=True)]
-    if option == "--ordered" and any(isinstance(item, list | dict) for item in read):
-        raise UsageError(wrong)
-    twice = next((value for value in values if values.count(value) > 1), None)
-    if twice is not None:
-        raise UsageError(f"{option}: {override.key}: {shown(twice)} is given twice")
+    values = [
+        item if isinstance(item, list | dict) else word
+        for item, word in zip(parsed_values, written_values, strict=True)
+    ]
+    if option == "--ordered" and any(isinstance(item, list | dict) for item in parsed_values):
+        raise UsageError(mistake)
+    repeated = next((value for value in values if values.count(value) > 1), None)
+    if repeated is not None:
+        raise UsageError(f"{option}: {override.key}: {shown(repeated)} is given twice")
     return override.key, values
 
 
@@ -290,9 +297,9 @@ def _seeds(option: _Option) -> Subject:
     if re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})+", option.value):
         seeds = list(dict.fromkeys(map(int, option.value.split(","))))
     else:
-        seeds = list(range(*_span("--seeds", option.value)))
-    if not 2 <= len(seeds) <= _MOST_SEEDS:
-        raise UsageError(f"--seeds={option.value}: 2 to {_MOST_SEEDS} seeds tell the data from a race; say --seeds=0:4")
+        seeds = list(range(*_parse_span("--seeds", option.value)))
+    if not 2 <= len(seeds) <= _MAX_SEEDS:
+        raise UsageError(f"--seeds={option.value}: 2 to {_MAX_SEEDS} seeds tell the data from a race; say --seeds=0:4")
     return Subject(
         form=SubjectForm.CHOICE, key="train.seed" if option.scenario.is_ours else "seed", noun=SEED, items=tuple(seeds)
     )
@@ -303,7 +310,7 @@ def _items(option: _Option) -> Subject:
     key, equals, span = option.value.partition("=")
     if not equals or not is_override(f"{key}="):
         raise UsageError(f"--items: expected NAME=A:B, such as --items 'batch=0:64', got {shown(option.value)}")
-    start, stop = _span("--items", span)
+    start, stop = _parse_span("--items", span)
     noun = key.rpartition(".")[2]
     # A key of a list has its plural: data.shards.
     noun = noun.removesuffix("s") if "." in key and len(noun) > 1 else noun
@@ -315,23 +322,25 @@ _MAKERS: Mapping[str, Callable[[_Option], Subject]] = {
     "layers": _layers,
     "seq_len": _seq_len,
     "world_size": _world_size,
-    "branch": lambda option: branches_of(option.scenario),
+    "branch": lambda option: branch_subject(option.scenario),
     "env": _env,
     "commits": _commits,
     "any": _any,
-    "ordered": _ordered,
-    "choice": _choice,
+    "ordered": _ordered_values,
+    "choice": _alternatives,
     "seeds": _seeds,
     "items": _items,
 }
 
 
-def _of_two(value: str, question: Invocation) -> tuple[Invocation, Subject]:
+def _two_scenarios(value: str, question: Invocation) -> tuple[Invocation, Subject]:
     """Return every dotted key in which two scenarios differ. The search starts from the good one."""
-    names = _two("--set", value, "two scenarios or YAML files")
-    good, bad = (replace(question, words=(as_path(name, question.working_dir), *question.words)) for name in names)
-    before, after = (_compared(_scenario(side)) for side in (good, bad))
-    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    names = _parse_pair("--set", value, "two scenarios or YAML files")
+    good, bad = (
+        replace(question, arguments=(file_argument(name, question.working_dir), *question.arguments)) for name in names
+    )
+    good_keys, bad_keys = (_compared_keys(_scenario(side)) for side in (good, bad))
+    keys = [key for key in {**good_keys, **bad_keys} if good_keys.get(key) != bad_keys.get(key)]
     if not keys:
         raise UsageError(f"--set: {names[0]} and {names[1]} differ in no key that decides what runs")
     return good, Subject(
@@ -339,21 +348,21 @@ def _of_two(value: str, question: Invocation) -> tuple[Invocation, Subject]:
         key="keys",
         noun="key",
         items=tuple(keys),
-        good_values=tuple(before.get(key) for key in keys),
-        bad_values=tuple(after.get(key) for key in keys),
-        together=tuple(_together(keys)),
+        good_values=tuple(good_keys.get(key) for key in keys),
+        bad_values=tuple(bad_keys.get(key) for key in keys),
+        together=tuple(_linked_groups(keys)),
     )
 
 
-def _compared(scenario: Scenario) -> dict[str, Plain]:
+def _compared_keys(scenario: Scenario) -> dict[str, Plain]:
     """A planted fault is one value."""
     keys = dotted(as_plain(scenario), whole=("fault",))
     return {key: value for key, value in keys if key.partition(".")[0] not in _NOT_COMPARED}
 
 
-def _of_two_files(value: str, question: Invocation) -> Subject:
+def _two_files(value: str, question: Invocation) -> Subject:
     """Return the keys in which two config files of the program differ; each mixture is a file that it reads instead."""
-    names = _two("--set", value, "two files that the program reads")
+    names = _parse_pair("--set", value, "two files that the program reads")
     good, bad = (question.working_dir / name for name in names)
     if good.suffix != bad.suffix:
         raise UsageError(f"--set: {shown(names[0])} and {shown(names[1])} end differently; name two files of one kind")
@@ -366,48 +375,50 @@ def _of_two_files(value: str, question: Invocation) -> Subject:
     )  # fmt: skip
 
 
-def _of_environments(value: str, question: Invocation) -> tuple[Invocation, Subject]:
+def _two_environments(value: str, question: Invocation) -> tuple[Invocation, Subject]:
     """Return variables and packages that differ, for the good environment's Python if it is a virtual one."""
-    names = _two("--env-file", value, "two files of NAME=VALUE or name==version lines, or two virtual environments")
+    names = _parse_pair(
+        "--env-file", value, "two files of NAME=VALUE or name==version lines, or two virtual environments"
+    )
     good, bad = (read_environment(question.working_dir / name) for name in names)
     if (good.python is None) != (bad.python is None):
         raise UsageError("--env-file: two virtual environments or two files; `pip freeze` makes a file of either")
-    found = list(environment_differences(good, bad))
-    if not found:
+    differences = list(environment_differences(good, bad))
+    if not differences:
         raise UsageError(f"--env-file: {names[0]} and {names[1]} do not differ")
-    packages = [key.startswith(PACKAGE) for key, _, _ in found]
+    packages = [key.startswith(PACKAGE) for key, _, _ in differences]
     noun = "package" if all(packages) else "difference" if any(packages) else "variable"
     subject = Subject(
         form=SubjectForm.KEYS,
         key="environment",
         noun=noun,
-        items=tuple(key if key.startswith(PACKAGE) else f"{ENV}{key}" for key, _, _ in found),
-        labels=tuple(key.removeprefix(PACKAGE) for key, _, _ in found),
-        good_values=tuple(one for _, one, _ in found),
-        bad_values=tuple(other for _, _, other in found),
+        items=tuple(key if key.startswith(PACKAGE) else f"{ENV}{key}" for key, _, _ in differences),
+        labels=tuple(key.removeprefix(PACKAGE) for key, _, _ in differences),
+        good_values=tuple(good_value for _, good_value, _ in differences),
+        bad_values=tuple(bad_value for _, _, bad_value in differences),
     )
     return replace(question, python=good.python or question.python), subject
 
 
-def _two(option: str, value: str, what: str) -> tuple[str, str]:
+def _parse_pair(option: str, value: str, description: str) -> tuple[str, str]:
     good, comma, bad = value.partition(",")
     if not (good and comma and bad) or "," in bad:
-        raise UsageError(f"{option}: expected GOOD,BAD, {what}, got {shown(value)}")
+        raise UsageError(f"{option}: expected GOOD,BAD, {description}, got {shown(value)}")
     return good, bad
 
 
-def _together(keys: Sequence[str]) -> Iterator[tuple[int, ...]]:
-    for head, *others in _WITH_THEIR_HEAD:
+def _linked_groups(keys: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    for head, *others in _DEPENDENT_KEYS:
         if head in keys:
             group = [keys.index(key) for key in (head, *others) if key in keys]
             if len(group) > 1:
                 yield tuple(group)
 
 
-def _span(option: str, text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", text)
-    if found is None or int(found[1]) >= int(found[2]):
+def _parse_span(option: str, text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", text)
+    if match is None or int(match[1]) >= int(match[2]):
         raise UsageError(f"{option}: expected A:B with A below B, such as {option}=0:8, got {shown(text)}")
-    if int(found[2]) - int(found[1]) > _MOST_VALUES:
-        raise UsageError(f"{option}={text}: {_MOST_VALUES:,} values at most can be searched; bring A and B closer")
-    return int(found[1]), int(found[2])
+    if int(match[2]) - int(match[1]) > _MAX_VALUES:
+        raise UsageError(f"{option}={text}: {_MAX_VALUES:,} values at most can be searched; bring A and B closer")
+    return int(match[1]), int(match[2])

@@ -9,10 +9,10 @@ from pathlib import Path
 from nsa_harness.core.experiment.readiness import (
     Checklist,
     Phase,
-    contradictions,
-    folders_in,
-    run_contradictions,
-    with_folders,
+    checklist_mistakes,
+    fill_run_directories,
+    run_name_mistakes,
+    runs_named_in,
 )
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
@@ -23,9 +23,9 @@ from nsa_harness.errors import ScenarioError, UsageError
 from nsa_harness.supervisor.launch.planning import (
     Invocation,
     SelectedScenario,
-    checked,
-    resolved,
-    selected_scenarios,
+    check_scenarios,
+    resolve_scenario,
+    select_scenarios,
 )
 from nsa_harness.supervisor.launch.scenario_files import read_tree, shipped_root
 
@@ -33,94 +33,106 @@ SHIPPED = "ready/default.readiness.yaml"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadChecklist:
-    """A checklist with the positions in its file, for mistakes that show only with the named scenarios."""
+class ChecklistFile:
+    """A checklist, and the YAML tree of its file. The tree has the positions for mistakes that are found later."""
 
     checklist: Checklist
     tree: Node
 
 
-def load_checklist(file: Path | None, working_dir: Path) -> ReadChecklist:
-    """Read a checklist, by default the shipped one. Raises ScenarioError with every mistake."""
-    parsed = read_tree(shipped_root() / SHIPPED if file is None else working_dir / file, working_dir)
-    mistakes = list(parsed.mistakes)
+def load_checklist(file: Path | None, working_dir: Path) -> ChecklistFile:
+    """Read a checklist file; None means the shipped checklist. Raises ScenarioError with every mistake in the file."""
+    document = read_tree(shipped_root() / SHIPPED if file is None else working_dir / file, working_dir)
+    mistakes = list(document.mistakes)
     checklist = None
-    if parsed.root is not None:
-        checklist, wrong = checked_model(Checklist, parsed.root)
+    if document.root is not None:
+        checklist, wrong = checked_model(Checklist, document.root)
         mistakes += wrong
-    if checklist is not None and parsed.root is not None:
-        mistakes += in_order(key_mistake(parsed.root, *found) for found in contradictions(checklist))
-    if mistakes or checklist is None or parsed.root is None:
+    if checklist is not None and document.root is not None:
+        mistakes += in_order(key_mistake(document.root, *contradiction) for contradiction in checklist_mistakes(checklist))
+    if mistakes or checklist is None or document.root is None:
         raise ScenarioError([str(mistake) for mistake in mistakes])
-    return ReadChecklist(checklist=checklist, tree=parsed.root)
+    return ChecklistFile(checklist=checklist, tree=document.root)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhasePlan:
-    """The launches of one phase, with the settings of its scenarios, the command line and the phase, in this order."""
+    """The launches of one phase. Settings of the phase override the command line, which overrides the scenarios."""
 
     phase: Phase
-    asked: tuple[SelectedScenario, ...]
-    question: Invocation
+    scenarios: tuple[SelectedScenario, ...]
+    invocation: Invocation
     tree: Node  # the YAML node of the phase's `set`
-    specs: tuple[RunSpec | Skip, ...] = ()  # the directory of an earlier run is still a placeholder
+    specs: tuple[RunSpec | Skip, ...] = ()  # with placeholders for the directories of earlier runs
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(item.name for item in self.asked)
+        return tuple(item.name for item in self.scenarios)
 
     def launches(self, facts: MachineFacts, folders: Mapping[str, str]) -> tuple[RunSpec | Skip, ...]:
-        """Return the launches, with the directories of earlier runs filled in. Raises HarnessError."""
-        if self.specs and not any(map(folders_in, self.phase.set.values())):
+        """Return the launches, with the directories of earlier runs filled in. Raises HarnessError for a mistake.
+
+        `folders` maps the placeholder of an earlier run to its directory.
+        """
+        if self.specs and not any(map(runs_named_in, self.phase.set.values())):
             return self.specs
         overrides = [
-            Override(key=key, value=from_plain(with_folders(value, folders), origin_of(self.tree, (key,))))
+            Override(key=key, value=from_plain(fill_run_directories(value, folders), origin_of(self.tree, (key,))))
             for key, value in self.phase.set.items()
         ]
-        items = [replace(item, tree=with_overrides(item.tree, overrides)) for item in self.asked]
-        pairs = zip(items, checked(items), strict=True)
-        return tuple(resolved(item, scenario, self.question, facts) for item, scenario in pairs)
+        items = [replace(item, tree=with_overrides(item.tree, overrides)) for item in self.scenarios]
+        pairs = zip(items, check_scenarios(items), strict=True)
+        return tuple(resolve_scenario(item, scenario, self.invocation, facts) for item, scenario in pairs)
 
 
-def planned_phases(read: ReadChecklist, question: Invocation, facts: MachineFacts) -> tuple[PhasePlan, ...]:
-    """Plan all phases, with the arguments of `question`. Raises ScenarioError or UsageError with every mistake."""
+def plan_phases(checklist_file: ChecklistFile, invocation: Invocation, facts: MachineFacts) -> tuple[PhasePlan, ...]:
+    """Plan all phases of a checklist, with the arguments of `invocation` added to each phase's runs.
+
+    Raises ScenarioError or UsageError with every mistake.
+    """
     mistakes: list[Mistake] = []
     plans = []
-    for number, phase in enumerate(read.checklist.phases):
+    for number, phase in enumerate(checklist_file.checklist.phases):
         at = ("phases", number)
-        asked: list[SelectedScenario] = []
-        for place, run in enumerate(phase.runs):
+        scenarios: list[SelectedScenario] = []
+        for index, run in enumerate(phase.runs):
             try:
-                asked += selected_scenarios(replace(question, words=(run, *question.words)))[0]
+                scenarios += select_scenarios(replace(invocation, arguments=(run, *invocation.arguments)))[0]
             except ScenarioError:
                 raise
             except UsageError as error:
-                mistakes.append(key_mistake(read.tree, (*at, "runs", place), str(error)))
-        tree = _at(read.tree, (*at, "set"))
-        plans.append(PhasePlan(phase=phase, asked=tuple(asked), question=question, tree=tree))
+                mistakes.append(key_mistake(checklist_file.tree, (*at, "runs", index), str(error)))
+        tree = _node_at(checklist_file.tree, (*at, "set"))
+        plans.append(PhasePlan(phase=phase, scenarios=tuple(scenarios), invocation=invocation, tree=tree))
     names = [plan.names for plan in plans]
     if not mistakes:
-        mistakes += [key_mistake(read.tree, *found) for found in run_contradictions(read.checklist, names)]
+        mistakes += [
+            key_mistake(checklist_file.tree, *contradiction)
+            for contradiction in run_name_mistakes(checklist_file.checklist, names)
+        ]
     if mistakes:
         raise ScenarioError(list(dict.fromkeys(map(str, in_order(mistakes)))))
-    return _launchable(plans, facts)
+    return _resolve_plans(plans, facts)
 
 
-def _launchable(plans: Sequence[PhasePlan], facts: MachineFacts) -> tuple[PhasePlan, ...]:
-    """Resolve the launches of all phases before the first one starts."""
-    found, wrong = [], []
+def _resolve_plans(plans: Sequence[PhasePlan], facts: MachineFacts) -> tuple[PhasePlan, ...]:
+    """Return the plans with resolved launches, so mistakes are found before the first phase starts.
+
+    Raises ScenarioError with all mistakes.
+    """
+    resolved_plans, mistakes = [], []
     for plan in plans:
         try:
-            found.append(replace(plan, specs=plan.launches(facts, {})))
+            resolved_plans.append(replace(plan, specs=plan.launches(facts, {})))
         except (UsageError, ScenarioError) as error:
-            wrong += str(error).splitlines()
-    if wrong:
-        raise ScenarioError(list(dict.fromkeys(wrong)))
-    return tuple(found)
+            mistakes += str(error).splitlines()
+    if mistakes:
+        raise ScenarioError(list(dict.fromkeys(mistakes)))
+    return tuple(resolved_plans)
 
 
-def _at(node: Node, location: Sequence[str | int]) -> Node:
-    """Return the node at a location, or its deepest ancestor that exists."""
+def _node_at(node: Node, location: Sequence[str | int]) -> Node:
+    """Return the YAML node at `location` below `node`, or its deepest ancestor that exists."""
     for step in location:
         content = node.content
         if isinstance(content, dict) and step in content:

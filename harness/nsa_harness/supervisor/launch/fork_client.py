@@ -1,12 +1,13 @@
-"""Launch by forking a process that has imported torch: most of a bisection's short launches would be imports.
+"""Launches runs by forking a process that has already imported torch.
 
-Reaper, torchrun's agent and ranks are all forked, so that the evidence is the same. Three things differ: the ranks
-share the hash seed of strings, and so the order of sets; their memory has the same addresses; and settings that the
-program makes before it imports torch come too late. Therefore the caller confirms its conclusions from forked launches
-under torchrun.
+A bisection makes many short launches, most of whose time would be spent in imports. The reaper, torchrun's agent and
+the ranks are all forked, so the evidence is the same as for a normal launch. Three things differ. The ranks share the
+hash seed of strings, and so the order of sets. Their memory has the same addresses. Settings that the program makes
+before it imports torch have no effect. Therefore the caller confirms its conclusions from forked launches under
+torchrun.
 
-The server exits when its control socket closes, which also happens when its controller is killed. (A parent-death
-signal would come too early: when the thread that started the server ends.)
+The server exits when its control socket closes, which also happens if its controller is killed. A parent-death signal
+would not work: it is already sent when the thread that started the server ends.
 """
 
 from __future__ import annotations
@@ -30,41 +31,42 @@ from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.scenario.env_names import CUDA_PREFIXES
 from nsa_harness.supervisor.launch.launcher import (
     SUBJECT,
-    Guarded,
-    is_command,
+    LaunchedRun,
+    is_plain_command,
     launch,
     shared_environment,
 )
-from nsa_harness.supervisor.launch.watchdog import give_order
+from nsa_harness.supervisor.launch.watchdog import send_order
 from nsa_harness.supervisor.storage.rundir import AttemptDir, append_line
 
 _SERVER = Path(__file__).resolve().parents[2] / "fork_server" / "server.py"
-_ENV_ROOM = "_NSA_HARNESS_ROOM"
-# Bytes of a launch's command line, and of its variables that the server lacks; torchrun adds a few hundred.
-_WORDS_BYTES, _VARIABLES_BYTES, _SPARE_BYTES = 32 << 10, 64 << 10, 8 << 10
-_READY_S = 120.0  # importing torch on a machine that is busy
-_START_S = 30.0  # a fork
+_ENV_RESERVE = "_NSA_HARNESS_ROOM"
+# Bytes reserved for a launch's command line and for the variables that the server itself does not have. torchrun adds a
+# few hundred bytes.
+_ARGUMENTS_BYTES, _VARIABLES_BYTES, _SPARE_BYTES = 32 << 10, 64 << 10, 8 << 10
+_READY_S = 120.0  # limit for importing torch, on a busy machine
+_START_S = 30.0  # limit for a fork
 _EXIT_S = 5.0
 _GPUS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
-# Variables that the interpreter, libc or torch read once, at their start: a fork cannot change them.
-_READ_AT_START = (
+# Prefixes of variables that the interpreter, libc or torch read once at their start. A fork cannot change them.
+_STARTUP_VARIABLES = (
     "TORCH", "PYTORCH", "ATEN", "OMP", "GOMP", "KMP", "MKL", "OPENBLAS", "NUMEXPR", "GLOO", "NCCL", "CUDA",
     "PYTHON", "LD_", "GLIBC_", "MALLOC_", "LC_", "LANG", "TZ", "TMPDIR",
 )  # fmt: skip
 # Variables that `Program.prepare` makes torch read again in a fork.
-_READ_AGAIN = ("TORCH_DISTRIBUTED_DEBUG",)
-_SET_IN_SOURCE = re.compile(rf"(?:environ|putenv)\b.*[\"']((?:{'|'.join(_READ_AT_START)})\w*)")
-# Numpy loads OpenBLAS, which starts a thread per core by default. A process with threads cannot be forked safely.
+_RELOADED_VARIABLES = ("TORCH_DISTRIBUTED_DEBUG",)
+_SET_IN_SOURCE = re.compile(rf"(?:environ|putenv)\b.*[\"']((?:{'|'.join(_STARTUP_VARIABLES)})\w*)")
+# NumPy loads OpenBLAS, which starts one thread per core by default. A process with threads cannot be forked safely.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-_NO_SERVER = "launched anew: only a bisection has a fork server"
+_NO_SERVER = "launched without forking: only a bisection has a fork server"
 
 
 class CannotFork(Exception):
-    """This launch cannot be forked. The text is the reason."""
+    """Raised if a launch cannot be forked. The text is the reason."""
 
 
-def can_fork(spec: RunSpec) -> str | None:
-    """Return the reason why this spec cannot be forked, or None if it shows no reason."""
+def unforkable_reason(spec: RunSpec) -> str | None:
+    """Return the reason why a launch of this spec cannot be forked, or None if the spec shows no such reason."""
     if not sys.platform.startswith("linux"):
         return "forked launches need Linux"
     if spec.device == "cuda" or (spec.device == "any" and any(path.exists() for path in _GPUS)):
@@ -72,39 +74,41 @@ def can_fork(spec: RunSpec) -> str | None:
     if spec.backend not in ("gloo", "any"):
         return f"backend {spec.backend} is not gloo"
     # Without a GPU no library reads the variables of CUDA and NCCL.
-    read = [name for name, _ in spec.env if name.startswith(_READ_AT_START) and not name.startswith(CUDA_PREFIXES)]
-    too_late = [name for name in read if name not in _READ_AGAIN]
+    startup_variables = [
+        name for name, _ in spec.env if name.startswith(_STARTUP_VARIABLES) and not name.startswith(CUDA_PREFIXES)
+    ]
+    too_late = [name for name in startup_variables if name not in _RELOADED_VARIABLES]
     if too_late:
         return f"{too_late[0]} is read when a program starts"
     if spec.python is not None:
-        return f"it runs under {spec.python}, which is not ours"
+        return f"it runs under {spec.python}, and nsa-harness under another interpreter"
     if "PYTHON_EXEC" in os.environ:
         return "PYTHON_EXEC names another interpreter"
     return _unforkable_program(spec) or _late_setting(spec)
 
 
 def without_fork(spec: RunSpec, reason: str = _NO_SERVER) -> RunSpec:
-    """Return a spec that asks for a fork as a launch without one, with a note of the reason."""
-    launcher = Launcher.PLAIN if is_command(spec) else Launcher.TORCHRUN
+    """Return the spec with a normal launcher instead of a fork, and with the reason as a note."""
+    launcher = Launcher.PLAIN if is_plain_command(spec) else Launcher.TORCHRUN
     return replace(spec, launcher=launcher, notes=(*spec.notes, reason))
 
 
 def _unforkable_program(spec: RunSpec) -> str | None:
-    """Return the reason if the program is no file, module or directory that Python can run, or None."""
+    """Return the reason why the program cannot be forked, or None if it is a Python file, module or directory."""
     if spec.launcher is Launcher.PLAIN and (spec.ranks != 1 or spec.program[0] != sys.executable):
-        return "a command of the user's own is started as it is"
+        return "a user's own command is started unchanged"
     file = _program_file(spec)
-    known = file == "-m" or file.endswith(".py") or file == str(SUBJECT)
-    return None if known else f"{file} is neither a file of Python's nor a module"
+    is_runnable = file == "-m" or file.endswith(".py") or file == str(SUBJECT)
+    return None if is_runnable else f"{file} is neither a Python file nor a module"
 
 
 def _program_file(spec: RunSpec) -> str:
-    """Return the program: the first argument that is not the interpreter."""
+    """Return the first argument of the spec's program that is not the interpreter: a file, or "-m"."""
     return next((word for word in spec.program if word != sys.executable), "")
 
 
 def _late_setting(spec: RunSpec) -> str | None:
-    """Return the reason if the program's source sets a variable that torch reads when it is imported, or None."""
+    """Return a reason if the program's source sets an environment variable that torch reads on import, or None."""
     file = Path(spec.cwd or ".", _program_file(spec))
     if file.suffix != ".py" or not file.is_file():
         return None
@@ -114,7 +118,7 @@ def _late_setting(spec: RunSpec) -> str | None:
 
 @dataclass(kw_only=True)
 class _ForkedReaper:
-    """A reaper that the server has forked. Only the closing of its output shows its exit: it is no child."""
+    """A reaper that was forked by the server. It is not a child of this process; its output closes when it exits."""
 
     stdin: IO[bytes] | None
     stdout: IO[bytes] | None
@@ -135,25 +139,26 @@ class _Server:
     """One fork server process. Raises CannotFork if it cannot be started."""
 
     def __init__(self, environment: dict[str, str], cwd: str | None) -> None:
-        self._inherited = {f"{name}={value}" for name, value in environment.items()}
-        self._printed = os.memfd_create("printed")
+        self._variables = {f"{name}={value}" for name, value in environment.items()}
+        self._output_fd = os.memfd_create("printed")
         self._control, server_end = socket.socketpair()
-        room = {_ENV_ROOM: " " * _VARIABLES_BYTES}  # the server may write over the last variable and the last argument
+        # A forked process overwrites the server's last variable and last argument, see `ProcessTitle`.
+        room = {_ENV_RESERVE: " " * _VARIABLES_BYTES}
         with server_end, open(os.memfd_create("printed"), "wb") as stdout:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", str(_SERVER), str(server_end.fileno()), " " * _WORDS_BYTES],
+                [sys.executable, "-u", str(_SERVER), str(server_end.fileno()), " " * _ARGUMENTS_BYTES],
                 env={**_ONE_THREAD, **environment, **room},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
-                stderr=self._printed,
+                stderr=self._output_fd,
                 pass_fds=[server_end.fileno()],
                 start_new_session=True,
             )
         self.modules = frozenset(self._await_modules())
 
     def start(self, order: dict[str, Any]) -> _ForkedReaper:
-        """Have the server fork a reaper, and return it once it has started its launcher. Raises CannotFork."""
+        """Let the server fork a reaper, and return the reaper once it has started its launcher. Raises CannotFork."""
         self._check_size(order)
         stdin, order_pipe = os.pipe()
         event_pipe, stdout = os.pipe()
@@ -161,7 +166,7 @@ class _Server:
         try:
             socket.send_fds(self._control, [b"."], [stdin, stdout])
         except OSError as error:
-            raise CannotFork(f"the fork server has left: {error}") from None
+            raise CannotFork(f"the fork server has exited: {error}") from None
         finally:
             os.close(stdin)
             os.close(stdout)
@@ -169,19 +174,19 @@ class _Server:
 
     def _await_launcher(self, reaper: _ForkedReaper, order: dict[str, Any]) -> _ForkedReaper:
         try:
-            give_order(reaper, order)
+            send_order(reaper, order)
         except OSError as error:
-            raise CannotFork(f"the fork server has left: {error}") from None
+            raise CannotFork(f"the fork server has exited: {error}") from None
         poll = select.poll()
         poll.register(reaper.stdout.fileno() if reaper.stdout else -1, select.POLLIN)
         if not any(event & select.POLLIN for _, event in poll.poll(_START_S * 1000)):
-            raise CannotFork(f"the fork server has started nothing in {_START_S:.0f} s")
+            raise CannotFork(f"the fork server started no process within {_START_S:.0f} s")
         return reaper
 
     def close(self) -> None:
-        """End the server. The processes that it has forked continue."""
+        """End the server. Processes that it has forked continue."""
         self._control.close()
-        os.close(self._printed)
+        os.close(self._output_fd)
         try:
             self._process.wait(timeout=_EXIT_S)
         except subprocess.TimeoutExpired:
@@ -202,26 +207,26 @@ class _Server:
         return [str(name) for name in answer["modules"]]
 
     def _last_output_line(self) -> str:
-        lines = os.pread(self._printed, 1 << 16, 0).decode(errors="replace").split("\n")
+        lines = os.pread(self._output_fd, 1 << 16, 0).decode(errors="replace").split("\n")
         return next((line for line in reversed(lines) if line), f"not ready within {_READY_S:.0f} s")
 
     def _check_size(self, order: dict[str, Any]) -> None:
-        """Raise CannotFork if the launch's command line, or its variables that the server lacks, are too long.
+        """Raise CannotFork if the launch's command line, or the variables that the server does not have, are too long.
 
-        A forked process shows them in memory that the server has reserved at its start, see `ProcessTitle`.
+        A forked process stores both in memory that the server reserved at its start, see `ProcessTitle`.
         """
-        new = [f"{name}={value}" for name, value in order["env"].items()]
-        for entries, reserved_bytes, what in (
-            (order["argv"], _WORDS_BYTES, "command line"),
-            ([entry for entry in new if entry not in self._inherited], _VARIABLES_BYTES, "environment"),
+        variables = [f"{name}={value}" for name, value in order["env"].items()]
+        for entries, reserved_bytes, label in (
+            (order["argv"], _ARGUMENTS_BYTES, "command line"),
+            ([entry for entry in variables if entry not in self._variables], _VARIABLES_BYTES, "environment"),
         ):
             size, limit = sum(len(os.fsencode(entry)) + 1 for entry in entries), reserved_bytes - _SPARE_BYTES
             if size > limit:
-                raise CannotFork(f"its {what} has {size} bytes, and a forked process room for {limit}")
+                raise CannotFork(f"its {label} has {size} bytes, and a forked process has room for {limit}")
 
 
 class ForkServer:
-    """The servers of one bisection: one per environment, each started at its first use. Thread-safe."""
+    """The fork servers of one bisection, one per environment. Each is started when first used. Thread-safe."""
 
     def __init__(self) -> None:
         self._servers: dict[tuple[str | None, frozenset[tuple[str, str]]], _Server | CannotFork] = {}
@@ -236,30 +241,37 @@ class ForkServer:
                 server.close()
 
     def with_launcher(self, spec: RunSpec) -> RunSpec:
-        """Return the spec unchanged if it can be forked, else the spec without a fork and with the reason as a note."""
+        """Return the spec unchanged if it can be forked. Otherwise return `without_fork` of it, with the reason."""
         if spec.launcher is not Launcher.FORK:
             return spec
-        reason = can_fork(spec)
+        reason = unforkable_reason(spec)
         if reason is None:
             try:
                 self._server(spec)
                 return spec
             except CannotFork as error:
                 reason = str(error)
-        return without_fork(spec, f"launched anew, not forked: {reason}")
+        return without_fork(spec, f"launched without forking: {reason}")
 
-    def launch(self, spec: RunSpec, attempt: AttemptDir, probe: str, devices: Sequence[int] | None = None) -> Guarded:
-        """Launch like `launcher.launch`. If the fork fails, launch without one and note the trouble."""
+    def launch(
+        self, spec: RunSpec, attempt: AttemptDir, probe: str, devices: Sequence[int] | None = None
+    ) -> LaunchedRun:
+        """Launch a run by forking the fork server, if the spec asks for a fork; otherwise like `launcher.launch`.
+
+        If the fork fails, start a new process instead, and record the failure in the attempt.
+        """
         if spec.launcher is not Launcher.FORK:
             return launch(spec, attempt, probe, devices)
         try:
             return launch(spec, attempt, probe, devices, lambda order: self._start(spec, order))
         except CannotFork as error:
-            append_line(attempt.watch, {"event": "trouble", "what": "fork", "why": f"launched anew: {error}"})
+            append_line(
+                attempt.watch, {"event": "trouble", "what": "fork", "why": f"launched without forking: {error}"}
+            )
             return launch(spec, attempt, probe, devices)
 
     def _start(self, spec: RunSpec, order: dict[str, Any]) -> _ForkedReaper:
-        return self._server(spec).start({**order, "forks": 0 if is_command(spec) else spec.ranks})
+        return self._server(spec).start({**order, "forks": 0 if is_plain_command(spec) else spec.ranks})
 
     def _server(self, spec: RunSpec) -> _Server:
         environment = shared_environment(spec)
@@ -277,15 +289,18 @@ class ForkServer:
             raise server
         shadow = _shadowing_file(spec, server.modules)
         if shadow:
-            raise CannotFork(f"{shadow} stands where a module of that name is imported already")
+            raise CannotFork(f"{shadow} would shadow a module that the fork server has already imported")
         return server
 
 
 def _shadowing_file(spec: RunSpec, modules: frozenset[str]) -> Path | None:
-    """Return a file next to the program that a new process would import instead of one of the server's modules."""
+    """Return a file next to the program that shadows a module which the server has imported, or None.
+
+    A new process would import this file instead of the module.
+    """
     file = _program_file(spec)
     place = Path(spec.cwd or ".", "" if file == "-m" else file)
     home = place if place.is_dir() else place.parent
-    ours = (path for path in home.glob("*.py") if path.stem in modules)
+    modules_in_home = (path for path in home.glob("*.py") if path.stem in modules)
     packages = (path.parent for path in home.glob("*/__init__.py") if path.parent.name in modules)
-    return next(iter([*ours, *packages]), None)
+    return next(iter([*modules_in_home, *packages]), None)

@@ -1,4 +1,7 @@
-"""Facts about this machine and a run's versions. Never imports torch and never raises: unknown facts are absent."""
+"""Collects facts about this machine and the versions of a run's software.
+
+Nothing here imports torch or raises an exception. Facts that cannot be found out are None or missing.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from nsa_harness import __version__
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import MachineFacts
 
-_ANSWER_LIMIT_S = 5.0
+_COMMAND_LIMIT_S = 5.0
 
 
 def machine_facts() -> MachineFacts:
@@ -28,24 +31,25 @@ def machine_facts() -> MachineFacts:
     return MachineFacts(host=socket.gethostname(), cpus=cpus, gpus=_gpus(), torch=package_version("torch"))
 
 
-def visible_gpus(chosen: str | None, names: tuple[str, ...]) -> tuple[str, ...]:
+def visible_gpus(visible_devices: str | None, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES makes visible.
 
-    CUDA takes devices up to the first index that does not exist. UUIDs are not checked.
+    `visible_devices` is the variable's value or None, and `names` are the names of all GPUs. Like CUDA, ignore
+    everything from the first index that does not exist. UUIDs are not checked.
     """
-    if chosen is None or not names:
+    if visible_devices is None or not names:
         return names
-    seen: list[str] = []
-    for word in (part.strip() for part in chosen.split(",")):
-        if word in ("", "-1") or (word.isdigit() and int(word) >= len(names)):
+    gpus: list[str] = []
+    for index in (part.strip() for part in visible_devices.split(",")):
+        if index in ("", "-1") or (index.isdigit() and int(index) >= len(names)):
             break
-        seen.append(names[int(word)] if word.isdigit() else word)
-    return tuple(seen)
+        gpus.append(names[int(index)] if index.isdigit() else index)
+    return tuple(gpus)
 
 
 def memory_bytes() -> tuple[int | None, int | None]:
-    """Return the machine's memory and the memory available to new processes; None for unknown."""
-    import psutil  # here, so that a single run starts sooner
+    """Return the machine's total memory and the memory available to new processes, in bytes; None if unknown."""
+    import psutil  # imported here to speed up the start of a run, which does not need it
 
     try:
         memory = psutil.virtual_memory()
@@ -54,19 +58,23 @@ def memory_bytes() -> tuple[int | None, int | None]:
     return int(memory.total), int(memory.available)
 
 
-def device_words(devices: Sequence[int]) -> str:
-    """Return the CUDA_VISIBLE_DEVICES value for these of this process's devices."""
-    visible = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+def visible_devices_value(devices: Sequence[int]) -> str:
+    """Return the value of CUDA_VISIBLE_DEVICES that selects these devices, which are numbered as in this process."""
+    visible = [
+        device_name.strip()
+        for device_name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        if device_name.strip()
+    ]
     return ",".join(visible[device] if device < len(visible) else str(device) for device in devices)
 
 
 def _gpus() -> tuple[str, ...]:
-    """Return the names of the GPUs that a rank would see."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None and chosen.split(",")[0].strip() in ("", "-1"):
-        return ()  # without asking
-    listed = _answer("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or ""
-    return visible_gpus(chosen, tuple(line.strip() for line in listed.splitlines() if line.strip()))
+    """Return the names of the GPUs that are visible to a rank."""
+    visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible_devices is not None and visible_devices.split(",")[0].strip() in ("", "-1"):
+        return ()  # no need to run nvidia-smi
+    output = _command_output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or ""
+    return visible_gpus(visible_devices, tuple(line.strip() for line in output.splitlines() if line.strip()))
 
 
 _ALLOWED = (
@@ -80,9 +88,10 @@ _MAX_DIFF = 20_000
 
 
 def describe(spec: RunSpec, facts: MachineFacts, *, git_diff: bool) -> dict[str, Any]:
-    """Return the content of env.json: declared variables and an allow-list, since a shell's environment has secrets.
+    """Return the content of env.json: facts about the machine, versions, environment variables and the git checkout.
 
-    `git_diff`: with what is not committed, which may hold anything.
+    The environment contains the variables that the spec declares and those on an allow-list, because a shell's
+    environment may have secrets. `git_diff`: include the uncommitted changes, which may also contain secrets.
     """
     where = Path(spec.cwd) if spec.cwd else Path.cwd()
     return {
@@ -101,20 +110,20 @@ def describe(spec: RunSpec, facts: MachineFacts, *, git_diff: bool) -> dict[str,
     }
 
 
-# The oldest supported torch has no wheels for CUDA 11.
+# CUDA versions in the names of NVIDIA's wheels. The oldest supported torch has no wheels for CUDA 11.
 _CUDA_WHEELS = ("cu13", "cu12")
 _TORCH_CUDA = re.compile(r"^cuda(?:: [^=]+)? = '([^']+)'", re.MULTILINE)
 
 
 @cache
 def _cuda() -> dict[str, str | None]:
-    """Return the versions of CUDA, driver, NCCL and cuDNN, without importing torch or initialising a GPU.
+    """Return the versions of CUDA, the driver, NCCL and cuDNN, without importing torch or initialising a GPU.
 
-    NCCL and cuDNN are read from the wheels that torch requires; None if torch contains its own build of them.
+    The versions of NCCL and cuDNN are those of the wheels that torch requires, or None if torch was built with its own.
     """
     return {
         "cuda": _torch_cuda(),
-        "driver": next(iter((_answer(*_DRIVER) or "").splitlines()), None) or None,
+        "driver": next(iter((_command_output(*_DRIVER) or "").splitlines()), None) or None,
         "nccl": next(filter(None, (package_version(f"nvidia-nccl-{wheel}") for wheel in _CUDA_WHEELS)), None),
         "cudnn": next(filter(None, (package_version(f"nvidia-cudnn-{wheel}") for wheel in _CUDA_WHEELS)), None),
     }
@@ -125,14 +134,14 @@ _DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 
 def _torch_cuda() -> str | None:
     """Return the CUDA version in torch/version.py, or None without torch or CUDA."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    torch_spec = importlib.util.find_spec("torch")
+    if torch_spec is None or torch_spec.origin is None:
         return None
     try:
-        said = _TORCH_CUDA.search(Path(found.origin).with_name("version.py").read_text(encoding="utf-8"))
+        match = _TORCH_CUDA.search(Path(torch_spec.origin).with_name("version.py").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return said[1] if said else None
+    return match[1] if match else None
 
 
 def package_version(package: str) -> str | None:
@@ -143,33 +152,33 @@ def package_version(package: str) -> str | None:
 
 
 def _git(where: Path, *, with_diff: bool) -> dict[str, str | bool | None] | None:
-    """Return branch and commit of the checkout around the working directory, and the changed files."""
-    commit = _answer("git", "rev-parse", "HEAD", where=where)
+    """Return the commit, branch and changed files of the git checkout around `where`; None outside a checkout."""
+    commit = _command_output("git", "rev-parse", "HEAD", where=where)
     if commit is None:
         return None
-    diff = _answer("git", "diff", "HEAD", "--no-color", "--no-ext-diff", where=where) if with_diff else None
-    status = _answer("git", "status", "--short", where=where)
+    diff = _command_output("git", "diff", "HEAD", "--no-color", "--no-ext-diff", where=where) if with_diff else None
+    status = _command_output("git", "status", "--short", where=where)
     return {
         "commit": commit,
-        "root": _answer("git", "rev-parse", "--show-toplevel", where=where),
-        "branch": _answer("git", "rev-parse", "--abbrev-ref", "HEAD", where=where),
+        "root": _command_output("git", "rev-parse", "--show-toplevel", where=where),
+        "branch": _command_output("git", "rev-parse", "--abbrev-ref", "HEAD", where=where),
         "dirty": None if status is None else bool(status),
         "status": status,
         "diff": diff if diff is None or len(diff) <= _MAX_DIFF else diff[:_MAX_DIFF] + "\n(cut)",
     }
 
 
-def _answer(*command: str, where: Path | None = None) -> str | None:
+def _command_output(*command: str, where: Path | None = None) -> str | None:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             cwd=where,
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_ANSWER_LIMIT_S,
+            timeout=_COMMAND_LIMIT_S,
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.decode(errors="replace").strip()
+    return process.stdout.decode(errors="replace").strip()

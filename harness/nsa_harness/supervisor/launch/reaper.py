@@ -1,11 +1,12 @@
-"""The reaper: starts the launcher, outlives the controller, and leaves no process behind.
+"""The reaper: a process that starts the launcher, outlives the controller, and leaves no process of the run behind.
 
-A separate program (standard library only, no imports of this package): it must start in milliseconds and must not die
-with the controller. It runs in its own session as a child subreaper, so that every orphan of the run becomes its
-child. The controller writes JSON lines to its standard input; when that closes, the controller is dead.
+The controller is the nsa-harness command that watches the run. The reaper is a separate program (standard library only,
+no imports of this package): it must start in milliseconds and must not die with the controller. It runs in its own
+session as a child subreaper, so every orphaned process of the run becomes its child. The controller writes JSON lines
+to the reaper's standard input. When this input closes, the controller is dead.
 
-The reaper ends processes first and writes records second. A process that it may not signal, and a file that it cannot
-read or write, is reported and stops nothing. Stored records and orders call it "guardian".
+The reaper ends processes first and writes records afterwards. If it may not signal a process, or cannot read or write a
+file, it reports this and continues. Stored records and orders call the reaper "guardian".
 
     in    {"argv", "env", "cwd", "umask", "tag", "output", "boards", "keep", "journal", "interrupted", "reserve",
           "controller"}
@@ -13,8 +14,8 @@ read or write, is reported and stops nothing. Stored records and orders call it 
     out   {"event": "started" | "failed" | "exit" | "signal" | "full" | "ended", "t_ns": ..., ...}, also appended to the
           journal
 
-A reaper that replaces a killed one gets no argv; "launcher" is the process that the killed one had started, if any.
-"over" means that the run has ended, and only probe files are left, which could not be moved to the run's directory.
+If a reaper replaces a killed reaper, its order has no argv, and "launcher" is the process that the killed reaper had
+started, if any. "over" means that the run has ended, and that only some probe files are left to be moved.
 """
 
 from __future__ import annotations
@@ -41,33 +42,33 @@ from typing import Any
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 1.0
-_SETTLE_S = 0.3  # a launcher's own helpers (resource tracker, log threads) exit this soon after it
-_KILL_LIMIT_S = 3.0  # a process that ignores SIGKILL for this long is stuck in the kernel
-_STATE, _PARENT, _STARTED, _EXIT_CODE = 0, 1, 19, 49  # fields of /proc/PID/stat after the command's closing bracket
+_SETTLE_S = 0.3  # a launcher's helper processes, such as the resource tracker, exit within this time after it
+_KILL_LIMIT_S = 3.0  # a process that is still alive this long after SIGKILL is stuck in the kernel
+_STATE, _PARENT, _START_TICKS, _EXIT_CODE = 0, 1, 19, 49  # fields of /proc/PID/stat after the command's closing bracket
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_FULL_BYTES = 1 << 20  # with less free, the disk counts as full
-# linux/pidfd.h: since Linux 6.15 a pidfd has its process's wait status, even after another process has reaped it.
-# The structure: requested and returned fields, control group, ids, wait status.
+_FULL_BYTES = 1 << 20  # the disk counts as full if less space is free
+# linux/pidfd.h: since Linux 6.15, a pidfd returns the wait status of its process, even after another process has reaped
+# the process. The structure has the requested and returned fields, the control group, ids, and the wait status.
 _PIDFD_INFO, _PIDFD_INFO_EXIT = struct.Struct("=QQ11Ii"), 1 << 3
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
-OWNER = "owner.json"  # next to the probe files: which controller and reaper they belong to
+OWNER = "owner.json"  # file in the probe directory that names the controller and the reaper of the run
 
 
 @dataclass(frozen=True)
-class Process:
-    """The identity of a process: a pid may be reused, but not with the same start time."""
+class ProcessIdentity:
+    """The identity of a process: its pid and start time. A pid may be reused, but not with the same start time."""
 
     pid: int
-    started: int  # clock ticks since the boot
+    start_ticks: int  # clock ticks since the boot
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         fields = _stat(self.pid)
-        return fields is not None and fields[_STATE] not in "ZX" and int(fields[_STARTED]) == self.started
+        return fields is not None and fields[_STATE] not in "ZX" and int(fields[_START_TICKS]) == self.start_ticks
 
-    def send(self, number: int) -> OSError | None:
-        """Signal this process, but never another process that has reused its pid.
+    def send_signal(self, number: int) -> OSError | None:
+        """Send a signal to this process, but never to another process that has reused its pid.
 
-        Return the error if the process lives and may not be signalled.
+        Return the error if the process is alive and could not be signalled, or None.
         """
         try:
             descriptor = os.pidfd_open(self.pid)
@@ -76,7 +77,7 @@ class Process:
         except OSError as error:
             return error
         try:
-            if self.lives():
+            if self.is_alive():
                 signal.pidfd_send_signal(descriptor, number)
         except ProcessLookupError:
             return None
@@ -87,34 +88,35 @@ class Process:
         return None
 
 
-def process_of(pid: int) -> Process | None:
-    """Return the identity of a process, which may be a zombie, or None if there is no such process."""
+def process_identity(pid: int) -> ProcessIdentity | None:
+    """Return the identity of the process with this pid, also of a zombie. Return None if there is no such process."""
     fields = _stat(pid)
-    return Process(pid, int(fields[_STARTED])) if fields else None
+    return ProcessIdentity(pid, int(fields[_START_TICKS])) if fields else None
 
 
 class Reaper:
-    """Guards one run. Single-threaded: everything happens in `serve`."""
+    """The reaper of one run. It is single-threaded: everything happens in `serve`."""
 
-    module = "nsa_harness.supervisor.launch.reaper"  # the program that replaces this one if it is killed
+    module = "nsa_harness.supervisor.launch.reaper"  # the module to start if this reaper is killed
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.order = order
         self.tag = f"_NSA_HARNESS_RUN={order['tag']}".encode()
-        self.launcher: int | None = None
-        self.root = os.getpid()  # the run's processes descend from it: a subreaper's orphans are its children
+        self.launcher_pid: int | None = None
+        self.root_pid = os.getpid()  # all processes of the run descend from this process; orphans become its children
         self.child: subprocess.Popen[bytes] | None = None
         self.poll = select.poll()
-        self.watched: dict[int, tuple[int, int | None]] = {}  # pidfd -> (pid, rank); None = a launcher
-        self.seen_exits: set[int] = set()
-        self.known: set[Process] = set()  # the run's processes so far: an orphan's parent no longer identifies it
-        self.remembered_s = 0.0
-        self.over = False  # no process of the run is left; only unmoved probe files
-        self.refused: dict[Process, str] = {}  # processes that may not be signalled -> reason
+        self.watched: dict[int, tuple[int, int | None]] = {}  # pidfd -> (pid, rank); rank None = the launcher
+        self.reported_exits: set[int] = set()
+        # The run's processes so far. They are remembered because an orphan's parent no longer identifies it.
+        self.known_processes: set[ProcessIdentity] = set()
+        self.updated_s = 0.0
+        self.is_run_over = False  # no process of the run is left, but some probe files could not be moved
+        self.unsignalled: dict[ProcessIdentity, str] = {}  # processes that may not be signalled -> reason
         self.journal: int | None = None
         self.unwritten = b""  # lines for the journal
-        self.unsent = b""
-        self.disk_full = False
+        self.unsent = b""  # lines for the controller
+        self.has_full_disk = False
 
     def serve(self) -> None:
         """Run the reaper's loop until the controller sends "quit" or is gone.
@@ -142,65 +144,66 @@ class Reaper:
                         return
                     *lines, pending = (pending + chunk).split(b"\n")
                     for line in lines:
-                        if not self.obey(json.loads(line)):
+                        if not self.execute(json.loads(line)):
                             return
             self._reap()
-            self.remember()
+            self.update_known_processes()
             self.flush()
 
     def start(self) -> None:
-        if self.order["argv"] is None:  # replaces a killed reaper
+        """Create the probe directory and start the launcher, or take over from a killed reaper."""
+        if self.order["argv"] is None:
             self.take_over()
             return
-        # Made here, not by the controller: the process that makes the directory must live to remove it.
+        # The reaper creates the directory, because the reaper outlives the controller and can remove it.
         Path(self.order["boards"]).mkdir(mode=0o700, exist_ok=True)
         self.write_owner()
         try:
-            self.launcher = self.spawn()
+            self.launcher_pid = self.spawn()
         except OSError as error:
             self.report("failed", error=str(error))
             return
         self.write_owner()
-        self.report("started", pid=self.launcher, guardian=os.getpid())
+        self.report("started", pid=self.launcher_pid, guardian=os.getpid())
 
     def take_over(self) -> None:
-        """Continue for a killed reaper: watch its launcher, and read which processes it knew."""
+        """Continue the work of a killed reaper: watch its launcher, and read which processes it knew."""
         if self.order.get("launcher"):
-            pid, started = self.order["launcher"]
-            self.launcher = self.root = pid
-            self.watch(pid, None, started)
+            pid, start_ticks = self.order["launcher"]
+            self.launcher_pid = self.root_pid = pid
+            self.watch(pid, None, start_ticks)
         probe_dir = Path(self.order["boards"])
-        # The killed reaper may have written nothing.
+        # The file may be missing or incomplete if the reaper was killed early.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            known = json.loads((probe_dir / OWNER).read_bytes())["order"]["known"]
-            self.known |= {Process(*identity) for identity in known}
+            identities = json.loads((probe_dir / OWNER).read_bytes())["order"]["known"]
+            self.known_processes |= {ProcessIdentity(*identity) for identity in identities}
         if probe_dir.is_dir():
             self.write_owner()
 
     def write_owner(self) -> None:
-        """Write the controller and the reaper of this run next to its probe files.
+        """Write a file that names the controller and the reaper of this run into the probe directory.
 
-        The watchdog and later commands read this file: they end the run only if both processes are dead.
+        The watchdog and later commands read this file. They end the run only if both processes are dead.
         """
-        launcher = process_of(self.launcher) if self.launcher else None
-        kept = ("tag", "boards", "keep", "journal", "interrupted", "reserve")
+        launcher = process_identity(self.launcher_pid) if self.launcher_pid else None
+        stored_keys = ("tag", "boards", "keep", "journal", "interrupted", "reserve")
         owner = {
             "machine": this_machine(),
             "controller": self.order.get("controller"),
-            "guardian": _pair(process_of(os.getpid())),
+            "guardian": _identity_pair(process_identity(os.getpid())),
             "module": self.module,
             "order": {
-                **{name: self.order[name] for name in kept if name in self.order},
+                **{name: self.order[name] for name in stored_keys if name in self.order},
                 "argv": None,
-                "launcher": None if self.over else _pair(launcher) or self.order.get("launcher"),
-                "known": sorted([process.pid, process.started] for process in self.known),
-                "over": self.over,
+                "launcher": None if self.is_run_over else _identity_pair(launcher) or self.order.get("launcher"),
+                "known": sorted([process.pid, process.start_ticks] for process in self.known_processes),
+                "over": self.is_run_over,
             },
         }
         try:
-            _write_aside(Path(self.order["boards"]) / OWNER, json.dumps(owner).encode())
+            _write_atomically(Path(self.order["boards"]) / OWNER, json.dumps(owner).encode())
         except OSError as error:
-            self.report("trouble", what="boards", why=f"they are nobody's: {error}")
+            self.report("trouble", what="probe files", why=f"their owner could not be recorded: {error}")
 
     def spawn(self) -> int:
         """Start the launcher in its own session, with its output in the attempt's directory, and return its pid."""
@@ -215,26 +218,30 @@ class Reaper:
                 start_new_session=True,
                 umask=self.order["umask"],
             )
-        # Keep a reference: a collected Popen reaps its process, and the exit code of a short command would be lost.
+        # Keep a reference: a Popen that is garbage-collected reaps its process, and the exit code would be lost.
         self.child = child
         return child.pid
 
-    def obey(self, command: dict[str, Any]) -> bool:
-        """Carry out a command of the controller. Return False if it is "quit", which ends the reaper."""
+    def execute(self, command: dict[str, Any]) -> bool:
+        """Execute a command of the controller. Return whether the reaper continues: "quit" ends it."""
         if command["do"] == "watch":
             self.watch(command["pid"], command["rank"], command.get("started"))
         elif command["do"] == "end":
             self.end(command["grace_s"])
         return bool(command["do"] != "quit")
 
-    def watch(self, pid: int, rank: int | None, started: int | None) -> None:
-        """Watch for the exit of this process by its pidfd: torchrun reaps a rank within 0.1 s."""
+    def watch(self, pid: int, rank: int | None, start_ticks: int | None) -> None:
+        """Watch for the exit of a process through its pidfd.
+
+        Polling /proc would be too slow, because torchrun reaps a rank within 0.1 s. `rank` is None for the launcher,
+        `start_ticks` is None if the start time is unknown. If the process is gone, its exit is reported at once.
+        """
         try:
             fd = os.pidfd_open(pid)
         except OSError:
             self.report("exit", pid=pid, rank=rank, status=None)
             return
-        if started is not None and process_of(pid) != Process(pid, started):
+        if start_ticks is not None and process_identity(pid) != ProcessIdentity(pid, start_ticks):
             os.close(fd)
             self.report("exit", pid=pid, rank=rank, status=None)
             return
@@ -247,7 +254,7 @@ class Reaper:
         pid, rank = self.watched.pop(fd)
         status = _exit_status(pid, fd)
         os.close(fd)
-        self.seen_exits.add(pid)
+        self.reported_exits.add(pid)
         self.report("exit", pid=pid, rank=rank, status=status)
 
     def _reap(self) -> None:
@@ -258,100 +265,105 @@ class Reaper:
                 return
             if pid == 0:
                 return
-            if pid not in self.seen_exits:
+            if pid not in self.reported_exits:
                 ranks = dict(self.watched.values())
-                self.note("exit", pid=pid, rank=ranks.get(pid), status=os.waitstatus_to_exitcode(wait_status))
+                self.record("exit", pid=pid, rank=ranks.get(pid), status=os.waitstatus_to_exitcode(wait_status))
 
     def end(self, grace_s: float) -> list[str]:
-        """End every process of the run by TERM, then KILL; then write records and move the probe files.
+        """End every process of the run with SIGTERM and after `grace_s` seconds with SIGKILL.
 
-        Return a text for each process that survives.
+        Then write the records and move the probe files. Return a description of each process that survived.
         """
         if self.members():
-            time.sleep(0 if self._launcher_lives() else _SETTLE_S)
-        outlived = [
-            f"{process.pid} {command_of(process.pid)}" for process in self.members() if not self._launcher_lives()
+            time.sleep(0 if self._is_launcher_alive() else _SETTLE_S)
+        outlived_launcher = [
+            f"{process.pid} {command_of(process.pid)}" for process in self.members() if not self._is_launcher_alive()
         ]
         self._signal(signal.SIGTERM, also_continue=True)
         self._wait_until_gone(grace_s)
         deadline = time.monotonic() + _KILL_LIMIT_S
-        while self._reachable() and time.monotonic() < deadline:
+        while self._signallable() and time.monotonic() < deadline:
             self._signal(signal.SIGKILL)
             self._wait_until_gone(0.2)
-        left = [self._survivor(process) for process in self.members()]
+        survivors = [self._describe_survivor(process) for process in self.members()]
         self.check_disk()
         self.flush()
-        self.move_probe_files(over=not left)
-        self.report("ended", outlived=outlived, left=left)
-        return left
+        self.move_probe_files(is_run_over=not survivors)
+        self.report("ended", outlived=outlived_launcher, left=survivors)
+        return survivors
 
-    def _launcher_lives(self) -> bool:
-        fields = _stat(self.launcher) if self.launcher else None
+    def _is_launcher_alive(self) -> bool:
+        fields = _stat(self.launcher_pid) if self.launcher_pid else None
         return fields is not None and fields[_STATE] != "Z"
 
-    def members(self) -> list[Process]:
+    def members(self) -> list[ProcessIdentity]:
         """Return every living process of the run.
 
-        A process belongs to it if, now or at an earlier call, it descends from this process or its environment has the
-        run's tag.
+        A process belongs to the run if it descends from `root_pid` or has the run's tag in its environment, now or at
+        an earlier call.
         """
         pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
-        every = {pid: fields for pid in pids if (fields := _stat(pid))}
-        me = os.getpid()
-        living = [Process(pid, int(fields[_STARTED])) for pid, fields in every.items() if fields[_STATE] not in "ZX"]
-        roots = {self.root, *(process.pid for process in living if process in self.known)}
+        stats = {pid: fields for pid in pids if (fields := _stat(pid))}
+        own_pid = os.getpid()
+        living = [
+            ProcessIdentity(pid, int(fields[_START_TICKS]))
+            for pid, fields in stats.items()
+            if fields[_STATE] not in "ZX"
+        ]
+        roots = {self.root_pid, *(process.pid for process in living if process in self.known_processes)}
 
         def descends(pid: int) -> bool:
-            while pid in every and pid not in roots:
-                pid = int(every[pid][_PARENT])
+            while pid in stats and pid not in roots:
+                pid = int(stats[pid][_PARENT])
             return pid in roots
 
         members = [
             process
             for process in living
-            if process.pid != me and (process in self.known or descends(process.pid) or _has_tag(process.pid, self.tag))
+            if process.pid != own_pid
+            and (process in self.known_processes or descends(process.pid) or _has_tag(process.pid, self.tag))
         ]
-        self.known.update(members)
+        self.known_processes.update(members)
         return members
 
-    def remember(self) -> None:
-        """Store the run's processes for a reaper that may replace this one.
+    def update_known_processes(self) -> None:
+        """Store the run's processes, for a reaper that may have to replace this reaper.
 
-        An orphan is a child of the first reaper. If that reaper is killed, its parent no longer identifies the orphan,
-        and the tag does not if the process has cleared its environment.
+        An orphaned process is a child of the first reaper. If this reaper is killed, the orphan's parent no longer
+        identifies it. Its tag is missing as well if the process has cleared its environment.
         """
         now_s = time.monotonic()
-        if now_s - self.remembered_s < _POLL_S:
+        if now_s - self.updated_s < _POLL_S:
             return
-        self.remembered_s, before = now_s, set(self.known)
-        if self.root == os.getpid():
-            self.known |= {process for pid in _children() if (process := process_of(pid))}
+        self.updated_s, processes_before = now_s, set(self.known_processes)
+        if self.root_pid == os.getpid():
+            self.known_processes |= {process for pid in _children() if (process := process_identity(pid))}
         else:
             self.members()
-        self.known = {process for process in self.known if process.lives()}
-        if self.known != before and Path(self.order["boards"]).is_dir():
+        self.known_processes = {process for process in self.known_processes if process.is_alive()}
+        if self.known_processes != processes_before and Path(self.order["boards"]).is_dir():
             self.write_owner()
 
-    def _reachable(self) -> list[Process]:
-        """Return the run's processes that this one may signal."""
-        return [process for process in self.members() if process not in self.refused]
+    def _signallable(self) -> list[ProcessIdentity]:
+        """Return the processes of the run, except those that could not be signalled."""
+        return [process for process in self.members() if process not in self.unsignalled]
 
-    def _survivor(self, process: Process) -> str:
-        why = self.refused.get(process, "ignores SIGKILL")
-        return f"{process.pid} {command_of(process.pid)} (of {user_of(process.pid)}; {why})"
+    def _describe_survivor(self, process: ProcessIdentity) -> str:
+        reason = self.unsignalled.get(process, "ignores SIGKILL")
+        return f"{process.pid} {command_of(process.pid)} (of {user_of(process.pid)}; {reason})"
 
     def _signal(self, number: signal.Signals, *, also_continue: bool = False) -> None:
-        reached = []
+        signalled_pids = []
         for process in self.members():
-            refused = process.send(number)
-            if refused is not None:
-                self.refused[process] = f"may not be signalled, {refused.strerror}"
+            error = process.send_signal(number)
+            if error is not None:
+                self.unsignalled[process] = f"may not be signalled, {error.strerror}"
                 continue
-            reached.append(process.pid)
-            if also_continue:  # a stopped process receives TERM only when it runs again
-                process.send(signal.SIGCONT)
-        if reached:
-            self.note("signal", signal=number.name, pids=reached)
+            signalled_pids.append(process.pid)
+            if also_continue:  # a stopped process receives SIGTERM only when it continues
+                process.send_signal(signal.SIGCONT)
+        if signalled_pids:
+            self.record("signal", signal=number.name, pids=signalled_pids)
 
     def _wait_until_gone(self, limit_s: float) -> None:
         deadline = time.monotonic() + limit_s
@@ -363,10 +375,10 @@ class Reaper:
 
     # Probe files.
 
-    def move_probe_files(self, *, over: bool = True) -> None:
-        """Move the probe files from memory to the run's directory. A file is removed only after it was copied.
+    def move_probe_files(self, *, is_run_over: bool = True) -> None:
+        """Move the probe files from memory to the run's directory. A file is removed only after it has been copied.
 
-        `over`: no process of the run is left. Stored for a later reaper if files could not be moved.
+        If some files could not be moved, `is_run_over` (no process of the run is left) is stored for a later reaper.
         """
         probe_dir = Path(self.order["boards"])
         if self.copy_probe_files(remove=True):
@@ -374,72 +386,78 @@ class Reaper:
                 (probe_dir / OWNER).unlink(missing_ok=True)
                 probe_dir.rmdir()
         else:
-            self.over = over
+            self.is_run_over = is_run_over
             self.write_owner()
 
     def copy_probe_files(self, *, remove: bool = False) -> bool:
-        """Copy every probe file to the run's directory. Return False if a file could not be copied; it stays."""
+        """Copy every probe file to the run's directory, and return whether all files were copied.
+
+        `remove`: delete each file after it has been copied.
+        """
         probe_dir, target_dir = Path(self.order["boards"]), Path(self.order["keep"])
-        failed = []
+        failures = []
         for file in _probe_files(probe_dir):
             try:
-                if stat.S_ISREG(file.lstat().st_mode):  # a rank's socket cannot be copied
-                    self._with_room(
+                if stat.S_ISREG(file.lstat().st_mode):  # the socket of a rank's worker server cannot be copied
+                    self._write_with_reserve(
                         target_dir / file.name, functools.partial(_copy_verified, file, target_dir / file.name)
                     )
             except OSError as error:
-                failed.append(f"{file.name}: {error.strerror or error}")
+                failures.append(f"{file.name}: {error.strerror or error}")
                 continue
             if remove:
                 with contextlib.suppress(OSError):
                     file.unlink()
-        if failed:
-            more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        if failures:
+            more = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
             self.report(
-                "trouble", what="boards", why=f"{failed[0]}{more}; what could not be copied stays in {probe_dir}"
+                "trouble",
+                what="probe files",
+                why=f"{failures[0]}{more}; files that could not be copied are in {probe_dir}",
             )
-        return not failed
+        return not failures
 
     # A dead controller.
 
     def end_abandoned(self) -> None:
-        """End the run after the death of its controller, and note this in the run's directory."""
+        """End the run after the death of its controller, and write a notice to the run's directory."""
         if self.order.get("over"):
             self.move_probe_files()
             return
-        self.note("abandoned")
-        left = self.end(0.5)
-        what = f"could not end all of it: {'; '.join(left)}" if left else "ended the run"
-        interrupted = Path(self.order["interrupted"])
-        text = f"the controller died; the guardian {what}\n".encode()
-        with contextlib.suppress(OSError):  # the journal has it too
-            self._with_room(interrupted, lambda: interrupted.write_bytes(text))
+        self.record("abandoned")
+        survivors = self.end(0.5)
+        result = f"could not end all of its processes: {'; '.join(survivors)}" if survivors else "ended the run"
+        notice = Path(self.order["interrupted"])
+        text = f"nsa-harness was killed; its reaper process {result}\n".encode()
+        with contextlib.suppress(OSError):  # the journal contains this event as well
+            self._write_with_reserve(notice, lambda: notice.write_bytes(text))
         with contextlib.suppress(OSError):
             os.unlink(self.order.get("reserve", ""))
 
     # Records.
 
     def report(self, event: str, **facts: object) -> None:
-        """Write an event to the journal and to the controller at once."""
-        self.note(event, **facts)
+        """Record an event, and write it to the journal and to the controller at once."""
+        self.record(event, **facts)
         self.flush()
 
-    def note(self, event: str, **facts: object) -> None:
-        """Add an event to the lines that the next `flush` will write."""
+    def record(self, event: str, **facts: object) -> None:
+        """Record an event. The next `flush` writes it."""
         line = (json.dumps({"event": event, "t_ns": time.monotonic_ns(), **facts}) + "\n").encode()
         self.unwritten += line
         self.unsent += line
 
     def flush(self) -> None:
-        """Write the noted events to the journal and to the controller.
+        """Write the recorded events to the journal and to the controller.
 
-        What the journal does not accept is tried again at the next flush; the controller is written to only once.
+        Lines that cannot be written to the journal are tried again at the next flush. Lines for the controller are
+        written only once.
         """
         if not self.unwritten:
             return
         journal = Path(self.order["journal"])
         with contextlib.suppress(OSError):
-            self._with_room(journal, self._append)
+            self._write_with_reserve(journal, self._append)
         lines, self.unsent = self.unsent, b""
         with contextlib.suppress(OSError):
             os.write(1, lines)
@@ -450,8 +468,11 @@ class Reaper:
         while self.unwritten:
             self.unwritten = self.unwritten[os.write(self.journal, self.unwritten) :]
 
-    def _with_room(self, place: Path, write: Callable[[], object]) -> None:
-        """Call `write`; on a full disk, free the reserved space and call it again. Raises OSError."""
+    def _write_with_reserve(self, place: Path, write: Callable[[], object]) -> None:
+        """Call `write`. If the disk is full, free the reserved space and call it again.
+
+        Raises OSError if that fails.
+        """
         try:
             write()
         except OSError as error:
@@ -463,7 +484,7 @@ class Reaper:
             write()
 
     def check_disk(self) -> None:
-        """Note a full disk: a rank that failed because of it could not write its error to the same disk."""
+        """Record if the disk is full. A rank that failed for this reason could not write its error to the same disk."""
         run_dir = Path(self.order["journal"]).parent
         with contextlib.suppress(OSError):
             space = os.statvfs(run_dir)
@@ -473,23 +494,26 @@ class Reaper:
         reserve = self.order.get("reserve")
         with contextlib.suppress(OSError):
             if reserve and Path(reserve).stat().st_size == 0:
-                self._note_full_disk(f"the room that was kept for the end of the run is used up: {run_dir}")
+                self._note_full_disk(f"the disk space reserved for the end of the run has been used: {run_dir}")
 
     def _note_full_disk(self, why: str) -> None:
-        """Note once that the disk with the run's directory is full."""
-        if not self.disk_full:
-            self.disk_full = True
-            self.note("full", why=why)
+        """Record that the disk with the run's directory is full. Only the first call writes a record."""
+        if not self.has_full_disk:
+            self.has_full_disk = True
+            self.record("full", why=why)
 
 
 def this_machine() -> list[str]:
-    """Return the boot and the PID namespace: pids are comparable between processes with equal values."""
+    """Return the boot id and the PID namespace.
+
+    Pids may be compared only between processes for which both are equal.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return [boot, os.readlink("/proc/self/ns/pid")]
 
 
-def _pair(process: Process | None) -> list[int] | None:
-    return [process.pid, process.started] if process else None
+def _identity_pair(process: ProcessIdentity | None) -> list[int] | None:
+    return [process.pid, process.start_ticks] if process else None
 
 
 def _probe_files(probe_dir: Path) -> list[Path]:
@@ -500,29 +524,32 @@ def _probe_files(probe_dir: Path) -> list[Path]:
 
 
 def _copy_verified(file: Path, target: Path) -> None:
-    """Copy a file, and read the copy back to compare it. Raises OSError."""
+    """Copy a file, then read the copy back and compare it. Raises OSError if they differ or the copy fails."""
     target.parent.mkdir(exist_ok=True)
     data = file.read_bytes()
-    _write_aside(target, data)
+    _write_atomically(target, data)
     if target.read_bytes() != data:
-        raise OSError(errno.EIO, "the copy is another one")
+        raise OSError(errno.EIO, "the copy differs from the original")
 
 
-def _write_aside(target: Path, data: bytes) -> None:
-    """Write under a random name, then rename to the target. Raises OSError."""
-    aside = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
+def _write_atomically(target: Path, data: bytes) -> None:
+    """Write `data` to a new file with a random name, then rename it to `target`. Raises OSError."""
+    temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     try:
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
             file.write(data)
-        aside.replace(target)
+        temporary.replace(target)
     except OSError:
         with contextlib.suppress(OSError):
-            aside.unlink()
+            temporary.unlink()
         raise
 
 
 def _empty_reserve(reserve: str | None) -> bool:
-    """Truncate the reserve file, and return whether that worked. The empty file shows that its space was needed."""
+    """Truncate the file that reserves disk space, and return whether that worked.
+
+    The empty file remains, to show that the reserved space was needed.
+    """
     try:
         descriptor = os.open(reserve or "", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -540,7 +567,10 @@ def _empty_reserve(reserve: str | None) -> bool:
 
 
 def _exit_status(pid: int, pidfd: int) -> int | None:
-    """Return the exit status of a process from /proc, or from its pidfd once it is reaped; None if neither has it."""
+    """Return the exit status of a process: from /proc if it is a zombie, or from its pidfd if it has been reaped.
+
+    Return None if neither source has the status.
+    """
     fields = _stat(pid)
     if fields and fields[_STATE] == "Z":
         return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE]))
@@ -548,14 +578,14 @@ def _exit_status(pid: int, pidfd: int) -> int | None:
         answer = fcntl.ioctl(pidfd, _PIDFD_GET_INFO, _PIDFD_INFO.pack(_PIDFD_INFO_EXIT, *[0] * 13))
     except OSError:
         return None
-    given, *_, wait_status = _PIDFD_INFO.unpack(answer)
-    return os.waitstatus_to_exitcode(wait_status) if given & _PIDFD_INFO_EXIT else None
+    mask, *_, wait_status = _PIDFD_INFO.unpack(answer)
+    return os.waitstatus_to_exitcode(wait_status) if mask & _PIDFD_INFO_EXIT else None
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat that follow the command, or None if there is no such process.
+    """Return the fields of /proc/PID/stat after the command name, or None if there is no such process.
 
-    The command may contain blanks and brackets.
+    The command name may contain spaces and parentheses, so the fields begin after the last parenthesis.
     """
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split() or None
@@ -564,7 +594,10 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _children() -> list[int]:
-    """Return the pids of this single-threaded process's children; none if the kernel was built without that list."""
+    """Return the pids of this process's children, or [] if the kernel does not provide the list.
+
+    The list covers one thread, which is enough because this process has a single thread.
+    """
     try:
         return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_bytes().split()]
     except OSError:
@@ -596,27 +629,30 @@ def user_of(pid: int) -> str:
         return f"user {number}"
 
 
-def first_line() -> bytes:
-    """Read the order, the first line, byte by byte: a buffer would take lines from the poll loop."""
+def read_order() -> bytes:
+    """Return the order, which is the first line of standard input.
+
+    The line is read byte by byte, because a buffered read could consume later lines, which the poll loop must see.
+    """
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
         if not byte:
-            sys.exit("the controller left before it gave its order")
+            sys.exit("the controller exited before it sent its order")
         line += byte
     return bytes(line)
 
 
-def outlive_signals() -> None:
-    """Ignore the signals by which a terminal or a user ends the controller."""
+def ignore_end_signals() -> None:
+    """Ignore the signals with which a terminal or a user ends the controller."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which the run would inherit
 
 
 def main(kind: type[Reaper] = Reaper) -> None:
-    outlive_signals()
+    ignore_end_signals()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    order = json.loads(first_line())
+    order = json.loads(read_order())
     kind(order).serve()
 
 

@@ -1,4 +1,4 @@
-"""Finds and reads scenario files: the user's ./scenarios first, then those that ship with the harness."""
+"""Finds and reads scenario files: first the user's ./scenarios, then the files that ship with nsa-harness."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from nsa_harness.errors import ScenarioError, did_you_mean
 from nsa_harness.subject.program import PROGRAM
 
 SIZE_LIMIT_BYTES = 1_000_000
-PARENT_LIMIT = 8
+PARENT_LIMIT = 8  # levels of `extends`
 _SUFFIXES = (".yaml", ".yml")
-CHECKLISTS = (".readiness.yaml", ".readiness.yml")  # checklists of `ready`, which are no scenarios
+CHECKLISTS = (".readiness.yaml", ".readiness.yml")  # suffixes of checklists for `ready`, which are not scenarios
 _PARENTS = "base"  # files in a directory of this name are parents, not scenarios
 PLANS = "plans"  # the directory of plan files
 _NOT_INHERITED = ("name", "aliases", "extends", "schema")
@@ -41,8 +41,8 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Declared:
-    """One scenario file with its parents merged in, and its matrix not yet expanded."""
+class ScenarioFile:
+    """One scenario file. Its parents are merged into its tree, and its matrix is not expanded yet."""
 
     name: str
     file: str  # the path that messages show
@@ -58,56 +58,62 @@ class Declared:
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
-    declared: tuple[Declared, ...]
-    notes: tuple[str, ...]  # which of the user's scenarios replace shipped ones, and which files could not be read
+    """All scenarios that can be selected by name, and notes for the user about them."""
+
+    scenarios: tuple[ScenarioFile, ...]
+    notes: tuple[str, ...]  # which of the user's scenarios replace shipped scenarios, and which files are unreadable
 
 
 def shipped_root() -> Path:
-    """Return the shipped scenarios: in a wheel they are inside the package, in a checkout next to it."""
+    """Return the directory of the shipped scenarios. In a wheel it is inside the package, in a checkout next to it."""
     inside = _PACKAGE / "_scenarios"
     return inside if inside.is_dir() else _PACKAGE.parents[1] / "scenarios"
 
 
-def load_catalog(working_dir: Path, shipped: Path, words: Collection[str] = ()) -> Catalog:
+def load_catalog(working_dir: Path, shipped_dir: Path, names: Collection[str] = ()) -> Catalog:
     """Return the user's and the shipped scenarios. Raises ScenarioError with all mistakes of all files.
 
-    `words` are the names of the only scenarios that the caller needs. If these have no mistake, mistakes in other files
-    become notes. If each name is a scenario of the user's or the name of a shipped file, other shipped files are not
-    read: reading a hundred of them takes longer than a rank takes to start.
+    If the caller needs only some scenarios, `names` are their names, and mistakes in other files become notes. If each
+    name is a scenario of the user or the name of a shipped file, the other shipped files are not read: reading a
+    hundred files takes longer than starting a rank.
     """
     users = working_dir / "scenarios"
-    reader, found = ScenarioReader(working_dir), []
-    if users.is_dir() and not (shipped.is_dir() and users.samefile(shipped)):
-        found = _read_root(reader, users, [users, shipped], shipped=False)
-    theirs = {word for declared in found for word in (declared.name, *declared.aliases)}
-    wanted = {word for word in words if word not in theirs}
-    enough = bool(words) and wanted <= {path.stem for path in yaml_files(shipped)}
-    found += _read_root(reader, shipped, [shipped], shipped=True, only=wanted if enough else None)
-    known = {word for declared in found for word in (declared.name, *declared.aliases)}
-    requested = [declared for declared in found if not words or {declared.name, *declared.aliases} & set(words)]
-    clashes = list(_name_clashes(requested))
+    reader, scenarios = ScenarioReader(working_dir), []
+    if users.is_dir() and not (shipped_dir.is_dir() and users.samefile(shipped_dir)):
+        scenarios = _read_root(reader, users, [users, shipped_dir], shipped=False)
+    user_names = {name for scenario in scenarios for name in (scenario.name, *scenario.aliases)}
+    shipped_names = {name for name in names if name not in user_names}
+    reads_only_named = bool(names) and shipped_names <= {path.stem for path in yaml_files(shipped_dir)}
+    scenarios += _read_root(
+        reader, shipped_dir, [shipped_dir], shipped=True, only=shipped_names if reads_only_named else None
+    )
+    all_names = {name for scenario in scenarios for name in (scenario.name, *scenario.aliases)}
+    requested_scenarios = [
+        scenario for scenario in scenarios if not names or {scenario.name, *scenario.aliases} & set(names)
+    ]
+    clashes = list(_name_clashes(requested_scenarios))
     reader.mistakes.extend(clashes)
-    if clashes or not words or not known.issuperset(words):
+    if clashes or not names or not all_names.issuperset(names):
         reader.raise_mistakes()
-    catalog = _catalog_with_shadowing(found)
-    # Mistakes in files that were not requested become notes, and the requested scenarios run.
+    catalog = _catalog_with_shadowing(scenarios)
+    # Mistakes in files that were not requested become notes, so the requested scenarios can still run.
     return replace(catalog, notes=(*catalog.notes, *(f"not read: {mistake}" for mistake in reader.messages())))
 
 
-def load_file(path: Path, working_dir: Path, shipped: Path) -> Declared:
-    """Read one scenario file named on the command line. Raises ScenarioError."""
+def load_file(path: Path, working_dir: Path, shipped_dir: Path) -> ScenarioFile:
+    """Read a scenario file that is named on the command line. Raises ScenarioError with its mistakes."""
     reader, users = ScenarioReader(working_dir), working_dir / "scenarios"
     if path.is_relative_to(users):
         reader.check_inside(path, users)
         reader.raise_mistakes()
-    declared = reader.declared(path, (path.parent, users, shipped), shipped=False)
+    scenario = reader.read_scenario(path, (path.parent, users, shipped_dir), shipped=False)
     reader.raise_mistakes()
-    assert declared is not None
-    return declared
+    assert scenario is not None
+    return scenario
 
 
 def read_tree(path: Path, working_dir: Path) -> Parsed:
-    """Return the tree of a YAML file that is no scenario, with the mistakes of its syntax."""
+    """Return the tree of a YAML file that is not a scenario, with the mistakes of its syntax."""
     reader = ScenarioReader(working_dir)
     text = reader.text(path)
     return Parsed(root=None, mistakes=tuple(reader.mistakes)) if text is None else parse_yaml(text, reader.label(path))
@@ -115,33 +121,33 @@ def read_tree(path: Path, working_dir: Path) -> Parsed:
 
 def _read_root(
     reader: ScenarioReader, root: Path, parents: list[Path], *, shipped: bool, only: Collection[str] | None = None
-) -> list[Declared]:
-    found = []
+) -> list[ScenarioFile]:
+    scenarios = []
     for path in yaml_files(root):
         if only is not None and path.stem not in only:
             continue
         if not reader.check_inside(path, root):
             continue
         if _PARENTS in path.relative_to(root).parts[:-1]:
-            reader.tree(path)  # also parents that no scenario extends
-        elif declared := reader.declared(path, tuple(parents), shipped=shipped):
-            found.append(declared)
-    return found
+            reader.tree(path)  # finds mistakes in parents that no scenario extends
+        elif scenario := reader.read_scenario(path, tuple(parents), shipped=shipped):
+            scenarios.append(scenario)
+    return scenarios
 
 
 def yaml_files(root: Path) -> Iterator[Path]:
-    """Yield the YAML files below `root`, except plans."""
+    """Yield the YAML files below `root`, except plan files and checklists."""
     for folder, folders, files in os.walk(root):
-        # A directory named like a scenario is a mistake: it is yielded, and reading it reports the mistake.
-        slips = [name for name in folders if name.endswith(_SUFFIXES)]
-        others = (*slips, PLANS) if Path(folder) == root else slips
-        folders[:] = sorted(name for name in folders if name not in others and not name.startswith("."))
-        found = (name for name in sorted([*files, *slips]) if name.endswith(_SUFFIXES))
-        yield from (Path(folder, name) for name in found if not name.endswith(CHECKLISTS))
+        # A directory that is named like a scenario file is yielded as well: reading it reports the mistake.
+        misnamed_dirs = [name for name in folders if name.endswith(_SUFFIXES)]
+        skipped_dirs = (*misnamed_dirs, PLANS) if Path(folder) == root else misnamed_dirs
+        folders[:] = sorted(name for name in folders if name not in skipped_dirs and not name.startswith("."))
+        names = (name for name in sorted([*files, *misnamed_dirs]) if name.endswith(_SUFFIXES))
+        yield from (Path(folder, name) for name in names if not name.endswith(CHECKLISTS))
 
 
 class ScenarioReader:
-    """Reads each file once and collects all mistakes."""
+    """Reads scenario files, each only once, and collects all mistakes in them."""
 
     def __init__(self, working_dir: Path) -> None:
         self.working_dir = working_dir
@@ -153,29 +159,39 @@ class ScenarioReader:
             raise ScenarioError(self.messages())
 
     def messages(self) -> tuple[str, ...]:
-        """Return the mistakes by file, each once: every child of a parent reports the parent's mistakes."""
+        """Return the texts of all mistakes, grouped by file.
+
+        Each text occurs once, although every child of a parent file reports the parent's mistakes.
+        """
         files = dict.fromkeys(mistake.origin.source for mistake in self.mistakes)
         by_file = ([mistake for mistake in self.mistakes if mistake.origin.source == file] for file in files)
         return tuple(dict.fromkeys(str(mistake) for mistakes in by_file for mistake in in_order(mistakes)))
 
     def check_inside(self, path: Path, root: Path) -> bool:
-        """Check that a file is below `root`: a mistake quotes the file's text, and a link may lead to any file."""
+        """Return whether a file is really below `root`, and add a mistake if a link leads outside.
+
+        Messages about mistakes quote a file's text, so a link must not lead to an arbitrary file.
+        """
         inside = not path.exists() or path.resolve().is_relative_to(root.resolve())
         if not inside:
-            what = f"is a link that leads out of {self.label(root)}, so it is not read; put a copy there"
-            self.mistakes.append(Mistake(origin=Origin(source=self.label(path), line=1, column=1), key="", what=what))
+            text = f"is a link that leads out of {self.label(root)} and is not read; put a copy there instead"
+            self.mistakes.append(Mistake(origin=Origin(source=self.label(path), line=1, column=1), key="", what=text))
         return inside
 
-    def declared(self, path: Path, roots: tuple[Path, ...], *, shipped: bool) -> Declared | None:
-        before = len(self.mistakes)
+    def read_scenario(self, path: Path, roots: tuple[Path, ...], *, shipped: bool) -> ScenarioFile | None:
+        """Return the scenario in a file with its parents merged in, or None if it has mistakes.
+
+        `roots` are the directories in which parents are searched.
+        """
+        mistakes_before = len(self.mistakes)
         tree = self._with_parents(path, roots, ())
-        if tree is None or len(self.mistakes) > before:
+        if tree is None or len(self.mistakes) > mistakes_before:
             return None
         name = plain(tree).get("name") or path.stem  # type: ignore[union-attr]
-        named = merge(tree, from_plain({"name": str(name)}, Origin(source=self.label(path), line=1, column=1)))
-        for variant in variants(without(named, ("extends",))):
+        named_tree = merge(tree, from_plain({"name": str(name)}, Origin(source=self.label(path), line=1, column=1)))
+        for variant in variants(without(named_tree, ("extends",))):
             self.mistakes.extend(checked_scenario(variant.tree, PROGRAM).mistakes)
-        return Declared(name=str(name), file=self.label(path), tree=named, shipped=shipped)
+        return ScenarioFile(name=str(name), file=self.label(path), tree=named_tree, shipped=shipped)
 
     def _with_parents(self, path: Path, roots: tuple[Path, ...], children: tuple[Path, ...]) -> Node | None:
         tree = self.tree(path)
@@ -186,38 +202,38 @@ class ScenarioReader:
         parent = self._parent_path(tree.content["extends"], roots)
         if parent is None:
             return None
-        if self._circular(tree.content["extends"], parent, (*children, path)):
+        if self._is_circular(tree.content["extends"], parent, (*children, path)):
             return None
-        under = self._with_parents(parent, roots, (*children, path))
-        return None if under is None else merge(without(under, _NOT_INHERITED), tree)
+        parent_tree = self._with_parents(parent, roots, (*children, path))
+        return None if parent_tree is None else merge(without(parent_tree, _NOT_INHERITED), tree)
 
     def _parent_path(self, extends: Node, roots: tuple[Path, ...]) -> Path | None:
         name = str(extends.content)
         candidates = [(root, root / f"{name}{suffix}") for root in roots for suffix in _SUFFIXES]
         inside = not name.startswith("/") and ".." not in Path(name).parts and "\0" not in name
-        root, found = next(((root, path) for root, path in candidates if inside and path.exists()), (None, None))
-        if root is not None and found is not None and not self.check_inside(found, root):
+        root, file = next(((root, path) for root, path in candidates if inside and path.exists()), (None, None))
+        if root is not None and file is not None and not self.check_inside(file, root):
             return None
-        if found is None:
-            known = sorted({str(p.relative_to(r).with_suffix("")) for r in roots for p in yaml_files(r)})
-            bases = [known_name for known_name in known if _PARENTS in Path(known_name).parts[:-1]]
-            hint = did_you_mean(name, known) or (f"; known parents: {', '.join(bases)}" if bases else "")
+        if file is None:
+            names = sorted({str(p.relative_to(r).with_suffix("")) for r in roots for p in yaml_files(r)})
+            bases = [candidate for candidate in names if _PARENTS in Path(candidate).parts[:-1]]
+            hint = did_you_mean(name, names) or (f"; known parents: {', '.join(bases)}" if bases else "")
             self.mistakes.append(Mistake(origin=extends.origin, key="extends", what=f"no file {shown(name)}{hint}"))
-        return found
+        return file
 
-    def _circular(self, extends: Node, parent: Path, children: tuple[Path, ...]) -> bool:
-        what = ""
+    def _is_circular(self, extends: Node, parent: Path, children: tuple[Path, ...]) -> bool:
+        text = ""
         if parent.resolve() in [child.resolve() for child in children]:
             chain = " -> ".join(self.label(path) for path in (*children, parent))
-            what = f"goes in a circle: {chain}; take one `extends` out"
+            text = f"is circular: {chain}; remove one `extends`"
         elif len(children) > PARENT_LIMIT:
-            what = f"more than {PARENT_LIMIT} parents above each other; merge some"
-        if what:
-            self.mistakes.append(Mistake(origin=extends.origin, key="extends", what=what))
-        return bool(what)
+            text = f"more than {PARENT_LIMIT} levels of parents; merge some of them"
+        if text:
+            self.mistakes.append(Mistake(origin=extends.origin, key="extends", what=text))
+        return bool(text)
 
     def tree(self, path: Path) -> Node | None:
-        """Return the file's own tree, or None, and note its mistakes."""
+        """Return the tree of a file without its parents, or None if it cannot be read. Mistakes are collected."""
         if path not in self._trees:
             self._trees[path] = self._read(path)
         return self._trees[path]
@@ -226,40 +242,40 @@ class ScenarioReader:
         text = self.text(path)
         if text is None:
             return None
-        parsed = parse_yaml(text, self.label(path))
-        wrong = list(parsed.mistakes)
-        if parsed.root is not None:
-            wrong += in_order((*file_mistakes(parsed.root), *matrix_mistakes(parsed.root)))
+        document = parse_yaml(text, self.label(path))
+        wrong = list(document.mistakes)
+        if document.root is not None:
+            wrong += in_order((*file_mistakes(document.root), *matrix_mistakes(document.root)))
         self.mistakes.extend(wrong)
-        return parsed.root  # its mistakes are noted; its parent may have more
+        return document.root  # also with mistakes, because its parent may have further mistakes
 
     def text(self, path: Path) -> str | None:
-        """Return the file's text, or None if it is unreadable, which is noted."""
+        """Return a file's text, or None if it cannot be read, which is collected as a mistake."""
         try:
-            content = _content(path)
-            # Some editors write a byte order mark, which is not part of the text.
+            content = _read_bytes(path)
+            # Some editors write a byte order mark at the start, which is not part of the text.
             return content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             line = content.count(b"\n", 0, error.start) + 1
             column = error.start - (content.rfind(b"\n", 0, error.start) + 1) + 1
-            what = f"is not UTF-8 (byte 0x{content[error.start]:02x}); save it as UTF-8"
+            reason = f"is not UTF-8 (byte 0x{content[error.start]:02x}); save it as UTF-8"
         except OSError as error:
-            line, column, what = 1, 1, f"cannot be read: {error.strerror}"
+            line, column, reason = 1, 1, f"cannot be read: {error.strerror}"
         except ValueError as error:
-            line, column, what = 1, 1, str(error)
+            line, column, reason = 1, 1, str(error)
         origin = Origin(source=self.label(path), line=line, column=column)
-        self.mistakes.append(Mistake(origin=origin, key="", what=what))
+        self.mistakes.append(Mistake(origin=origin, key="", what=reason))
         return None
 
     def label(self, path: Path) -> str:
-        """Return the path relative to the working directory, or absolute outside of it."""
+        """Return the path as messages show it: relative to the working directory if it is inside, else absolute."""
         absolute = Path(os.path.abspath(path))
         inside = absolute.is_relative_to(self.working_dir)
         return visible(str(absolute.relative_to(self.working_dir) if inside else absolute))
 
 
-def _content(path: Path) -> bytes:
-    """Return the bytes of a regular file. Raises OSError, or ValueError if it cannot be a scenario file."""
+def _read_bytes(path: Path) -> bytes:
+    """Return the contents of a file. Raises OSError, or ValueError if it is not a regular file or too large."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise ValueError("is a directory; a scenario is a file")
@@ -271,44 +287,47 @@ def _content(path: Path) -> bytes:
         return file.read(SIZE_LIMIT_BYTES)
 
 
-def _name_clashes(found: list[Declared]) -> Iterator[Mistake]:
-    """Yield a mistake for each name that two shipped files, or two files of the user, have in common."""
-    claims: dict[tuple[bool, str], Declared] = {}
-    for declared in found:
-        for word in (declared.name, *declared.aliases):
-            first = claims.setdefault((declared.shipped, word), declared)
-            if first is not declared:
-                what = f"{shown(word)} is already the name or an alias of {first.file}; rename one"
-                key = "name" if word == declared.name else "aliases"
-                yield Mistake(origin=Origin(source=declared.file, line=1, column=1), key=key, what=what)
+def _name_clashes(scenarios: list[ScenarioFile]) -> Iterator[Mistake]:
+    """Yield a mistake for each name that two shipped files or two user files share."""
+    owners: dict[tuple[bool, str], ScenarioFile] = {}
+    for scenario in scenarios:
+        for name in (scenario.name, *scenario.aliases):
+            first = owners.setdefault((scenario.shipped, name), scenario)
+            if first is not scenario:
+                text = f"{shown(name)} is already the name or an alias of {first.file}; rename one"
+                key = "name" if name == scenario.name else "aliases"
+                yield Mistake(origin=Origin(source=scenario.file, line=1, column=1), key=key, what=text)
 
 
-def _catalog_with_shadowing(found: list[Declared]) -> Catalog:
+def _catalog_with_shadowing(scenarios: list[ScenarioFile]) -> Catalog:
     users = {
-        word: declared for declared in found if not declared.shipped for word in (declared.name, *declared.aliases)
+        name: scenario for scenario in scenarios if not scenario.shipped for name in (scenario.name, *scenario.aliases)
     }
-    kept = [declared for declared in found if not declared.shipped or declared.name not in users]
+    effective = [scenario for scenario in scenarios if not scenario.shipped or scenario.name not in users]
     notes = [
-        f"{users[declared.name].file} shadows the shipped scenario {declared.name}"
-        for declared in found
-        if declared.shipped and declared.name in users
+        f"{users[scenario.name].file} shadows the shipped scenario {scenario.name}"
+        for scenario in scenarios
+        if scenario.shipped and scenario.name in users
     ]
-    return Catalog(declared=tuple(kept), notes=tuple(notes))
+    return Catalog(scenarios=tuple(effective), notes=tuple(notes))
 
 
-# Plan files: which launches a command makes, and what was agreed to do about the answers.
+# Plan files. They declare which scenarios a command launches, and the decision rules for the results.
 
 _SHIPPED = "plan.yaml"
 
 
 @cache
 def shipped_plan() -> PlanText:
-    """Return the plan that applies to runs without a plan file."""
+    """Return the shipped plan file, which applies to runs without a plan file of their own."""
     return PlanText(file=f"{PLANS}/{_SHIPPED}", text=(shipped_root() / PLANS / _SHIPPED).read_text(encoding="utf-8"))
 
 
-def plan_file(path: Path, working_dir: Path) -> PlanText | None:
-    """Return a plan file's text, or None if it is no plan: then the scenario reader reports its mistakes."""
+def read_plan_text(path: Path, working_dir: Path) -> PlanText | None:
+    """Return the text of a plan file, or None if the file is not a plan.
+
+    In the latter case the file is read as a scenario, which also reports its mistakes.
+    """
     reader = ScenarioReader(working_dir)
     text = reader.text(path) if path.is_file() else None
     if text is None or not is_plan(parse_yaml(text, reader.label(path)).root):
@@ -316,25 +335,31 @@ def plan_file(path: Path, working_dir: Path) -> PlanText | None:
     return PlanText(file=reader.label(path), text=text)
 
 
-def checked_plan(stored: PlanText, scenarios: Sequence[Named]) -> PlanFile:
-    """Return a stored plan, parsed. Raises ScenarioError with all its mistakes."""
-    return _without_mistakes([read_plan(stored, scenarios)])[0]
+def parse_plan(plan_text: PlanText, scenarios: Sequence[Named]) -> PlanFile:
+    """Parse the text of a plan file. Raises ScenarioError with all its mistakes.
+
+    `scenarios` are the existing scenarios, whose names the plan may use.
+    """
+    return _without_mistakes([read_plan(plan_text, scenarios)])[0]
 
 
-def plans_of_tags(
+def plans_with_tags(
     tags: Sequence[str], working_dir: Path, scenarios: Callable[[], Sequence[Named]]
 ) -> tuple[PlanText, ...]:
-    """Return the plans with one of these tags, the user's first. Raises ScenarioError."""
+    """Return the plan files that have one of these tags, the user's files first.
+
+    `scenarios` returns all scenarios; it is called only if the user has plan files. Raises ScenarioError with mistakes.
+    """
     users, shipped = working_dir / "scenarios", shipped_root()
-    own = not (users.is_dir() and shipped.is_dir() and users.samefile(shipped))
-    texts = _texts(users, working_dir) if own else ()
-    every = scenarios() if texts else ()
-    theirs = _without_mistakes([read_plan(text, every) for text in texts])
-    known = [*zip(texts, theirs, strict=True), (shipped_plan(), read_plan(shipped_plan(), None).plan)]
-    return tuple(text for text, plan in known if {*plan.tags} & {*tags})
+    has_user_plans = not (users.is_dir() and shipped.is_dir() and users.samefile(shipped))
+    texts = _user_plans(users, working_dir) if has_user_plans else ()
+    all_scenarios = scenarios() if texts else ()
+    user_plans = _without_mistakes([read_plan(text, all_scenarios) for text in texts])
+    plans = [*zip(texts, user_plans, strict=True), (shipped_plan(), read_plan(shipped_plan(), None).plan)]
+    return tuple(text for text, plan in plans if {*plan.tags} & {*tags})
 
 
-def _texts(root: Path, working_dir: Path) -> tuple[PlanText, ...]:
+def _user_plans(root: Path, working_dir: Path) -> tuple[PlanText, ...]:
     reader = ScenarioReader(working_dir)
     files = [path for path in yaml_files(root / PLANS) if reader.check_inside(path, root)]
     read = [(path, reader.text(path)) for path in files]
@@ -342,8 +367,8 @@ def _texts(root: Path, working_dir: Path) -> tuple[PlanText, ...]:
     return tuple(PlanText(file=reader.label(path), text=text) for path, text in read if text is not None)
 
 
-def _without_mistakes(read: Sequence[ReadPlan]) -> list[PlanFile]:
-    mistakes = [str(mistake) for plan in read for mistake in plan.mistakes]
+def _without_mistakes(plans: Sequence[ReadPlan]) -> list[PlanFile]:
+    mistakes = [str(mistake) for plan in plans for mistake in plan.mistakes]
     if mistakes:
         raise ScenarioError(mistakes)
-    return [plan.plan for plan in read]
+    return [plan.plan for plan in plans]

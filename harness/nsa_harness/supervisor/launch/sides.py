@@ -1,4 +1,4 @@
-"""The two sides of a claim, and the one declared setting in which they differ."""
+"""Plans the two sides of a claim, and finds the one declared setting in which they differ."""
 
 from __future__ import annotations
 
@@ -20,153 +20,164 @@ from nsa_harness.core.scenario.yaml_tree import Plain, shown, visible
 from nsa_harness.errors import MissingNeed, UsageError
 from nsa_harness.supervisor.launch.planning import (
     Invocation,
-    as_path,
-    checked,
-    in_checkout,
-    resolved,
-    selected_scenarios,
+    check_scenarios,
+    file_argument,
+    resolve_scenario,
+    select_scenarios,
+    spec_in_checkout,
 )
 
 COMMIT = "commit"
 _ARGS = "run.args"
-# Keys that change neither the launch nor its verdict.
+# Keys that change neither a launch nor its verdict, so they do not count as a difference.
 _NO_DIFFERENCE = ("name", "about", "tags", "aliases", "priority", "expect.verdict", "expect.cause")
-_RESOLVED = ("backend", "device")  # settings that other keys may decide
-_LABEL = 60
+_RESOLVED_SETTINGS = ("backend", "device")  # settings that may follow from other keys
+_LABEL_LIMIT = 60
 _EXAMPLE = "nsa-harness claim ddp_onestep parallel.find_unused_parameters=false,true"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class LaunchSide:
+    """One side of a claim: its launch, and the label that shows how it differs from the other side."""
+
     label: str  # "gc.layers=none", "commit 1a2b3c4", "--fp16"
     spec: RunSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sides:
-    """The program without the claimed improvement, and the program with it."""
+class LaunchSides:
+    """Both sides of a claim: the program without the claimed improvement, and the program with it."""
 
-    key: str  # the difference: a dotted key, `commit`, or `run.args`
+    key: str  # the setting in which the sides differ: a dotted key, `commit`, or `run.args`
     scenario: str
-    first: Side
-    second: Side
+    first: LaunchSide
+    second: LaunchSide
     notes: tuple[str, ...] = ()
 
 
-TreeOf = Callable[[str], Path]  # commit -> the working directory in a checkout of it
+TreeOf = Callable[[str], Path]  # returns the working directory in a checkout of a commit
 
 
-def sides_of(
-    question: Invocation,
+def plan_sides(
+    invocation: Invocation,
     facts: MachineFacts,
     *,
     commits: tuple[str, str] | None = None,
     arg: tuple[str, str] | None = None,
     tree_of: TreeOf | None = None,
-) -> Sides:
+) -> LaunchSides:
     """Return the two sides of a claim. Raises UsageError unless they differ in exactly one setting.
 
-    `commits`: both commits, each launched in the directory from `tree_of`; without `tree_of`, nothing is launched and
-    both use the working directory. `arg`: each side's additional program arguments.
+    `commits`: the two commits to compare. Each is launched in the directory that `tree_of` returns. Without `tree_of`,
+    both use the working directory, which is enough if nothing is launched. `arg`: the additional program arguments of
+    each side.
     """
-    axes = [word for word in question.words if _is_axis(word)]
-    words = tuple(word for word in question.words if word not in axes)
-    patterns = [word for word in words if not is_override(word)]
-    given = [word.partition("=")[0] for word in axes]
-    given += ["--commits"] * (commits is not None) + ["--arg"] * (arg is not None)
-    given += [f"{patterns[0]} and {patterns[1]}"] if len(patterns) == 2 else []
-    if len(given) > 1:
-        raise _differ_in(given)
-    question = replace(question, words=words)
+    axes = [argument for argument in invocation.arguments if _is_axis(argument)]
+    arguments = tuple(argument for argument in invocation.arguments if argument not in axes)
+    patterns = [argument for argument in arguments if not is_override(argument)]
+    differences = [argument.partition("=")[0] for argument in axes]
+    differences += ["--commits"] * (commits is not None) + ["--arg"] * (arg is not None)
+    differences += [f"{patterns[0]} and {patterns[1]}"] if len(patterns) == 2 else []
+    if len(differences) > 1:
+        raise _differ_in(differences)
+    invocation = replace(invocation, arguments=arguments)
     if commits is not None:
-        return _of_commits(question, facts, commits, tree_of)
+        return _sides_of_commits(invocation, facts, commits, tree_of)
     if arg is not None:
-        return _of_arguments(question, facts, arg)
+        return _sides_of_arguments(invocation, facts, arg)
     if axes:
-        return _of_key(question, facts, axes[0])
+        return _sides_of_key(invocation, facts, axes[0])
     if len(patterns) == 2:
-        return _of_two(question, facts, patterns)
-    raise UsageError(f"in what do the two sides differ? Give one key two values, the one that helps last: {_EXAMPLE}")
-
-
-def _is_axis(word: str) -> bool:
-    """Whether a word gives a key two values, as "gc.layers=none,all"; a list in brackets is one value."""
-    if not is_override(word) or word.endswith("="):
-        return False
-    values = parse_axis(word, COMMAND_LINE).values
-    if len(values) > 2:
-        raise UsageError(f"{word.partition('=')[0]}: a claim compares two values, and {len(values)} are given")
-    return len(values) == 2
-
-
-_NAMED = 6  # differing keys that a message names
-
-
-def _differ_in(keys: Sequence[str]) -> UsageError:
-    more = f"{len(keys) - _NAMED} more" if len(keys) > _NAMED else keys[-1]
-    listed = f"{', '.join(keys[: min(_NAMED, len(keys) - 1)])} and {more}"
-    return UsageError(
-        f"not comparable: the sides differ in {len(keys)} things, {listed}; nobody could tell which of them it was:"
-        " make them equal but for one"
+        return _sides_of_scenarios(invocation, facts, patterns)
+    raise UsageError(
+        f"the two sides of the claim do not differ; give one key two values, the value that helps last: {_EXAMPLE}"
     )
 
 
-# The forms of a claim.
+def _is_axis(argument: str) -> bool:
+    """Whether an argument gives two values to a key, like "gc.layers=none,all". A list in brackets is one value.
+
+    Raises UsageError if it gives more than two values.
+    """
+    if not is_override(argument) or argument.endswith("="):
+        return False
+    values = parse_axis(argument, COMMAND_LINE).values
+    if len(values) > 2:
+        raise UsageError(f"{argument.partition('=')[0]}: a claim compares two values, and {len(values)} are given")
+    return len(values) == 2
 
 
-def _of_key(question: Invocation, facts: MachineFacts, axis: str) -> Sides:
-    both = list(_launches(replace(question, matrix=(axis,)), facts))
-    if len(both) != 2:
-        raise UsageError(f"a claim takes one scenario without a matrix of its own; {len(both)} launches are selected")
-    return _sides(both, {})
+_KEYS_LIMIT = 6  # differing keys that a message names
 
 
-def _of_two(question: Invocation, facts: MachineFacts, patterns: Sequence[str]) -> Sides:
-    overrides = tuple(word for word in question.words if is_override(word))
-    both = [
-        _one(replace(question, words=(as_path(name, question.working_dir), *overrides)), facts) for name in patterns
+def _differ_in(keys: Sequence[str]) -> UsageError:
+    more = f"{len(keys) - _KEYS_LIMIT} more" if len(keys) > _KEYS_LIMIT else keys[-1]
+    key_list = f"{', '.join(keys[: min(_KEYS_LIMIT, len(keys) - 1)])} and {more}"
+    return UsageError(
+        f"not comparable: the sides differ in {len(keys)} settings: {key_list}; it would remain open which of them"
+        " helps, so let them differ in only one"
+    )
+
+
+# The kinds of claims.
+
+
+def _sides_of_key(invocation: Invocation, facts: MachineFacts, axis: str) -> LaunchSides:
+    launches = list(_launches(replace(invocation, matrix=(axis,)), facts))
+    if len(launches) != 2:
+        raise UsageError(f"a claim needs one scenario without a matrix; {len(launches)} launches are selected")
+    return _sides(launches, {})
+
+
+def _sides_of_scenarios(invocation: Invocation, facts: MachineFacts, patterns: Sequence[str]) -> LaunchSides:
+    overrides = tuple(word for word in invocation.arguments if is_override(word))
+    launches = [
+        _single_launch(replace(invocation, arguments=(file_argument(name, invocation.working_dir), *overrides)), facts)
+        for name in patterns
     ]
-    return _sides(both, {})
+    return _sides(launches, {})
 
 
-def _of_arguments(question: Invocation, facts: MachineFacts, arg: tuple[str, str]) -> Sides:
-    both = []
+def _sides_of_arguments(invocation: Invocation, facts: MachineFacts, arg: tuple[str, str]) -> LaunchSides:
+    launches = []
     for text in arg:
-        more = _words(text)
-        if question.script is not None:
-            script = replace(question.script, args=(*question.script.args, *more))
-            both.append(_one(replace(question, script=script), facts))
+        arguments = _split_arguments(text)
+        if invocation.script is not None:
+            script = replace(invocation.script, args=(*invocation.script.args, *arguments))
+            launches.append(_single_launch(replace(invocation, script=script), facts))
         else:
-            own = _one(question, facts)[0].run.args
-            override = f"{_ARGS}={json.dumps([*own, *more])}"
-            both.append(_one(replace(question, words=(*question.words, override)), facts))
-    return _sides(both, {place: text.strip() or "no words of its own" for place, text in enumerate(arg)})
+            own = _single_launch(invocation, facts)[0].run.args
+            override = f"{_ARGS}={json.dumps([*own, *arguments])}"
+            launches.append(_single_launch(replace(invocation, arguments=(*invocation.arguments, override)), facts))
+    return _sides(launches, {index: text.strip() or "no added arguments" for index, text in enumerate(arg)})
 
 
-def _words(text: str) -> list[str]:
+def _split_arguments(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
         raise UsageError(f"--arg: {shown(text)}: {error}") from None
 
 
-def _of_commits(question: Invocation, facts: MachineFacts, commits: tuple[str, str], tree_of: TreeOf | None) -> Sides:
+def _sides_of_commits(
+    invocation: Invocation, facts: MachineFacts, commits: tuple[str, str], tree_of: TreeOf | None
+) -> LaunchSides:
     if commits[0] == commits[1]:
-        raise UsageError(f"--commits: {commits[0]} is named twice; the sides do not differ")
-    both = []
+        raise UsageError(f"--commits: {commits[0]} is given twice; the sides do not differ")
+    launches = []
     for sha in commits:
-        tree = question.working_dir if tree_of is None else tree_of(sha)
-        scenario, spec = _one(replace(question, working_dir=tree), facts)
-        spec = spec if tree_of is None else in_checkout(spec, tree)
+        tree = invocation.working_dir if tree_of is None else tree_of(sha)
+        scenario, spec = _single_launch(replace(invocation, working_dir=tree), facts)
+        spec = spec if tree_of is None else spec_in_checkout(spec, tree)
         text = hashlib.sha256(f"{spec.spec_hash} {sha}".encode()).hexdigest()[:12]
-        both.append((scenario, replace(spec, spec_hash=text)))
-    others = _differences(*both)
-    notes = (f"the scenario is another one in each commit, too: {', '.join(others)}",) if others else ()
+        launches.append((scenario, replace(spec, spec_hash=text)))
+    others = _differences(*launches)
+    notes = (f"the scenario also differs between the commits: {', '.join(others)}",) if others else ()
     first, second = (
-        Side(label=f"{COMMIT} {sha}", spec=replace(spec, scenario=_name(spec.scenario, f"{COMMIT}={sha}")))
-        for sha, (_, spec) in zip(commits, both, strict=True)
+        LaunchSide(label=f"{COMMIT} {sha}", spec=replace(spec, scenario=_side_name(spec.scenario, f"{COMMIT}={sha}")))
+        for sha, (_, spec) in zip(commits, launches, strict=True)
     )
-    return Sides(key=COMMIT, scenario=_family(both[0][0]), first=first, second=second, notes=notes)
+    return LaunchSides(key=COMMIT, scenario=_family(launches[0][0]), first=first, second=second, notes=notes)
 
 
 # One launch.
@@ -174,80 +185,88 @@ def _of_commits(question: Invocation, facts: MachineFacts, commits: tuple[str, s
 _Launch = tuple[Scenario, RunSpec]
 
 
-def _one(question: Invocation, facts: MachineFacts) -> _Launch:
-    found = list(_launches(question, facts))
-    if len(found) != 1:
-        names = ", ".join(scenario.name for scenario, _ in found[:3])
-        raise UsageError(f"a claim takes one scenario, and {len(found)} are selected: {names}")
-    return found[0]
+def _single_launch(invocation: Invocation, facts: MachineFacts) -> _Launch:
+    launches = list(_launches(invocation, facts))
+    if len(launches) != 1:
+        names = ", ".join(scenario.name for scenario, _ in launches[:3])
+        raise UsageError(f"a claim needs one scenario; {len(launches)} are selected: {names}")
+    return launches[0]
 
 
-def _launches(question: Invocation, facts: MachineFacts) -> Iterator[_Launch]:
-    asked, _ = selected_scenarios(question)
-    for item, scenario in zip(asked, checked(asked), strict=True):
-        spec = resolved(item, scenario, question, facts)
+def _launches(invocation: Invocation, facts: MachineFacts) -> Iterator[_Launch]:
+    items, _ = select_scenarios(invocation)
+    for item, scenario in zip(items, check_scenarios(items), strict=True):
+        spec = resolve_scenario(item, scenario, invocation, facts)
         if isinstance(spec, Skip):
             raise MissingNeed(f"not comparable: {item.name} cannot be launched here: {spec.reason}")
         yield scenario, spec
 
 
-def _sides(both: Sequence[_Launch], labels: dict[int, str]) -> Sides:
-    """Return both sides. Raises UsageError unless exactly one setting differs. `labels` replaces labels by side."""
-    keys = _differences(*both)
+def _sides(launches: Sequence[_Launch], labels: dict[int, str]) -> LaunchSides:
+    """Return the two sides of a claim from both launches. Raises UsageError unless exactly one setting differs.
+
+    `labels` maps the index of a side to a label that replaces the default label.
+    """
+    keys = _differences(*launches)
     if not keys:
-        same = " and ".join(dict.fromkeys(spec.scenario for _, spec in both))
-        raise UsageError(f"not comparable: the sides do not differ: {same} launch the same")
+        same = " and ".join(dict.fromkeys(spec.scenario for _, spec in launches))
+        raise UsageError(f"not comparable: the sides do not differ; both launch {same}")
     if len(keys) > 1:
         raise _differ_in(keys)
     key = keys[0]
-    texts = [labels.get(place) or _label(key, _declared(scenario)) for place, (scenario, _) in enumerate(both)]
-    names: list[str] = [spec.scenario for _, spec in both]
+    texts = [
+        labels.get(index) or _label(key, _declared_settings(scenario)) for index, (scenario, _) in enumerate(launches)
+    ]
+    names: list[str] = [spec.scenario for _, spec in launches]
     if names[0] == names[1]:
-        names = [_name(name, text) for name, text in zip(names, texts, strict=True)]
-        names = names if names[0] != names[1] else [_name(names[0], which) for which in ("first", "second")]
+        names = [_side_name(name, text) for name, text in zip(names, texts, strict=True)]
+        names = names if names[0] != names[1] else [_side_name(names[0], suffix) for suffix in ("first", "second")]
     first, second = (
-        Side(label=label, spec=replace(spec, scenario=name))
-        for label, name, (_, spec) in zip(texts, names, both, strict=True)
+        LaunchSide(label=label, spec=replace(spec, scenario=name))
+        for label, name, (_, spec) in zip(texts, names, launches, strict=True)
     )
-    return Sides(key=key, scenario=_family(both[0][0]), first=first, second=second)
+    return LaunchSides(key=key, scenario=_family(launches[0][0]), first=first, second=second)
 
 
 def _family(scenario: Scenario) -> str:
-    """Return the scenario's name without its matrix values, which the sides' labels show."""
+    """Return the scenario's name without its matrix values, because the labels of the sides show these values."""
     return scenario.name.partition("@")[0]
 
 
 def _differences(first: _Launch, second: _Launch) -> list[str]:
-    """Return the keys with different declared values, and settings that resolve differently on this machine."""
-    one, other = (_declared(scenario) for scenario, _ in (first, second))
-    keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]
-    keys = list(dict.fromkeys(_whole(key, {*one, *other}) for key in keys))
+    """Return the keys whose declared values differ, and the settings that resolve differently on this machine."""
+    first_settings, second_settings = (_declared_settings(scenario) for scenario, _ in (first, second))
+    keys = [key for key in {**first_settings, **second_settings} if first_settings.get(key) != second_settings.get(key)]
+    keys = list(dict.fromkeys(_parent_key(key, {*first_settings, *second_settings}) for key in keys))
     if not any(key.startswith("needs.") for key in keys):
-        keys += [name for name in _RESOLVED if getattr(first[1], name) != getattr(second[1], name)]
+        keys += [name for name in _RESOLVED_SETTINGS if getattr(first[1], name) != getattr(second[1], name)]
     return keys
 
 
-def _declared(scenario: Scenario) -> dict[str, Plain]:
+def _declared_settings(scenario: Scenario) -> dict[str, Plain]:
     return {key: value for key, value in dotted(as_plain(scenario)) if key not in _NO_DIFFERENCE}
 
 
-def _whole(key: str, known: Collection[str]) -> str:
-    """Return the key that counts as one difference: a whole fault or condition, if only one side has it."""
+def _parent_key(key: str, keys: Collection[str]) -> str:
+    """Return the key that counts as one difference: the parent key if only one side has it, else the key itself.
+
+    For example, if only one side has a fault, all keys of the fault count as the single difference "fault".
+    """
     parts = key.split(".")
     above = (".".join(parts[:length]) for length in range(1, len(parts)))
-    return next((parent for parent in above if parent in known), key)
+    return next((parent for parent in above if parent in keys), key)
 
 
-def _label(key: str, declared: dict[str, Plain]) -> str:
-    if key == "fault" and key not in declared:
-        return f"fault={declared.get('fault.kind')}"
-    value = declared.get(key)
-    return visible(f"{key}={'null' if value is None else shown_setting(value)}", _LABEL)
+def _label(key: str, settings: dict[str, Plain]) -> str:
+    if key == "fault" and key not in settings:
+        return f"fault={settings.get('fault.kind')}"
+    value = settings.get(key)
+    return visible(f"{key}={'null' if value is None else shown_setting(value)}", _LABEL_LIMIT)
 
 
-def _name(scenario: str, text: str) -> str:
-    """Return the name of the directory with a side's attempts."""
-    return f"{scenario}@{re.sub(r'[^A-Za-z0-9_.:=+-]', '_', text).strip('_-')}"[:_LONGEST]
+def _side_name(scenario: str, text: str) -> str:
+    """Return the scenario name of a side, which is also the name of the directory with its attempts."""
+    return f"{scenario}@{re.sub(r'[^A-Za-z0-9_.:=+-]', '_', text).strip('_-')}"[:_NAME_LIMIT]
 
 
-_LONGEST = 100  # the name of a scenario has at most 120 characters
+_NAME_LIMIT = 100  # characters; a scenario's name may have at most 120

@@ -1,9 +1,9 @@
-"""The watchdog: ends a run whose controller and reaper were both killed.
+"""The watchdog: a process that ends a run whose controller and reaper were both killed.
 
-Each controller has one watchdog, a separate program (standard library only), which gets the probe directory of each
-run. When its standard input closes, the controller is dead. The watchdog then waits until each reaper has ended its
-run, and replaces reapers that were killed. If the watchdog is killed as well, `end_orphaned_runs` ends the run when
-nsa-harness starts the next time.
+Each controller (nsa-harness command) has one watchdog, a separate program that uses only the standard library. The
+controller sends it the probe directory of each run. When the watchdog's standard input closes, the controller is dead.
+The watchdog then waits until each reaper has ended its run, and replaces reapers that were killed. If the watchdog is
+killed as well, `end_orphaned_runs` ends the run when nsa-harness starts the next time.
 
     in    {"boards": "/dev/shm/..."}    a probe directory
 """
@@ -24,29 +24,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nsa_harness.supervisor.launch.reaper import OWNER, Process, Reaper, outlive_signals, this_machine
+from nsa_harness.supervisor.launch.reaper import OWNER, ProcessIdentity, Reaper, ignore_end_signals, this_machine
 
 _MODULE = "nsa_harness.supervisor.launch.watchdog"
-_PROGRAM = "_GUARD_PROGRAM"
-# The command line has neither nsa-harness's name nor the package's path: users run `pkill -f` with both.
+_ENV_PROGRAM = "_GUARD_PROGRAM"
+# The command line contains neither the name nsa-harness nor the path of the package, because users run `pkill -f` with
+# both.
 _LOADER = (
-    f"import importlib, os, sys; root, module = os.environ.pop({_PROGRAM!r}).rsplit(':', 1);"
+    f"import importlib, os, sys; root, module = os.environ.pop({_ENV_PROGRAM!r}).rsplit(':', 1);"
     " sys.path.append(root); importlib.import_module(module).main()"
 )
 _ROOT = Path(__file__).parents[3]  # the directory from which the package is imported
-_MAX_REAPERS = 3  # per run, before the watchdog gives up
+_MAX_REAPERS = 3  # reapers that the watchdog starts per run before it gives up
 _POLL_MS = 2000
 _SWEEP_S = 15.0
-_YOUNG_S = 60.0
+_MIN_AGE_S = 60.0
 _MAX_OWNER_BYTES = 1 << 20
 
 
-def start_program(module: str, *words: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
-    """Start a module of this package as a process in its own session. `words` are only for `ps`."""
+def start_program(module: str, *labels: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+    """Start a module of this package as a process in its own session.
+
+    `labels` are arguments without a function: they make the process recognisable in the output of `ps`.
+    """
     return subprocess.Popen(
-        # Not the virtual environment's interpreter: it is in the checkout, and its packages are not needed.
-        [getattr(sys, "_base_executable", None) or sys.executable, "-I", "-S", "-c", _LOADER, *words],
-        env={**os.environ, _PROGRAM: f"{_ROOT}:{module}"},
+        # Not the interpreter of the virtual environment: its path may contain the name of the checkout.
+        [getattr(sys, "_base_executable", None) or sys.executable, "-I", "-S", "-c", _LOADER, *labels],
+        env={**os.environ, _ENV_PROGRAM: f"{_ROOT}:{module}"},
         stdin=subprocess.PIPE,
         stdout=stdout,
         stderr=subprocess.DEVNULL,
@@ -56,30 +60,30 @@ def start_program(module: str, *words: str, stdout: int = subprocess.PIPE) -> su
 
 def start_reaper(order: dict[str, Any], module: str = Reaper.module) -> subprocess.Popen[bytes]:
     reaper = start_program(module, "guardian", order["tag"])
-    give_order(reaper, order)
+    send_order(reaper, order)
     return reaper
 
 
-def give_order(reaper: Any, order: dict[str, Any]) -> None:
+def send_order(reaper: Any, order: dict[str, Any]) -> None:
     reaper.stdin.write(json.dumps(order).encode() + b"\n")
     reaper.stdin.flush()
 
 
 @dataclass(kw_only=True)
 class Watchdog:
-    """The controller's side of its watchdog process. Thread-safe."""
+    """The controller's connection to its watchdog process. Thread-safe."""
 
     _probe_dirs: list[Path] = field(default_factory=list)
     _process: subprocess.Popen[bytes] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def guard(self, probe_dir: Path) -> None:
-        """Have the watchdog process guard the run with this probe directory, which is about to begin.
+        """Tell the watchdog process to guard the run with this probe directory, which is about to start.
 
-        Start the watchdog process first, or replace it if it was killed; a new one gets all runs that have not ended.
+        If there is no watchdog process, or it was killed, start a new one and send it every run that has not ended.
         """
         with self._lock:
-            self._probe_dirs = [*(known for known in self._probe_dirs if known.exists()), probe_dir]
+            self._probe_dirs = [*(directory for directory in self._probe_dirs if directory.exists()), probe_dir]
             if self._process is not None and self._process.poll() is None and self._send([probe_dir]):
                 return
             self._process = start_program(_MODULE, "keeper", stdout=subprocess.DEVNULL)
@@ -99,18 +103,18 @@ class Watchdog:
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """The controller and reaper of a probe directory, as the reaper wrote them."""
+    """The owner of a probe directory: the controller and the reaper of its run, from the file that the reaper wrote."""
 
-    controller: Process | None
-    reaper: Process | None
+    controller: ProcessIdentity | None
+    reaper: ProcessIdentity | None
     module: str
     order: dict[str, Any]  # the order for a reaper that replaces the dead one
 
     def is_dead(self) -> bool:
-        return not any(process is not None and process.lives() for process in (self.controller, self.reaper))
+        return not any(process is not None and process.is_alive() for process in (self.controller, self.reaper))
 
     def replace_reaper(self) -> subprocess.Popen[bytes]:
-        """Start a reaper without a controller: it ends the run at once, or waits for the end of an observed job."""
+        """Start a reaper without a controller. It ends a launched run at once, and waits for an observed job to end."""
         reaper = start_reaper(self.order, self.module)
         assert reaper.stdin is not None
         reaper.stdin.close()
@@ -120,7 +124,8 @@ class Owner:
 def read_owner(probe_dir: Path) -> Owner | None:
     """Return the owner of a probe directory.
 
-    Return None if it is unknown, or if its processes belong to another boot or PID namespace.
+    Return None if the directory is not this user's, if the owner is unknown, or if its processes belong to another boot
+    or PID namespace.
     """
     try:
         status = probe_dir.lstat()
@@ -130,16 +135,18 @@ def read_owner(probe_dir: Path) -> Owner | None:
             owner = json.loads(file.read(_MAX_OWNER_BYTES))
         if owner["machine"] != this_machine():
             return None
-        controller, reaper = (Process(*pair) if pair else None for pair in (owner["controller"], owner["guardian"]))
+        controller, reaper = (
+            ProcessIdentity(*pair) if pair else None for pair in (owner["controller"], owner["guardian"])
+        )
         return Owner(controller=controller, reaper=reaper, module=owner["module"], order=owner["order"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def end_orphaned_runs(probe_dirs: Iterable[Path]) -> None:
-    """End what is left of runs whose controller, reaper and watchdog were killed, and remove their probe files.
+    """End the runs whose controller, reaper and watchdog were all killed, and remove their probe files.
 
-    `probe_dirs`: every probe directory on this machine. Return when these runs have ended. Observed jobs continue.
+    `probe_dirs` are all probe directories on this machine. Return when these runs have ended. Observed jobs continue.
     """
     ending = []
     for probe_dir in probe_dirs:
@@ -156,34 +163,34 @@ def end_orphaned_runs(probe_dirs: Iterable[Path]) -> None:
 
 
 def _remove_empty(probe_dir: Path) -> None:
-    """Remove a probe directory whose reaper was killed right after it made the directory."""
+    """Remove a probe directory whose reaper was killed directly after it created the directory."""
     with contextlib.suppress(OSError):
-        if time.time() - probe_dir.lstat().st_mtime > _YOUNG_S:
+        if time.time() - probe_dir.lstat().st_mtime > _MIN_AGE_S:
             probe_dir.rmdir()
 
 
 def guard_all(probe_dirs: set[Path]) -> None:
-    """Wait until the reaper of every run has ended it. Start a new reaper for a run whose reaper was killed."""
-    started: dict[Path, list[subprocess.Popen[bytes]]] = {probe_dir: [] for probe_dir in probe_dirs}
-    while started:
-        awaited = []
-        for probe_dir in list(started):
-            owner, started_here = read_owner(probe_dir), started[probe_dir]
-            reaper = started_here[-1].pid if started_here and started_here[-1].poll() is None else None
-            if reaper is None and owner is not None and owner.reaper is not None and owner.reaper.lives():
+    """Wait until every run has been ended by its reaper. If a reaper was killed, start a new one."""
+    reapers: dict[Path, list[subprocess.Popen[bytes]]] = {probe_dir: [] for probe_dir in probe_dirs}
+    while reapers:
+        reaper_pids = []
+        for probe_dir in list(reapers):
+            owner, run_reapers = read_owner(probe_dir), reapers[probe_dir]
+            reaper = run_reapers[-1].pid if run_reapers and run_reapers[-1].poll() is None else None
+            if reaper is None and owner is not None and owner.reaper is not None and owner.reaper.is_alive():
                 reaper = owner.reaper.pid
-            if owner is None or (reaper is None and len(started_here) == _MAX_REAPERS):
-                del started[probe_dir]
+            if owner is None or (reaper is None and len(run_reapers) == _MAX_REAPERS):
+                del reapers[probe_dir]
                 continue
             if reaper is None:
-                started_here.append(owner.replace_reaper())
-                reaper = started_here[-1].pid
-            awaited.append(reaper)
-        _wait_for_any(awaited)
+                run_reapers.append(owner.replace_reaper())
+                reaper = run_reapers[-1].pid
+            reaper_pids.append(reaper)
+        _wait_for_any(reaper_pids)
 
 
 def _wait_for_any(pids: list[int]) -> None:
-    """Wait until one of these processes exits, at most two seconds."""
+    """Wait until one of these processes exits, but at most two seconds."""
     poll = select.poll()
     descriptors = []
     for pid in pids:
@@ -198,5 +205,5 @@ def _wait_for_any(pids: list[int]) -> None:
 
 
 def main() -> None:
-    outlive_signals()
+    ignore_end_signals()
     guard_all({Path(json.loads(line)["boards"]) for line in sys.stdin.buffer})

@@ -29,9 +29,9 @@ from nsa_harness.core.verdict.proof import SETTLE_S
 from nsa_harness.core.verdict.verdict import moving_ranks
 from nsa_harness.errors import NoSuchJob
 from nsa_harness.supervisor.capture import descriptors, procfs
-from nsa_harness.supervisor.capture.descriptors import SocketTable, inodes
-from nsa_harness.supervisor.capture.procfs import inner_pid, path_of
-from nsa_harness.supervisor.capture.recorder import find_worker_server
+from nsa_harness.supervisor.capture.descriptors import SocketTable, socket_inodes
+from nsa_harness.supervisor.capture.procfs import path_in_process, pid_in_namespace
+from nsa_harness.supervisor.capture.recorder import find_own_server
 from nsa_harness.supervisor.capture.stacks import py_spy
 from nsa_harness.supervisor.observe.ranks import is_python_command, rank_of, ranks_below
 from nsa_harness.supervisor.storage.rundir import AttemptDir, write_document
@@ -39,8 +39,8 @@ from nsa_harness.supervisor.watch.ranks import Ranks
 from nsa_harness.supervisor.watch.watch import Watch, WatchListener, WatchPolicy
 from nsa_harness.texts.words import duration, plural
 
-_LOOK_S = SETTLE_S + 0.1
-_SHOWN = 120  # characters of a command
+_SNAPSHOT_S = SETTLE_S + 0.1
+_COMMAND_LIMIT = 120  # characters of a command
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 # Probe files that the observer sees. With faulthandler's file, a signal would be sent to request stacks.
 _VISIBLE_FILES = (protocol.STATUS_FILE, protocol.FLIGHT, protocol.SOCKET)
@@ -54,9 +54,9 @@ class RunningJob:
 
     pid: int  # the process that the user named
     ranks: Mapping[int, int]
-    boards: Path | None  # the probe directory, if nsa-harness launched or observes the job
+    probe_dir: Path | None  # the probe directory, if nsa-harness launched or observes the job
     origin_ns: int  # when the oldest rank was started, on the monotonic clock
-    missing: Mapping[int, int | None] = field(default_factory=dict)  # rank without a process -> exit code
+    missing_ranks: Mapping[int, int | None] = field(default_factory=dict)  # rank without a process -> exit code
 
 
 def find_job(pid: int) -> RunningJob:
@@ -65,23 +65,23 @@ def find_job(pid: int) -> RunningJob:
     if stat is None or stat.state in "ZX":
         raise NoSuchJob(f"attach: no process {pid} is running here; `nsa-harness attach` without it lists the jobs")
     _check_readable(pid)
-    several = found_jobs([stat, *procfs.descendants(pid)])
-    if len(several) > 1:
-        raise NoSuchJob(several_jobs(several, f"below process {pid}"))
+    jobs = find_jobs([stat, *procfs.descendants(pid)])
+    if len(jobs) > 1:
+        raise NoSuchJob(describe_jobs(jobs, f"below process {pid}"))
     ranks = _with_siblings(pid, stat.parent, ranks_below(pid))
     if not ranks:
-        shown = " ".join(procfs.command_words(pid))[:120] or stat.command
+        command = " ".join(procfs.command_line(pid))[:120] or stat.command
         raise NoSuchJob(
-            f"attach: process {pid} ({shown}) is no rank, and none below it has RANK or has loaded torch;"
+            f"attach: process {pid} ({command}) is no rank, and none below it has RANK or has loaded torch;"
             " name torchrun, a rank, or a process above them"
         )
     _check_stacks(*min(ranks.items()))
     return RunningJob(
         pid=pid,
         ranks=ranks,
-        boards=_probe_directory(ranks),
+        probe_dir=_probe_directory(ranks),
         origin_ns=_start_ns(ranks),
-        missing=_exit_codes(ranks, missing_ranks(ranks, procfs.environment(min(ranks.values())))),
+        missing_ranks=_exit_codes(ranks, missing_ranks(ranks, procfs.environment(min(ranks.values())))),
     )
 
 
@@ -99,11 +99,11 @@ def _exit_codes(ranks: Mapping[int, int], missing: Sequence[int]) -> dict[int, i
     A zombie shows its exit code until its parent reaps it. torchrun reaps at once, and ends all ranks unless it was 0.
     """
     parents = {stat.parent for pid in ranks.values() if (stat := procfs.read_stat(pid))}
-    ended = sorted(stat.pid for parent in parents for stat in procfs.children(parent) if stat.state == "Z")
-    if missing and len(ended) == len(missing):  # the ranks were started in order
-        return {rank: procfs.exit_status(pid) for rank, pid in zip(missing, ended, strict=True)}
-    by_agent = bool(parents) and all(starts_ranks(procfs.command_words(parent)) for parent in parents)
-    return dict.fromkeys(missing, 0 if by_agent else None)
+    ended_pids = sorted(stat.pid for parent in parents for stat in procfs.children(parent) if stat.state == "Z")
+    if missing and len(ended_pids) == len(missing):  # the ranks were started in order
+        return {rank: procfs.exit_status(pid) for rank, pid in zip(missing, ended_pids, strict=True)}
+    have_agents = bool(parents) and all(starts_ranks(procfs.command_line(parent)) for parent in parents)
+    return dict.fromkeys(missing, 0 if have_agents else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,23 +122,23 @@ class FoundJob:
 
 
 def jobs_of_this_user() -> list[FoundJob]:
-    return found_jobs(stat for pid in _own_processes() if (stat := procfs.read_stat(pid)))
+    return find_jobs(stat for pid in _own_processes() if (stat := procfs.read_stat(pid)))
 
 
-def found_jobs(among: Iterable[procfs.Stat]) -> list[FoundJob]:
+def find_jobs(stats: Iterable[procfs.Stat]) -> list[FoundJob]:
     """Return the jobs that have these processes as ranks, latest last."""
     ranks: dict[tuple[object, ...], list[procfs.Stat]] = {}
-    known = {stat.pid: stat for stat in among if stat.state not in "ZX"}
-    trains = {pid for pid in known if rank_of(pid) is not None}
-    for pid in trains:
-        if known[pid].parent not in trains:  # a rank's children inherit its environment
-            ranks.setdefault((known[pid].parent, *_job_of(pid)), []).append(known[pid])
-    return sorted(map(_found_job, ranks.values()), key=lambda job: -job.age_s)
+    living = {stat.pid: stat for stat in stats if stat.state not in "ZX"}
+    rank_pids = {pid for pid in living if rank_of(pid) is not None}
+    for pid in rank_pids:
+        if living[pid].parent not in rank_pids:  # a rank's children inherit its environment
+            ranks.setdefault((living[pid].parent, *_job_of(pid)), []).append(living[pid])
+    return sorted(map(_describe_job, ranks.values()), key=lambda job: -job.age_s)
 
 
-def several_jobs(jobs: Sequence[FoundJob], where: str) -> str:
-    listed = "".join(f"\n  {job.text}" for job in jobs)
-    return f"attach: {len(jobs)} jobs run {where}; name one of them, as in `nsa-harness attach {jobs[0].pid}`:{listed}"
+def describe_jobs(jobs: Sequence[FoundJob], where: str) -> str:
+    lines = "".join(f"\n  {job.text}" for job in jobs)
+    return f"attach: {len(jobs)} jobs run {where}; name one of them, as in `nsa-harness attach {jobs[0].pid}`:{lines}"
 
 
 def only_job(jobs: Sequence[FoundJob]) -> int:
@@ -149,7 +149,7 @@ def only_job(jobs: Sequence[FoundJob]) -> int:
             " name a process, as in `nsa-harness attach PID`"
         )
     if len(jobs) > 1:
-        raise NoSuchJob(several_jobs(jobs, "here"))
+        raise NoSuchJob(describe_jobs(jobs, "here"))
     return jobs[0].pid
 
 
@@ -160,18 +160,18 @@ def _own_processes() -> Iterator[int]:
                 yield int(name)
 
 
-def _found_job(ranks: Sequence[procfs.Stat]) -> FoundJob:
-    first = min(ranks, key=lambda stat: (stat.started_ticks, stat.pid))
-    started = starts_ranks(procfs.command_words(first.parent))
-    pid = first.parent if started else min(ranks, key=lambda stat: rank_of(stat.pid) or 0).pid
+def _describe_job(ranks: Sequence[procfs.Stat]) -> FoundJob:
+    first = min(ranks, key=lambda stat: (stat.start_ticks, stat.pid))
+    has_launcher = starts_ranks(procfs.command_line(first.parent))
+    pid = first.parent if has_launcher else min(ranks, key=lambda stat: rank_of(stat.pid) or 0).pid
     age_s = (time.monotonic_ns() - _start_ns(dict(enumerate(stat.pid for stat in ranks)))) / 1e9
-    return FoundJob(pid=pid, command=_command_text(procfs.command_words(pid)), ranks=len(ranks), age_s=age_s)
+    return FoundJob(pid=pid, command=_command_text(procfs.command_line(pid)), ranks=len(ranks), age_s=age_s)
 
 
 def _command_text(words: Sequence[str]) -> str:
     """Return a command as text, without the interpreter in front of torchrun."""
     shown = words[1:] if len(words) > 1 and is_python_command(words) and words[1].endswith("/torchrun") else words
-    return " ".join([PurePath(shown[0]).name, *shown[1:]])[:_SHOWN] if shown else ""
+    return " ".join([PurePath(shown[0]).name, *shown[1:]])[:_COMMAND_LIMIT] if shown else ""
 
 
 def _check_readable(pid: int) -> None:
@@ -179,10 +179,10 @@ def _check_readable(pid: int) -> None:
         Path(f"/proc/{pid}/environ").read_bytes()
     except PermissionError:
         owner = _owner(pid)
-        how = "not even by root" if os.geteuid() == 0 else f"`sudo nsa-harness attach {pid}`"
-        inside = inner_pid(pid)
-        named = f"{pid} ({inside} in its container)" if inside != pid else f"{pid}"
-        raise NoSuchJob(f"attach: process {named} belongs to {owner} and may not be looked at; {how}") from None
+        remedy = "not even by root" if os.geteuid() == 0 else f"`sudo nsa-harness attach {pid}`"
+        container_pid = pid_in_namespace(pid)
+        process = f"{pid} ({container_pid} in its container)" if container_pid != pid else f"{pid}"
+        raise NoSuchJob(f"attach: process {process} belongs to {owner} and may not be looked at; {remedy}") from None
     except OSError:
         raise NoSuchJob(f"attach: process {pid} has just ended") from None
 
@@ -199,19 +199,19 @@ def _check_stacks(rank: int, pid: int) -> None:
     """Read one stack, so that a missing permission is reported at the start. Raises NoSuchJob."""
     failures: list[str] = []
     py_spy(pid, ["--nonblocking"], failures)
-    refused = [failure for failure in failures if any(word in failure.lower() for word in _NO_PTRACE)]
-    if not refused or _has_worker_server(pid):
+    reasons = [failure for failure in failures if any(word in failure.lower() for word in _NO_PTRACE)]
+    if not reasons or _has_worker_server(pid):
         return
     with suppress(OSError):
         if _PTRACE_SCOPE.read_text().strip() != "0":
-            refused.append("or allow it with `sysctl kernel.yama.ptrace_scope=0`")
-    raise NoSuchJob(f"attach: the stack of rank {rank}, process {pid}, may not be read: {refused[0]}; run it with sudo")
+            reasons.append("or allow it with `sysctl kernel.yama.ptrace_scope=0`")
+    raise NoSuchJob(f"attach: the stack of rank {rank}, process {pid}, may not be read: {reasons[0]}; run it with sudo")
 
 
 def _has_worker_server(pid: int) -> bool:
     """Whether the process has its own worker server, which returns its stacks without permission."""
-    sockets = SocketTable(owners={}).of(pid, inodes(descriptors.holds(pid)))
-    return find_worker_server(pid, procfs.environment(pid), sockets) is not None
+    sockets = SocketTable(owners={}).sockets_of(pid, socket_inodes(descriptors.open_descriptors(pid)))
+    return find_own_server(pid, procfs.environment(pid), sockets) is not None
 
 
 def _with_siblings(pid: int, parent: int, ranks: dict[int, int]) -> dict[int, int]:
@@ -229,13 +229,16 @@ def _job_of(pid: int) -> tuple[str, ...]:
 
 
 def _probe_directory(ranks: Mapping[int, int]) -> Path | None:
-    named = ((pid, procfs.environment(pid).get(protocol.ENV_PROBE_DIRECTORY)) for pid in ranks.values())
-    return next((at for pid, boards in named if boards and (at := path_of(pid, boards)).is_dir()), None)
+    directories = ((pid, procfs.environment(pid).get(protocol.ENV_PROBE_DIRECTORY)) for pid in ranks.values())
+    return next(
+        (path for pid, directory in directories if directory and (path := path_in_process(pid, directory)).is_dir()),
+        None,
+    )
 
 
 def _start_ns(ranks: Mapping[int, int]) -> int:
     """Return the start of the oldest rank. The kernel counts since the boot, including time asleep."""
-    ticks = [stat.started_ticks for pid in ranks.values() if (stat := procfs.read_stat(pid))]
+    ticks = [stat.start_ticks for pid in ranks.values() if (stat := procfs.read_stat(pid))]
     since_boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return time.monotonic_ns() - max(0, since_boot_ns - min(ticks, default=0) * 10**9 // _CLOCK_TICKS)
 
@@ -244,11 +247,11 @@ def _start_ns(ranks: Mapping[int, int]) -> int:
 def passive_observer(job: RunningJob) -> Iterator[PassiveObserver]:
     """Yield an observer that sees the job's probe files, except the file that would have a signal sent."""
     with TemporaryDirectory(prefix="nsa-harness-attach-") as view:
-        for pid in job.ranks.values() if job.boards else ():
+        for pid in job.ranks.values() if job.probe_dir else ():
             for pattern in _VISIBLE_FILES:  # a rank names its files by its pid in its own namespace
-                own = Path(job.boards or "") / pattern.format(pid=inner_pid(pid))
-                (Path(view) / pattern.format(pid=pid)).symlink_to(own)
-        yield PassiveObserver(job=job, origin_ns=job.origin_ns, boards=Path(view))
+                file = Path(job.probe_dir or "") / pattern.format(pid=pid_in_namespace(pid))
+                (Path(view) / pattern.format(pid=pid)).symlink_to(file)
+        yield PassiveObserver(job=job, origin_ns=job.origin_ns, probe_dir=Path(view))
 
 
 @dataclass(kw_only=True)
@@ -257,10 +260,10 @@ class PassiveObserver:
 
     job: RunningJob
     origin_ns: int
-    boards: Path
+    probe_dir: Path
     tag: str = ""
-    probed: bool = False
-    lost: bool = False
+    has_probe: bool = False
+    is_lost: bool = False
     _events: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -276,14 +279,14 @@ class PassiveObserver:
     def events(self, wait_s: float) -> list[dict[str, Any]]:
         if self._events:
             return [self._events.pop()]
-        ended = [descriptor for descriptor, _ in self._poll.poll(wait_s * 1000)]
-        for descriptor in ended:
+        ready = [descriptor for descriptor, _ in self._poll.poll(wait_s * 1000)]
+        for descriptor in ready:
             self._poll.unregister(descriptor)
             os.close(descriptor)
-        pids = [self._watched.pop(descriptor) for descriptor in ended]
+        pids = [self._watched.pop(descriptor) for descriptor in ready]
         return [{"event": "exit", "pid": pid, "status": procfs.exit_status(pid)} for pid in pids]
 
-    def tell(self, **_: object) -> None:
+    def send_command(self, **_: object) -> None:
         return
 
 
@@ -291,19 +294,19 @@ class PassiveObserver:
 class KnownRanks(Ranks):
     """The ranks that were found when nsa-harness attached."""
 
-    known: Mapping[int, int]
+    known_pids: Mapping[int, int]
 
     def discover(self, launcher: int) -> list[tuple[int, int]]:  # noqa: ARG002
-        new = sorted(self.known.items()) if not self.pids else []
-        self.pids.update(new)
-        return new
+        new_ranks = sorted(self.known_pids.items()) if not self.pids else []
+        self.pids.update(new_ranks)
+        return new_ranks
 
 
 def observe_until_decided(
-    guarded: PassiveObserver,
+    observer: PassiveObserver,
     spec: RunSpec,
     attempt: AttemptDir,
-    audience: WatchListener,
+    listener: WatchListener,
     *,
     interrupted: Callable[[], bool],
     for_s: float,
@@ -312,39 +315,41 @@ def observe_until_decided(
 
     def decide(now_s: float, limits: Limits) -> Ending | None:
         """Take snapshots from the start: without the probe there are no progress events to wait for."""
-        if not watch.due("look", now_s, _LOOK_S):
+        if not watch.is_due("look", now_s, _SNAPSHOT_S):
             return None
         watch.snapshots.take()
-        if watch.snapshots.taken == 1:
-            audience.looked(first_snapshot(watch.snapshots.episode[-1], spec.backend, watch.ranks.gone))
-        if now_s - watch.ranks.last_progress_s() >= watch.quiet_limit_s(limits) and watch.snapshots.proof(limits):
+        if watch.snapshots.count == 1:
+            listener.report_first_snapshot(
+                first_snapshot(watch.snapshots.episode[-1], spec.backend, watch.ranks.exited)
+            )
+        if now_s - watch.ranks.last_progress_s() >= watch.stall_limit_s(limits) and watch.snapshots.proof(limits):
             return Ending.STALL
         if now_s - watch.ranks.last_progress_s() >= STALL_FLOOR_S:
             watch.report_stall(now_s, limits)
-        decided = moving_ranks(watch.snapshots.samples) or now_s - begun_s >= for_s
-        return Ending.DETACHED if decided else None
+        is_decided = moving_ranks(watch.snapshots.samples) or now_s - started_s >= for_s
+        return Ending.DETACHED if is_decided else None
 
-    ranks = functools.partial(KnownRanks, known=guarded.job.ranks)
+    ranks = functools.partial(KnownRanks, known_pids=observer.job.ranks)
     watch = Watch(
-        guarded=guarded,
+        job=observer,
         spec=spec,
         attempt=attempt,
-        audience=audience,
+        listener=listener,
         interrupted=interrupted,
-        policy=WatchPolicy(find_ranks=ranks, decide=decide, observed=True, guarded=False),
+        policy=WatchPolicy(find_ranks=ranks, decide=decide, is_observed=True, has_reaper=False),
     )
     watch.write("attached")
-    for rank, status in guarded.job.missing.items():
-        watch.left(rank, None, status)
-    begun_s = watch.now_s()
+    for rank, status in observer.job.missing_ranks.items():
+        watch.record_exit(rank, None, status)
+    started_s = watch.now_s()
     ending = watch.run()
-    _store_recorders(guarded, attempt)
+    _store_recorders(observer, attempt)
     return ending
 
 
-def _store_recorders(guarded: PassiveObserver, attempt: AttemptDir) -> None:
+def _store_recorders(observer: PassiveObserver, attempt: AttemptDir) -> None:
     """Store the recorders that the ranks' own servers returned, if every rank returned one."""
-    files = [guarded.boards / protocol.FLIGHT.format(pid=pid) for pid in guarded.job.ranks.values()]
-    if not guarded.job.boards and all(file.exists() for file in files):
+    files = [observer.probe_dir / protocol.FLIGHT.format(pid=pid) for pid in observer.job.ranks.values()]
+    if not observer.job.probe_dir and all(file.exists() for file in files):
         for file in files:
             write_document(attempt.boards / file.name, file.read_text(errors="replace"))

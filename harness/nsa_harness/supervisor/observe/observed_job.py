@@ -27,8 +27,14 @@ from nsa_harness.core.scenario.observed_job import starts_ranks, with_ranks
 from nsa_harness.core.verdict.proof import Proof
 from nsa_harness.errors import CommandNotStarted
 from nsa_harness.supervisor.capture import procfs
-from nsa_harness.supervisor.launch.launcher import WATCHDOG, Guarded, boards_dir, probe_environment, this_process
-from nsa_harness.supervisor.launch.reaper import OWNER, process_of
+from nsa_harness.supervisor.launch.launcher import (
+    WATCHDOG,
+    LaunchedRun,
+    probe_directory,
+    probe_environment,
+    this_process,
+)
+from nsa_harness.supervisor.launch.reaper import OWNER, process_identity
 from nsa_harness.supervisor.launch.umask import program_umask
 from nsa_harness.supervisor.launch.watchdog import start_reaper
 from nsa_harness.supervisor.observe.observed_job_reaper import WatchedCommandReaper
@@ -37,42 +43,44 @@ from nsa_harness.supervisor.storage.record import write_spec
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 from nsa_harness.supervisor.watch.watch import Watch, WatchListener, WatchPolicy
 
-_ASKED_S = 60.0  # a failure within this time after a signal counts as its effect; torchrun gives its ranks 30 s
+_REQUEST_EFFECT_S = (
+    60.0  # a failure within this time after a signal counts as its effect; torchrun gives its ranks 30 s
+)
 
 
 @dataclass(kw_only=True)
 class ObservedJob:
     """One attempt of an observed job, from the start of its ranks to their exit or restart."""
 
-    watched: WatchedCommand
+    command: WatchedCommand
     spec: RunSpec
     attempt: AttemptDir
-    audience: WatchListener
+    listener: WatchListener
     forwarder: SignalForwarder
     on_ending: Callable[[Ending], None]  # called when a HANG is proven or the deadline passes, and the job continues
-    ends_it: bool  # --on-hang=kill
+    ends_job: bool  # --on-hang=kill
 
     def __post_init__(self) -> None:
         policy = WatchPolicy(
             find_ranks=self._find_ranks,
-            over=self._over,
-            overdue=self._overdue,
-            proven=self._proven,
+            on_exit=self._on_exit,
+            on_deadline=self._on_deadline,
+            on_proof=self._on_proof,
             decide=self._decide,
-            observed=True,
+            is_observed=True,
         )
         self.watch = Watch(
-            guarded=self.watched,
+            job=self.command,
             spec=self.spec,
             attempt=self.attempt,
-            audience=self.audience,
+            listener=self.listener,
             interrupted=lambda: False,
             policy=policy,
         )
 
-    def resolved_spec(self) -> RunSpec:
+    def store_spec(self) -> RunSpec:
         """Return the spec with the number of ranks that were seen, and store it for the report."""
-        self.watch.spec = with_ranks(self.watch.spec, self.ranks.count)
+        self.watch.spec = with_ranks(self.watch.spec, self.ranks.rank_count)
         write_spec(self.attempt, self.watch.spec)
         return self.watch.spec
 
@@ -81,28 +89,28 @@ class ObservedJob:
         return self.ranks
 
     def _decide(self, now_s: float, limits: Limits) -> Ending | None:
-        if self.watch.spec.ranks < self.ranks.count:
-            self.resolved_spec()
-        if self.ranks.restarted:
+        if self.watch.spec.ranks < self.ranks.rank_count:
+            self.store_spec()
+        if self.ranks.has_restarted:
             return Ending.STALL if self.watch.reported_proof else Ending.RESTARTED
-        return self.watch.suspicion(now_s, limits)
+        return self.watch.check_stall(now_s, limits)
 
-    def _proven(self, proof: Proof) -> Ending | None:
-        if self.ends_it:
+    def _on_proof(self, proof: Proof) -> Ending | None:
+        if self.ends_job:
             return Ending.STALL
         self.watch.reported_proof = proof
         self._report(Ending.STALL)
         return None
 
-    def _overdue(self) -> Ending | None:
-        if self.ends_it:
+    def _on_deadline(self) -> Ending | None:
+        if self.ends_job:
             return Ending.DEADLINE
         self._report(Ending.DEADLINE)
         spec = self.watch.spec
         self.watch.spec = replace(spec, limits=replace(spec.limits, deadline_s=None))
         return None
 
-    def _over(self) -> Ending:
+    def _on_exit(self) -> Ending:
         """Return the ending after the command has exited. A reported proof takes precedence over the exit."""
         if self.watch.reported_proof:
             return Ending.STALL
@@ -111,20 +119,20 @@ class ObservedJob:
     def _report(self, ending: Ending) -> None:
         """Write a report now, from the same files as a report at the end."""
         self.watch.close(ending)
-        self.watched.copy_probe_files(Path(self.attempt.boards))
+        self.command.copy_probe_files(Path(self.attempt.boards))
         self.on_ending(ending)
 
     def _was_asked_to_end(self) -> bool:
-        asked_ns = self.forwarder.asked_to_end_ns
-        if asked_ns is None or not ended_as_asked(self.watched.child.wait(), asked_ns, time.monotonic_ns()):
+        request_ns = self.forwarder.end_request_ns
+        if request_ns is None or not failed_on_request(self.command.child.wait(), request_ns, time.monotonic_ns()):
             return False
-        self.watch.write("asked_to_end", t_s=(asked_ns - self.watched.origin_ns) / 1e9)
+        self.watch.write("asked_to_end", t_s=(request_ns - self.command.origin_ns) / 1e9)
         return True
 
 
-def ended_as_asked(status: int, asked_ns: int, ended_ns: int) -> bool:
+def failed_on_request(status: int, request_ns: int, ended_ns: int) -> bool:
     """Whether the job failed because of a signal that asked it to end: with a bad status, soon after the signal."""
-    return status != 0 and ended_ns - asked_ns <= _ASKED_S * 1e9
+    return status != 0 and ended_ns - request_ns <= _REQUEST_EFFECT_S * 1e9
 
 
 HOOK_LIMIT_S = 60.0
@@ -139,7 +147,7 @@ class Hook:
 
     command: str
     document: Path  # the command's standard input
-    failed: Callable[[str], None]
+    on_failure: Callable[[str], None]
     limit_s: float = HOOK_LIMIT_S
 
     def start(self) -> None:
@@ -152,11 +160,11 @@ class Hook:
 
     def _run(self) -> None:
         try:
-            why = self._call()
+            failure = self._call()
         except OSError as error:
-            why = str(error)
-        if why:
-            self.failed(why)
+            failure = str(error)
+        if failure:
+            self.on_failure(failure)
 
     def _call(self) -> str | None:
         """Run the command and return why it failed, or None. Its output goes to stderr: stdout is the job's."""
@@ -172,24 +180,24 @@ class Hook:
             setsigmask=(),  # a child would inherit the signals that are blocked here
         )
         descriptor = os.pidfd_open(pid)
-        ended, _, _ = select.select([descriptor], [], [], self.limit_s)
+        ready, _, _ = select.select([descriptor], [], [], self.limit_s)
         os.close(descriptor)
-        if not ended:
+        if not ready:
             os.killpg(pid, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if not ended:
+        if not ready:
             return f"ended by us after {self.limit_s:g} s"
         return None if status == 0 else f"exit code {status}" if status > 0 else f"ended by signal {-status}"
 
 
 # The user's command, started as the user would, but with the probe.
 
-_NO_BOARDS = shutil.ignore_patterns("*.sock", OWNER)  # a socket cannot be copied
+_IGNORED_FILES = shutil.ignore_patterns("*.sock", OWNER)  # a socket cannot be copied
 _READY_S = 10.0
 
 
 @dataclass(kw_only=True)
-class WatchedCommand(Guarded):
+class WatchedCommand(LaunchedRun):
     """The observed command, a child of this process, so that no other process reaps its status."""
 
     child: subprocess.Popen[bytes]
@@ -198,22 +206,22 @@ class WatchedCommand(Guarded):
         """Copy the current probe files to `home`."""
         # A process may exit meanwhile and remove its files.
         with contextlib.suppress(shutil.Error, FileNotFoundError):
-            shutil.copytree(self.boards, home, ignore=_NO_BOARDS, dirs_exist_ok=True)
+            shutil.copytree(self.probe_dir, home, ignore=_IGNORED_FILES, dirs_exist_ok=True)
 
     def next_attempt(self, attempt: AttemptDir) -> None:
         """Have the reaper write to this attempt from now on."""
-        words = {"keep": str(attempt.boards.resolve()), "journal": str(attempt.processes.resolve())}
-        self.order = {**self.order, **words}
-        self.watches = {pid: command for pid, command in self.watches.items() if command["do"] == "adopt"}
-        self.tell(do="journal", **words)
+        paths = {"keep": str(attempt.boards.resolve()), "journal": str(attempt.processes.resolve())}
+        self.order = {**self.order, **paths}
+        self.watch_commands = {pid: command for pid, command in self.watch_commands.items() if command["do"] == "adopt"}
+        self.send_command(do="journal", **paths)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Have the reaper move the probe files and exit, without touching a process of the job."""
         self._finish(_READY_S, do="leave")
 
     def _receive(self, event: dict[str, Any]) -> None:
         if event["event"] == "exit":
-            self.watches.pop(event["pid"], None)
+            self.watch_commands.pop(event["pid"], None)
 
     def _next_reaper(self) -> subprocess.Popen[bytes]:
         return start_reaper(self.order, WatchedCommandReaper.module)
@@ -224,55 +232,55 @@ def start_watched_command(
 ) -> WatchedCommand:
     """Start `command` in the terminal's foreground. If it cannot start, raise CommandNotStarted and leave nothing."""
     tag = f"{attempt.path.parent.name}-{secrets.token_hex(4)}"
-    boards = boards_dir(tag)
+    probe_dir = probe_directory(tag)
     order = {
         "argv": None,
         "tag": tag,
-        "boards": str(boards),
+        "boards": str(probe_dir),
         "keep": str(attempt.boards.resolve()),
         "journal": str(attempt.processes.resolve()),
         "reserve": str(attempt.ballast_file.resolve()),
         "controller": this_process(),
     }
-    WATCHDOG.guard(boards)
+    WATCHDOG.guard(probe_dir)
     origin_ns = time.monotonic_ns()
     reaper = start_reaper(order, WatchedCommandReaper.module)
     # Wait for the reaper to make the probe directory, which the job's first process must find.
     assert reaper.stdout is not None
     reaper.stdout.readline()
     try:
-        child = _start(command, _environment(command, tag, boards, probe), forwarder)
+        child = _start(command, _environment(command, tag, probe_dir, probe), forwarder)
     except OSError as error:
         assert reaper.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             reaper.stdin.close()  # the reaper has adopted no job, so that it exits at the end of its input
         reaper.wait(timeout=_READY_S)
         raise not_started(command[0], error) from None
-    watched = WatchedCommand(
+    watched_command = WatchedCommand(
         reaper=reaper,
         origin_ns=origin_ns,
-        boards=boards,
+        probe_dir=probe_dir,
         tag=tag,
         order=order,
-        probed=probe != protocol.PROBE_OFF,
+        has_probe=probe != protocol.PROBE_OFF,
         child=child,
     )
-    watched.tell(do="adopt", pid=child.pid)
-    return watched
+    watched_command.send_command(do="adopt", pid=child.pid)
+    return watched_command
 
 
 def check_command(command: Sequence[str]) -> None:
     """Raise CommandNotStarted with a shell's status: 127 for no such command, 126 if it is not executable."""
     if shutil.which(command[0]) is None:
-        found = os.sep in command[0] and os.path.exists(command[0])
-        raise not_started(command[0], PermissionError("it cannot be executed") if found else FileNotFoundError())
+        exists = os.sep in command[0] and os.path.exists(command[0])
+        raise not_started(command[0], PermissionError("it cannot be executed") if exists else FileNotFoundError())
 
 
 def not_started(name: str, error: OSError) -> CommandNotStarted:
     if isinstance(error, FileNotFoundError):
         return CommandNotStarted(f"{name}: command not found, nor the interpreter it names; nothing was started", 127)
-    why = error.strerror or str(error)
-    return CommandNotStarted(f"{name}: {why}; nothing was started; `chmod +x`, or name its interpreter", 126)
+    reason = error.strerror or str(error)
+    return CommandNotStarted(f"{name}: {reason}; nothing was started; `chmod +x`, or name its interpreter", 126)
 
 
 def _start(command: Sequence[str], environment: dict[str, str], forwarder: SignalForwarder) -> subprocess.Popen[bytes]:
@@ -282,15 +290,15 @@ def _start(command: Sequence[str], environment: dict[str, str], forwarder: Signa
     )
 
 
-def _environment(command: Sequence[str], tag: str, boards: Path, probe: str) -> dict[str, str]:
-    ours = (protocol.ENV_PREFIX, "NSA_HARNESS_")
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+def _environment(command: Sequence[str], tag: str, probe_dir: Path, probe: str) -> dict[str, str]:
+    harness_prefixes = (protocol.ENV_PREFIX, "NSA_HARNESS_")
+    inherited_variables = {name: value for name, value in os.environ.items() if not name.startswith(harness_prefixes)}
     # `python train.py` is one process, rank 0, unless it starts ranks, which their status files will show.
-    trains_itself = is_python_command(command) and not starts_ranks(command)
+    is_single_rank = is_python_command(command) and not starts_ranks(command)
     return {
-        **inherited,
-        **probe_environment(inherited.get("PYTHONPATH", ""), tag, boards, probe),
-        **({protocol.ENV_SOLO: "1"} if trains_itself else {}),
+        **inherited_variables,
+        **probe_environment(inherited_variables.get("PYTHONPATH", ""), tag, probe_dir, probe),
+        **({protocol.ENV_SOLO: "1"} if is_single_rank else {}),
     }
 
 
@@ -322,15 +330,15 @@ class SignalForwarder:
     sender. A key on the terminal signals the whole foreground group with the job; `kill` signals only this process.
     """
 
-    before: set[signal.Signals | int] = field(default_factory=set)
-    asked_to_end_ns: int | None = None  # time of the first request from outside the job
+    original_mask: set[signal.Signals | int] = field(default_factory=set)
+    end_request_ns: int | None = None  # time of the first request from outside the job
 
     def __post_init__(self) -> None:
-        self.before = set(signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED))
+        self.original_mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED))
 
     def unblock(self) -> None:
         """Unblock the signals in the child, before its program begins."""
-        signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.original_mask)
 
     def follow(self, pid: int) -> None:
         """Forward signals to `pid`, a child of this process, until this process ends."""
@@ -338,17 +346,17 @@ class SignalForwarder:
 
     def _run(self, pid: int) -> None:
         """Receive signals without end. The kernel sends those of a terminal key to the job as well."""
-        job = process_of(pid)
+        job = process_identity(pid)
         while True:
-            received = signal.sigwaitinfo(FORWARDED)
-            if _from_the_job(received.si_pid, pid):
+            signal_info = signal.sigwaitinfo(FORWARDED)
+            if _is_from_job(signal_info.si_pid, pid):
                 continue
-            if received.si_signo in _ENDING and self.asked_to_end_ns is None:
-                self.asked_to_end_ns = time.monotonic_ns()
-            if received.si_code != _SI_KERNEL and job is not None:
-                job.send(received.si_signo)
+            if signal_info.si_signo in _ENDING and self.end_request_ns is None:
+                self.end_request_ns = time.monotonic_ns()
+            if signal_info.si_code != _SI_KERNEL and job is not None:
+                job.send_signal(signal_info.si_signo)
 
 
-def _from_the_job(sender: int, job: int) -> bool:
+def _is_from_job(sender: int, job: int) -> bool:
     """Whether the job sent the signal: a job that signals its process group has signalled itself."""
     return sender == job or (sender != 0 and any(stat.pid == sender for stat in procfs.descendants(job)))

@@ -14,9 +14,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from nsa_harness.supervisor.launch.reaper import Reaper, command_of, first_line, outlive_signals
+from nsa_harness.supervisor.launch.reaper import Reaper, command_of, ignore_end_signals, read_order
 
-_LOOK_MS = 1000
+_POLL_MS = 1000
 _LAST_EXITS_S = 1.0
 
 
@@ -30,9 +30,9 @@ class WatchedCommandReaper(Reaper):
         self.take_over()
         self.report("ready")
 
-    def obey(self, command: dict[str, Any]) -> bool:
+    def execute(self, command: dict[str, Any]) -> bool:
         if command["do"] == "adopt":
-            self.launcher = self.root = command["pid"]
+            self.launcher_pid = self.root_pid = command["pid"]
             self.write_owner()
             self._report_started()
             self.watch(command["pid"], None, command["started"])
@@ -42,7 +42,7 @@ class WatchedCommandReaper(Reaper):
             self._end_observation()
         elif command["do"] == "quit":
             self._receive_exits(0)
-        return super().obey(command)
+        return super().execute(command)
 
     def end_abandoned(self) -> None:
         """Wait until the job, which continues without the controller, has ended; then move the probe files."""
@@ -52,10 +52,10 @@ class WatchedCommandReaper(Reaper):
         self.poll.unregister(0)
         self.report("alone")
         while self.members():
-            self._receive_exits(_LOOK_MS)
+            self._receive_exits(_POLL_MS)
         self._end_observation()
 
-    def remember(self) -> None:
+    def update_known_processes(self) -> None:
         """Do nothing: reading every process each second costs time, and this reaper seldom has to end the job."""
 
     def _receive_exits(self, wait_ms: int) -> None:
@@ -65,7 +65,7 @@ class WatchedCommandReaper(Reaper):
                 self.report_exit(fd)
 
     def _report_started(self) -> None:
-        self.report("started", pid=self.launcher, guardian=os.getpid())
+        self.report("started", pid=self.launcher_pid, guardian=os.getpid())
 
     def _change_journal(self, keep: str, journal: str) -> None:
         """Begin a new journal. The job has restarted its ranks, which is the next attempt."""
@@ -80,16 +80,16 @@ class WatchedCommandReaper(Reaper):
 
     def _end_observation(self) -> None:
         """End the observation. Give processes that exit after the job (a resource tracker) a moment to do so."""
-        if not self._launcher_lives():
+        if not self._is_launcher_alive():
             self._wait_until_gone(_LAST_EXITS_S)
-        outlived = [f"{process.pid} {command_of(process.pid)}" for process in self.members()]
+        outlived_job = [f"{process.pid} {command_of(process.pid)}" for process in self.members()]
         self.check_disk()
         self.move_probe_files()
-        self.report("ended", outlived=outlived)
+        self.report("ended", outlived=outlived_job)
 
 
 def main() -> None:
     """Run this reaper as a program: read its order from standard input and serve."""
-    outlive_signals()
-    order = json.loads(first_line())
+    ignore_end_signals()
+    order = json.loads(read_order())
     WatchedCommandReaper(order).serve()

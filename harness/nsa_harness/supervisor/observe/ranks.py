@@ -11,9 +11,9 @@ from nsa_harness.core.evidence.evidence import StatusFile
 from nsa_harness.core.scenario.observed_job import starts_ranks
 from nsa_harness.core.verdict.limits import has_started
 from nsa_harness.supervisor.capture import procfs
-from nsa_harness.supervisor.capture.procfs import alive, command_words
+from nsa_harness.supervisor.capture.procfs import command_line, is_alive
 from nsa_harness.supervisor.capture.syscalls import kernel_text
-from nsa_harness.supervisor.watch.ranks import NO_BOARD_S, Ranks
+from nsa_harness.supervisor.watch.ranks import NO_STATUS_FILE_S, Ranks
 
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
 _SPAWNED = "multiprocessing.spawn import spawn_main"
@@ -30,56 +30,56 @@ def ranks_below(root: int) -> dict[int, int]:
     (mp.spawn), ranks are numbered in the order of their start.
     """
     first = procfs.read_stat(root)
-    below = [*([first] if first else []), *procfs.descendants(root)]
-    named = _named(stat for stat in below if stat.state not in "ZX")
-    return named or _by_local_rank(below) or dict(enumerate(_with_torch(below)))
+    stats = [*([first] if first else []), *procfs.descendants(root)]
+    by_environment = _ranks_by_environment(stat for stat in stats if stat.state not in "ZX")
+    return by_environment or _ranks_by_local_rank(stats) or dict(enumerate(_training_pids(stats)))
 
 
 def rank_of(pid: int) -> int | None:
     """Return RANK of a Python program that starts no ranks itself, or None."""
     rank = procfs.environment(pid).get("RANK", "")
-    words = command_words(pid)
+    words = command_line(pid)
     return int(rank) if rank.isdigit() and _is_python(pid, words) and not starts_ranks(words) else None
 
 
-def _named(below: Iterable[procfs.Stat]) -> dict[int, int]:
+def _ranks_by_environment(below: Iterable[procfs.Stat]) -> dict[int, int]:
     """Return the topmost process of each rank, since a rank's children inherit its environment."""
-    found: dict[int, int] = {}
-    inside: set[int] = set()
+    pids: dict[int, int] = {}
+    inside_rank: set[int] = set()
     for stat in below:
-        rank = None if stat.parent in inside else rank_of(stat.pid)
+        rank = None if stat.parent in inside_rank else rank_of(stat.pid)
         if rank is not None:
-            found.setdefault(rank, stat.pid)
-        if rank is not None or stat.parent in inside:
-            inside.add(stat.pid)
-    return found
+            pids.setdefault(rank, stat.pid)
+        if rank is not None or stat.parent in inside_rank:
+            inside_rank.add(stat.pid)
+    return pids
 
 
-def _by_local_rank(below: Sequence[procfs.Stat]) -> dict[int, int]:
+def _ranks_by_local_rank(below: Sequence[procfs.Stat]) -> dict[int, int]:
     """Return training programs by LOCAL_RANK. A program that started the other programs is rank 0."""
-    found: dict[int, procfs.Stat] = {}
+    stats: dict[int, procfs.Stat] = {}
     inside: set[int] = set()
     for stat in below:
         number = procfs.environment(stat.pid).get("LOCAL_RANK", "")
         if number.isdigit() and (stat.parent in inside or loads_torch(stat.pid)):
             inside.add(stat.pid)
             if stat.parent not in inside:
-                found.setdefault(int(number), stat)
-    starters = {stat.parent for stat in found.values()}
-    trains = [stat for stat in below if stat.pid in starters and loads_torch(stat.pid)]
-    if 0 not in found and len(starters) == len(trains) == 1:
-        found[0] = trains[0]
-    whole = len(found) > 1 and sorted(found) == list(range(len(found)))
-    return {rank: stat.pid for rank, stat in sorted(found.items())} if whole else {}
+                stats.setdefault(int(number), stat)
+    starters = {stat.parent for stat in stats.values()}
+    starting_stats = [stat for stat in below if stat.pid in starters and loads_torch(stat.pid)]
+    if 0 not in stats and len(starters) == len(starting_stats) == 1:
+        stats[0] = starting_stats[0]
+    is_complete = len(stats) > 1 and sorted(stats) == list(range(len(stats)))
+    return {rank: stat.pid for rank, stat in sorted(stats.items())} if is_complete else {}
 
 
-def _with_torch(below: Sequence[procfs.Stat]) -> list[int]:
+def _training_pids(below: Sequence[procfs.Stat]) -> list[int]:
     """Return the topmost training programs, or the programs that those have spawned by multiprocessing."""
-    training = {stat.pid: stat for stat in below if loads_torch(stat.pid) and not starts_ranks(command_words(stat.pid))}
+    training = {stat.pid: stat for stat in below if loads_torch(stat.pid) and not starts_ranks(command_line(stat.pid))}
     top = [stat for stat in training.values() if stat.parent not in training]
-    spawned = [stat for stat in training.values() if _SPAWNED in " ".join(command_words(stat.pid))]
-    ranks = [stat for stat in spawned if stat.parent in {parent.pid for parent in top}] or top
-    return [stat.pid for stat in sorted(ranks, key=lambda stat: (stat.started_ticks, stat.pid))]
+    spawned_stats = [stat for stat in training.values() if _SPAWNED in " ".join(command_line(stat.pid))]
+    ranks = [stat for stat in spawned_stats if stat.parent in {parent.pid for parent in top}] or top
+    return [stat.pid for stat in sorted(ranks, key=lambda stat: (stat.start_ticks, stat.pid))]
 
 
 def loads_torch(pid: int) -> bool:
@@ -106,89 +106,100 @@ class WatchedRanks(Ranks):
     """The ranks of an observed job. It may start them at any time, and if it replaces all, a new attempt begins."""
 
     world_size: int = 0
-    restarted: bool = False
-    set_aside: bool = False  # the same agent restarted the ranks, so their exit is not the job's result
-    _solo: set[int] = field(default_factory=set)  # processes that are rank 0 unless other processes have ranks
+    has_restarted: bool = False
+    restarted_by_agent: bool = False  # the same agent restarted the ranks, so their exit is not the job's result
+    _solo_pids: set[int] = field(default_factory=set)  # processes that are rank 0 unless other processes have ranks
     _parents: set[int] = field(default_factory=set)  # the ranks' parents
     _searched_ns: int = 0
 
     @property
-    def count(self) -> int:
+    def rank_count(self) -> int:
         """The number of ranks of the job, on all hosts."""
         return max([self.world_size, *(rank + 1 for rank in self.pids)])
 
     @property
-    def all_train(self) -> bool:
-        here = [rank for rank in self.pids if rank not in self.gone]
-        boards = [self.boards.get(rank) for rank in here]
-        return bool(here) and len(here) >= self._expected_here(here) and all(map(has_started, boards))
+    def all_started(self) -> bool:
+        local_ranks = [rank for rank in self.pids if rank not in self.exited]
+        status_files = [self.status_files.get(rank) for rank in local_ranks]
+        return (
+            bool(local_ranks)
+            and len(local_ranks) >= self._expected_local_ranks(local_ranks)
+            and all(map(has_started, status_files))
+        )
 
     def discover(self, launcher: int) -> list[tuple[int, int]]:
-        boards = dict(self._boards())
-        solo = [pid for pid, board in boards.items() if board.world_size == 1 and rank_of(pid) is None]
-        found = {board.rank: pid for pid, board in boards.items() if board.rank is not None and pid not in solo}
+        status_files = dict(self._read_status_files())
+        solo_pids = [pid for pid, status in status_files.items() if status.world_size == 1 and rank_of(pid) is None]
+        pids = {
+            status.rank: pid for pid, status in status_files.items() if status.rank is not None and pid not in solo_pids
+        }
         # A process that started ranks is no rank after they have exited: its later work is not a restart.
-        if not found and solo and self._solo.issuperset(self.pids.values()):
-            found = {0: min(solo)}
-            self._solo |= set(solo)
-        if not found and not self.pids:
-            found = self._from_outside(launcher)
-        self.world_size = max([self.world_size, *(board.world_size or 0 for board in boards.values())])
-        self._drop_solo(found)
-        if self._take_the_place(found):
-            self.restarted, self.set_aside = True, self._same_agent(found)
+        if not pids and solo_pids and self._solo_pids.issuperset(self.pids.values()):
+            pids = {0: min(solo_pids)}
+            self._solo_pids |= set(solo_pids)
+        if not pids and not self.pids:
+            pids = self._find_from_outside(launcher)
+        self.world_size = max([self.world_size, *(status.world_size or 0 for status in status_files.values())])
+        self._forget_solo(pids)
+        if self._replaces_all(pids):
+            self.has_restarted, self.restarted_by_agent = True, self._has_same_agent(pids)
             return []
-        return [(rank, pid) for rank, pid in sorted(found.items()) if self._takes(rank, pid)]
+        return [(rank, pid) for rank, pid in sorted(pids.items()) if self._add_rank(rank, pid)]
 
-    def _take_the_place(self, found: Mapping[int, int]) -> bool:
+    def _replaces_all(self, new_pids: Mapping[int, int]) -> bool:
         """Whether new ranks replace all earlier ranks. A single replaced rank is no restart of the job."""
-        replaced = any(self.pids.get(rank, pid) != pid for rank, pid in found.items())
-        return replaced and not any(map(alive, self.pids.values()))
+        replaces_any = any(self.pids.get(rank, pid) != pid for rank, pid in new_pids.items())
+        return replaces_any and not any(map(is_alive, self.pids.values()))
 
-    def _same_agent(self, found: Mapping[int, int]) -> bool:
-        parents = _parents(found.values())
+    def _has_same_agent(self, new_pids: Mapping[int, int]) -> bool:
+        parents = _parents(new_pids.values())
         return (
             len(parents) == 1
             and parents == self._parents
-            and all(starts_ranks(command_words(parent)) for parent in parents)
+            and all(starts_ranks(command_line(parent)) for parent in parents)
         )
 
-    def _boards(self) -> Iterator[tuple[int, StatusFile]]:
+    def _read_status_files(self) -> Iterator[tuple[int, StatusFile]]:
         """Yield the status files of living processes."""
         try:
-            names = os.listdir(self.guarded.boards)
+            names = os.listdir(self.job.probe_dir)
         except FileNotFoundError:
             return
         for name in names:
             pid = name.removesuffix(".board")
-            if pid != name and pid.isdigit() and alive(int(pid)) and (board := self.sampler.board(int(pid))):
-                yield int(pid), board
+            if (
+                pid != name
+                and pid.isdigit()
+                and is_alive(int(pid))
+                and (status := self.sampler.read_status_file(int(pid)))
+            ):
+                yield int(pid), status
 
-    def _from_outside(self, launcher: int) -> dict[int, int]:
+    def _find_from_outside(self, launcher: int) -> dict[int, int]:
         """Find ranks without status files (no probe, or too early): by RANK, then by who has loaded torch."""
         now_ns = self.now_ns()
-        waited_s = (now_ns - self.guarded.origin_ns) / 1e9
-        if (self.guarded.probed and waited_s < NO_BOARD_S) or now_ns - self._searched_ns < _SEARCH_EVERY_S * 1e9:
+        waited_s = (now_ns - self.job.origin_ns) / 1e9
+        if (self.job.has_probe and waited_s < NO_STATUS_FILE_S) or now_ns - self._searched_ns < _SEARCH_EVERY_S * 1e9:
             return {}
         self._searched_ns = now_ns
         return ranks_below(launcher)
 
-    def _drop_solo(self, found: dict[int, int]) -> None:
+    def _forget_solo(self, new_pids: dict[int, int]) -> None:
         """Forget rank 0 if its process turns out to be the one that starts the ranks."""
-        if found and not self._solo & set(found.values()):
-            for rank in [rank for rank, pid in self.pids.items() if pid in self._solo]:
+        if new_pids and not self._solo_pids & set(new_pids.values()):
+            for rank in [rank for rank, pid in self.pids.items() if pid in self._solo_pids]:
                 del self.pids[rank]
-                self.boards.pop(rank, None)
+                self.status_files.pop(rank, None)
 
-    def _takes(self, rank: int, pid: int) -> bool:
+    def _add_rank(self, rank: int, pid: int) -> bool:
         if rank in self.pids:
             return False
         self.pids[rank] = pid
         self._parents |= _parents([pid])
-        self.gone.discard(rank)
-        self.guarded.tell(do="watch", pid=pid, rank=rank)
+        self.exited.discard(rank)
+        self.job.send_command(do="watch", pid=pid, rank=rank)
         return True
 
-    def _expected_here(self, ranks: list[int]) -> int:
+    def _expected_local_ranks(self, ranks: list[int]) -> int:
         local_world_size = procfs.environment(self.pids[ranks[0]]).get("LOCAL_WORLD_SIZE", "")
         return int(local_world_size) if local_world_size.isdigit() else self.world_size

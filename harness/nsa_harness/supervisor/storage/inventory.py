@@ -31,7 +31,7 @@ def _write(attempt: AttemptDir, made: Reproduction | None) -> Iterator[Artifact]
         yield from (Artifact(path=path, count=None, absent=why_not) for path in (_SCRIPT, _COMMAND))
         return
     if made.script is None:
-        yield Artifact(path=_SCRIPT, count=None, absent=made.why_not)
+        yield Artifact(path=_SCRIPT, count=None, absent=made.no_script_reason)
     else:
         attempt.door.write(attempt.path / _SCRIPT, made.script)
         yield Artifact(path=_SCRIPT, count=made.script.count("\n"), absent=None)

@@ -20,7 +20,7 @@ from nsa_harness.core.plan import MAX_RANKS, Limits
 from nsa_harness.core.report import Trouble
 from nsa_harness.core.stored_keys import stored_keys
 from nsa_harness.core.verdict.limits import current_limits
-from nsa_harness.core.verdict.proof import TURN_SAMPLES
+from nsa_harness.core.verdict.proof import LONG_LOOP_SAMPLES
 from nsa_harness.supervisor.storage.adapters import adapter
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
@@ -276,7 +276,7 @@ class Journals:
         return sent_signals(self._events("signal"), log, self.memory(), ranks, self.origin_ns)
 
     def samples(self) -> Iterator[Sample]:
-        count = max(_KEPT_SAMPLES, TURN_SAMPLES * len(self.pids))
+        count = max(_KEPT_SAMPLES, LONG_LOOP_SAMPLES * len(self.pids))
         for record in [event for event in self.watched if event.get("event") == "sample"][-count:]:
             try:
                 yield adapter(Sample).validate_python({key: record[key] for key in record.keys() & _SAMPLE_KEYS})

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from nsa_harness.core.redaction import masked
+from nsa_harness.core.redaction import mask_bytes
 from nsa_harness.core.report import Trouble
 from nsa_harness.errors import HarnessError, UsageError
 from nsa_harness.supervisor.storage.record import learn_launch_secrets, load_spec, read_record, with_raw_plan
@@ -149,7 +149,7 @@ def _write(clean: IO[bytes], path: Path, run: RunDir) -> None:
     for text in _texts(run.door, path):
         if "\0" in text:  # a status file: every byte must keep its position
             data = text.encode("utf-8", "surrogateescape")
-            clean.write(masked(data, redaction.secrets) if redaction.on else data)
+            clean.write(mask_bytes(data, redaction.secrets) if redaction.on else data)
         else:
             clean.write(redaction.text(text).encode("utf-8", "surrogateescape"))
 

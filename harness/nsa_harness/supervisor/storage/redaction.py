@@ -14,16 +14,16 @@ from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.redaction import (
     Secret,
     Secrets,
-    redacted,
-    redacted_environment,
-    redacted_json,
-    redacted_value,
-    redacted_words,
+    joined_texts,
+    redact,
+    redact_environment,
+    redact_json,
+    redact_value,
+    redact_words,
     secrets_of_command,
     secrets_of_environment,
     shell_line,
-    texts_of,
-    typed,
+    shell_words,
 )
 from nsa_harness.supervisor.storage.safe_directory import named
 
@@ -50,7 +50,7 @@ class Redaction:
     def secrets(self) -> Secrets:
         with self._lock:
             if self._secrets is None:
-                self._secrets = Secrets().with_found(
+                self._secrets = Secrets().with_secrets(
                     Secret(value=secret, everywhere=True) for secret in self._stored_values()
                 )
             return self._secrets
@@ -74,41 +74,41 @@ class Redaction:
 
     def _learn(self, found: Iterable[Secret]) -> None:
         with self._lock:
-            self._secrets = self.secrets.with_found(found)
+            self._secrets = self.secrets.with_secrets(found)
 
     # Redacting what is passed on.
 
     def text(self, text: str, *, code: bool = False) -> str:
         """Return the text redacted. `code`: the text is source, so an unquoted word is a name and not a value."""
-        return redacted(text, self._learn_from(text, code=code), code=code) if self.on else text
+        return redact(text, self._learn_from(text, code=code), code=code) if self.on else text
 
     def json(self, text: str) -> str:
         """Return a JSON document, or lines of JSON, redacted; it is parsed only if it contains a secret."""
         secrets = self._learn_from(text)
-        return redacted_json(text, secrets) if self.on and redacted(text, secrets) != text else text
+        return redact_json(text, secrets) if self.on and redact(text, secrets) != text else text
 
     def value(self, value: T) -> T:
         """Return a value of the core with all texts in it redacted."""
         if not self.on:
             return value
-        texts = texts_of(value)
+        texts = joined_texts(value)
         secrets = self._learn_from(texts)
-        return value if redacted(texts, secrets) == texts else redacted_value(value, secrets)
+        return value if redact(texts, secrets) == texts else redact_value(value, secrets)
 
     def spec(self, spec: Launch) -> Launch:
         """Return the launch redacted word by word: its option reveals even a secret of two letters."""
         if not self.on or not isinstance(spec, RunSpec):
             return spec
         self.learn_launch(spec)
-        words = redacted_words(spec.program, self.secrets)
+        words = redact_words(spec.program, self.secrets)
         return self.value(replace(spec, program=words, env=self.pairs(spec.env)))
 
     def command(self, words: Sequence[str], environment: Sequence[tuple[str, str]] = ()) -> str:
         """Return a redacted shell command, in which variables replace the secrets."""
         if not self.on:
-            return " ".join([*(f"{name}={typed([value])}" for name, value in environment), typed(words)])
+            return " ".join([*(f"{name}={shell_words([value])}" for name, value in environment), shell_words(words)])
         self._learn(secrets_of_command(words))
-        return shell_line(redacted_words(words, self.secrets), self.pairs(environment))
+        return shell_line(redact_words(words, self.secrets), self.pairs(environment))
 
     def typed(self, command: str) -> str:
         """Return a shell command, given as one text, redacted."""
@@ -122,13 +122,13 @@ class Redaction:
         if not self.on:
             return tuple(environment)
         self._learn(secrets_of_environment(environment))
-        return redacted_environment(environment, self.secrets)
+        return redact_environment(environment, self.secrets)
 
     def _learn_from(self, text: str, *, code: bool = False) -> Secrets:
         if not self.on:
             return Secrets()
         with self._lock:
-            self._secrets = self.secrets.learned(text, code=code)
+            self._secrets = self.secrets.with_secrets_of(text, code=code)
             return self._secrets
 
     def _stored_values(self) -> Iterator[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nsa_harness.core.ci import Unread
+from nsa_harness.core.ci import UnreadFile
 from nsa_harness.core.scenario.yaml_tree import parse_yaml, plain
 from nsa_harness.supervisor.storage.safe_directory import SafeDirectory
 
@@ -31,7 +31,7 @@ class ReportText:
 @dataclass(frozen=True, kw_only=True)
 class StoredReports:
     reports: tuple[ReportText, ...]
-    unread: tuple[Unread, ...]
+    unread: tuple[UnreadFile, ...]
 
 
 def stored_reports(directories: Sequence[Path], expected_jobs: Sequence[str] = ()) -> StoredReports:
@@ -41,7 +41,7 @@ def stored_reports(directories: Sequence[Path], expected_jobs: Sequence[str] = (
     from the directory to the run's parent.
     """
     reports: dict[tuple[str, str], ReportText] = {}
-    unread: list[Unread] = []
+    unread: list[UnreadFile] = []
     for directory in directories:
         for run, has_report in _runs(directory, unread):
             file = run / _REPORT
@@ -51,35 +51,35 @@ def stored_reports(directories: Sequence[Path], expected_jobs: Sequence[str] = (
                 if has_report
                 else "the run began and left no report; it was ended before it was judged"
             )
-            if not has_report or isinstance(text, Unread):
-                unread.append(text if isinstance(text, Unread) else Unread(file=str(file), why=text))
+            if not has_report or isinstance(text, UnreadFile):
+                unread.append(text if isinstance(text, UnreadFile) else UnreadFile(file=str(file), why=text))
             else:
                 # An upload may have turned the link `reports/latest` into a second copy.
                 reports.setdefault((job, text), ReportText(job=job, file=str(file), text=text))
     return StoredReports(reports=tuple(reports.values()), unread=tuple(unread))
 
 
-def matrix_jobs(file: Path) -> tuple[str, ...] | Unread:
+def matrix_jobs(file: Path) -> tuple[str, ...] | UnreadFile:
     """Return the names of the jobs in a workflow's `matrix: include`, or in {"include": [...]}, as JSON or YAML."""
     text = _report_text(SafeDirectory(file.parent), file)
-    if isinstance(text, Unread):
+    if isinstance(text, UnreadFile):
         return text
     try:
         tree: Any = plain(parse_yaml(text, str(file)).root)  # type: ignore[arg-type]
         matrices = [job["strategy"]["matrix"] for job in tree.get("jobs", {}).values() if "strategy" in job] or [tree]
         names = [entry["name"] for matrix in matrices for entry in matrix["include"]]
     except (KeyError, TypeError, AttributeError):
-        return Unread(file=str(file), why="no workflow with a `matrix: include`, so no missing job is noticed")
+        return UnreadFile(file=str(file), why="no workflow with a `matrix: include`, so no missing job is noticed")
     if not names or not all(isinstance(name, str) and name for name in names):
-        return Unread(file=str(file), why="names no job, so no missing job is noticed")
+        return UnreadFile(file=str(file), why="names no job, so no missing job is noticed")
     return tuple(names)
 
 
-def _runs(directory: Path, unread: list[Unread]) -> Iterator[tuple[Path, bool]]:
+def _runs(directory: Path, unread: list[UnreadFile]) -> Iterator[tuple[Path, bool]]:
     """Yield the run directories below, and whether each has a report. Links are skipped: they may lead anywhere."""
 
     def trouble(error: OSError) -> None:
-        unread.append(Unread(file=str(error.filename), why=error.strerror or "cannot be read"))
+        unread.append(UnreadFile(file=str(error.filename), why=error.strerror or "cannot be read"))
 
     for path, folders, files in os.walk(directory, onerror=trouble):
         folders.sort()
@@ -92,21 +92,21 @@ def _runs(directory: Path, unread: list[Unread]) -> Iterator[tuple[Path, bool]]:
             folders.clear()  # programs under test write anything into their own directories
 
 
-def _report_text(door: SafeDirectory, file: Path) -> str | Unread:
+def _report_text(door: SafeDirectory, file: Path) -> str | UnreadFile:
     try:
         return _text_or_reason(door, file)
     except OSError as error:
         why = "not a file" if error.errno == errno.EINVAL else error.strerror
-        return Unread(file=str(file), why=why or "cannot be read")
+        return UnreadFile(file=str(file), why=why or "cannot be read")
     except UnicodeDecodeError as error:
-        return Unread(file=str(file), why=f"no text: {error}")
+        return UnreadFile(file=str(file), why=f"no text: {error}")
 
 
-def _text_or_reason(door: SafeDirectory, file: Path) -> str | Unread:
+def _text_or_reason(door: SafeDirectory, file: Path) -> str | UnreadFile:
     with door.opened(file) as report:
         size = os.fstat(report.fileno()).st_size
         if size > MOST_BYTES:
-            return Unread(file=str(file), why=f"{size} bytes, over the limit of {MOST_BYTES} for a report")
+            return UnreadFile(file=str(file), why=f"{size} bytes, over the limit of {MOST_BYTES} for a report")
         return report.read(MOST_BYTES).decode("utf-8")
 
 

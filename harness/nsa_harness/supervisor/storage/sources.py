@@ -11,7 +11,7 @@ from nsa_harness.core.evidence.evidence import Evidence, Source
 from nsa_harness.core.report import Outcome, Place, Trouble
 from nsa_harness.core.source_code.collection import program_sources
 from nsa_harness.core.source_code.program_source import ProgramSource
-from nsa_harness.supervisor.capture.procfs import path_of
+from nsa_harness.supervisor.capture.procfs import path_in_process
 from nsa_harness.supervisor.storage.adapters import adapter
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
@@ -70,7 +70,7 @@ def text_as_launched(file: str, since_s: float | None, pid: int | None = None) -
     `pid` is a process of the program, which may see other files than the harness.
     """
     try:
-        path = Path(file) if pid is None else path_of(pid, file)
+        path = Path(file) if pid is None else path_in_process(pid, file)
         status = path.stat()
         plain = path.is_file() and status.st_size <= _MAX_FILE_BYTES and (since_s is None or status.st_mtime <= since_s)
         return path.read_text(encoding="utf-8", errors="replace") if plain else ""

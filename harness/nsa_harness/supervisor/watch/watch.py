@@ -16,12 +16,12 @@ from nsa_harness.core.diagnosis.stall_note import StallNote, stall_note
 from nsa_harness.core.evidence.evidence import Ending, Sample, Snapshot
 from nsa_harness.core.evidence.live import FirstSnapshot, Progress
 from nsa_harness.core.plan import Limits, RunSpec
-from nsa_harness.core.verdict.limits import current_limits, since_launch
+from nsa_harness.core.verdict.limits import current_limits, with_deadline_from
 from nsa_harness.core.verdict.proof import SETTLE_S, Proof, prove
 from nsa_harness.core.verdict.wait_graph import rank_samples
 from nsa_harness.supervisor.capture.node import MemoryWatch
 from nsa_harness.supervisor.capture.snapshot import StackSampler
-from nsa_harness.supervisor.launch.launcher import Watchable
+from nsa_harness.supervisor.launch.launcher import JobProcesses
 from nsa_harness.supervisor.storage.adapters import json_text, plain
 from nsa_harness.supervisor.storage.rundir import AttemptDir, append_line, write_document
 from nsa_harness.supervisor.storage.safe_directory import is_full, with_room
@@ -29,15 +29,15 @@ from nsa_harness.supervisor.watch.ranks import Ranks
 from nsa_harness.texts.sentences import stall_text
 
 _POLL_S = 0.4  # between two reads of the status files, once every rank trains
-_CLOSE_POLL_S = 0.2  # before that, since a rank may come and go, and while a stall is suspected
+_FAST_POLL_S = 0.2  # before that, since a rank may come and go, and while a stall is suspected
 _MEMORY_S = 1.0
 _RANKS_AFTER_LAUNCHER_S = 1.0  # a rank that outlives its launcher for longer has to be killed
 # Profile samples show which lines take a run's time. A sample stops a rank for 10 to 30 ms, so they are far apart. If
 # the deadline is too short for many samples, most of them are taken shortly before it.
 _MAX_PROFILE_SAMPLES, _MIN_PROFILE_INTERVAL_S = 60, 5.0
 _LATE_PROFILE_S, _LATE_PROFILE_SHARE, _LATE_PROFILE_INTERVAL_S = 8.0, 0.25, 0.25  # at most, at most of the deadline
-_SNAPSHOTS_PER_BUSY = 24.0
-_KEPT_SNAPSHOTS = 40
+_SNAPSHOTS_PER_BUSY_LIMIT = 24.0
+_MAX_SNAPSHOTS = 40
 _QUICK_SNAPSHOTS = 3  # the first snapshots of a suspicion may prove a deadlock; later snapshots may take longer
 _REPORT_AGAIN_S = 30.0  # an unchanged stall note is repeated after this time
 
@@ -48,10 +48,10 @@ T = TypeVar("T")
 class WatchListener(Protocol):
     """Receives news while the run is watched."""
 
-    def phase(self, progress: Progress) -> None: ...
-    def looked(self, rows: Sequence[FirstSnapshot]) -> None: ...
-    def suspect(self, text: str) -> None: ...
-    def released(self, text: str) -> None: ...
+    def report_progress(self, progress: Progress) -> None: ...
+    def report_first_snapshot(self, rows: Sequence[FirstSnapshot]) -> None: ...
+    def report_stall(self, text: str) -> None: ...
+    def report_recovery(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +63,13 @@ class WatchPolicy:
     """
 
     find_ranks: Callable[..., Ranks] = Ranks
-    over: Callable[[], Ending] = lambda: Ending.EXITED
-    overdue: Callable[[], Ending | None] = lambda: Ending.DEADLINE
-    proven: Callable[[Proof], Ending | None] = lambda _: Ending.STALL
-    enough: Callable[..., bool] = lambda *_, **__: False  # called like `prove`, if that found no proof
+    on_exit: Callable[[], Ending] = lambda: Ending.EXITED
+    on_deadline: Callable[[], Ending | None] = lambda: Ending.DEADLINE
+    on_proof: Callable[[Proof], Ending | None] = lambda _: Ending.STALL
+    stops_early: Callable[..., bool] = lambda *_, **__: False  # called like `prove`, if that found no proof
     decide: Callable[[float, Limits], Ending | None] | None = None  # None: suspicion by the status files, then proof
-    observed: bool = False  # nsa-harness did not launch the job
-    guarded: bool = True  # a reaper records exits
+    is_observed: bool = False  # nsa-harness did not launch the job
+    has_reaper: bool = True  # a reaper records exits
 
 
 @dataclass(kw_only=True)
@@ -79,45 +79,47 @@ class Snapshots:
     ranks: Ranks
     backend: str
     write: Callable[..., None]  # to the journal
-    attended: bool = False  # nsa-harness did not launch the job, so that somebody may sit at a debugger in it
+    is_observed: bool = False  # nsa-harness did not launch the job, so that somebody may sit at a debugger in it
     episode: list[Snapshot] = field(default_factory=list)  # since the suspicion
     samples: list[Sample] = field(default_factory=list)
-    taken: int = 0
-    _profile_sample: Snapshot | None = None
+    count: int = 0
+    _profile_snapshot: Snapshot | None = None
 
     def take(self) -> None:
-        alive = self.ranks.alive
+        alive = self.ranks.living_pids
         if not alive:
             return
-        self.taken += 1
-        snapshot = self.ranks.sampler.take(self.taken, alive, patient=len(self.episode) >= _QUICK_SNAPSHOTS)
-        for one in self.ranks.sampler.piped.values() if self.taken == 1 else ():
-            if one.pipe is not None:
-                self.write("asked", rank=one.rank, pipe=one.pipe)
-        before = self.episode[-1] if self.episode else None
-        self.episode = [*self.episode[:1], *self.episode[1:][-_KEPT_SNAPSHOTS:], snapshot]
-        self._take_samples(before, snapshot)
+        self.count += 1
+        snapshot = self.ranks.sampler.take(self.count, alive, prefers_heartbeat=len(self.episode) >= _QUICK_SNAPSHOTS)
+        for recorder in self.ranks.sampler.pipe_requests.values() if self.count == 1 else ():
+            if recorder.pipe is not None:
+                self.write("asked", rank=recorder.rank, pipe=recorder.pipe)
+        previous = self.episode[-1] if self.episode else None
+        self.episode = [*self.episode[:1], *self.episode[1:][-_MAX_SNAPSHOTS:], snapshot]
+        self._take_samples(previous, snapshot)
 
-    def take_profile_sample(self, *, patient: bool) -> None:
+    def take_profile_snapshot(self, *, prefers_heartbeat: bool) -> None:
         """Take a snapshot only for the profile: it writes no file and proves nothing. `patient`: as in the sampler.
 
         Its samples count progress since the last snapshot of either kind: progress from before a suspicion would
         restart the suspicion's clock.
         """
-        snapshot = self.ranks.sampler.take(0, self.ranks.alive, written=False, patient=patient)
-        before = [earlier for earlier in (self._profile_sample, *self.episode[-1:]) if earlier is not None]
-        self._take_samples(max(before, key=lambda earlier: earlier.at_s, default=None), snapshot)
-        self._profile_sample = snapshot
+        snapshot = self.ranks.sampler.take(
+            0, self.ranks.living_pids, writes_dumps=False, prefers_heartbeat=prefers_heartbeat
+        )
+        earlier_snapshots = [earlier for earlier in (self._profile_snapshot, *self.episode[-1:]) if earlier is not None]
+        self._take_samples(max(earlier_snapshots, key=lambda earlier: earlier.at_s, default=None), snapshot)
+        self._profile_snapshot = snapshot
 
     def proof(self, limits: Limits) -> Proof | None:
         """Return the proof that the run is stuck, if there is one, and write it to the journal."""
-        proof = self.evaluate(partial(prove, attended=self.attended), limits)
+        proof = self.evaluate(partial(prove, attended=self.is_observed), limits)
         if proof is not None:
             self.write("proof", kind=str(proof.kind), reason=proof.reason)
         return proof
 
     def stall_note(self, limits: Limits) -> StallNote | None:
-        return self.evaluate(partial(stall_note, attended=self.attended), limits)
+        return self.evaluate(partial(stall_note, attended=self.is_observed), limits)
 
     def evaluate(self, rule: Callable[..., T], limits: Limits) -> T:
         """Return what a rule of the core concludes from the snapshots since the suspicion."""
@@ -126,16 +128,18 @@ class Snapshots:
             self.samples,
             last_progress_s=self.ranks.last_progress_s(),
             limits=limits,
-            gone=self.ranks.gone,
+            gone=self.ranks.exited,
             backend=self.backend,
         )
 
-    def to_store(self, ending: Ending) -> list[Snapshot]:
+    def snapshots_to_store(self, ending: Ending) -> list[Snapshot]:
         """Return the snapshots to store: the deciding ones of a HANG, else the first and the last two."""
-        return _deciding(self.episode) if ending is Ending.STALL else [*self.episode[:1], *self.episode[1:][-2:]]
+        return (
+            _deciding_snapshots(self.episode) if ending is Ending.STALL else [*self.episode[:1], *self.episode[1:][-2:]]
+        )
 
-    def _take_samples(self, before: Snapshot | None, snapshot: Snapshot) -> None:
-        for sample in rank_samples(before, snapshot, self.ranks.gone, self.backend):
+    def _take_samples(self, previous: Snapshot | None, snapshot: Snapshot) -> None:
+        for sample in rank_samples(previous, snapshot, self.ranks.exited, self.backend):
             self.samples.append(sample)
             self.write("sample", **plain(sample))
 
@@ -144,19 +148,19 @@ class Snapshots:
 class Watch:
     """One attempt under observation."""
 
-    guarded: Watchable
+    job: JobProcesses
     spec: RunSpec
     attempt: AttemptDir
-    audience: WatchListener
+    listener: WatchListener
     interrupted: Callable[[], bool]
     policy: WatchPolicy = field(default_factory=WatchPolicy)
-    launcher: int | None = None  # its pid, the time of its exit, and why it could not start, as the reaper reports
-    launcher_left_s: float | None = None
+    launcher_pid: int | None = None  # its pid, the time of its exit, and why it could not start, as the reaper reports
+    launcher_exit_s: float | None = None
     launcher_error: str | None = None
-    trains: bool = False  # every rank has finished its start-up
-    began_s: float | None = None  # since when, in a launched run
-    quiet_since_s: float | None = None  # the last progress before the suspicion; None = no suspicion
-    grown_s: float = 0.0
+    has_started: bool = False  # every rank has finished its start-up
+    started_s: float | None = None  # since when, in a launched run
+    stalled_since_s: float | None = None  # the last progress before the suspicion; None = no suspicion
+    learned_limit_s: float = 0.0
     reported_stall: object = None  # the state of this suspicion that was reported last
     reported_proof: Proof | None = None  # an observed job continues: no snapshots until it makes progress again
     next_due_s: dict[str, float] = field(default_factory=dict)
@@ -165,24 +169,24 @@ class Watch:
     def __post_init__(self) -> None:
         dumps = self.attempt.dumps.resolve()
         sampler = StackSampler(
-            origin_ns=self.guarded.origin_ns,
-            boards=self.guarded.boards,
+            origin_ns=self.job.origin_ns,
+            probe_dir=self.job.probe_dir,
             dumps=dumps,
             redaction=self.attempt.redaction,
         )
-        self.ranks = self.policy.find_ranks(spec=self.spec, guarded=self.guarded, sampler=sampler)
+        self.ranks = self.policy.find_ranks(spec=self.spec, job=self.job, sampler=sampler)
         self.snapshots = Snapshots(
-            ranks=self.ranks, backend=self.spec.backend, write=self.write, attended=self.policy.observed
+            ranks=self.ranks, backend=self.spec.backend, write=self.write, is_observed=self.policy.is_observed
         )
         self.memory = MemoryWatch()
-        self.write("origin", origin_ns=self.guarded.origin_ns)
-        if self.policy.observed:
+        self.write("origin", origin_ns=self.job.origin_ns)
+        if self.policy.is_observed:
             self.write("observed")
 
     def run(self) -> Ending:
         """Watch until the run ends or is decided, and return why. Processes may still live: the caller ends them."""
         while True:
-            for event in self.guarded.events(self._wait_s):
+            for event in self.job.events(self._wait_s):
                 self._receive(event)
             ending = self._poll()
             if ending is None:
@@ -193,55 +197,55 @@ class Watch:
 
     @property
     def _wait_s(self) -> float:
-        return _POLL_S if self.trains and self.quiet_since_s is None else _CLOSE_POLL_S
+        return _POLL_S if self.has_started and self.stalled_since_s is None else _FAST_POLL_S
 
     def _poll(self) -> Ending | None:
         now_s = self.now_s()
         if self.launcher_error is not None:
             return Ending.NOT_LAUNCHED
-        if self._over(now_s):
-            return self.policy.over()
+        if self._is_over(now_s):
+            return self.policy.on_exit()
         self._discover()
-        self.ranks.read_boards(now_s)
-        if self.due("memory", now_s, _MEMORY_S):
+        self.ranks.read_status_files(now_s)
+        if self.is_due("memory", now_s, _MEMORY_S):
             self.ranks.read_memory()
         if self.interrupted():
             self.snapshots.take()
             return Ending.INTERRUPTED
-        self.audience.phase(self.ranks.progress(now_s, self.limits.deadline_s))
-        if not self.trains and self.ranks.all_train:
-            self.trains = True
-            self.began_s = None if self.policy.observed else round(now_s, 4)
+        self.listener.report_progress(self.ranks.progress(now_s, self.limits.deadline_s))
+        if not self.has_started and self.ranks.all_started:
+            self.has_started = True
+            self.started_s = None if self.policy.is_observed else round(now_s, 4)
             self.write("started", t_s=round(now_s, 4))
         limits = self.limits
         if limits.deadline_s is not None and now_s >= limits.deadline_s:
             self.snapshots.take()
-            return self.policy.overdue()
-        self._sample_profile(now_s, limits.deadline_s)
-        return self.policy.decide(now_s, limits) if self.policy.decide else self.suspicion(now_s, limits)
+            return self.policy.on_deadline()
+        self._take_profile_snapshot(now_s, limits.deadline_s)
+        return self.policy.decide(now_s, limits) if self.policy.decide else self.check_stall(now_s, limits)
 
     @property
     def limits(self) -> Limits:
-        return since_launch(self._limits, self.began_s)
+        return with_deadline_from(self._limits, self.started_s)
 
     @property
     def _limits(self) -> Limits:
-        living = [board for rank, board in self.ranks.boards.items() if rank not in self.ranks.gone]
-        return current_limits(self.spec.limits, living or self.ranks.boards.values(), self.grown_s)
+        living = [board for rank, board in self.ranks.status_files.items() if rank not in self.ranks.exited]
+        return current_limits(self.spec.limits, living or self.ranks.status_files.values(), self.learned_limit_s)
 
     def now_s(self) -> float:
-        return (time.monotonic_ns() - self.guarded.origin_ns) / 1e9
+        return (time.monotonic_ns() - self.job.origin_ns) / 1e9
 
-    def due(self, what: str, now_s: float, every_s: float) -> bool:
+    def is_due(self, task: str, now_s: float, every_s: float) -> bool:
         """Return whether the periodic work `what` is due, and if so, schedule it for `every_s` later."""
-        if now_s < self.next_due_s.get(what, 0.0):
+        if now_s < self.next_due_s.get(task, 0.0):
             return False
-        self.next_due_s[what] = now_s + every_s
+        self.next_due_s[task] = now_s + every_s
         return True
 
-    def quiet_limit_s(self, limits: Limits) -> float:
+    def stall_limit_s(self, limits: Limits) -> float:
         """Return how long the ranks may make no progress, during start-up or in training."""
-        limit_s = limits.start_s if self.ranks.some_start else limits.stall_s
+        limit_s = limits.start_s if self.ranks.is_starting else limits.stall_s
         assert limit_s is not None
         return limit_s
 
@@ -249,57 +253,57 @@ class Watch:
 
     def _receive(self, event: dict[str, Any]) -> None:
         if event["event"] == "started":
-            self.launcher = event["pid"]
+            self.launcher_pid = event["pid"]
         elif event["event"] == "failed":
             self.launcher_error = event["error"]
         elif event["event"] == "exit":
-            if event["pid"] == self.launcher:
-                self.launcher_left_s = self.now_s()
-            known = next((rank for rank, pid in self.ranks.pids.items() if pid == event["pid"]), None)
-            if known is not None and not self.policy.guarded:
-                self.left(known, event["pid"], event.get("status"))
-            self.ranks.left(event["pid"])
+            if event["pid"] == self.launcher_pid:
+                self.launcher_exit_s = self.now_s()
+            rank = next((rank for rank, pid in self.ranks.pids.items() if pid == event["pid"]), None)
+            if rank is not None and not self.policy.has_reaper:
+                self.record_exit(rank, event["pid"], event.get("status"))
+            self.ranks.mark_exited(event["pid"])
 
-    def left(self, rank: int, pid: int | None, status: int | None) -> None:
+    def record_exit(self, rank: int, pid: int | None, status: int | None) -> None:
         """Note that a rank has ended. `pid`: None if the rank was never seen alive."""
-        self.ranks.gone.add(rank)
+        self.ranks.exited.add(rank)
         self.write("left", rank=rank, status=status, **({} if pid is None else {"pid": pid}))
 
-    def _over(self, now_s: float) -> bool:
+    def _is_over(self, now_s: float) -> bool:
         """Whether the launcher and its ranks have exited, or the ranks outlive it too long, or no reaper is left."""
-        if self.guarded.lost:
+        if self.job.is_lost:
             return True
-        left_s = self.launcher_left_s
-        return left_s is not None and (not self.ranks.alive or now_s - left_s > _RANKS_AFTER_LAUNCHER_S)
+        exit_s = self.launcher_exit_s
+        return exit_s is not None and (not self.ranks.living_pids or now_s - exit_s > _RANKS_AFTER_LAUNCHER_S)
 
     def _discover(self) -> None:
-        if self.launcher is not None:
-            for rank, pid in self.ranks.discover(self.launcher):
+        if self.launcher_pid is not None:
+            for rank, pid in self.ranks.discover(self.launcher_pid):
                 self.write("rank", rank=rank, pid=pid)
 
     # Suspicion, then proof.
 
-    def suspicion(self, now_s: float, limits: Limits) -> Ending | None:
-        if not self.ranks.alive:
+    def check_stall(self, now_s: float, limits: Limits) -> Ending | None:
+        if not self.ranks.living_pids:
             return None
         progress_s = self.ranks.last_progress_s()
-        if self.quiet_since_s is not None and progress_s > self.quiet_since_s:
-            self._release(progress_s, self.quiet_since_s)
+        if self.stalled_since_s is not None and progress_s > self.stalled_since_s:
+            self._end_suspicion(progress_s, self.stalled_since_s)
         if self.reported_proof is not None:
             return None
-        quiet_s, limit_s = now_s - progress_s, self.quiet_limit_s(limits)
-        if quiet_s < limit_s:
+        pause_s, limit_s = now_s - progress_s, self.stall_limit_s(limits)
+        if pause_s < limit_s:
             return None
-        if self.quiet_since_s is None:
-            self._suspect(now_s, progress_s, limit_s)
-        if not self.due("episode", now_s, self._interval_s(limits)):
+        if self.stalled_since_s is None:
+            self._begin_suspicion(now_s, progress_s, limit_s)
+        if not self.is_due("episode", now_s, self._interval_s(limits)):
             return None
         self.snapshots.take()
         proof = self.snapshots.proof(limits)
         if proof is not None:
-            return self.policy.proven(proof)
+            return self.policy.on_proof(proof)
         self.report_stall(now_s, limits)
-        return Ending.EARLY if self.snapshots.evaluate(self.policy.enough, limits) else None
+        return Ending.EARLY if self.snapshots.evaluate(self.policy.stops_early, limits) else None
 
     def report_stall(self, now_s: float, limits: Limits) -> None:
         """Report where the ranks are blocked, at once if that has changed, else every 30 s with the remaining time."""
@@ -307,29 +311,31 @@ class Watch:
         if note is None:
             return
         state = (note.stalled_ranks, note.moving_ranks, note.open_waits)
-        if state == self.reported_stall and not self.due("early word", now_s, _REPORT_AGAIN_S):
+        if state == self.reported_stall and not self.is_due("early word", now_s, _REPORT_AGAIN_S):
             return
         self.reported_stall, self.next_due_s["early word"] = state, now_s + _REPORT_AGAIN_S
         text = stall_text(note)
         self.write("early_word", text=text)
-        self.audience.suspect(text)
+        self.listener.report_stall(text)
 
-    def _suspect(self, now_s: float, progress_s: float, limit_s: float) -> None:
-        quiet_s = now_s - progress_s
-        self.quiet_since_s, self.reported_stall = progress_s, None
+    def _begin_suspicion(self, now_s: float, progress_s: float, limit_s: float) -> None:
+        pause_s = now_s - progress_s
+        self.stalled_since_s, self.reported_stall = progress_s, None
         self.snapshots.episode, self.next_due_s["episode"] = [], now_s
         self.ranks.sampler.last_tasks.clear()  # wake-ups before the suspicion were followed by progress
-        self.write("suspect", quiet_s=round(quiet_s, 3), limit_s=limit_s)
-        self.audience.suspect(f"no rank has moved for {quiet_s:.1f} s (limit {limit_s:.1f} s); taking stacks")
+        self.write("suspect", quiet_s=round(pause_s, 3), limit_s=limit_s)
+        self.listener.report_stall(f"no rank has moved for {pause_s:.1f} s (limit {limit_s:.1f} s); taking stacks")
 
-    def _release(self, progress_s: float, since_s: float) -> None:
+    def _end_suspicion(self, progress_s: float, since_s: float) -> None:
         """End the suspicion: a rank made progress. The limit grows, so that an equal pause raises no suspicion."""
-        quiet_s = progress_s - since_s
-        self.grown_s = max(self.grown_s, 2 * quiet_s)
+        pause_s = progress_s - since_s
+        self.learned_limit_s = max(self.learned_limit_s, 2 * pause_s)
         self.reported_proof = None
-        self.quiet_since_s, self.snapshots.episode = None, []
-        self.write("released", quiet_s=round(quiet_s, 3))
-        self.audience.released(f"moves again after {quiet_s:.1f} s; not a hang, the limit is {self.grown_s:.1f} s now")
+        self.stalled_since_s, self.snapshots.episode = None, []
+        self.write("released", quiet_s=round(pause_s, 3))
+        self.listener.report_recovery(
+            f"moves again after {pause_s:.1f} s; not a hang, the limit is {self.learned_limit_s:.1f} s now"
+        )
 
     def _interval_s(self, limits: Limits) -> float:
         """Return the time to the next snapshot: short to prove a closed wait, then enough to see a loop's lines."""
@@ -337,23 +343,25 @@ class Watch:
         assert limits.stall_s is not None
         if len(self.snapshots.episode) < 2:
             return SETTLE_S
-        return min(3.0, max(0.1, (limits.busy_s - limits.stall_s) / _SNAPSHOTS_PER_BUSY))
+        return min(3.0, max(0.1, (limits.busy_s - limits.stall_s) / _SNAPSHOTS_PER_BUSY_LIMIT))
 
-    def _sample_profile(self, now_s: float, deadline_s: float | None) -> None:
-        if deadline_s is None or not self.ranks.alive:
+    def _take_profile_snapshot(self, now_s: float, deadline_s: float | None) -> None:
+        if deadline_s is None or not self.ranks.living_pids:
             return
-        apart_s = max(_MIN_PROFILE_INTERVAL_S, deadline_s / _MAX_PROFILE_SAMPLES)
-        few = deadline_s < _MAX_PROFILE_SAMPLES * apart_s
-        late = few and now_s >= deadline_s - min(_LATE_PROFILE_S, _LATE_PROFILE_SHARE * deadline_s)
-        if self.due("profile", now_s, _LATE_PROFILE_INTERVAL_S) and (late or self.due("far look", now_s, apart_s)):
-            self.snapshots.take_profile_sample(patient=not late)
+        interval_s = max(_MIN_PROFILE_INTERVAL_S, deadline_s / _MAX_PROFILE_SAMPLES)
+        deadline_is_short = deadline_s < _MAX_PROFILE_SAMPLES * interval_s
+        is_late = deadline_is_short and now_s >= deadline_s - min(_LATE_PROFILE_S, _LATE_PROFILE_SHARE * deadline_s)
+        if self.is_due("profile", now_s, _LATE_PROFILE_INTERVAL_S) and (
+            is_late or self.is_due("far look", now_s, interval_s)
+        ):
+            self.snapshots.take_profile_snapshot(prefers_heartbeat=not is_late)
 
     # Journal.
 
     def close(self, ending: Ending) -> None:
         """Write the snapshots, and the facts that only the watcher has, for the judge."""
         self.attempt.dumps.mkdir(exist_ok=True)
-        for snapshot in self.snapshots.to_store(ending):
+        for snapshot in self.snapshots.snapshots_to_store(ending):
             text = json_text(self.attempt.redaction.value(snapshot))
             write_document(self.attempt.dumps / f"snapshot{snapshot.number}.json", text)
         for trouble in self.ranks.sampler.trouble:
@@ -381,8 +389,8 @@ class Watch:
             del self.unwritten[0]
 
 
-def _deciding(episode: list[Snapshot]) -> list[Snapshot]:
+def _deciding_snapshots(episode: list[Snapshot]) -> list[Snapshot]:
     """Return the last snapshot, and the first and the latest that are far enough before it to prove a stop."""
     last = episode[-1]
-    before = [snapshot for snapshot in episode if last.at_s - snapshot.at_s >= SETTLE_S]
-    return [*(before[:1] if len(before) > 1 else []), *before[-1:], last]
+    earlier_snapshots = [snapshot for snapshot in episode if last.at_s - snapshot.at_s >= SETTLE_S]
+    return [*(earlier_snapshots[:1] if len(earlier_snapshots) > 1 else []), *earlier_snapshots[-1:], last]

@@ -1,4 +1,4 @@
-"""The attention operations as Triton kernels. Nothing here is imported before a fused kernel is asked for."""
+"""The attention operations as Triton kernels. The modules are imported only when a fused kernel is requested."""
 
-MAX_WIDTH = 256  # of keys and values
-MAX_HEADS_PER_GROUP = 64  # query heads that share a key head
+MAX_WIDTH = 256  # the largest width of keys and values
+MAX_HEADS_PER_GROUP = 64  # the most query heads that share a key head

@@ -1,4 +1,4 @@
-"""The fused kernels as an implementation of the branches (nsa/nsa_attention/ops/backends.py tells what that offers)."""
+"""FusedBackend: the Triton kernels behind the interface `Backend` of nsa/nsa_attention/ops/backends.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .spanned import cached_block_spans, cached_window_spans, spanned_attention
 
 
 class FusedBackend:
-    """One kernel launch per branch and pass, whatever the length. All layers share the spans of a length."""
+    """Backend of Triton kernels. All layers share the cached spans of a sequence length."""
 
     name = "triton"
 
@@ -67,7 +67,7 @@ class FusedBackend:
 def _select_with_fused_kernel(
     q: Tensor, k: Tensor, selection: Selection, lse: Tensor | None, starts: Tensor | None
 ) -> Tensor:
-    """Without a log-sum-exp the compressed attention runs for it alone."""
+    """Return the selected blocks. If `lse` is None, the compressed branch runs first to compute it."""
     if lse is None:
         lengths = {"block_len": selection.block_len, "block_stride": selection.block_stride}
         _, lse = FusedBackend().attend_compressed(q, k, k, **lengths, scale=selection.scale, starts=starts)

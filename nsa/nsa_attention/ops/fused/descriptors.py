@@ -1,7 +1,7 @@
-"""Tiles by descriptor: from compute capability 9.0 on one instruction copies a tile of a tensor, whatever its strides.
+"""Tensor descriptors (TMA): since compute capability 9.0, one instruction copies a tile of a tensor with any strides.
 
-The hardware takes tensors with dense rows whose address and strides are multiples of 16 bytes. Others go by pointers,
-row by row, and so do all on GPUs before.
+The hardware requires dense rows, and an address and strides that are multiples of 16 bytes. Kernels load other tensors,
+and all tensors on older GPUs, row by row through pointers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ _ALIGNMENT_BYTES = 16
 
 
 def supports_descriptors(tensor: Tensor) -> bool:
-    """Of half types only: exact products take no tensor core, which is what waits for copies."""
+    """Whether the kernels use descriptors for tensors of this dtype and device.
+
+    They do for half-precision dtypes since compute capability 9.0. float32 and float64 products do not use tensor
+    cores, which are what waits for copies.
+    """
     if not tensor.is_cuda or tensor.element_size() != 2:
         return False
     return torch.cuda.get_device_capability(tensor.device) >= _MIN_CAPABILITY
 
 
 def can_describe(*tensors: Tensor) -> bool:
-    """Whether a descriptor can take all of them; for one without elements, its dimensions decide."""
+    """Whether descriptors can describe all these tensors. For a tensor without elements only its shape counts."""
     return all(supports_descriptors(tensor) and _fits(tensor) for tensor in tensors)
 
 
@@ -39,10 +43,13 @@ def _fits(tensor: Tensor) -> bool:
 
 
 def make_descriptor(tensor: Tensor, block: Sequence[int]) -> TensorDescriptor:
-    """A tensor that is describable, to be read in tiles of this shape. What lies outside of it reads as zeros."""
+    """Return a descriptor that reads `tensor` in tiles of shape `block`. Elements outside the tensor are read as 0.
+
+    `can_describe(tensor)` must be true.
+    """
     if not tensor.numel():
         tensor = tensor.new_zeros([max(1, length) for length in tensor.shape])
-    # The stride of a dimension of one is never walked, and may be any number in torch.
+    # PyTorch allows any stride for a dimension of size 1; it is never used.
     strides = [
         stride if length > 1 else _ALIGNMENT_BYTES for stride, length in zip(tensor.stride(), tensor.shape, strict=True)
     ]

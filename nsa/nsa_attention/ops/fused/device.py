@@ -1,12 +1,15 @@
-"""What the kernels share on the device: masked loads and stores, and the base of their exponents (steps: steps.py).
+"""Device functions that all kernels share: masked loads and stores, and exponentials.
 
-Half types take powers of two with log2(e) folded into the scale, one multiplication an element. For float32 and float64
-that multiplication costs accuracy where logits are large, so there (`EXACT`) everything stays in base e.
+For half-precision dtypes, kernels compute powers of two with log2(e) folded into the scale, which saves a
+multiplication per element. For float32 and float64 (`EXACT`) this would cost accuracy for large logits, so base e is
+used.
 
-All kernels speak one dialect. `i_` is an index of the program, `p_` a pointer, `s_kb` the stride of `p_k` along B, `b_`
-a tile, `o_` offsets, `m_` a mask; `do` is the gradient of `o`. Arguments come in this order: tensors with their
-strides, dense tensors, sizes (of dimensions, then of what they are cut into), the constants of launch.constants
-in its order, lengths, and the sizes of the tile. A constant that is padded to a power of two ends in _PADDED.
+Naming in all kernels: `i_` is a program index, `p_` a pointer, `s_kb` the stride of `p_k` along B, `b_` a tile, `o_`
+offsets, `m_` a mask, and `do` the gradient of `o`. Arguments have this order: tensors with their strides, dense
+tensors, sizes (first of dimensions, then numbers of tiles and parts), the constants of launch.kernel_constants in its
+order, lengths, and tile sizes. A constant that is padded to a power of two ends in _PADDED.
+
+Dimensions: R rows of a tile.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ _LN_2 = tl.constexpr(math.log(2.0))
 
 @triton.jit
 def load_rows(p_rows, s_row, o_row, m_row, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr):
-    """Rows `o_row` of a matrix whose last dimension is dense; zeros where there is nothing."""
+    """Load rows `o_row` of a matrix whose last dimension is dense; masked elements are 0."""
     o_column = tl.arange(0, WIDTH_PADDED)
     p_tile = p_rows + o_row.to(tl.int64)[:, None] * s_row + o_column[None, :]
     return tl.load(p_tile, mask=m_row[:, None] & (o_column < WIDTH)[None, :], other=0.0)  # [R, WIDTH_PADDED]
@@ -30,6 +33,7 @@ def load_rows(p_rows, s_row, o_row, m_row, WIDTH: tl.constexpr, WIDTH_PADDED: tl
 
 @triton.jit
 def store_rows(p_rows, s_row, o_row, m_row, b_rows, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr):
+    """Store a tile to rows `o_row` of a matrix whose last dimension is dense."""
     o_column = tl.arange(0, WIDTH_PADDED)
     p_tile = p_rows + o_row.to(tl.int64)[:, None] * s_row + o_column[None, :]
     tl.store(p_tile, b_rows.to(p_rows.dtype.element_ty), mask=m_row[:, None] & (o_column < WIDTH)[None, :])
@@ -37,7 +41,7 @@ def store_rows(p_rows, s_row, o_row, m_row, b_rows, WIDTH: tl.constexpr, WIDTH_P
 
 @triton.jit
 def load_heads(p_rows, o_row, m_row, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr):
-    """Rows that begin at the offsets `o_row`, int64: one of a token and a head each."""
+    """Load rows that start at the element offsets `o_row` (int64), one per token and head."""
     o_column = tl.arange(0, WIDTH_PADDED)
     p_tile = p_rows + o_row[:, None] + o_column[None, :]
     return tl.load(p_tile, mask=m_row[:, None] & (o_column < WIDTH)[None, :], other=0.0)  # [R, WIDTH_PADDED]
@@ -45,6 +49,7 @@ def load_heads(p_rows, o_row, m_row, WIDTH: tl.constexpr, WIDTH_PADDED: tl.const
 
 @triton.jit
 def store_heads(p_rows, o_row, m_row, b_rows, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr):
+    """Store a tile to rows that start at the element offsets `o_row` (int64), one per token and head."""
     o_column = tl.arange(0, WIDTH_PADDED)
     p_tile = p_rows + o_row[:, None] + o_column[None, :]
     tl.store(p_tile, b_rows.to(p_rows.dtype.element_ty), mask=m_row[:, None] & (o_column < WIDTH)[None, :])
@@ -52,6 +57,7 @@ def store_heads(p_rows, o_row, m_row, b_rows, WIDTH: tl.constexpr, WIDTH_PADDED:
 
 @triton.jit
 def power(b_exponent, EXACT: tl.constexpr):
+    """Return e^x if EXACT, otherwise 2^x."""
     if EXACT:
         b_power = tl.exp(b_exponent)
     else:
@@ -61,8 +67,8 @@ def power(b_exponent, EXACT: tl.constexpr):
 
 @triton.jit
 def log_sum(b_highest, b_total, EXACT: tl.constexpr):
-    """Natural logarithm of a sum of powers, from its highest exponent; minus infinity for an empty sum."""
-    # Of an empty sum the highest exponent is minus infinity, and so is what comes out.
+    """Return the natural logarithm of a sum of powers that is relative to its highest exponent; -inf for no terms."""
+    # For an empty sum the highest exponent is -inf, and so is the result.
     b_safe = tl.where(b_total == 0.0, 1.0, b_total)
     if EXACT:
         b_log = b_highest + tl.log(b_safe)
@@ -73,7 +79,7 @@ def log_sum(b_highest, b_total, EXACT: tl.constexpr):
 
 @triton.jit
 def as_exponent(b_lse, EXACT: tl.constexpr):
-    """A natural logarithm in the base that `power` takes."""
+    """Convert a natural logarithm to the base that `power` uses."""
     if EXACT:
         b_exponent = b_lse
     else:

@@ -1,10 +1,12 @@
-"""All three branches and their gates as one operator (paper, eq. 5); backwards each reads the gradient of the sum.
+"""All three branches and their gates as a single operator (NSA paper, eq. 5).
 
-With an operator for each, the mixing writes the gradient of each branch's output, and autograd adds up what each branch
-has for the queries. Here the kernels of a branch take its gate along (gates.py) and add to one gradient of the queries.
+With separate operators, the gated sum would write a gradient for each branch's output, and autograd would add up the
+branches' gradients of the queries. Here the kernels of each branch read the gradient of the sum and apply the gate
+themselves (gates.py), and all branches add to one gradient of the queries.
 
 Dimensions: c branches, B batch, H query heads, G groups, T tokens, S compressed blocks, D key width, E value width,
-n places. Keys and values come in this order: compressed, selected, sliding, the keys of each before its values.
+n selected blocks per query. `keys_values` has six tensors: keys and values of the compressed, the selected and the
+sliding branch.
 """
 
 from __future__ import annotations
@@ -46,9 +48,10 @@ def gated_attention(
     window: int,
     starts: Tensor | None = None,
 ) -> Tensor:
-    """Output [B, T, H, E], contiguous, in the dtype of the branches, of at least one token and three places.
+    """Return the output [B, T, H, E] of native sparse attention, contiguous, in the dtype of the branches.
 
-    Raises CannotLaunchError for tensors that the kernels cannot take.
+    There must be at least one token, and `selection.select_count` must be at least 3. Raises CannotLaunchError for
+    tensors that the kernels do not support.
     """
     for pair in pairs:
         check_attention(spanned_forward, q_BHTD, *pair)
@@ -86,7 +89,7 @@ def _gated_attention(
     window: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The sum; then output and log-sum-exp of each branch; the chosen blocks, and their unions."""
+    """Return the gated sum, output and log-sum-exp of each branch, the selected blocks, and their unions per tile."""
     compressed_pair, selected_pair, sliding_pair = _pairs(keys_values)
     spans_by_branch = _spans(spans, block_len, block_stride, window)
     selection = Selection(
@@ -122,7 +125,10 @@ def _gated_attention_backward(
     scale: float,
     needs_grad: list[bool],
 ) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Gradients of queries, of keys and values, and of gates; without an element where none is `wanted`."""
+    """Return the gradients of queries, of keys and values, and of gates. Gradients that are not needed are empty.
+
+    `needs_grad` has a bool for the queries, six for keys and values, and one for the gates.
+    """
     needs_q, *needs_kv, needs_gates = needs_grad
     *branch_results, indices_BGTn, union_NxW = results
     spans_by_branch = _spans(spans, block_len, block_stride, window)
@@ -146,7 +152,7 @@ def _gated_attention_backward(
         if number == _SELECTED:
             tensors = (dy_BHTE, q_BHTD, *pair, indices_BGTn, starts, union_NxW, *result)
             segment = segment_length(select_len, indices_BGTn)
-            _, *key_value_grads = selected_gradients(*tensors, select_len, scale, segment, gated=gated_branch)
+            _, *key_value_grads = selected_gradients(*tensors, select_len, scale, segment, gated_branch=gated_branch)
         else:
             _, *key_value_grads = spanned_gradients(
                 dy_BHTE, q_BHTD, *pair, spans_by_branch[number // 2], *result, scale, gated_branch
@@ -214,7 +220,7 @@ def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 
 def _backward(ctx: Any, grad_BTHE: Tensor | None, *_: None) -> tuple[Any, ...]:
     needs_q, needs_kv, needs_gates, *_ = ctx.needs_input_grad
-    nothing = ([None] * 8, *[None] * 7)  # for spans, starts and numbers
+    nothing = ([None] * 8, *[None] * 7)  # no gradients for spans, starts and lengths
     if grad_BTHE is None:
         return None, [None] * len(needs_kv), None, *nothing
     q_BHTD, gates_cBHT, starts, *saved_tensors = ctx.saved_tensors

@@ -1,17 +1,19 @@
-"""What a gate makes of the gradients of its branch, without a gradient of the branch's output being written.
+"""Gates in the backward pass of a branch, without writing the gradient of the branch's output to memory.
 
-The sum is y = g1 o1 + g2 o2 + g3 o3 (paper, eq. 5), and of its gradient dy a branch's output gets g dy. With sum(o dy)
-of each row, which is the gradient of its gate, the gradients of the branch's scores and values are
+The gated sum is y = g1 o1 + g2 o2 + g3 o3 (NSA paper, eq. 5). If y has the gradient dy, the output of a branch has the
+gradient g dy. The gradient of a row's gate is sum(o dy). The gradients of the branch's scores S and values V are
 
     dS = P (g dy v - g sum(o dy)) = (g P) (dy v - sum(o dy))        dV = (g P) dy
 
-So kernels read dy itself, and the gate goes into P, where it costs nothing: P is a power whose exponent has the row's
-log-sum-exp taken off, and off that the logarithm of |g|. A gate of 0 makes it infinite, and all of its row 0. Whether a
-gate is below 0 the host does not know and would have to wait for. Kernels that hold rows turn their dy around, once;
-for those that load rows in their loop the sign stands in the last bit of the row's sum(o dy), where it is worth less
-than a rounding, and they turn P around.
+So the kernels read dy directly and multiply P by the gate, at no cost: P = exp(S - lse), and g P = exp(S - (lse -
+log|g|)) up to the sign. For a gate of 0 the subtracted value is infinite, and the whole row becomes 0.
 
-Dimensions: c branches, B batch, H query heads, T tokens, D key width; inside a kernel R rows, E value width.
+The host does not know the signs of the gates and would have to wait for them. Kernels that hold query rows negate dy
+once for negative gates. Kernels that load query rows in their loop read the sign from the last bit of the row's
+sum(o dy), where it changes less than rounding does, and negate P.
+
+Dimensions: c branches, B batch, H query heads, T tokens, D key width; inside a kernel R query rows, K keys, E value
+width.
 """
 
 from __future__ import annotations
@@ -31,35 +33,35 @@ _INFINITE = tl.constexpr(float("inf"))
 
 @dataclass(frozen=True, kw_only=True)
 class GatedBranch:
-    """One branch in the backward pass of all of them: its gate, and where it leaves what they have in common."""
+    """A branch in the joint backward pass of all branches: its gate, and the gradients that the branches share."""
 
-    number: int  # of its gate
+    number: int  # index of its gate in the first dimension
     gates_cBHT: Tensor
-    dgates_cBHT: Tensor  # contiguous
-    dq_BHTD: Tensor
-    adds_to_dq: bool  # to the gradient of the queries, which another branch has written
-    needs_key_grads: bool  # or their values; else no gradient of theirs is computed
+    dgates_cBHT: Tensor  # gradient of the gates, contiguous
+    dq_BHTD: Tensor  # gradient of the queries, summed over the branches
+    adds_to_dq: bool  # whether to add to `dq_BHTD`, because another branch has written it already
+    needs_key_grads: bool  # whether to compute gradients of keys and values
 
 
 def gate_arguments(branch: GatedBranch | None) -> tuple[Any, ...]:
-    """For a kernel, with their strides; without any nothing is gated."""
+    """Return the gates and their strides as kernel arguments; without a gated branch None and zeros."""
     return (None, 0, 0, 0, 0) if branch is None else (branch.gates_cBHT, *branch.gates_cBHT.stride())
 
 
 def query_gradient_buffer(q_BHTD: Tensor, branch: GatedBranch | None) -> tuple[Tensor, bool]:
-    """Where the gradient of the queries is left, and whether something stands there already."""
+    """Return the tensor for the gradient of the queries, and whether the kernel must add to its content."""
     return (
         (empty_token_major(q_BHTD, q_BHTD.shape[-1]), False) if branch is None else (branch.dq_BHTD, branch.adds_to_dq)
     )
 
 
 def empty_gradients(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """In place of gradients that nobody wants: an operator has no other word for it."""
+    """Return empty tensors instead of gradients that are not needed, because operators cannot return None."""
     return tuple(tensor.new_empty(0) for tensor in tensors)
 
 
 def tuning_name(name: str, branch: GatedBranch | None) -> str:
-    """What tile sizes are settled for: with gates it is another kernel of the same code."""
+    """Return the kernel name for tuning. With gates the same code is compiled to a different kernel."""
     return name if branch is None else f"{name}, gated"
 
 
@@ -68,21 +70,22 @@ def row_statistics(
     b_o, b_do, b_lse, p_g, s_gc, s_gb, s_gh, s_gt, p_dg, i_b, o_head, o_token, o_dg, branch, m_row,
     EXACT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Of rows [R] what their exponents are relative to, and delta as their own loop and as the keys' kernel takes it.
+    """Return the per-row values of the backward pass, and store the gradient of the gates at offsets `o_dg`.
 
-    And their upstream gradients [R, E] with the sign of the gate. `o_dg` is where the gradient of a row's gate belongs.
+    The results are the value to subtract from exponents [R], delta = sum(o do) for the loop over keys [R], delta with
+    the gate's sign in its last bit for the kernel of the keys [R], and `b_do` [R, E] with the sign of the gate applied.
     """
-    # All of E at once: a kernel that split the values would subtract delta once for each part.
+    # The sum needs all of E at once: a kernel that split the values would subtract delta once per part.
     b_delta = tl.sum(b_o.to(ACC) * b_do.to(ACC), 1)
     b_lse = as_exponent(b_lse, EXACT)
-    # Relative to infinity every share is 0, as it is where a row sees nothing.
+    # Rows without visible keys get inf, so that all their probabilities are 0.
     b_lse = tl.where(b_lse == -_INFINITE, _INFINITE, b_lse)
     b_signed_delta = b_delta
     if p_g is not None:
         p_gate = p_g + tl.cast(branch, tl.int64) * s_gc + i_b * s_gb + o_head * s_gh + o_token * s_gt
         b_gate = tl.load(p_gate, mask=m_row, other=1.0).to(ACC)
         tl.store(p_dg + o_dg, b_delta.to(p_dg.dtype.element_ty), mask=m_row)
-        # Of a gate of 0 the logarithm is minus infinity.
+        # For a gate of 0 the logarithm is -inf, and b_lse becomes inf.
         if EXACT:
             b_lse -= tl.log(tl.abs(b_gate))
         else:
@@ -96,6 +99,7 @@ def row_statistics(
 
 @triton.jit
 def _bits_of(b_delta):
+    """Reinterpret a float tile as integers of the same size."""
     if b_delta.dtype == tl.float64:
         b_bits = b_delta.to(tl.int64, bitcast=True)
     else:
@@ -105,13 +109,13 @@ def _bits_of(b_delta):
 
 @triton.jit
 def encode_sign(b_delta, m_below):
-    """The last bit says whether the gate is below 0."""
+    """Return `b_delta` with its last bit set if the gate is negative, and cleared otherwise."""
     b_bits = _bits_of(b_delta)
     return ((b_bits & -2) | m_below.to(b_bits.dtype)).to(b_delta.dtype, bitcast=True)
 
 
 @triton.jit
 def with_gate_sign(b_p, b_delta):
-    """Shares [K, R] with the sign of their row's gate."""
+    """Return probabilities [K, R], negated for rows whose gate is negative according to the last bit of `b_delta`."""
     m_below = (_bits_of(b_delta) & 1) != 0
     return tl.where(m_below[None, :], -b_p, b_p)

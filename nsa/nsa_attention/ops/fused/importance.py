@@ -1,14 +1,16 @@
-"""Which blocks the selected branch reads, in one kernel: importance and the best n, without a score in memory.
+"""Selection of blocks in one kernel: importance and the n best blocks (NSA paper, eq. 8 to 11), without storing scores.
 
-One program holds a tile of queries of one sequence with all heads of one group, and walks the selection blocks in
-chunks. For a chunk it takes the overlapping compressed blocks one after the other, "taps": the first one that overlaps
-each selection block, then the second, and so on. Each tap is one gather of keys and one product with the queries.
-The weighted shares are summed over taps and heads in registers, ranked, and merged with the best so far. A compressed
-block that reaches into two selection blocks is multiplied twice: the price for never writing [H, T, S]. Not where
-l = 2d and d divides l': there only the last tap reaches over, and its sum over heads goes to both.
+A program holds a tile of queries of one sequence with all heads of a group, and loops over the selection blocks in
+chunks. For a chunk it processes one "tap" after another: first the first compressed block that overlaps each selection
+block, then the second, and so on. Each tap is one gather of keys and one product with the queries. The weighted
+probabilities are summed over taps and heads in registers, ranked, and merged with the best blocks so far.
 
-Dimensions: B batch, H query heads, G groups, T tokens, S compressed blocks, D key width, n places.
-Inside the kernel: R rows (queries x heads, both padded), Q queries, C selection blocks of a chunk, N places, padded.
+A compressed block that overlaps two selection blocks is multiplied twice; in return [H, T, S] is never written. If
+l = 2d and d divides l', only the last tap overlaps the next selection block. It is then multiplied once, and its sum
+over heads is added to both.
+
+Dimensions: B batch, H query heads, G groups, T tokens, S compressed blocks, D key width, n selected blocks per query.
+Inside the kernel: R rows (queries x heads, both padded), Q queries, C selection blocks of a chunk, N slots, padded.
 """
 
 from __future__ import annotations
@@ -54,11 +56,13 @@ def select_by_importance(
     starts: Tensor | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
-    """Indices [B, G, T, n] (int32) as topk.select_blocks gives them, from the compressed branch's log-sum-exp.
+    """Return the indices [B, G, T, n] (int32) of the selected blocks, as selection.select_blocks does.
 
-    With `starts` (packed.py) the batch is one row of sequences, the keys are the complete blocks of each of them behind
-    each other, and indices count from the query's own sequence. Ranks go by importance rounded to float32, also for
-    float64; an importance that is not a number ranks last. Raises CannotLaunchError.
+    `k_BGSD` are the compressed keys, and `lse_BHT` is the log-sum-exp of the compressed branch. With `starts`
+    (ops/packed.py), the batch is one row of packed sequences, the keys are the concatenated complete blocks of the
+    sequences, and indices count from each query's own sequence. Importance is rounded to float32 for ranking, also for
+    float64 tensors; NaN ranks last. `tile` overrides the tuned tile size. Raises CannotLaunchError for different dtypes
+    and for `starts` with a batch other than 1.
     """
     if starts is not None and q_BHTD.shape[0] != 1:
         raise CannotLaunchError(
@@ -87,10 +91,11 @@ def _pattern(selection: Selection) -> str:
 
 
 def candidate_tiles(tuning_key: TuningKey) -> list[Tile]:
-    """Each program reads all keys before its queries, so that traffic is T / rows: more rows first.
+    """Return the tiles to try, those with more rows first.
 
-    Queries are few where a group has few heads: to rank their blocks takes registers too. None of these spills any when
-    compiled for sm_90 with keys of 128.
+    Each program reads all keys before its queries, so memory traffic is proportional to T / rows. The number of queries
+    is limited, because ranking their blocks takes registers as well. None of these tiles spills registers when compiled
+    for sm_90 with keys of width 128.
     """
     most_rows = MAX_TILE_QUERIES * tuning_key.heads
     sizes = ((128, 64, 4, 3), (256, 64, 8, 3), (64, 64, 4, 3), (64, 32, 4, 2))
@@ -98,15 +103,15 @@ def candidate_tiles(tuning_key: TuningKey) -> list[Tile]:
 
 
 def taps_per_block(selection: Selection) -> int:
-    """How many compressed blocks overlap one selection block, at most: 5 for l=32, d=16, l'=64."""
+    """Return the maximum number of compressed blocks that overlap a selection block: 5 for l=32, d=16, l'=64."""
     length, stride, size = selection.block_len, selection.block_stride, selection.select_len
-    # Where selection blocks begin relative to compressed ones repeats after this many of them.
+    # The offsets of selection blocks relative to compressed blocks repeat after this many selection blocks.
     period = stride // math.gcd(stride, size)
     return max((j * size + size - 1) // stride - (j * size - length) // stride for j in range(period))
 
 
 def shares_last_tap(selection: Selection) -> bool:
-    """Whether the last tap of each selection block is the first one of the next: its products serve both."""
+    """Whether the last tap of each selection block is also the first tap of the next block, so it is computed once."""
     length, stride = selection.block_len, selection.block_stride
     return length == 2 * stride and selection.select_len % stride == 0
 
@@ -146,7 +151,7 @@ def _launch(
 
 
 def _lengths(selection: Selection, queries: int, keys: int) -> dict[str, int]:
-    """The constants of this kernel alone."""
+    """Return the compile-time constants that only this kernel takes."""
     return {
         "BLOCK_LEN": selection.block_len,
         "BLOCK_STRIDE": selection.block_stride,
@@ -165,10 +170,11 @@ def _log2_padded(number: int) -> int:
 
 
 def _tile_table(starts: Tensor, tiles: int, queries: int, blocks: int, selection: Selection) -> Tensor:
-    """For each tile its sequence's first token, tokens, first block and blocks, and the tile's first query in it.
+    """Return a table of the tiles of packed sequences, int32 [tiles, 5].
 
-    [tiles, 5], int32. The number of tiles is an upper bound that needs no value from the device; those left over belong
-    to a sequence of no tokens.
+    The columns are the first token of the tile's sequence, its number of tokens, its first compressed block, its number
+    of compressed blocks, and the tile's first query within the sequence. `tiles` is an upper bound that needs no value
+    from the device; surplus tiles get a sequence with 0 tokens.
     """
     lengths = starts.diff()
     first_tiles = torch.nn.functional.pad(((lengths + queries - 1) // queries).cumsum(0), (1, 0))
@@ -200,10 +206,11 @@ def ranked_blocks(
     PLACES: tl.constexpr, LOG_PLACES: tl.constexpr, TAPS: tl.constexpr, REACHES: tl.constexpr,
     QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr,
 ):  # fmt: skip
+    """Select the blocks of one tile of queries per program, for all heads of a group; see the module's docstring."""
     CHUNK: tl.constexpr = 1 << LOG_CHUNK
     PLACES_PADDED: tl.constexpr = 1 << LOG_PLACES
     ROWS: tl.constexpr = QUERIES * HEADS_PADDED
-    # Programs of one group run next to each other and share its keys in the cache, the longest of them first.
+    # Programs of one group are adjacent and share its keys in the cache. The program with the most work starts first.
     i_bg = tl.program_id(0) // tiles
     i_tile = tiles - 1 - tl.program_id(0) % tiles
     i_b = (i_bg // groups).to(tl.int64)
@@ -237,14 +244,14 @@ def ranked_blocks(
     b_current = o_query // SELECT_LEN  # [Q]
     last_token = tl.minimum(first_query + QUERIES, sequence_tokens)
     chunks = (last_token + CHUNK * SELECT_LEN - 1) // (CHUNK * SELECT_LEN)
-    # Old chunks: every query of the tile sees all compressed blocks that reach into them, and none of these begins
-    # before the sequence, as some of the first chunk do.
+    # Old chunks: every query of the tile attends to all compressed blocks that overlap them, and none of these blocks
+    # starts before the sequence, as some of the first chunk do. They need no masks.
     old_chunks = tl.maximum((first_query + 1 - BLOCK_LEN) // (CHUNK * SELECT_LEN), 0)
     UNEVEN: tl.constexpr = 1 if BLOCK_LEN > BLOCK_STRIDE and not REACHES else 0
     b_sum = tl.zeros([ROWS, CHUNK], dtype=ACC)  # [R, C]
-    b_over = tl.zeros([QUERIES], dtype=ACC)  # [Q]: what the last block of a chunk gives to the next chunk
+    b_over = tl.zeros([QUERIES], dtype=ACC)  # [Q]: contribution of a chunk's last tap to the next chunk
     b_best = tl.full([QUERIES, PLACES_PADDED], -1, dtype=tl.int64)  # [Q, N], ascending
-    # One loop over chunks and taps, so that the keys of the next chunk are on their way while this one is ranked.
+    # A single loop over chunks and taps, so that the keys of the next chunk are loaded while this chunk is ranked.
     for step in range(UNEVEN * TAPS, old_chunks * TAPS):
         tap = step % TAPS + REACHES
         o_selected = (step // TAPS) * CHUNK + tl.arange(0, CHUNK)  # [C]
@@ -296,8 +303,8 @@ def ranked_blocks(
 
 @triton.jit
 def block_of_tap(o_selected, tap, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr):
-    """Of the compressed blocks that overlap a selection block, the one of this tap; it may overlap by nothing."""
-    # Keeps the dividend of the first tap positive: the division of a kernel rounds to zero.
+    """Return the compressed block of a tap for each selection block. The overlap of the two may be empty."""
+    # SHIFT keeps the dividend of the first tap positive, because integer division in kernels rounds towards zero.
     SHIFT: tl.constexpr = (BLOCK_LEN + BLOCK_STRIDE - 1) // BLOCK_STRIDE
     return (o_selected * SELECT_LEN - BLOCK_LEN + SHIFT * BLOCK_STRIDE) // BLOCK_STRIDE + (1 - SHIFT + tap)
 
@@ -307,9 +314,12 @@ def weight_of_tap(
     o_selected, o_block, tap, ACC: tl.constexpr,
     BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr,
 ):  # fmt: skip
-    """The number of tokens that both share; dividing all of them by d, as eq. 9 does, changes no rank."""
+    """Return the number of tokens that selection block and compressed block share.
+
+    Eq. 9 also divides by d, which does not change the ranking.
+    """
     if SELECT_LEN % BLOCK_STRIDE == 0:
-        # The same for all selection blocks.
+        # The weight is the same for all selection blocks.
         begin = block_of_tap(0, tap, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN) * BLOCK_STRIDE
         weight = tl.maximum(tl.minimum(SELECT_LEN, begin + BLOCK_LEN) - tl.maximum(begin, 0), 0).to(ACC)
     else:
@@ -321,10 +331,10 @@ def weight_of_tap(
 
 @triton.jit
 def _sum_over_heads(b_share, QUERIES: tl.constexpr, HEADS_PADDED: tl.constexpr, CHUNK: tl.constexpr):
-    """The sum over the heads of each query [Q, C].
+    """Return the sum over the heads of each query, [Q, C].
 
-    It leaves a copy in each thread that held a head. To gather all as they are spreads them out again, and halves the
-    instructions of the kernel.
+    After tl.sum, each thread that held a head has a copy of the result. A gather with identity indices distributes the
+    elements over the threads again, which halves the instructions of the kernel.
     """
     o_same = tl.broadcast_to(tl.arange(0, CHUNK)[None, :], [QUERIES, CHUNK])  # [Q, C]
     return tl.gather(tl.sum(tl.reshape(b_share, [QUERIES, HEADS_PADDED, CHUNK]), 1), o_same, 1)
@@ -332,8 +342,10 @@ def _sum_over_heads(b_share, QUERIES: tl.constexpr, HEADS_PADDED: tl.constexpr, 
 
 @triton.jit
 def _add_shared_tap(b_importance, b_p, b_over, BLOCK_STRIDE: tl.constexpr, HEADS_PADDED: tl.constexpr):
-    """Importance with what the compressed block that ends each selection block gives to the next; and to that of the
-    next chunk."""
+    """Add the last tap of each selection block to the next block.
+
+    Return the importance [Q, C], and the contribution of the chunk's last block to the next chunk [Q].
+    """
     QUERIES: tl.constexpr = b_importance.shape[0]
     CHUNK: tl.constexpr = b_importance.shape[1]
     o_selected = tl.arange(0, CHUNK)  # [C]
@@ -349,11 +361,11 @@ def with_chunk(
     b_best, b_importance, o_selected, b_current,
     QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr, LOG_PLACES: tl.constexpr,
 ):  # fmt: skip
-    """The best so far [Q, N], ascending, and those of a chunk that are better."""
+    """Merge a chunk into the best ranks so far, [Q, N] ascending, and return the result."""
     b_rank = _rank(b_importance.to(tl.float32), o_selected, b_current)
-    # Most chunks of a long sequence have none that is better than the worst that was kept.
+    # In long sequences, most chunks contain no block that is better than the worst of the best so far.
     if tl.max((b_rank > tl.min(b_best, 1)[:, None]).to(tl.int32)) > 0:
-        # What is ascending meets what is descending.
+        # The element-wise maximum of an ascending and a descending row has the N greatest ranks of both.
         b_best = tl.maximum(b_best, _best_of(b_rank, QUERIES, LOG_CHUNK, LOG_PLACES))
         b_best = merge_runs(b_best, QUERIES, LOG_PLACES, LOG_PLACES, 1)
     return b_best
@@ -361,12 +373,15 @@ def with_chunk(
 
 @triton.jit
 def _rank(b_importance, o_selected, b_current):
-    """One integer per block, the greater the better: importance above, the lower index below; -1 for later blocks."""
+    """Return one integer per block and query, the greater the better, or -1 for blocks after the query.
+
+    The high bits contain the importance, the low bits the inverted index, so a lower index is greater.
+    """
     o_block = o_selected[None, :]  # [1, C]
     m_forced = (o_block == 0) | (o_block == b_current[:, None]) | (o_block == b_current[:, None] - 1)  # [Q, C]
-    # A comparison with something that is not a number is false, so that it counts as nothing.
+    # Comparisons with NaN are false, so NaN counts as importance 0.
     b_finite = tl.where(b_importance > 0, tl.minimum(b_importance, LARGEST), 0.0)  # [Q, C]
-    # Bits of floats that are not negative have the order of the floats. All bits turned, a lower index is greater.
+    # The bits of non-negative floats are ordered like the floats. With all bits inverted, a lower index is greater.
     b_bits = tl.where(m_forced, float("inf"), b_finite).to(tl.int32, bitcast=True).to(tl.int64)  # [Q, C]
     b_rank = (b_bits << 32) | (o_block ^ LAST_INDEX).to(tl.int64)  # [Q, C]
     return tl.where(o_block <= b_current[:, None], b_rank, -1)
@@ -374,11 +389,11 @@ def _rank(b_importance, o_selected, b_current):
 
 @triton.jit
 def _best_of(b_rank, QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr, LOG_PLACES: tl.constexpr):
-    """The best [Q, N] of a chunk [Q, C], descending.
+    """Return the N best ranks of a chunk [Q, C], descending, [Q, N].
 
-    Groups of N ranks are sorted, every other one ascending; then two neighbours at a time leave the greater of the two
-    ranks that meet, N of them, and these are the best of both. (Of N sorted ones against N sorted the other way round,
-    each that loses has N greater ones.) tl.topk does the same, a thousand times slower in the interpreter.
+    Groups of N ranks are sorted, alternately descending and ascending. Then the element-wise maximum of two
+    neighbouring groups keeps the N greatest ranks of both, because each rank that is dropped has N greater ones. This
+    is repeated until one group is left. tl.topk does the same, but is a thousand times slower in Triton's interpreter.
     """
     PLACES_PADDED: tl.constexpr = 1 << LOG_PLACES
     if LOG_CHUNK < LOG_PLACES:
@@ -395,6 +410,7 @@ def _best_of(b_rank, QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr, LOG_PLACES:
 
 @triton.jit
 def _merge_halves(b_rank, QUERIES: tl.constexpr, LOG_WIDTH: tl.constexpr, LOG_PLACES: tl.constexpr):
+    """Halve the number of sorted groups by keeping the greatest ranks of each pair of neighbours, sorted again."""
     GROUPS: tl.constexpr = QUERIES << (LOG_WIDTH - LOG_PLACES)
     b_rank = tl.max(tl.reshape(b_rank, [GROUPS, 2, 1 << LOG_PLACES]), 1)
     return merge_runs(tl.reshape(b_rank, [QUERIES, 1 << LOG_WIDTH]), QUERIES, LOG_WIDTH, LOG_PLACES, 0)

@@ -1,7 +1,7 @@
-"""What all fused kernels share on the host's side: a counted launch, tile sizes, and the numbers a kernel needs.
+"""Host-side code that all fused kernels share: launching and counting, tile sizes, and compile-time constants.
 
-Importing this module imports Triton. With TRITON_INTERPRET=1 set before that, the kernels run on a CPU, statement by
-statement: for tests.
+Importing this module imports Triton. If TRITON_INTERPRET=1 is set before, Triton's interpreter runs the kernels on a
+CPU, statement by statement, for tests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from . import MAX_HEADS_PER_GROUP, MAX_WIDTH
 from .device import LOG2_E
 
-# A dot product on tensor cores is at least this wide in its inner dimension.
+# The minimum size of the inner dimension of tl.dot on tensor cores.
 MIN_DOT_WIDTH = 16
 
 launches: Counter[str] = Counter()
@@ -30,26 +30,27 @@ launches: Counter[str] = Counter()
 
 
 class CannotLaunchError(Exception):
-    """The kernel cannot take these tensors; the text names the tensor, its value and what to do."""
+    """A kernel does not support these tensors. The message names the tensor, its value and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """Sizes of one program's work, and how the compiler spreads it."""
+    """Tile sizes of one program, with the number of warps and pipeline stages for the compiler."""
 
-    rows: int  # query rows: queries x heads of a group, the heads padded to a power of two
+    rows: int  # query rows: queries x heads of a group, with the heads padded to a power of two
     keys: int
     warps: int = 4
     stages: int = 2
 
 
 def for_any_length(function: Callable[..., None]) -> Any:
-    """`triton.jit` for a kernel that the host launches: compiled once, whatever the lengths of a step are.
+    """Decorate a kernel with `triton.jit` such that it is compiled once for all sequence lengths.
 
-    Triton compiles a kernel anew for a number that is 1, and for one that 16 divides. Sizes change from step to step
-    and are kept out of that; so are the strides of gates, `s_g?`, which are read one by one. Strides of rows stay in:
-    of rows whose width 16 divides they always are multiples of 16, and without knowing it no load is 16 bytes wide.
-    So do the addresses of tensors: a view that begins off a multiple of 16 bytes has a kernel of its own.
+    By default Triton compiles a separate kernel for each integer argument that is 1 or divisible by 16. Sizes change
+    from step to step, so they are excluded from this specialization, as are the strides of gates (`s_g?`), which are
+    read element by element. Row strides stay specialized: if 16 divides the row width, it always divides the stride,
+    and only with this knowledge are loads 16 bytes wide. Addresses stay specialized as well: a view whose address is no
+    multiple of 16 bytes has its own compiled kernel.
     """
     return triton.jit(function, do_not_specialize=[name for name in _number_parameters(function) if _is_size(name)])
 
@@ -69,12 +70,18 @@ def _is_size(name: str) -> bool:
 
 @cache
 def _for_any_stride(kernel: Any) -> Any:
-    """The same for rows whose width 16 does not divide: which strides it divides changes with the length."""
+    """Return the kernel without any specialization of integers, for rows whose width is not divisible by 16.
+
+    Whether 16 divides their strides depends on the sequence length.
+    """
     return triton.jit(kernel.fn, do_not_specialize=_number_parameters(kernel.fn))
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, warps: int = 4, stages: int = 2, **constants: Any) -> None:
-    """Run `kernel` on a grid of one axis, the only one without a limit of 65535, and count it."""
+    """Launch `kernel` with `programs` programs and count the launch; do nothing if `programs` is 0.
+
+    The grid has a single axis, because the other axes are limited to 65535 programs.
+    """
     if not programs:
         return
     launches[kernel.__name__] += 1
@@ -84,18 +91,19 @@ def launch(kernel: Any, programs: int, *arguments: Any, warps: int = 4, stages: 
 
 
 def is_interpreted(kernel: Any) -> bool:
+    """Whether `kernel` runs in Triton's interpreter."""
     return isinstance(kernel, InterpretedFunction)
 
 
 def is_interpreting() -> bool:
-    """Whether Triton was imported with TRITON_INTERPRET=1: its own functions show it."""
+    """Whether Triton was imported with TRITON_INTERPRET=1, judged by one of its own functions."""
     return is_interpreted(tl.sort)
 
 
 def check_dtypes(kernel: Any, *tensors: Tensor) -> None:
-    """Raises CannotLaunchError for tensors that differ in dtype, and for bfloat16 under the interpreter.
+    """Raise CannotLaunchError for tensors of different dtypes, and for bfloat16 in the interpreter.
 
-    The interpreter multiplies the bit patterns of bfloat16 without a word (triton #11584).
+    The interpreter silently multiplies the bit patterns of bfloat16 (triton #11584).
     """
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1:
@@ -105,7 +113,7 @@ def check_dtypes(kernel: Any, *tensors: Tensor) -> None:
 
 
 def check_attention(kernel: Any, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> None:
-    """Raises CannotLaunchError for dtypes, widths or heads that no attention kernel takes."""
+    """Raise CannotLaunchError for dtypes, widths or numbers of heads that the attention kernels do not support."""
     check_dtypes(kernel, q_BHTD, k_BGSD, v_BGSE)
     heads, groups, width, value_width = q_BHTD.shape[1], k_BGSD.shape[1], q_BHTD.shape[3], v_BGSE.shape[3]
     if heads % groups or heads // groups > MAX_HEADS_PER_GROUP:
@@ -117,33 +125,33 @@ def check_attention(kernel: Any, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor)
 
 
 def triton_accumulator_dtype(dtype: torch.dtype) -> tl.dtype:
-    """Sums of float64 are kept in float64, which tests need; those of anything else in float32."""
+    """Return the Triton dtype for sums: float64 for float64 tensors, which tests need, otherwise float32."""
     return tl.float64 if dtype is torch.float64 else tl.float32
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The same, as a dtype of torch."""
+    """Return the torch dtype for sums: float64 for float64 tensors, otherwise float32."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def next_power_of_two(width: int, least: int = MIN_DOT_WIDTH) -> int:
-    """The power of two that holds `width`: tiles have no other sizes."""
-    # Triton's own function is made for kernels, and takes the host fifty times as long.
+    """Return the smallest power of two that is at least `width` and `least`; tile sizes must be powers of two."""
+    # Triton's own function is meant for kernels and takes fifty times as long on the host.
     return max(least, 1 << max(0, width - 1).bit_length())
 
 
 def with_strides(tensor: Tensor) -> tuple[Any, ...]:
-    """A tensor [B, H, T, D] for a kernel: itself, with its strides but the last, which is 1.
+    """Return a tensor [B, H, T, D] and its first three strides as kernel arguments. The last stride is made 1.
 
-    A dimension of one has the stride 0, of any that it may say: one row is no other kernel than several, and of one
-    sequence no stride is beyond 32 bits for the length of the sequence.
+    Dimensions of size 1 get stride 0. So a single row does not need a separately compiled kernel, and the batch stride
+    of a single long sequence does not exceed 32 bits.
     """
     dense = tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
     return dense, *(dense.stride(axis) if dense.shape[axis] > 1 else 0 for axis in range(3))
 
 
 def kernel_constants(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, scale: float) -> dict[str, Any]:
-    """The constants that every attention kernel is compiled for."""
+    """Return the compile-time constants that every attention kernel takes."""
     heads = q_BHTD.shape[1] // k_BGSD.shape[1]
     width, value_width = q_BHTD.shape[-1], v_BGSE.shape[-1]
     exact = q_BHTD.dtype in (torch.float32, torch.float64)
@@ -162,12 +170,15 @@ def kernel_constants(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, scale: floa
 
 
 def empty_outputs(q_BHTD: Tensor, v_BGSE: Tensor) -> tuple[Tensor, Tensor]:
-    """Room for output and log-sum-exp."""
+    """Return uninitialized tensors for output [B, H, T, E] and log-sum-exp [B, H, T]."""
     lse_BHT = q_BHTD.new_empty(q_BHTD.shape[:3], dtype=accumulator_dtype(q_BHTD.dtype))
     return empty_token_major(q_BHTD, v_BGSE.shape[-1]), lse_BHT
 
 
 def empty_token_major(q_BHTD: Tensor, width: int) -> Tensor:
-    """[B, H, T, width] with the heads of a token side by side, as a tile of queries x heads writes them."""
+    """Return an uninitialized tensor [B, H, T, width] in which the heads of a token are adjacent in memory.
+
+    A program's tile of queries x heads is written to it in one piece.
+    """
     batch, heads, tokens, _ = q_BHTD.shape
     return q_BHTD.new_empty((batch, tokens, heads, width)).transpose(1, 2)

@@ -1,13 +1,15 @@
-"""Which queries chose which blocks, in the two orders that the kernels of the selected branch walk.
+"""Lists of selected blocks in the two orders that the kernels of the selected branch need.
 
-Forward, by query: for each tile of neighbouring queries the blocks that any of them chose, which a kernel sorts on the
-chip. Backward, by block: the queries that chose it, which torch sorts, and a kernel cuts into segments. Nothing here
-asks the device for a value, so sizes are bounds.
+For the forward pass and the gradient of the queries, `unions` lists the blocks that any query of a tile selected; a
+kernel sorts them in registers. For the gradients of keys and values, `segments` lists the queries that selected each
+block; torch sorts them and a kernel cuts them into segments. No value is read from the device, so sizes are upper
+bounds.
 
-A selection block goes by its first token forward, and by its number in the row of tokens, over all sequences, backward.
-Dimensions: N batch x groups, T tokens, n places, b blocks (a bound), x tiles, U places of a tile (queries x n),
-L places of all queries (T x n), s segments (a bound). Inside a kernel X tiles of a program, U places, padded;
-Q queries, P places; K blocks.
+`unions` identifies a block by its first token, `segments` by its number in the row, counted over all packed sequences.
+
+Dimensions: B batch, G groups, N batch x groups, T tokens, n slots of a query (selected blocks per query), b blocks (an
+upper bound), x tiles, U slots of a tile (queries x n), W columns of a union, L slots of all queries (T x n), s segments
+(an upper bound). Inside a kernel: X tiles of a program, U slots, padded; Q queries, P slots of a query; K blocks.
 """
 
 from __future__ import annotations
@@ -25,23 +27,25 @@ from ..table_cache import cached_table
 from .launch import for_any_length, launch, next_power_of_two
 from .sorting import sort_ascending
 
-MAX_TILE_QUERIES = 32  # of a tile: one bit each
-# What stands behind first tokens and members in a tile's row of a union: a walk may look a place too far.
+MAX_TILE_QUERIES = 32  # queries of a tile: one bit each in an int32
+# Columns of a union after first tokens and members. A loop that looks one step ahead may read one of them.
 UNION_TAIL = 2
 _NO_BLOCK: constexpr = constexpr(2**62)  # greater than every key of a sort
 _SLOTS_PER_PROGRAM = 1024
-_BLOCKS_PER_STEP = 1024  # of any number: a tile that fits it would be another kernel for each length
+_BLOCKS_PER_STEP = 1024  # constant, because a size that fits the number of blocks would need a kernel per length
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
-    """Of packed sequences, for each token where its own begins and the number of its first block."""
+    """Start of each token's sequence in a row of packed sequences."""
 
-    first_T: Tensor  # int32
-    block_T: Tensor  # int32
+    first_T: Tensor  # int32, the first token of the token's sequence
+    block_T: Tensor  # int32, the number of the first block of that sequence
 
     @classmethod
     def of(cls, starts: Tensor, tokens: int, select_len: int) -> Sequences:
+        """Return the table for a row of `tokens` tokens, computed once per `starts` tensor."""
+
         def compute() -> Sequences:
             own_T = sequence_numbers(starts, tokens)
             return cls(first_T=starts[own_T].int(), block_T=selection_starts(starts, select_len)[own_T].int())
@@ -51,33 +55,35 @@ class Sequences:
 
 @dataclass(frozen=True, kw_only=True)
 class Segments:
-    """For each block the queries that chose it, ascending, cut into segments of at most `length` places.
+    """The queries that selected each block, ascending, cut into segments of at most `length` slots.
 
-    Each block has a segment, even if no query chose it.
+    Each block has at least one segment, even if no query selected it.
     """
 
-    key_NL: Tensor  # int32 or int64: block x T + query, ascending; those that name no block stand behind all others
-    table_4Nb: Tensor  # [4, N, b + 1] int32: for each block, and behind the last,
-    # 0 the first of its places in key_NL,
-    # 1 the first of them whose query lies behind the block,
+    key_NL: Tensor  # int32 or int64: block * T + query, ascending; slots without a block come last
+    table_4Nb: Tensor  # [4, N, b + 1] int32: for each block, and one entry after the last block,
+    # 0 the index of its first slot in key_NL,
+    # 1 the index of its first slot whose query is after the block,
     # 2 the number of its first segment,
-    # 3 the same, counting only blocks of several segments.
-    block_Ns: Tensor  # int32: the block of each segment, b for a segment that does not exist
-    first_b: Tensor | None  # [b + 1] int32: the first token of each block; None: every `select_len` tokens
+    # 3 the number of its first segment, counting only blocks with several segments.
+    block_Ns: Tensor  # int32: the block of each segment, or b for a segment that does not exist
+    first_b: Tensor | None  # [b + 1] int32: the first token of each block; None: block i starts at i * select_len
     length: int
-    partials: int  # a bound for the segments of a row that belong to blocks of several
+    partials: int  # upper bound for the segments of a row that belong to blocks with several segments
 
     @property
     def blocks(self) -> int:
+        """Number of blocks (an upper bound for packed sequences)."""
         return self.table_4Nb.shape[2] - 1
 
 
 def unions(indices_BGTn: Tensor, *, select_len: int, queries: int, starts: Tensor | None) -> Tensor:
-    """[N, x, 2 U + 2] int32: for each tile of `queries` neighbouring queries the blocks that any of them chose.
+    """Return the blocks that any query of a tile selected, for tiles of `queries` neighbouring queries.
 
-    The first token of each, ascending; for each the queries that chose it, bit i for query i of the tile; how many
-    there are; and how many of these end before the tile. The caller's numbers count from the start of the query's own
-    sequence, and those beyond the query's own block stand for nothing. `queries` is a power of two.
+    The result is int32 [N, x, 2 U + 2]. A row has U first tokens of blocks, ascending; U bit masks of the queries that
+    selected the block (bit i is query i of the tile); the number of blocks; and the number of blocks that end before
+    the tile. `queries` must be a power of two. Indices count from the start of each query's own sequence; indices below
+    0 or above the query's own block are ignored.
     """
     batch, groups, tokens, places = indices_BGTn.shape
     tiles = triton.cdiv(tokens, queries)
@@ -100,12 +106,16 @@ def unions(indices_BGTn: Tensor, *, select_len: int, queries: int, starts: Tenso
 
 
 def union_shape(indices_BGTn: Tensor, queries: int) -> tuple[int, int, int]:
+    """Return the shape of `unions` for these indices."""
     batch, groups, tokens, places = indices_BGTn.shape
     return batch * groups, -(-tokens // queries), 2 * queries * places + UNION_TAIL
 
 
 def segments(indices_BGTn: Tensor, *, select_len: int, starts: Tensor | None, length: int) -> Segments:
-    """The queries of each block. A block's share of all places is small on average and large for block 0."""
+    """Return the queries that selected each block, in segments of at most `length` slots.
+
+    Most blocks have few slots; block 0 has one for every query, so it gets many segments.
+    """
     batch, groups, tokens, places = indices_BGTn.shape
     rows = batch * groups
     sequences = None if starts is None else Sequences.of(starts, tokens, select_len)
@@ -116,7 +126,7 @@ def segments(indices_BGTn: Tensor, *, select_len: int, starts: Tensor | None, le
             starts, starts.device, cache_arguments, lambda: _first_tokens(starts, select_len, tokens)
         )
     blocks = triton.cdiv(tokens, select_len) if first_b is None else first_b.shape[0] - 1
-    # Half as wide a sort where 32 bits hold every key.
+    # Sort 32-bit keys if every key fits.
     key_dtype = torch.int32 if (blocks + 1) * tokens < 1 << 31 else torch.int64
     key_NL = indices_BGTn.new_empty((rows, tokens * places), dtype=key_dtype)
     queries = max(1, _SLOTS_PER_PROGRAM // next_power_of_two(places, least=1) ** 2)
@@ -132,9 +142,10 @@ def segments(indices_BGTn: Tensor, *, select_len: int, starts: Tensor | None, le
         QUERIES=queries,
     )
     key_NL = key_NL.sort(-1).values
-    # A block of c places has fewer than c / length + 1 segments, and fewer than 2 c / length if it has several.
+    # A block with c slots has fewer than c / length + 1 segments, and fewer than 2 c / length if it has several.
     segment_bound = blocks + tokens * places // length
-    # Each of the four begins at a multiple of 16 bytes: at another address it would make kernels of its own.
+    # Pad rows so that each of the four tables starts at a multiple of 16 bytes. Other addresses would need a separately
+    # compiled kernel.
     table_4Nb = key_NL.new_empty((4, -(-rows // 4) * 4, blocks + 1), dtype=torch.int32)
     block_Ns = key_NL.new_empty((rows, segment_bound), dtype=torch.int32)
     launch(
@@ -156,7 +167,7 @@ def segments(indices_BGTn: Tensor, *, select_len: int, starts: Tensor | None, le
 
 
 def _first_tokens(starts: Tensor, select_len: int, tokens: int) -> Tensor:
-    """[b + 1]: blocks beyond the last begin, and end, at the end of the row."""
+    """Return the first token of each block, [b + 1] int32. Blocks that do not exist start at the end of the row."""
     block_begins = selection_starts(starts, select_len)
     bound = (tokens + (starts.shape[0] - 1) * (select_len - 1)) // select_len
     sequence_b = sequence_numbers(block_begins, bound + 1)
@@ -175,6 +186,7 @@ def selected_unions(
     SELECT_LEN: tl.constexpr, PLACES: tl.constexpr,
     LOG_QUERIES: tl.constexpr, LOG_WIDTH: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
+    """Write the unions of TILES tiles per program; see `unions`."""
     QUERIES: tl.constexpr = 1 << LOG_QUERIES
     WIDTH: tl.constexpr = 1 << LOG_WIDTH
     shares = tl.cdiv(tiles, TILES)
@@ -190,7 +202,7 @@ def selected_unions(
         b_begin = tl.load(p_sequence + o_token, mask=m_place, other=0)
     p_named = p_index + (i_n * tokens + o_token) * PLACES + o_named[None, :]
     b_block = tl.load(p_named, mask=m_place, other=-1)  # [X, U]
-    # The caller's number may be any: it is compared before anything is computed from it.
+    # Indices may have any value, so they are compared before anything is computed from them.
     m_real = (b_block >= 0) & (b_block <= (o_token - b_begin) // SELECT_LEN)
     b_first = b_begin + tl.where(m_real, b_block, 0).to(tl.int32) * SELECT_LEN
     b_key = (b_first.to(tl.int64) << LOG_QUERIES) | o_query[None, :]
@@ -198,7 +210,7 @@ def selected_unions(
     m_real = b_key < _NO_BLOCK
     b_first = tl.where(m_real, b_key >> LOG_QUERIES, -1).to(tl.int32)
     b_members = tl.where(m_real, tl.full([TILES, WIDTH], 1, tl.int32) << (b_key & (QUERIES - 1)).to(tl.int32), 0)
-    # Equal blocks are a run, whose last place gathers all its queries: of twice as many places each time.
+    # Slots of the same block are adjacent. The last one collects the queries of all of them, with a doubling distance.
     for log_far in tl.static_range(LOG_WIDTH):
         o_far = _broadcast_to_tiles(tl.maximum(o_place - (1 << log_far), 0), TILES, WIDTH)
         m_same = (tl.gather(b_first, o_far, 1) == b_first) & (o_place >= 1 << log_far)[None, :]
@@ -228,7 +240,7 @@ def selected_keys(
     tokens, blocks,
     SELECT_LEN: tl.constexpr, PLACES: tl.constexpr, PLACES_PADDED: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
-    """block x T + query for each place; blocks x T for one that names nothing, or what an earlier place has named."""
+    """Write block * T + query for each slot. Empty slots and repeated blocks of a query get blocks * T."""
     shares = tl.cdiv(tokens, QUERIES)
     i_n = (tl.program_id(0) // shares).to(tl.int64)
     o_token = tl.program_id(0) % shares * QUERIES + tl.arange(0, QUERIES)  # [Q]
@@ -256,7 +268,7 @@ def selected_segments(
     tokens, places, blocks, segments, length, batch_groups,
     SELECT_LEN: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """The table of a row and the block of each of its segments, by one program."""
+    """Write the table of one row and the block of each of its segments, with one program per row."""
     i_n = tl.program_id(0).to(tl.int64)
     p_key += i_n * places
     p_block += i_n * segments
@@ -295,7 +307,7 @@ def selected_segments(
 
 @triton.jit
 def _count_below(p_key, b_key, places, BLOCKS: tl.constexpr):
-    """How many of the ascending keys are less than each of `b_key`."""
+    """Return how many of the ascending keys are less than each element of `b_key`, by binary search."""
     b_low = tl.zeros([BLOCKS], tl.int32)
     b_high = b_low + places
     span = places

@@ -1,9 +1,9 @@
-"""The branches' outputs times their gates, added up (paper, eq. 5): one kernel forward, one backward.
+"""The gated sum of the branch outputs (NSA paper, eq. 5): one kernel for the forward and one for the backward pass.
 
-The sum is written in the order that the output projection reads, [B, T, H, E], so that no copy turns it around.
+The sum is written as [B, T, H, E], the order in which the output projection reads it, so no transposing copy is needed.
 
-Dimensions: B batch, H query heads, T tokens, E value width, c branches.
-Inside a kernel R rows, one of a token and a head each; o1 to o3 the outputs, g the gates, y the sum.
+Dimensions: B batch, H query heads, T tokens, E value width, c branches. Inside a kernel: R rows, one per token and
+head; o1 to o3 are the outputs, g the gates, y the sum.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from .launch import (
 )
 
 MAX_BRANCHES = 3
-# What a program holds of each branch. Reading is all it does, so that nothing is gained by choosing this.
+# Elements of each branch that one program holds. The kernels are limited by memory bandwidth, so tuning gains nothing.
 ELEMENTS = 2048
 WARPS = 4
 
 
 def mix_branches(outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
-    """The sum over branches of gate * output, [B, T, H, E], contiguous, in the dtype of the outputs [B, H, T, E].
+    """Return the sum over branches of gate * output, [B, T, H, E], contiguous, in the dtype of the outputs.
 
-    Sums are kept in float32 (float64 for float64) and rounded once. Gates may be of another dtype, as under autocast.
-    Raises CannotLaunchError.
+    The outputs are [B, H, T, E], at most three. Sums are accumulated in float32 (float64 for float64 tensors) and
+    rounded once. Gates may have another dtype, as under autocast. Raises CannotLaunchError for a wrong number of gates
+    and for dtypes that the kernel does not support.
     """
     if not 1 <= len(outputs) <= MAX_BRANCHES or len(outputs) != gates_cBHT.shape[0]:
         raise CannotLaunchError(
@@ -56,7 +57,7 @@ def _mix(outputs: list[Tensor], gates_cBHT: Tensor) -> Tensor:
 
 
 def weighted_sum(outputs: list[Tensor], gates_cBHT: Tensor) -> Tensor:
-    """What `mixed` gives, without autograd."""
+    """Return the result of `mix_branches` without autograd."""
     result = empty_sum(outputs)
     programs, constants = _plan(outputs, gates_cBHT)
     launch(
@@ -72,7 +73,7 @@ def weighted_sum(outputs: list[Tensor], gates_cBHT: Tensor) -> Tensor:
 
 @torch.library.custom_op(f"{NAMESPACE}::mix_backward", mutates_args=())
 def _mix_backward(grad_BTHE: Tensor, outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Gradients of the outputs and of the gates, each written by the one program that holds its row."""
+    """Return the gradients of the outputs and of the gates. Each row is written by exactly one program."""
     grads, grad_gates = _like_the_inputs(outputs, gates_cBHT)
     programs, constants = _plan(outputs, gates_cBHT)
     launch(
@@ -111,18 +112,23 @@ _mix.register_autograd(_backward, setup_context=_save_context)
 
 
 def empty_sum(outputs: list[Tensor]) -> Tensor:
+    """Return an uninitialized tensor for the gated sum, [B, T, H, E]."""
     batch, heads, tokens, width = outputs[0].shape
     return outputs[0].new_empty((batch, tokens, heads, width))
 
 
 def _like_the_inputs(outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Gradients lie as the sum does, the heads of a token side by side: who reads them reads a token in one piece."""
+    """Return uninitialized tensors for the gradients of outputs and gates.
+
+    In the gradients of outputs, as in the sum, the heads of a token are adjacent in memory, because their readers load
+    one token at a time.
+    """
     grads = [empty_sum(outputs).transpose(1, 2) for _ in outputs]
     return grads, gates_cBHT.new_empty(gates_cBHT.shape)
 
 
 def _plan(outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[int, dict[str, Any]]:
-    """How many programs, and the constants of both kernels."""
+    """Return the number of programs and the compile-time constants of both kernels."""
     batch, heads, tokens, width = outputs[0].shape
     rows = max(1, ELEMENTS // next_power_of_two(width))
     programs = batch * -(-tokens * heads // rows)
@@ -137,7 +143,7 @@ def _plan(outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[int, dict[str, Any
 
 
 def _for_three(outputs: list[Tensor]) -> list[Any]:
-    """Each output with its strides; a kernel has three of them, of which it reads as many as there are."""
+    """Return outputs and strides as arguments of three branches. Missing branches are filled up and never read."""
     return [part for output in (outputs * MAX_BRANCHES)[:MAX_BRANCHES] for part in with_strides(output)]
 
 
@@ -152,6 +158,7 @@ def mix_forward(
     HEADS: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, BRANCHES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
+    """Write the gated sum of ROWS rows per program."""
     i_b, o_row, o_head, o_token, m_row = _rows(tokens, HEADS, ROWS)
     p_gate = p_g + i_b * s_gb + o_head * s_gh + o_token * s_gt  # [R]
     b_y = _term(p_o1, i_b * s_o1b + o_head * s_o1h + o_token * s_o1t, p_gate, m_row, E, E_PADDED, ACC)  # [R, E]
@@ -166,6 +173,7 @@ def mix_forward(
 
 @triton.jit
 def _term(p_o, o_row, p_gate, m_row, E: tl.constexpr, E_PADDED: tl.constexpr, ACC: tl.constexpr):
+    """Return the gated output of one branch, [R, E]."""
     b_gate = tl.load(p_gate, mask=m_row, other=0.0).to(ACC)  # [R]
     return load_heads(p_o, o_row, m_row, E, E_PADDED).to(ACC) * b_gate[:, None]  # [R, E]
 
@@ -182,10 +190,11 @@ def mix_backward(
     HEADS: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, BRANCHES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
+    """Write the gradients of outputs and gates for ROWS rows per program."""
     i_b, o_row, o_head, o_token, m_row = _rows(tokens, HEADS, ROWS)
     b_dy = load_heads(p_dy, i_b * s_dyb + o_head * s_dyh + o_token * s_dyt, m_row, E, E_PADDED).to(ACC)  # [R, E]
     p_gate = p_g + i_b * s_gb + o_head * s_gh + o_token * s_gt  # [R]
-    # Gradients are contiguous, those of outputs as the sum is, those of the gates branch by branch.
+    # Gradients of outputs have the memory layout of the sum, those of gates are contiguous per branch.
     o_out = i_b * tokens * HEADS + o_row  # [R]
     p_dgate = p_dg + (i_b * HEADS + o_head) * tokens + o_token  # [R]
     branch_rows = tl.cast(batch, tl.int64) * HEADS * tokens
@@ -207,6 +216,7 @@ def mix_backward(
 def _term_gradients(
     b_dy, p_o, o_in, p_gate, p_do, o_out, p_dgate, m_row, E: tl.constexpr, E_PADDED: tl.constexpr
 ):  # fmt: skip
+    """Write the gradients of the output and of the gate of one branch."""
     b_gate = tl.load(p_gate, mask=m_row, other=0.0).to(b_dy.dtype)  # [R]
     store_heads(p_do, o_out * E, m_row, b_dy * b_gate[:, None], E, E_PADDED)
     b_o = load_heads(p_o, o_in, m_row, E, E_PADDED).to(b_dy.dtype)  # [R, E]
@@ -215,7 +225,7 @@ def _term_gradients(
 
 @triton.jit
 def _rows(tokens, HEADS: tl.constexpr, ROWS: tl.constexpr):
-    """The sequence of this program, its rows in the order of the sum, their heads and tokens, and which exist."""
+    """Return this program's sequence, its rows in the order of the sum, their heads, their tokens, and a mask."""
     row_tiles = tl.cdiv(tokens * HEADS, ROWS)
     i_b = (tl.program_id(0) // row_tiles).to(tl.int64)
     o_row = (tl.program_id(0) % row_tiles) * ROWS + tl.arange(0, ROWS)  # [R]

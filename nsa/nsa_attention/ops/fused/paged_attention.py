@@ -1,14 +1,15 @@
-"""One new token of each of several sequences, from keys and values in pages: two kernels for all branches and gates.
+"""NSA for one new token per sequence with keys and values in pages: two kernels for all branches and gates.
 
-`cached_parts` shares the keys out to programs, as one token is too little work for a GPU by itself: each takes some
-compressed blocks, or some tokens of the window, and writes its part of a softmax. Of compressed blocks it writes the
-scores too. `cached_output` has a program for each sequence and group: it turns scores into importance, chooses
-the blocks, walks them, puts the parts together and weighs the branches by their gates.
+One token is too little work for a GPU, so `cached_parts` splits the keys over several programs. Each attends to some
+compressed blocks, or to some tokens of the window, and writes a partial softmax; for compressed blocks it also writes
+the scores. `cached_output` has one program per sequence and group. It computes importance from the scores, selects the
+blocks, attends to them, combines the partial results, and sums the branches with their gates.
 
-A row of a page is found through the table of its sequence, so that no key is copied.
+Rows of pages are found through the table of their sequence, so no key is copied.
 
-Dimensions: R new tokens, one of a sequence each, H query heads, G groups, P rows of a page, D key, E value width.
-Inside a kernel h heads of a group, padded, K keys, C selection blocks of a chunk, N places, padded.
+Dimensions: R new tokens, one per sequence, H query heads, G groups, P rows of a page, D key width, E value width, n
+selected blocks per query. Inside a kernel: h heads of a group, padded, K keys, C selection blocks of a chunk, N slots,
+padded.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from .launch import (
 )
 from .tuning import TuningKey, run_best
 
-# Programs that fill a GPU, and the least work of one: with less, reading what it wrote costs as much as it saves.
+# Number of programs that fills a GPU, and the minimum keys per program: with fewer, combining the partial results costs
+# as much time as the split saves.
 MIN_PROGRAMS = 256
 MIN_PART_ROWS = 256
 LOG_CHUNK = 6
@@ -46,14 +48,20 @@ _INFINITE = tl.constexpr(float("inf"))
 def attend_pages(
     q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, config: PagedAttentionConfig, *, tile: Tile | None = None
 ) -> Tensor:
-    """The branches weighed by their gates, [1, R, H, E], in the dtype of the values. Raises CannotLaunchError."""
+    """Return the gated sum of the branches, [1, R, H, E], in the dtype of the values.
+
+    Raises CannotLaunchError for tensors that the kernels do not support.
+    """
     return attend_and_select(q_1HRD, gates_c1HR, rows, config, tile=tile)[0]
 
 
 def attend_and_select(
     q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, config: PagedAttentionConfig, *, tile: Tile | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The same, and the blocks that were chosen: [R, G, n] int32, of a layer that chooses none whatever was there."""
+    """Return the result of `attend_pages`, and the selected blocks [R, G, n] (int32).
+
+    For a layer without the selected branch, the selected blocks are uninitialized.
+    """
     check_attention(cached_parts, q_1HRD, rows.keys, rows.values)
     check_dtypes(cached_parts, gates_c1HR)
     _, heads, tokens, _ = q_1HRD.shape
@@ -79,7 +87,7 @@ def _pattern(config: PagedAttentionConfig) -> str:
 
 
 def candidate_tiles(tuning_key: TuningKey) -> list[Tile]:
-    """A tile has the heads of a group as its rows; the more keys are on their way, the better."""
+    """Return the tiles to try. Their rows are the heads of a group; more keys in flight are usually faster."""
     return tuning_key.tiles((MIN_DOT_WIDTH, 64, 4, 3), (MIN_DOT_WIDTH, 64, 4, 2), (MIN_DOT_WIDTH, 32, 4, 2))
 
 
@@ -97,7 +105,7 @@ def _launch(
     uses_blocks = config.branches != (Branch.WIN,)
     blocks = config.blocks(rows.longest) if uses_blocks else 0
     keys = _keys_per_step(tile.keys, rows.keys.shape[2])
-    # A walk begins with a whole step, which may hold keys before the window.
+    # The loop over the window starts at a multiple of the step, so its first step may contain keys before the window.
     window = min(config.window + keys - 1, rows.longest) if Branch.WIN in config.branches else 0
     part_rows = _rows_per_part(tokens * groups, blocks + window, keys)
     block_parts, window_parts = -(-blocks // part_rows), -(-window // part_rows)
@@ -107,9 +115,9 @@ def _launch(
         **_shared_constants(rows, config),
     }
     del sizes["SCALE"]
-    # A product takes 16 rows at least.
+    # tl.dot needs at least 16 rows.
     sizes["HEADS_PADDED"] = max(MIN_DOT_WIDTH, sizes["HEADS_PADDED"])
-    # Of scores and parts of a softmax; each begins on a multiple of 16 bytes, whatever the lengths are.
+    # Buffers for scores and partial softmax results. Separate tensors start at multiples of 16 bytes for any lengths.
     stats = tokens * heads * parts
     buffer_sizes = (tokens * groups * blocks * sizes["HEADS_PADDED"], stats * width, stats, stats)
     scores, partial, highest, total = (
@@ -143,19 +151,19 @@ def _launch(
 
 
 def _keys_per_step(most: int, page_len: int) -> int:
-    """As many as lie in one page wherever a step begins, so that one number says where; if they are enough."""
+    """Return the keys per step: a divisor of the page length, so that a step never spans two pages, if large enough."""
     in_one_page = min(most, page_len & -page_len)
     return in_one_page if in_one_page >= MIN_DOT_WIDTH else max(MIN_DOT_WIDTH, most)
 
 
 def _rows_per_part(programs: int, rows: int, keys: int) -> int:
-    """So many that the GPU is filled, where there is enough to fill it with."""
+    """Return the rows per program such that there are enough programs for a GPU, but at least MIN_PART_ROWS rows."""
     parts = -(-MIN_PROGRAMS // max(1, programs))
     return max(MIN_PART_ROWS, -(-rows // parts // keys) * keys)
 
 
 def _shared_constants(rows: PagedRows, config: PagedAttentionConfig) -> dict[str, int]:
-    """The constants of both kernels."""
+    """Return the compile-time constants that both kernels take."""
     return {
         "BLOCK_LEN": config.selection.block_len,
         "BLOCK_STRIDE": config.selection.block_stride,
@@ -166,7 +174,7 @@ def _shared_constants(rows: PagedRows, config: PagedAttentionConfig) -> dict[str
 
 
 def _output_constants(config: PagedAttentionConfig) -> dict[str, int]:
-    """The constants of the second kernel alone."""
+    """Return the compile-time constants that only `cached_output` takes."""
     selection = config.selection
     return {
         "SLIDES": int(Branch.WIN in config.branches),
@@ -190,6 +198,7 @@ def cached_parts(
     ACC: tl.constexpr, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, KEYS: tl.constexpr,
     PAGE_LEN: tl.constexpr, COMPRESSES: tl.constexpr, SELECTS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
+    """Attend to some blocks or some tokens of the window; write a partial softmax, and the scores of blocks."""
     i_part = tl.program_id(0) % parts
     i_rg = (tl.program_id(0) // parts).to(tl.int64)
     i_r = i_rg // groups
@@ -200,7 +209,7 @@ def cached_parts(
     first = tl.where(is_block, i_part, i_part - block_parts) * rows + tl.maximum(seen_from, 0) // KEYS * KEYS
     stop = tl.minimum(first + rows, tl.where(is_block, _block_count(tokens, BLOCK_LEN, BLOCK_STRIDE), tokens))
     p_table = p_tables + i_r * table_row + tl.where(is_block, _BLOCKS, _WINDOW).to(tl.int64) * columns
-    # Where nothing but the selected branch asks for the blocks, their values are read by nobody.
+    # Without the compressed branch, block scores are used only for the selection, and block values are not needed.
     m_attended = (COMPRESSES == 1) | (i_part >= block_parts)
 
     o_head = tl.arange(0, HEADS_PADDED)  # [h]
@@ -245,6 +254,7 @@ def cached_output(
     PLACES: tl.constexpr, LOG_PLACES: tl.constexpr, TAPS: tl.constexpr, LOG_CHUNK: tl.constexpr,
     PAGE_LEN: tl.constexpr, COMPRESSES: tl.constexpr, SELECTS: tl.constexpr, SLIDES: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
+    """Select blocks, attend to them, combine the partial results, and write the gated sum of one token and group."""
     i_rg = tl.program_id(0).to(tl.int64)
     i_r = i_rg // groups
     i_g = i_rg % groups
@@ -260,7 +270,7 @@ def cached_output(
             o_stat, m_head, tokens, block_parts, HEADS, HEADS_PADDED, ACC, EXACT,
             BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN, PLACES, LOG_PLACES, TAPS, LOG_CHUNK,
         )  # fmt: skip
-        # What one thread has written others read.
+        # Other threads read the indices that one thread has written.
         tl.debug_barrier()
     if COMPRESSES:
         b_o = _combine_parts(p_partial, p_highest, p_total, o_stat, m_head, 0, block_parts,
@@ -276,7 +286,7 @@ def cached_output(
         PIECES: tl.constexpr = (SELECT_LEN + PIECE - 1) // PIECE
         for step in range(PLACES * PIECES):
             i_block = tl.load(p_indices + i_rg * PLACES + step // PIECES)
-            # A selection block lies in one page. Of an empty place block 0 is looked up and nothing read.
+            # A selection block never spans two pages. For an empty slot, block 0 is looked up but nothing is read.
             first = tl.maximum(i_block, 0) * SELECT_LEN
             page_row = _row_of_page(p_table, first, i_g, groups, PAGE_LEN) + first % PAGE_LEN
             o_row = step % PIECES * PIECE + tl.arange(0, PIECE)  # [K]
@@ -285,7 +295,7 @@ def cached_output(
             b_v = load_rows(p_v + page_row * E, E, o_row, m_key, E, E_PADDED)  # [K, E]
             b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC) * EXPONENT  # [h, K]
             b_highest, b_total, b_o = _add_keys(b_s, b_v, m_key, b_highest, b_total, b_o, EXACT, ACC)
-        b_o = b_o / b_total[:, None]  # its own token is among them
+        b_o = b_o / b_total[:, None]  # never 0, because the token's own block is always selected
         b_y += b_o * tl.load(p_gate, mask=m_head, other=0.0).to(ACC)[:, None]
         p_gate += s_gc
     if SLIDES:
@@ -297,22 +307,22 @@ def cached_output(
 
 @triton.jit
 def _block_count(tokens, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr):
-    """Compressed blocks of so many tokens."""
+    """Return the number of compressed blocks of `tokens` tokens."""
     return tl.where(tokens >= BLOCK_LEN, (tokens - BLOCK_LEN) // BLOCK_STRIDE + 1, 0)
 
 
 @triton.jit
 def _row_of_page(p_table, row, i_g, groups, PAGE_LEN: tl.constexpr):
-    """Where the group's rows begin of the page that holds a row, counted in rows."""
+    """Return the offset of the group's rows in the page that contains `row`, in rows."""
     return (tl.load(p_table + row // PAGE_LEN).to(tl.int64) * groups + i_g) * PAGE_LEN
 
 
 @triton.jit
 def _add_keys(b_s, b_v, m_key, b_highest, b_total, b_o, EXACT: tl.constexpr, ACC: tl.constexpr):
-    """A tile of keys, of which `m_key` [K] exist, into running maximum, sum and output of each head."""
+    """Add a tile of keys to the running maximum, sum and output of each head; `m_key` [K] masks keys that exist."""
     b_s = tl.where(m_key[None, :], b_s, -_INFINITE)  # [h, K]
     b_higher = tl.maximum(b_highest, tl.max(b_s, 1))
-    # Without any key so far this would compute -inf - -inf.
+    # Without this, heads that have not attended to any key yet would compute -inf - -inf.
     b_shift = tl.where(b_higher == -_INFINITE, 0.0, b_higher)
     b_p = power(b_s - b_shift[:, None], EXACT)  # [h, K]
     b_shrink = power(b_highest - b_shift, EXACT)
@@ -327,7 +337,7 @@ def _combine_parts(
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """The output [h, E] of the parts from `first` on; 0 where they saw nothing."""
+    """Return the combined output [h, E] of the partial results `first` to `stop` - 1; 0 if they have no keys."""
     b_highest = tl.full([HEADS_PADDED], -_INFINITE, dtype=ACC)  # [h]
     b_total = tl.zeros([HEADS_PADDED], dtype=ACC)  # [h]
     b_o = tl.zeros([HEADS_PADDED, E_PADDED], dtype=ACC)  # [h, E]
@@ -352,7 +362,7 @@ def _select_best(
     BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr,
     PLACES: tl.constexpr, LOG_PLACES: tl.constexpr, TAPS: tl.constexpr, LOG_CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Write the best blocks (ops/fused/importance.py tells how they are found)."""
+    """Rank the blocks by their importance and write the n best to `p_indices`, as in ops/fused/importance.py."""
     CHUNK: tl.constexpr = 1 << LOG_CHUNK
     PLACES_PADDED: tl.constexpr = 1 << LOG_PLACES
     b_highest = tl.full([HEADS_PADDED], -_INFINITE, dtype=ACC)  # [h]

@@ -1,16 +1,20 @@
-"""The selected branch as Triton kernels: each query sees the tokens of its blocks up to itself (paper, eq. 11 and 12).
+"""The selected branch as Triton kernels (NSA paper, eq. 11 and 12).
 
-Forward and gradient of the queries: a program holds a tile of neighbouring queries with all heads of their group and
-walks the union of their blocks; a bit per query says who chose the block. Gradients of keys and values: a program
-holds keys of a block and walks the queries that chose it, by an inverted list; a block that many chose is shared out
-to several programs, whose parts are added in order. No atomics: the same input gives the same bits.
+Each query attends to the tokens of its selected blocks up to itself.
 
-Both walks come in two parts. Where blocks end before the tile of queries begins, a query sees all keys of a block or
-none, and no key is compared with a query; the few blocks that the tile lies in are compared. What the next step loads
-is looked up a step ahead: to wait for its address first would leave no time for the load itself.
+For the forward pass and the gradient of the queries, a program holds a tile of neighbouring queries with all heads of
+their group, and loops over the union of their blocks; a bit per query shows whether the query selected the block. For
+the gradients of keys and values, a program holds keys of a block and loops over the queries that selected it. A block
+that many queries selected is split over several programs, whose partial sums are added in a fixed order. There are no
+atomics, so the same input gives the same bits.
 
-Dimensions: B batch, H query heads, G groups, T tokens, D key width, E value width, n places; inside a kernel R rows
-(queries x heads of a group) and K keys of a tile.
+Each loop has two parts. For blocks that end before the tile of queries starts, a query attends to all keys of the block
+or none, and no mask per key is needed. Only the few blocks that overlap the tile need one. The address of the next load
+is read one step ahead, because otherwise the loop would wait for the address and then for the load.
+
+Dimensions: B batch, H query heads, G groups, N batch x groups, T tokens, D key width, E value width, n selected blocks
+per query, x tiles, W columns of a union, s segments. Inside a kernel: R rows (queries x heads of a group), K keys of a
+tile.
 """
 
 from __future__ import annotations
@@ -46,12 +50,12 @@ from .launch import (
 from .lists import UNION_TAIL
 from .steps import forward_step, key_step, load_existing_rows, query_step
 
-# A block may be chosen this many times as often as the average one before it is shared out. With 4 the parts take
-# about as much room as the gradients of keys and values.
+# A block that is selected this many times as often as the average block is split over several programs. With 4, the
+# partial sums take about as much memory as the gradients of keys and values.
 FAIR_SHARE = 4
-# Rows of a tile of queries, one number for forward and gradient of the queries, which share the unions of their blocks.
-# Few rows waste least where neighbours choose different blocks, many where they choose the same; fewer than 64 leave
-# a tensor core without work. Exact products take none.
+# Rows of a tile of queries. The forward pass and the gradient of the queries share the unions, so they share this
+# number. Few rows are better if neighbouring queries select different blocks, many rows if they select the same; with
+# fewer than 64, tensor cores are partly idle. float32 and float64 products (ROWS_EXACT) do not use tensor cores.
 ROWS, ROWS_EXACT = 64, 32
 
 
@@ -67,27 +71,29 @@ def fused_selected_attention(
     tile: Tile | None = None,
     segment: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Output [B, H, T, E], each token's heads side by side in memory, and log-sum-exp [B, H, T] without gradient.
+    """Return the output [B, H, T, E] of the selected branch and its log-sum-exp [B, H, T] (without gradient).
 
-    A row that sees nothing gives 0 and minus infinity. With `starts` (cu_seqlens) the row is several sequences, and
-    indices count from the start of the query's own. `tile` is for all kernels, None for the tuned ones; `segment` is
-    the most places of a block that one program of the backward pass takes. Raises CannotLaunchError for tensors that
-    the kernels cannot take.
+    In the output the heads of a token are adjacent in memory. A query without visible keys gets 0 and -inf. `starts`
+    (cu_seqlens) packs several sequences into one row; indices then count from the start of each query's own sequence.
+    `tile` overrides the tuned tiles of all kernels. `segment` is the maximum number of readers of a block that one
+    program of the backward pass processes. Raises CannotLaunchError for tensors that the kernels do not support.
     """
     _check(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, starts)
     sizes = [] if tile is None else [tile.rows, tile.keys, tile.warps, tile.stages]
     length = segment or segment_length(select_len, indices_BGTn)
     union_NxW = _unions(indices_BGTn, starts, select_len, tile_queries(q_BHTD, k_BGTD, tile))
-    return _selected(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, starts, union_NxW, select_len, scale, sizes, length)
+    return _selected_attention_op(
+        q_BHTD, k_BGTD, v_BGTE, indices_BGTn, starts, union_NxW, select_len, scale, sizes, length
+    )
 
 
 def segment_length(select_len: int, indices_BGTn: Tensor) -> int:
-    """The most places of a block that one program of the backward pass takes."""
+    """Return the default for the maximum readers of a block that one program of the backward pass processes."""
     return FAIR_SHARE * select_len * max(1, indices_BGTn.shape[3])
 
 
 def tile_queries(q_BHTD: Tensor, k_BGTD: Tensor, tile: Tile | None = None) -> int:
-    """Neighbouring queries of a tile: at least a row for each head of one, and at most a bit for each."""
+    """Return the number of neighbouring queries of a tile: at least one, and at most one per bit of an int32."""
     heads = next_power_of_two(q_BHTD.shape[1] // k_BGTD.shape[1], least=1)
     exact = q_BHTD.dtype not in (torch.float16, torch.bfloat16)
     rows = tile.rows if tile is not None else ROWS_EXACT if exact else ROWS
@@ -105,7 +111,7 @@ def _(indices_BGTn: Tensor, _starts: Tensor | None, _select_len: int, queries: i
 
 
 @torch.library.custom_op(f"{NAMESPACE}::selected_fused", mutates_args=())
-def _selected(
+def _selected_attention_op(
     q_BHTD: Tensor,
     k_BGTD: Tensor,
     v_BGTE: Tensor,
@@ -133,7 +139,7 @@ def selected_output(
     scale: float,
     tile: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp, without autograd; there are tokens and places."""
+    """Return output [B, H, T, E] and log-sum-exp [B, H, T] without autograd. Neither T nor n may be 0."""
     o_BHTE, lse_BHT = empty_outputs(q_BHTD, v_BGTE)
     sizes = kernel_constants(q_BHTD, k_BGTD, v_BGTE, scale) | {"SELECT_LEN": select_len}
     del sizes["SCALE"]
@@ -158,7 +164,7 @@ def selected_output(
 
 
 @torch.library.custom_op(f"{NAMESPACE}::selected_fused_backward", mutates_args=())
-def _selected_backward(
+def _selected_attention_backward_op(
     grad_BHTE: Tensor,
     q_BHTD: Tensor,
     k_BGTD: Tensor,
@@ -195,13 +201,18 @@ def selected_gradients(
     segment: int,
     tile: Sequence[int] = (),
     *,
-    gated: GatedBranch | None = None,
+    gated_branch: GatedBranch | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values. As a `gated` branch it gets the gradient of the sum of all branches."""
-    dq, adds_to_dq = query_gradient_buffer(q_BHTD, gated)
+    """Return the gradients of queries, keys and values.
+
+    With `gated_branch`, `grad_BHTE` is the gradient of the gated sum of all branches, and the gradient of the gate is
+    written as well.
+    """
+    dq, adds_to_dq = query_gradient_buffer(q_BHTD, gated_branch)
     sizes = kernel_constants(q_BHTD, k_BGTD, v_BGTE, scale) | {"SELECT_LEN": select_len}
     keys_values = (*with_strides(k_BGTD), *with_strides(v_BGTE))
-    # A token's heads side by side, so that what is gathered of a query is one piece: also its log-sum-exp and delta.
+    # With the heads of a token adjacent in memory, each gather of a query (also of its log-sum-exp and delta) is one
+    # contiguous load.
     q_BTHD, grad_BTHE = (tensor.transpose(1, 2).contiguous() for tensor in (q_BHTD, grad_BHTE))
     stats_2BTH = lse_BHT.new_empty((2, *q_BTHD.shape[:3]))
     batch_groups = k_BGTD.shape[0] * k_BGTD.shape[1]
@@ -210,17 +221,17 @@ def selected_gradients(
         launch(
             selected_backward_queries,
             union_NxW.shape[0] * union_NxW.shape[1],
-            *(*keys_values, *with_strides(o_BHTE), *gate_arguments(gated)),
-            *(q_BTHD, grad_BTHE, dq.transpose(1, 2), gated and gated.dgates_cBHT, lse_BHT, stats_2BTH),
+            *(*keys_values, *with_strides(o_BHTE), *gate_arguments(gated_branch)),
+            *(q_BTHD, grad_BTHE, dq.transpose(1, 2), gated_branch and gated_branch.dgates_cBHT, lse_BHT, stats_2BTH),
             *_union_arguments(union_NxW, k_BGTD),
-            *(batch_groups, gated.number if gated else 0),
+            *(batch_groups, gated_branch.number if gated_branch else 0),
             ADDS=adds_to_dq,
             **_tile_constants(tile, sizes, _queries_per_tile(union_NxW, indices_BGTn)),
             **sizes,
         )
 
     tuning_key = _tuning_key("selected_backward_queries", q_BHTD, k_BGTD, v_BGTE, select_len, indices_BGTn)
-    queries_tuning_key = replace(tuning_key, kernel=tuning_name(tuning_key.kernel, gated))
+    queries_tuning_key = replace(tuning_key, kernel=tuning_name(tuning_key.kernel, gated_branch))
     _run_with_tile(
         run_queries,
         tile,
@@ -228,7 +239,7 @@ def selected_gradients(
         _backward_query_tiles,
         lambda tile: run_queries(tile, torch.empty_like(dq)),
     )
-    if gated is not None and not gated.needs_key_grads:
+    if gated_branch is not None and not gated_branch.needs_key_grads:
         return dq, *empty_gradients(k_BGTD, v_BGTE)
     dk, dv = k_BGTD.new_empty(k_BGTD.shape), v_BGTE.new_empty(v_BGTE.shape)
     segments = lists.segments(indices_BGTn, select_len=select_len, starts=starts, length=segment)
@@ -251,23 +262,23 @@ def selected_gradients(
                 segment,
             ),
             batch_groups,
-            SIGNED=gated is not None,
+            SIGNED=gated_branch is not None,
             **tile_constants,
             **sizes,
         )
 
-    keys_tuning_key = replace(tuning_key, kernel=tuning_name("selected_backward_keys", gated))
+    keys_tuning_key = replace(tuning_key, kernel=tuning_name("selected_backward_keys", gated_branch))
     _run_with_tile(run_keys, tile, keys_tuning_key, _backward_key_tiles)
     _add_parts(parts, dk, dv, segments)
     return dq, dk, dv
 
 
-@_selected.register_fake
+@_selected_attention_op.register_fake
 def _(q_BHTD: Tensor, _k: Tensor, v_BGTE: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return empty_outputs(q_BHTD, v_BGTE)
 
 
-@_selected_backward.register_fake
+@_selected_attention_backward_op.register_fake
 def _(_grad: Tensor, *tensors: Any) -> tuple[Tensor, Tensor, Tensor]:
     return _empty_gradients(*tensors[:3])
 
@@ -284,15 +295,15 @@ def _backward(ctx: Any, grad_BHTE: Tensor | None, _: Tensor | None) -> tuple[Ten
     none = (None,) * 7
     if grad_BHTE is None:
         return None, None, None, *none
-    return *_selected_backward(grad_BHTE, *ctx.saved_tensors, *ctx.numbers), *none
+    return *_selected_attention_backward_op(grad_BHTE, *ctx.saved_tensors, *ctx.numbers), *none
 
 
-_selected.register_autograd(_backward, setup_context=_save_context)
+_selected_attention_op.register_autograd(_backward, setup_context=_save_context)
 
 
 @triton.jit
 def _rows_of_tile(i_list, tokens, tiles, ROWS: tl.constexpr, HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr):
-    """Query, token and head of each row of a tile, which rows exist, and the tile's first token."""
+    """Return each row's query within the tile, its token and head, and the mask of rows that exist."""
     o_query = tl.arange(0, ROWS) // HEADS_PADDED  # [R]
     first_token = i_list % tiles * (ROWS // HEADS_PADDED)
     o_head = tl.arange(0, ROWS) % HEADS_PADDED  # [R]
@@ -302,19 +313,22 @@ def _rows_of_tile(i_list, tokens, tiles, ROWS: tl.constexpr, HEADS: tl.constexpr
 
 @triton.jit
 def _step_of_walk(p_first, p_members, i, o_query, PIECES: tl.constexpr, KEYS: tl.constexpr):
-    """First key of step `i`, and which rows [R] chose its block; behind the last step numbers that nobody reads."""
+    """Return the first key of step `i`, and the rows [R] whose query selected the block.
+
+    After the last step, the values are meaningless and not used.
+    """
     first = tl.load(p_first + i // PIECES) + i % PIECES * KEYS
     return first, ((tl.load(p_members + i // PIECES) >> o_query) & 1) != 0
 
 
 @triton.jit
 def _keys_of_step(i, first, m_member, o_token, tokens, SELECT_LEN: tl.constexpr, KEYS: tl.constexpr):
-    """The keys of a piece of a block; which of them exist; and which of them each row sees."""
+    """Return the keys of step `i`, the mask of keys that exist [K], and the mask of keys that each row attends to."""
     PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
     o_inside = i % PIECES * KEYS + tl.arange(0, KEYS)  # [K]
     o_key = first + tl.arange(0, KEYS)  # [K]
     m_key = (o_inside < SELECT_LEN) & (o_key < tokens)
-    # What lies behind a short last block belongs to a later sequence, and is later than every query of this one.
+    # Keys after a short last block belong to a later sequence, and are later than every query of this sequence.
     return o_key, m_key, m_member[:, None] & m_key[None, :] & (o_key[None, :] <= o_token[:, None])  # [R, K]
 
 
@@ -331,8 +345,9 @@ def selected_forward(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
+    """Compute output and log-sum-exp of one tile of queries per program, with all heads of a group."""
     PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
-    # One group's tiles follow each other: its keys and values stay in the cache.
+    # Tiles of one group are adjacent, so its keys and values stay in the cache.
     i_list = tl.program_id(0)
     i_b, i_g = (i_list // tiles // groups).to(tl.int64), (i_list // tiles % groups).to(tl.int64)
     o_query, o_token, o_head, m_row = _rows_of_tile(i_list, tokens, tiles, ROWS, HEADS, HEADS_PADDED)
@@ -346,7 +361,7 @@ def selected_forward(
     p_first = p_union + i_list.to(tl.int64) * (2 * places + 2)
     p_members = p_first + places
     steps = tl.load(p_members + places) * PIECES
-    # Of a block that is no multiple of the tile, the last piece reaches beyond.
+    # If the block length is no multiple of the tile, the last piece of a block extends beyond it and needs a mask.
     whole = tl.load(p_members + places + 1) * PIECES if SELECT_LEN % KEYS == 0 else 0
     first, m_member = _step_of_walk(p_first, p_members, 0, o_query, PIECES, KEYS)
     for i in range(whole):
@@ -382,9 +397,10 @@ def selected_backward_queries(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
-    """The same walk: gradient of the queries, and what the other kernel needs of each row, as it needs it.
+    """Compute the gradient of the queries, and the per-row values that `selected_backward_keys` needs.
 
-    With gates `do` is the gradient of the sum of all branches (gates.py). With ADDS there is a gradient to be added to.
+    The loop is that of `selected_forward`. With gates, `do` is the gradient of the gated sum of all branches
+    (gates.py). With ADDS, the gradient is added to `p_dq`.
     """
     PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
     i_list = tl.program_id(0)
@@ -431,7 +447,7 @@ def selected_backward_queries(
 
 @triton.jit
 def _first_of_block(p_first, i_block, tokens, SELECT_LEN: tl.constexpr):
-    """The first token of a block, and of the one behind it."""
+    """Return the first token of a block, and the first token of the next block."""
     if p_first is None:
         first, behind = i_block * SELECT_LEN, tl.minimum((i_block + 1) * SELECT_LEN, tokens)
     else:
@@ -441,8 +457,8 @@ def _first_of_block(p_first, i_block, tokens, SELECT_LEN: tl.constexpr):
 
 @triton.jit
 def _query_of_place(p_key, o_place, stop, first_key):
-    """The queries of places in the list of a block; of places behind its end the last one."""
-    # The difference fits, whatever its parts lose.
+    """Return the queries at these slots of a block's list, or the last query of the list for slots after its end."""
+    # The int32 difference is right even if both operands are truncated.
     return tl.load(p_key + tl.maximum(tl.minimum(o_place, stop - 1), 0)).to(tl.int32) - first_key
 
 
@@ -452,10 +468,10 @@ def _rows_of_list(
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Queries, upstream gradients, exponents and deltas of the rows of a list; a row that is none counts for nothing.
+    """Return queries, upstream gradients, log-sum-exp and delta of the rows of a list.
 
-    Its exponent is infinite, so that what is read of queries and gradients need only be finite where the block's own
-    are: no load waits for a mask.
+    Rows that do not exist get an infinite log-sum-exp, so they contribute 0. Their queries and gradients are those of
+    an existing row, so these loads need no mask.
     """
     o_width, o_value = tl.arange(0, D_PADDED), tl.arange(0, E_PADDED)
     p_queries = p_q + (o_stat * D)[:, None] + o_width[None, :]
@@ -485,9 +501,10 @@ def selected_backward_keys(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys of a block and their values, from a segment of the queries that chose it, or a part of them.
+    """Compute the gradients of the keys and values of a block from one segment of the queries that selected it.
 
-    With SIGNED rows have gates, which may be below 0 (gates.py).
+    For a block with several segments, the result is a partial sum. With SIGNED, rows have gates, which may be negative
+    (gates.py).
     """
     PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
     QUERIES: tl.constexpr = ROWS // HEADS_PADDED
@@ -498,15 +515,15 @@ def selected_backward_keys(
     i_named = tl.load(p_block + i_bg * segments + i_segment)
     i_block = tl.minimum(i_named, blocks - 1)
     i_table = i_bg * (blocks + 1) + i_block
-    # The number of the segment among those of its block.
+    # Index of the segment within its block.
     i_cut = i_segment - tl.load(p_segment + i_table)
     begin = tl.load(p_begin + i_table) + i_cut * length
-    # A segment that does not exist begins behind the last place of the last block: no step.
+    # A segment that does not exist starts after the last slot of the last block, so it has no steps.
     stop = tl.minimum(begin + length, tl.load(p_begin + i_table + 1))
     first_token, behind_token = _first_of_block(p_first, i_block, tokens, SELECT_LEN)
     o_inside = i_piece * KEYS + tl.arange(0, KEYS)  # [K]
     o_key = first_token + o_inside  # [K]
-    # What lies behind a short block is another program's to write. Its rows of the tile are computed and left out.
+    # Keys after a short block are written by another program. This tile computes them, too, but does not store them.
     m_key = (i_named < blocks) & (o_inside < SELECT_LEN) & (o_key < behind_token)
     b_k = load_rows(p_k + i_b * s_kb + i_g * s_kg, s_kt, o_key, m_key, D, D_PADDED)  # [K, D]
     b_v = load_rows(p_v + i_b * s_vb + i_g * s_vg, s_vt, o_key, m_key, E, E_PADDED)  # [K, E]
@@ -522,11 +539,12 @@ def selected_backward_keys(
     first_key = (i_block.to(tl.int64) * tokens).to(tl.int32)
     b_dk = tl.zeros([KEYS, D_PADDED], ACC)
     b_dv = tl.zeros([KEYS, E_PADDED], ACC)
-    # Queries inside the block come first; those behind it see all of it. The step that holds both compares.
+    # Queries inside the block come first and need a mask. Queries after the block attend to all of it. The step that
+    # contains both kinds uses the mask.
     inside = tl.maximum(tl.minimum(tl.load(p_behind + i_table), stop) - begin, 0)
     apart = begin + (inside + QUERIES - 1) // QUERIES * QUERIES
     o_token = _query_of_place(p_key, begin + o_query, stop, first_key)  # [R]
-    # With a third stage some numbers of the walk below spill.
+    # With a third stage, registers of the loop below would spill.
     for start in tl.range(begin, apart, QUERIES, num_stages=2):
         m_row = (start + o_query < stop) & (o_head < HEADS)
         o_stat = o_token * s_token + o_head  # [R]
@@ -545,7 +563,7 @@ def selected_backward_keys(
         b_dk, b_dv = key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, None, b_dk, b_dv, SIGNED, EXPONENT, EXACT, ACC)
         o_token = _query_of_place(p_key, start + QUERIES + o_query, stop, first_key)
     b_dk *= SCALE
-    # Read again: two registers less in the walk.
+    # Loading these values again saves two registers in the loop.
     cuts = tl.load(p_segment + i_table + 1) - tl.load(p_segment + i_table)
     i_cut = i_segment - tl.load(p_segment + i_table)
     store_rows(p_dk + i_bg * tokens * D, D, o_key, m_key & (cuts == 1), b_dk, D, D_PADDED)
@@ -562,7 +580,7 @@ def selected_backward_sum(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, SELECT_LEN: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """The parts of a block's gradients, added in order, for keys of a block that has several."""
+    """Add the partial sums of a block's gradients in a fixed order, for blocks with several segments."""
     PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
     i_block = tl.program_id(0) // PIECES % blocks
     i_bg = (tl.program_id(0) // PIECES // blocks).to(tl.int64)
@@ -622,12 +640,19 @@ def _tuning_key(
 
 
 def _forward_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
-    """Two programs of the first share a multiprocessor: one multiplies while the other takes exponents."""
+    """Return the tiles to try. Two programs of the first tile fit on a multiprocessor.
+
+    One of them then multiplies while the other computes exponentials.
+    """
     return tuning_key.tiles(*_with_rows(ROWS, (64, 4, 3), (64, 4, 2), (32, 4, 4), (64, 8, 3), (32, 4, 1)))
 
 
 def _backward_query_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
-    """Of the first one program fits, whose loads are on their way two steps ahead; of the second two, without that."""
+    """Return the tiles to try.
+
+    One program of the first tile fits on a multiprocessor, with loads issued two steps ahead. Two programs of the
+    second tile fit, with loads issued one step ahead.
+    """
     return tuning_key.tiles(*_with_rows(ROWS, (64, 4, 3), (64, 4, 2), (32, 4, 4), (64, 8, 3), (32, 4, 1)))
 
 
@@ -636,16 +661,17 @@ def _with_rows(rows: int, *sizes: tuple[int, int, int]) -> list[tuple[int, int, 
 
 
 def _backward_key_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
-    """Two accumulators stay on the chip: with four warps and 64 x 64 they spill at a width of 128.
+    """Return the tiles to try.
 
-    With eight warps both warp groups multiply all 64 keys with all queries: twice the products for S and dP.
+    Two accumulators stay in registers: with four warps and 64 x 64 tiles they spill at width 128. With eight warps,
+    both warp groups multiply all 64 keys with all queries, which doubles the products for S and dP.
     """
     sizes = (32, 64, 4, 3), (32, 64, 4, 4), (16, 64, 4, 4), (64, 64, 8, 3), (64, 64, 8, 1), (128, 64, 8, 1)
     return tuning_key.tiles(*sizes, (32, 32, 4, 1))
 
 
 def _tile_constants(tile: Tile, sizes: dict[str, Any], queries: int | None = None) -> dict[str, int]:
-    """What a tile comes to for a launch: rows for so many `queries`, and no more keys than a block has."""
+    """Return the launch parameters of a tile: rows for `queries` queries, and at most as many keys as a block."""
     heads = sizes["HEADS_PADDED"]
     rows = next_power_of_two(tile.rows, max(MIN_DOT_WIDTH, heads)) if queries is None else queries * heads
     keys = min(next_power_of_two(tile.keys), next_power_of_two(sizes["SELECT_LEN"]))
@@ -657,7 +683,7 @@ def _queries_per_tile(union_NxW: Tensor, indices_BGTn: Tensor) -> int:
 
 
 def _union_arguments(union_NxW: Tensor, k_BGTD: Tensor) -> tuple[Any, ...]:
-    """A union as arguments, with the numbers that say where each tile's part of it lies."""
+    """Return a union as kernel arguments, with the sizes that locate each tile's row."""
     groups, tokens = k_BGTD.shape[1:3]
     tiles, columns = union_NxW.shape[1:]
     return union_NxW, groups, tokens, (columns - UNION_TAIL) // 2, tiles

@@ -1,10 +1,10 @@
-"""Attention where each query sees one span of keys: the compressed and the sliding branch.
+"""The compressed and the sliding branch with Triton: each query attends to one contiguous span of keys.
 
-`Spans` say which keys a query sees in them, where they lie side by side, and which queries see a key. The kernels that
-walk them are in spanned_kernels.py.
+`Spans` contains the span of keys of each query, and the span of queries that attend to each key. The kernels are in
+spanned_kernels.py.
 
-Dimensions: B batch, G groups, H query heads, T queries, S keys, D key width, E value width. A span is [start, stop);
-an empty one has start == stop.
+Dimensions: B batch, G groups, H query heads, T queries, S keys, D key width, E value width. A span is [start, stop),
+and empty if start == stop.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ from .spanned_kernels import spanned_backward_keys, spanned_backward_queries, sp
 
 @dataclass(frozen=True, kw_only=True)
 class Spans:
-    """int32 tensors. The same relation twice: as the forward pass walks it, and as the keys' gradients do."""
+    """Spans of keys per query, and the same relation as spans of queries per key. All tensors are int32."""
 
     first_key_T: Tensor
     stop_key_T: Tensor
     first_query_S: Tensor
     stop_query_S: Tensor
-    pattern: str  # the branch and its lengths: what tile sizes are measured for
+    pattern: str  # the branch and its lengths; tile sizes are tuned per pattern
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], pattern: str) -> Spans:
+        """Return the spans with these four tensors, in the order of `tensors()`."""
         first_key_T, stop_key_T, first_query_S, stop_query_S = tensors
         return cls(
             first_key_T=first_key_T,
@@ -59,13 +60,17 @@ class Spans:
         )
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return first key and stop key of each query, and first query and stop query of each key."""
         return self.first_key_T, self.stop_key_T, self.first_query_S, self.stop_query_S
 
 
 def block_spans(
     queries: int, blocks: int, block_len: int, block_stride: int, starts: Tensor | None, device: torch.device
 ) -> Spans:
-    """Query t sees block i of its sequence when the block's last token i*d + l - 1 is not after t."""
+    """Return the spans of the compressed branch.
+
+    Query t attends to block i of its sequence if the block's last token i*d + l - 1 is not after t (paper, eq. 7).
+    """
     starts = single_sequence_starts(queries, device) if starts is None else starts
     first_block = compressed_starts(starts, block_len, block_stride)
     sequence_T, query_T = sequence_numbers(starts, queries), _positions(queries, device)
@@ -83,7 +88,7 @@ def block_spans(
 
 
 def window_spans(tokens: int, window: int, starts: Tensor | None, device: torch.device) -> Spans:
-    """Query t sees the tokens of its sequence in (t - w, t]."""
+    """Return the spans of the sliding branch: query t attends to the tokens of its sequence in (t - w, t]."""
     starts = single_sequence_starts(tokens, device) if starts is None else starts
     sequence_T, token_T = sequence_numbers(starts, tokens), _positions(tokens, device)
     return Spans(
@@ -98,23 +103,25 @@ def window_spans(tokens: int, window: int, starts: Tensor | None, device: torch.
 def cached_block_spans(
     q_BHTD: Tensor, k_BGSD: Tensor, block_len: int, block_stride: int, starts: Tensor | None
 ) -> Spans:
-    """The same for tensors, computed once for all layers and steps of these lengths."""
+    """Return the cached `block_spans` for these queries and keys; all layers and steps of these lengths share them."""
     numbers = q_BHTD.shape[2], k_BGSD.shape[2], block_len, block_stride
     device = q_BHTD.device
     return cached_table(starts, device, ("completed blocks", *numbers), lambda: block_spans(*numbers, starts, device))
 
 
 def cached_window_spans(q_BHTD: Tensor, window: int, starts: Tensor | None) -> Spans:
-    """The same for tensors, computed once for all layers and steps of these lengths."""
+    """Return the cached `window_spans` for these queries; all layers and steps of this length share them."""
     numbers, device = (q_BHTD.shape[2], window), q_BHTD.device
     return cached_table(starts, device, ("last tokens", *numbers), lambda: window_spans(*numbers, starts, device))
 
 
 def block_pattern(block_len: int, block_stride: int) -> str:
+    """Return the name of the compressed pattern in tuning keys."""
     return f"compressed l={block_len} d={block_stride}"
 
 
 def window_pattern(window: int) -> str:
+    """Return the name of the sliding pattern in tuning keys."""
     return f"sliding w={window}"
 
 
@@ -122,7 +129,8 @@ def _positions(count: int, device: torch.device) -> Tensor:
     return torch.arange(count, dtype=torch.int32, device=device)
 
 
-# Programs that fill any GPU of today: below that, the queries that see a tile of keys are shared out among several.
+# Number of programs that fills any current GPU. With fewer tiles of keys, the queries of each tile are split over
+# several programs.
 MIN_PROGRAMS = 1024
 MAX_PARTS = 16
 
@@ -130,16 +138,17 @@ MAX_PARTS = 16
 def spanned_attention(
     q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, spans: Spans, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Output [B, H, T, E], each token's heads side by side in memory, and log-sum-exp [B, H, T] without gradient.
+    """Return the output [B, H, T, E] and the log-sum-exp [B, H, T] (without gradient).
 
-    A query with an empty span gets 0 and minus infinity. Raises CannotLaunchError for tensors a kernel cannot take.
+    In the output the heads of a token are adjacent in memory. A query with an empty span gets 0 and -inf. Raises
+    CannotLaunchError for tensors that the kernels do not support.
     """
     check_attention(spanned_forward, q_BHTD, k_BGSD, v_BGSE)
-    return _spanned(q_BHTD, k_BGSD, v_BGSE, *spans.tensors(), scale, spans.pattern)
+    return _spanned_attention_op(q_BHTD, k_BGSD, v_BGSE, *spans.tensors(), scale, spans.pattern)
 
 
 @torch.library.custom_op(f"{NAMESPACE}::spanned", mutates_args=())
-def _spanned(
+def _spanned_attention_op(
     q_BHTD: Tensor,
     k_BGSD: Tensor,
     v_BGSE: Tensor,
@@ -155,7 +164,7 @@ def _spanned(
 
 
 def spanned_output(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, spans: Spans, scale: float) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp, without autograd."""
+    """Return output [B, H, T, E] and log-sum-exp [B, H, T] without autograd."""
     o_BHTE, lse_BHT = empty_outputs(q_BHTD, v_BGSE)
     sizes = kernel_constants(q_BHTD, k_BGSD, v_BGSE, scale)
     del sizes["SCALE"]
@@ -189,7 +198,7 @@ def spanned_output(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, spans: Spans,
 
 
 @torch.library.custom_op(f"{NAMESPACE}::spanned_backward", mutates_args=())
-def _spanned_backward(
+def _spanned_attention_backward_op(
     grad_BHTE: Tensor,
     q_BHTD: Tensor,
     k_BGSD: Tensor,
@@ -216,16 +225,20 @@ def spanned_gradients(
     o_BHTE: Tensor,
     lse_BHT: Tensor,
     scale: float,
-    gated: GatedBranch | None = None,
+    gated_branch: GatedBranch | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values. As a `gated` branch it gets the gradient of the sum of all branches."""
-    # What the first kernel computes of each row and the second needs: the log-sum-exp as an exponent, and delta.
+    """Return the gradients of queries, keys and values.
+
+    With `gated_branch`, `grad_BHTE` is the gradient of the gated sum of all branches, and the gradient of the gate is
+    written as well.
+    """
+    # Per-row values that the first kernel computes and the second needs: the log-sum-exp as an exponent, and delta.
     stats_2BHT = lse_BHT.new_empty((2, *lse_BHT.shape))
     tensors = (q_BHTD, k_BGSD, v_BGSE)
-    dq_BHTD = _query_gradient(grad_BHTE, *tensors, spans, o_BHTE, lse_BHT, stats_2BHT, scale, gated)
-    if gated is not None and not gated.needs_key_grads:
+    dq_BHTD = _query_gradient(grad_BHTE, *tensors, spans, o_BHTE, lse_BHT, stats_2BHT, scale, gated_branch)
+    if gated_branch is not None and not gated_branch.needs_key_grads:
         return dq_BHTD, *empty_gradients(k_BGSD, v_BGSE)
-    dk, dv = _key_gradients(grad_BHTE, *tensors, spans, stats_2BHT, scale, gated)
+    dk, dv = _key_gradients(grad_BHTE, *tensors, spans, stats_2BHT, scale, gated_branch)
     return dq_BHTD, dk, dv
 
 
@@ -239,10 +252,10 @@ def _query_gradient(
     lse_BHT: Tensor,
     stats_2BHT: Tensor,
     scale: float,
-    gated: GatedBranch | None,
+    gated_branch: GatedBranch | None,
 ) -> Tensor:
     sizes = kernel_constants(q_BHTD, k_BGSD, v_BGSE, scale)
-    dq_BHTD, adds_to_dq = query_gradient_buffer(q_BHTD, gated)
+    dq_BHTD, adds_to_dq = query_gradient_buffer(q_BHTD, gated_branch)
     rows, groups = q_BHTD.shape[0] * k_BGSD.shape[1], k_BGSD.shape[1]
 
     def run(tile: Tile, dq_BHTD: Tensor = dq_BHTD) -> None:
@@ -257,8 +270,8 @@ def _query_gradient(
             *with_strides(grad_BHTE),
             *with_strides(o_BHTE),
             *with_strides(dq_BHTD),
-            *gate_arguments(gated),
-            gated.dgates_cBHT if gated else None,
+            *gate_arguments(gated_branch),
+            gated_branch.dgates_cBHT if gated_branch else None,
             lse_BHT,
             stats_2BHT,
             spans.first_key_T,
@@ -267,7 +280,7 @@ def _query_gradient(
             q_BHTD.shape[2],
             tiles,
             rows,
-            gated.number if gated else 0,
+            gated_branch.number if gated_branch else 0,
             DESCRIBED=keys.uses_descriptors,
             ROWS=tile.rows,
             KEYS=tile.keys,
@@ -277,7 +290,7 @@ def _query_gradient(
             **sizes,
         )
 
-    kernel = tuning_name("spanned_backward_queries", gated)
+    kernel = tuning_name("spanned_backward_queries", gated_branch)
     tuning_key = tuning.TuningKey.of(kernel, q_BHTD, k_BGSD, v_BGSE, spans.pattern)
     tuning.run_best(run, tuning_key, _backward_query_tiles, lambda tile: run(tile, torch.empty_like(dq_BHTD)))
     return dq_BHTD
@@ -291,7 +304,7 @@ def _key_gradients(
     spans: Spans,
     stats_2BHT: Tensor,
     scale: float,
-    gated: GatedBranch | None,
+    gated_branch: GatedBranch | None,
 ) -> tuple[Tensor, Tensor]:
     sizes = kernel_constants(q_BHTD, k_BGSD, v_BGSE, scale)
     rows, groups = q_BHTD.shape[0] * k_BGSD.shape[1], k_BGSD.shape[1]
@@ -326,29 +339,29 @@ def _key_gradients(
             DESCRIBED=queries.uses_descriptors,
             ROWS=tile.rows,
             KEYS=tile.keys,
-            SIGNED=gated is not None,
+            SIGNED=gated_branch is not None,
             warps=tile.warps,
             stages=tile.stages,
             **sizes,
         )
         gradients[:] = [dk, dv]
 
-    kernel = tuning_name("spanned_backward_keys", gated)
+    kernel = tuning_name("spanned_backward_keys", gated_branch)
     tuning_key = tuning.TuningKey.of(kernel, q_BHTD, k_BGSD, v_BGSE, spans.pattern)
     tuning.run_best(run, tuning_key, _backward_key_tiles)
     dk, dv = (parts[0] if len(parts) == 1 else parts.sum(0).to(q_BHTD.dtype) for parts in gradients)
     if tuning.is_measuring():
-        # Parts are of another dtype than the whole, which is another kernel: it must not be compiled inside a step.
+        # Split sums have another dtype, which needs another compiled kernel. Compile it now and not within a step.
         tuning.run_best(partial(run, split_differently=True), tuning_key, _backward_key_tiles)
     return dk, dv
 
 
-@_spanned.register_fake
+@_spanned_attention_op.register_fake
 def _(q_BHTD: Tensor, _k: Tensor, v_BGSE: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return empty_outputs(q_BHTD, v_BGSE)
 
 
-@_spanned_backward.register_fake
+@_spanned_attention_backward_op.register_fake
 def _(_grad: Tensor, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, *_: Any) -> tuple[Tensor, ...]:
     return empty_token_major(q_BHTD, q_BHTD.shape[-1]), k_BGSD.new_empty(k_BGSD.shape), v_BGSE.new_empty(v_BGSE.shape)
 
@@ -365,15 +378,15 @@ def _backward(ctx: Any, grad_BHTE: Tensor | None, _: Tensor | None) -> tuple[Ten
     none = (None,) * 6
     if grad_BHTE is None:
         return None, None, None, *none
-    return *_spanned_backward(grad_BHTE, *ctx.saved_tensors, *ctx.numbers), *none
+    return *_spanned_attention_backward_op(grad_BHTE, *ctx.saved_tensors, *ctx.numbers), *none
 
 
-_spanned.register_autograd(_backward, setup_context=_save_context)
+_spanned_attention_op.register_autograd(_backward, setup_context=_save_context)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _TiledPair:
-    """Two tensors that a kernel reads in tiles, each with the strides that pointers need."""
+    """Kernel arguments of two tensors that are read in tiles: pointer or descriptor, and strides."""
 
     first: tuple[Any, ...]
     second: tuple[Any, ...]
@@ -393,7 +406,10 @@ def _keys_and_values(k_BGSD: Tensor, v_BGSE: Tensor, tile: Tile, sizes: dict[str
 
 
 def _queries_and_gradients(q_BHTD: Tensor, grad_BHTE: Tensor, tile: Tile, sizes: dict[str, Any]) -> _TiledPair:
-    """A tile is some queries with all heads of a group: of padded heads the last would be the next group's."""
+    """Return the arguments of queries and upstream gradients, whose tiles are some queries with all heads of a group.
+
+    Descriptors are used only if the heads need no padding, because padded heads would belong to the next group.
+    """
     first, second = with_strides(q_BHTD), with_strides(grad_BHTE)
     heads, q_BTHD, grad_BTHE = sizes["HEADS_PADDED"], q_BHTD.transpose(1, 2), grad_BHTE.transpose(1, 2)
     if heads != sizes["HEADS"] or not can_describe(q_BTHD, grad_BTHE):
@@ -410,9 +426,13 @@ def _query_parts(programs: int) -> int:
     return min(MAX_PARTS, max(1, MIN_PROGRAMS // max(1, programs)))
 
 
-# With two stages the loads of a step are issued at its end and awaited at the top of the next; three hide them.
+# With two stages, the loads of a step are issued just before it and waited for at its start; three stages hide them.
 def _forward_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
-    """A long walk goes by 128 keys, which scales the output half as often; of a window it would see more in vain."""
+    """Return the tiles to try.
+
+    The compressed branch, with long spans, tries 128 keys first, which rescales the output half as often. For a window,
+    128 keys would load more masked keys.
+    """
     sizes = [(128, 64, 8, 3), (128, 128, 8, 3), (64, 64, 4, 3), (256, 64, 16, 3), (64, 32, 4, 3), (32, 32, 4, 1)]
     if _is_compressed(tuning_key):
         sizes.insert(0, sizes.pop(1))
@@ -420,15 +440,16 @@ def _forward_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
 
 
 def _backward_query_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
-    """Shared memory has room for one program of these: with eight warps it hides more than with four."""
+    """Return the tiles to try. Shared memory fits one program of the first ones, so eight warps hide more latency."""
     sizes = (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (64, 32, 4, 3), (128, 32, 8, 3), (32, 32, 4, 1)
     return tuning_key.tiles(*sizes)
 
 
 def _backward_key_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
-    """Each four warps have 64 keys of their own: with fewer, two groups of them would compute the same scores.
+    """Return the tiles to try.
 
-    Keys of completed blocks are seen by most queries, which a tile of 128 keys reads half as often.
+    Every four warps get 64 keys: with fewer keys, two warp groups would compute the same scores. In the compressed
+    branch, most queries attend to each key, and tiles of 128 keys read the queries half as often.
     """
     sizes = [(32, 64, 4, 3), (64, 128, 8, 3), (32, 128, 8, 3), (32, 64, 4, 4), (16, 64, 4, 4), (32, 32, 4, 1)]
     if _is_compressed(tuning_key):
@@ -437,5 +458,5 @@ def _backward_key_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
 
 
 def _is_compressed(tuning_key: tuning.TuningKey) -> bool:
-    """Fewer keys than queries: blocks of tokens, most of which a late query sees."""
+    """Whether the keys are compressed blocks: there are fewer keys than queries."""
     return tuning_key.keys < tuning_key.tokens

@@ -1,11 +1,12 @@
-"""Attention where each query sees one span of keys: the compressed and the sliding branch, as Triton kernels.
+"""Triton kernels of the compressed and the sliding branch: each query attends to one contiguous span of keys.
 
-Forward and the gradient of the queries: a program holds a tile of queries with all heads of their group and walks the
-keys from the first that any of them sees to the last. Gradients of keys and values: a program holds a tile of keys and
-walks the queries, so that the sum over queries and heads stays on the chip and needs no atomics.
+For the forward pass and the gradient of the queries, a program holds a tile of queries with all heads of their group,
+and loops over the keys from the first to the last that any of them attends to. For the gradients of keys and values, a
+program holds a tile of keys and loops over the queries, so the sum over queries and heads stays in registers and needs
+no atomics.
 
-Dimensions: R rows (queries x heads of a group), K keys of a tile, D key width, E value width. A span is [start, stop);
-an empty one has start == stop.
+Dimensions: R rows (queries x heads of a group), K keys of a tile, D key width, E value width. A span is [start, stop),
+and empty if start == stop.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NO_KEY = tl.constexpr(2**31 - 1)
 
 @triton.jit
 def tile_rows(i_tile, p_first, p_stop, tokens, ROWS: tl.constexpr, HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr):
-    """Token and head of each row of a tile, whether the row exists, and its span of keys."""
+    """Return token and head of each row of a tile, a mask of rows that exist, and the row's span of keys."""
     o_row = tl.arange(0, ROWS)
     o_token = i_tile * (ROWS // HEADS_PADDED) + o_row // HEADS_PADDED  # [R]
     o_head = o_row % HEADS_PADDED  # [R]
@@ -35,9 +36,10 @@ def tile_rows(i_tile, p_first, p_stop, tokens, ROWS: tl.constexpr, HEADS: tl.con
 
 @triton.jit
 def plan_walk(b_first, b_stop, m_span, STEP: tl.constexpr):
-    """The spans of a tile, walked in steps from the first of them: from where, to where, and in how many steps.
+    """Plan the loop over the spans of a tile, in steps of STEP keys or queries.
 
-    In the steps [lead, lead + inner) all spans hold the whole step.
+    Return the first position, the position after the last, the number of steps, `lead` and `inner`. In the steps
+    [lead, lead + inner), every span contains the whole step, so no mask is needed.
     """
     first, last = tl.min(tl.where(m_span, b_first, _NO_KEY), 0), tl.max(b_stop, 0)
     common_first, common_last = tl.max(b_first, 0), tl.min(tl.where(m_span, b_stop, _NO_KEY), 0)
@@ -49,14 +51,17 @@ def plan_walk(b_first, b_stop, m_span, STEP: tl.constexpr):
 
 @triton.jit
 def is_inside(o_place, b_first, b_stop):
-    """Whether places are in [first, stop): one comparison, as what lies before `first` is a huge number behind it."""
+    """Return which positions are in [first, stop).
+
+    A single unsigned comparison is enough, because positions before `first` become huge numbers.
+    """
     b_length = (b_stop - b_first).to(tl.uint32, bitcast=True)
     return (o_place - b_first).to(tl.uint32, bitcast=True) < b_length
 
 
 @triton.jit
 def group_pointer(p_tensor, i_b, i_g, s_b, s_g, DESCRIBED: tl.constexpr):
-    """Where a group of a sequence begins; a descriptor takes both as coordinates."""
+    """Return the pointer to a group of a sequence. A descriptor is returned unchanged: it takes both as coordinates."""
     if DESCRIBED:
         p_group = p_tensor
     else:
@@ -69,7 +74,7 @@ def load_keys(
     p_rows, i_b, i_g, s_row, start, last, MASKED: tl.constexpr,
     KEYS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Keys or values [start, start + KEYS) of a group. With MASKED some may lie behind `last`, where nobody looks."""
+    """Load keys or values [start, start + KEYS) of a group. With MASKED, rows from `last` on are never used."""
     if DESCRIBED:
         b_rows = tl.reshape(p_rows.load([i_b, i_g, start, 0]), [KEYS, WIDTH_PADDED])
     else:
@@ -82,6 +87,7 @@ def load_key_rows(
     p_rows, s_row, start, last,
     MASKED: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
 ):  # fmt: skip
+    """Load rows [start, start + KEYS) through pointers. With MASKED, rows from `last` on are 0."""
     o_row, o_column = tl.arange(0, KEYS), tl.arange(0, WIDTH_PADDED)
     p_tile = p_rows + start.to(tl.int64) * s_row + (o_row.to(tl.int64) * s_row)[:, None] + o_column[None, :]
     if MASKED:
@@ -98,7 +104,10 @@ def load_queries(
     p_rows, i_b, i_g, o_row, start, s_row, m_row, MASKED: tl.constexpr, HEADS: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """The rows of the queries from `start` on, `o_row` away from them; with MASKED only those of `m_row`."""
+    """Load the rows of the queries from `start` on; `o_row` are element offsets relative to query `start`.
+
+    With MASKED, rows outside `m_row` are 0.
+    """
     if DESCRIBED:
         b_rows = tl.reshape(p_rows.load([i_b, start, i_g * HEADS, 0]), [ROWS, WIDTH_PADDED])
     else:
@@ -111,6 +120,7 @@ def load_query_rows(
     p_rows, o_row, start, s_row, m_row,
     MASKED: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
 ):  # fmt: skip
+    """Load rows at element offsets `o_row` relative to query `start` through pointers."""
     o_column = tl.arange(0, WIDTH_PADDED)
     p_tile = p_rows + start.to(tl.int64) * s_row + o_row[:, None] + o_column[None, :]
     if MASKED:
@@ -129,6 +139,7 @@ def forward_keys(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
+    """Load a tile of keys and values, and add it to the running maximum, sum and output of each row."""
     b_k = load_keys(p_keys, i_b, i_g, s_ks, start, last, MASKED, KEYS, D, D_PADDED, DESCRIBED)
     b_v = load_keys(p_values, i_b, i_g, s_vs, start, last, MASKED, KEYS, E, E_PADDED, DESCRIBED)
     if MASKED:
@@ -151,7 +162,9 @@ def spanned_forward(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    # The last queries see most: their programs start first. One group's tiles follow each other and share its keys.
+    """Compute output and log-sum-exp of one tile of queries per program, with all heads of a group."""
+    # The last queries attend to most keys, so their programs start first. Tiles of one group are adjacent and share its
+    # keys in the cache.
     i_tile = tiles - 1 - tl.program_id(0) % tiles
     i_bg = tl.program_id(0) // tiles
     i_b, i_g = i_bg // groups, i_bg % groups
@@ -191,6 +204,7 @@ def gradient_from_keys(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
+    """Load a tile of keys and values, and add its contribution to the gradient of the queries."""
     b_k = load_keys(p_keys, i_b, i_g, s_ks, start, last, MASKED, KEYS, D, D_PADDED, DESCRIBED)
     b_v = load_keys(p_values, i_b, i_g, s_vs, start, last, MASKED, KEYS, E, E_PADDED, DESCRIBED)
     if MASKED:
@@ -216,10 +230,11 @@ def spanned_backward_queries(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the queries; and what the gradients of keys and values need of each row as well.
+    """Compute the gradient of the queries, and the per-row values that `spanned_backward_keys` needs.
 
-    That is delta = sum(o * do), and the log-sum-exp in the base that `power` takes. With gates `do` is the gradient of
-    the sum of all branches (gates.py), and delta that of the gate. With ADDS there is a gradient to be added to.
+    These are delta = sum(o * do), and the log-sum-exp in the base that `power` uses. With gates, `do` is the gradient
+    of the gated sum of all branches (gates.py), and delta is the gradient of the gate. With ADDS, the gradient of the
+    queries is added to `p_dq`.
     """
     i_tile = tiles - 1 - tl.program_id(0) % tiles
     i_bg = tl.program_id(0) // tiles
@@ -271,6 +286,7 @@ def gradients_from_queries(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, ROWS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
+    """Load a tile of query rows, and add its contribution to the gradients of keys and values."""
     o_token = start + tl.arange(0, ROWS) // HEADS_PADDED  # [R]
     m_row = m_head & (o_token < last)
     NEEDS: tl.constexpr = MASKED or HEADS != HEADS_PADDED
@@ -286,7 +302,7 @@ def gradients_from_queries(
     else:
         b_lse = tl.load(p_stats + start)
         b_delta = tl.load(p_stats + start + to_delta)
-    # Rows that do not exist are zeros, of queries and of gradients, and add nothing.
+    # Queries and gradients of rows that do not exist are 0 and contribute nothing.
     if MASKED:
         m_seen = is_inside(o_token[None, :], b_first[:, None], b_stop[:, None])
     else:
@@ -308,11 +324,11 @@ def spanned_backward_keys(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr, SIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of keys and values, from every `parts`-th tile of the queries that see any of them.
+    """Compute the gradients of a tile of keys and values from every `parts`-th tile of the queries that attend to them.
 
-    Behind its edges the walk goes down from the last query, which all tiles of completed blocks have in common: what
-    runs at the same time reads the same queries. The edges come first, as their bounds need registers. With SIGNED
-    rows have gates, which may be below 0 (gates.py).
+    The steps that need a mask come first, because their bounds occupy registers. The other steps go down from the last
+    query, which attends to all compressed blocks, so programs that run at the same time read the same queries. With
+    SIGNED, rows have gates, which may be negative (gates.py).
     """
     QUERIES: tl.constexpr = ROWS // HEADS_PADDED
     i_part = tl.program_id(0) % parts
@@ -353,7 +369,8 @@ def spanned_backward_keys(
             b_first, b_stop, b_dk, b_dv, m_head,
             False, SIGNED, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS, DESCRIBED,
         )  # fmt: skip
-    # In numbers that hold this tile alone: each that is kept through the walk is a register.
+    # Offsets are relative to this tile and computed again here, because each value kept through the loop occupies a
+    # register.
     o_inside, remaining = tl.arange(0, KEYS), keys - i_tile * KEYS
     o_out = (i_part * batch_groups + i_bg).to(tl.int64) * keys + i_tile * KEYS
     store_rows(p_dk + o_out * D, D, o_inside, o_inside < remaining, b_dk * SCALE, D, D_PADDED)

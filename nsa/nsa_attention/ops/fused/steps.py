@@ -1,12 +1,14 @@
-"""A tile of keys in the softmax of a tile of rows, and in its gradients, for rows that see all of it or nothing.
+"""One step of the attention loops: adding a tile of keys to the softmax of a tile of query rows, or to its gradients.
 
-Whether a row sees the tile is one number of the row: what the exponent is taken relative to is infinite where it does
-not. So nothing is compared or chosen for each row and key, and scale and log-sum-exp go into one fused
-multiply-add. `m_row` [R] says which rows see the tile, None that all do. Where a row sees some of the keys, `m_seen`
-[R, K] (or [K, R]) says which; None costs nothing.
+`m_row` [R] is True for rows that attend to the whole tile; None means all rows. For a row that does not, the value that
+is subtracted from its exponents is infinite. So nothing is compared per row and key, and scale and log-sum-exp become
+one fused multiply-add. If rows attend to only some of the keys, `m_seen` [R, K] (or [K, R]) is True for these keys;
+None costs nothing.
 
-Exponents are in the base that `power` takes. Gradients of queries and keys are without the scale, which is
-multiplied in once, behind the walk. Rows R, keys K of a tile, D and E the widths of keys and values.
+Exponents are in the base that `power` uses. Gradients of queries and keys are without the scale, which the callers
+multiply once after their loop.
+
+Dimensions: R query rows, K keys of a tile, D key width, E value width.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ _INFINITE = tl.constexpr(float("inf"))
 
 @triton.jit
 def load_existing_rows(p_rows, s_row, first, ROWS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr):
-    """Rows from `first` on, all of which exist."""
+    """Load ROWS rows from `first` on, [ROWS, WIDTH_PADDED]. All of them must exist."""
     o_row = tl.arange(0, ROWS).to(tl.int64)
     o_column = tl.arange(0, WIDTH_PADDED)
-    # The part that depends on `first` is one number, so that the rest stays as it is from step to step.
+    # Only a scalar depends on `first`, so the other offsets stay the same in every step.
     p_tile = p_rows + tl.cast(first, tl.int64) * s_row + (o_row[:, None] * s_row + o_column[None, :])
     if WIDTH == WIDTH_PADDED:
         b_rows = tl.load(p_tile)
@@ -39,10 +41,10 @@ def forward_step(
     b_q, b_k, b_v, m_row, m_seen, b_highest, b_total, b_o,
     EXPONENT: tl.constexpr, EXACT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """A tile of keys into the running maximum and sum of each row of `m_row` [R], and into its output [R, E]."""
+    """Add a tile of keys to the running maximum [R], sum [R] and output [R, E] of the rows, and return all three."""
     b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC)  # [R, K]
     if m_seen is None:
-        # One multiplication a row: the scale keeps the order, or turns it round.
+        # One multiplication per row is enough: a positive scale keeps the order of scores, a negative one reverses it.
         b_most = tl.max(b_s, 1) * EXPONENT if EXPONENT >= 0 else tl.min(b_s, 1) * EXPONENT
         b_s = b_s * EXPONENT
     else:
@@ -53,7 +55,7 @@ def forward_step(
         b_higher = tl.where(m_row, b_higher, b_highest)
     b_shift = b_higher
     if m_row is not None or m_seen is not None:
-        # Rows that have seen nothing yet would compute -inf - -inf.
+        # Without this, rows that have not attended to any key yet would compute -inf - -inf.
         b_shift = tl.where(b_higher == -_INFINITE, 0.0, b_higher)
     b_seen_shift = b_shift
     if m_row is not None:
@@ -70,9 +72,9 @@ def query_step(
     b_q, b_k, b_v, b_do, b_lse, b_delta, m_row, m_seen, b_dq,
     EXPONENT: tl.constexpr, EXACT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """A tile of keys into the gradient of the queries [R, D].
+    """Add the contribution of a tile of keys to the gradient of the queries [R, D], and return the sum.
 
-    Of a row that sees no key at all `b_lse` is infinite, of either sign where `m_seen` says so as well.
+    For a row without any visible key `b_lse` is inf; if `m_seen` masks it as well, -inf is allowed too.
     """
     b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC)  # [R, K]
     if m_row is not None:
@@ -91,9 +93,10 @@ def key_step(
     b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv,
     SIGNED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """A tile of rows into the gradients of keys [K, D] and values [K, E]; of a row that is none `b_lse` is infinite.
+    """Add the contribution of a tile of rows to the gradients of keys [K, D] and values [K, E], and return both.
 
-    With SIGNED `b_delta` has the sign of the row's gate (gates.py).
+    For a row that does not exist `b_lse` is inf. With SIGNED, the last bit of `b_delta` is the sign of the row's gate
+    (gates.py).
     """
     b_s = tl.dot(b_k, tl.trans(b_q), input_precision="ieee", out_dtype=ACC)  # [K, R]
     b_exponent = b_s * EXPONENT - b_lse[None, :]

@@ -1,9 +1,9 @@
-"""Which tile sizes a kernel runs with: the first that fits, or the fastest as a warm-up has measured it.
+"""Choice of tile sizes for each kernel: the fastest that a warm-up measured, or else the first that fits.
 
-Nothing is measured outside `measuring()`: a training step never pauses to time candidates, which on some ranks but not
-on others looks like a hang. Nor does it compile: a length that was not measured takes the tile of the nearest one that
-ran here. The warm-up gives every rank what rank 0 has measured, and keeps it in a file, so that the next run needs no
-second look.
+Tile sizes are measured only within `measuring()`. A training step therefore never pauses to time candidates, which
+would look like a hang if only some ranks did it. A step does not compile kernels either: a length that was not measured
+uses the tile of the nearest length that ran in this process. The warm-up sends the measurements of rank 0 to every rank
+and stores them in a file for later runs.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from .launch import Tile, next_power_of_two
 
 _TIMED_CALLS = 5
 _tiles: dict[TuningKey, Tile] = {}
-_compiled_for: dict[TuningKey, TuningKey] = {}  # what ran here, so that its tile is compiled; and whose tile that was
+# For each key that ran in this process, the key whose tile size was compiled for it.
+_compiled_for: dict[TuningKey, TuningKey] = {}
 _is_measuring = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuningKey:
-    """What a good tile depends on. Lengths go by their power of two: nearby ones share a measurement.
+    """Everything that the best tile size depends on. Lengths are rounded up to powers of two, to share measurements.
 
-    Rows of tables that other versions kept have other fields, and are left out.
+    Rows of stored tables from other versions have different fields and are skipped.
     """
 
     kernel: str
-    pattern: str  # which keys a query sees: the branch, and the lengths that make it
+    pattern: str  # the branch and its lengths, which determine the keys that a query attends to
     device: str  # "cpu" under the interpreter
     dtype: str
-    heads: int  # query heads of a group, padded
+    heads: int  # query heads of a group, padded to a power of two
     width: int
     value_width: int
     tokens: int
@@ -47,6 +48,7 @@ class TuningKey:
 
     @classmethod
     def of(cls, kernel: str, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, pattern: str) -> TuningKey:
+        """Return the key for a kernel with these queries, keys and values."""
         return cls(
             kernel=kernel,
             pattern=pattern,
@@ -61,12 +63,14 @@ class TuningKey:
 
     @property
     def is_half(self) -> bool:
+        """Whether the tensors have a half-precision dtype."""
         return self.dtype in ("float16", "bfloat16")
 
     def tiles(self, *sizes: tuple[int, int, int, int]) -> list[Tile]:
-        """(rows, keys, warps, stages) as tiles, with rows enough for the heads of a group.
+        """Return tiles for (rows, keys, warps, stages), with at least as many rows as a group has heads.
 
-        Exact products of float32 take no tensor core, and the compiler minutes for large tiles: there they are small.
+        For float32 and float64, `sizes` are replaced by small ones: without tensor cores, large tiles take minutes to
+        compile.
         """
         if not self.is_half:
             sizes = ((32, 32, 8, 1), (16, 16, 4, 1))
@@ -80,11 +84,12 @@ def run_best(
     candidates: Callable[[TuningKey], Sequence[Tile]],
     trial: Callable[[Tile], None] | None = None,
 ) -> None:
-    """Call `run` with the tile for this situation. Raises what the last candidate raised if none is for this device.
+    """Call `run` with the tile for `tuning_key`. Raises the error of the last candidate if none works on this device.
 
-    Outside of `measuring()` that is one that ran here, if one of any length did; then one that is known, of earlier
-    runs; then the first that fits. Where times are taken `trial` runs, again and again, and `run` once behind it: a
-    kernel that adds to what is there has to add elsewhere meanwhile.
+    Outside `measuring()`, the tile is that of the nearest length that ran in this process, otherwise one loaded from
+    earlier runs, otherwise the first candidate that fits. Within `measuring()` on a GPU, a key without a known tile
+    gets the fastest candidate: all are timed by calling `trial` repeatedly (default: `run`), and `run` is called once
+    afterwards. A kernel that adds to its output needs a `trial` that writes elsewhere.
     """
     source = _compiled_for.get(tuning_key)
     if source is None or (_is_measuring and source != tuning_key):
@@ -99,7 +104,10 @@ def run_best(
 
 
 def _nearest(tuning_key: TuningKey) -> TuningKey:
-    """Of those that ran here and differ in lengths alone the nearest, by powers of two; none: the situation itself."""
+    """Return the key with the nearest lengths among those that ran here and differ only in lengths.
+
+    Distances are in powers of two. If there is no such key, return `tuning_key` itself.
+    """
 
     def distance(other: TuningKey) -> int:
         lengths = (tuning_key.tokens, other.tokens), (tuning_key.keys, other.keys)
@@ -115,13 +123,13 @@ def _nearest(tuning_key: TuningKey) -> TuningKey:
 
 
 def is_measuring() -> bool:
-    """In a warm-up: what a step of another length may need is compiled as well."""
+    """Whether a warm-up is measuring tile sizes; it also compiles kernels that only other lengths need."""
     return _is_measuring
 
 
 @contextmanager
 def measuring() -> Iterator[None]:
-    """Within, the first call in a new situation times all candidates."""
+    """Within the `with` block, the first call for a new TuningKey times all candidates."""
     global _is_measuring
     before, _is_measuring = _is_measuring, True
     try:
@@ -131,19 +139,19 @@ def measuring() -> Iterator[None]:
 
 
 def clear() -> None:
-    """As in a new process."""
+    """Forget all tile sizes, as in a new process."""
     _tiles.clear()
     _compiled_for.clear()
 
 
 def table() -> list[list[object]]:
-    """All tile sizes for a GPU as JSON, to be shared with other ranks or kept."""
+    """Return all tile sizes for GPUs in a form that JSON can store, for other ranks and later runs."""
     rows = (row for row in _tiles.items() if row[0].device != "cpu")
     return [[asdict(tuning_key), list(astuple(tile))] for tuning_key, tile in rows]
 
 
 def adopt(rows: object) -> None:
-    """Take tile sizes over that another process made. Rows that are not understood are left out."""
+    """Add the tile sizes of another process's `table()`. Rows that cannot be read are skipped."""
     for row in rows if isinstance(rows, list) else []:
         try:
             tuning_key, (tile_rows, keys, warps, stages) = row
@@ -153,7 +161,7 @@ def adopt(rows: object) -> None:
 
 
 def load(path: Path) -> None:
-    """Tile sizes of earlier runs; a file that is missing or damaged is as good as none."""
+    """Add the tile sizes that earlier runs stored in a file. A missing or damaged file is ignored."""
     try:
         adopt(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -161,7 +169,7 @@ def load(path: Path) -> None:
 
 
 def save(path: Path) -> None:
-    """Add this process's tile sizes to the file. Raises OSError."""
+    """Add this process's tile sizes to the file, atomically and under a lock. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
         measured_here = dict(_tiles)
@@ -173,7 +181,10 @@ def save(path: Path) -> None:
 
 
 def is_unsupported_tile(error: RuntimeError | OutOfResources | PTXASError) -> bool:
-    """The device has no room for the tile, or the compiler cannot make it: it says so by a plain RuntimeError."""
+    """Whether the error means that the device has too few resources for the tile, or the compiler cannot compile it.
+
+    The compiler reports the latter with a plain RuntimeError.
+    """
     return isinstance(error, OutOfResources | PTXASError) or "PassManager::run failed" in str(error)
 
 
@@ -186,12 +197,12 @@ def _fastest(run: Callable[[Tile], None], candidates: Sequence[Tile]) -> Tile:
             if not is_unsupported_tile(error):
                 raise
     if not times:
-        return _run_first_that_fits(run, candidates)  # raises what the last one raised
+        return _run_first_that_fits(run, candidates)  # raises the error of the last candidate
     return min(times, key=lambda tile: times[tile])
 
 
 def _milliseconds(run: Callable[[Tile], None], tile: Tile) -> float:
-    """The fastest of some calls, after one that compiles."""
+    """Return the time of the fastest of several calls in milliseconds, after a first call that compiles."""
     run(tile)
     best = float("inf")
     for _ in range(_TIMED_CALLS):

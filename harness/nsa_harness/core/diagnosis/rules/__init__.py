@@ -1,74 +1,76 @@
-'''Rules: pure functions from a run to its cause, in the order in which the diagnosis calls them.
+'''Rules: pure functions that explain a run, and the order in which the diagnosis calls them.
 
-A rule is a function `(context: DiagnosisContext) -> Explanation | None`. It recognizes a mechanism, never the
-texts of known programs, and returns None if the run does not show this mechanism. How to add a rule:
+A rule is a function `(context: DiagnosisContext) -> Explanation | None`. It recognizes one mechanism and returns None
+if the run does not show it. A rule must not look for the texts of known programs. To add a rule:
 
-1. **CauseRow.** Give the cause its member of `Cause` in `causes.py`, and its section in `texts/causes.toml`. If no frozen
-   evidence shows the cause, give facts for its template in `BY_HAND` of `tests/texts/test_templates.py`.
-2. **Rule.** Write the function in the module of its family. If it first needs to find something in the run, let
-   `@rule_if(find)` pass that in: the rule runs only if `find(context)` is not None.
+1. **Table row.** Add the cause to `Cause` in `causes.py`, and add a section for it to `texts/causes.toml`. If no frozen
+   evidence in tests/frozen shows the cause, add example facts to `BY_HAND` in `tests/texts/test_templates.py`.
+2. **Rule.** Write the function in the module that fits the cause, and start its docstring with "Explain". If the rule
+   needs something that only some runs have, find it with `@rule_if(find)`. The rule then runs only if `find(context)`
+   is not None, and receives the values that `find` returned.
 
        @rule_if(root_where(lambda root: root.kind is WaitKind.PIPE))
        def pipe_full(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-           """A rank writes to a pipe that no process empties."""
+           """Explain a hang in which a rank writes to a full pipe that no process reads."""
            line = wait_place(context, root)
            return Explanation(
                cause=Cause.PIPE_FULL,
-               evidence=EvidenceKind.KERNEL,  # on which the rule is based; the row lists what makes it certain
+               evidence=EvidenceKind.KERNEL,  # kind of evidence; the table row says whether it proves the cause
                facts={"line": line, "child": None},
                ranks=ranks,
-               place=line,  # of the culprit
+               place=line,  # the culprit's line, where the fix belongs
                proof=dump_proof(context, root),
            )
 
-3. **Facts.** They are values, never prose: numbers, strings from the run (a message, a function's name), `Place`, and
-   tuples and mappings of these. No " at ", no "s" for a plural, nothing shortened or rounded. A rule always passes
-   every fact of its template: an unknown value is None, and an empty one is "" or (). If several rules name one cause,
-   each passes a fact `variant`, a word by which the template selects its text, and the facts of its variant. A fact
-   may not be called `ranks`, `rank`, `place`, `step` or `remedy`, which every template has already. Readers see the
-   facts under `facts` of the finding in report.json, so choose names that they understand.
-4. **Template.** `claim` in the cause's section of `texts/causes.toml` is the sentence, in Jinja2 with `if` and filters
-   only, and `advice` is what to do; without `advice` the `remedy` is shown. Line breaks and indentation count as one
-   space; `{%- if child %}` takes the space before it away. In addition to the facts a template has
+3. **Facts.** Facts are values, never text for people: numbers, strings from the run (a message, a function name),
+   `Place`, and tuples and mappings of these. Do not shorten or round them, and do not add words such as " at ". A rule
+   passes every fact that its template uses, even if the value is unknown (None) or empty ("" or ()). If several rules
+   name the same cause, each passes a fact `variant`, which selects the text in the template. The names `ranks`, `rank`,
+   `place`, `step` and `remedy` are reserved, because every template has them. report.json contains the facts, so
+   choose names that its readers understand.
+4. **Template.** In the cause's section of `texts/causes.toml`, `claim` is the sentence that the report shows and
+   `advice` tells the user what to do. Without `advice`, the report shows `remedy`. Both are Jinja2 templates that use
+   only `if` and filters. Line breaks and indentation become one space; `{%- if child %}` removes the space before it.
+   In addition to the facts, a template has these values:
 
-       ranks, rank   the ranks of the explanation, and the first of them (None where there is none)
+       ranks, rank   the ranks of the explanation, and the first of them (None if there are none)
        place, step   the place and step of the explanation
-       remedy        the remedy of the section, as a sentence
+       remedy        the `remedy` of the section, as a sentence
 
-   and the filters of `texts/words.py`:
+   Templates may use the filters in `texts/template_filters.py`, for example:
 
        {{ ranks|ranks }}               rank 1; ranks 0, 2; ranks 0-511 and 3 more
-       {{ "waits"|agree(ranks) }}      waits for one rank, wait for several; also for "is", "does", and for a number
-       {{ line|at }}                   " at own/train.py:12" with its leading space; "" for None
+       {{ "waits"|agree(ranks) }}      "waits" for one rank, "wait" for several; also accepts a number
+       {{ line|located }}              " (own/train.py:12)" with its leading space; "" for None
        {{ function|inside }}           " in step"; "" for ""
-       {{ seen|counted("step") }}      1 step, 3 steps; a second argument is the plural
+       {{ count|counted("step") }}     1 step; 3 steps; a second argument gives an irregular plural
        {{ message|shorten(120) }}      one line of at most 120 characters
-       {{ kept|bytes }}                1.5 GiB
-       {{ quiet_s|fixed(0) }}          a number without decimals; `general` is Python's "g"
-       {{ child|process }}             4711 (python worker.py), from `process_facts`
-       {{ child.blocked_in|child_wait }}   a read or write: the texts of [child_wait] in causes.toml
-       {{ step|in_step }}              " in step 3"; "" for None; `of_step` likewise
+       {{ size|bytes }}                1.5 GiB
+       {{ duration_s|fixed(0) }}       a number without decimals; `general` formats like Python's "g"
+       {{ child|process }}             4711 (python worker.py), for facts from `process_facts`
+       {{ child.blocked_in|child_wait }}   what a blocked child does, from [child_wait] in causes.toml
+       {{ step|in_step }}              " in step 3"; "" for None; `of_step` gives " of step 3"
        {{ names|first_few(count) }}    a, b, c and 2 more
-       {{ own|call }}                  all_reduce #13 of group tp at own/train.py:30, from `call_facts`
-       {{ entered|callers }}           rank 0 called all_reduce #6, ranks 1, 2 called barrier #6, from `ranks_by_facts`
-       {{ sizes|on_ranks("{n} B") }}   4 B on rank 0, 2 B on ranks 1, 2, from `ranks_by_facts`
+       {{ own_call|call }}             all_reduce #13 of group tp (own/train.py:30), for facts from `call_facts`
+       {{ entered|callers }}           rank 0 called all_reduce #6 and ranks 1, 2 called barrier #6
+       {{ sizes|on_ranks("{n} B") }}   4 B on rank 0, 2 B on ranks 1, 2, for facts from `ranks_by_facts`
 
-   If several causes share their claims, these are in `[shared]` by variant, and each cause has `{% include variant %}`.
-   Any other wording of a value becomes a filter there, never code in a rule. A missing fact is an error, and so is
-   printing None: the report then shows the cause with its facts, and lists the error under "not captured". So print
-   an optional fact only within `{% if %}`.
-5. **Order.** Enter the rule in `RULES` below. The first answer is the cause.
-6. **Fault.** Show it by a program in tests/faults with a healthy twin (`shown_by` in the row), and write tests in
-   tests/core that the rule answers, and that something else explains the run.
+   If several causes have the same claims, put each claim under its variant in `[shared]`, and write
+   `{% include variant %}` in each cause. If a value needs another wording, add a filter; a rule never formats text. A
+   template that uses a missing fact or prints None fails: the report then shows the cause with its bare facts and lists
+   the error under "not captured". So print an optional fact only inside `{% if %}`.
+5. **Order.** Add the rule to `RULES` below. The first rule that explains a run names its cause.
+6. **Tests.** Add a program with this fault to tests/faults, with a twin without it (`shown_by` in the row). In
+   tests/core, test a run that the rule explains and a similar run that it must not explain.
 
-No rule changes a verdict: `core/verdict/proof.py` decides what is a HANG. A mechanism that only stacks show is read in
-`core/evidence/stacks.py` and kept in a field of `Wait`.
+A rule never changes a verdict: `core/verdict/proof.py` alone decides whether a run hangs. If only stacks show a
+mechanism, recognize it in `core/evidence/stacks.py` and store it in a field of `Wait`.
 
-`python tests/frozen/freeze.py` shows which frozen judgements a change touches, and tests/texts renders every template
-with and without each optional fact.
+`python tests/frozen/freeze.py` shows which stored judgements a change affects. tests/texts renders every template with
+and without each optional fact.
 
-If the evidence leaves something open, add an `OpenQuestion(code=..., facts={...})` to `left_open=`. Its code is a key
-of `[left_open]` in `texts/causes.toml`, with a template of the same kind.
+If the evidence leaves a question open, pass an `OpenQuestion(code=..., facts={...})` in `left_open=`. Its code is a key
+of `[left_open]` in `texts/causes.toml`, whose value is a template too.
 '''
 
 from __future__ import annotations
@@ -91,17 +93,17 @@ from nsa_harness.core.diagnosis.rules import (
 
 
 class RulePhase(StrEnum):
-    """The phases in their order: first those that look for the cause, then those that note findings of any run."""
+    """The phases of the diagnosis, in their order. The last three only note findings and run for every verdict."""
 
     NOT_JUDGED = "not judged"
     FIRST_FAILURE = (
-        "first failure in time"  # a failure that shows its reason: other ranks then wait for the failed rank
+        "first failure in time"  # the first failure shows its reason itself; other ranks wait for the failed rank
     )
-    WAIT_CYCLE = "wait cycle outside collectives"  # group creation and transfers, which change the later calls of ranks
+    WAIT_CYCLE = "wait cycle outside collectives"  # before RANKS_DIFFER, because such waits make later calls differ
     RANKS_DIFFER = "ranks differ"
     WAITS_BY_ITSELF = "a rank waits by itself"
     SLOW = "slow"
-    FALLBACK = "fallback"  # how the first rank ended: last, because diverging ranks end each other
+    FALLBACK = "fallback"  # only how the first rank ended; last, because ranks that diverge make each other fail
     TRAINING = "silent faults of the training"
     PROGRAM = "what the program's own tables show"
     SURROUNDINGS = "silent faults around the training"
@@ -110,8 +112,8 @@ class RulePhase(StrEnum):
 NOTED = (RulePhase.TRAINING, RulePhase.PROGRAM, RulePhase.SURROUNDINGS)
 CAUSES = tuple(phase for phase in RulePhase if phase not in NOTED)
 
-# If two rules of a phase answer one run, the first one wins. So the rule that shows more, or that explains the other,
-# comes first.
+# If two rules of a phase explain the same run, the first one names the cause. So the rule that shows more, or that
+# explains the other, comes first.
 RULES: Mapping[RulePhase, tuple[Rule, ...]] = {
     RulePhase.NOT_JUDGED: (failures.not_judged,),
     RulePhase.FIRST_FAILURE: (
@@ -184,7 +186,7 @@ RULES: Mapping[RulePhase, tuple[Rule, ...]] = {
         silent_faults.memory_growth,
         silent_faults.input_bound,
     ),
-    RulePhase.PROGRAM: (),  # `diagnose` takes the rules of the program
+    RulePhase.PROGRAM: (),  # `diagnose` receives the rules that come with the program
     RulePhase.SURROUNDINGS: (
         resources.idle_device,
         silent_faults.dirty_exit,

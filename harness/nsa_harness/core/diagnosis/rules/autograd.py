@@ -1,4 +1,4 @@
-"""Rules about errors of autograd, DDP and checkpointing, and about gradients that DDP waits for in vain."""
+"""Rules about errors of autograd, DDP and activation checkpointing, and about gradients that were never computed."""
 
 from __future__ import annotations
 
@@ -22,23 +22,28 @@ from nsa_harness.core.report import Facts, Place
 from nsa_harness.core.verdict.verdict import Failure, FailureKind
 
 _COUNT_DIFFERS, _SHAPE_DIFFERS = Cause.MODEL_MISMATCH.row.signatures
-_NAMING_PARAMETERS = ("without gradient", "ready twice", "newly used")  # kinds of hints that name a parameter
-_FIRST_EVENTS = 3  # training events that open a step: a batch requested, a batch received, the forward of the model
+_NAMING_PARAMETERS = (
+    "without gradient",
+    "ready twice",
+    "newly used",
+)  # kinds of hints that contain the name of a parameter
+_FIRST_EVENTS = 3  # a step starts with three training events: batch requested, batch received, forward
 
 
-def refusal(
+def rule_if_raised(
     cause: Cause,
 ) -> Callable[[Callable[[DiagnosisContext, Sequence[Failure]], Explanation | None]], Rule]:
-    """Make a rule that answers only if the first failure is an exception with a signature of `cause`.
+    """Return a decorator that turns a function into a rule for runs whose first failure raised an error of `cause`.
 
-    The function also takes all failures with such a signature, in order of time.
+    An error belongs to `cause` if its text matches one of the cause's signatures. The decorated function receives the
+    context and all failures with such an error, in order of time.
     """
 
     def find(context: DiagnosisContext) -> tuple[Sequence[Failure]] | None:
         failures = [
             failure
             for failure in context.judgement.failures
-            if not failure.collateral and cause.find_message(failure.text)
+            if not failure.is_collateral and cause.find_message(failure.text)
         ]
         is_first = bool(failures) and failures[0] is context.first_failure and failures[0].kind is FailureKind.RAISED
         return (failures,) if is_first else None
@@ -57,20 +62,24 @@ def _explain_errors(
     place: Place | None = None,
     step: int | None = None,
 ) -> Explanation:
-    """Return the explanation of these failures. Default: their ranks are at fault, at the place of the first one."""
+    """Return the explanation of a run by the errors in `failures`.
+
+    By default, the ranks that failed are at fault, and the place is that of the first failure.
+    """
     return Explanation(
         cause=cause,
         evidence=evidence,
         facts=facts,
         ranks=failed_ranks(failures) if ranks is None else ranks,
         place=place or _failure_place(context, failures[0]),
-        proof=tuple(failure.raised.proof for failure in failures if failure.raised)[:1],
+        proof=tuple(failure.exception.proof for failure in failures if failure.exception)[:1],
         step=step,
     )
 
 
-@refusal(Cause.STATIC_GRAPH_CHANGED)
+@rule_if_raised(Cause.STATIC_GRAPH_CHANGED)
 def static_graph_changed(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation:
+    """Explain a run in which DDP with `static_graph=True` used different parameters in a later step."""
     first = failures[0]
     return _explain_errors(
         context,
@@ -85,8 +94,9 @@ def static_graph_changed(context: DiagnosisContext, failures: Sequence[Failure])
     )
 
 
-@refusal(Cause.READY_TWICE)
+@rule_if_raised(Cause.READY_TWICE)
 def ready_twice(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation:
+    """Explain a run in which DDP reports that a parameter's gradient became ready twice in one backward pass."""
     checkpoint = context.program.reentrant_checkpoint()
     return _explain_errors(
         context,
@@ -98,8 +108,9 @@ def ready_twice(context: DiagnosisContext, failures: Sequence[Failure]) -> Expla
     )
 
 
-@refusal(Cause.CHECKPOINT_RECOMPUTE_MISMATCH)
+@rule_if_raised(Cause.CHECKPOINT_RECOMPUTE_MISMATCH)
 def checkpoint_recompute_mismatch(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation:
+    """Explain a run in which activation checkpointing recomputed different tensors than the forward pass had saved."""
     hint = next(iter(_hints(failures[0], "recomputed")), None)
     return _explain_errors(
         context,
@@ -113,8 +124,9 @@ def checkpoint_recompute_mismatch(context: DiagnosisContext, failures: Sequence[
     )
 
 
-@refusal(Cause.INPLACE_MODIFICATION)
+@rule_if_raised(Cause.INPLACE_MODIFICATION)
 def inplace_modification(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation:
+    """Explain a run in which a tensor that backward needs was modified in place."""
     hints = _hints(failures[0], "in place")
     output = Cause.INPLACE_MODIFICATION.find_message(failures[0].text)
     return _explain_errors(
@@ -130,9 +142,12 @@ def inplace_modification(context: DiagnosisContext, failures: Sequence[Failure])
     )
 
 
-@refusal(Cause.MODEL_MISMATCH)
+@rule_if_raised(Cause.MODEL_MISMATCH)
 def model_mismatch(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation:
-    """DDP's constructor found different models. The ranks that differ from the majority are at fault."""
+    """Explain a run in which DDP's constructor found different models on the ranks.
+
+    The ranks whose model differs from the majority are at fault. Without a majority, all ranks that were compared are.
+    """
     models = _model_facts(context, failures)
     common_model, majority_count = Counter(map(repr, models.values())).most_common(1)[0]
     odd_ranks = tuple(rank for rank, model in sorted(models.items()) if repr(model) != common_model)
@@ -148,7 +163,10 @@ def model_mismatch(context: DiagnosisContext, failures: Sequence[Failure]) -> Ex
 
 
 def _model_facts(context: DiagnosisContext, failures: Sequence[Failure]) -> dict[int, Facts]:
-    """Return the facts about each rank's model from torch's messages: its number of parameters, or one that differs."""
+    """Return what PyTorch's messages say about each rank's model.
+
+    A model's facts are its number of parameters, or the first parameter that differs from rank 0's model.
+    """
     counts = [match for failure in failures if (match := _COUNT_DIFFERS.search(failure.text))]
     if counts:
         models: dict[int, Facts] = {int(match[3]): {"parameters": match[4]} for match in counts}
@@ -160,9 +178,13 @@ def _model_facts(context: DiagnosisContext, failures: Sequence[Failure]) -> dict
     return {rank.rank: shapes.get(rank.rank, {"same_as_rank": 0}) for rank in context.evidence.ranks}
 
 
-@refusal(Cause.REENTRANT_NO_GRAD_INPUT)
+@rule_if_raised(Cause.REENTRANT_NO_GRAD_INPUT)
 def reentrant_no_grad_input(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation | None:
-    """A reentrant checkpoint whose inputs require no gradient computes none. DDP notices it in the next step."""
+    """Explain a DDP error caused by a reentrant checkpoint that computed no gradients.
+
+    No input of the checkpoint requires a gradient, so its parameters get none; DDP raises the error in the next step.
+    Return None if the probe saw no such checkpoint on the failed rank.
+    """
     checkpoints = _checkpoints_without_grad_input(context)
     if failures[0].rank not in checkpoints:
         return None
@@ -181,7 +203,10 @@ def reentrant_no_grad_input(context: DiagnosisContext, failures: Sequence[Failur
 
 
 def silent_checkpoint(context: DiagnosisContext) -> Explanation | None:
-    """A reentrant checkpoint whose inputs require no gradient, without DDP: nothing fails, and nothing is trained."""
+    """Report a reentrant checkpoint without DDP whose inputs require no gradient, so its parameters are never trained.
+
+    Nothing fails in such a run. Return None if a rank failed, or if the probe saw no such checkpoint.
+    """
     checkpoints = _checkpoints_without_grad_input(context)
     parameters_by_rank = {
         rank.rank: rank.health.without_gradient
@@ -203,6 +228,7 @@ def silent_checkpoint(context: DiagnosisContext) -> Explanation | None:
 
 
 def _checkpoints_without_grad_input(context: DiagnosisContext) -> dict[int | None, Place]:
+    """Return, for each affected rank, the line of a reentrant checkpoint whose inputs require no gradient."""
     return {
         rank: status_file.checkpoint_without_gradient
         for rank, status_file in context.status_files.items()
@@ -210,17 +236,18 @@ def _checkpoints_without_grad_input(context: DiagnosisContext) -> dict[int | Non
     }
 
 
-@refusal(Cause.NO_GRADIENT)
+@rule_if_raised(Cause.NO_GRADIENT)
 def nothing_to_differentiate(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation:
-    """The program called backward on a tensor that depends on no parameter."""
+    """Explain a run in which the program called `backward` on a tensor that depends on no parameter."""
     return _explain_errors(context, failures, Cause.NO_GRADIENT, {"variant": "refused"})
 
 
 def find_unused_needless(context: DiagnosisContext) -> Explanation | None:
-    """DDP searches for unused parameters, but every recorded step used all of them.
+    """Report that DDP runs with `find_unused_parameters=True` although every recorded step used all parameters.
 
-    torch warns of it after the first step. A status file keeps the gradient counts of a limited number of steps, so an
-    older step may have needed the search.
+    The evidence is PyTorch's warning after the first step and the gradient counts in the status files. These files
+    store the counts of a limited number of steps, so an older step may have needed the option. Return None for any
+    other run.
     """
     ranks = tuple(
         rank.rank for rank in context.evidence.ranks if any("find_unused" in warning for warning in rank.warnings)
@@ -240,9 +267,10 @@ def find_unused_needless(context: DiagnosisContext) -> Explanation | None:
 
 
 def gradient_order_differs(context: DiagnosisContext) -> Explanation | None:
-    """Gradients became ready in another order on two ranks, so their graphs may differ.
+    """Report that gradients became ready in a different order on two ranks, so their graphs may differ.
 
-    Nothing fails, because every rank reduces the buckets in the order of rank 0.
+    Such a run does not fail, because every rank reduces the DDP buckets in rank 0's order. Return None if the traces
+    show no difference.
     """
     order, buckets = context.evidence.gradient_order, context.evidence.bucket_order
     if order is None:
@@ -270,9 +298,13 @@ def gradient_order_differs(context: DiagnosisContext) -> Explanation | None:
     )
 
 
-@refusal(Cause.RANK_CONDITIONAL_UNUSED_PARAMS)
+@rule_if_raised(Cause.RANK_CONDITIONAL_UNUSED_PARAMS)
 def rank_conditional_unused_params(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation | None:
-    """Some ranks computed no gradient for parameters whose gradients the other ranks computed and waited for."""
+    """Explain a DDP error that only some ranks caused: they computed no gradient for parameters that the others
+    computed.
+
+    Return None if all ranks lack the same gradients.
+    """
     result = _ranks_lacking_gradients(context, failures)
     if result is None:
         return None
@@ -295,8 +327,9 @@ def rank_conditional_unused_params(context: DiagnosisContext, failures: Sequence
     )
 
 
-@refusal(Cause.UNUSED_PARAMS)
+@rule_if_raised(Cause.UNUSED_PARAMS)
 def unused_params(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation:
+    """Explain a DDP error about parameters that got no gradient on any rank."""
     return _explain_missing_gradients(
         context,
         failures,
@@ -317,7 +350,10 @@ def _explain_missing_gradients(
     ranks: tuple[int, ...],
     place: Place | None = None,
 ) -> Explanation:
-    """Return the explanation of missing gradients, with their parameters and each rank's number of gradients."""
+    """Return the explanation of a DDP error about missing gradients.
+
+    `facts` are extended by the names of the parameters and by the number of gradients that each rank computed.
+    """
     step = _failed_step(context, failures[0])
     counts = (
         (rank, status_file.gradients[step])
@@ -340,7 +376,10 @@ def _explain_missing_gradients(
 def _ranks_lacking_gradients(
     context: DiagnosisContext, failures: Sequence[Failure]
 ) -> tuple[tuple[int, ...], EvidenceKind] | None:
-    """Return the ranks that lacked gradients which other ranks had, and the evidence; None if all lacked the same."""
+    """Return the ranks that lack gradients which other ranks computed, and the kind of the evidence.
+
+    Return None if all ranks lack the same gradients, or if no other rank was still in the failed step.
+    """
     ranks = failed_ranks(failures)
     others = [rank for rank in context.evidence.ranks if rank.rank not in ranks]
     if not others:
@@ -363,18 +402,21 @@ def _ranks_lacking_gradients(
     ]
     if not any(in_failed_step):
         return None
-    # If some other rank did not wait, it may only have been late.
+    # A rank that was not waiting may only have been late.
     return ranks, EvidenceKind.RECORD if all(waiting) and all(in_failed_step) else EvidenceKind.OPEN
 
 
 def _failed_in_backward(rank: RankEvidence) -> bool:
-    """Return whether the rank failed in backward, where DDP waits for the other ranks after its own last gradient."""
+    """Return whether the rank failed in `backward`, where DDP waits for other ranks after the rank's last gradient."""
     frames = rank.exception.frames if rank.exception else ()
     return in_function(frames, "torch/autograd/graph.py", ("_engine_run_backward",)) is not None
 
 
 def _collective_count(rank: RankEvidence) -> int:
-    """Return how many collectives the rank entered. Its flight recorder also has those after the last heartbeat."""
+    """Return the number of collectives that the rank entered.
+
+    It is the larger of two counts: the flight recorder's, and the one in the status file's last heartbeat.
+    """
     last_numbers: dict[str, int] = {}
     for collective in rank.collectives:
         last_numbers[collective.group] = max(collective.seq, last_numbers.get(collective.group, 0))
@@ -382,7 +424,10 @@ def _collective_count(rank: RankEvidence) -> int:
 
 
 def _failed_step(context: DiagnosisContext, failure: Failure) -> int | None:
-    """Return the step whose backward pass went wrong. DDP may notice only in the forward pass of the next step."""
+    """Return the step whose backward pass went wrong, or None if the rank has no status file.
+
+    DDP reports missing gradients only in the forward pass of the next step.
+    """
     status_file = context.status_file(failure.rank)
     if status_file is None:
         return None
@@ -391,7 +436,11 @@ def _failed_step(context: DiagnosisContext, failure: Failure) -> int | None:
 
 
 def _noticed_in_next_step(context: DiagnosisContext, status_file: StatusFile) -> bool:
-    """Return whether the error came in the first forward pass after a step, or that step lacked gradients."""
+    """Return whether DDP raised the error in the step after the one that lacks gradients.
+
+    That is the case if the previous step has fewer gradients than others, or if the rank is still in the first events
+    of its step.
+    """
     if status_file.step < 2:
         return False
     previous_step = status_file.step - 1
@@ -405,30 +454,34 @@ def _noticed_in_next_step(context: DiagnosisContext, status_file: StatusFile) ->
 
 
 def _hints(failure: Failure, kind: str) -> list[Hint]:
-    return [hint for hint in failure.raised.hints if hint.kind == kind] if failure.raised else []
+    """Return the probe's hints of one `kind` about this failure."""
+    return [hint for hint in failure.exception.hints if hint.kind == kind] if failure.exception else []
 
 
 def _named_parameters(failure: Failure) -> tuple[str, ...]:
-    """Return the parameters to which torch's message refers, if the probe found their names."""
+    """Return the names of the parameters in the error message. Empty if the probe could not find the names."""
     return tuple(hint.name for kind in _NAMING_PARAMETERS for hint in _hints(failure, kind))
 
 
 def _failure_place(context: DiagnosisContext, failure: Failure) -> Place | None:
-    """Return the program's line that the probe found for the failure, else the line that called torch."""
-    hints = failure.raised.hints if failure.raised else ()
+    """Return the program line that is responsible for the failure, or None if it is unknown.
+
+    The line that the probe found comes first, then the innermost program line of the traceback.
+    """
+    hints = failure.exception.hints if failure.exception else ()
     located_hints = [hint for hint in hints if hint.frame is not None]
     if located_hints and (located_hints[0].kind != "in place" or len(located_hints) == 1):
         return _hint_place(context, failure, located_hints[0])
-    frame = user_frame(failure.raised.frames) if failure.raised else None
+    frame = user_frame(failure.exception.frames) if failure.exception else None
     return place_of(context, failure.rank, frame)
 
 
 def _hint_place(context: DiagnosisContext, failure: Failure, hint: Hint) -> Place:
-    """Return the line that the probe found, with the parameter if the hint names one."""
+    """Return the program line of the probe's hint, together with the parameter that the hint names."""
     line = place_of(context, failure.rank, hint.frame) or Place()
     return parameter_place(hint.name, line) if hint.kind in _NAMING_PARAMETERS else line
 
 
 def _with_line(place: Place | None, line: Place | None) -> Place | None:
-    """Return `place` with its parameter and module, but at another line."""
+    """Return `place` with its file, line and function replaced by those of `line`. Without `line`, nothing changes."""
     return place if line is None else replace(place or Place(), file=line.file, line=line.line, function=line.function)

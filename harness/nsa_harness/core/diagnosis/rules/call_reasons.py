@@ -1,4 +1,4 @@
-"""Reasons why ranks differ in a collective: what the ranks that broke their call pattern did shortly before."""
+"""Reasons for a difference in collectives: what the ranks at fault did shortly before their calls differed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from nsa_harness.core.collectives.alignment import Difference, minority
 from nsa_harness.core.collectives.reasons import (
     StepDifference,
     abandoned_batch,
-    diverging_modules,
-    first_out_of_batches,
-    other_pace,
+    module_difference,
     others_got_more_batches,
+    pace_difference,
+    ranks_out_of_batches,
 )
 from nsa_harness.core.collectives.timeline import Event
 from nsa_harness.core.diagnosis.call_paths import RelativePositions, in_backward, jumps_before
@@ -29,22 +29,25 @@ _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "_reduce_scatter_base",
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """What some ranks did before the difference, and the cause that follows from it."""
+    """An observation that explains a difference in collectives: what some ranks did before, and the resulting cause."""
 
-    cause: Cause | None = None  # None: no reason is known
+    cause: Cause | None = None  # cause that follows from the reason; None: the reason is unknown
     ranks: tuple[int, ...]
     facts: Facts = field(default_factory=dict)
     place: Place | None = None
-    decides_place: bool = False  # report `place` even if the ranks differ at another line
-    explains_sizes: bool = False  # different modules have different buckets or shards, and so other sizes
+    decides_place: bool = False  # report `place` even if the ranks diverge on another line
+    explains_sizes: bool = False  # the reason also explains different tensor sizes, as different modules do
     step: int | None = None
-    proof: tuple[str, ...] = ()  # in addition to the calls of these ranks
+    proof: tuple[str, ...] = ()  # files that show the reason, in addition to the call lists of `ranks`
 
 
 def possible_reasons(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions
 ) -> Iterator[Reason]:
-    """Yield the reasons that the run shows, the strongest first. The last item means that no reason is known."""
+    """Yield the reasons that the run shows for `difference`, strongest first.
+
+    The last item has no cause: it stands for an unknown reason.
+    """
     finders: tuple[Callable[[], Reason | None], ...] = (
         lambda: _dropped_batch(context),
         lambda: _caught_exception(context, difference),
@@ -59,7 +62,10 @@ def possible_reasons(
 
 
 def _dropped_batch(context: DiagnosisContext) -> Reason | None:
-    """A rank dropped the batch of a step and started another, so it reached the end one batch before the others."""
+    """Return a Reason if a rank dropped a batch and began the step again with another batch, otherwise None.
+
+    Such a rank reaches the end of its data one batch before the others.
+    """
     batch = abandoned_batch(context.status_files)
     if batch is None or context.step_difference is not None:
         return None
@@ -72,7 +78,7 @@ def _dropped_batch(context: DiagnosisContext) -> Reason | None:
         None,
     )
     jumps = next((loop_jumps for other in batch.others if (loop_jumps := _loop_jumps(context, other))), [])
-    is_handled = bool(jumps) and all(jump.catches for jump in jumps)
+    is_handled = bool(jumps) and all(jump.is_handler for jump in jumps)
     jump = jumps[-1].place if jumps else None
     return Reason(
         cause=Cause.SWALLOWED_EXCEPTION if exception or is_handled else Cause.RANK_CONDITIONAL_COLLECTIVE,
@@ -80,8 +86,8 @@ def _dropped_batch(context: DiagnosisContext) -> Reason | None:
         facts={
             "variant": "dropped_batch",
             "others": batch.others,
-            "events": batch.marks,
-            "usual_events": batch.usual,
+            "events": batch.event_count,
+            "usual_events": batch.usual_count,
             "exception": {"type": exception.type, "line": exception.place} if exception else None,
             "caught_at": jump if is_handled else None,
             "printed": "" if exception else _last_error_line(context, batch.rank),
@@ -93,17 +99,21 @@ def _dropped_batch(context: DiagnosisContext) -> Reason | None:
 
 
 def _loop_jumps(context: DiagnosisContext, rank: int) -> list[Branch]:
-    """Return the branches that may start the next iteration of the innermost loop before the rank's line."""
+    """Return the branches above the rank's line that may leave the innermost loop or start its next iteration."""
     jumps = (jumps_before(context, frame) for frame in reversed(program_frames(context, rank)))
     return next(filter(None, jumps), [])
 
 
 def _caught_exception(context: DiagnosisContext, difference: Difference) -> Reason | None:
-    """A rank caught an exception that no other rank caught, in the step of the difference and not from that call."""
+    """Return a Reason if one rank caught a type of exception that no other rank caught, otherwise None.
+
+    The exception must have been raised in the step of the difference, must not come from the differing call itself, and
+    must have an influence on the calls (see `_decides_calls`).
+    """
     exceptions_by_rank = {
         rank: status_file.caught_exceptions
         for rank, status_file in context.status_files.items()
-        if rank in difference.everyone
+        if rank in difference.all_ranks
     }
     step = step_of_difference(difference)
     for rank, own_exceptions in exceptions_by_rank.items():
@@ -141,9 +151,10 @@ def _caught_exception(context: DiagnosisContext, difference: Difference) -> Reas
 
 
 def _decides_calls(context: DiagnosisContext, difference: Difference, rank: int, exception: CaughtException) -> bool:
-    """Return whether the exception ended a forward pass, or its handler is on the path to a differing call.
+    """Return whether catching `exception` can have changed the collectives of the rank.
 
-    Many helper functions catch an exception and continue. That changes no call.
+    It can if the exception ended a forward pass, or if the function with its handler leads to a differing call. Many
+    other functions catch exceptions without any effect on the calls.
     """
     if exception.left_forward or exception.caught_at is None:
         return exception.left_forward
@@ -154,28 +165,33 @@ def _decides_calls(context: DiagnosisContext, difference: Difference, rank: int,
 
 
 def _possible_steps(exception: CaughtException) -> tuple[int, ...]:
-    """Return the steps in which the exception may have been raised. Each number may be one too low."""
+    """Return the steps in which the exception may have been raised. A recorded step may be one too low."""
     last = exception.step if exception.last_step is None else exception.last_step
     return (exception.step, exception.step + 1, last, last + 1)
 
 
 def _enclosing_handler(context: DiagnosisContext, rank: int) -> Place | None:
-    """Return the innermost `except` clause around the rank's line or around a caller's line, or None."""
+    """Return the innermost `except` clause around the rank's line or a caller's line, or None if there is none."""
     frames = reversed(program_frames(context, rank))
     handlers = (handler for frame in frames for handler in context.program.handlers(frame))
     return next((handler.place for handler in handlers), None)
 
 
 def _last_error_line(context: DiagnosisContext, rank: int) -> str:
-    """Return the last line of the rank's stderr that looks like an error or a skipped batch, or ""."""
+    """Return the last line of the rank's stderr that looks like an error, a warning or a skipped batch, or "" if none
+    does.
+    """
     evidence = context.rank(rank)
     lines = [line for line in evidence.error_lines if _ERROR_LINE.search(line)] if evidence else []
     return lines[-1] if lines else ""
 
 
 def out_of_batches(context: DiagnosisContext, positions: RelativePositions | None = None) -> Reason | None:
-    """Some ranks ran out of batches before the others. If the source is known, they also left a loop over items."""
-    shortage, difference = first_out_of_batches(context.status_files), context.step_difference
+    """Return a Reason if some ranks ran out of batches before the others, otherwise None.
+
+    If `positions` is given and the source code is known, these ranks must also have left a loop over items.
+    """
+    shortage, difference = ranks_out_of_batches(context.status_files), context.step_difference
     if (
         shortage is None
         or (difference is not None and difference.step <= shortage.step)
@@ -183,7 +199,7 @@ def out_of_batches(context: DiagnosisContext, positions: RelativePositions | Non
     ):
         return None
     left_loops = positions.left_loops if positions and positions.has_source else None
-    if left_loops is not None and not all(rank in left_loops and left_loops[rank].of_items for rank in shortage.ranks):
+    if left_loops is not None and not all(rank in left_loops and left_loops[rank].iterates_items for rank in shortage.ranks):
         return None
     open_call = shortage.inside
     return Reason(
@@ -202,39 +218,42 @@ def out_of_batches(context: DiagnosisContext, positions: RelativePositions | Non
 
 
 def _different_batch_counts(context: DiagnosisContext) -> Reason | None:
-    """All ranks reduce gradients equally often in a step, but use different numbers of batches for it."""
-    pace = other_pace(context.status_files)
+    """Return a Reason if ranks use different numbers of batches per gradient reduction, otherwise None."""
+    pace = pace_difference(context.status_files)
     if pace is None:
         return None
-    events = ranks_by_facts((rank, {"events": count}) for rank, count in pace.marks)
+    events = ranks_by_facts((rank, {"events": count}) for rank, count in pace.events_per_step)
     facts: Facts = {"variant": "batches_per_step", "events_in_step": events}
     return Reason(cause=Cause.NO_SYNC_MISMATCH, ranks=pace.ranks, facts=facts)
 
 
 def _different_modules(context: DiagnosisContext, difference: Difference) -> Reason | None:
-    """DDP or FSDP made the differing calls, and some ranks ran other modules of the model than the rest."""
-    automatic_events = [event for _, event in difference.entered if not event.called]
-    status_files = {rank: context.status_files[rank] for rank in difference.everyone if rank in context.status_files}
+    """Return a Reason if some ranks ran different modules than the rest, otherwise None.
+
+    This explains only calls that DDP or FSDP made. Also None if a rank runs without gradients.
+    """
+    automatic_events = [event for _, event in difference.entered if not event.from_python]
+    status_files = {rank: context.status_files[rank] for rank in difference.all_ranks if rank in context.status_files}
     if (
         not automatic_events
-        or len(status_files) < len(difference.everyone)
+        or len(status_files) < len(difference.all_ranks)
         or any(map(_is_evaluating, status_files.values()))
     ):
         return None
-    modules = diverging_modules(status_files)
+    modules = module_difference(status_files)
     if modules is None:
         return None
     diverging_call = modules.entered if modules.is_extra else modules.expected
     branch = context.program.guard(diverging_call.place) if diverging_call.place else None
     is_reduction = all(event.op in _REDUCTIONS for event in automatic_events)
-    others = tuple(rank for rank in difference.everyone if rank not in modules.ranks)
+    others = tuple(rank for rank in difference.all_ranks if rank not in modules.ranks)
     extra_or_other = "extra_module" if modules.is_extra else "other_module"
-    variant = "skipped_module" if modules.skipped else extra_or_other
+    variant = "skipped_module" if modules.is_skip else extra_or_other
     return Reason(
         cause=Cause.RANK_CONDITIONAL_UNUSED_PARAMS if is_reduction else Cause.RANK_CONDITIONAL_COLLECTIVE,
         ranks=modules.ranks,
         facts={
-            "variant": variant if modules.ranks != difference.everyone else "modules_differ",
+            "variant": variant if modules.ranks != difference.all_ranks else "modules_differ",
             "others": others,
             "expected_module": _module_facts(modules.expected),
             "entered_module": _module_facts(modules.entered),
@@ -248,21 +267,24 @@ def _different_modules(context: DiagnosisContext, difference: Difference) -> Rea
 
 
 def _module_facts(module: ModuleCall) -> Facts:
+    """Return the name of a module call and its program line."""
     return {"name": module.name, "line": module.place}
 
 
 def _fewer_collectives(context: DiagnosisContext, difference: Difference) -> Reason | None:
-    """Some ranks entered fewer collectives than the others in one step, and did not enter them later."""
+    """Return a Reason if ranks made different numbers of collectives in one step, otherwise None."""
     step_difference = context.step_difference
     if step_difference is None:
         return _finished_backward_early(context, difference)
     ranks = _ranks_outside_majority(step_difference)
-    is_reduction = step_difference.op in _REDUCTIONS and not step_difference.called and step_difference.alone
+    is_reduction = step_difference.op in _REDUCTIONS and not step_difference.from_python and step_difference.is_only_difference
     fewer_gradients = bool(step_difference.without_gradients)
     reduction_cause = Cause.RANK_CONDITIONAL_UNUSED_PARAMS if fewer_gradients else Cause.NO_SYNC_MISMATCH
-    # The line of another call shows nothing about the collectives that DDP or FSDP enter.
+    # If DDP or FSDP made the missing collectives, the line of another call does not show where they are missing.
     places = (
-        event_place(context, rank, event) for rank, event in difference.entered if not (is_reduction and event.called)
+        event_place(context, rank, event)
+        for rank, event in difference.entered
+        if not (is_reduction and event.from_python)
     )
     return Reason(
         cause=reduction_cause if is_reduction else Cause.RANK_CONDITIONAL_COLLECTIVE,
@@ -283,9 +305,8 @@ def _fewer_collectives(context: DiagnosisContext, difference: Difference) -> Rea
 
 
 def _ranks_outside_majority(step_difference: StepDifference) -> tuple[int, ...]:
-    """Return the ranks whose number of collectives differs from that of the majority.
-
-    If no number has a majority, return the ranks that entered fewer than others.
+    """Return the ranks whose number of collectives differs from the majority's. Without a majority, return those with
+    fewer.
     """
     others = minority(dict(step_difference.counts))
     has_majority = len(others) < len(step_difference.counts)
@@ -293,28 +314,33 @@ def _ranks_outside_majority(step_difference: StepDifference) -> tuple[int, ...]:
 
 
 def _skipping_branch(context: DiagnosisContext, step_difference: StepDifference, ranks: Sequence[int]) -> Place | None:
-    """Return the branch on the path to the last such call of the step that decides whether another call follows."""
-    events = context.timelines[ranks[0]].events if ranks and step_difference.called else ()
+    """Return the branch that decides whether a rank makes one more of the counted calls, or None if no source code
+    shows it.
+
+    It is on the path to the last such call that the first of `ranks` made in the step.
+    """
+    events = context.timelines[ranks[0]].events if ranks and step_difference.from_python else ()
     last = [
         event
         for event in events
         if (event.step, event.op, event.group) == (step_difference.step, step_difference.op, step_difference.group)
     ][-1:]
     branches = (context.program.deciding_branch(frame, None) for event in last for frame in event.chain)
-    return next((branch.place for branch in branches if branch is not None and branch.varies), None)
+    return next((branch.place for branch in branches if branch is not None and branch.may_differ), None)
 
 
 def _finished_backward_early(context: DiagnosisContext, difference: Difference) -> Reason | None:
-    """Some ranks finished backward while others still wait in it for gradients.
+    """Return a Reason if some ranks finished backward while others still wait in backward for gradients, otherwise
+    None.
 
-    DDP waits in backward until every parameter has a gradient. A rank that finishes earlier skipped a part of the
-    model, or synchronized no gradients at all.
+    DDP waits in backward until every parameter has a gradient. A rank that finishes earlier skipped a part of the model
+    or did not synchronize gradients at all.
     """
-    finished_entries = [(rank, event) for rank, event in difference.entered if event.called]
+    finished_entries = [(rank, event) for rank, event in difference.entered if event.from_python]
     if any(_is_evaluating(context.status_files.get(rank)) for rank, _ in finished_entries):
-        return None  # its last pass was an evaluation, which has no backward
+        return None  # an evaluation has no backward pass
     waiting_ranks = [
-        rank for rank, event in difference.entered if not event.called and in_backward(context.status_files.get(rank))
+        rank for rank, event in difference.entered if not event.from_python and in_backward(context.status_files.get(rank))
     ]
     if (
         not finished_entries
@@ -346,14 +372,14 @@ def _finished_backward_early(context: DiagnosisContext, difference: Difference) 
 
 
 def _is_evaluating(status_file: StatusFile | None) -> bool:
+    """Return whether the rank runs without gradients, as in an evaluation."""
     return status_file is not None and status_file.mode is not None and not status_file.mode.gradients
 
 
 def _earliest_position(context: DiagnosisContext, rank: int, event: Event) -> int | None:
-    """Return the smallest number of training events that preceded this call in an earlier step of the rank.
+    """Return the smallest number of training events that came before this call in any earlier step of the rank.
 
-    Fewer events before the call of this step mean that the rank skipped a part of the model. None: the rank never made
-    the call before.
+    If the current step has fewer, the rank skipped a part of the model. Return None if no earlier step made this call.
     """
     earlier_calls = (call for call in context.timelines[rank].events if (call.step or 0) < (event.step or 0))
     positions = (call.position for call in earlier_calls if call.site == event.site)
@@ -363,7 +389,7 @@ def _earliest_position(context: DiagnosisContext, rank: int, event: Event) -> in
 def _skipped_iteration(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions
 ) -> Reason | None:
-    """A rank left a loop whose only way to skip an iteration is an `except` clause."""
+    """Return a Reason if a rank at fault left a loop whose iterations only an `except` clause skips, otherwise None."""
     rank = next(
         (rank for rank in difference.ranks if rank in positions.left_loops and not positions.left_loops[rank].exits),
         None,
@@ -376,7 +402,10 @@ def _skipped_iteration(
 
 
 def step_of_difference(difference: Difference) -> int | None:
-    """Return the step in which the ranks diverge, if any event has one."""
+    """Return the step in which the ranks diverge, or None if no event has a step.
+
+    The expected event counts first, then the events of the ranks that are not at fault.
+    """
     by_others_first = sorted(difference.entered, key=lambda entry: entry[0] in difference.ranks)
     events = [difference.expected, *(event for _, event in by_others_first)]
     return next((event.step for event in events if event is not None and event.step is not None), None)

@@ -1,7 +1,7 @@
-"""Rules about ranks whose collectives differ: the first difference, the reason that came before it, and their cause.
+"""Rules about ranks whose collectives differ: they find the first difference, the reason for it, and the cause.
 
-If two ranks differ in one call, either may be wrong. What they did before may show which one. If it does not, the
-finding names both and is at most likely.
+If two ranks make different calls, either may be wrong. What they did before may show which one. If it does not, the
+finding names both ranks, and its cause is at most likely.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from nsa_harness.core.collectives.alignment import Difference, broke_pattern
 from nsa_harness.core.collectives.alignment import DifferenceKind as Kind
 from nsa_harness.core.collectives.call_history import diverged_before_history
-from nsa_harness.core.collectives.timeline import UNKNOWN_GROUP, Event, Field, value
+from nsa_harness.core.collectives.timeline import UNKNOWN_GROUP, Event, Field, field_value
 from nsa_harness.core.diagnosis.call_paths import (
     RelativePositions,
     branch_that_skipped_call,
@@ -50,7 +50,10 @@ _VALUE_CAUSES = {Kind.SHAPE: Cause.SHAPE_MISMATCH, Kind.DTYPE: Cause.DTYPE_MISMA
 
 
 def calls_differ(context: DiagnosisContext) -> Explanation | None:
-    """Ranks that wait for each other made different calls, or different numbers of them."""
+    """Explain a run in which ranks that wait for each other made different collectives, or different numbers of them.
+
+    Return None if the run did not end with ranks waiting for each other, or if their calls do not differ.
+    """
     difference = context.difference
     if not _ranks_wait_for_each_other(context) or (
         difference is not None and _exited_before_difference(context, difference)
@@ -59,11 +62,13 @@ def calls_differ(context: DiagnosisContext) -> Explanation | None:
     if difference is None:
         return _out_of_batches(context)
     context = _with_stacks_at_divergence(context, difference)
-    difference = context.difference or difference  # the same difference, with the events of these timelines
+    difference = context.difference or difference  # the same difference, computed with the new stacks
     positions = relative_positions(context, difference)
     difference, branch = _with_rank_condition(context, difference, positions)
     if branch is not None:
-        positions = replace(positions, left_loops={})  # the condition explains the call, so no rank left a loop
+        positions = replace(
+            positions, left_loops={}
+        )  # the condition explains the difference, so no rank left a loop early
     elif difference.kind in _CALL_KINDS:
         difference = _as_count_difference(difference, positions)
         is_order = context.stacks_only and difference.kind is Kind.ORDER
@@ -79,7 +84,10 @@ def calls_differ(context: DiagnosisContext) -> Explanation | None:
 
 
 def _cause_of(difference: Difference, reason: Reason, *, are_calls_known: bool) -> Cause:
-    """Return the cause that follows from the difference and its reason. `by_calls`: more than stacks show the calls."""
+    """Return the cause that follows from a difference and its reason.
+
+    `are_calls_known`: the calls are recorded, so an extra call on rank 0 is certain. Otherwise only stacks show them.
+    """
     if difference.kind in _VALUE_CAUSES and not (difference.kind is Kind.SHAPE and reason.explains_sizes):
         return _VALUE_CAUSES[difference.kind]
     if reason.cause is None and difference.kind is Kind.ORDER:
@@ -91,7 +99,10 @@ def _cause_of(difference: Difference, reason: Reason, *, are_calls_known: bool) 
 
 
 def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
-    """Ranks wait for each other in a cycle across groups: each waits for a rank that has not reached its call yet."""
+    """Explain a deadlock across process groups: each rank in a cycle waits for a rank that waits in another group.
+
+    Return None if there is no such cycle, or if the calls within one group differ.
+    """
     links = context.cycle if _ended_by_mutual_wait(context) and context.difference is None else ()
     if not links:
         return None
@@ -125,20 +136,22 @@ def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
 
 
 def _order_change_place(context: DiagnosisContext, ranks: Sequence[int], everyone: Sequence[int]) -> Place | None:
-    """Return the line at which a rank that used another order diverges from a rank that kept the usual order.
+    """Return the line at which a rank that changed the order of calls diverges from a rank that did not, or None.
 
-    If all ranks are on the same lines, they are in different iterations of a loop over items: return that loop.
+    If all ranks are on the same lines, they are in different iterations of a loop over items. The place is then this
+    loop.
     """
     others = [rank for rank in everyone if rank not in ranks]
     paths = diverging_frames(context, ranks[0], next(iter(others), everyone[-1]))
     if paths.shared and paths.path_frame is None:
-        loop = next((loop for loop in loops_around_any(context, paths.shared) if loop.of_items), None)
+        loop = next((loop for loop in loops_around_any(context, paths.shared) if loop.iterates_items), None)
         return Place(file=loop.file, line=loop.line, function=loop.function) if loop else None
     return place_of(context, ranks[0], paths.path_frame) if others and paths.in_one_function else None
 
 
 def _history_questions(context: DiagnosisContext, group: str, ranks: Sequence[int]) -> tuple[OpenQuestion, ...]:
-    incomplete_ranks = tuple(rank for rank in ranks if group in context.timelines[rank].lost)
+    """Return the open question whether ranks diverged before the recorded calls of `group`; empty if they did not."""
+    incomplete_ranks = tuple(rank for rank in ranks if group in context.timelines[rank].groups_with_gaps)
     status_files = {rank: context.status_files[rank] for rank in ranks if rank in context.status_files}
     return _history_question(group, incomplete_ranks, diverged_before=diverged_before_history(group, status_files))
 
@@ -146,7 +159,10 @@ def _history_questions(context: DiagnosisContext, group: str, ranks: Sequence[in
 def _history_question(
     group: str, incomplete_ranks: Sequence[int], *, diverged_before: bool
 ) -> tuple[OpenQuestion, ...]:
-    """Return the open question whether the ranks diverged before the recorded calls, if they may have."""
+    """Return the open question whether the ranks diverged before the recorded calls; empty if they did not.
+
+    They may have if the call history shows it (`diverged_before`), or if some flight recorders lack calls of the group.
+    """
     if diverged_before:
         return (OpenQuestion(code="diverged_before_history", facts={"group": group or "0"}),)
     if incomplete_ranks:
@@ -159,9 +175,9 @@ def _history_question(
 
 
 def _with_stacks_at_divergence(context: DiagnosisContext, difference: Difference) -> DiagnosisContext:
-    """Return the context with the stacks that the flight recorders saved at the differing calls, if all have one.
+    """Return the context with the stacks that the flight recorders saved at the differing calls.
 
-    The stacks of the last snapshot may be later than the difference.
+    The stacks of the last snapshot may be from later calls. If a recorder has no stack, the context stays unchanged.
     """
     frames = {rank: event.collective.frames for rank, event in difference.entered if event.collective}
     if len(frames) < len(difference.entered) or not all(frames.values()) or not context.last_snapshot:
@@ -177,7 +193,11 @@ def _with_stacks_at_divergence(context: DiagnosisContext, difference: Difference
 
 
 def _ranks_wait_for_each_other(context: DiagnosisContext) -> bool:
-    """Return whether ranks wait only for each other, or the run failed without an exception, a crash or SIGKILL."""
+    """Return whether the run ended with ranks that wait for each other.
+
+    A failure that left no trace counts too, because gloo aborts such a run: a rank that exited with an error code or
+    was ended by SIGTERM before the deadline.
+    """
     first = context.first_failure
     ended_silently = (
         first is not None and first.status is not None and (first.status > 0 or first.status == -signal.SIGTERM)
@@ -186,18 +206,18 @@ def _ranks_wait_for_each_other(context: DiagnosisContext) -> bool:
 
 
 def _ended_by_mutual_wait(context: DiagnosisContext) -> bool:
-    """Return whether a mutual wait ended the run: no rank failed on its own, and every root waits for ranks."""
+    """Return whether the run hangs in collectives and no rank failed on its own."""
     first = context.first_failure
     if context.evidence.ending is Ending.DEADLINE:
         return False
     if first is not None:
-        return first.collateral or first.kind is FailureKind.LEFT
+        return first.is_collateral or first.kind is FailureKind.LEFT
     roots = {root.kind for root in context.roots}
     return context.judgement.status is Status.HANG and bool(roots) and roots <= {WaitKind.COLLECTIVE, WaitKind.GONE}
 
 
 def _exited_before_difference(context: DiagnosisContext, difference: Difference) -> bool:
-    """Return whether a rank exited with code 0 before the step of the difference: then it skipped no call."""
+    """Return whether a rank exited with code 0 before the step of the difference, so that it skipped no call."""
     first = context.first_failure
     if first is None or first.kind is not FailureKind.LEFT or first.rank is None or first.rank not in difference.absent:
         return False
@@ -207,17 +227,18 @@ def _exited_before_difference(context: DiagnosisContext, difference: Difference)
 
 
 def _rank_condition_reason(context: DiagnosisContext, difference: Difference, branch: Branch) -> Reason:
-    """Return the reason that a condition on the rank guards the call.
+    """Return the Reason that `branch`, a condition on the rank, guards the differing call.
 
-    Its place is the later statement of the condition or the `with` statement that decides, if the source shows one.
+    If the source code shows a later statement of the condition, or a `with` statement, at which the ranks diverge, the
+    place is that statement.
     """
     callers = difference.ranks if difference.kind is Kind.EXTRA else _other_ranks(difference)
     program = context.program
     frames = (frame for rank, _ in difference.entered for frame in program_frames(context, rank))
     deciding_frame = next((frame for frame in frames if program.is_later_statement(branch, frame)), None)
-    # One rank is inside a `with` statement, and another rank is at the beginning of this statement.
+    # Search for two ranks of which one is inside a `with` statement and the other is still entering it.
     inside_with: Facts | None = None
-    for rank, _, paths in diverging_pairs(context, difference.everyone):
+    for rank, _, paths in diverging_pairs(context, difference.all_ranks):
         if program.opens_block_around(paths.stack_frame, paths.path_frame):
             deciding_frame = paths.path_frame
             inside_with = {"rank": rank, "line": place_of(context, None, deciding_frame)}
@@ -227,13 +248,15 @@ def _rank_condition_reason(context: DiagnosisContext, difference: Difference, br
         if deciding_frame
         else branch.place
     )
-    condition: Facts = {"text": branch.text, "leaves": branch.leaves, "line": branch.place, "ranks": callers}
+    condition: Facts = {"text": branch.text, "leaves": branch.leaves_block, "line": branch.place, "ranks": callers}
     facts: Facts = {"condition": condition, "inside_with": inside_with}
     return Reason(ranks=difference.ranks, facts=facts, place=place)
 
 
 def _out_of_batches(context: DiagnosisContext) -> Explanation | None:
-    """Some ranks ran out of batches, and no collective differs."""
+    """Explain a run in which ranks ran out of batches and no collective differs. Return None if no rank ran out of
+    batches.
+    """
     reason = out_of_batches(context)
     if reason is None:
         return None
@@ -248,7 +271,7 @@ def _out_of_batches(context: DiagnosisContext) -> Explanation | None:
     )
 
 
-# The functions below build the explanation: its facts, its place, and the questions that it leaves open.
+# The functions below build the explanation: its facts, its place and its open questions.
 
 
 def _explain(
@@ -260,10 +283,11 @@ def _explain(
     *,
     is_certain: bool,
 ) -> Explanation:
+    """Return the explanation of `difference` by `reason`."""
     ranks = reason.ranks or difference.ranks
-    is_located = difference.where or (difference.or_swapped and _is_skipper_below_call(context, difference))
-    is_complete = not difference.diverged_before_history and not difference.lost
-    is_certain = is_complete and (is_certain or (is_located and difference.who and not difference.symmetric))
+    is_located = difference.place_is_certain or (difference.may_be_swapped and _is_skipper_below_call(context, difference))
+    is_complete = not difference.diverged_before_history and not difference.ranks_with_gaps
+    is_certain = is_complete and (is_certain or (is_located and difference.culprit_is_certain and not difference.is_symmetric))
     if reason.cause is None:
         facts = _difference_facts(context, difference)
     else:
@@ -284,27 +308,32 @@ def _explain(
             *(path for rank in ranks for path in ledger_proof(context, rank)),
             *flight_proof(context, ranks),
         ),
-        parties=difference.everyone,
+        parties=difference.all_ranks,
         left_open=(
             *(() if reason.facts else _other_readings(difference)),
-            *_history_question(difference.group, difference.lost, diverged_before=difference.diverged_before_history),
+            *_history_question(
+                difference.group, difference.ranks_with_gaps, diverged_before=difference.diverged_before_history
+            ),
         ),
     )
 
 
 def _collective_ref(event: Event) -> CollectiveRef | None:
-    """Return the collective as a report refers to it, or None if only its stack is known."""
+    """Return the collective's reference for the report, or None if only a stack shows it."""
     return None if event.group == UNKNOWN_GROUP else CollectiveRef(group=event.group, seq=event.seq, op=event.op)
 
 
 def _evidence(context: DiagnosisContext, difference: Difference, *, is_certain: bool) -> EvidenceKind:
+    """Return the kind of the evidence. `is_certain`: both the line of the difference and the ranks at fault are
+    certain.
+    """
     if is_certain:
         return EvidenceKind.STACKS if context.stacks_only else EvidenceKind.REPAIRED
-    return EvidenceKind.OPEN if difference.symmetric else EvidenceKind.PART
+    return EvidenceKind.OPEN if difference.is_symmetric else EvidenceKind.PART
 
 
 def _difference_facts(context: DiagnosisContext, difference: Difference) -> Facts:
-    """Return the facts of a difference whose reason is unknown."""
+    """Return the facts about a difference for which no reason was found."""
     others = tuple(rank for rank, _ in difference.entered if rank not in difference.ranks)
     expected, first = difference.expected, difference.ranks[:1]
     own_event = difference.event(first[0]) if first else None
@@ -324,21 +353,26 @@ def _difference_facts(context: DiagnosisContext, difference: Difference) -> Fact
 
 
 def _call_facts_by_rank(context: DiagnosisContext, difference: Difference) -> tuple[Facts, ...]:
-    """Return each entered call once, with its ranks, and with its size, dtype or root if the ranks differ there."""
+    """Return each call of the difference with the ranks that made it.
+
+    If the ranks differ in size, dtype or root, each call also has this `value`.
+    """
     calls = ((rank, event, call_facts(context, rank, event)) for rank, event in difference.entered)
     if difference.kind not in _VALUE_CAUSES:
         return ranks_by_facts((rank, facts) for rank, _, facts in calls)
     differs_in = Field(difference.kind.value)
-    return ranks_by_facts((rank, {**facts, "value": value(event, differs_in)}) for rank, event, facts in calls)
+    return ranks_by_facts((rank, {**facts, "value": field_value(event, differs_in)}) for rank, event, facts in calls)
 
 
 def _other_readings(difference: Difference) -> tuple[OpenQuestion, ...]:
-    """Return the open questions about which rank is wrong."""
-    if difference.symmetric:
+    """Return the open questions that name other explanations: other ranks may be wrong instead. Empty if there are
+    none.
+    """
+    if difference.is_symmetric:
         return (OpenQuestion(code="all_are_blamed"),)
     others: Fact = _other_ranks(difference)
-    if difference.who:
-        return (OpenQuestion(code="called_in_another_order"),) if difference.or_swapped else ()
+    if difference.culprit_is_certain:
+        return (OpenQuestion(code="called_in_another_order"),) if difference.may_be_swapped else ()
     if difference.kind is Kind.EXTRA:
         return (OpenQuestion(code="others_skipped_it", facts={"ranks": others}),)
     if difference.kind is Kind.MISSING:
@@ -347,11 +381,12 @@ def _other_readings(difference: Difference) -> tuple[OpenQuestion, ...]:
 
 
 def _other_ranks(difference: Difference) -> tuple[int, ...]:
-    return tuple(rank for rank in difference.everyone if rank not in difference.ranks)
+    """Return the ranks of the difference that are not at fault."""
+    return tuple(rank for rank in difference.all_ranks if rank not in difference.ranks)
 
 
 def _is_skipper_below_call(context: DiagnosisContext, difference: Difference) -> bool:
-    """Return whether the rank that skipped the call is already below it in the same function."""
+    """Return whether the rank that skipped the call is already below the call in the same function."""
     others = _other_ranks(difference)
     paths = diverging_frames(context, difference.ranks[0], others[0]) if others else None
     if paths is None or paths.path_frame is None or paths.stack_frame is None or not paths.in_one_function:
@@ -363,17 +398,22 @@ def _is_skipper_below_call(context: DiagnosisContext, difference: Difference) ->
 def _loop_exit(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions, ranks: Sequence[int]
 ) -> Place | None:
-    """Return the line that ends the loop in which the ranks made fewer or more iterations, or the loop's own line."""
+    """Return the line that made the ranks leave a loop too early or too late, or None if no loop is involved.
+
+    If no statement ends the loop early, return the origin of the number of iterations or the loop's own line.
+    """
     loop = next((positions.left_loops[rank] for rank in ranks if rank in positions.left_loops), None)
     has_left = loop is not None
     if loop is None and difference.kind is Kind.COUNT:
         loop = next(loops_around_any(context, program_frames(context, ranks[0])), None)
     if loop is None:
         return None
-    # An exception that stops the loop counts only if nothing else can give the ranks different numbers of iterations.
-    own_origin = origin_of_loop(context.program, Place(file=loop.file, line=loop.line), ()) if loop.stops else None
-    line = next((jump.line for jump in (*loop.exits, *loop.skips, *(() if own_origin else loop.stops))), None)
-    others = [rank for rank in difference.everyone if rank not in ranks] if has_left and not loop.exits else []
+    # An exception that ends the loop counts only if nothing else explains the different numbers of iterations.
+    own_origin = (
+        origin_of_loop(context.program, Place(file=loop.file, line=loop.line), ()) if loop.exits_by_exception else None
+    )
+    line = next((jump.line for jump in (*loop.exits, *loop.skips, *(() if own_origin else loop.exits_by_exception))), None)
+    others = [rank for rank in difference.all_ranks if rank not in ranks] if has_left and not loop.exits else []
     origin = next((origin for rank in others if (origin := _iteration_count_origin(context, loop, rank))), None)
     if origin is not None and line is None:
         return origin.place
@@ -381,7 +421,10 @@ def _loop_exit(
 
 
 def _iteration_count_origin(context: DiagnosisContext, outer_loop: Loop, rank: int) -> Origin | None:
-    """Return the origin of the number of iterations of `left`, or of the first loop within it that may differ there."""
+    """Return the line from which a loop gets a number of iterations that may differ between ranks, or None.
+
+    The search covers `outer_loop` and the loops inside it that are on the stack of `rank`.
+    """
     frames, program = program_frames(context, rank), context.program
     for depth, frame in enumerate(frames):
         for loop in reversed(context.program.loops_around(frame)):
@@ -397,7 +440,10 @@ def _iteration_count_origin(context: DiagnosisContext, outer_loop: Loop, rank: i
 
 
 def _difference_place(context: DiagnosisContext, difference: Difference, ranks: Sequence[int]) -> Place | None:
-    """Return where the fix belongs: the branch that leads to the difference, else the line where the ranks diverge."""
+    """Return the line where the fix belongs, or None if it is unknown.
+
+    That is the origin of differing arguments, or the branch that made a rank skip the call, or the call itself.
+    """
     if difference.kind in _VALUE_CAUSES and (origin := _origin_of_values(context, difference, ranks)):
         return origin
     others = _other_ranks(difference)
@@ -417,9 +463,9 @@ def _difference_place(context: DiagnosisContext, difference: Difference, ranks: 
 
 
 def _usual_path(context: DiagnosisContext, difference: Difference, rank: int) -> tuple[Frame, ...]:
-    """Return the path by which the rank called the missing collective before, if other ranks call it by another path.
+    """Return the path on which `rank` made the missing call in earlier steps, outermost frame first.
 
-    The frames are outermost first; the result is empty if no such path is known.
+    Return an empty tuple if the other ranks use the same path, or if no earlier path is known.
     """
     expected = difference.expected
     caller = next((rank for rank, event in difference.entered if event is expected), None)
@@ -437,31 +483,39 @@ def _usual_path(context: DiagnosisContext, difference: Difference, rank: int) ->
 
 
 def _origin_of_values(context: DiagnosisContext, difference: Difference, ranks: Sequence[int]) -> Place | None:
-    """Return the line that makes the arguments of a call differ between ranks, or that passes them to a helper."""
+    """Return the line that makes the arguments of a call differ between ranks, or None if no source code shows it."""
     event = difference.event(ranks[0]) if ranks else None
-    if event is None or not event.called or event.place is None:
+    if event is None or not event.from_python or event.place is None:
         return None
     frames = tuple(reversed(program_frames(context, ranks[0])))
     line = (event.place.file, event.place.line)
     position = next((at for at, frame in enumerate(frames) if (frame.file, frame.line) == line), None)
     chain = event.chain or (() if position is None else frames[position:]) or (event.place,)
     origin = origin_of_arguments(context.program, chain)
-    if origin is None or (not origin.of_rank and context.program.same_function(origin.place, chain[0])):
+    if origin is None or (not origin.differs_by_rank and context.program.same_function(origin.place, chain[0])):
         return None
     return origin.place
 
 
 def _as_count_difference(difference: Difference, positions: RelativePositions) -> Difference:
-    """Turn the difference into one of iteration counts if some ranks left a loop in which another rank still is."""
+    """Return `difference` as a difference in iteration counts if some ranks left a loop that others are still in.
+
+    Otherwise, return it unchanged.
+    """
     if not positions.left_loops:
         return difference
     event = next((event for rank, event in difference.entered if rank not in positions.left_loops), None)
     ranks = tuple(sorted(positions.left_loops))
-    return replace(difference, kind=Kind.COUNT, ranks=ranks, expected=event, who=True, where=False)
+    return replace(
+        difference, kind=Kind.COUNT, ranks=ranks, expected=event, culprit_is_certain=True, place_is_certain=False
+    )
 
 
 def _as_extra_call(context: DiagnosisContext, difference: Difference) -> Difference:
-    """Turn the difference into an extra call if one side's call is under a condition that only this side met."""
+    """Return `difference` as an extra call if only one side's call is under a condition that may vary between ranks.
+
+    Otherwise, return it unchanged.
+    """
     program = context.program
     sides: set[tuple[object, ...]] = set()
     for rank, _, paths in diverging_pairs(context, [rank for rank, _ in difference.entered]):
@@ -476,10 +530,11 @@ def _as_extra_call(context: DiagnosisContext, difference: Difference) -> Differe
 def _with_rank_condition(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions
 ) -> tuple[Difference, Branch | None]:
-    """Return the condition on the rank that guards a differing call or a caller's line, and the adapted difference.
+    """Return `difference`, adapted to a condition on the rank, and this condition. Without one: `difference` and None.
 
-    The adapted difference names the ranks on the smaller side. A call that happens only in some steps changes the
-    iteration count too, so a COUNT difference is considered if no rank has left a loop.
+    The condition must guard a differing call or the line of its caller. The adapted difference puts the smaller side at
+    fault. A call that is made only in some steps also changes the number of iterations, so a COUNT difference is
+    examined too if no rank has left a loop.
     """
     same_loops = positions.has_source and not positions.left_loops
     if difference.kind not in _CALL_KINDS or (difference.kind is Kind.COUNT and not same_loops):
@@ -488,9 +543,9 @@ def _with_rank_condition(
         branch = _rank_branch(context, rank, event)
         if branch is not None:
             callers = tuple(other for other, call in difference.entered if call.site == event.site)
-            others = tuple(other for other in difference.everyone if other not in callers)
-            # A rank past a loop may have left it normally, and a rank above the branch has not reached it yet.
-            if branch.leaves and (positions.left_loops or any(_is_above(context, other, branch) for other in others)):
+            others = tuple(other for other in difference.all_ranks if other not in callers)
+            # A branch that leaves a loop does not count if a rank has left the loop or is still above the branch.
+            if branch.leaves_block and (positions.left_loops or any(_is_above(context, other, branch) for other in others)):
                 continue
             if 0 < len(others) < len(callers):
                 return replace(difference, kind=Kind.MISSING, ranks=others, expected=event), branch
@@ -499,7 +554,7 @@ def _with_rank_condition(
 
 
 def _is_above(context: DiagnosisContext, rank: int, branch: Branch) -> bool:
-    """Return whether the rank, or a call in its stack, is above the branch in the branch's function."""
+    """Return whether a frame of the rank is in the function of `branch` and above its line."""
     frames, status_file = program_frames(context, rank), context.status_files.get(rank)
     if (
         status_file
@@ -508,16 +563,19 @@ def _is_above(context: DiagnosisContext, rank: int, branch: Branch) -> bool:
     ):
         frames += status_file.optimizer_chain[
             1:
-        ]  # the heartbeat shows only the innermost line: add the callers of the step
+        ]  # a heartbeat has only the innermost line, so add the frames that lead to `optimizer.step`
     file = branch.file.rpartition("/")[2]
     inside = (frame for frame in frames if frame.file.rpartition("/")[2] == file and frame.function == branch.function)
     return any(frame.line < branch.line for frame in inside)
 
 
 def _rank_branch(context: DiagnosisContext, rank: int, event: Event) -> Branch | None:
-    """Return the innermost branch on the rank around the call, or around the callers of a call that is still open."""
-    known_rank = context.rank(rank) if not event.done else None
+    """Return the innermost condition on the rank around the call, or None if there is none.
+
+    If the rank is still in the call, the lines of its callers are searched too.
+    """
+    known_rank = context.rank(rank) if not event.is_done else None
     callers = [frame for frame in rank_frames(context, known_rank) if not is_library(frame.file)] if known_rank else []
-    lines: list[Place | Frame] = [event.place] if event.called and event.place else []
+    lines: list[Place | Frame] = [event.place] if event.from_python and event.place else []
     branches = (branch for line in [*lines, *callers] for branch in context.program.branches(line))
-    return next((branch for branch in branches if branch.of_rank), None)
+    return next((branch for branch in branches if branch.reads_rank), None)

@@ -1,4 +1,4 @@
-"""Rules about runs that failed or were too slow, and the rules that answer when no other rule explains the run."""
+"""Rules about runs that failed or were too slow, and fallback rules for runs that no other rule explains."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from nsa_harness.core.evidence.health_samples import PrintedMessage
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Facts, Place, Status
 from nsa_harness.core.verdict.motion import BUSY_SHARE
-from nsa_harness.core.verdict.verdict import Failure, FailureKind, still_moving
+from nsa_harness.core.verdict.verdict import Failure, FailureKind, ranks_with_progress
 from nsa_harness.core.verdict.wait import Wait
-from nsa_harness.core.verdict.wait_graph import FOR_RANKS, wait_for
+from nsa_harness.core.verdict.wait_graph import RANK_WAITS, wait_graph_between
 
-_ENOUGH_SAMPLES = 30  # fewer samples do not prove that a rank is working
-_SAME_WORK_SHARE = 0.6  # smallest share of their time that two ranks with the same work spend on the same parts
-_SLOW_STEP_FACTOR = 5  # times the median step: a step up to this long does the same work as the steps before
-_ENDLESS_STEP_FACTOR = 50  # times the median step: a longer step may be slow work or an endless loop
+_ENOUGH_SAMPLES = 30  # with fewer samples, a slow run is not proven to be working
+_SAME_WORK_SHARE = 0.6  # two ranks do the same work if they spend more than this share of their time in the same code
+_SLOW_STEP_FACTOR = 5  # a step that takes up to this many times the median step still counts as a normal step
+_ENDLESS_STEP_FACTOR = 50  # a step that takes more than this many times the median step may be an endless loop
 
 
 def slow(context: DiagnosisContext) -> Explanation | None:
-    """The run was still running at its deadline, and no rank had failed."""
+    """Explain a run that was still running at its deadline without a failed rank. Return None for any other run."""
     if context.evidence.ending is not Ending.DEADLINE or context.first_failure is not None:
         return None
     rank_profiles = profiles(context.evidence)
@@ -85,7 +85,9 @@ def slow(context: DiagnosisContext) -> Explanation | None:
 
 
 def _timeout_failure(context: DiagnosisContext) -> tuple[Failure, re.Match[str]] | None:
-    """Find the first failure, if its rank gave up waiting for other ranks."""
+    """Find the first failure and its timeout message. Return None if that rank did not time out waiting for other
+    ranks.
+    """
     first = context.first_failure
     message = TIMEOUT_MESSAGE.search(first.text) if first else None
     return (first, message) if first and message else None
@@ -93,7 +95,10 @@ def _timeout_failure(context: DiagnosisContext) -> tuple[Failure, re.Match[str]]
 
 @rule_if(_timeout_failure)
 def came_too_late(context: DiagnosisContext, first: Failure, _: re.Match[str]) -> Explanation | None:
-    """The other ranks gave up waiting in a collective while this rank was still on its way to it."""
+    """Explain a run in which ranks timed out in a collective while another rank was still on its way to it.
+
+    Return None if no recorded call shows such a late rank.
+    """
     absent = (difference for difference in context.differences if difference.absent)
     late = next(
         (difference for difference in absent if all(_was_on_its_way(context, rank) for rank in difference.ranks)), None
@@ -123,7 +128,7 @@ def came_too_late(context: DiagnosisContext, first: Failure, _: re.Match[str]) -
 
 
 def _was_on_its_way(context: DiagnosisContext, rank: int) -> bool:
-    """Return whether the rank was in no call, and was ended from outside when the other ranks failed."""
+    """Return whether the rank was outside all collectives when it was ended because of the other ranks' failure."""
     evidence = context.rank(rank)
     if evidence is None or evidence.status_file is None or evidence.exception is not None or evidence.exit is None:
         return False
@@ -134,11 +139,15 @@ def _was_on_its_way(context: DiagnosisContext, rank: int) -> bool:
 
 @rule_if(_timeout_failure)
 def never_arrived(context: DiagnosisContext, first: Failure, message: re.Match[str]) -> Explanation | None:
-    """Ranks gave up waiting, and no recorded call shows who was late: the ranks that did not fail never arrived."""
+    """Explain a run in which ranks timed out and no recorded call shows which rank was late.
+
+    At fault are the ranks that the timeout message names as missing. If it names none, these are the ranks that did not
+    fail. Return None if there are none, or if the first failure was not caused by another rank.
+    """
     failing_ranks = [failure.rank for failure in context.judgement.failures if failure.status not in _KILL_SIGNALS]
     named_ranks = [int(rank) for rank in (message["absent"] or "").split(", ") if rank]
     late = tuple(named_ranks or [rank.rank for rank in context.evidence.ranks if rank.rank not in failing_ranks])
-    if not late or not first.collateral:
+    if not late or not first.is_collateral:
         return None
     return Explanation(
         cause=Cause.SLOW,
@@ -151,10 +160,13 @@ def never_arrived(context: DiagnosisContext, first: Failure, message: re.Match[s
 
 
 def _waiting_and_absent(context: DiagnosisContext) -> tuple[list[Wait], list[int]] | None:
-    """Find the ranks that waited for others in a hang that was not watched, and the ranks that were in no such wait."""
+    """Find the ranks that waited for other ranks, and the ranks that were in no such wait.
+
+    Return None if there are no such ranks, if nsa-harness watched the run, or if the run did not hang.
+    """
     if context.evidence.ending is not Ending.POST_MORTEM or context.judgement.status is not Status.HANG:
         return None
-    waiting = [wait for wait in context.waits.values() if wait.kind in FOR_RANKS]
+    waiting = [wait for wait in context.waits.values() if wait.kind in RANK_WAITS]
     inside = {wait.rank for wait in waiting}
     members = {peer for wait in waiting for peer in wait.peers if wait.collective}
     everyone = _ranks_reported_missing(context) or members or {rank.rank for rank in context.evidence.ranks}
@@ -164,7 +176,11 @@ def _waiting_and_absent(context: DiagnosisContext) -> tuple[list[Wait], list[int
 
 @rule_if(_waiting_and_absent)
 def rank_absent(context: DiagnosisContext, waiting: list[Wait], absent: list[int]) -> Explanation:
-    """Ranks waited for ranks that were elsewhere. A stack dump or the last recorded call shows where these were."""
+    """Explain a hang in which ranks waited for ranks that were not in the same call.
+
+    Only for jobs that nsa-harness did not watch. A stack dump or the last recorded call shows where the absent ranks
+    were.
+    """
     last = waiting[0]
     messages = (message for wait in waiting if (rank := context.rank(wait.rank)) and (message := timeout_message(rank)))
     elsewhere = next((wait for rank in absent if (wait := context.waits.get(rank)) and wait.leaf), None)
@@ -191,28 +207,32 @@ def rank_absent(context: DiagnosisContext, waiting: list[Wait], absent: list[int
 
 
 def _ranks_reported_missing(context: DiagnosisContext) -> set[int]:
-    """Return the ranks that the timeout messages of other ranks name as missing."""
+    """Return the ranks that other ranks' timeout messages name as missing."""
     messages = (message for rank in context.evidence.ranks if (message := timeout_message(rank)) and message["absent"])
     return {int(rank) for message in messages for rank in message["absent"].split(", ")}
 
 
 def _last_event(context: DiagnosisContext, rank: int) -> Event | None:
+    """Return the last collective or transfer of the rank, or None if none was recorded."""
     timeline = context.timelines.get(rank)
     return timeline.events[-1] if timeline and timeline.events else None
 
 
 def _all_waits_in_one_call(context: DiagnosisContext) -> tuple[list[Wait]] | None:
-    """Find the waits of all ranks, if the hang was not watched and every rank waited in the same call."""
+    """Find the waits of all ranks if every rank waits in the same call on the same line.
+
+    Return None otherwise, and for runs that nsa-harness watched or that did not hang.
+    """
     waits = list(context.waits.values())
     if context.evidence.ending is not Ending.POST_MORTEM or context.judgement.status is not Status.HANG:
         return None
-    all_wait = len(waits) == context.evidence.world_size > 1 and all(wait.kind in FOR_RANKS for wait in waits)
-    return (waits,) if all_wait and len({(wait.blocked_in, wait.user) for wait in waits}) == 1 else None
+    all_wait = len(waits) == context.evidence.world_size > 1 and all(wait.kind in RANK_WAITS for wait in waits)
+    return (waits,) if all_wait and len({(wait.blocked_in, wait.user_frame) for wait in waits}) == 1 else None
 
 
 @rule_if(_all_waits_in_one_call)
 def not_delivered(context: DiagnosisContext, waits: list[Wait]) -> Explanation:
-    """All ranks were in the same collective, and it never completed."""
+    """Explain a hang of a job that nsa-harness did not watch, in which all ranks wait in the same collective."""
     return Explanation(
         cause=Cause.TRANSPORT,
         evidence=EvidenceKind.ABSENCE,
@@ -224,10 +244,10 @@ def not_delivered(context: DiagnosisContext, waits: list[Wait]) -> Explanation:
 
 
 def _spends_time_on(context: DiagnosisContext, profile: RankProfile | None) -> str:
-    """Return on what a slow rank spends its time: "input", "compute", "sleep" or "wait".
+    """Return what a slow rank spends its time on: "input", "compute", "sleep" or "wait".
 
-    A data loader in half of the samples means input, and much CPU time means computing. A rank that does neither
-    sleeps if its hottest line calls `sleep`, else it waits for something outside Python.
+    "input": at least half of the working samples are in a data loader. "compute": the rank uses much CPU time. "sleep":
+    the line with most samples calls `sleep`. "wait": none of these.
     """
     if profile is not None and profile.fetching and 2 * profile.fetching >= profile.working:
         return "input"
@@ -239,7 +259,10 @@ def _spends_time_on(context: DiagnosisContext, profile: RankProfile | None) -> s
 
 
 def _evidence_of_pace(profile: RankProfile, current_pace: Pace | None) -> EvidenceKind:
-    """Return SAMPLES if there are enough and steps still finish: only then the step in progress will end too."""
+    """Return SAMPLES if there are enough samples and steps still finish. Otherwise, return OPEN.
+
+    Only if steps still finish will the current step finish too.
+    """
     finishes_steps = (
         current_pace is not None
         and current_pace.step_s is not None
@@ -249,13 +272,14 @@ def _evidence_of_pace(profile: RankProfile, current_pace: Pace | None) -> Eviden
 
 
 def _explain_delay(context: DiagnosisContext) -> Explanation | None:
-    """No rank works, and some ranks wait for others. The roots, which wait for no rank, delay the run.
+    """Explain a slow run in which no rank is working: the ranks that wait for no other rank delay the rest.
 
-    The samples show that no rank makes progress, so a single snapshot is enough to see which rank waits for which.
+    The samples already show that no rank makes progress, so the last snapshots show which rank waits for which. Return
+    None if some rank made progress between them, or if no rank waits for another.
     """
     snapshots = context.evidence.snapshots[-2:]
-    graph = wait_for(snapshots[0], snapshots[-1], (), context.evidence.backend) if snapshots else None
-    if graph is None or graph.moved or not 0 < len(graph.roots) < len(graph.waits):
+    graph = wait_graph_between(snapshots[0], snapshots[-1], (), context.evidence.backend) if snapshots else None
+    if graph is None or graph.has_progress or not 0 < len(graph.roots) < len(graph.waits):
         return None
     root = graph.roots[0]
     return Explanation(
@@ -268,12 +292,13 @@ def _explain_delay(context: DiagnosisContext) -> Explanation | None:
             "blocked_in": root.blocked_in,
         },
         ranks=tuple(sorted(wait.rank for wait in graph.roots)),
-        place=place_of(context, root.rank, (root.child.deepest.user if root.child else None) or root.user),
+        place=place_of(context, root.rank, (root.child.deepest.user_frame if root.child else None) or root.user_frame),
         proof=(PROFILE_FILE,),
     )
 
 
 def _pace_facts(current_pace: Pace | None) -> Facts | None:
+    """Return the facts about the pace of a slow run, or None if it is unknown."""
     if current_pace is None:
         return None
     return {
@@ -286,15 +311,15 @@ def _pace_facts(current_pace: Pace | None) -> Facts | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _CodeRegion:
-    """A loop of a function, or the rest of the function outside its loops."""
+    """A part of the program for which samples are counted: a loop, or the code of a function outside its loops."""
 
-    frame: Frame  # the line with most samples
-    loop_line: int | None  # the line of the `for` or `while`; None: outside loops, or the source is unknown
-    sample_count: int  # samples
+    frame: Frame  # the line of the region with most samples
+    loop_line: int | None  # line of the `for` or `while`; None: code outside loops, or no source code
+    sample_count: int
 
 
 def _code_regions(context: DiagnosisContext, profile: RankProfile) -> list[_CodeRegion]:
-    """Return the parts of the program that the samples show, the part with most samples first."""
+    """Return the regions of the program that the profile's samples show, in descending order of their samples."""
     lines_by_region: dict[tuple[str, str, int | None], list[HotLine]] = {}
     for line in profile.lines:
         loop = context.program.loop_line(line.frame)
@@ -307,7 +332,7 @@ def _code_regions(context: DiagnosisContext, profile: RankProfile) -> list[_Code
 
 
 def _is_same_work(context: DiagnosisContext, rank_profiles: Sequence[RankProfile]) -> bool:
-    """Return whether every rank worked most of the time, and on the same parts of the program."""
+    """Return whether every rank worked most of the time, and spent it in the same regions of the program."""
     if not len(rank_profiles) == len(context.evidence.ranks) > 1 or any(
         2 * profile.computing < profile.samples for profile in rank_profiles
     ):
@@ -326,7 +351,7 @@ def _is_same_work(context: DiagnosisContext, rank_profiles: Sequence[RankProfile
 
 
 def _hot_region_facts(context: DiagnosisContext, profile: RankProfile) -> tuple[Facts, ...]:
-    """Return the two parts with most samples, and the number of samples in which the rank worked."""
+    """Return the facts about the two code regions with most samples."""
     return tuple(
         {
             "function": region.frame.function,
@@ -341,7 +366,7 @@ def _hot_region_facts(context: DiagnosisContext, profile: RankProfile) -> tuple[
 
 @rule_if(first_own_exception)
 def exception(context: DiagnosisContext, first: Failure, error: RaisedException) -> Explanation:
-    """A rank raised an exception, and no earlier failure explains it."""
+    """Explain a run in which a rank raised an exception that no other rank's failure caused."""
     line = exception_place(context, first.rank, error)
     death = _death_before_exception(context, first, error)
     package = _package_with_missing_name(error) or ""
@@ -363,17 +388,17 @@ def exception(context: DiagnosisContext, first: Failure, error: RaisedException)
     )
 
 
-# Errors that a process raises when a child or thread that it talks to has died.
+# Exceptions that follow from the death of a child process or thread with which the process communicates.
 _LOST_PARTNER = re.compile(r"(?:EOF|BrokenPipe|ConnectionReset|CalledProcess|ChildProcess)Error$|BrokenProcessPool$")
-# Errors that a process raises when a wait, for example for a child or thread, takes too long.
+# Exceptions that follow from a wait (for example, for a child process or thread) that took too long.
 _WAIT_TIMEOUT = re.compile(r"(?:Timeout|BrokenBarrier)Error$|Empty$")
 
 
 def _death_before_exception(context: DiagnosisContext, first: Failure, error: RaisedException) -> PrintedMessage | None:
-    """Return the last messages of a thread or child process whose death explains the rank's exception, or None.
+    """Return the last message of a dead thread or child process that explains the rank's exception, or None.
 
-    A lost connection follows from any death. A timeout follows only from a thread or child that is known by name: a
-    traceback without a name may be one that the program caught and printed.
+    A lost connection can follow from any such death. A timeout only counts if the thread or child is known by name,
+    because a traceback without a name may be one that the program caught and printed.
     """
     rank = context.rank(first.rank)
     lost_partner, timeout = _LOST_PARTNER.search(error.type), _WAIT_TIMEOUT.search(error.type)
@@ -384,7 +409,9 @@ def _death_before_exception(context: DiagnosisContext, first: Failure, error: Ra
 
 
 def _library_line(error: RaisedException, place: Place | None) -> Place | None:
-    """Return the innermost line of the traceback, if it is in a library below the program's own line `place`."""
+    """Return the innermost line of the traceback if it is in a library, or None if it is the program's own line
+    `place`.
+    """
     innermost = error.frames[0] if error.frames else None
     if innermost is None or place is None or (innermost.file, innermost.line) == (place.file, place.line):
         return None
@@ -392,7 +419,10 @@ def _library_line(error: RaisedException, place: Place | None) -> Place | None:
 
 
 def _final_error_facts(context: DiagnosisContext, first: Failure, original: RaisedException) -> Facts | None:
-    """Return the exception that ended the rank, if it is not `raised` but followed from it or came from a worker."""
+    """Return the facts about the exception that ended the rank, if it is another one than `original`.
+
+    It may have followed from `original`, or have been passed on by a worker. Return None if both are the same.
+    """
     rank = context.rank(first.rank)
     if rank is None or rank.exception is None or rank.exception.frames == original.frames:
         return None
@@ -404,15 +434,15 @@ _HARNESS_PACKAGES = ("nsa_harness", "nsa_attention")
 _CHECKOUT_DIRECTORIES = (
     "nsa",
     "harness",
-)  # directories of a checkout; another program may have packages of these names
-# A package that was imported, but has no such name or module.
+)  # directories of the repository; another program may have packages with these names
+# Matches the name of a package in which an import found no such name or module.
 _IMPORTED_PACKAGE = re.compile(r"(?:from '(?=[\w.]+')|No module named '(?=\w+\.))(\w+)")
 
 
 def _package_with_missing_name(error: RaisedException) -> str | None:
-    """Return the package with a name of ours in which an import of the program found no such name or module.
+    """Return the nsa-harness package in which an import of the program did not find a name or module, or None.
 
-    The program may have a package of this name itself, which ours hides.
+    The program may have a package of the same name, which is hidden by the one of nsa-harness.
     """
     program_frames = [
         frame for frame in error.frames if not (is_library(frame.file) or _harness_package_in(frame.file))
@@ -428,14 +458,14 @@ def _package_with_missing_name(error: RaisedException) -> str | None:
 
 
 def _harness_package_in(text: str) -> str | None:
-    """Return the package of nsa-harness that contains a path in `text`, or None."""
+    """Return the nsa-harness package whose directory occurs in `text`, or None."""
     return next((package for package in _HARNESS_PACKAGES if f"/{package}/" in text), None)
 
 
 @rule_if(first_failure_of(FailureKind.LEFT))
 def early_exit(context: DiagnosisContext, first: Failure) -> Explanation:
-    """A rank ended while the others still needed it."""
-    is_attached = context.evidence.is_attached  # then no record shows what the rank did before
+    """Explain a run in which a rank exited with code 0 while the other ranks still needed it."""
+    is_attached = context.evidence.is_attached  # an attached job has no records of what the rank did before
     evidence = EvidenceKind.EFFECT if is_attached else EvidenceKind.KERNEL
     place = (
         _skipped_branch(context, first.rank)
@@ -457,7 +487,11 @@ def early_exit(context: DiagnosisContext, first: Failure) -> Explanation:
 
 
 def _skipped_branch(context: DiagnosisContext, rank: int | None) -> Place | None:
-    """Return the branch at which a rank without any record may have skipped the line where the others wait for it."""
+    """Return the branch that made a rank skip the call in which the other ranks wait for it.
+
+    Used for jobs that nsa-harness attached to. If there is no such branch, return the line of the waiting call. Return
+    None if no rank waits.
+    """
     waiting = _waits_for_ranks(context)
     if rank is None or not waiting:
         return None
@@ -467,12 +501,12 @@ def _skipped_branch(context: DiagnosisContext, rank: int | None) -> Place | None
 
 
 def _waits_for_ranks(context: DiagnosisContext) -> list[Wait]:
-    """Return the waits of a proven hang in which a rank waits for another rank."""
+    """Return the waits of a proven hang in which a rank waits for other ranks."""
     return [wait for _, wait in sorted(context.waits.items()) if wait.peers]
 
 
 def blocked_ranks(context: DiagnosisContext) -> Facts | None:
-    """Return the waiting ranks of a job that nsa-harness attached to, and their call; None if no rank waits."""
+    """Return the facts about the waiting ranks of a job that nsa-harness attached to, or None if no rank waits."""
     waiting = _waits_for_ranks(context) if context.evidence.is_attached else []
     if not waiting:
         return None
@@ -485,22 +519,26 @@ def blocked_ranks(context: DiagnosisContext) -> Facts | None:
 
 
 def exit_record(context: DiagnosisContext) -> tuple[str, ...]:
+    """Return the path of the journal in which the exits of processes are recorded."""
     return ("watch.jsonl",) if context.evidence.is_attached else ("processes.jsonl",)
 
 
 def _last_call_before_exit(context: DiagnosisContext, rank: int | None) -> Place | None:
-    """Return the line of the rank's last call, if it came after the last heartbeat and no `sys.exit` was recorded."""
+    """Return the line of the rank's last collective call if no heartbeat or training event came after it, or None.
+
+    Also None if the rank recorded a `sys.exit`, which shows a better line.
+    """
     status_file = context.status_files.get(rank) if rank is not None else None
     if status_file is None or status_file.exit_chain or not status_file.calls or status_file.beat_s is None:
         return None
     event_s = (
         status_file.latest_training_event.at_s if status_file.latest_training_event is not None else 0.0
-    )  # the rank may have entered a module after that call
+    )  # a training event after the call means that the rank had already left it
     return status_file.calls[-1].place if status_file.calls[-1].entered_s > max(status_file.beat_s, event_s) else None
 
 
 def killed(context: DiagnosisContext) -> Explanation | None:
-    """SIGKILL or SIGTERM from another process ended a rank or the launcher."""
+    """Explain a run in which SIGKILL or SIGTERM ended a rank or the launcher. Return None for any other run."""
     first = context.first_failure
     if first is None or first.status not in _KILL_SIGNALS:
         return None
@@ -532,13 +570,13 @@ def killed(context: DiagnosisContext) -> Explanation | None:
 _KILL_SIGNALS = {
     -signal.SIGKILL: signal.SIGKILL,
     -signal.SIGTERM: signal.SIGTERM,
-    128 + signal.SIGTERM: signal.SIGTERM,  # the exit code of a shell, or of the program's own handler
+    128 + signal.SIGTERM: signal.SIGTERM,  # exit code of a shell, or of a signal handler in the program
 }
 
 
 @rule_if(first_failure_of(FailureKind.SIGNAL))
 def crashed(context: DiagnosisContext, first: Failure) -> Explanation:
-    """A fatal signal ended a rank."""
+    """Explain a run in which a fatal signal such as SIGSEGV or SIGABRT ended a rank."""
     rank = context.rank(first.rank)
     frame = user_frame(rank.death_stacks[-1].frames) if rank and rank.death_stacks else None
     return Explanation(
@@ -557,7 +595,9 @@ def crashed(context: DiagnosisContext, first: Failure) -> Explanation:
 
 @rule_if(first_failure_of(FailureKind.CODE))
 def bad_exit(context: DiagnosisContext, first: Failure) -> Explanation:
-    """A rank exited with a code that is not 0 and without an exception: sys.exit, argparse, os._exit."""
+    """Explain a run in which a rank exited with an error code and without an exception (`sys.exit`, argparse,
+    `os._exit`).
+    """
     rank = context.rank(first.rank)
     return Explanation(
         cause=Cause.BAD_EXIT,
@@ -575,7 +615,10 @@ def bad_exit(context: DiagnosisContext, first: Failure) -> Explanation:
 
 
 def not_judged(context: DiagnosisContext) -> Explanation | None:
-    """The run could not be judged: it was only inspected, it was interrupted, or the harness failed."""
+    """Explain why a run has no verdict: it was only inspected, it was interrupted, or nsa-harness failed.
+
+    Return None if the run has a verdict.
+    """
     if context.judgement.status is not Status.ERROR:
         return None
     ending, error = context.evidence.ending, context.judgement.error or ""
@@ -587,7 +630,7 @@ def not_judged(context: DiagnosisContext) -> Explanation | None:
             facts={"variant": "not judged", "disk": full_disk, "error": error},
             proof=("processes.jsonl",),
         )
-    attached_cause = Cause.STILL_RUNNING if still_moving(context.evidence) else Cause.SUSPECTED
+    attached_cause = Cause.STILL_RUNNING if ranks_with_progress(context.evidence) else Cause.SUSPECTED
     cause, proof = {
         Ending.DETACHED: (attached_cause, ("watch.jsonl",)),
         Ending.POST_MORTEM: (Cause.INCONCLUSIVE, ()),
@@ -598,7 +641,10 @@ def not_judged(context: DiagnosisContext) -> Explanation | None:
 
 
 def retracted_hang(context: DiagnosisContext) -> Explanation | None:
-    """A job under `watch` made progress again after its hang was proven. A launched job ends with the proof."""
+    """Report that a watched job made progress again after its hang was proven. Return None if none did.
+
+    This happens only with `watch`, because nsa-harness ends its own jobs after the proof.
+    """
     retractions = context.evidence.retractions
     if not retractions:
         return None
@@ -618,7 +664,7 @@ def retracted_hang(context: DiagnosisContext) -> Explanation | None:
 
 
 def unknown(context: DiagnosisContext) -> Explanation:
-    """No rule names the cause. The facts list the failures and the call in which each root is blocked."""
+    """Explain a run for which no other rule found a cause, by listing its failures and its blocked calls."""
     proof = dict.fromkeys(path for root in context.roots for path in dump_proof(context, root))
     return Explanation(
         cause=Cause.UNKNOWN,
@@ -635,7 +681,7 @@ def unknown(context: DiagnosisContext) -> Explanation:
 
 
 def orphan_process(context: DiagnosisContext) -> Explanation | None:
-    """Processes of the run outlived the launcher."""
+    """Report processes of the run that still ran after the launcher had exited. Return None if there were none."""
     undead = context.evidence.unkillable or ()
     processes = undead or context.evidence.leftovers
     if not processes:

@@ -1,4 +1,4 @@
-"""Rules about ranks that wait for each other outside collectives: groups, keys of the store, and the network."""
+"""Rules about ranks that wait for each other outside collectives: group creation, store keys and the network."""
 
 from __future__ import annotations
 
@@ -29,11 +29,15 @@ from nsa_harness.core.verdict.wait import Wait, WaitKind
 
 _INIT = "init_process_group"
 _GROUP_CREATORS = ("new_group", "new_subgroups", "split_group")
-_MIN_RETRANSMITS = 3  # of one segment in a row, which takes seconds without an answer
+_MIN_RETRANSMITS = 3  # a segment that was sent again this often has had no answer for seconds
 
 
 def _waits_in_group_creation(at_init: bool) -> Callable[[DiagnosisContext], tuple[list[Wait], Call] | None]:
-    """Find all waits in `init_process_group` (`entrance`) or in the creation of a later group, if a root is in one."""
+    """Return a function for `@rule_if` that finds all ranks waiting in a group creation, and the call of the first.
+
+    `at_init`: search for `init_process_group`; otherwise, for the creation of a later group. The function returns None
+    if no root of a hang is in a group creation.
+    """
 
     def find(context: DiagnosisContext) -> tuple[list[Wait], Call] | None:
         at_root = any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(context))
@@ -46,7 +50,7 @@ def _waits_in_group_creation(at_init: bool) -> Callable[[DiagnosisContext], tupl
 
 @rule_if(_waits_in_group_creation(True))
 def rendezvous_missing_rank(context: DiagnosisContext, waiting: list[Wait], _: Call) -> Explanation:
-    """A rank never reached init_process_group, and the others wait for it."""
+    """Explain a hang in which ranks wait in `init_process_group` for a rank that never reached it."""
     absent_ranks = _absent_ranks(waiting)
     line = wait_place(context, waiting[0])
     absent_wait = _first_wait_of(context, absent_ranks)
@@ -67,11 +71,13 @@ def rendezvous_missing_rank(context: DiagnosisContext, waiting: list[Wait], _: C
 
 @rule_if(_waits_in_group_creation(False))
 def group_creation_subset(context: DiagnosisContext, waiting: list[Wait], call: Call) -> Explanation:
-    """Some ranks created a group that the others did not create, or created in another order."""
+    """Explain a hang in which only some ranks create a process group, or in which ranks create groups in different
+    orders.
+    """
     absent_ranks = _ranks_with_fewer_groups(context, waiting) or _absent_ranks(waiting)
     waiting = [wait for wait in waiting if wait.rank not in absent_ranks] or waiting
     call = _first_skipped_creation(context, waiting, absent_ranks) or waiting[0].call or call
-    later = waiting[0].call  # creates a later group, which has another number on the ranks that skipped `call`
+    later = waiting[0].call  # the call that waits now; it creates a later group if the ranks skipped `call`
     has_other_number = later is not None and later.number != call.number
     return Explanation(
         cause=Cause.GROUP_CREATION_SUBSET,
@@ -90,7 +96,10 @@ def group_creation_subset(context: DiagnosisContext, waiting: list[Wait], call: 
 
 
 def _ranks_with_fewer_groups(context: DiagnosisContext, waiting: Sequence[Wait]) -> tuple[int, ...]:
-    """Return the ranks that created fewer groups, if all ranks are creating one and wait for each other; else ()."""
+    """Return the ranks that have created fewer groups, if all ranks wait for each other in a group creation.
+
+    Return () if a rank waits for a rank outside a group creation, or if all have created the same number.
+    """
     if not {peer for wait in waiting for peer in wait.peers} <= {wait.rank for wait in waiting}:
         return ()
     status_files = {wait.rank: context.status_files.get(wait.rank) for wait in waiting}
@@ -107,9 +116,10 @@ def _ranks_with_fewer_groups(context: DiagnosisContext, waiting: Sequence[Wait])
 def _first_skipped_creation(
     context: DiagnosisContext, waiting: Sequence[Wait], absent_ranks: Sequence[int]
 ) -> Call | None:
-    """Return the first call of the first waiting rank that creates a group and that the first absent rank skipped.
+    """Return the first group creation of the waiting rank that the absent rank skipped, or None if none is recorded.
 
-    Calls on one line are counted: the absent rank skipped the third if it called this line only twice.
+    Only the first rank of each list is compared. Calls on the same line are counted: if the waiting rank made three and
+    the absent rank two, the third one was skipped.
     """
     status_files = context.status_files
     waiting_board = status_files.get(waiting[0].rank)
@@ -126,7 +136,7 @@ def _first_skipped_creation(
 
 
 def store_key_missing(context: DiagnosisContext) -> Explanation | None:
-    """A rank waits for a key of the store that no rank has set."""
+    """Explain a hang in which a rank waits for a store key that no rank has set. Return None for any other run."""
     roots = [(root, root.call) for root in hung_roots(context) if root.kind is WaitKind.STORE and root.call is not None]
     if not roots:
         return None
@@ -142,9 +152,13 @@ def store_key_missing(context: DiagnosisContext) -> Explanation | None:
 
 
 def store_given_up(context: DiagnosisContext) -> Explanation | None:
-    """A wait for a key of the store timed out: for the key of another rank at the rendezvous, or one of the program."""
+    """Explain a run in which a wait for a store key timed out.
+
+    At the rendezvous, the key belongs to a rank that never arrived. Otherwise, the program itself waits for the key.
+    Return None if the first failure is not such a timeout.
+    """
     first = context.first_failure
-    error = first.raised if first and "DistStoreError" in first.text else None
+    error = first.exception if first and "DistStoreError" in first.text else None
     if first is None or first.rank is None or error is None:
         return None
     line = exception_place(context, first.rank, error)
@@ -177,9 +191,10 @@ def _explain_missing_key(
     evidence: EvidenceKind,
     proof: tuple[str, ...],
 ) -> Explanation:
-    """Explain a missing key by the rank that set such keys before, else by the line of the source that sets it.
+    """Return the explanation of a store key that was never set.
 
-    The place is the branch at which that rank left the path to the line.
+    At fault is the rank that set similar keys before, or the rank that the source code names. The place is the branch
+    at which this rank left the path to the line that sets the key.
     """
     ranks: tuple[int, ...] = ()
     last_write: Facts | None = None
@@ -226,7 +241,11 @@ def _explain_missing_key(
 
 
 def _rank_with_fewest_writes(context: DiagnosisContext, keys: str) -> tuple[int, StoreKeyWrites] | None:
-    """Return the rank that set keys of this form least often, and its last such key; None if several ranks did."""
+    """Return the rank that set keys of this pattern least often, and its last write of such a key.
+
+    Keys have the same pattern if they differ only in numbers. Return None if no rank set such a key, or if several
+    ranks set it equally seldom.
+    """
     patterns = {_NUMBERS.sub("#", key) for key in keys.split(",")}
     last_writes = {
         rank: max(matching, key=lambda key_set: key_set.at_s)
@@ -246,26 +265,26 @@ def _rank_with_fewest_writes(context: DiagnosisContext, keys: str) -> tuple[int,
 
 @dataclass(frozen=True, kw_only=True)
 class _KeySetter:
-    """The line of the source that sets a key."""
+    """A line of the source code that sets a store key."""
 
     line: Place
-    ranks: tuple[int, ...]  # the rank that the source names; empty: any rank
-    under: str | None  # the condition on the rank that guards the line
-    turns_off_at: Place | None  # the branch that may make a rank skip the line
+    ranks: tuple[int, ...]  # rank that sets the key according to the source code; empty: any rank
+    under: str | None  # condition on the rank that guards the line; None: there is none
+    turns_off_at: Place | None  # branch that may make a rank skip the line; None: there is none
 
 
 def _key_setter(context: DiagnosisContext, key: str) -> _KeySetter | None:
-    """Return the first line of the source that sets this key, with the conditions on the path to it."""
+    """Return the first line of the source code that sets `key`, with the conditions on the path to it, or None."""
     program = context.program
     line, match = next(program.key_setters(key), (None, None))
     if line is None:
         return None
     call_path = list(program.only_call_path(line))
-    conditions = [branch for caller in call_path for branch in program.branches(caller) if branch.of_rank]
+    conditions = [branch for caller in call_path for branch in program.branches(caller) if branch.reads_rank]
     branches = (
         branch
         for caller in call_path
-        if (branch := program.deciding_branch(caller, None, same_rank=True)) and branch.varies
+        if (branch := program.deciding_branch(caller, None, same_rank=True)) and branch.may_differ
     )
     numbers = [
         *(match.groups() if match else ()),
@@ -277,13 +296,16 @@ def _key_setter(context: DiagnosisContext, key: str) -> _KeySetter | None:
             int(number) for number in numbers if number.isdigit() and int(number) < context.evidence.world_size
         )[:1],
         under=conditions[0].text if conditions else None,
-        turns_off_at=next((branch.place for branch in branches if not branch.of_rank), None),
+        turns_off_at=next((branch.place for branch in branches if not branch.reads_rank), None),
     )
 
 
 @rule_if(root_where(lambda root: root.kind is WaitKind.TRANSPORT))
 def transport(context: DiagnosisContext, root: Wait, _: tuple[int, ...]) -> Explanation | None:
-    """All ranks are in one collective, no call differs, and the kernel has sent data that no peer acknowledges."""
+    """Explain a hang in which all ranks are in the same collective, but a peer does not acknowledge the sent data.
+
+    Return None if the sockets show no such data.
+    """
     sockets = sorted(unacknowledged_sockets(context.evidence), key=lambda pair: pair[0])
     if not sockets:
         return None
@@ -310,22 +332,29 @@ def transport(context: DiagnosisContext, root: Wait, _: tuple[int, ...]) -> Expl
 
 
 def _absent_ranks(waiting: Sequence[Wait]) -> tuple[int, ...]:
-    """Return the ranks that the waiting ranks wait for and that are not waiting themselves."""
+    """Return the ranks that the `waiting` ranks wait for and that are not waiting themselves.
+
+    If all of them are waiting, return the ranks that the first one waits for.
+    """
     waiting_ranks = {wait.rank for wait in waiting}
     return tuple(sorted({peer for wait in waiting for peer in wait.peers} - waiting_ranks)) or waiting[0].peers
 
 
 def _first_wait_of(context: DiagnosisContext, ranks: Sequence[int]) -> Wait | None:
-    """Return the wait of the first of these ranks whose wait is known."""
+    """Return the wait of the first of these `ranks` whose wait is known, or None."""
     return next((wait for rank, wait in context.waits.items() if rank in ranks), None)
 
 
 def _wait_facts(wait: Wait | None) -> Facts | None:
+    """Return the rank and the call of a wait, or None if there is no wait."""
     return None if wait is None else {"rank": wait.rank, "blocked_in": wait.blocked_in}
 
 
 def unacknowledged_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:
-    """Yield each socket whose data a peer rank did not acknowledge between two snapshots, in spite of retransmits."""
+    """Yield the rank and the socket of each connection on which a peer did not acknowledge data between two snapshots.
+
+    Only connections with retransmits count.
+    """
     snapshots = [
         {
             (rank.rank, socket.inode): socket
@@ -342,6 +371,10 @@ def unacknowledged_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:
 
 
 def _is_undelivered(before: Socket, after: Socket) -> bool:
+    """Return whether the socket still holds the same unacknowledged data, in spite of retransmits.
+
+    Connections to processes of the job that are no rank do not count.
+    """
     goes_to_rank = after.peer_rank is not None or not after.in_job
     is_unacknowledged = before.unacked_bytes > 0 and after.unacked_bytes >= before.unacked_bytes
     is_retransmitted = after.retransmits >= _MIN_RETRANSMITS or after.retransmits > before.retransmits

@@ -1,4 +1,6 @@
-"""Rules about roots of the wait-for graph that wait for no other rank: files, locks, processes and loops."""
+"""Rules about ranks that wait for no other rank, but for files, locks, processes or sleeps, or that compute without
+end.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
 from nsa_harness.core.diagnosis.rules.threads import awaited_thread_line
 from nsa_harness.core.evidence.stacks import A_LOCK, thread_wait
 from nsa_harness.core.report import Facts, Place
-from nsa_harness.core.verdict.limits import limits_of
+from nsa_harness.core.verdict.limits import final_limits
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import loop_lines
 from nsa_harness.core.verdict.wait import ChildWait, Wait, WaitKind
@@ -32,7 +34,10 @@ _FRESH_PROCESSES = ("multiprocessing.spawn", "multiprocessing.forkserver", "mult
 def _child_wait_where(
     matches: Callable[[ChildWait], bool],
 ) -> Callable[[DiagnosisContext], tuple[Wait, ChildWait] | None]:
-    """Find the first root that waits for a process below it whose innermost process matches."""
+    """Return a function for `@rule_if` that finds the first root waiting for a child process whose own wait matches.
+
+    If a child waits for a child itself, the innermost one counts.
+    """
 
     def find(context: DiagnosisContext) -> tuple[Wait, ChildWait] | None:
         waiting = ((root, root.child.deepest) for root in hung_roots(context) if root.child is not None)
@@ -44,7 +49,11 @@ def _child_wait_where(
 def _rank_or_child_in(
     kind: WaitKind,
 ) -> Callable[[DiagnosisContext], tuple[Wait, tuple[int, ...], ChildWait | None] | None]:
-    """Find the first root that is blocked so, with the ranks of all that are, or whose child is."""
+    """Return a function for `@rule_if` that finds the first root in this kind of wait.
+
+    The function returns the root, the ranks of all roots in this kind of wait, and None. If no root is in it, the
+    function searches the child processes that roots wait for, and returns the root, its rank and the child.
+    """
 
     def find(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...], ChildWait | None] | None:
         if own := root_where(lambda root: root.kind is kind, all_matching=True)(context):
@@ -59,6 +68,7 @@ def _rank_or_child_in(
 def stopped_process(
     context: DiagnosisContext, root: Wait, ranks: tuple[int, ...], child: ChildWait | None
 ) -> Explanation:
+    """Explain a hang in which a rank or its child process is stopped (SIGSTOP)."""
     return Explanation(
         cause=Cause.STOPPED_PROCESS,
         evidence=EvidenceKind.FACT,
@@ -71,7 +81,7 @@ def stopped_process(
 
 @rule_if(root_where(lambda root: bool(root.debugger)))
 def debugger_waits(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-    """A rank stands at the prompt of a debugger, or waits for somebody to connect to one."""
+    """Explain a hang in which a rank is at a debugger's prompt or waits for a debugger to connect."""
     return Explanation(
         cause=Cause.DEBUGGER_WAITS,
         evidence=EvidenceKind.KERNEL,
@@ -83,12 +93,14 @@ def debugger_waits(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]
 
 
 def _blocked_loader(context: DiagnosisContext) -> tuple[Wait, ChildWait] | None:
+    """Find the first root that waits for a DataLoader worker that is blocked, and the worker's wait, or return None."""
     waiting = (root for root in hung_roots(context) if root.kind is WaitKind.LOADER and not root.computing)
     return next(((root, root.child) for root in waiting if root.child is not None), None)
 
 
 @rule_if(_blocked_loader)
 def dataloader_worker_blocked(context: DiagnosisContext, root: Wait, worker: ChildWait) -> Explanation:
+    """Explain a hang in which a rank waits for a DataLoader worker that is blocked."""
     return _explain_blocked_child(
         context,
         Cause.DATALOADER_WORKER_BLOCKED,
@@ -99,20 +111,27 @@ def dataloader_worker_blocked(context: DiagnosisContext, root: Wait, worker: Chi
 
 
 def _may_be_inherited_lock(child: ChildWait) -> bool:
-    """Return whether it waits for a lock that it may have inherited by fork: a new program inherits no locks."""
+    """Return whether the child process may wait for a lock that it inherited, locked, by `fork`.
+
+    A process that was spawned (or started by a fork server) inherits no locks.
+    """
     is_new_program = any(word in child.command for word in _FRESH_PROCESSES)
     return child.kind is WaitKind.LOCK and child.closed and not child.target and not is_new_program
 
 
 @rule_if(_child_wait_where(_may_be_inherited_lock))
 def fork_lock(context: DiagnosisContext, root: Wait, child: ChildWait) -> Explanation:
+    """Explain a hang in which a rank waits for a child process that waits for a lock which it inherited by `fork`."""
     return _explain_blocked_child(context, Cause.FORK_LOCK, root, child, evidence=EvidenceKind.CLOSED)
 
 
 def _explain_blocked_child(
     context: DiagnosisContext, cause: Cause, root: Wait, child: ChildWait, *, evidence: EvidenceKind
 ) -> Explanation:
-    """A rank waits for a process that may wait for a lock which it inherited, and which another function takes too."""
+    """Return the explanation of a rank that waits for a blocked child process.
+
+    If the child may wait for an inherited lock, the place is another function of the program that takes the same lock.
+    """
     line = _child_place(context, root, child)
     is_inherited = _may_be_inherited_lock(child)
     taker = context.program.other_holder_of_lock(line) if line and is_inherited else None
@@ -134,6 +153,7 @@ def _explain_blocked_child(
 
 @rule_if(_rank_or_child_in(WaitKind.PIPE))
 def pipe_full(context: DiagnosisContext, root: Wait, _: tuple[int, ...], child: ChildWait | None) -> Explanation:
+    """Explain a hang in which a rank or its child process writes to a full pipe that no process reads."""
     return Explanation(
         cause=Cause.PIPE_FULL,
         evidence=EvidenceKind.KERNEL,
@@ -146,6 +166,7 @@ def pipe_full(context: DiagnosisContext, root: Wait, _: tuple[int, ...], child: 
 
 @rule_if(root_where(lambda root: root.kind is WaitKind.LOCK and root.in_backward))
 def backward_function_blocked(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
+    """Explain a hang in which a custom autograd function waits for a lock during the backward pass."""
     return Explanation(
         cause=Cause.BACKWARD_FUNCTION_BLOCKED,
         evidence=EvidenceKind.KERNEL,
@@ -157,12 +178,13 @@ def backward_function_blocked(context: DiagnosisContext, root: Wait, ranks: tupl
 
 
 def _is_lock_deadlock(root: Wait) -> bool:
+    """Return whether the rank waits for a lock that no thread or process can release."""
     return root.kind in (WaitKind.LOCK, WaitKind.FILE_LOCK) and root.closed
 
 
 @rule_if(root_where(_is_lock_deadlock))
 def lock_cycle(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-    """A wait for a lock, or for what else one thread does for another, that no thread or process can end."""
+    """Explain a hang in which a rank waits for a lock or another action of a thread that no thread can ever perform."""
     thread_line, own_line = awaited_thread_line(context, root), wait_place(context, root)
     place = thread_line or own_line
     stack = rank_stack(context.last_snapshot[root.rank]) if root.rank in context.last_snapshot else None
@@ -196,7 +218,10 @@ def lock_cycle(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) ->
 
 
 def _lock_holder_facts(context: DiagnosisContext, root: Wait, lock_line: Place | None) -> Facts | None:
-    """Return the thread that took the lock, and where, if the source of the lines shows it. `thread` None: itself."""
+    """Return the thread that took the lock and the line where it did, or None if the source code does not show it.
+
+    `thread` is None if the waiting thread took the lock itself.
+    """
     if lock_line is None:
         return None
     for stack in context.last_snapshot[root.rank].stacks if root.rank in context.last_snapshot else ():
@@ -208,13 +233,17 @@ def _lock_holder_facts(context: DiagnosisContext, root: Wait, lock_line: Place |
 
 
 def _is_sleeping(root: Wait) -> bool:
-    """The rank sleeps, or the process that it waits for; when `sleep` in a shell ends cannot be read."""
+    """Return whether the rank, or the child process that it waits for, sleeps.
+
+    The end of a sleep may be unknown, for example for `sleep` in a shell.
+    """
     return root.until_s is not None or (root.child.deepest.kind if root.child else root.kind) is WaitKind.SLEEP
 
 
 @rule_if(root_where(_is_sleeping))
 def starved(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-    deadline_s = limits_of(context.evidence).deadline_s
+    """Explain a hang in which a rank, or the child process that it waits for, sleeps."""
+    deadline_s = final_limits(context.evidence).deadline_s
     is_late = root.until_s is not None and deadline_s is not None and root.until_s > deadline_s
     return Explanation(
         cause=Cause.STARVED,
@@ -232,8 +261,9 @@ def starved(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Ex
 
 @rule_if(root_where(lambda root: root.kind in (WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.CHILD)))
 def blocked_io(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
+    """Explain a hang in which a rank is blocked in a read, a write or a file lock, or waits for a child process."""
     is_named = not root.target.startswith(("pipe:", "socket:"))
-    # If no process can end the wait, the innermost one shows why; else the rank's own line shows what needs a limit.
+    # If no process can end the wait, the innermost child shows why. Otherwise, the rank's own line needs a timeout.
     blocking_child = root.child.deepest if root.child and root.closed else None
     return Explanation(
         cause=Cause.BLOCKED_IO,
@@ -254,7 +284,7 @@ def blocked_io(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) ->
 
 @rule_if(root_where(lambda root: root.kind in (WaitKind.COMPUTE, WaitKind.COMPILE) or bool(root.computing)))
 def infinite_loop(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-    """The rank computes without end, or a thread or process below it for which it waits."""
+    """Explain a hang in which a rank computes without end, or waits for a thread or child process that does."""
     child = root.computing[0] if root.computing else None
     return Explanation(
         cause=Cause.INFINITE_LOOP,
@@ -275,6 +305,6 @@ def infinite_loop(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...])
 
 
 def _child_place(context: DiagnosisContext, root: Wait, child: ChildWait) -> Place | None:
-    """Return the child's line, or the rank's own if the child is no Python process or could not be read."""
-    in_a_file = child.user is not None and not child.user.file.startswith("<")
-    return place_of(context, None, child.user) if in_a_file else wait_place(context, root)
+    """Return the child's program line, or the rank's own line if the child's is unknown or it runs no Python."""
+    in_a_file = child.user_frame is not None and not child.user_frame.file.startswith("<")
+    return place_of(context, None, child.user_frame) if in_a_file else wait_place(context, root)

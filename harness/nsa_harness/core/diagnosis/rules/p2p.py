@@ -1,12 +1,14 @@
-"""Rules about transfers between two ranks that do not complete: a skipped half, or a changed partner."""
+"""Rules about point-to-point transfers that do not complete: one side skipped its send or receive, or changed its
+partner.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nsa_harness.core.collectives.alignment import departure, last_transfer_of_loop
-from nsa_harness.core.collectives.call_history import other_partner
+from nsa_harness.core.collectives.alignment import last_transfer_of_loop, pattern_break
+from nsa_harness.core.collectives.call_history import call_with_changed_peer
 from nsa_harness.core.collectives.timeline import Event
 from nsa_harness.core.diagnosis.call_paths import branch_that_skipped_call, rank_that_skipped_wait
 from nsa_harness.core.diagnosis.causes import Cause
@@ -27,14 +29,17 @@ from nsa_harness.core.verdict.wait import Wait, WaitKind
 
 
 def p2p_unmatched(context: DiagnosisContext) -> Explanation | None:
-    """A rank waits in a send or receive whose other half no rank calls."""
+    """Explain a hang in which a rank waits in a send or receive that no other rank matches.
+
+    Return None for any other run, and if the wait follows from a skipped collective or from a group creation.
+    """
     roots = [root for root in hung_roots(context) if root.kind is WaitKind.POINT_TO_POINT and root.closed]
     if any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(context)):
         return None
     if not roots:
         return _unmatched_halves(context)
     if context.difference is not None and any(root.kind is WaitKind.COLLECTIVE for root in hung_roots(context)):
-        return None  # a rank skipped a collective, and its wait for a partner follows from that
+        return None  # a skipped collective explains the wait for a partner
     other_roots = [root for root in hung_roots(context) if root.kind is not WaitKind.POINT_TO_POINT]
     pattern_break = _find_pattern_break(context, roots)
     place = pattern_break.place if pattern_break else _origin_of_mismatch(context, roots)
@@ -57,7 +62,10 @@ def p2p_unmatched(context: DiagnosisContext) -> Explanation | None:
 
 
 def _unmatched_halves(context: DiagnosisContext) -> Explanation | None:
-    """Both ranks called a half and the network has delivered everything, but the halves do not match."""
+    """Explain a hang in which both ranks called a send or receive, but the calls do not match each other.
+
+    The network has delivered all data. Return None if it has not, or if no root is in such a transfer.
+    """
     roots = [root for root in hung_roots(context) if root.kind is WaitKind.TRANSPORT]
     roots = [root for root in roots if root.call is not None and operation(root.call) in TRANSFERS]
     if not roots or any(unacknowledged_sockets(context.evidence)):
@@ -77,7 +85,7 @@ def _unmatched_halves(context: DiagnosisContext) -> Explanation | None:
 
 
 def _wait_facts(context: DiagnosisContext, root: Wait) -> Facts:
-    """Return the facts about a rank's wait. For an unmatched transfer they name its half and its partners."""
+    """Return the facts about a rank's wait. For an unmatched transfer, they include its operation and its partners."""
     call = root.call if root.kind is WaitKind.POINT_TO_POINT else None
     half: Facts | None = {"op": call.op, "sends": "send" in operation(call), "peers": root.peers} if call else None
     return {"rank": root.rank, "blocked_in": root.blocked_in, "transfer": half, "line": wait_place(context, root)}
@@ -85,16 +93,20 @@ def _wait_facts(context: DiagnosisContext, root: Wait) -> Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class _PatternBreak:
-    """The only rank among the awaited ones that broke the pattern of its earlier iterations."""
+    """The only awaited rank that did not repeat the pattern of its earlier iterations."""
 
     rank: int
-    place: Place | None
-    step: int | None
-    facts: Facts  # what it did
+    place: Place | None  # where the fix belongs
+    step: int | None  # step in which the rank broke its pattern
+    facts: Facts  # how the rank broke its pattern
 
 
 def _find_pattern_break(context: DiagnosisContext, roots: Sequence[Wait]) -> _PatternBreak | None:
-    """Return the rank that left its rounds, skipped a transfer, changed its partner or skipped the others' wait."""
+    """Return how the only awaited rank that broke its pattern of transfers did so.
+
+    It ended its loop of transfers, skipped a transfer, changed its partner, or skipped the wait that the others are in.
+    Return None if no rank or several ranks did.
+    """
     ranks = sorted({rank for root in roots for rank in (root.rank, *root.peers)})
     timelines = {rank: context.timelines[rank] for rank in ranks if rank in context.timelines}
     awaited_timelines = {rank: line for rank, line in timelines.items() if any(rank in root.peers for root in roots)}
@@ -104,10 +116,10 @@ def _find_pattern_break(context: DiagnosisContext, roots: Sequence[Wait]) -> _Pa
         facts: Facts = {"did": "left its rounds", "op": last.op, "line": last.place}
         return _PatternBreak(rank=rank, place=_loop_exit(context, last.place), step=last.step, facts=facts)
     departures = {
-        rank: rank_departure for rank, line in awaited_timelines.items() if (rank_departure := departure(line))
+        rank: rank_departure for rank, line in awaited_timelines.items() if (rank_departure := pattern_break(line))
     }
     departures = {
-        rank: rank_departure for rank, rank_departure in departures.items() if rank_departure.expected.transfer
+        rank: rank_departure for rank, rank_departure in departures.items() if rank_departure.expected.is_transfer
     }
     if len(departures) == 1:
         ((rank, rank_departure),) = departures.items()
@@ -115,11 +127,11 @@ def _find_pattern_break(context: DiagnosisContext, roots: Sequence[Wait]) -> _Pa
         branch = branch_that_skipped_call(context, rank, path, same_rank=True) if path else None
         place = branch or _skipping_branch(context, rank_departure.expected.place)
         facts = {"did": "skipped", "op": rank_departure.expected.op, "line": rank_departure.expected.place}
-        return _PatternBreak(rank=rank, place=place, step=rank_departure.made.step, facts=facts)
+        return _PatternBreak(rank=rank, place=place, step=rank_departure.actual.step, facts=facts)
     partner_changes = {
         rank: call
         for rank in timelines
-        if rank in context.status_files and (call := other_partner(context.status_files[rank]))
+        if rank in context.status_files and (call := call_with_changed_peer(context.status_files[rank]))
     }
     if len(partner_changes) == 1:
         ((rank, call),) = partner_changes.items()
@@ -129,6 +141,7 @@ def _find_pattern_break(context: DiagnosisContext, roots: Sequence[Wait]) -> _Pa
 
 
 def _skipped_wait(context: DiagnosisContext, roots: Sequence[Wait]) -> _PatternBreak | None:
+    """Return the pattern break of the only rank that skipped the wait that the others are in, or None."""
     rank = rank_that_skipped_wait(context, [root.rank for root in roots])
     if rank is None:
         return None
@@ -140,20 +153,20 @@ def _skipped_wait(context: DiagnosisContext, roots: Sequence[Wait]) -> _PatternB
 
 
 def _transfers_with(context: DiagnosisContext, rank: int, partner: int) -> list[Event]:
-    """Return the rank's transfers with `partner` whose callers are known."""
+    """Return the rank's transfers with `partner`, without those whose call path is unknown."""
     return [
-        event for event in context.timelines[rank].events if event.transfer and event.root == partner and event.chain
+        event for event in context.timelines[rank].events if event.is_transfer and event.root == partner and event.chain
     ]
 
 
 def _skipping_branch(context: DiagnosisContext, place: Place | None) -> Place | None:
-    """Return the branch that decides whether the skipped call is reached, else the line of the call."""
+    """Return the branch that decides whether the call at `place` is reached. If there is none, return `place`."""
     branch = context.program.deciding_branch(place, None) if place else None
     return place if branch is None else branch.place
 
 
 def _loop_exit(context: DiagnosisContext, place: Place | None) -> Place | None:
-    """Return the line that leaves the loop around the call, else the line of the loop."""
+    """Return the line that leaves the loop around `place`, or else the line of the loop, or else `place`."""
     loop = next(iter(context.program.loops_around(place)), None) if place else None
     if loop is None:
         return place
@@ -161,17 +174,17 @@ def _loop_exit(context: DiagnosisContext, place: Place | None) -> Place | None:
 
 
 def _origin_of_mismatch(context: DiagnosisContext, roots: Sequence[Wait]) -> Place | None:
-    """Return the line from which two sides of a transfer get arguments or iterations that do not match, or None.
+    """Return the line that makes the two sides of a transfer not match, or None if the source code does not show it.
 
-    First try the arguments: a partner or tag that depends on the rank. Then try the loops around the waiting lines: a
-    number of iterations that may differ between ranks, and with it the number of transfers.
+    First the arguments are examined: a partner or tag that depends on the rank. Then the loops around the waiting lines
+    are examined: a number of iterations, and so of transfers, that may differ between ranks.
     """
     for root in roots:
         frames = tuple(reversed(program_frames(context, root.rank)))
         transfers = [event for peer in root.peers for event in _transfers_with(context, root.rank, peer)]
         chain = transfers[-1].chain if transfers else frames
         origin = origin_of_arguments(context.program, chain, own_rank=False)
-        if origin is not None and origin.of_rank:
+        if origin is not None and origin.differs_by_rank:
             return origin.place
     for root in roots:
         frames = tuple(reversed(program_frames(context, root.rank)))
@@ -183,11 +196,11 @@ def _origin_of_mismatch(context: DiagnosisContext, roots: Sequence[Wait]) -> Pla
 
 
 def _transfer_ranks(context: DiagnosisContext) -> tuple[int, ...]:
-    """Return the ranks that wait in a transfer, and the ranks that they wait for."""
+    """Return the ranks that wait in a transfer and the ranks for which they wait."""
     waiting = [root for root in context.roots if root.kind in (WaitKind.POINT_TO_POINT, WaitKind.TRANSPORT)]
     return tuple(sorted({rank for root in waiting for rank in (root.rank, *root.peers)}))
 
 
 def _all_peers_wait(roots: Sequence[Wait]) -> bool:
-    """Return whether every awaited rank is a root in a transfer too, so that no side skipped its half."""
+    """Return whether every awaited rank waits in a transfer too, so that no side skipped its call."""
     return {peer for root in roots for peer in root.peers} <= {root.rank for root in roots}

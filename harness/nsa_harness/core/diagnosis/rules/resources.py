@@ -1,4 +1,4 @@
-"""Rules about resources: memory, requests that the machine refused, idle GPUs, and a shutdown that never finishes."""
+"""Rules about resources: memory, requests that the operating system refused, idle GPUs and hanging shutdowns."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from nsa_harness.core.verdict.wait import Wait
 _ASSERTION = re.compile(r"Assertion [`'].*?['`] failed")
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
 _OS_ERRORS = frozenset({"OSError", "IOError", "BlockingIOError", "socket.error"})
-# Errors of a machine that has run out of a resource or refuses it, by their error number on Linux. Each value is a
-# key of [refused] in causes.toml.
+# Linux error numbers that mean that the operating system is out of a resource or refuses it. The values are keys of
+# [refused] in causes.toml.
 _ENOSPC, _EDQUOT = "ENOSPC", "EDQUOT"
 _REFUSED_ERRNOS = {
     5: "EIO",
@@ -49,7 +49,7 @@ _REFUSED_ERRNOS = {
     116: "ESTALE",
     122: _EDQUOT,
 }
-# Messages of torch 2.11 and 2.13 that have no error number.
+# Messages of PyTorch 2.11 and 2.13 that contain no error number.
 _REFUSED_TEXTS = (
     (re.compile(r"\bEADDRINUSE\b"), "EADDRINUSE"),
     (re.compile(r"No space left on device"), _ENOSPC),
@@ -62,13 +62,17 @@ _REFUSED_TEXTS = (
 
 @rule_if(first_own_failure)
 def host_oom(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """The host ran out of memory: an allocation failed, or the kernel killed the rank or its worker."""
-    if first.raised is not None:
-        return _explain_failed_allocation(context, first, first.raised)
+    """Explain a run in which the host ran out of memory. Return None for any other run.
+
+    Either an allocation failed, or the kernel killed the rank or its worker.
+    """
+    if first.exception is not None:
+        return _explain_failed_allocation(context, first, first.exception)
     return _explain_oom_kill(context, first) if first.status == -signal.SIGKILL else None
 
 
 def _explain_failed_allocation(context: DiagnosisContext, first: Failure, error: RaisedException) -> Explanation | None:
+    """Explain an exception about a failed allocation or a worker killed for memory. Return None for any other."""
     worker_pid = next((pid for pid in _pids_killed_by_kernel(context) if f"(pid {pid})" in error.message), None)
     if error.type != "MemoryError" and worker_pid is None and not Cause.HOST_OOM.find_message(error.message):
         return None
@@ -88,9 +92,10 @@ def _explain_failed_allocation(context: DiagnosisContext, first: Failure, error:
 
 
 def _explain_oom_kill(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """The kernel killed a rank to free memory.
+    """Explain the SIGKILL of a rank by the kernel's out-of-memory killer, or return None if nothing points to it.
 
-    Any process may send SIGKILL. The kernel's log names the killed process; its counter only shows that one was killed.
+    Any process may send SIGKILL. The kernel's log names the process that was killed; its counter only shows that some
+    process was killed.
     """
     rank = context.rank(first.rank)
     is_named = rank is not None and rank.pid in _pids_killed_by_kernel(context)
@@ -114,19 +119,21 @@ def _explain_oom_kill(context: DiagnosisContext, first: Failure) -> Explanation 
 
 
 def _pids_killed_by_kernel(context: DiagnosisContext) -> set[int]:
+    """Return the pids of processes that the kernel killed to free memory."""
     memory = context.evidence.memory
     pids = set(killed_pids(memory.kill_messages)) if memory else set()
     return pids | {sending.pid for sending in context.evidence.signals if sending.sender.startswith("kernel")}
 
 
 def _memory_limit_bytes(context: DiagnosisContext) -> int | None:
+    """Return the memory limit of the run's control groups, or the machine's memory if there is no limit, or None."""
     memory = context.evidence.memory
     return memory.limit_bytes or memory.total_bytes if memory else None
 
 
 @rule_if(first_own_exception)
 def cuda_oom(context: DiagnosisContext, first: Failure, error: RaisedException) -> Explanation | None:
-    """A rank ran out of GPU memory."""
+    """Explain a run in which a rank ran out of GPU memory. Return None for any other run."""
     if not error.type.endswith("OutOfMemoryError") and not Cause.CUDA_OOM.find_message(error.message):
         return None
     return Explanation(
@@ -141,7 +148,7 @@ def cuda_oom(context: DiagnosisContext, first: Failure, error: RaisedException) 
 
 @rule_if(first_own_failure)
 def cuda_assert(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """An assertion failed inside a kernel on the GPU."""
+    """Explain a run in which an assertion failed in a GPU kernel. Return None for any other run."""
     rank = context.rank(first.rank)
     stderr_text = " ".join(rank.error_lines) if rank else ""
     if not Cause.CUDA_ASSERT.find_message(f"{first.text} {stderr_text}"):
@@ -149,17 +156,20 @@ def cuda_assert(context: DiagnosisContext, first: Failure) -> Explanation | None
     assertion = _ASSERTION.search(stderr_text)
     return Explanation(
         cause=Cause.CUDA_ASSERT,
-        evidence=EvidenceKind.EFFECT,  # the cause is certain, but the line is where the rank noticed it
+        evidence=EvidenceKind.EFFECT,  # the cause is certain, but the line only shows where the rank noticed it
         facts={"assertion": assertion[0] if assertion else ""},
         ranks=failed_ranks([first]),
-        place=exception_place(context, first.rank, first.raised) if first.raised else None,
-        proof=(first.raised.proof if first.raised else f"rank{first.rank}/stderr.log",),
+        place=exception_place(context, first.rank, first.exception) if first.exception else None,
+        proof=(first.exception.proof if first.exception else f"rank{first.rank}/stderr.log",),
     )
 
 
 @rule_if(first_own_exception)
 def dataloader_worker_died(context: DiagnosisContext, first: Failure, error: RaisedException) -> Explanation | None:
-    """A DataLoader worker died. torch raises this error at any line of the rank, so only its message identifies it."""
+    """Explain a run in which a DataLoader worker died. Return None for any other run.
+
+    PyTorch may raise this error on any line of the rank, so only the message identifies it.
+    """
     match = Cause.DATALOADER_WORKER_DIED.find_message(error.message)
     if match is None:
         return None
@@ -174,25 +184,31 @@ def dataloader_worker_died(context: DiagnosisContext, first: Failure, error: Rai
 
 @rule_if(first_own_failure)
 def infra(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """The machine refused a request for disk, descriptors, ports or shared memory. The program is not at fault."""
-    if first.raised is None:
+    """Explain a run in which the operating system refused disk space, file descriptors, ports or another resource.
+
+    The program is not at fault. Return None for any other run.
+    """
+    if first.exception is None:
         return _explain_launcher_refusal(context, first)
-    code = _refusal_code(first.raised)
+    code = _refusal_code(first.exception)
     if code is None:
         return None
     return Explanation(
         cause=Cause.INFRA,
-        evidence=EvidenceKind.EFFECT,  # either a limit of the machine, or a program that never releases the resource
+        evidence=EvidenceKind.EFFECT,  # the program may also be at fault, if it never releases the resource
         facts={"variant": "rank", "refused": code, "message": first.text},
         ranks=failed_ranks([first]),
-        place=exception_place(context, first.rank, first.raised),
-        proof=(first.raised.proof,),
+        place=exception_place(context, first.rank, first.exception),
+        proof=(first.exception.proof,),
     )
 
 
 @rule_if(first_own_failure)
 def disk_full(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """The disk was full, and the failure shows no other cause. Even messages could not be written to that disk."""
+    """Explain a failure that may follow from a full disk, on which even messages could not be written.
+
+    Return None if the disk was not full or the failure has another cause.
+    """
     disk = context.evidence.disk_full
     if disk is None or not _may_follow_from_full_disk(first):
         return None
@@ -201,20 +217,21 @@ def disk_full(context: DiagnosisContext, first: Failure) -> Explanation | None:
         evidence=EvidenceKind.PART,
         facts={"variant": "failed", "disk": disk, "failure": first.text},
         ranks=failed_ranks([first]),
-        place=exception_place(context, first.rank, first.raised) if first.raised else None,
+        place=exception_place(context, first.rank, first.exception) if first.exception else None,
         proof=("processes.jsonl",),
     )
 
 
 def _may_follow_from_full_disk(first: Failure) -> bool:
-    if first.raised is not None:
-        return _refusal_code(first.raised) in (_ENOSPC, _EDQUOT)
-    # The kernel sends SIGBUS if the disk has no room for a page of a mapped file.
+    """Return whether a full disk can cause this failure."""
+    if first.exception is not None:
+        return _refusal_code(first.exception) in (_ENOSPC, _EDQUOT)
+    # The kernel sends SIGBUS if a full disk has no room for a page of a memory-mapped file.
     return first.kind in (FailureKind.CODE, FailureKind.LAUNCHER) or first.status == -signal.SIGBUS
 
 
 def _explain_launcher_refusal(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """The launcher ended before it started a rank, and its output names the refused resource."""
+    """Explain the exit of a launcher that started no rank and whose output names a refused resource, or return None."""
     lines = context.evidence.last_lines if first.kind is FailureKind.LAUNCHER else ()
     line, code = next(((line, line_code) for line in lines if (line_code := _refusal_code_in(line))), ("", None))
     if code is None:
@@ -228,9 +245,9 @@ def _explain_launcher_refusal(context: DiagnosisContext, first: Failure) -> Expl
 
 
 def _refusal_code(error: RaisedException) -> str | None:
-    """Return the resource or system call that the machine refused, as a key of [refused] in causes.toml, or None.
+    """Return the resource or system call that was refused, as a key of [refused] in causes.toml, or None.
 
-    An error number counts only in an OSError, or in the error that a DataLoader worker passed on.
+    An error number counts only in an OSError, or in an error that a DataLoader worker passed on.
     """
     number = _ERRNO.search(error.message)
     if number and (error.type in _OS_ERRORS or "DataLoader worker" in error.message):
@@ -239,14 +256,16 @@ def _refusal_code(error: RaisedException) -> str | None:
 
 
 def _refusal_code_in(text: str) -> str | None:
+    """Return the first refused resource that the text names, as a key of [refused] in causes.toml, or None."""
     return next((code for pattern, code in _REFUSED_TEXTS if pattern.search(text)), None)
 
 
-_BUSY_SHARE, _IDLE_BYTES = 0.5, 64 << 20  # the driver alone holds some MiB on each GPU
+_BUSY_SHARE = 0.5  # a shared GPU with at least this utilization counts as busy
+_IDLE_BYTES = 64 << 20  # a GPU with at most this much used memory counts as unused; the driver needs some of it
 
 
 def idle_device(context: DiagnosisContext) -> Explanation | None:
-    """No rank uses one GPU, while several ranks share another GPU."""
+    """Report that one GPU is idle while several ranks share another GPU. Return None if no snapshot shows that."""
     snapshots = [snapshot for snapshot in context.evidence.snapshots if snapshot.gpus]
     ranks = {rank.pid for rank in context.evidence.ranks if rank.pid is not None}
     gpus = snapshots[-1].gpus if snapshots else ()
@@ -274,6 +293,7 @@ def idle_device(context: DiagnosisContext) -> Explanation | None:
 
 
 def _is_idle(snapshot: Snapshot, index: int) -> bool:
+    """Return whether the GPU was idle in the snapshot: no process, no use, and almost no memory."""
     gpu = next((candidate for candidate in snapshot.gpus if candidate.index == index), None)
     return gpu is not None and gpu.utilisation == 0 and not gpu.pids and (gpu.used_bytes or 0) <= _IDLE_BYTES
 
@@ -283,7 +303,7 @@ def _gpu_facts(gpu: Gpu) -> Facts:
 
 
 def _finished_program(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...]] | None:
-    """Find the first root whose program has finished, and the ranks of all such roots."""
+    """Find the first root whose program has finished, and the ranks of all such roots. Return None if there is none."""
     snapshot = context.last_snapshot
     return root_where(lambda root: root.rank in snapshot and is_shutting_down(snapshot[root.rank]), all_matching=True)(
         context
@@ -292,7 +312,7 @@ def _finished_program(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...]]
 
 @rule_if(_finished_program)
 def shutdown_hang(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-    """A rank's program has finished, but its process does not exit."""
+    """Explain a hang in which a rank's program has finished but its process does not exit."""
     thread_line = awaited_thread_line(context, root)
     place = thread_line or wait_place(context, root)
     return Explanation(

@@ -1,6 +1,6 @@
-"""Rules about faults that end no run: numbers that are not finite, replicas that differ, memory that grows.
+"""Rules about faults that do not end a run: values that are not finite, replicas that differ, memory that grows.
 
-Their findings are noted with any verdict, even a PASS. Each rule allows for what a program may do on purpose.
+Their findings are reported with any verdict, even a PASS. Each rule ignores what a program may do on purpose.
 """
 
 from __future__ import annotations
@@ -31,17 +31,21 @@ from nsa_harness.core.evidence.health_samples import (
 )
 from nsa_harness.core.report import Facts, Place, Status
 
-_BAD_LOSSES = 3  # at the end, in a row: a single broken batch that the program skips does not count
-_MIN_GRADIENT_SAMPLES = 4  # fewer samples do not show that a gradient never came
-# Memory grows if it rose for at least this many steps and samples, and about as fast in the later half as before.
-_GROWTH_STEPS, _GROWTH_SAMPLES = 32, 8
-_GROWTH_BYTES, _GROWTH_SHARE = 48 << 20, 0.15
-_FEWER_STEPS, _LARGE_SHARE, _STEADY = 20, 0.5, 0.98  # a shorter run has to grow more, and in nearly every sample
-_CONTINUES = 0.6  # smallest slope of the later half, as a share of the slope of the earlier half
-_RISING = 0.8  # smallest share of pairs of samples of which the later one is larger
-# Waiting for data: smallest share of each half of the run; smallest total time; smallest number of steps; and the
-# number of first steps that do not count.
-_WAITING, _WAITED_S, _WAITED_STEPS, _WARM_STEPS = 0.5, 5.0, 8, 2
+_BAD_LOSSES = (
+    3  # so many losses in a row, up to the end of the run, must not be finite; a single bad batch does not count
+)
+_MIN_GRADIENT_SAMPLES = 4  # with fewer samples, a parameter may still receive a gradient later
+_GROWTH_SAMPLES = 8  # memory growth needs at least this many samples
+_GROWTH_BYTES = 48 << 20  # smallest growth that is reported
+_GROWTH_STEPS, _GROWTH_SHARE = 32, 0.15  # a run with this many steps must grow by this share of its first sample
+# A run with fewer steps, but at least _FEWER_STEPS, must grow by _LARGE_SHARE, and in nearly all pairs of samples.
+_FEWER_STEPS, _LARGE_SHARE, _STEADY = 20, 0.5, 0.98
+_CONTINUES = 0.6  # memory must grow at least this fast in the second half of a run, relative to the first half
+_RISING = 0.8  # in at least this share of all pairs of samples, the later sample must be larger
+_WAITING = 0.5  # a rank must wait for data in at least this share of each half of the run
+_WAITED_S = 5.0  # a rank must wait for data for at least this many seconds in total
+_WAITED_STEPS = 8  # waits for data are only judged over at least this many steps
+_WARM_STEPS = 2  # waits for data in these first steps do not count
 
 Sample = TypeVar("Sample")
 ByRank = list[tuple[int, Sample]]
@@ -50,14 +54,17 @@ ByRank = list[tuple[int, Sample]]
 def _samples_by_rank(
     context: DiagnosisContext, values_of: Callable[[HealthSamples], Iterable[Sample]]
 ) -> ByRank[Sample]:
-    """Return what `of` takes from the health samples of each rank."""
+    """Return the values that `values_of` returns for the health samples of each rank, each together with its rank."""
     return [(rank.rank, sample) for rank in context.evidence.ranks if rank.health for sample in values_of(rank.health)]
 
 
 def _with_samples(
     values_of: Callable[[HealthSamples], Iterable[Sample]],
 ) -> Callable[[DiagnosisContext], tuple[ByRank[Sample]] | None]:
-    """Find what `of` takes from the health samples of each rank; None if that is nothing."""
+    """Return a function for `@rule_if` that finds the values that `values_of` returns for each rank's health samples.
+
+    It returns None if there are no such values.
+    """
 
     def find(context: DiagnosisContext) -> tuple[ByRank[Sample]] | None:
         samples = _samples_by_rank(context, values_of)
@@ -69,7 +76,7 @@ def _with_samples(
 def _with_ranks(
     matches: Callable[[HealthSamples], object],
 ) -> Callable[[DiagnosisContext], tuple[ByRank[HealthSamples]] | None]:
-    """Find the ranks whose health samples match."""
+    """Return a function for `@rule_if` that finds the ranks whose health samples match, or None if there are none."""
     return _with_samples(lambda samples: [samples] if matches(samples) else [])
 
 
@@ -83,7 +90,7 @@ def _explain_samples(
     evidence: EvidenceKind = EvidenceKind.EFFECT,
     left_open: tuple[OpenQuestion, ...] = (),
 ) -> Explanation:
-    """Return an explanation whose proof is the health samples of these ranks."""
+    """Return an explanation that names the health samples of these ranks as its proof."""
     ranks = tuple(sorted(set(ranks)))
     return Explanation(
         cause=cause,
@@ -98,6 +105,7 @@ def _explain_samples(
 
 
 def _is_not_finite(samples: HealthSamples) -> bool:
+    """Return whether the rank's parameters are not finite at the end, or its last three losses are not."""
     return samples.non_finite_parameters is not None or (
         samples.non_finite_loss is not None and samples.bad_in_a_row >= _BAD_LOSSES
     )
@@ -105,19 +113,23 @@ def _is_not_finite(samples: HealthSamples) -> bool:
 
 @rule_if(_with_ranks(_is_not_finite))
 def nan(_: DiagnosisContext, broken_ranks: ByRank[HealthSamples]) -> Explanation:
-    """Parameters are not finite at the end, or the last losses are not finite."""
+    """Report parameters that are not finite at the end of a run, or a series of non-finite losses that lasts until its
+    end.
+
+    The ranks at fault are those on which a value first became NaN or infinite.
+    """
     losses = {rank: samples.non_finite_loss for rank, samples in broken_ranks if samples.non_finite_loss is not None}
     parameters = {
         rank: samples.non_finite_parameters
         for rank, samples in broken_ranks
         if samples.non_finite_parameters is not None
     }
-    # Within a step the loss comes first: its backward pass carries the broken value to the parameters.
+    # Within a step, the loss comes first: its backward pass carries the value to the parameters.
     first_value = min((*losses.values(), *parameters.values()), key=lambda broken_at: broken_at.step)
     ranks_by_loss = [rank for rank, loss in losses.items() if loss.step == first_value.step]
     ranks = ranks_by_loss or [rank for rank, broken_at in parameters.items() if broken_at.step == first_value.step]
     name = next((broken_at.names[0] for broken_at in parameters.values() if broken_at.names), None)
-    # Gradients are averaged, so parameters that broke on several ranks at once may have broken on one of them first.
+    # Gradients are averaged over ranks, so one rank may have made the parameters of several ranks non-finite.
     is_origin_known = bool(first_value.place) or len(ranks) == 1
     evidence = EvidenceKind.RECORD if is_origin_known else EvidenceKind.EFFECT
     return _explain_samples(
@@ -136,7 +148,10 @@ def nan(_: DiagnosisContext, broken_ranks: ByRank[HealthSamples]) -> Explanation
 
 
 def _divergences(context: DiagnosisContext) -> tuple[list[ReplicaDivergence]] | None:
-    """Find the divergence of each model in each group of ranks, if all ranks of the group have samples of it."""
+    """Find the models whose replicas differ, in each group of ranks that should have equal replicas.
+
+    A group is skipped if a rank of it has no samples of the model. Return None if no replicas differ.
+    """
     groups: dict[tuple[int, tuple[int, ...]], dict[int, Replica]] = {}
     for rank, replica in _samples_by_rank(context, lambda samples: samples.replicas):
         groups.setdefault((replica.number, replica.ranks), {})[rank] = replica
@@ -147,7 +162,7 @@ def _divergences(context: DiagnosisContext) -> tuple[list[ReplicaDivergence]] | 
 
 @rule_if(_divergences)
 def replica_divergence(_: DiagnosisContext, divergences: Sequence[ReplicaDivergence]) -> Explanation:
-    """Replicas that should be equal, because DDP or the program made them so, differ in the last common sample."""
+    """Report replicas of a model that differ in their last common sample although they are meant to be equal."""
     first = min(divergences, key=lambda divergence: divergence.round)
     name = first.names[0] if first.names else None
     return _explain_samples(
@@ -168,7 +183,10 @@ def replica_divergence(_: DiagnosisContext, divergences: Sequence[ReplicaDiverge
 
 @rule_if(_with_samples(lambda samples: samples.overwritten_files))
 def shared_file(_: DiagnosisContext, files: ByRank[OverwrittenFile]) -> Explanation | None:
-    """Several ranks wrote one file from its beginning, so only one content survives, or several are mixed."""
+    """Report a file that several ranks wrote from its beginning, so that they overwrote each other's contents.
+
+    Return None if every file was written by one rank only.
+    """
     writers: dict[str, dict[int, OverwrittenFile]] = {}
     for rank, file in files:
         writers.setdefault(file.path, {})[rank] = file
@@ -187,14 +205,16 @@ def shared_file(_: DiagnosisContext, files: ByRank[OverwrittenFile]) -> Explanat
 
 @dataclass(frozen=True, kw_only=True)
 class _Growth:
-    slope_bytes: float  # per step
+    """Memory growth of one rank."""
+
+    slope_bytes: float  # bytes per step
     grown_bytes: int
     first_step: int
     last_step: int
 
 
 def memory_growth(context: DiagnosisContext) -> Explanation | None:
-    """Memory grows with the steps until the end, about as fast late in the run as early."""
+    """Report memory that grows from step to step until the end of the run, or return None if no rank's memory does."""
     memory_kinds: Mapping[str, Callable[[MemorySample], int | None]] = {
         "host": lambda point: point.anonymous_bytes,
         "GPU": lambda point: point.gpu_bytes,
@@ -223,10 +243,16 @@ def memory_growth(context: DiagnosisContext) -> Explanation | None:
 
 
 def _memory_growth_of(memory: Sequence[MemorySample], bytes_of: Callable[[MemorySample], int | None]) -> _Growth | None:
-    """Return the growth of one rank's memory, or None if it does not grow or levels off."""
+    """Return the growth of one rank's memory, or None if it does not grow or if it levels off.
+
+    `bytes_of` returns the host or GPU memory of a sample. The growth must continue in the later half of the run at
+    about the rate of the earlier half.
+    """
     points = [(point.step, amount) for point in memory if (amount := bytes_of(point)) is not None]
     last = points[-1][0] if points else 0
-    points = [(step, amount) for step, amount in points if step >= last / 8]  # before that, caches and pools fill
+    points = [
+        (step, amount) for step, amount in points if step >= last / 8
+    ]  # in the first eighth, caches and memory pools fill
     if last < _FEWER_STEPS or len(points) < _GROWTH_SAMPLES:
         return None
     late_points = [point for point in points if point[0] >= last / 2]
@@ -244,12 +270,18 @@ def _memory_growth_of(memory: Sequence[MemorySample], bytes_of: Callable[[Memory
 
 
 def _slope(points: Sequence[tuple[int, int]]) -> float:
-    """Return the slope of Theil and Sen: the median over all pairs, which a few outliers do not move."""
+    """Return the slope of the points in bytes per step: the median of the slopes of all pairs (Theil-Sen estimator).
+
+    Outliers hardly change it.
+    """
     return median((b - a) / (y - x) for (x, a), (y, b) in combinations(points, 2) if y > x)
 
 
 def input_bound(context: DiagnosisContext) -> Explanation | None:
-    """A rank waits for its data loader most of the time, in both halves of the run."""
+    """Report ranks that wait for their data loader most of the time, in both halves of the run.
+
+    Return None if no rank does.
+    """
     waits = {
         rank: wait
         for rank, data_waits in _samples_by_rank(context, lambda samples: [samples.data_waits])
@@ -274,7 +306,10 @@ def input_bound(context: DiagnosisContext) -> Explanation | None:
 
 
 def _steady_wait(data_waits: Sequence[DataWait]) -> DataWait | None:
-    """Return how long a rank waited for data after its first steps; None if it waited little or only for a while."""
+    """Return the total time that a rank waited for data after its first steps.
+
+    Return None if the time is short, or if it is a small share of the first or second half of the run.
+    """
     points = [point for point in data_waits if point.step > _WARM_STEPS]
     if not points or points[-1].step - points[0].step < _WAITED_STEPS:
         return None
@@ -291,7 +326,10 @@ def _steady_wait(data_waits: Sequence[DataWait]) -> DataWait | None:
 
 
 def no_gradient(context: DiagnosisContext) -> Explanation | None:
-    """Parameters never have a gradient. The most specific evidence answers: a trace, an optimizer, a backward pass."""
+    """Report parameters that never received a gradient, or return None if there are none.
+
+    Traces show this best, then the gradients at optimizer steps, then the gradients after backward passes.
+    """
     explanations = (
         rule(context)
         for rule in (
@@ -306,6 +344,7 @@ def no_gradient(context: DiagnosisContext) -> Explanation | None:
 
 
 def _missing_in_traces(context: DiagnosisContext) -> tuple[dict[int, tuple[str, ...]]] | None:
+    """Find the parameters that the traces show without a gradient, by rank. Return None if there are none."""
     lacking = {rank.rank: rank.traces.missing_parameters for rank in context.evidence.ranks}
     lacking = {rank: names for rank, names in lacking.items() if names}
     return (lacking,) if lacking else None
@@ -313,6 +352,7 @@ def _missing_in_traces(context: DiagnosisContext) -> tuple[dict[int, tuple[str, 
 
 @rule_if(_missing_in_traces)
 def _no_gradient_in_traces(_: DiagnosisContext, missing_by_rank: Mapping[int, Sequence[str]]) -> Explanation:
+    """Report the parameters that the traces show without a gradient."""
     names = sorted({name for names in missing_by_rank.values() for name in names})
     return Explanation(
         cause=Cause.NO_GRADIENT,
@@ -326,7 +366,7 @@ def _no_gradient_in_traces(_: DiagnosisContext, missing_by_rank: Mapping[int, Se
 
 @rule_if(_with_ranks(lambda samples: samples.without_gradient_count and samples.sample_count >= _MIN_GRADIENT_SAMPLES))
 def _no_gradient_in_optimizer(_: DiagnosisContext, ranks_without: ByRank[HealthSamples]) -> Explanation:
-    """An optimizer has parameters whose module ran, but that had a gradient in no sample."""
+    """Report parameters of an optimizer that had no gradient in any sample although their module was called."""
     names = list(dict.fromkeys(name for _, samples in ranks_without for name in samples.without_gradient))
     module_place = next(
         (samples.without_gradient_place for _, samples in ranks_without if samples.without_gradient_place), Place()
@@ -347,7 +387,7 @@ def _no_gradient_in_optimizer(_: DiagnosisContext, ranks_without: ByRank[HealthS
     _with_ranks(lambda samples: samples.zero_gradient_count and samples.zero_gradient_samples >= _MIN_GRADIENT_SAMPLES)
 )
 def _zero_gradients_in_optimizer(_: DiagnosisContext, ranks_with_zeros: ByRank[HealthSamples]) -> Explanation:
-    """Every gradient of an optimizer was zero in every sample, so its steps change nothing."""
+    """Report an optimizer whose gradients were all zero in every sample, so that its steps changed nothing."""
     largest = max((samples for _, samples in ranks_with_zeros), key=lambda samples: samples.zero_gradient_count)
     return _explain_samples(
         Cause.NO_GRADIENT,
@@ -363,10 +403,10 @@ def _zero_gradients_in_optimizer(_: DiagnosisContext, ranks_with_zeros: ByRank[H
 def _with_model_after_backward(
     matches: Callable[[GradientArrivals], object],
 ) -> Callable[[DiagnosisContext], tuple[list[int], GradientArrivals] | None]:
-    """Find the first model whose gradients match after a backward pass, and its ranks.
+    """Return a function for `@rule_if` that finds the first model whose gradients after backward match, with its ranks.
 
-    Without an optimizer, nothing shows which parameters are meant to be trained. So the probe skips modules that run
-    without gradients, and parameters that the program writes itself.
+    These samples are for programs without an optimizer. Nothing shows there which parameters are meant to be trained,
+    so the probe skips modules that run without gradients and parameters that the program writes itself.
     """
 
     def find(context: DiagnosisContext) -> tuple[list[int], GradientArrivals] | None:
@@ -385,6 +425,7 @@ def _with_model_after_backward(
 
 @rule_if(_with_model_after_backward(lambda model: model.zero_gradient_count))
 def _zero_gradients_after_backward(_: DiagnosisContext, ranks: Sequence[int], first: GradientArrivals) -> Explanation:
+    """Report a model whose gradients were all zero after every sampled backward pass."""
     return _explain_samples(
         Cause.NO_GRADIENT,
         ranks,
@@ -396,7 +437,8 @@ def _zero_gradients_after_backward(_: DiagnosisContext, ranks: Sequence[int], fi
 def _no_gradient_after_backward(
     context: DiagnosisContext, ranks: Sequence[int], first: GradientArrivals
 ) -> Explanation:
-    # If every rank leaves out the same part with `detach`, it may be on purpose.
+    """Report parameters of a model that had no gradient after any sampled backward pass."""
+    # If every rank excludes the same parameters with `detach`, the program may do so on purpose.
     on_every_rank = set(ranks) == {rank.rank for rank in context.evidence.ranks if rank.health}
     return _explain_samples(
         Cause.NO_GRADIENT,
@@ -416,7 +458,7 @@ def _no_gradient_after_backward(
 
 @rule_if(_with_samples(lambda samples: samples.unawaited_calls))
 def unwaited_collective(_: DiagnosisContext, calls: ByRank[UnawaitedCall]) -> Explanation:
-    """A line of the program starts asynchronous collectives, and the program never uses any of their handles."""
+    """Report a program line that starts asynchronous collectives whose handles the program never uses."""
     first = calls[0][1]
     return _explain_samples(
         Cause.UNWAITED_COLLECTIVE,
@@ -427,17 +469,18 @@ def unwaited_collective(_: DiagnosisContext, calls: ByRank[UnawaitedCall]) -> Ex
 
 
 @rule_if(_with_samples(lambda samples: samples.dropped_batches))
-def batches_given_up(context: DiagnosisContext, dropped: ByRank[DroppedBatches]) -> Explanation | None:
-    """The program caught exceptions that ended training passes, and lost the batches of these passes.
+def batches_given_up(context: DiagnosisContext, losses: ByRank[DroppedBatches]) -> Explanation | None:
+    """Report batches that were lost because the program caught exceptions which had ended their training passes.
 
-    Only ranks that exited with code 0 count: on any other rank the exception may follow from the failure of the run.
+    Only ranks that exited with code 0 count, because on other ranks the exception may follow from the failure of the
+    run. Return None if there are no such batches.
     """
-    dropped = [(rank, batches) for rank, batches in dropped if _exited_with_0(context, rank)]
-    if not dropped:
+    losses = [(rank, batches) for rank, batches in losses if _exited_with_0(context, rank)]
+    if not losses:
         return None
-    first = min((batches for _, batches in dropped), key=lambda batches: batches.step)
+    first = min((batches for _, batches in losses), key=lambda batches: batches.step)
     same_line = [
-        (rank, batches) for rank, batches in dropped if (batches.type, batches.place) == (first.type, first.place)
+        (rank, batches) for rank, batches in losses if (batches.type, batches.place) == (first.type, first.place)
     ]
     return _explain_samples(
         Cause.SWALLOWED_EXCEPTION,
@@ -446,7 +489,7 @@ def batches_given_up(context: DiagnosisContext, dropped: ByRank[DroppedBatches])
             "variant": "lost_batches",
             "exception": first.type,
             "batches": max(batches.batches for _, batches in same_line),
-            "other_exceptions": len({(batches.type, batches.place) for _, batches in dropped}) - 1,
+            "other_exceptions": len({(batches.type, batches.place) for _, batches in losses}) - 1,
         },
         place=first.place,
         step=first.step,
@@ -454,13 +497,14 @@ def batches_given_up(context: DiagnosisContext, dropped: ByRank[DroppedBatches])
 
 
 def _exited_with_0(context: DiagnosisContext, rank: int) -> bool:
+    """Return whether the rank exited with code 0."""
     evidence = context.rank(rank)
     return evidence is not None and evidence.exit is not None and evidence.exit.status == 0
 
 
 @rule_if(_with_samples(lambda samples: [model for model in samples.gradient_arrivals if model.unset]))
 def uninitialised_parameters(_: DiagnosisContext, models: ByRank[GradientArrivals]) -> Explanation:
-    """Parameters with a gradient had, before the first step, values with which no program starts."""
+    """Report trained parameters whose values before the first step look like uninitialized memory."""
     first = models[0][1]
     return _explain_samples(
         Cause.UNINITIALISED_PARAMETERS,
@@ -475,11 +519,11 @@ def uninitialised_parameters(_: DiagnosisContext, models: ByRank[GradientArrival
     )
 
 
-_EXIT_KINDS = ("atexit", "left", "process group")  # kinds of last messages, the most serious first
+_EXIT_KINDS = ("atexit", "left", "process group")  # kinds of messages at exit, most serious first
 
 
 def dirty_exit(context: DiagnosisContext) -> Explanation | None:
-    """A rank failed at exit or left a resource behind, although every rank exited with code 0."""
+    """Report a failure during exit or an unreleased resource in a run that passed. Return None for other runs."""
     if context.judgement.status is not Status.PASS:
         return None
     messages = [(rank.rank, message) for rank in context.evidence.ranks for message in rank.exit_messages]
@@ -502,28 +546,31 @@ def dirty_exit(context: DiagnosisContext) -> Explanation | None:
     )
 
 
-# Smallest difference that counts, as a share of the parameters' size. Another order of summation causes less.
+# Smallest relative difference of replicas that counts. A different order of summation causes smaller differences.
 MATERIAL = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaDivergence:
-    """How replicas differ in their last common sample, and since when."""
+    """The difference between the replicas of a model in their last common sample, and the ranks at fault."""
 
-    ranks: tuple[int, ...]  # ranks that changed what the others did not, or the minority; else all
-    identified_by: str  # how these ranks differ from the others: "outside", "extra step", "fewer", "" = they do not
-    at: str  # moment of the first sample in which they differ; "before": earlier samples are lost
-    round: int
-    names: tuple[str, ...]  # of parameters that differ in the last sample
-    difference: float  # the largest, as a share of the size
-    in_ddp: bool  # in DDP
+    ranks: tuple[int, ...]  # the ranks at fault; all ranks if that is unknown
+    identified_by: str  # how the ranks at fault were found: see `_ranks_at_fault`
+    at: str  # first sampled moment at which the replicas differ; "before": an earlier sample is lost
+    round: int  # number of training steps at this moment
+    names: tuple[str, ...]  # names of the parameters that differ in the last sample
+    difference: float  # largest difference in the last sample, relative to the size of the parameters
+    in_ddp: bool  # the model is in DDP on every rank
 
 
-_Moment = tuple[str, int]  # `at` and `round` of a sample
+_Moment = tuple[str, int]  # the fields `at` and `round` of a ReplicaSample
 
 
 def first_divergence(replicas: Mapping[int, Replica]) -> ReplicaDivergence | None:
-    """Return how the replicas of one model differ, by rank; None if they end equal, or need not be equal."""
+    """Return the difference between the replicas of one model, given by rank.
+
+    Return None if the replicas are equal in the end or are not meant to be equal.
+    """
     if len(replicas) < 2 or any(
         replica.hook or replica.names != _first_replica(replicas).names for replica in replicas.values()
     ):
@@ -572,10 +619,10 @@ def _should_be_equal(
 ) -> bool:
     """Return whether replicas outside DDP are meant to be equal: they were equal up to some step, and never again.
 
-    While they were equal, all parameters were broadcast, or a step changed all replicas in the same way. Equality only
-    at the start may come from a common seed. Replicas that become equal again are averaged from time to time, and
-    replicas that differ only at the end were changed for an evaluation. Replicas that were never equal are meant to be
-    if the program sums every gradient over all ranks.
+    While they were equal, either all parameters had been broadcast, or a step changed all replicas in the same way. If
+    they were equal only at the start, the reason may be a common seed. If they become equal again later, the program
+    averages them from time to time. If they differ only at the end, an evaluation changed them. Replicas that were
+    never equal are still meant to be equal if the program sums every gradient over all ranks.
     """
     equal_moments = common_moments.index(differing_moments[0])
     if len(differing_moments) < len(common_moments) - equal_moments or differing_moments[0][0] == "over":
@@ -590,11 +637,12 @@ def _should_be_equal(
 
 
 def _first_replica(replicas: Mapping[int, Replica]) -> Replica:
+    """Return the replica of the first rank."""
     return next(iter(replicas.values()))
 
 
 def _sampled_moments(replicas: Mapping[int, Replica]) -> list[_Moment]:
-    """Return the sampled moments of one rank in their order. A moment that came twice counts at its later position."""
+    """Return the moments at which a replica was sampled, in order. A repeated moment counts at its later position."""
     moments = [(sample.at, sample.round) for sample in _first_replica(replicas).samples]
     return list(dict.fromkeys(reversed(moments)))[::-1]
 
@@ -602,9 +650,10 @@ def _sampled_moments(replicas: Mapping[int, Replica]) -> list[_Moment]:
 def _ranks_at_fault(
     samples_by_rank: Mapping[int, Mapping[_Moment, ReplicaSample]], common_moments: Sequence[_Moment], moment: _Moment
 ) -> tuple[tuple[int, ...], str]:
-    """Return the ranks at fault, and how they differ: "outside", "extra step", "fewer" or "".
+    """Return the ranks at fault for a divergence, and how they differ: "outside", "extra step", "fewer" or "".
 
-    Their parameters changed outside a step or in additional steps, or they are the minority; else all ranks count.
+    "outside": only their parameters changed outside a step. "extra step": only they made additional optimizer steps.
+    "fewer": they are the minority. "": all ranks are returned, because none of these is the case.
     """
     all_ranks = tuple(sorted(samples_by_rank))
     position = common_moments.index(moment)
@@ -637,7 +686,7 @@ def _ranks_at_fault(
 
 
 def _last_difference(replicas: Sequence[Replica]) -> tuple[tuple[str, ...], float]:
-    """Return the parts that differ in the last sample, and the largest difference."""
+    """Return the names of the parameters that differ in the last sample, and the largest relative difference."""
     names: list[str] = []
     largest = 0.0
     for number, (first_name, last_name) in enumerate(replicas[0].names):
@@ -649,7 +698,10 @@ def _last_difference(replicas: Sequence[Replica]) -> tuple[tuple[str, ...], floa
 
 
 def _relative_difference(blocks: Sequence[ParameterBlock]) -> float:
-    """Return the difference as a share of the parts' size: infinite if only some parts are finite, 0 if none is."""
+    """Return the largest difference between the blocks, as a share of their size.
+
+    It is infinite if only some blocks contain finite values, and 0 if none does.
+    """
     finite = [block for block in blocks if math.isfinite(block.size) and math.isfinite(block.total)]
     if len(finite) < len(blocks):
         return math.inf if finite else 0.0

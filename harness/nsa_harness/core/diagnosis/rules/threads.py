@@ -1,4 +1,4 @@
-"""Rules about ranks that wait for a thread of their process, and about native code that does not release the GIL."""
+"""Rules about ranks that wait for a thread of their own process, and about native code that never releases the GIL."""
 
 from __future__ import annotations
 
@@ -33,21 +33,24 @@ from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import LOOP_SAMPLES, loop_lines
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 
-# Calls in which a thread waits for the end of another thread, or for its result.
+# Functions in which a thread waits for another thread to end or to return a result, by file.
 _JOIN_CALLS = (
     ("/threading.py", ("join", "_shutdown", "_wait_for_tstate_lock")),
     ("concurrent/futures/_base.py", ("result", "exception", "wait", "as_completed")),
     ("concurrent/futures/thread.py", ("shutdown", "_python_exit")),
 )
 _LOCKS = frozenset({WaitKind.LOCK, WaitKind.UNKNOWN})
-# Waits that a thread or child process could end.
+# Kinds of waits that a thread or child process could end.
 _ENDED_BY_PARTNER = frozenset({WaitKind.LOCK, WaitKind.SLEEP, WaitKind.IO, WaitKind.PIPE})
 
 
 def _wait_for_dead_partner(context: DiagnosisContext) -> tuple[Wait, PrintedMessage] | None:
-    """Find a root that a thread or child could end, and the last messages of a thread or child that died instead."""
+    """Find a root that waits for a thread or child process that has died, and the last message of that thread or child.
+
+    Return None if no root is in a wait that a thread or child could end, or if none has died.
+    """
     waiting = (root for root in hung_roots(context) if root.kind in _ENDED_BY_PARTNER and root.child is None)
-    # A traceback without the name of a thread or child may be one that was caught and printed.
+    # A traceback without the name of a thread or child may be one that the program caught and printed.
     deaths = (
         (root, death) for root in waiting if (rank := context.rank(root.rank)) for death in rank.background_failures
     )
@@ -56,24 +59,29 @@ def _wait_for_dead_partner(context: DiagnosisContext) -> tuple[Wait, PrintedMess
 
 @rule_if(_wait_for_dead_partner)
 def thread_died(context: DiagnosisContext, root: Wait, death: PrintedMessage) -> Explanation:
-    """An exception ended a thread or child process, and the rank waits for something that this one would have done."""
+    """Explain a hang in which a rank waits for a thread or child process that has died from an exception."""
     return Explanation(
         cause=Cause.THREAD_DIED,
         evidence=EvidenceKind.PRINTED,
         facts={**death_facts(death), "function": waiting_function(root), "line": wait_place(context, root)},
         ranks=(root.rank,),
-        place=death.entered or death.place,  # the thread's own function, which lets the exception escape
+        place=death.entered
+        or death.place,  # the function in which the thread started, which did not catch the exception
         proof=(f"rank{root.rank}/stderr.log", *dump_proof(context, root)),
     )
 
 
 def death_facts(death: PrintedMessage) -> Facts:
-    """Return the facts about a thread or child process that an exception ended."""
+    """Return the facts about a thread or child process that died from an exception."""
     return {"died": death.kind, "error": death.error, "raised_at": death.place}
 
 
 def pool_worker_lost(context: DiagnosisContext) -> Explanation | None:
-    """A rank waits for a task of its multiprocessing.Pool, and every worker of the pool waits for a task."""
+    """Explain a hang in which a rank waits for a result of its `multiprocessing.Pool` but every worker waits for a
+    task.
+
+    Return None for any other run.
+    """
     snapshots = ((root, context.last_snapshot.get(root.rank)) for root in hung_roots(context))
     root = next((root for root, snapshot in snapshots if snapshot and _waits_for_idle_pool(snapshot)), None)
     if root is None:
@@ -90,7 +98,7 @@ def pool_worker_lost(context: DiagnosisContext) -> Explanation | None:
 
 @rule_if(root_where(lambda root: root.kind is WaitKind.SLEEP))
 def livelock(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation | None:
-    """A rank polls on one line, sleeping in between, and makes no progress."""
+    """Explain a hang in which a rank polls on one line and sleeps in between. Return None if no livelock is proven."""
     if context.judgement.proof is None or context.judgement.proof.kind is not HangKind.LIVELOCK:
         return None
     return Explanation(
@@ -104,14 +112,14 @@ def livelock(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> E
 
 
 def _root_waiting_for_thread(context: DiagnosisContext) -> tuple[Wait, Stack, str] | None:
-    """Find the first root that waits for another thread which may still act."""
+    """Find the first root that waits for another thread that may still act, or return None."""
     waiting = (root for root in hung_roots(context) if root.kind in _LOCKS and not root.closed)
     return next(((root, *thread) for root in waiting if (thread := awaited_thread(context, root))), None)
 
 
 @rule_if(_root_waiting_for_thread)
 def open_thread_wait(context: DiagnosisContext, root: Wait, stack: Stack, syscall: str) -> Explanation:
-    """A rank waits for another thread. It may still act, but has not done so for longer than an open wait may last."""
+    """Explain a hang in which a rank has waited too long for another thread, although that thread may still act."""
     return Explanation(
         cause=Cause.BLOCKED_IO if syscall else Cause.LOCK_CYCLE,
         evidence=EvidenceKind.OPEN,
@@ -128,10 +136,11 @@ def open_thread_wait(context: DiagnosisContext, root: Wait, stack: Stack, syscal
 
 
 def awaited_thread(context: DiagnosisContext, root: Wait) -> tuple[Stack, str] | None:
-    """Return the stack of the thread that the rank waits for, and the system call in which that thread reads or writes.
+    """Return the thread for which the rank waits, as a stack, and the system call that this thread is in.
 
-    Return None if the rank waits for no thread of the program, or for several. Of several, the one counts that waits
-    for a lock which it holds itself; if all wait for one lock, the first counts.
+    The system call is "" if the thread waits for a lock or runs. Return None if the rank waits for no thread of the
+    program or if it is unclear for which. If several threads may be meant, one that waits for a lock that it holds
+    itself comes first. If all wait for the same lock, the first is returned.
     """
     snapshot, stack = context.last_snapshot.get(root.rank), _training_stack_of(context, root)
     if snapshot is None or stack is None or not any(_has_frame_in(stack.frames, *join) for join in _JOIN_CALLS):
@@ -152,25 +161,26 @@ def awaited_thread(context: DiagnosisContext, root: Wait) -> tuple[Stack, str] |
 
 
 def _waits_for_own_lock(context: DiagnosisContext, stack: Stack) -> bool:
+    """Return whether the thread waits for a lock that it holds itself."""
     lock_line = user_frame(stack.frames)
     return lock_line is not None and context.program.lock_taken_by(lock_line, stack.frames) is not None
 
 
 def awaited_thread_line(context: DiagnosisContext, root: Wait) -> Place | None:
-    """Return the program's line in the thread that the rank waits for, or None: see `awaited_thread`."""
+    """Return the program line of the thread for which the rank waits, or None if `awaited_thread` finds none."""
     thread = awaited_thread(context, root)
     return place_of(context, None, user_frame(thread[0].frames)) if thread else None
 
 
 def _has_frame_in(frames: Sequence[Frame], file: str, names: Sequence[str]) -> bool:
-    """Return whether a frame is in one of these functions. py-spy prefixes a method with its class."""
+    """Return whether a frame is in one of the functions `names` of the file. A class name before it is ignored."""
     return any(frame.file.endswith(file) and frame.function.rpartition(".")[2] in names for frame in frames)
 
 
 def _waits_for_idle_pool(snapshot: RankSnapshot) -> bool:
-    """Return whether the rank waits for a result of its multiprocessing.Pool while every worker waits for a task.
+    """Return whether the rank waits for a result of its `multiprocessing.Pool` while every worker waits for a task.
 
-    A ProcessPoolExecutor would notice the lost worker and raise.
+    This cannot happen with a ProcessPoolExecutor, which notices a lost worker and raises an exception.
     """
     stack = rank_stack(snapshot)
     if stack is None or awaits_result(stack.frames) is not MULTIPROCESSING:
@@ -180,10 +190,8 @@ def _waits_for_idle_pool(snapshot: RankSnapshot) -> bool:
     return bool(workers) and all(awaits_task(worker.frames) for worker in workers)
 
 
-_MISSING_HEARTBEAT_S = (
-    2.0  # a heartbeat is missing after this time: its thread writes four times a second if it gets the GIL
-)
-# Frames between a Python line and the C function that it calls.
+_MISSING_HEARTBEAT_S = 2.0  # after this many seconds a heartbeat counts as missing; it is written four times a second
+# Native frames that lie between a Python frame and the C function that it calls.
 _BRIDGE_FRAMES = (
     "ffi_",
     "libffi",
@@ -198,10 +206,10 @@ _BRIDGE_FRAMES = (
 
 
 def _root_with_gil(context: DiagnosisContext) -> tuple[Wait, Stack] | None:
-    """Find the first root that waits while it holds the GIL, else the first that computes and never releases it.
+    """Find the first root that waits while it holds the GIL, or else the first that computes and never releases it.
 
-    A loop in Python releases the GIL when another thread requests it, so its heartbeat continues. A function of the
-    interpreter itself, such as a regular-expression search, does not release it.
+    A loop in Python releases the GIL whenever another thread requests it, so its heartbeat continues. A single function
+    of the interpreter, such as a regular-expression search, does not release it. Return None if no root holds the GIL.
     """
     holders = [
         (root, stack)
@@ -219,7 +227,7 @@ def _root_with_gil(context: DiagnosisContext) -> tuple[Wait, Stack] | None:
 
 @rule_if(_root_with_gil)
 def gil_held_native(context: DiagnosisContext, root: Wait, stack: Stack) -> Explanation:
-    """A rank is in native code and holds the GIL, so no other Python thread can run."""
+    """Explain a hang in which a rank is in native code and holds the GIL, so that no other Python thread can run."""
     computes = root.kind is WaitKind.COMPUTE
     return Explanation(
         cause=Cause.GIL_HELD_NATIVE,
@@ -232,7 +240,7 @@ def gil_held_native(context: DiagnosisContext, root: Wait, stack: Stack) -> Expl
 
 
 def _has_no_heartbeat_in_samples(context: DiagnosisContext, root: Wait) -> bool:
-    """Return whether all recent samples show one line, and no heartbeat came since the first of them."""
+    """Return whether all recent samples show the same line and no heartbeat was written since the first of them."""
     sampled_s = [sample.at_s for sample in context.evidence.samples if sample.rank == root.rank][-LOOP_SAMPLES:]
     lines = loop_lines(root, context.evidence.samples)
     sampled_for_s = context.evidence.snapshots[-1].at_s - sampled_s[0] if sampled_s else 0.0
@@ -244,6 +252,7 @@ def _has_no_heartbeat_in_samples(context: DiagnosisContext, root: Wait) -> bool:
 
 
 def _root_in_native_loop(context: DiagnosisContext) -> tuple[Wait, Stack] | None:
+    """Find the first root that computes in native code and never returns to Python, or return None."""
     looping = (
         (root, _training_stack_of(context, root)) for root in hung_roots(context) if root.kind is WaitKind.COMPUTE
     )
@@ -252,9 +261,10 @@ def _root_in_native_loop(context: DiagnosisContext) -> tuple[Wait, Stack] | None
 
 @rule_if(_root_in_native_loop)
 def native_busy_loop(context: DiagnosisContext, root: Wait, stack: Stack) -> Explanation:
+    """Explain a hang in which a rank computes without end in native code."""
     return Explanation(
         cause=Cause.NATIVE_BUSY_LOOP,
-        # Native code that also holds the GIL may be at fault for that alone.
+        # If the native code holds the GIL, holding it may be the only fault, so the cause is less certain.
         evidence=EvidenceKind.STACKS if stack.gil else EvidenceKind.SAMPLES,
         facts={"native": _native_functions(stack), "function": waiting_function(root)},
         ranks=(root.rank,),
@@ -264,15 +274,15 @@ def native_busy_loop(context: DiagnosisContext, root: Wait, stack: Stack) -> Exp
 
 
 def _training_stack_of(context: DiagnosisContext, root: Wait) -> Stack | None:
-    """Return the stack of the rank's training thread in the last snapshot."""
+    """Return the stack of the rank's training thread in the last snapshot, or None if it was not read."""
     return rank_stack(context.last_snapshot[root.rank]) if root.rank in context.last_snapshot else None
 
 
 def _stays_native(context: DiagnosisContext, root: Wait, stack: Stack) -> bool:
-    """Return whether the rank never returns to Python: all samples show one line, and either the rank released the GIL
-    or the heartbeat is missing.
+    """Return whether the rank never returns from native code to Python.
 
-    A Python loop that calls small C functions shows some of them too, but it holds the GIL and the heartbeat continues.
+    All samples must show the same line, and either the rank has released the GIL or its heartbeat is missing. A Python
+    loop that calls short C functions also shows native frames, but its heartbeat continues.
     """
     is_one_line = len(loop_lines(root, context.evidence.samples)) == 1
     return (
@@ -283,12 +293,15 @@ def _stays_native(context: DiagnosisContext, root: Wait, stack: Stack) -> bool:
 
 
 def _keeps_gil(context: DiagnosisContext, root: Wait, stack: Stack) -> bool:
-    """Return whether the rank keeps the GIL. Without native frames only a missing heartbeat shows that."""
+    """Return whether the rank holds the GIL without releasing it.
+
+    The stack must have native frames. Otherwise, only a missing heartbeat shows that the GIL is not released.
+    """
     return stack.gil and (bool(stack.native) or _heartbeat_age_s(context, root) >= _MISSING_HEARTBEAT_S)
 
 
 def _heartbeat_age_s(context: DiagnosisContext, root: Wait) -> float:
-    """Return the time from the rank's last heartbeat to the last snapshot; 0 if it never wrote a heartbeat."""
+    """Return the seconds from the rank's last heartbeat to the last snapshot, or 0 if it never wrote a heartbeat."""
     status_file = context.last_snapshot[root.rank].status_file if root.rank in context.last_snapshot else None
     return (
         context.evidence.snapshots[-1].at_s - status_file.beat_s
@@ -298,11 +311,11 @@ def _heartbeat_age_s(context: DiagnosisContext, root: Wait) -> float:
 
 
 def _in_library(stack: Stack) -> bool:
-    """Return whether the thread runs in a function of a library, not of the interpreter."""
+    """Return whether the thread's native code belongs to a library and not to the Python interpreter."""
     return bool(stack.native) and not any(word in stack.native[0] for word in ("libpython", "_PyEval"))
 
 
 def _native_functions(stack: Stack) -> tuple[str, ...]:
-    """Return the outermost native function that is not part of the interpreter or ctypes, and the innermost one."""
+    """Return the outermost and the innermost native function on the stack, except those of Python and ctypes."""
     functions = [name for name in stack.native if not any(word in name for word in _BRIDGE_FRAMES)] or [*stack.native]
     return tuple(dict.fromkeys((functions[-1], functions[0]))) if functions else ()

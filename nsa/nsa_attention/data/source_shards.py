@@ -1,4 +1,4 @@
-"""What the words of `--data` mean: the shards of each source that has documents."""
+"""The shards of documents for each value of `--data`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from .shards import TEXT_ENDINGS, FileShard, HubShard, Shard, files_at, has_endi
 from .stories import all_stories
 
 
-def shards_of(data: Data | Path | HubData, text_field: str) -> Sequence[Shard]:
-    """Raises CannotRunError for files that are no texts, or where there is none."""
+def shards_for(data: Data | Path | HubData, text_field: str) -> Sequence[Shard]:
+    """Return the shards of a data source. `text_field` is the JSON field or table column that contains the text.
+
+    Raises CannotRunError if a path matches no file, or a file that is not a text file.
+    """
     if isinstance(data, HubData):
         return [HubShard(path=data.path, config=data.config, split=data.split, text_field=text_field)]
     if data is Data.STORIES:
@@ -26,7 +29,7 @@ def shards_of(data: Data | Path | HubData, text_field: str) -> Sequence[Shard]:
 
 
 def shipped_file() -> Path:
-    """The text that comes with the package."""
+    """Return the path of the sample text that is part of the package."""
     return Path(str(resources.files(__package__).joinpath("..", "texts", "village.txt")))
 
 

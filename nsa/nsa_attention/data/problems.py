@@ -1,4 +1,4 @@
-"""What is wrong with the data: left out and counted, or the end of the run, as `--bad-shards` says."""
+"""Handling of bad data: it is skipped and counted, or it stops the run, depending on `--bad-shards`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ..values import BadShards
 from ..world import CannotRunError
 
 EXAMPLES = 5
-# So many places are known again when the next epoch comes to them.
+# Bad shards and records are remembered, up to this number, so that the next epoch does not count them again.
 MOST_PLACES = 100_000
 
 
 class BadShardError(Exception):
-    """What cannot be read of a shard, from here on to its end."""
+    """The rest of a shard cannot be read."""
 
 
 class BadRecordError(Exception):
-    """One record of a shard that is none; the next one may be."""
+    """A record of a shard has no usable text. Later records of the shard may be usable."""
 
 
-class Trouble:
-    """Counts what is left out. Several threads may report."""
+class DataProblems:
+    """Counter of the bad data that a rank skips. Its methods are thread-safe."""
 
     def __init__(self, policy: BadShards) -> None:
         self._policy = policy
@@ -34,35 +34,47 @@ class Trouble:
         self._slow: Counter[str] = Counter()
 
     def shard(self, place: str, problem: str) -> None:
-        """Raises CannotRunError where a bad shard stops the run."""
+        """Count the shard `place`, or the rest of it, as skipped, once per run. `problem` says why.
+
+        Raises CannotRunError instead if the settings say that bad data stops the run.
+        """
         self._report_once("shards", place, problem)
 
     def record(self, place: str, problem: str) -> None:
-        """The same for one record."""
+        """Count the record `place` as skipped, once per run. `problem` says why.
+
+        Raises CannotRunError instead if the settings say that bad data stops the run.
+        """
         self._report_once("records", place, problem)
 
     def row(self, place: str, problem: str) -> None:
-        """The same for a row of tokens, in whose place another one is trained on."""
+        """Count a row of the file `place` that another row replaces, each time this happens.
+
+        Raises CannotRunError instead if the settings say that bad data stops the run.
+        """
         self._report("rows", place, problem)
 
     def slow(self, place: str, seconds: float) -> None:
-        """Never left out: what is, would depend on the clock, and so would the order of the data."""
+        """Count a read of `place` that took `seconds` seconds.
+
+        Slow data is never skipped. Otherwise the order of the data would depend on the timing.
+        """
         with self._lock:
             self._slow[place] += 1
         self._note(f"{place}: a read took {seconds:.1f} s")
 
     def _report_once(self, kind: str, place: str, problem: str) -> None:
         with self._lock:
-            known = place in self._places
+            is_repeated = place in self._places
             if len(self._places) < MOST_PLACES:
                 self._places.add(place)
-        # A worker that is an epoch ahead may have met it first: what stops the run stops it wherever it is met.
-        if not known or self._policy is BadShards.STOP:
+        # With policy `stop`, always report: a prefetching worker may already have reported the same problem.
+        if not is_repeated or self._policy is BadShards.STOP:
             self._report(kind, place, problem)
 
     def _report(self, kind: str, place: str, problem: str) -> None:
         if self._policy is BadShards.STOP:
-            raise CannotRunError(f"{place}: {problem}; --bad-shards skip leaves it out and counts it")
+            raise CannotRunError(f"{place}: {problem}; --bad-shards skip skips and counts it")
         with self._lock:
             self._counts[kind] += 1
         self._note(f"{place}: {problem}")
@@ -73,14 +85,14 @@ class Trouble:
                 self._examples.append(text)
 
     def summary(self) -> dict[str, Any]:
-        """For a file."""
+        """Return the counts and examples of the problems so far, for loader_rank<r>.json."""
         with self._lock:
             return {"left_out": dict(self._counts), "slow": dict(self._slow), "examples": list(self._examples)}
 
     def sentence(self) -> str | None:
-        """For people; None if nothing was wrong."""
+        """Return a human-readable summary of the problems so far, or None if there were none."""
         with self._lock:
-            counts = [f"{count} {kind} left out" for kind, count in sorted(self._counts.items())]
+            counts = [f"{count} {kind} skipped" for kind, count in sorted(self._counts.items())]
             if self._slow:
                 counts.append(f"{sum(self._slow.values())} slow reads")
             return f"{', '.join(counts)}: {'; '.join(self._examples)}" if counts else None

@@ -1,4 +1,4 @@
-"""What a rank carries from step to step besides tensors: its generators of random numbers, its position in the data."""
+"""State of a rank that is not in tensors: its random number generators and its position in the data."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from ..world import CannotRunError, World
 
 
 @runtime_checkable
-class Positioned(Protocol):
-    """Data that knows how far it was read, as torch's stateful loaders do. The state is of plain JSON values.
+class HasPosition(Protocol):
+    """Protocol of a data loader that can save and restore its position, like PyTorch's stateful data loaders.
 
-    Where the order of the data is one for all ranks, so is the state, and another number of ranks may go on from it.
+    The state consists of plain JSON values. If all ranks read the data in one common order, their states are equal,
+    and a run with another number of ranks can resume from the state.
     """
 
     def state_dict(self) -> Mapping[str, Any]: ...
@@ -32,34 +33,45 @@ def rank_file(rank: int) -> str:
     return f"rank{rank}.json"
 
 
-def carried_text(world: World, data: object) -> str:
-    """Of this rank, now. It is text, so that a person can read how far the data was."""
-    position = data.state_dict() if isinstance(data, Positioned) else None
+def rank_state_text(world: World, data: object) -> str:
+    """Return the current data position and random generator states of this rank as JSON text.
+
+    The position is null if `data` is not a `HasPosition`.
+    """
+    position = data.state_dict() if isinstance(data, HasPosition) else None
     return json.dumps({"data": position, "random": _generators(world.device)}, indent=1) + "\n"
 
 
-def take_up(checkpoint: Path, saved_by: int, world: World, data: object) -> list[str]:
-    """Let this rank go on from where it was; `saved_by` ranks were there. Returns what is not as it was, for people.
+def restore_rank_state(checkpoint: Path, saved_by: int, world: World, data: object) -> list[str]:
+    """Restore the data position and random generators of this rank from a checkpoint that `saved_by` ranks wrote.
 
-    Raises CannotRunError for positions in the data that another number of ranks cannot take up.
+    Return human-readable lines about state that was not restored. If the number of ranks has changed, the random
+    generators are not restored. Raises CannotRunError if the number has changed and the saved ranks had different
+    positions in the data.
     """
     ranks = [json.loads((checkpoint / rank_file(rank)).read_text(encoding="utf-8")) for rank in range(saved_by)]
     mine, same = ranks[world.rank % saved_by], saved_by == world.size
-    if isinstance(data, Positioned) and mine["data"] is not None:
-        if not same and any(one["data"] != mine["data"] for one in ranks):
+    if isinstance(data, HasPosition) and mine["data"] is not None:
+        if not same and any(other["data"] != mine["data"] for other in ranks):
             raise CannotRunError(
-                f"--resume {checkpoint}: each of {saved_by} ranks was at a place of its own in the data and this run "
+                f"--resume {checkpoint}: each of {saved_by} ranks had its own position in the data, and this run "
                 f"has {world.size}; start {saved_by} ranks"
             )
         data.load_state_dict(mine["data"])
     if same:
         _restore(mine["random"], world.device)
         return []
-    return [f"saved by {saved_by} ranks, this run has {world.size}: their generators of random numbers begin anew"]
+    return [
+        f"saved by {saved_by} ranks, this run has {world.size}: the random number generators start again from the seed"
+    ]
 
 
 def _generators(device: torch.device) -> dict[str, Any]:
-    """As JSON: torch's own as text, those of Python and numpy as their numbers."""
+    """Return the states of the random generators of PyTorch, Python and NumPy as JSON values.
+
+    PyTorch's states are base64 text. The state of the CUDA generator is included if `device` is a GPU, and NumPy's if
+    NumPy is loaded.
+    """
     states: dict[str, Any] = {"torch": _text(torch.get_rng_state()), "python": random.getstate()}
     if device.type == "cuda":
         states["cuda"] = _text(torch.cuda.get_rng_state(device))
@@ -73,7 +85,7 @@ def _restore(states: Mapping[str, Any], device: torch.device) -> None:
     torch.set_rng_state(_tensor(states["torch"]))
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
-    # Saved on another kind of device there is none for this one.
+    # A checkpoint that was saved on a CPU has no state of a CUDA generator.
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(_tensor(states["cuda"]), device)
     if "numpy" in states:
