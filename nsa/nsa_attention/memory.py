@@ -82,7 +82,7 @@ class MemoryDump:
         gpu = (("allocated", self.allocated_bytes), ("reserved", self.reserved_bytes), ("peak", self.gpu_peak_bytes))
         lines = [f"rss_bytes {self.rss_bytes}", f"peak_rss_bytes {self.peak_rss_bytes}"]
         lines += [f"gpu_{name}_bytes {size}" for name, size in gpu if size is not None]
-        lines += ["", "bytes count tensor", *(f"{one.bytes} {one.count} {one.tensor}" for one in self.largest)]
+        lines += ["", "bytes count tensor", *(f"{group.bytes} {group.count} {group.tensor}" for group in self.largest)]
         lines += ["", self.summary] if self.summary else []
         return "\n".join(lines) + "\n"
 
@@ -102,7 +102,7 @@ def memory_dump(device: torch.device, *, step: int, rank: int) -> MemoryDump:
         allocated_bytes=gpu.get("allocated"),
         reserved_bytes=gpu.get("reserved"),
         gpu_peak_bytes=gpu.get("peak"),
-        largest=tuple(_largest()),
+        largest=tuple(_largest_groups()),
         allocator=torch.cuda.memory_stats(device) if gpu else {},
         summary=torch.cuda.memory_summary(device) if gpu else "",
     )
@@ -132,8 +132,8 @@ class AllocatorHistory:
         """Start recording. Raises CannotRunError if `device` is not a CUDA device."""
         if device.type != "cuda":
             raise CannotRunError(
-                f"--mem-snapshot: the snapshot is of the CUDA allocator and the device is {device.type};"
-                " leave it out, or use --mem-dump-every, which a CPU has too"
+                f"--mem-snapshot: the snapshot records the CUDA allocator, but the device is {device.type};"
+                " omit the option, or use --mem-dump-every, which works on a CPU too"
             )
         self._allocator = allocator
         allocator._record_memory_history(max_entries=_HISTORY)
@@ -145,7 +145,7 @@ class AllocatorHistory:
         self._allocator._record_memory_history(enabled=None)
 
 
-def _largest() -> Iterator[TensorGroup]:
+def _largest_groups() -> Iterator[TensorGroup]:
     sizes: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     for shape, size in _live_tensors():
@@ -156,20 +156,20 @@ def _largest() -> Iterator[TensorGroup]:
 
 
 def _live_tensors() -> list[tuple[str, int]]:
-    seen, found = set(), []
-    for thing in gc.get_objects():
+    addresses, tensors = set(), []
+    for item in gc.get_objects():
         # type() instead of isinstance(), because isinstance() reads __class__, which runs code for some objects.
-        if not issubclass(type(thing), torch.Tensor) or issubclass(type(thing), FakeTensor):
+        if not issubclass(type(item), torch.Tensor) or issubclass(type(item), FakeTensor):
             continue
-        if thing.layout is not torch.strided:
+        if item.layout is not torch.strided:
             continue
-        storage = thing.untyped_storage()
+        storage = item.untyped_storage()
         try:
             address = storage.data_ptr()
         except RuntimeError:
             continue  # a sharded tensor; its local shard is a separate object
-        if address in seen:
+        if address in addresses:
             continue
-        seen.add(address)
-        found.append((f"{tuple(thing.shape)} {thing.dtype} {thing.device}", storage.nbytes()))
-    return found
+        addresses.add(address)
+        tensors.append((f"{tuple(item.shape)} {item.dtype} {item.device}", storage.nbytes()))
+    return tensors

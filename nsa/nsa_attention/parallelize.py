@@ -31,7 +31,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 Hook = Callable[[Any, GradBucket], torch.futures.Future[Tensor]]
 
 
-def hook_named(name: str, backend: str | None) -> Hook:
+def comm_hook_for(name: str, backend: str | None) -> Hook:
     """Return the DDP communication hook for a value of `--comm-hook`, "none" or "bf16".
 
     The hook for "bf16" sends gradients as bfloat16. With `backend` "nccl" it is PyTorch's hook. gloo cannot add
@@ -49,13 +49,13 @@ def gloo_bf16_hook(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor
     the first, it would run in one of gloo's threads, and the ranks might start their exchanges in different orders.
     """
     buffer = bucket.buffer()
-    buffer.copy_(averaged_as_bf16(buffer))
-    done: torch.futures.Future[Tensor] = torch.futures.Future()
-    done.set_result(buffer)
-    return done
+    buffer.copy_(mean_as_bf16(buffer))
+    result: torch.futures.Future[Tensor] = torch.futures.Future()
+    result.set_result(buffer)
+    return result
 
 
-def averaged_as_bf16(values: Tensor) -> Tensor:
+def mean_as_bf16(values: Tensor) -> Tensor:
     """Return the mean of a flat tensor over all ranks, with values sent as bfloat16.
 
     Each rank receives one part of the tensor from all ranks, averages it in float32, and sends the mean to all ranks.
@@ -63,12 +63,12 @@ def averaged_as_bf16(values: Tensor) -> Tensor:
     bfloat16.
     """
     ranks = dist.get_world_size()
-    padded = functional.pad(values, (0, -values.numel() % ranks)).to(torch.bfloat16)
-    received = torch.empty_like(padded)
-    dist.all_to_all_single(received.view(torch.uint8), padded.view(torch.uint8))
+    sent = functional.pad(values, (0, -values.numel() % ranks)).to(torch.bfloat16)
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received.view(torch.uint8), sent.view(torch.uint8))
     share = received.view(ranks, -1).float().mean(0).to(torch.bfloat16)
-    _all_gather(padded.view(torch.uint8), share.view(torch.uint8))
-    return padded[: values.numel()].to(values.dtype)
+    _all_gather(sent.view(torch.uint8), share.view(torch.uint8))
+    return sent[: values.numel()].to(values.dtype)
 
 
 @dataclass
@@ -83,19 +83,19 @@ class BucketTrace:
 
     rank: int
     reduce: Hook = allreduce_hook
-    speaking: bool = True
-    held: dict[int, list[Tensor]] = field(default_factory=dict)  # parameters by bucket number, in this step
+    is_printing: bool = True
+    parameters_by_bucket: dict[int, list[Tensor]] = field(default_factory=dict)  # of this step
 
-    def taken(self) -> dict[int, list[Tensor]]:
+    def take_parameters(self) -> dict[int, list[Tensor]]:
         """Return the parameters of each bucket of this step, by bucket number, and clear the record."""
-        held, self.held = self.held, {}
-        return held
+        parameters_by_bucket, self.parameters_by_bucket = self.parameters_by_bucket, {}
+        return parameters_by_bucket
 
 
 def announce_and_reduce(trace: BucketTrace, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Record the bucket, print a line about it if the trace is printing, and reduce it. A DDP communication hook."""
-    trace.held[bucket.index()] = bucket.parameters()
-    if trace.speaking:
+    trace.parameters_by_bucket[bucket.index()] = bucket.parameters()
+    if trace.is_printing:
         buffer = bucket.buffer()
         say(f"[DDP] rank={trace.rank} bucket_elems={buffer.numel()} dtype={buffer.dtype}")
     return trace.reduce(None, bucket)
@@ -109,7 +109,7 @@ def freeze(model: nn.Module, pattern: str) -> list[str]:
     matching = [(name, parameter) for name, parameter in model.named_parameters() if fnmatchcase(name, pattern)]
     if not matching:
         example = next(name for name, _ in model.named_parameters())
-        raise CannotRunError(f'--freeze: no parameter matches "{pattern}"; parameters look like {example}')
+        raise CannotRunError(f'--freeze: no parameter matches "{pattern}"; parameter names look like {example}')
     for _, parameter in matching:
         parameter.requires_grad_(False)
     return [name for name, _ in matching]
@@ -136,9 +136,9 @@ def parallelize(model: TinyLM, settings: Settings, world: World, buckets: Bucket
 
 def checkpoint_layers(model: TinyLM, layers: Iterable[int], mode: Recompute) -> None:
     """Enable gradient checkpointing for the layers with these numbers, and disable it for all others."""
-    recomputed = set(layers)
+    numbers = set(layers)
     for number, block in enumerate(model.blocks):
-        block.recompute = mode if number in recomputed else None
+        block.recompute = mode if number in numbers else None
 
 
 def compile_layers(model: TinyLM, backend: str = "inductor") -> None:
@@ -193,10 +193,10 @@ def average_gradients(model: nn.Module, world: World) -> None:
 
 def _ddp(model: TinyLM, settings: Settings, world: World, buckets: BucketTrace | None) -> nn.Module:
     # torch 2.13 renames the parameter broadcast_buffers, and warns if the old name is used.
-    known = inspect.signature(DistributedDataParallel).parameters
-    sync = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    options: dict[str, Any] = {sync: settings.broadcast_buffers}
-    wrapped = DistributedDataParallel(
+    parameters = inspect.signature(DistributedDataParallel).parameters
+    sync_option = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
+    options: dict[str, Any] = {sync_option: settings.broadcast_buffers}
+    ddp = DistributedDataParallel(
         model,
         device_ids=[world.local_rank] if world.device.type == "cuda" else None,
         static_graph=settings.static_graph,
@@ -205,10 +205,10 @@ def _ddp(model: TinyLM, settings: Settings, world: World, buckets: BucketTrace |
         gradient_as_bucket_view=settings.gradient_as_bucket_view,
         **options,
     )
-    hook = hook_named(settings.comm_hook, world.backend)
+    hook = comm_hook_for(settings.comm_hook, world.backend)
     if buckets is not None:
         buckets.reduce = hook
-        wrapped.register_comm_hook(buckets, announce_and_reduce)
+        ddp.register_comm_hook(buckets, announce_and_reduce)
     elif settings.comm_hook != "none":
-        wrapped.register_comm_hook(None, hook)
-    return wrapped
+        ddp.register_comm_hook(None, hook)
+    return ddp

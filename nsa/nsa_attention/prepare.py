@@ -27,9 +27,9 @@ from .settings import Option, SettingsError
 from .values import BadShards, Data, data_source, one_of, tokenizer_source, whole
 from .world import CannotRunError
 
-RECORDS_AT_ONCE = 256
-REDRAWN_EVERY_S = 0.2
-BAR = 24
+BATCH_RECORDS = 256
+REDRAW_INTERVAL_S = 0.2
+BAR_WIDTH = 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +60,16 @@ OPTIONS = (
         name="tokenizer",
         parse=tokenizer_source,
         default="bytes",
-        about="bytes, a tokenizer.json, or a file of ranks such as r50k_base.tiktoken (default: bytes)",
+        about="bytes, a tokenizer.json, or a .tiktoken file such as r50k_base.tiktoken (default: bytes)",
     ),
-    Option(name="text_field", parse=str, default="text", about="the field or column that is the text (default: text)"),
+    Option(name="text_field", parse=str, default="text", about="field or column with the text (default: text)"),
     Option(
         name="bad_shards",
         parse=one_of(BadShards),
         default=BadShards.STOP,
-        about="what cannot be read: stop, or skip and count it (default: stop)",
+        about="if data cannot be read: stop, or skip and count it (default: stop)",
     ),
-    Option(name="workers", parse=whole(0), default=2, about="threads that tokenise (default: 2)"),
+    Option(name="workers", parse=whole(0), default=2, about="number of tokenizer threads (default: 2)"),
 )
 
 
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stderr.write(f"nsa.prepare: error: {line}\n")
         return 2
     except KeyboardInterrupt:
-        sys.stderr.write("\nnsa.prepare: interrupted; the same command goes on\n")
+        sys.stderr.write("\nnsa.prepare: interrupted; run the same command again to continue\n")
         return 130
     return 0
 
@@ -100,14 +100,14 @@ def prepare(request: Request, progress: Progress) -> None:
     tokenizer = tokenizer_named(request.tokenizer)
     shards = [shard for source in request.inputs for shard in shards_for(source, request.text_field)]
     if request.out.exists():
-        raise CannotRunError(f"--out {request.out}: is there already; remove it, or name another folder")
+        raise CannotRunError(f"--out {request.out}: already exists; remove it, or choose another directory")
     partial = request.out.with_name(request.out.name + ".partial")
     problems = DataProblems(request.bad_shards)
     progress.begin(shards)
     try:
         partial.mkdir(parents=True, exist_ok=True)
         parts = [
-            _part(partial, number, shard, tokenizer, request.workers, problems, progress)
+            _write_part(partial, number, shard, tokenizer, request.workers, problems, progress)
             for number, shard in enumerate(shards)
         ]
         _finish(partial, request.out, [part for part in parts if part is not None], tokenizer, problems)
@@ -116,7 +116,7 @@ def prepare(request: Request, progress: Progress) -> None:
     progress.end(request.out, problems)
 
 
-def _part(
+def _write_part(
     folder: Path,
     number: int,
     shard: Shard,
@@ -132,11 +132,11 @@ def _part(
     """
     path = folder / f"train_{number:05d}.bin"
     record = path.with_suffix(".json")
-    wanted = Part(file=path.name, source=shard.identity(), tokenizer=tokenizer.name, tokens=0, documents=0)
-    done = _known(record)
-    if done is not None and replace(done, tokens=0, documents=0) == wanted:
-        progress.skip(shard, done)
-        return done if done.tokens else None
+    empty_part = Part(file=path.name, source=shard.identity(), tokenizer=tokenizer.name, tokens=0, documents=0)
+    existing = _read_record(record)
+    if existing is not None and replace(existing, tokens=0, documents=0) == empty_part:
+        progress.skip(shard, existing)
+        return existing if existing.tokens else None
     record.unlink(missing_ok=True)
     tokens = documents = 0
     with path.open("wb") as file:
@@ -149,8 +149,8 @@ def _part(
     if not tokens:
         path.unlink()
         problems.shard(shard.name, "contains no text")
-    part = replace(wanted, tokens=tokens, documents=documents)
-    _write_whole(record, asdict(part))
+    part = replace(empty_part, tokens=tokens, documents=documents)
+    _write_atomically(record, asdict(part))
     progress.finish(shard, part)
     return part if tokens else None
 
@@ -158,18 +158,18 @@ def _part(
 def _documents(
     shard: Shard, tokenizer: Tokenizer, workers: int, problems: DataProblems, progress: Progress
 ) -> Iterator[Tokens]:
-    def tokenised(batch: tuple[int, list[Record]]) -> list[Tokens]:
+    def tokenize(batch: tuple[int, list[Record]]) -> list[Tokens]:
         first, records = batch
-        found = []
-        for place, record in enumerate(records, first + 1):
+        documents = []
+        for number, record in enumerate(records, first + 1):
             if isinstance(record, BadRecordError):
-                problems.record(f"{shard.name}, record {place}", str(record))
+                problems.record(f"{shard.name}, record {number}", str(record))
             elif record:
-                found.append(tokenizer.document(record))
-        return found
+                documents.append(tokenizer.document(record))
+        return documents
 
     batches = OrderedPrefetch(
-        _batches(shard, problems, progress), tokenised, workers=workers, ahead=8, name="nsa-prepare"
+        _batches(shard, problems, progress), tokenize, workers=workers, ahead=8, name="nsa-prepare"
     )
     try:
         for batch in batches:
@@ -179,13 +179,13 @@ def _documents(
 
 
 def _batches(shard: Shard, problems: DataProblems, progress: Progress) -> Iterator[tuple[int, list[Record]]]:
-    watched = replace(shard, on_open=progress.on_open) if isinstance(shard, FileShard) else shard
-    records, first = watched.records(), 0
+    source = replace(shard, on_open=progress.on_open) if isinstance(shard, FileShard) else shard
+    records, first = source.records(), 0
     while True:
         batch: list[Record] = []
         problem = None
         try:
-            batch.extend(islice(records, RECORDS_AT_ONCE))
+            batch.extend(islice(records, BATCH_RECORDS))
         except BadShardError as error:
             problem = str(error)
         if batch:
@@ -193,7 +193,7 @@ def _batches(shard: Shard, problems: DataProblems, progress: Progress) -> Iterat
             first += len(batch)
         if problem is not None:
             problems.shard(shard.name, problem)
-        if problem is not None or len(batch) < RECORDS_AT_ONCE:
+        if problem is not None or len(batch) < BATCH_RECORDS:
             return
 
 
@@ -209,22 +209,22 @@ def _finish(partial: Path, out: Path, parts: Sequence[Part], tokenizer: Tokenize
         "parts": [asdict(part) for part in parts],
         **problems.summary(),
     }
-    _write_whole(partial / META, meta)
-    kept = {META, *(part.file for part in parts)}
+    _write_atomically(partial / META, meta)
+    needed_names = {META, *(part.file for part in parts)}
     for path in partial.iterdir():
-        if path.name not in kept:
+        if path.name not in needed_names:
             path.unlink()
     partial.rename(out)
 
 
-def _known(record: Path) -> Part | None:
+def _read_record(record: Path) -> Part | None:
     try:
         return Part(**json.loads(record.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None  # there is no valid record, so the part is written again
 
 
-def _write_whole(path: Path, content: dict[str, Any]) -> None:
+def _write_atomically(path: Path, content: dict[str, Any]) -> None:
     aside = path.with_suffix(".tmp")
     aside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     aside.replace(path)
@@ -234,10 +234,10 @@ class Progress:
     """Progress output: a line per finished shard, and a progress bar if the stream is a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream, self._drawn_s, self._started_s = stream, 0.0, time.monotonic()
-        self._bar = stream.isatty()
+        self._stream, self._redrawn_s, self._started_s = stream, 0.0, time.monotonic()
+        self._is_terminal = stream.isatty()
         self._sizes: list[int] = []
-        self._done = self._tokens = 0
+        self._finished = self._tokens = 0
         self._file: IO[bytes] | None = None
 
     def begin(self, shards: Sequence[Shard]) -> None:
@@ -248,8 +248,8 @@ class Progress:
 
     def advance(self, tokens: int) -> None:
         self._tokens += tokens
-        if self._bar and time.monotonic() - self._drawn_s > REDRAWN_EVERY_S:
-            self._drawn_s = time.monotonic()
+        if self._is_terminal and time.monotonic() - self._redrawn_s > REDRAW_INTERVAL_S:
+            self._redrawn_s = time.monotonic()
             self._stream.write("\r" + self.line() + "\x1b[K")
             self._stream.flush()
 
@@ -260,40 +260,40 @@ class Progress:
         local file.
         """
         share = self._share()
-        full = int(share * BAR)
+        full = int(share * BAR_WIDTH)
         speed = self._tokens / max(1e-9, time.monotonic() - self._started_s)
-        bar = "#" * full + "." * (BAR - full)
-        shards = f"shard {min(self._done + 1, len(self._sizes))} of {len(self._sizes)}"
+        bar = "#" * full + "." * (BAR_WIDTH - full)
+        shards = f"shard {min(self._finished + 1, len(self._sizes))} of {len(self._sizes)}"
         return f"[{bar}] {share:4.0%}  {shards}  {self._tokens:,} tokens  {speed:,.0f}/s"
 
     def skip(self, shard: Shard, part: Part) -> None:
-        self._after(f"{shard.name}: done before, {part.tokens:,} tokens")
+        self._finish_shard(f"{shard.name}: finished earlier, {part.tokens:,} tokens")
 
     def finish(self, shard: Shard, part: Part) -> None:
-        self._after(f"{shard.name}: {part.documents:,} documents, {part.tokens:,} tokens")
+        self._finish_shard(f"{shard.name}: {part.documents:,} documents, {part.tokens:,} tokens")
 
     def end(self, out: Path, problems: DataProblems) -> None:
-        self._say(f"{out}: {self._done} shards in {time.monotonic() - self._started_s:.1f} s")
+        self._print(f"{out}: {self._finished} shards in {time.monotonic() - self._started_s:.1f} s")
         if sentence := problems.sentence():
-            self._say(sentence)
+            self._print(sentence)
 
-    def _after(self, text: str) -> None:
-        self._done, self._file = self._done + 1, None
-        self._say(text)
+    def _finish_shard(self, text: str) -> None:
+        self._finished, self._file = self._finished + 1, None
+        self._print(text)
 
-    def _say(self, text: str) -> None:
-        self._stream.write(("\r\x1b[K" if self._bar else "") + f"nsa.prepare: {text}\n")
+    def _print(self, text: str) -> None:
+        self._stream.write(("\r\x1b[K" if self._is_terminal else "") + f"nsa.prepare: {text}\n")
         self._stream.flush()
 
     def _share(self) -> float:
         total = sum(self._sizes)
         if not total:
-            return self._done / max(1, len(self._sizes))
+            return self._finished / max(1, len(self._sizes))
         try:
             within = self._file.tell() if self._file is not None else 0
         except ValueError:
             within = 0  # a worker thread has closed the file
-        return min(1.0, (sum(self._sizes[: self._done]) + within) / total)
+        return min(1.0, (sum(self._sizes[: self._finished]) + within) / total)
 
 
 def _size(shard: Shard) -> int:
@@ -305,9 +305,10 @@ def _size(shard: Shard) -> int:
 
 
 def text_source(text: str) -> Any:
+    """Parse a data source as `--data` takes it. Raises ValueError if it is unknown or does not consist of texts."""
     source = data_source(text)
     if source is Data.SYNTHETIC:
-        raise ValueError("expected texts; synthetic data is tokens already")
+        raise ValueError("expected texts; synthetic data consists of tokens")
     return source
 
 
@@ -316,40 +317,40 @@ def _read_request(arguments: Sequence[str]) -> Request:
 
     Raises SettingsError with one line per wrong value. For usage errors and --help, argparse exits.
     """
-    given = vars(_parser().parse_args(arguments))
+    raw_values = vars(_parser().parse_args(arguments))
     values: dict[str, Any] = {option.name: option.default for option in OPTIONS}
     mistakes = []
     inputs = []
-    for text in given["inputs"]:
+    for text in raw_values["inputs"]:
         try:
             inputs.append(text_source(text))
         except ValueError as error:
             mistakes.append(f"input: {error}")
     for option in OPTIONS:
         try:
-            if given[option.name] is not None:
-                values[option.name] = option.parse(given[option.name])
+            if raw_values[option.name] is not None:
+                values[option.name] = option.parse(raw_values[option.name])
         except ValueError as error:
             mistakes.append(f"{option.flag}: {error}")
     if mistakes:
         raise SettingsError("\n".join(mistakes))
-    return Request(inputs=tuple(inputs), out=Path(given["out"]), **values)
+    return Request(inputs=tuple(inputs), out=Path(raw_values["out"]), **values)
 
 
 def _parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog=f"python -m {__package__}.prepare",
-        description="Turn texts into files of tokens that nsa.train reads in place.",
-        epilog="The same command goes on where a killed one stopped. nsa.train --data OUT trains on what it made.",
+        description="Tokenize texts into files for nsa.train.",
+        epilog="After an interruption, the same command continues. nsa.train --data OUT trains on the result.",
     )
     result.add_argument(
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="texts: a file, a folder or a pattern of .txt, .jsonl (both also .gz, .zst) or .parquet files, stories, "
-        "text, or hf:PATH[:CONFIG[:SPLIT]]",
+        help="texts: a file, a directory or a glob pattern of .txt, .jsonl (both also .gz, .zst) or .parquet files, "
+        "stories, text, or hf:PATH[:CONFIG[:SPLIT]]",
     )
-    result.add_argument("--out", required=True, help="folder to make")
+    result.add_argument("--out", required=True, help="output directory, which must not exist")
     for option in OPTIONS:
         result.add_argument(option.flag, dest=option.name, default=None, help=option.about)
     return result

@@ -28,26 +28,28 @@ from .settings import Option, SettingsError
 from .values import one_of, whole
 
 # Prefixes of environment variables that torchrun sets for a rank. They are removed when this program starts torchrun.
-_OF_A_LAUNCH = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "NSA_OUT_DIR")
+_LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "NSA_OUT_DIR")
 LAUNCH_LOG = "launch.log"
-_LOSS_APART = 1e-4
-_WEIGHTS_APART = {1: 0.0, 2: 0.0}  # by number of ranks; with more than two, DDP's buckets affect rounding
-_MORE_RANKS_APART = 1e-6
+_MAX_LOSS_DIFFERENCE = 1e-4
+_MAX_WEIGHT_DIFFERENCE = {1: 0.0, 2: 0.0}  # by number of ranks; with more than two, DDP's buckets affect rounding
+_MAX_WEIGHT_DIFFERENCE_MORE_RANKS = 1e-6
 
 
-class Kind(StrEnum):
+class RehearsalKind(StrEnum):
     KILLED = "killed"  # send SIGKILL to a rank after random steps, then run the same command again
     DAMAGED = "damaged"  # flip a bit in the latest checkpoint, and truncate the checkpoint before it
     OTHER_WORLD = "other_world"  # resume with half of the ranks and twice the micro-batches, then with all ranks
 
 
 OPTIONS = (
-    Option(name="ranks", parse=whole(1), default=2, about="ranks (default: 2)"),
-    Option(name="steps", parse=whole(4), default=12, about="steps of the whole run (default: 12)"),
+    Option(name="ranks", parse=whole(1), default=2, about="number of ranks (default: 2)"),
+    Option(name="steps", parse=whole(4), default=12, about="number of training steps (default: 12)"),
     Option(name="every", parse=whole(1), default=2, about="steps between checkpoints (default: 2)"),
-    Option(name="kills", parse=whole(1), default=1, about="ranks to kill, one after another (default: 1)"),
-    Option(name="seed", parse=whole(0), default=0, about="decides when which rank is killed (default: 0)"),
-    Option(name="out_dir", parse=Path, default=None, about="where the runs go (default: NSA_OUT_DIR, or out)"),
+    Option(name="kills", parse=whole(1), default=1, about="number of times to kill a rank (default: 1)"),
+    Option(name="seed", parse=whole(0), default=0, about="seed for the choice of ranks and steps to kill (default: 0)"),
+    Option(
+        name="out_dir", parse=Path, default=None, about="output directory of the runs (default: NSA_OUT_DIR, or out)"
+    ),
 )
 
 
@@ -59,7 +61,7 @@ class FailedStageError(Exception):
 class Rehearsal:
     """Parsed and checked arguments of the command."""
 
-    kind: Kind
+    kind: RehearsalKind
     ranks: int
     steps: int
     every: int
@@ -69,69 +71,79 @@ class Rehearsal:
     options: tuple[str, ...]  # options that are passed to nsa.train
 
     @property
-    def whole(self) -> Path:
+    def uninterrupted(self) -> Path:
         return self.out_dir / "whole"
 
     @property
-    def broken(self) -> Path:
+    def interrupted(self) -> Path:
         return self.out_dir / "broken"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the test, and return its exit code: 0, 1 or 2, as in the description of this module."""
     try:
-        rehearsal = _read(sys.argv[1:] if arguments is None else arguments, os.environ)
-        _train(rehearsal, rehearsal.whole, rehearsal.steps)
-        {Kind.KILLED: _killed, Kind.DAMAGED: _damaged, Kind.OTHER_WORLD: _other_world}[rehearsal.kind](rehearsal)
+        rehearsal = _read_request(sys.argv[1:] if arguments is None else arguments, os.environ)
+        _train(rehearsal, rehearsal.uninterrupted, rehearsal.steps)
+        rehearse = {
+            RehearsalKind.KILLED: _rehearse_kills,
+            RehearsalKind.DAMAGED: _rehearse_damage,
+            RehearsalKind.OTHER_WORLD: _rehearse_other_world,
+        }
+        rehearse[rehearsal.kind](rehearsal)
     except (SettingsError, FailedStageError) as error:
         for line in str(error).splitlines():
             sys.stderr.write(f"nsa.rehearse: error: {line}\n")
         return 2
-    return _compared(rehearsal)
+    return _compare_runs(rehearsal)
 
 
-def _killed(rehearsal: Rehearsal) -> None:
-    """Repeat the same training command, as a scheduler would, and kill a random rank in each run but the last."""
+def _rehearse_kills(rehearsal: Rehearsal) -> None:
+    """Repeat the same training command, as a scheduler would, and kill a random rank in each run but the last.
+
+    Raises FailedStageError if a run has not saved its latest checkpoint before the kill.
+    """
     draw = random.Random(rehearsal.seed)
     for step in sorted(draw.sample(range(1, rehearsal.steps - 1), rehearsal.kills)):
         rank = draw.randrange(rehearsal.ranks)
-        _train(rehearsal, rehearsal.broken, rehearsal.steps, kill=(rank, step))
-        left = [path.name for path in checkpoints_in(rehearsal.broken / FOLDER)]
-        say(f"rehearse: rank {rank} killed after step {step}; checkpoints {', '.join(left) or 'none'}")
-        newest = int(left[0].removeprefix("step-")) if left else 0
+        _train(rehearsal, rehearsal.interrupted, rehearsal.steps, kill=(rank, step))
+        checkpoints = [path.name for path in checkpoints_in(rehearsal.interrupted / FOLDER)]
+        say(f"rehearse: rank {rank} killed after step {step}; checkpoints {', '.join(checkpoints) or 'none'}")
+        newest = int(checkpoints[0].removeprefix("step-")) if checkpoints else 0
         if newest < step - rehearsal.every:
             raise FailedStageError(
-                f"rank {rank} was killed after step {step}, and the newest checkpoint is of {newest}"
+                f"rank {rank} was killed after step {step}, but the latest checkpoint is of step {newest}"
             )
-    _train(rehearsal, rehearsal.broken, rehearsal.steps)
+    _train(rehearsal, rehearsal.interrupted, rehearsal.steps)
 
 
-def _damaged(rehearsal: Rehearsal) -> None:
-    _train(rehearsal, rehearsal.broken, rehearsal.steps - 1)
-    newest, before, *_ = checkpoints_in(rehearsal.broken / FOLDER)
-    for checkpoint, harm in ((newest, _flip), (before, _cut)):
-        harm(max(checkpoint.iterdir(), key=lambda path: path.stat().st_size))
-    said = _train(rehearsal, rehearsal.broken, rehearsal.steps)
-    told = [line for line in said if " is damaged: " in line or "resuming from" in line or "from step 1" in line]
-    for line in told:
+def _rehearse_damage(rehearsal: Rehearsal) -> None:
+    _train(rehearsal, rehearsal.interrupted, rehearsal.steps - 1)
+    newest, before, *_ = checkpoints_in(rehearsal.interrupted / FOLDER)
+    for checkpoint, damage in ((newest, _flip), (before, _cut)):
+        damage(max(checkpoint.iterdir(), key=lambda path: path.stat().st_size))
+    output = _train(rehearsal, rehearsal.interrupted, rehearsal.steps)
+    messages = [line for line in output if " is damaged: " in line or "resuming from" in line or "from step 1" in line]
+    for line in messages:
         say(f"rehearse: {line}")
-    if [f"{one} is damaged: " in line for one, line in zip((newest, before), told, strict=False)] != [True, True]:
-        raise FailedStageError(f"{newest} and {before} were damaged, and it was not said of both of them")
+    reports = zip((newest, before), messages, strict=False)
+    if [f"{checkpoint} is damaged: " in line for checkpoint, line in reports] != [True, True]:
+        raise FailedStageError(f"{newest} and {before} were damaged, but the run did not report both")
 
 
-def _other_world(rehearsal: Rehearsal) -> None:
+def _rehearse_other_world(rehearsal: Rehearsal) -> None:
     """Train one third of the steps each with all ranks, with half of them, and with all ranks again.
 
     The number of micro-batches is adapted, so each step uses the same sequences and the runs can be compared.
     """
     if rehearsal.ranks % 2:
-        raise FailedStageError(f"other_world: half of {rehearsal.ranks} ranks is no number of ranks; give an even one")
+        raise FailedStageError(f"other_world: needs an even number of ranks, got {rehearsal.ranks}")
     third = rehearsal.steps // 3
     for ranks, accumulate, steps in (
         (rehearsal.ranks, 1, third),
         (rehearsal.ranks // 2, 2, 2 * third),
         (rehearsal.ranks, 1, rehearsal.steps),
     ):
-        _train(rehearsal, rehearsal.broken, steps, ranks=ranks, accumulate=accumulate, every=1)
+        _train(rehearsal, rehearsal.interrupted, steps, ranks=ranks, accumulate=accumulate, every=1)
         say(f"rehearse: {ranks} ranks with {accumulate} micro-batches until step {steps}")
 
 
@@ -160,14 +172,14 @@ def _train(
         "--out-dir": directory,
     }
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks or rehearsal.ranks}"]
-    words = [str(word) for pair in options.items() for word in pair]
-    said = []
+    arguments = [str(word) for pair in options.items() for word in pair]
+    output = []
     # torchrun reports the killed rank as an error. This is expected, so its output goes to a separate file.
     with (
         (directory / LAUNCH_LOG).open("a") as errors,
         subprocess.Popen(
-            [sys.executable, *launch, str(Path(__file__).parent), *rehearsal.options, *words],
-            env={name: value for name, value in os.environ.items() if not name.startswith(_OF_A_LAUNCH)}
+            [sys.executable, *launch, str(Path(__file__).parent), *rehearsal.options, *arguments],
+            env={name: value for name, value in os.environ.items() if not name.startswith(_LAUNCH_VARIABLES)}
             | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -176,12 +188,12 @@ def _train(
     ):
         assert process.stdout is not None
         for line in process.stdout:
-            said.append(line.rstrip("\n"))
+            output.append(line.rstrip("\n"))
             if kill is not None and line.startswith(f"step {kill[1]} "):
                 _kill(directory, kill[0])
     if (process.returncode != 0) is (kill is None):
-        raise FailedStageError(f"nsa.train ended with status {process.returncode}: {directory / LAUNCH_LOG}")
-    return said
+        raise FailedStageError(f"nsa.train exited with code {process.returncode}; see {directory / LAUNCH_LOG}")
+    return output
 
 
 def _kill(directory: Path, rank: int) -> None:
@@ -202,62 +214,64 @@ def _cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def _compared(rehearsal: Rehearsal) -> int:
-    """Print how much the losses and weights of the two runs differ, and return the exit code, 0 or 1.
+def _compare_runs(rehearsal: Rehearsal) -> int:
+    """Print how much the losses and weights of the interrupted and the uninterrupted run differ.
 
+    Return the exit code: 0 if the difference is within the limit, and 1 if it is larger or a step is missing.
     nsa-harness reads the printed numbers as metrics (`expect.metrics`).
     """
-    ours, theirs = (_losses(directory) for directory in (rehearsal.whole, rehearsal.broken))
-    if not list(ours) == list(theirs) == list(range(1, rehearsal.steps + 1)):
-        say(f"rehearse: training.csv has steps {list(theirs)}, without a break {list(ours)}")
+    directories = (rehearsal.uninterrupted, rehearsal.interrupted)
+    losses, interrupted_losses = map(_losses, directories)
+    if not list(losses) == list(interrupted_losses) == list(range(1, rehearsal.steps + 1)):
+        say(f"rehearse: training.csv has steps {list(interrupted_losses)}, and {list(losses)} without interruption")
         return 1
-    loss_apart = max(abs(ours[step] - theirs[step]) for step in ours)
-    (_, one), (_, other) = (read_weights(directory) for directory in (rehearsal.whole, rehearsal.broken))
-    weights_apart = max(float((one[name] - other[name]).abs().max()) for name in one)
-    say(f"rehearse: each of {len(ours)} steps is there once; loss_apart={loss_apart} weights_apart={weights_apart}")
-    if rehearsal.kind is Kind.OTHER_WORLD:
-        return int(loss_apart > _LOSS_APART)
-    return int(weights_apart > _WEIGHTS_APART.get(rehearsal.ranks, _MORE_RANKS_APART))
+    loss_apart = max(abs(losses[step] - interrupted_losses[step]) for step in losses)
+    (_, weights), (_, interrupted_weights) = map(read_weights, directories)
+    weights_apart = max(float((weights[name] - interrupted_weights[name]).abs().max()) for name in weights)
+    say(f"rehearse: each of {len(losses)} steps has one row; loss_apart={loss_apart} weights_apart={weights_apart}")
+    if rehearsal.kind is RehearsalKind.OTHER_WORLD:
+        return int(loss_apart > _MAX_LOSS_DIFFERENCE)
+    return int(weights_apart > _MAX_WEIGHT_DIFFERENCE.get(rehearsal.ranks, _MAX_WEIGHT_DIFFERENCE_MORE_RANKS))
 
 
 def _losses(directory: Path) -> dict[int, float]:
     """Return the loss of each step in training.csv. A second row of a step has the negative step as its key."""
-    found: dict[int, float] = {}
+    losses: dict[int, float] = {}
     with (directory / "training.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             step = int(row["step"])
-            found[-step if step in found else step] = float(row["loss"])
-    return found
+            losses[-step if step in losses else step] = float(row["loss"])
+    return losses
 
 
-def _read(arguments: Sequence[str], environment: Mapping[str, str]) -> Rehearsal:
+def _read_request(arguments: Sequence[str], environment: Mapping[str, str]) -> Rehearsal:
     """Parse the command-line arguments. NSA_OUT_DIR in `environment` is the default of --out-dir.
 
     Raises SettingsError with one line per wrong value. For usage errors and --help, argparse exits.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m {__package__}.rehearse",
-        description="Train without a break and with one, and say how far apart the two runs end.",
-        epilog="Behind -- come options of nsa.train, such as --shape ci --wrapper fsdp.",
+        description="Train without and with interruptions, and print how much the results differ.",
+        epilog="Options after -- are passed to nsa.train, such as --shape ci --wrapper fsdp.",
     )
-    parser.add_argument("kind", help=", ".join(Kind))
+    parser.add_argument("kind", help=", ".join(RehearsalKind))
     for option in OPTIONS:
         parser.add_argument(option.flag, default=None, help=option.about)
-    cut = arguments.index("--") if "--" in arguments else len(arguments)
-    given = vars(parser.parse_args(arguments[:cut]))
+    separator = arguments.index("--") if "--" in arguments else len(arguments)
+    raw_values = vars(parser.parse_args(arguments[:separator]))
     values = {option.name: option.default for option in OPTIONS}
     values["out_dir"] = Path(environment.get("NSA_OUT_DIR") or "out")
     mistakes = []
-    parsers: dict[str, Callable[[str], object]] = {"kind": one_of(Kind)}
+    parsers: dict[str, Callable[[str], object]] = {"kind": one_of(RehearsalKind)}
     for name, parse in (parsers | {option.name: option.parse for option in OPTIONS}).items():
         try:
-            if given[name] is not None:
-                values[name] = parse(given[name])
+            if raw_values[name] is not None:
+                values[name] = parse(raw_values[name])
         except ValueError as error:
             mistakes.append(f"{name}: {error}")
     if mistakes:
         raise SettingsError("\n".join(mistakes))
-    return Rehearsal(options=tuple(arguments[cut + 1 :]), **values)
+    return Rehearsal(options=tuple(arguments[separator + 1 :]), **values)
 
 
 if __name__ == "__main__":

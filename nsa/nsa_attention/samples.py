@@ -71,7 +71,7 @@ class Observer:
     def __init__(self, model: nn.Module, *, compiled: bool = False) -> None:
         self._modules = dict(named_modules(model))
         self._compiled = compiled
-        self._kept: dict[str, Tensor] = {}
+        self._outputs: dict[str, Tensor] = {}
         self._positions: dict[str, Tensor | None] = {}  # positions of queries in their documents; None without packing
         self._dtypes: dict[str, torch.dtype] = {}
         self._handles: list[Any] = []
@@ -93,16 +93,16 @@ class Observer:
 
     def selections(self) -> list[SelectionRow]:
         return [
-            selection_row(_layer(name), self._kept[name], module.selection.select_len, self._positions[name])
+            selection_row(_layer(name), self._outputs[name], module.selection.select_len, self._positions[name])
             for name, module in self._modules.items()
-            if isinstance(module, BlockSelector) and name in self._kept
+            if isinstance(module, BlockSelector) and name in self._outputs
         ]
 
     def gates(self) -> list[GateRow]:
         rows: list[GateRow] = []
         for name, module in self._modules.items():
-            if isinstance(module, NSAttention) and f"{name}.gate_mlp" in self._kept:
-                rows += gate_rows(_layer(name), self._kept[f"{name}.gate_mlp"], map(str, module.config.branches))
+            if isinstance(module, NSAttention) and f"{name}.gate_mlp" in self._outputs:
+                rows += gate_rows(_layer(name), self._outputs[f"{name}.gate_mlp"], map(str, module.config.branches))
         return rows
 
     def activation_dtypes(self) -> dict[str, torch.dtype]:
@@ -110,9 +110,9 @@ class Observer:
         return dict(self._dtypes)
 
     def _keep(self, name: str) -> Any:
-        def keep(_: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
-            packed = next((one for one in given if isinstance(one, PackedLayout)), None)
-            self._kept[name], self._positions[name] = output.detach(), packed and packed.positions_T
+        def keep(_: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+            packed = next((argument for argument in inputs if isinstance(argument, PackedLayout)), None)
+            self._outputs[name], self._positions[name] = output.detach(), packed and packed.positions_T
 
         return keep
 
@@ -134,26 +134,26 @@ def selection_row(layer: str, indices_BGTn: Tensor, select_len: int, positions_T
     """
     tokens = indices_BGTn.shape[2]
     positions_T = torch.arange(tokens, device=indices_BGTn.device) if positions_T is None else positions_T
-    ordered = indices_BGTn.sort(-1).values
-    chosen = ordered >= 0  # below, repeated blocks are removed
-    filled_share = chosen.double().mean()
-    chosen[..., 1:] &= ordered[..., 1:] != ordered[..., :-1]
-    distinct = chosen.sum(-1)
+    sorted_BGTn = indices_BGTn.sort(-1).values
+    is_selected = sorted_BGTn >= 0  # below, repeated blocks are removed
+    filled_share = is_selected.double().mean()
+    is_selected[..., 1:] &= sorted_BGTn[..., 1:] != sorted_BGTn[..., :-1]
+    distinct = is_selected.sum(-1)
     current = positions_T[:, None] // select_len
-    forced = chosen & ((ordered == 0) | (ordered == current) | (ordered == current - 1))
+    is_forced = is_selected & ((sorted_BGTn == 0) | (sorted_BGTn == current) | (sorted_BGTn == current - 1))
     blocks = int(current.max()) + 1 if tokens else 0
-    distances = torch.where(chosen, _distances(ordered, positions_T, select_len), -1)
+    distances = torch.where(is_selected, _distances(sorted_BGTn, positions_T, select_len), -1)
     numbers = torch.stack(
         [
             distinct.double().mean(),
             distinct.min(),
             distinct.max(),
-            forced.sum() / distinct.sum(),
+            is_forced.sum() / distinct.sum(),
             1 - filled_share,
             distances.clamp(min=0).sum() / distinct.sum(),
             distances.max(),
-            _overlap(ordered, chosen, positions_T),
-            _entropy_bits(ordered, chosen & ~forced, blocks),
+            _overlap(sorted_BGTn, is_selected, positions_T),
+            _entropy_bits(sorted_BGTn, is_selected & ~is_forced, blocks),
         ]
     )
     mean, least, most, forced_share, empty_share, distance, furthest, overlap, entropy = numbers.tolist()
@@ -164,10 +164,10 @@ def selection_row(layer: str, indices_BGTn: Tensor, select_len: int, positions_T
         most=int(most),
         forced_share=forced_share,
         empty_share=empty_share,
-        distance_mean=_number(distance),
+        distance_mean=_none_if_nan(distance),
         distance_max=int(furthest) if furthest >= 0 else None,
-        overlap=_number(overlap),
-        entropy_bits=_number(entropy),
+        overlap=_none_if_nan(overlap),
+        entropy_bits=_none_if_nan(entropy),
         blocks=blocks,
     )
 
@@ -181,32 +181,32 @@ def _distances(blocks: Tensor, positions_T: Tensor, select_len: int) -> Tensor:
     return (positions_T[:, None] - last).clamp(min=0)
 
 
-def _overlap(ordered: Tensor, chosen: Tensor, positions_T: Tensor) -> Tensor:
+def _overlap(sorted_BGTn: Tensor, is_selected: Tensor, positions_T: Tensor) -> Tensor:
     """Return the mean share of a query's blocks that the previous query of the same document selected too.
 
-    `ordered` are sorted block indices, and `chosen` marks the valid entries. The result is NaN if no query with blocks
-    has a previous query.
+    `sorted_BGTn` are sorted block indices, and `is_selected` marks the valid entries. The result is NaN if no query
+    with blocks has a previous query.
     """
-    same = ordered[:, :, 1:, :, None] == ordered[:, :, :-1, None, :]
-    shared = (same & chosen[:, :, 1:, :, None] & chosen[:, :, :-1, None, :]).any(-1).sum(-1)
-    own = chosen[:, :, 1:].sum(-1)
+    same = sorted_BGTn[:, :, 1:, :, None] == sorted_BGTn[:, :, :-1, None, :]
+    shared = (same & is_selected[:, :, 1:, :, None] & is_selected[:, :, :-1, None, :]).any(-1).sum(-1)
+    own = is_selected[:, :, 1:].sum(-1)
     counts = (own > 0) & (positions_T[1:] == positions_T[:-1] + 1)
     return (shared / own.clamp(min=1) * counts).sum() / counts.sum()
 
 
-def _entropy_bits(ordered: Tensor, free: Tensor, blocks: int) -> Tensor:
-    """Return the entropy in bits of the block indices that `free` marks, over all queries.
+def _entropy_bits(blocks_BGTn: Tensor, is_free: Tensor, blocks: int) -> Tensor:
+    """Return the entropy in bits of the block indices that `is_free` marks, over all queries.
 
     The entropy is 0 if these entries are all the same block, and NaN if there are none.
     """
-    places = torch.where(free, ordered.long().clamp(max=blocks - 1), blocks).flatten()
-    counts = torch.zeros(blocks + 1, dtype=torch.double, device=ordered.device)
-    counts.scatter_add_(0, places, torch.ones_like(places, dtype=torch.double))
+    entries = torch.where(is_free, blocks_BGTn.long().clamp(max=blocks - 1), blocks).flatten()
+    counts = torch.zeros(blocks + 1, dtype=torch.double, device=blocks_BGTn.device)
+    counts.scatter_add_(0, entries, torch.ones_like(entries, dtype=torch.double))
     shares = counts[:blocks] / counts[:blocks].sum()
     return torch.special.entr(shares).sum() / torch.log(torch.tensor(2.0, dtype=torch.double))
 
 
-def _number(value: float) -> float | None:
+def _none_if_nan(value: float) -> float | None:
     """Return `value`, or None if it is NaN, which is the mean of an empty set."""
     return None if value != value else value
 

@@ -74,20 +74,20 @@ class Option:
 OPTIONS = (
     Option(name="shape", parse=named_shape, default=SHAPES["ci"], about="named shape: " + ", ".join(SHAPES)),
     Option(name="layers", parse=whole(1), default=None, about="number of layers"),
-    Option(name="seq_len", parse=whole(2), default=None, about="tokens of a sequence"),
-    Option(name="attention", parse=one_of(Attention), default=None, about="nsa, or a control: vanilla, stock"),
+    Option(name="seq_len", parse=whole(2), default=None, about="tokens per sequence"),
+    Option(name="attention", parse=one_of(Attention), default=None, about="nsa, or a baseline: vanilla, stock"),
     Option(
         name="branch",
         parse=branches,
         default=None,
-        about="all, one branch, or a sum such as cmp+sel",
+        about="attention branches: all, one branch, or a sum such as cmp+sel",
         env=(("NSA_FORCE_BRANCH", one_branch),),
     ),
     Option(
         name="compression",
         parse=one_of(Compression),
         default=None,
-        about="how a block becomes one key: mlp, mean, mean_mlp",
+        about="how a block is compressed into one key: mlp, mean, mean_mlp",
     ),
     Option(
         name="stop_gradient_gates",
@@ -99,45 +99,47 @@ OPTIONS = (
         name="impl",
         parse=one_of(Implementation),
         default=Implementation.AUTO,
-        about="auto, eager, triton (our fused kernels), torch or flash for the sliding branch, per_token for the"
-        " selected one as a slow loop, dense with all scores in memory",
+        about="auto, eager, triton (fused kernels), torch or flash (for the sliding branch), per_token (a slow loop"
+        " for the selected branch), or dense (all scores in memory)",
         env=(("NSA_USE_FA2", flash_switch),),
     ),
-    Option(name="dtype", parse=word(*DTYPES), default="auto", about="auto: the shape's on a GPU, float32 on a CPU"),
-    Option(name="steps", parse=whole(1), default=1, about="optimizer steps, those before a resume included"),
+    Option(
+        name="dtype", parse=word(*DTYPES), default="auto", about="auto: the shape's dtype on a GPU, float32 on a CPU"
+    ),
+    Option(name="steps", parse=whole(1), default=1, about="number of optimizer steps, including those before a resume"),
     Option(name="batch", parse=whole(1), default=None, about="sequences per rank and micro-batch"),
     Option(name="accumulate", parse=whole(1), default=1, about="micro-batches per optimizer step"),
     Option(
         name="data",
         parse=data_source,
         default=Data.SYNTHETIC,
-        about="synthetic, text, stories, fineweb_edu, hf:PATH[:CONFIG[:SPLIT]], or files: one, a folder, a pattern",
+        about="synthetic, text, stories, fineweb_edu, hf:PATH[:CONFIG[:SPLIT]], or a file, a directory, a pattern",
         spellings=("--dataset",),
     ),
     Option(
         name="tokenizer",
         parse=tokenizer_source,
         default="bytes",
-        about="of texts: bytes, a tokenizer.json, or a file of ranks such as r50k_base.tiktoken",
+        about="tokenizer for texts: bytes, a tokenizer.json, or a .tiktoken file such as r50k_base.tiktoken",
     ),
-    Option(name="text_field", parse=str, default="text", about="the field or column of a record that is its text"),
+    Option(name="text_field", parse=str, default="text", about="field or column of a record that contains the text"),
     Option(
         name="packing",
         parse=one_of(Packing),
         default=Packing.AUTO,
-        about="auto, documents (none sees another one) or stream (a row is one sequence)",
+        about="auto, documents (no attention between documents) or stream (a row is one sequence)",
     ),
     Option(
         name="workers",
         parse=whole(0),
         default=None,
-        about="threads that read ahead; 0: none. Without it 2, or none for what is in memory",
+        about="number of prefetching threads (default: 2, or 0 for data in memory)",
     ),
     Option(
         name="bad_shards",
         parse=one_of(BadShards),
         default=BadShards.STOP,
-        about="data that cannot be read: stop, or skip and count it",
+        about="if data cannot be read: stop, or skip and count it",
     ),
     Option(
         name="loss",
@@ -146,22 +148,32 @@ OPTIONS = (
         about="cross_entropy of the next token, or the mean of all logits",
     ),
     Option(name="seed", parse=whole(0), default=0, about="seed of weights and data; the data differs per rank"),
-    Option(name="phase", parse=one_of(Phase), default=Phase.STEP, about="how far a step goes"),
+    Option(
+        name="phase",
+        parse=one_of(Phase),
+        default=Phase.STEP,
+        about="last part of each step that is run: data, forward, backward, or step",
+    ),
     Option(
         name="gc",
         parse=checkpointed_layers,
         default=None,
-        about="checkpointed layers: none, all, 0:6 or 2,6",
+        about="layers with gradient checkpointing: none, all, 0:6 or 2,6",
         env=(("NSA_GC_RANGE", layer_range), ("NSA_GC_LAYERS", layer_set)),
     ),
     Option(
         name="gc_mode",
         parse=word("reentrant", "non_reentrant"),
         default="non_reentrant",
-        about="how a checkpointed layer runs again",
+        about="kind of gradient checkpointing: reentrant or non_reentrant",
     ),
-    Option(name="wrapper", parse=one_of(Wrapper), default=None, about="none, ddp, fsdp, fsdp1 or manual averaging"),
-    Option(name="ddp", parse=ddp_switch, default=None, about="1 and 0 for --wrapper ddp and none"),
+    Option(
+        name="wrapper",
+        parse=one_of(Wrapper),
+        default=None,
+        about="none, ddp, fsdp, fsdp1, or manual (average gradients without a wrapper)",
+    ),
+    Option(name="ddp", parse=ddp_switch, default=None, about="1 for --wrapper ddp, 0 for --wrapper none"),
     Option(
         name="static_graph",
         parse=switch,
@@ -169,12 +181,24 @@ OPTIONS = (
         about="DDP: the graph is the same in every step",
         env=(("NSA_DDP_STATIC_GRAPH", switch),),
     ),
-    Option(name="find_unused_parameters", parse=switch, default=False, about="DDP: look for unused parameters"),
-    Option(name="bucket_cap_mb", parse=positive, default=25.0, about="DDP: size of a gradient bucket"),
-    Option(name="broadcast_buffers", parse=switch, default=True, about="DDP: send buffers from rank 0 each step"),
-    Option(name="gradient_as_bucket_view", parse=switch, default=False, about="DDP: gradients live in the buckets"),
     Option(
-        name="comm_hook", parse=word("none", "bf16"), default="none", about="DDP: bf16: gradients travel as bfloat16"
+        name="find_unused_parameters",
+        parse=switch,
+        default=False,
+        about="DDP: search for unused parameters in each step",
+    ),
+    Option(name="bucket_cap_mb", parse=positive, default=25.0, about="DDP: size of a gradient bucket in MiB"),
+    Option(
+        name="broadcast_buffers", parse=switch, default=True, about="DDP: broadcast buffers from rank 0 in each step"
+    ),
+    Option(
+        name="gradient_as_bucket_view", parse=switch, default=False, about="DDP: gradients are views of the buckets"
+    ),
+    Option(
+        name="comm_hook",
+        parse=word("none", "bf16"),
+        default="none",
+        about="DDP: none, or bf16 to send gradients as bfloat16",
     ),
     Option(
         name="barrier_after_backward",
@@ -182,7 +206,7 @@ OPTIONS = (
         default=False,
         about="all ranks wait for each other after the backward pass",
     ),
-    Option(name="compile", parse=switch, default=False, about="torch.compile for the layers"),
+    Option(name="compile", parse=switch, default=False, about="compile the layers with torch.compile"),
     Option(
         name="backend",
         parse=word("auto", "gloo", "nccl"),
@@ -190,97 +214,116 @@ OPTIONS = (
         about="process group backend",
         env=(("TORCH_BACKEND", word("auto", "gloo", "nccl")),),
     ),
-    Option(name="device", parse=word("auto", "cpu", "cuda"), default="auto", about="where tensors live"),
+    Option(
+        name="device", parse=word("auto", "cpu", "cuda"), default="auto", about="device to train on: auto, cpu or cuda"
+    ),
     Option(
         name="trace_grads",
         parse=switch,
         default=False,
-        about="say which gradients arrived and which are missing",
+        about="print which gradients arrived and which are missing",
         env=(("NSA_TRACE_GRADS", switch),),
     ),
     Option(
         name="trace_module_bwd",
         parse=switch,
         default=False,
-        about="say which modules the backward pass reaches",
+        about="print which modules the backward pass reaches",
         env=(("NSA_TRACE_MODULE_BWD", switch),),
     ),
     Option(
         name="trace_buckets",
         parse=switch,
         default=False,
-        about="say which DDP buckets are reduced in the first two steps",
+        about="print which DDP buckets are reduced in the first two steps",
         env=(("NSA_TRACE_DDP_BUCKETS", switch),),
     ),
     Option(
         name="mem_dump_every",
         parse=whole(0),
         default=0,
-        about="write a memory dump every so many steps; 0: never",
+        about="write a memory dump every N steps; 0: never",
         env=(("NSA_MEM_DUMP_EVERY", whole(0)),),
     ),
     Option(
         name="profile_memory",
         parse=switch,
         default=False,
-        about="write which operators took most memory in the second step",
+        about="write a table of the operators that allocated most memory in the second step",
     ),
     Option(
         name="mem_snapshot",
         parse=switch,
         default=False,
-        about="CUDA: record every allocation with its lines; written with each memory dump and at the end",
+        about="CUDA: record all allocations with stack traces; written with each memory dump and at the end",
     ),
     Option(
         name="detect_anomaly",
         parse=switch,
         default=False,
-        about="autograd's anomaly detection: a NaN in backward is an error that names the forward call",
+        about="autograd's anomaly detection: a NaN in the backward pass is an error that names the forward operation",
     ),
     Option(
         name="step_cost",
         parse=switch,
         default=False,
-        about="count the bytes that the first forward pass keeps for its backward pass",
+        about="count the bytes that the first forward pass saves for its backward pass",
     ),
-    Option(name="telemetry", parse=on_or_off, default=True, about="on, or off: no heartbeat, no table, no look inside"),
-    Option(name="tensorboard", parse=switch, default=False, about="event files for TensorBoard, where it is installed"),
-    Option(name="learning_rate", parse=positive, default=1e-3, about="of AdamW, the highest of its schedule"),
-    Option(name="warmup_steps", parse=whole(0), default=0, about="the rate rises from 0 over so many steps"),
+    Option(name="telemetry", parse=on_or_off, default=True, about="on, or off to write no telemetry files"),
+    Option(
+        name="tensorboard",
+        parse=switch,
+        default=False,
+        about="write event files for TensorBoard, which must be installed",
+    ),
+    Option(
+        name="learning_rate", parse=positive, default=1e-3, about="highest learning rate of the schedule, for AdamW"
+    ),
+    Option(
+        name="warmup_steps",
+        parse=whole(0),
+        default=0,
+        about="number of steps over which the learning rate rises from 0",
+    ),
     Option(
         name="lr_decay",
         parse=one_of(Decay),
         default=Decay.NONE,
-        about="how the rate falls from the warm-up to --decay-steps: none, cosine or linear",
+        about="how the learning rate falls from the warm-up to --decay-steps: none, cosine or linear",
     ),
-    Option(name="decay_steps", parse=whole(0), default=0, about="the step from which on the rate is --min-lr"),
-    Option(name="min_lr", parse=not_negative, default=0.0, about="where the decay ends"),
-    Option(name="weight_decay", parse=not_negative, default=0.01, about="of AdamW, on every parameter"),
-    Option(name="beta1", parse=fraction, default=0.9, about="of AdamW"),
-    Option(name="beta2", parse=fraction, default=0.999, about="of AdamW"),
-    Option(name="clip", parse=not_negative, default=1.0, about="largest norm of all gradients together; 0: any"),
-    Option(name="eval_every", parse=whole(0), default=0, about="evaluate every so many steps; 0: never"),
-    Option(name="eval_data", parse=data_source, default=None, about="what is held out, as --data takes it"),
-    Option(name="eval_batches", parse=whole(1), default=8, about="batches per rank of one evaluation"),
-    Option(name="log_every", parse=whole(1), default=1, about="print every so many steps; files have each"),
-    Option(name="freeze", parse=str, default=None, about="parameters to freeze, a pattern such as *.gate_mlp.*"),
+    Option(name="decay_steps", parse=whole(0), default=0, about="step at which the learning rate reaches --min-lr"),
+    Option(name="min_lr", parse=not_negative, default=0.0, about="learning rate after the decay"),
+    Option(name="weight_decay", parse=not_negative, default=0.01, about="weight decay of AdamW, for every parameter"),
+    Option(name="beta1", parse=fraction, default=0.9, about="beta1 of AdamW"),
+    Option(name="beta2", parse=fraction, default=0.999, about="beta2 of AdamW"),
+    Option(name="clip", parse=not_negative, default=1.0, about="maximum joint norm of all gradients; 0: no clipping"),
+    Option(name="eval_every", parse=whole(0), default=0, about="evaluate every N steps; 0: never"),
+    Option(name="eval_data", parse=data_source, default=None, about="held-out data, written as for --data"),
+    Option(name="eval_batches", parse=whole(1), default=8, about="number of batches per rank in an evaluation"),
     Option(
-        name="checkpoint_every", parse=whole(0), default=0, about="write a checkpoint every so many steps; 0: never"
+        name="log_every", parse=whole(1), default=1, about="print a line every N steps; the files contain every step"
     ),
-    Option(name="keep_last", parse=whole(0), default=0, about="keep so many of the newest checkpoints; 0: all"),
-    Option(name="async_checkpoint", parse=switch, default=False, about="write checkpoints while training goes on"),
+    Option(name="freeze", parse=str, default=None, about="pattern of the parameters to freeze, such as *.gate_mlp.*"),
+    Option(name="checkpoint_every", parse=whole(0), default=0, about="write a checkpoint every N steps; 0: never"),
+    Option(name="keep_last", parse=whole(0), default=0, about="number of latest checkpoints to keep; 0: all"),
+    Option(
+        name="async_checkpoint",
+        parse=switch,
+        default=False,
+        about="write checkpoints in the background, during training",
+    ),
     Option(
         name="resume",
         parse=checkpoint_source,
         default=None,
-        about="go on from a checkpoint, or from the newest whole one of a folder; auto: of the output directory, "
-        "if it has one",
+        about="resume from a checkpoint, or from the latest complete one in a directory; auto: in the output "
+        "directory, if it has one",
     ),
     Option(
         name="out_dir",
         parse=Path,
         default=Path("out"),
-        about="where telemetry goes",
+        about="output directory",
         env=(("NSA_OUT_DIR", Path),),
     ),
 )
@@ -296,7 +339,7 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog=f"python -m {__package__}.train", description="Train a small NSA language model."
     )
-    result.add_argument("--config", default=None, help="YAML file of options; the command line wins over it")
+    result.add_argument("--config", default=None, help="YAML file with options; the command line takes precedence")
     for option in OPTIONS:
         about = option.about + "".join(f"; environment: {name}" for name, _ in option.env)
         if option.is_switch:
@@ -378,7 +421,7 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Given:
+class _RawValue:
     """Unparsed value of an option, where it was given (for error messages), and the parser for it."""
 
     text: str
@@ -387,19 +430,20 @@ class _Given:
 
 
 def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
-    """Return the settings from command-line arguments, environment variables and the YAML file they name.
+    """Return the settings from command-line arguments, environment variables and an optional YAML file.
 
-    The command line takes precedence over the environment, then come the file and the defaults of the named shape.
+    The file is named by --config or the variable CONFIG. The command line takes precedence over the environment, the
+    environment over the file, and the file over the defaults of the named shape.
     Raises SettingsError with all mistakes from all sources. For --help and usage errors, argparse exits.
     """
-    known, unknown = parser().parse_known_args(list(map(_with_dashes, arguments)))
-    command = vars(known)
-    mistakes = [*_unknown_words(unknown), *_unknown_names(environment)]
+    options, unknown_arguments = parser().parse_known_args(list(map(_with_dashes, arguments)))
+    command = vars(options)
+    mistakes = [*_unknown_arguments(unknown_arguments), *_unknown_variables(environment)]
     path = command.pop("config") or environment.get(CONFIG_ENV)
     file, shape_fields = _read_file(Path(path), mistakes) if path else ({}, {})
     sources = (_from_command(command), _from_environment(environment, mistakes), file)
     values = {option.name: _value(option, sources, mistakes) for option in OPTIONS}
-    settings = None if mistakes else _settled(values, shape_fields, mistakes)
+    settings = None if mistakes else _resolve(values, shape_fields, mistakes)
     if settings is None or mistakes:
         raise SettingsError("\n".join(mistakes))
     return settings
@@ -411,46 +455,46 @@ def _with_dashes(word: str) -> str:
     return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
 
-def _unknown_words(words: Sequence[str]) -> Iterator[str]:
+def _unknown_arguments(arguments: Sequence[str]) -> Iterator[str]:
     """Yield an error message for each argument that is not an option of this program.
 
     An option of nanoGPT or torchtitan gets a message with its replacement. Values that follow an unknown option are
     ignored.
     """
     flags = [option.flag for option in OPTIONS]
-    for typed in words:
-        name = typed.partition("=")[0]
-        there = replacement_for("config/FILE.py" if name.startswith("config/") else name.removeprefix("--"))
-        if there is not None:
-            yield f"{name}: another program's; here: {there}"
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        replacement = replacement_for("config/FILE.py" if name.startswith("config/") else name.removeprefix("--"))
+        if replacement is not None:
+            yield f"{name}: an option of another program; in nsa.train: {replacement}"
         elif name.startswith("--"):
             yield f"{name}: no such option{_did_you_mean(name, flags)}"
-        elif typed == words[0]:
-            yield f"{typed}: expected an option"
+        elif argument == arguments[0]:
+            yield f"{argument}: expected an option"
 
 
-def _from_command(command: Mapping[str, Any]) -> dict[str, _Given]:
+def _from_command(command: Mapping[str, Any]) -> dict[str, _RawValue]:
     return {
-        option.name: _Given(text=_text(command[option.name]), place=option.flag, parse=option.parse)
+        option.name: _RawValue(text=_text(command[option.name]), place=option.flag, parse=option.parse)
         for option in OPTIONS
         if command[option.name] is not None
     }
 
 
-def _from_environment(environment: Mapping[str, str], mistakes: list[str]) -> dict[str, _Given]:
-    found: dict[str, _Given] = {}
+def _from_environment(environment: Mapping[str, str], mistakes: list[str]) -> dict[str, _RawValue]:
+    values: dict[str, _RawValue] = {}
     for option in OPTIONS:
         for name, parse in option.env:
             if not environment.get(name):
                 continue
-            if option.name in found:
-                mistakes.append(f"{name}: {found[option.name].place} is set too; keep one of them")
-                _parsed(found[option.name], mistakes)
-            found[option.name] = _Given(text=environment[name], place=name, parse=parse)
-    return found
+            if option.name in values:
+                mistakes.append(f"{name}: {values[option.name].place} is set too; keep one of them")
+                _parse(values[option.name], mistakes)
+            values[option.name] = _RawValue(text=environment[name], place=name, parse=parse)
+    return values
 
 
-def _read_file(path: Path, mistakes: list[str]) -> tuple[dict[str, _Given], dict[str, int]]:
+def _read_file(path: Path, mistakes: list[str]) -> tuple[dict[str, _RawValue], dict[str, int]]:
     """Return the options and the model dimensions in a YAML file with one flat mapping.
 
     Problems are added to `mistakes`.
@@ -468,39 +512,39 @@ def _read_file(path: Path, mistakes: list[str]) -> tuple[dict[str, _Given], dict
         return {}, {}
     options = {option.name: option for option in OPTIONS}
     dimensions = {shape_field.name for shape_field in fields(NSAConfig) if shape_field.type == "int"} - set(options)
-    found, shape_fields = {}, {}
+    values, shape_fields = {}, {}
     for key, value in content.items():
         if key in options:
-            found[key] = _Given(text=_text(value), place=f"{path}: {key}", parse=options[key].parse)
+            values[key] = _RawValue(text=_text(value), place=f"{path}: {key}", parse=options[key].parse)
         elif key in dimensions and isinstance(value, int) and not isinstance(value, bool):
             shape_fields[key] = value
         elif key in dimensions:
             mistakes.append(f'{path}: {key}: expected a whole number, got "{value}"')
         else:
-            there = replacement_for(str(key))
-            known = f"; here: {there}" if there else _did_you_mean(str(key), [*options, *dimensions])
-            mistakes.append(f"{path}: {key}: no such option{known}")
-    return found, shape_fields
+            replacement = replacement_for(str(key))
+            hint = f"; in nsa.train: {replacement}" if replacement else _did_you_mean(str(key), [*options, *dimensions])
+            mistakes.append(f"{path}: {key}: no such option{hint}")
+    return values, shape_fields
 
 
-def _value(option: Option, sources: Sequence[Mapping[str, _Given]], mistakes: list[str]) -> Any:
+def _value(option: Option, sources: Sequence[Mapping[str, _RawValue]], mistakes: list[str]) -> Any:
     """Return the parsed value of an option from the first of `sources` that has it, or its default.
 
     The values in all other sources are parsed too, and errors are added to `mistakes`.
     """
-    values = [_parsed(source[option.name], mistakes) for source in sources if option.name in source]
+    values = [_parse(source[option.name], mistakes) for source in sources if option.name in source]
     return values[0] if values else option.default
 
 
-def _parsed(given: _Given, mistakes: list[str]) -> Any:
+def _parse(raw: _RawValue, mistakes: list[str]) -> Any:
     try:
-        return given.parse(given.text)
+        return raw.parse(raw.text)
     except ValueError as error:
-        mistakes.append(f"{given.place}: {error}")
+        mistakes.append(f"{raw.place}: {error}")
         return None
 
 
-def _settled(values: dict[str, Any], shape_fields: dict[str, int], mistakes: list[str]) -> Settings | None:
+def _resolve(values: dict[str, Any], shape_fields: dict[str, int], mistakes: list[str]) -> Settings | None:
     """Combine values that depend on each other, check them, and return the settings.
 
     The model is built from the shape and the options that change it. --wrapper and --ddp are merged. Problems are added
@@ -520,12 +564,12 @@ def _settled(values: dict[str, Any], shape_fields: dict[str, int], mistakes: lis
     settings = Settings(
         model=model, batch=model.batch, gc=checkpointed, wrapper=wrapper or ddp or Wrapper.NONE, **values
     )
-    mistakes.extend(_contradictions(settings))
+    mistakes.extend(_find_conflicts(settings))
     return settings
 
 
-def _contradictions(settings: Settings) -> Iterator[str]:
-    """Yield an error message for each combination of options that is not possible."""
+def _find_conflicts(settings: Settings) -> Iterator[str]:
+    """Yield an error message for each invalid combination of options."""
     model, wrapper = settings.model, settings.wrapper
     if model.attention is not Attention.NSA:
         if model.branches != ALL_BRANCHES:
@@ -536,27 +580,27 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         yield mistake
     if settings.packing is Packing.DOCUMENTS:
         if model.attention is Attention.STOCK:
-            yield "--packing: documents need an attention that keeps them apart, and stock is torch's own; use stream"
+            yield "--packing: --attention stock cannot separate documents; use --packing stream"
         if settings.compile:
-            yield "--packing: documents have other lengths in each step, which --compile would compile anew; use stream"
+            yield "--packing: document lengths differ in each step, and --compile would recompile; use --packing stream"
     if settings.data is Data.SYNTHETIC and settings.tokenizer != "bytes":
-        yield "--tokenizer: --data synthetic is tokens already; use --data text"
+        yield "--tokenizer: --data synthetic consists of tokens; use --data text"
     if not settings.telemetry:
-        needed = ("mem_dump_every", "mem_snapshot", "tensorboard", "step_cost")
+        names = ("mem_dump_every", "mem_snapshot", "tensorboard", "step_cost")
         yield from (
-            f"--{name.replace('_', '-')}: it is part of what --telemetry off leaves out; keep one of them"
-            for name in needed
+            f"--{name.replace('_', '-')}: has no effect with --telemetry off; remove one of the two options"
+            for name in names
             if getattr(settings, name)
         )
     if settings.comm_hook != "none" and wrapper is not Wrapper.DDP:
-        yield f"--comm-hook: {settings.comm_hook} is a hook of DDP and --wrapper is {wrapper}; use --wrapper ddp"
+        yield f"--comm-hook: {settings.comm_hook} is a DDP hook, but --wrapper is {wrapper}; use --wrapper ddp"
     if settings.dtype == "float16" and wrapper in SHARDED:
-        yield f"--dtype: float16 needs loss scaling, which --wrapper {wrapper} does not share; use --dtype bfloat16"
-    yield from _of_the_rate(settings)
-    yield from _of_evaluation(settings)
+        yield f"--dtype: float16 needs loss scaling, which --wrapper {wrapper} does not support; use --dtype bfloat16"
+    yield from _schedule_conflicts(settings)
+    yield from _evaluation_conflicts(settings)
 
 
-def _of_the_rate(settings: Settings) -> Iterator[str]:
+def _schedule_conflicts(settings: Settings) -> Iterator[str]:
     """Yield an error message for each wrong combination of learning-rate options.
 
     The decay needs an explicit last step, so that a resumed run has the same rates as an uninterrupted run.
@@ -564,33 +608,33 @@ def _of_the_rate(settings: Settings) -> Iterator[str]:
     decay, end, warmup = settings.lr_decay, settings.decay_steps, settings.warmup_steps
     if decay is Decay.NONE:
         if end:
-            yield f"--decay-steps: {end}, and nothing decays; add --lr-decay cosine"
+            yield f"--decay-steps: {end} has no effect without a decay; add --lr-decay cosine"
         if settings.min_lr:
-            yield f"--min-lr: {settings.min_lr:g}, and nothing decays; add --lr-decay cosine"
+            yield f"--min-lr: {settings.min_lr:g} has no effect without a decay; add --lr-decay cosine"
         return
     if end <= warmup:
-        yield f"--lr-decay: {decay} needs --decay-steps above the {warmup} of --warmup-steps, got {end}"
+        yield f"--lr-decay: {decay} needs --decay-steps greater than --warmup-steps ({warmup}), got {end}"
     if settings.min_lr > settings.learning_rate:
         highest = f"{settings.learning_rate:g}"
-        yield f"--min-lr: expected at most --learning-rate, which is {highest}, got {settings.min_lr:g}"
+        yield f"--min-lr: expected at most --learning-rate ({highest}), got {settings.min_lr:g}"
 
 
-def _of_evaluation(settings: Settings) -> Iterator[str]:
+def _evaluation_conflicts(settings: Settings) -> Iterator[str]:
     if settings.eval_data is not None and not settings.eval_every:
-        yield f"--eval-data: {settings.eval_data} is read by evaluations alone; add --eval-every"
+        yield f"--eval-data: {settings.eval_data} has no effect without evaluations; add --eval-every"
     if settings.eval_every and settings.phase is Phase.DATA:
         yield "--eval-every: --phase data has no model; use --phase step"
     if settings.eval_every and settings.eval_data is None and settings.data is not Data.SYNTHETIC:
-        yield f"--eval-every: nothing of --data {settings.data} is held out; name it with --eval-data"
+        yield f"--eval-every: --data {settings.data} has no held-out part; add --eval-data"
 
 
 def _model(values: dict[str, Any], shape_fields: dict[str, int], mistakes: list[str]) -> NSAConfig | None:
     shape: NSAConfig = values.pop("shape")
     changes: dict[str, Any] = dict(shape_fields)
-    for name, of_shape in _MODEL_FIELDS.items():
+    for name, field_name in _MODEL_FIELDS.items():
         value = values.pop(name)
         if value is not None:
-            changes[of_shape] = value
+            changes[field_name] = value
     try:
         return replace(shape, **changes)
     except ValueError as error:
@@ -609,18 +653,18 @@ _MODEL_FIELDS = {
 }
 
 
-def _unknown_names(environment: Mapping[str, str]) -> list[str]:
-    known = [name for option in OPTIONS for name, _ in option.env]
+def _unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    names = [name for option in OPTIONS for name, _ in option.env]
     return [
-        f"{name}: no such setting{_did_you_mean(name, known)}"
+        f"{name}: no such setting{_did_you_mean(name, names)}"
         for name in sorted(environment)
-        if name.startswith("NSA_") and not name.startswith(_FOREIGN_PREFIX) and name not in known
+        if name.startswith("NSA_") and not name.startswith(_FOREIGN_PREFIX) and name not in names
     ]
 
 
-def _did_you_mean(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(sorted(known))}"
+def _did_you_mean(name: str, candidates: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, candidates, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; known names: {', '.join(sorted(candidates))}"
 
 
 def _text(value: Any) -> str:

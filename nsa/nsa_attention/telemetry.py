@@ -39,7 +39,7 @@ class StepParts:
     optimizer_s: float = 0.0
 
     @contextmanager
-    def of(self, part: str) -> Iterator[None]:
+    def measure(self, part: str) -> Iterator[None]:
         """Add the duration of the `with` block to the field `part`, such as "forward_s"."""
         started_s = time.perf_counter()
         try:
@@ -131,11 +131,11 @@ class NoTelemetry:
     def end(self, result: StepResult) -> None:
         """Record the result of a step."""
 
-    def count_graph(self, shape: StepShape, loss: Tensor, kept: SavedTensorCounter | None) -> None:
+    def count_graph(self, shape: StepShape, loss: Tensor, saved_tensors: SavedTensorCounter | None) -> None:
         """Record the size of the autograd graph between the forward and the backward pass of a step.
 
-        `kept` has counted the bytes saved for the backward pass; None if they are not counted. The record is on disk
-        before the backward pass starts, so it is available even if this step never finishes.
+        `saved_tensors` has counted the bytes saved for the backward pass; None if they are not counted. The record is
+        on disk before the backward pass starts, so it is available even if this step never finishes.
         """
 
     def count_step(self, shape: StepShape) -> None:
@@ -167,8 +167,8 @@ class Telemetry(NoTelemetry):
         """Open the files in `directory`.
 
         `model` is None in phase `data`. A memory dump is written every `mem_dump_every` steps, or never if it is 0.
-        `steps` is the number of steps of the whole run. Raises CannotRunError if TensorBoard or an allocator snapshot
-        is requested and not available.
+        `steps` is the number of steps of the whole run. `compiled` and `sharded` describe the model. Raises
+        CannotRunError if TensorBoard or an allocator snapshot is requested and not available.
         """
         event_writer = _event_writer() if tensorboard else None
         self._history = AllocatorHistory(world.device) if mem_snapshot else None
@@ -188,12 +188,12 @@ class Telemetry(NoTelemetry):
         # writes.
         self._events = event_writer(str(directory / "tensorboard")) if event_writer and world.is_first else None
         self._begin_bytes = self._peak_bytes()
-        self._beat(0, "start")
+        self._write_heartbeat(0, "start")
         if mem_dump_every:
             self._dump_memory(0)
 
     def enter(self, phase: str) -> None:
-        self._beat(0, phase)
+        self._write_heartbeat(0, phase)
 
     def begin(self, step: int) -> None:
         """Record that `step` begins. The first step and every tenth step are sampled."""
@@ -206,27 +206,27 @@ class Telemetry(NoTelemetry):
         self._last_step = result.step
         if self._observer is not None and self._sampling:
             self._sample(self._observer, result.step)
-        self._beat(result.step, result.phase, result)
+        self._write_heartbeat(result.step, result.phase, result)
         if self._world.is_first:
             self._write_step(result)
         if self._mem_dump_every and result.step % self._mem_dump_every == 0:
             self._dump_memory(result.step)
 
-    def count_graph(self, shape: StepShape, loss: Tensor, kept: SavedTensorCounter | None) -> None:
+    def count_graph(self, shape: StepShape, loss: Tensor, saved_tensors: SavedTensorCounter | None) -> None:
         if not self._world.is_first:
             return
-        saved = (None, None) if kept is None else (kept.size_bytes, kept.square_bytes)
-        self._write_cost("forward", shape, graph_nodes(loss), *saved)
+        saved_bytes = (None, None) if saved_tensors is None else (saved_tensors.size_bytes, saved_tensors.square_bytes)
+        self._write_cost("forward", shape, graph_nodes(loss), *saved_bytes)
 
     def count_step(self, shape: StepShape) -> None:
         if self._world.is_first:
             self._write_cost("step", shape, None, None, None)
 
-    def _write_cost(self, moment: str, shape: StepShape, *counted: int | None) -> None:
+    def _write_cost(self, moment: str, shape: StepShape, *counts: int | None) -> None:
         config = shape.config
         expected = expected_bytes(config, shape.parameter_bytes, shape.batch)
         memory = (expected, self._begin_bytes, self._peak_bytes())
-        self._costs.write(moment, shape.batch, config.seq_len, config.layers, *counted, *memory)
+        self._costs.write(moment, shape.batch, config.seq_len, config.layers, *counts, *memory)
 
     def _peak_bytes(self) -> int:
         """Return PyTorch's peak of allocated bytes on a GPU, and the peak resident bytes of the process on a CPU."""
@@ -239,7 +239,7 @@ class Telemetry(NoTelemetry):
         self._path("dtypes_report.txt").write_text(text, encoding="utf-8")
 
     def close(self) -> None:
-        self._count_implementations()
+        self._write_implementations()
         if self._history is not None:
             self._snapshot_memory(self._last_step)
             self._history.close()
@@ -271,14 +271,14 @@ class Telemetry(NoTelemetry):
         if self._events is not None:
             for branch, mean in mean_gates(gates).items():
                 self._events.add_scalar(f"gates/{branch}", mean, step)
-        self._count_implementations()
+        self._write_implementations()
 
-    def _count_implementations(self) -> None:
+    def _write_implementations(self) -> None:
         if self._model is None or not self._world.is_first:
             return
         self._path("fallback_counters.csv").write_text(implementations_csv(self._model), encoding="utf-8")
 
-    def _beat(self, step: int, phase: str, result: StepResult | None = None) -> None:
+    def _write_heartbeat(self, step: int, phase: str, result: StepResult | None = None) -> None:
         device_bytes = gpu_bytes(self._world.device)
         record = {
             "step": step,
@@ -334,17 +334,17 @@ def _event_writer() -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise CannotRunError(
-            f"--tensorboard: {error}; install the extra nsa-harness[tensorboard], or leave it out"
+            f"--tensorboard: {error}; install the extra nsa-harness[tensorboard], or omit the option"
         ) from None
     return SummaryWriter
 
 
 def _scalars(result: StepResult, gpu: dict[str, int]) -> dict[str, float]:
-    """Return the TensorBoard scalars of a step by tag, without those that are not known.
+    """Return the TensorBoard scalars of a step by tag, without those whose value is None.
 
     `gpu` is the result of `gpu_bytes`, or empty on a CPU.
     """
-    known: dict[str, float | None] = {
+    values: dict[str, float | None] = {
         "train/loss": result.mean_loss,
         "train/grad_norm": result.grad_norm,
         "speed/tokens_per_s": result.tokens_per_s,
@@ -354,32 +354,32 @@ def _scalars(result: StepResult, gpu: dict[str, int]) -> dict[str, float]:
         "memory/allocated_bytes": gpu.get("allocated"),
         "memory/reserved_bytes": gpu.get("reserved"),
     }
-    return {name: float(value) for name, value in known.items() if value is not None}
+    return {name: float(value) for name, value in values.items() if value is not None}
 
 
-def _fit_to(path: Path, header: str) -> None:
+def _upgrade_table(path: Path, header: str) -> None:
     """Update a CSV file that an earlier version wrote, so that rows with the columns in `header` can be appended.
 
     If columns are missing at the end, they are added as empty. A file with different columns is renamed to
     NAME.earlier.csv.
     """
-    before, _, rows = path.read_text(encoding="utf-8").partition("\n") if path.is_file() else ("", "", "")
-    if before in ("", header):
+    old_header, _, rows = path.read_text(encoding="utf-8").partition("\n") if path.is_file() else ("", "", "")
+    if old_header in ("", header):
         return
-    if not header.startswith(f"{before},"):
+    if not header.startswith(f"{old_header},"):
         path.replace(path.with_name(f"{path.stem}.earlier{path.suffix}"))
         return
-    empty = "," * header.removeprefix(before).count(",")
-    aside = path.with_name(f"{path.name}.new")
-    aside.write_text("".join(f"{line}\n" for line in (header, *(row + empty for row in rows.splitlines()))))
-    aside.replace(path)
+    empty = "," * header.removeprefix(old_header).count(",")
+    draft = path.with_name(f"{path.name}.new")
+    draft.write_text("".join(f"{line}\n" for line in (header, *(row + empty for row in rows.splitlines()))))
+    draft.replace(path)
 
 
 class _Table:
     """CSV file that is flushed after every row. A resumed run appends to the existing rows."""
 
     def __init__(self, path: Path, header: str) -> None:
-        _fit_to(path, header)
+        _upgrade_table(path, header)
         self._file = path.open("a", encoding="utf-8", newline="")
         self._writer = csv.writer(self._file, lineterminator="\n")
         if self._file.tell() == 0:
@@ -401,9 +401,9 @@ def implementations_csv(model: nn.Module) -> str:
     """
     runs: dict[str, Counter[UsedImplementation]] = {}
     for name, module in model.named_modules():
-        counted = getattr(module, "runs", None)
-        if isinstance(counted, Counter):
-            runs.setdefault(name.rsplit(".", 1)[-1], Counter()).update(counted)
+        module_runs = getattr(module, "runs", None)
+        if isinstance(module_runs, Counter):
+            runs.setdefault(name.rsplit(".", 1)[-1], Counter()).update(module_runs)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(TABLES["fallback_counters.csv"])

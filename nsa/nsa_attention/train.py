@@ -95,47 +95,47 @@ def train(settings: Settings, world: World) -> None:
     torch.manual_seed(settings.seed)
     with closing(Batches(settings, world)) as batches:
         if settings.phase is Phase.DATA:
-            _only_data(settings, world, batches)
+            _read_data_only(settings, world, batches)
         else:
-            _all_steps(settings, world, batches)
+            _train_steps(settings, world, batches)
 
 
-def _all_steps(settings: Settings, world: World, batches: Batches) -> None:
+def _train_steps(settings: Settings, world: World, batches: Batches) -> None:
     start = choose_start(settings, world)
     if settings.resume is not None and world.is_first:
         forget_rows_after(settings.out_dir, start.step)
     run = _prepare(settings, world, batches)
     try:
-        _go_on(run, start)
+        _resume(run, start)
         _wait_for_data(settings, world, batches, run.telemetry)
         first, last = start.step + 1, settings.steps
         with _checkpoints(run, start) as saver:
             for step in range(first, last + 1):
                 if run.traces.buckets is not None:
-                    run.traces.buckets.speaking = step < first + BucketTrace.STEPS
-                with _looked_into(run, step, is_profiled=step == min(first + 1, last)):
+                    run.traces.buckets.is_printing = step < first + BucketTrace.STEPS
+                with _debug_modes(run, step, is_profiled=step == min(first + 1, last)):
                     _one_step(run, step, is_first=step == first)
                 if saver is not None and step % settings.checkpoint_every == 0:
                     saver.save(step, run.model, run.optimizer, run.scaler, run.batches)
     finally:
         run.telemetry.close()
-        _tell_of_data(settings, world, batches)
+        _report_data_problems(settings, world, batches)
 
 
-def _go_on(run: Run, start: Start) -> None:
+def _resume(run: Run, start: Start) -> None:
     """Load the checkpoint `start`, if it has one, and print how the run resumes."""
-    said = [*start.notes]
+    lines = [*start.notes]
     if start.checkpoint is not None:
         # Imported late, because the modules it needs from torch take nearly a second to load.
         from .checkpoints.load import load_checkpoint
 
-        said += load_checkpoint(start, run.model, run.optimizer, run.scaler, run.batches, run.world)
+        lines += load_checkpoint(start, run.model, run.optimizer, run.scaler, run.batches, run.world)
         if start.manifest is None:
             run.batches.skip_steps(start.step)  # checkpoints of older versions have no data position
     if start.step >= run.settings.steps:
-        said.append(f"step {start.step} is done and --steps is {run.settings.steps}: nothing is left to do")
+        lines.append(f"step {start.step} is finished and --steps is {run.settings.steps}; nothing to do")
     if run.world.is_first:
-        for line in said:
+        for line in lines:
             say(f"nsa.train {line}")
 
 
@@ -154,7 +154,7 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
     if settings.freeze:
         freeze(bare, settings.freeze)
     parameters = count_parameters(bare)
-    parameter_bytes = sum(one.numel() * one.element_size() for one in bare.parameters())
+    parameter_bytes = sum(parameter.numel() * parameter.element_size() for parameter in bare.parameters())
     traces = Traces(buckets=BucketTrace(rank=world.rank) if settings.trace_buckets else None)
     order_file = settings.out_dir / f"grad_order_rank{world.rank}.jsonl"
     if settings.trace_grads and settings.wrapper is Wrapper.FSDP1:
@@ -164,13 +164,13 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
         _warm_up(settings, world, bare, telemetry)
     model = parallelize(bare, settings, world, traces.buckets)
     if settings.trace_grads and traces.gradients is None:
-        held = traces.buckets.taken if traces.buckets is not None else dict
-        traces.gradients = GradientTrace(bare.named_parameters(), order_file, held)
+        take_parameters = traces.buckets.take_parameters if traces.buckets is not None else dict
+        traces.gradients = GradientTrace(bare.named_parameters(), order_file, take_parameters)
     if settings.trace_module_bwd:
         traces.modules = ModuleBackwardTrace(traced_modules(bare, compiled=settings.compile))
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if world.is_first:
-        say(_introduction(settings, world, parameters, dtype))
+        say(_description(settings, world, parameters, dtype))
     return Run(
         settings=settings,
         world=world,
@@ -225,7 +225,7 @@ def _telemetry(settings: Settings, world: World, model: TinyLM | None) -> NoTele
 
 def _warm_up(settings: Settings, world: World, bare: TinyLM, telemetry: NoTelemetry) -> None:
     telemetry.enter("warmup")
-    done = warm_up(
+    summary = warm_up(
         bare,
         world,
         batch=settings.batch,
@@ -233,7 +233,7 @@ def _warm_up(settings: Settings, world: World, bare: TinyLM, telemetry: NoTeleme
         autocast=lambda: _autocast(settings, world, sharded_too=True),
     )
     if world.is_first:
-        say(f"nsa.train {done}")
+        say(f"nsa.train {summary}")
 
 
 def _one_step(run: Run, step: int, *, is_first: bool) -> None:
@@ -242,15 +242,17 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
     run.telemetry.begin(step)
     if run.traces.modules is not None:
         run.traces.modules.step = step
-    batches = _fetched(run.batches, settings.accumulate, parts)
+    batches = _fetch_batches(run.batches, settings.accumulate, parts)
     if is_first:
         say(_shape_line(run.world, batches[0]))
-    counted = None if settings.loss == MEAN else _targets_of_all(run.world, batches)
-    losses = [_micro_batch(run, batch, micro, parts, counted, is_first=is_first) for micro, batch in enumerate(batches)]
-    loss = torch.stack(losses).mean() if counted is None else torch.stack(losses).sum()
+    target_count = None if settings.loss == MEAN else _mean_target_count(run.world, batches)
+    losses = [
+        _micro_batch(run, batch, micro, parts, target_count, is_first=is_first) for micro, batch in enumerate(batches)
+    ]
+    loss = torch.stack(losses).mean() if target_count is None else torch.stack(losses).sum()
     grad_norm = _finish_gradients(run, step) if settings.phase is not Phase.FORWARD else None
     if settings.phase is Phase.STEP:
-        with parts.of("optimizer_s"):
+        with parts.measure("optimizer_s"):
             # A loaded checkpoint has restored the previous run's learning rate and betas, so set them again.
             for group in run.optimizer.param_groups:
                 group.update(lr=learning_rate(settings, step), **_adamw(settings))
@@ -289,32 +291,32 @@ def _mean_over_ranks(run: Run, loss: Tensor) -> Tensor:
     With `--bad-shards skip`, also check that all ranks are at the same data position. If a rank has skipped data that
     another rank could read, every rank raises CannotRunError.
     """
-    place = run.batches.position_digest() if run.settings.bad_shards is BadShards.SKIP else None
+    position_digest = run.batches.position_digest() if run.settings.bad_shards is BadShards.SKIP else None
     try:
-        return run.world.average_over_ranks(loss, expected_equal=place)
+        return run.world.average_over_ranks(loss, expected_equal=position_digest)
     except RanksDifferError:
-        stands = f"rank {run.world.rank} stands at {run.batches.position_text()}"
-        left_out = run.batches.problems.sentence() or "nothing skipped"
-        said = f"--bad-shards skip: the ranks no longer read the same data: {stands}; {left_out}"
-        raise CannotRunError(said) from None
+        position = f"rank {run.world.rank} is at {run.batches.position_text()}"
+        skipped = run.batches.problems.sentence() or "nothing skipped"
+        message = f"--bad-shards skip: the ranks no longer read the same data: {position}; {skipped}"
+        raise CannotRunError(message) from None
 
 
 @contextmanager
-def _looked_into(run: Run, step: int, *, is_profiled: bool) -> Iterator[None]:
+def _debug_modes(run: Run, step: int, *, is_profiled: bool) -> Iterator[None]:
     """Run the `with` block under autograd's anomaly detection and the memory profiler, as far as they are enabled.
 
     The profiler also requires `is_profiled`. It is set for the second step, because the first step is not typical.
     """
     settings = run.settings
     path = settings.out_dir / f"mem_profile_rank{run.world.rank}_step{step}.txt"
-    profiled = memory_profile(path, run.world.device) if settings.profile_memory and is_profiled else nullcontext()
-    with profiled, torch.autograd.set_detect_anomaly(settings.detect_anomaly):
+    profiler = memory_profile(path, run.world.device) if settings.profile_memory and is_profiled else nullcontext()
+    with profiler, torch.autograd.set_detect_anomaly(settings.detect_anomaly):
         yield
 
 
-def _fetched(batches: Batches, count: int, parts: StepParts) -> list[Batch]:
+def _fetch_batches(batches: Batches, count: int, parts: StepParts) -> list[Batch]:
     """Return the next `count` micro-batches. The time is added to `parts.fetch_s`."""
-    with parts.of("fetch_s"):
+    with parts.measure("fetch_s"):
         return [batches.fetch() for _ in range(count)]
 
 
@@ -326,8 +328,8 @@ def _shape_line(world: World, batch: Batch) -> str:
     )
 
 
-def _targets_of_all(world: World, batches: Sequence[Batch]) -> float | None:
-    """Return the mean number of counted targets per rank in this step, or None if every target counts.
+def _mean_target_count(world: World, batches: Sequence[Batch]) -> float | None:
+    """Return the mean number of targets per rank that count in the loss of this step, or None if all targets count.
 
     With packed documents, the target after a document does not count, so ranks and micro-batches have different
     numbers of targets. The loss is divided by the mean number, which gives the same loss as one process would compute
@@ -335,33 +337,36 @@ def _targets_of_all(world: World, batches: Sequence[Batch]) -> float | None:
     """
     if all(batch.lengths is None for batch in batches):
         return None
-    counted = torch.tensor(float(sum(batch.counted for batch in batches)), dtype=torch.float64, device=world.device)
-    return max(1.0, float(world.average_over_ranks(counted)))
+    count = torch.tensor(float(sum(batch.counted for batch in batches)), dtype=torch.float64, device=world.device)
+    return max(1.0, float(world.average_over_ranks(count)))
 
 
 def _micro_batch(
-    run: Run, batch: Batch, micro: int, parts: StepParts, counted: float | None, *, is_first: bool
+    run: Run, batch: Batch, micro: int, parts: StepParts, target_count: float | None, *, is_first: bool
 ) -> Tensor:
     """Run the forward and backward pass of micro-batch number `micro`, and return its loss.
 
     Gradients accumulate over the micro-batches of a step, and the last one reduces them across ranks. The loss is the
-    mean over the micro-batch. If `counted` is given, it is the micro-batch's contribution to the loss of the step.
+    mean over the micro-batch. With `target_count`, it is the micro-batch's contribution to the loss of the step:
+    the sum over its targets, divided by `target_count`.
     """
-    last, counts = micro == run.settings.accumulate - 1, is_first and micro == 0
-    kept = SavedTensorCounter(run.bare, run.settings.model.seq_len) if counts and run.settings.step_cost else None
+    last, is_counted = micro == run.settings.accumulate - 1, is_first and micro == 0
+    saved_tensors = (
+        SavedTensorCounter(run.bare, run.settings.model.seq_len) if is_counted and run.settings.step_cost else None
+    )
     with nullcontext() if last else without_reduction(run.model, run.settings.wrapper):
-        with parts.of("forward_s"), _autocast(run.settings, run.world), kept or nullcontext():
+        with parts.measure("forward_s"), _autocast(run.settings, run.world), saved_tensors or nullcontext():
             logits = _logits(run.model, batch)
-            if counted is None:
+            if target_count is None:
                 loss = loss_of(logits, batch.targets, run.settings.loss)
-                scaled = loss / run.settings.accumulate
+                step_loss = loss / run.settings.accumulate
             else:
-                scaled = loss = summed_loss(logits, batch.targets) / counted
-        if counts:
-            run.telemetry.count_graph(run.shape, loss, kept)
+                step_loss = loss = summed_loss(logits, batch.targets) / target_count
+        if is_counted:
+            run.telemetry.count_graph(run.shape, loss, saved_tensors)
         if run.settings.phase is not Phase.FORWARD:
-            with parts.of("backward_s"):
-                run.scaler.scale(scaled).backward()
+            with parts.measure("backward_s"):
+                run.scaler.scale(step_loss).backward()
     return loss.detach()
 
 
@@ -382,9 +387,9 @@ def loss_of(logits_BTV: Tensor, targets_BT: Tensor, kind: str = "cross_entropy")
 
 
 def summed_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Return the sum of the cross entropy over all targets that are not IGNORED.
+    """Return the sum of the cross entropy over all targets that are not IGNORED, in float32 or float64.
 
-    Shapes are as in `loss_of`.
+    `logits_BTV` has shape [B, T, V] (batch, tokens, vocabulary), and `targets_BT` has shape [B, T].
     """
     logits, targets = _wide(logits_BTV).flatten(0, 1), targets_BT.flatten()
     return functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
@@ -397,7 +402,7 @@ def _wide(logits: Tensor) -> Tensor:
 def _finish_gradients(run: Run, step: int) -> Tensor:
     """Complete the gradients of a step, and return their norm before clipping.
 
-    They are averaged across ranks if the wrapper has not done so, traced, unscaled and clipped.
+    The gradients are averaged across ranks if the wrapper has not done so, then traced, unscaled and clipped.
     """
     if run.settings.barrier_after_backward:
         run.world.wait_for_all()
@@ -417,22 +422,22 @@ def _autocast(settings: Settings, world: World, *, sharded_too: bool = False) ->
     return torch.autocast(world.device.type, dtype)
 
 
-def _only_data(settings: Settings, world: World, batches: Batches) -> None:
+def _read_data_only(settings: Settings, world: World, batches: Batches) -> None:
     """Read the batches of all steps without building a model, for phase `data`."""
     telemetry = _telemetry(settings, world, None)
     try:
         _wait_for_data(settings, world, batches, telemetry)
         for step in range(1, settings.steps + 1):
             parts = StepParts()
-            fetched = _fetched(batches, settings.accumulate, parts)
-            count = world.size * sum(batch.tokens.numel() for batch in fetched)
+            micro_batches = _fetch_batches(batches, settings.accumulate, parts)
+            count = world.size * sum(batch.tokens.numel() for batch in micro_batches)
             result = StepResult(step=step, phase=settings.phase, tokens=count, seconds=parts.fetch_s, parts=parts)
             telemetry.end(result)
             if world.is_first:
                 say(result.line())
     finally:
         telemetry.close()
-        _tell_of_data(settings, world, batches)
+        _report_data_problems(settings, world, batches)
 
 
 def _wait_for_data(settings: Settings, world: World, batches: Batches, telemetry: NoTelemetry) -> None:
@@ -448,7 +453,7 @@ def _wait_for_data(settings: Settings, world: World, batches: Batches, telemetry
         say(f"nsa.train loader ready in {ready_s:.2f} s: {batches.description()}")
 
 
-def _tell_of_data(settings: Settings, world: World, batches: Batches) -> None:
+def _report_data_problems(settings: Settings, world: World, batches: Batches) -> None:
     _write_report(settings, world, batches)
     problems = batches.problems.sentence()
     if problems is not None and world.is_first:
@@ -461,7 +466,7 @@ def _write_report(settings: Settings, world: World, batches: Batches) -> None:
         path.write_text(json.dumps(batches.summary(), indent=1) + "\n", encoding="utf-8")
 
 
-def _introduction(settings: Settings, world: World, parameters: int, dtype: torch.dtype) -> str:
+def _description(settings: Settings, world: World, parameters: int, dtype: torch.dtype) -> str:
     model = settings.model
     layers = sorted(settings.gc.of(model.layers))
     checkpointed = f"{settings.gc_mode} checkpointing in layers {layers}" if layers else "no checkpointing"

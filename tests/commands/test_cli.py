@@ -14,7 +14,7 @@ import pytest
 from nsa_harness.cli import main as cli
 from nsa_harness.commands.scheduler import RunRequest
 from nsa_harness.core.plan import RunSpec
-from nsa_harness.core.scenario.checks import checked_scenario
+from nsa_harness.core.scenario.checks import check_scenario
 from nsa_harness.core.scenario.scenario import json_schema
 from nsa_harness.core.scenario.yaml_tree import parse_yaml
 from nsa_harness.core.schedule import Policy
@@ -88,7 +88,7 @@ def test_list_names_every_scenario_by_folder_with_its_aliases() -> None:
     lines = nsa_harness("list", COLUMNS="400").stdout.splitlines()
     assert lines[:2] == [
         "scenarios/",
-        "  ddp_onestep             One DDP step with every trace on [plan, ddp; also ddp_onestep_trace]",
+        "  ddp_onestep             One DDP step with all traces enabled [plan, ddp; also ddp_onestep_trace]",
     ]
     entries = json.loads(nsa_harness("list", "--json").stdout)
     families = {entry["name"].partition("@")[0] for entry in entries}
@@ -131,7 +131,7 @@ def test_explain_tells_where_each_value_comes_from_and_reads_back() -> None:
     assert origins["seed"] == "default"
     root = parse_yaml(done.stdout, "explained").root
     assert root is not None
-    scenario = checked_scenario(root, PROGRAM).scenario
+    scenario = check_scenario(root, PROGRAM).scenario
     assert scenario is not None
     assert (scenario.gc.layers, scenario.run.env["A"], scenario.parallel.static_graph) == ("1,3", "0", True)
 
@@ -367,7 +367,7 @@ class TestTheOptionsOfAPlan:
             (["--matrix", "gc.mode="], "--matrix: gc.mode: no value after `=`"),
             (
                 ["--matrix", "gc.mode=reentrant,reentrant"],
-                "--matrix: matrix.gc.mode: reentrant is given twice; keep one",
+                "--matrix: matrix.gc.mode: reentrant appears twice; keep one",
             ),
             (
                 ["--matrix", "gc.mode=x,reentrant"],

@@ -41,7 +41,7 @@ from nsa_harness.core.doctor import (
 MIB, GIB = 1 << 20, 1 << 30
 H200 = ("NVIDIA H200",) * 2
 TORCH = TorchFacts(version="2.13.0+cu130", cuda="13.0", devices=2, gloo=True, nccl="2.27.5", torchrun_trouble=None)
-GPU = GpuFacts(installed=H200, visible=H200, driver="580.1", chosen=None, trouble=None)
+GPU = GpuFacts(installed=H200, visible=H200, driver="580.1", visible_devices=None, trouble=None)
 PRESENT = ModuleFacts(version="3.1", trouble=None)
 SHARED = SpaceFacts(path="/dev/shm", trouble=None, size_bytes=8 * GIB, free_bytes=8 * GIB)
 TEMPORARY = replace(SHARED, path="/tmp")
@@ -54,9 +54,9 @@ LIMITS = LimitFacts(
     core_pattern="core",
     address_space_bytes=None,
 )
-NAME = NameFacts(hostname="node7", addresses=("10.0.0.7",), bindable=("10.0.0.7",), took_s=0.01, trouble=None)
+NAME = NameFacts(hostname="node7", addresses=("10.0.0.7",), bindable=("10.0.0.7",), resolve_s=0.01, trouble=None)
 CLOCK = ClockFacts(over_s=2.0, backwards=0, drift_s=0.0001, behind_s=0.0)
-SLURM = SlurmFacts(version="slurm 25.05", absent=(), job="4711", trouble=None)
+SLURM = SlurmFacts(version="slurm 25.05", missing=(), job="4711", trouble=None)
 PYTHON = PythonFacts(version="3.11.7", probe_trouble=None)
 PORTS = PortFacts(trouble=None, first=32768, last=60999)
 
@@ -75,13 +75,13 @@ WELL = MachineCheckFacts(
     memory=MemoryFacts(total_bytes=64 * GIB, available_bytes=32 * GIB),
     cores=CoreFacts(usable=16, quota=None),
     name=NAME,
-    interface=InterfaceFacts(wanted=None, present=("lo", "eth0")),
+    interface=InterfaceFacts(requested=None, available=("lo", "eth0")),
     ports=PORTS,
     clock=CLOCK,
     slurm=SLURM,
     left_over=(),
 )
-NO_GPU = GpuFacts(installed=None, visible=(), driver=None, chosen=None, trouble=None)
+NO_GPU = GpuFacts(installed=None, visible=(), driver=None, visible_devices=None, trouble=None)
 ABSENT = ModuleFacts(version=None, trouble=None)
 UNLOADABLE = ModuleFacts(version="2.8.3", trouble="ImportError: undefined symbol: _ZN3c10")
 OK, WARN, MISSING, BROKEN = CheckState.OK, CheckState.WARN, CheckState.MISSING, CheckState.BROKEN
@@ -102,7 +102,7 @@ def memory(available_bytes: int) -> MemoryFacts:
 
 # The line, its state, a piece of its fact, and what is changed of a machine where all is well.
 CASES: list[tuple[str, CheckState, str, dict[str, Any]]] = [
-    ("probe", BROKEN, "its board is not there", {"python": replace(PYTHON, probe_trouble="its board is not there")}),
+    ("probe", BROKEN, "it wrote no status file", {"python": replace(PYTHON, probe_trouble="it wrote no status file")}),
     (
         "torch",
         BROKEN,
@@ -110,25 +110,25 @@ CASES: list[tuple[str, CheckState, str, dict[str, Any]]] = [
         {"torch": UnknownFacts(why="ModuleNotFoundError: No module named 'torch'")},
     ),
     ("torch", BROKEN, "did not end within 90 s", {"torch": UnknownFacts(why="did not end within 90 s")}),
-    ("torch", BROKEN, "supported are 2.11 to 2.13", {"torch": torch(version="2.10.1")}),
-    ("torch", WARN, "tested are 2.11 to 2.13", {"torch": torch(version="2.14.0a0+git1")}),
-    ("torch", WARN, "tested are 2.11 to 2.13", {"torch": torch(version="main")}),
-    ("torchrun", BROKEN, "not asked", {"torch": UnknownFacts(why="ImportError")}),
+    ("torch", BROKEN, "supported: 2.11 to 2.13", {"torch": torch(version="2.10.1")}),
+    ("torch", WARN, "tested: 2.11 to 2.13", {"torch": torch(version="2.14.0a0+git1")}),
+    ("torch", WARN, "tested: 2.11 to 2.13", {"torch": torch(version="main")}),
+    ("torchrun", BROKEN, "not checked", {"torch": UnknownFacts(why="ImportError")}),
     ("torchrun", BROKEN, "ImportError: elastic", {"torch": torch(torchrun_trouble="ImportError: elastic")}),
-    ("gloo", BROKEN, "not asked", {"torch": UnknownFacts(why="ImportError")}),
-    ("gloo", BROKEN, "built without it", {"torch": torch(gloo=False)}),
-    ("nccl", BROKEN, "not asked", {"torch": UnknownFacts(why="ImportError")}),
-    ("nccl", BROKEN, "runs would choose it for 2 x NVIDIA H200", {"torch": torch(nccl=None)}),
-    ("nccl", MISSING, "built without it", {"torch": torch(nccl=None), "gpu": NO_GPU}),
-    ("gpu", MISSING, "no nvidia-smi", {"gpu": NO_GPU}),
-    ("gpu", MISSING, "lists none", {"gpu": replace(NO_GPU, installed=())}),
+    ("gloo", BROKEN, "not checked", {"torch": UnknownFacts(why="ImportError")}),
+    ("gloo", BROKEN, "does not contain it", {"torch": torch(gloo=False)}),
+    ("nccl", BROKEN, "not checked", {"torch": UnknownFacts(why="ImportError")}),
+    ("nccl", BROKEN, "but runs on 2 x NVIDIA H200 need it", {"torch": torch(nccl=None)}),
+    ("nccl", MISSING, "does not contain it", {"torch": torch(nccl=None), "gpu": NO_GPU}),
+    ("gpu", MISSING, "nvidia-smi is not installed", {"gpu": NO_GPU}),
+    ("gpu", MISSING, "lists no GPU", {"gpu": replace(NO_GPU, installed=())}),
     (
         "gpu",
         WARN,
         "version mismatch",
         {"gpu": replace(NO_GPU, installed=(), trouble="Driver/library version mismatch")},
     ),
-    ("gpu", WARN, "hidden by CUDA_VISIBLE_DEVICES=-1", {"gpu": replace(GPU, visible=(), chosen="-1")}),
+    ("gpu", WARN, "hidden by CUDA_VISIBLE_DEVICES=-1", {"gpu": replace(GPU, visible=(), visible_devices="-1")}),
     ("gpu", BROKEN, "torch can use 0 of 2", {"torch": torch(devices=0)}),
     ("py-spy", BROKEN, "not found", {"py_spy": PySpyFacts(path=None, threads=0, trouble=None, ptrace_scope=None)}),
     (
@@ -137,46 +137,56 @@ CASES: list[tuple[str, CheckState, str, dict[str, Any]]] = [
         "Permission denied, kernel.yama.ptrace_scope is 3",
         {"py_spy": PySpyFacts(path="py-spy", threads=0, trouble="py-spy: Permission denied", ptrace_scope=3)},
     ),
-    ("/dev/shm", WARN, "boards go to /tmp", {"shared_memory": replace(SHARED, trouble="Permission denied")}),
+    (
+        "/dev/shm",
+        WARN,
+        "status files are written to /tmp",
+        {"shared_memory": replace(SHARED, trouble="Permission denied")},
+    ),
     (
         "/dev/shm",
         BROKEN,
-        "nor can /tmp be written",
+        "neither is /tmp (Read-only file system)",
         {
             "shared_memory": replace(SHARED, trouble="Permission denied"),
             "temporary": replace(TEMPORARY, trouble="Read-only file system"),
         },
     ),
-    ("/dev/shm", WARN, "want 64 MiB", {"shared_memory": replace(SHARED, free_bytes=40 * MIB)}),
-    ("/dev/shm", BROKEN, "watched blind", {"shared_memory": replace(SHARED, free_bytes=2 * MIB)}),
+    ("/dev/shm", WARN, "need 64 MiB", {"shared_memory": replace(SHARED, free_bytes=40 * MIB)}),
+    ("/dev/shm", BROKEN, "no progress of the ranks is seen", {"shared_memory": replace(SHARED, free_bytes=2 * MIB)}),
     ("reports", BROKEN, "Read-only file system", {"reports": replace(REPORTS, trouble="Read-only file system")}),
     ("reports", BROKEN, "evidence will be lost", {"reports": replace(REPORTS, free_bytes=10 * MIB)}),
     ("reports", WARN, "a long run may fill it", {"reports": replace(REPORTS, free_bytes=500 * MIB)}),
-    ("memory", BROKEN, "would be killed", {"memory": memory(500 * MIB)}),
-    ("memory", WARN, "smallest shapes only", {"memory": memory(2 * GIB)}),
-    ("cores", WARN, "grants the time of 1.5", {"cores": CoreFacts(usable=16, quota=1.5)}),
-    ("cores", WARN, "all ranks share it", {"cores": CoreFacts(usable=1, quota=None)}),
+    ("memory", BROKEN, "too little for two ranks", {"memory": memory(500 * MIB)}),
+    ("memory", WARN, "enough only for the smallest models", {"memory": memory(2 * GIB)}),
+    ("cores", WARN, "CPU quota of 1.5 cores", {"cores": CoreFacts(usable=16, quota=1.5)}),
+    ("cores", WARN, "shared by all ranks", {"cores": CoreFacts(usable=1, quota=None)}),
     ("processes", BROKEN, "ranks cannot start", {"limits": limits(processes=120)}),
-    ("processes", BROKEN, "0 more may start", {"limits": limits(processes=50)}),
-    ("processes", WARN, "300 more may start", {"limits": limits(processes=400)}),
-    ("open files", BROKEN, "32 a process", {"limits": limits(open_files=32)}),
-    ("open files", WARN, "few for data loaders", {"limits": limits(open_files=64)}),
+    ("processes", BROKEN, "0 more can start", {"limits": limits(processes=50)}),
+    ("processes", WARN, "300 more can start", {"limits": limits(processes=400)}),
+    ("open files", BROKEN, "32 per process", {"limits": limits(open_files=32)}),
+    ("open files", WARN, "too few for data loaders", {"limits": limits(open_files=64)}),
     ("core files", WARN, "as large as its memory (core)", {"limits": limits(core_bytes=None)}),
     ("core files", WARN, "of up to 2 GiB", {"limits": limits(core_bytes=2 * GIB)}),
-    ("address space", WARN, "4 GiB a process", {"limits": limits(address_space_bytes=4 * GIB)}),
+    ("address space", WARN, "4 GiB per process", {"limits": limits(address_space_bytes=4 * GIB)}),
     (
         "hostname",
         BROKEN,
         "cannot be resolved (Name or service not known)",
         {"name": replace(NAME, addresses=(), bindable=(), trouble="cannot be resolved (Name or service not known)")},
     ),
-    ("hostname", BROKEN, "resolves to nothing", {"name": replace(NAME, addresses=(), bindable=())}),
-    ("hostname", BROKEN, "10.0.0.7, which is no address of this machine", {"name": replace(NAME, bindable=())}),
-    ("hostname", WARN, "took 5.1 s", {"name": replace(NAME, took_s=5.1)}),
-    ("interface", BROKEN, "names ib0; there are lo", {"interface": InterfaceFacts(wanted="ib0", present=("lo",))}),
-    ("interface", BROKEN, "there are none", {"interface": InterfaceFacts(wanted="eth0", present=())}),
+    ("hostname", BROKEN, "has no address", {"name": replace(NAME, addresses=(), bindable=())}),
+    ("hostname", BROKEN, "10.0.0.7, which is not an address of this machine", {"name": replace(NAME, bindable=())}),
+    ("hostname", WARN, "took 5.1 s", {"name": replace(NAME, resolve_s=5.1)}),
+    (
+        "interface",
+        BROKEN,
+        "is ib0, which does not exist; available: lo",
+        {"interface": InterfaceFacts(requested="ib0", available=("lo",))},
+    ),
+    ("interface", BROKEN, "available: none", {"interface": InterfaceFacts(requested="eth0", available=())}),
     ("ports", BROKEN, "Cannot assign", {"ports": replace(PORTS, trouble="Cannot assign requested address")}),
-    ("ports", WARN, "10 to choose from", {"ports": replace(PORTS, last=32777)}),
+    ("ports", WARN, "10 available", {"ports": replace(PORTS, last=32777)}),
     ("clock", BROKEN, "went back 3 times", {"clock": replace(CLOCK, backwards=3)}),
     ("clock", WARN, "stepped by -0.400 s", {"clock": replace(CLOCK, drift_s=-0.4)}),
     ("clock", WARN, "3600 s behind", {"clock": replace(CLOCK, behind_s=3600.0)}),
@@ -185,16 +195,16 @@ CASES: list[tuple[str, CheckState, str, dict[str, Any]]] = [
     ("triton", MISSING, "not installed", {"triton": ABSENT}),
     ("triton", WARN, "undefined symbol", {"triton": UNLOADABLE}),
     ("flash-attn", MISSING, "not installed", {"flash_attn": ABSENT}),
-    ("flash-attn", WARN, "2.8.3 is installed and cannot be imported", {"flash_attn": UNLOADABLE}),
+    ("flash-attn", WARN, "2.8.3 is installed, but cannot be imported", {"flash_attn": UNLOADABLE}),
     ("nvidia-ml-py", MISSING, "not installed", {"nvml": ABSENT}),
     ("nvidia-ml-py", WARN, "cannot be imported", {"nvml": UNLOADABLE}),
     (
         "slurm",
         MISSING,
         "no sinfo, scontrol or srun",
-        {"slurm": SlurmFacts(version=None, absent=("sinfo", "scontrol", "srun"), job=None, trouble=None)},
+        {"slurm": SlurmFacts(version=None, missing=("sinfo", "scontrol", "srun"), job=None, trouble=None)},
     ),
-    ("slurm", WARN, "no srun on PATH, inside job 4711", {"slurm": replace(SLURM, absent=("srun",))}),
+    ("slurm", WARN, "no srun on PATH, inside job 4711", {"slurm": replace(SLURM, missing=("srun",))}),
     ("slurm", WARN, "Unable to contact", {"slurm": replace(SLURM, trouble="Unable to contact slurm controller")}),
 ]
 
@@ -238,12 +248,16 @@ def test_a_broken_condition_leaves_the_other_lines_as_they_were() -> None:
         ("processes", {"limits": limits(processes=None)}, "no limit"),
         ("open files", {"limits": limits(open_files=None)}, "no limit"),
         ("core files", {"limits": limits(core_bytes=None, core_pattern="|/lib/systemd/coredump %P")}, "coredump"),
-        ("address space", {"limits": limits(address_space_bytes=64 * GIB)}, "64 GiB a process"),
+        ("address space", {"limits": limits(address_space_bytes=64 * GIB)}, "64 GiB per process"),
         ("cores", {"cores": CoreFacts(usable=2, quota=4.0)}, "2 usable"),
-        ("interface", {"interface": InterfaceFacts(wanted="eth0", present=("lo", "eth0"))}, "GLOO_SOCKET_IFNAME"),
+        ("interface", {"interface": InterfaceFacts(requested="eth0", available=("lo", "eth0"))}, "GLOO_SOCKET_IFNAME"),
         ("slurm", {"slurm": replace(SLURM, job=None)}, "not inside a job"),
         ("torch", {"torch": torch(version="2.11.0", cuda=None)}, "built for CPU only"),
-        ("gpu", {"gpu": replace(GPU, visible=H200[:1], chosen="0"), "torch": torch(devices=1)}, "2 x NVIDIA H200"),
+        (
+            "gpu",
+            {"gpu": replace(GPU, visible=H200[:1], visible_devices="0"), "torch": torch(devices=1)},
+            "2 x NVIDIA H200",
+        ),
     ],
 )
 def test_what_is_fine_in_another_way_is_ok(name: str, changes: dict[str, Any], piece: str) -> None:
@@ -260,16 +274,16 @@ def test_an_optional_thing_that_is_missing_is_no_failure() -> None:
 def test_people_see_each_line_what_to_do_below_it_and_the_verdict_last() -> None:
     lines = (
         CheckLine(name="torch", state=OK, fact="2.13.0"),
-        CheckLine(name="hostname", state=BROKEN, fact="node7: \x1b[31mno", advice="mend it"),
+        CheckLine(name="hostname", state=BROKEN, fact="node7: \x1b[31mno", advice="fix it"),
     )
     assert list(lines_text(lines)) == [
         "ok      torch     2.13.0",
         "broken  hostname  node7: \\x1b[31mno",
-        "                  do: mend it",
+        "                  do: fix it",
         "",
-        "broken: hostname; runs cannot work here, or evidence will be lost, until that is mended",
+        "broken: hostname; fix this first, or runs will fail or lose evidence",
     ]
-    assert list(lines_text(lines[:1]))[-1] == "runs work here, and their evidence is kept"
+    assert list(lines_text(lines[:1]))[-1] == "runs work on this machine, and they lose no evidence"
 
 
 def test_programs_get_every_line_with_its_state() -> None:

@@ -97,14 +97,15 @@ def test_a_line_says_what_was_planted_what_was_said_and_what_differs() -> None:
     right = planting_result(DEADLOCK, truthful(DEADLOCK)).line(10)
     assert right == (
         "right  deadlock    planted at rank 1 layer 2 step 3   "
-        "said HANG backward_function_blocked rank 1 layer 2 step 3   4.6 s"
+        "reported HANG backward_function_blocked rank 1 layer 2 step 3   4.6 s"
     )
     assert planting_result(SKIP, outcome(replace(SKIP.expected, verdict="FAIL", step=2))).line(10) == (
-        "WRONG  skip_collective  planted at rank 0 step 1   said FAIL rank_conditional_collective rank 0 step 2   4.6 s"
-        "   expected HANG rank_conditional_collective rank 0 step 1; differs in verdict, step"
+        "WRONG  skip_collective  planted at rank 0 step 1   "
+        "reported FAIL rank_conditional_collective rank 0 step 2   4.6 s"
+        "   expected HANG rank_conditional_collective rank 0 step 1; wrong: verdict, step"
     )
     healed = planting_result(DEADLOCK_TWIN, truthful(DEADLOCK_TWIN)).line(10)
-    assert "heals after 9 s   said PASS   4.6 s" in healed
+    assert "heals after 9 s   reported PASS   4.6 s" in healed
 
 
 # --- what is planted

@@ -510,7 +510,7 @@ def test_a_core_file_is_answered_with_the_command_for_its_stacks() -> None:
 
 def test_what_would_have_told_more_is_named_with_the_way_to_have_it() -> None:
     after = left(rank0_txt=py_spy("barrier", 7), rank1_log="ready\n")
-    assert [one.what for one in after.missing] == [
+    assert [one.name for one in after.missing] == [
         "logs of rank 0",
         "stacks of rank 1",
         "flight recorder dumps of every rank",

@@ -215,7 +215,7 @@ MISTAKES = """\
 23:22: gates.five.if.differ_in: belongs to two ends, such as `fails` and `passes`; remove it
 23:42: gates.five.if.cause: is that of a failure; remove it, or ask what `fails`
 23:55: gates.five.if.where: expected at least one item, got an empty list
-26:5: gates.five.whatever: unknown key; known here: if, then, because, try
+26:5: gates.five.whatever: unknown key; keys here: if, then, because, try
 28:10: gates.six.if.missing_gradients: expected same, got "other"
 32:10: gates.seven.if.fails: `more` at one end and `less` at the other, both of the first key of `differ_in`
 36:22: gates.eight.if.each_passes: expected two values of gc.mode or more, as in {gc.mode: [A, B]}

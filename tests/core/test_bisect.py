@@ -278,10 +278,10 @@ def test_a_set_that_failed_without_what_was_found_is_searched_too() -> None:
 def test_a_healthy_program_has_nothing_to_bisect() -> None:
     answer, probe = bisected(question(12), needs())
     assert (answer.kind, answer.items, answer.failing) == (AnswerKind.NONE, (), None)
-    assert answer.why == "the bad end passed 3 of 3: never seen failing; it may in less than 63% of runs"
+    assert answer.why == "the bad end passed 3 of 3 times; it may still fail in less than 63% of its runs"
     assert probe.count() == 4
     answer, probe = bisected(question(12, controls=14), needs())
-    assert answer.why == "the bad end passed 14 of 14: never seen failing; it may in less than 19% of runs"
+    assert answer.why == "the bad end passed 14 of 14 times; it may still fail in less than 19% of its runs"
 
 
 def test_a_value_that_never_fails_has_nothing_to_bisect() -> None:
@@ -292,10 +292,10 @@ def test_a_value_that_never_fails_has_nothing_to_bisect() -> None:
 @pytest.mark.parametrize(
     ("good", "bad", "why"),
     [
-        (BAD, BAD, "the good end is not good: 3 of 3 times it fails in the way sought"),
-        (UNRESOLVED, BAD, "the good end is not good: it could not be judged"),
-        (GOOD, DIFFERENT, "the bad end is not bad: 3 of 3 times it fails in another way"),
-        (GOOD, UNRESOLVED, "the bad end is not bad: it could not be judged"),
+        (BAD, BAD, "the good end does not pass: 3 of 3 times it fails with the failure in question"),
+        (UNRESOLVED, BAD, "the good end does not pass: it could not be judged"),
+        (GOOD, DIFFERENT, "the bad end does not show the failure: 3 of 3 times it fails in another way"),
+        (GOOD, UNRESOLVED, "the bad end does not show the failure: it could not be judged"),
     ],
 )
 def test_ends_that_are_not_what_they_should_be_are_not_searched_between(
@@ -311,7 +311,7 @@ def test_an_end_that_failed_otherwise_once_is_not_said_to_pass_each_time() -> No
     answer, _ = bisected(question(12), lambda subset: next(ends) if len(subset) == 12 else GOOD)
     assert (answer.kind, answer.why) == (
         AnswerKind.UNDECIDED,
-        "the bad end is not bad: 1 of 3 times it fails in another way",
+        "the bad end does not show the failure: 1 of 3 times it fails in another way",
     )
 
 
@@ -326,8 +326,8 @@ def test_points_that_cannot_be_judged_are_walked_around() -> None:
 @pytest.mark.parametrize(
     ("counts_as", "why"),
     [
-        (DIFFERENT, "another failure lies between what passes and what fails in the way sought, and hides where that"),
-        (UNRESOLVED, "between what passes and what fails, the rest was neither good nor bad"),
+        (DIFFERENT, "a different failure occurs between the passing and the failing values, and hides where this"),
+        (UNRESOLVED, "everything between the passing and the failing end could not be judged or failed in another way"),
     ],
 )
 def test_what_only_unjudged_points_keep_apart_stays_open(counts_as: ProbeResult, why: str, at_once: int) -> None:
@@ -385,7 +385,7 @@ def test_what_was_first_seen_between_and_passes_no_more_is_no_zone() -> None:
 
     answer, _ = bisected(ordered(12), no_more)
     assert (answer.kind, answer.zones) == (AnswerKind.UNDECIDED, ())
-    assert answer.why == "length 4 was seen to pass, but not when asked again"
+    assert answer.why == "the last passing value does not pass when it is launched again"
 
 
 @pytest.mark.parametrize("items", [12, 48, 96])
@@ -410,7 +410,7 @@ def test_a_set_whose_prefixes_cannot_be_judged_is_found_among_other_sets() -> No
 def test_a_member_that_could_not_be_left_out_leaves_it_undecided() -> None:
     answer, _ = bisected(question(12), lambda subset: UNRESOLVED if subset == {7} else needs({7})(subset))
     assert (answer.kind, answer.known, answer.open) == (AnswerKind.UNDECIDED, (7,), (6,))
-    assert answer.why == "it fails together, but without some of its members it cannot be judged"
+    assert answer.why == "these items fail together, but without some of them the result could not be judged"
 
 
 def test_more_items_that_turn_bad_into_good_leave_an_answer_that_was_asked_for_itself() -> None:
@@ -423,7 +423,10 @@ def test_more_items_that_turn_bad_into_good_leave_an_answer_that_was_asked_for_i
 
 def test_nothing_larger_is_tried_than_a_step_that_fails_in_another_way() -> None:
     answer, probe = bisected(ordered(64, unbounded=True), lambda subset: DIFFERENT if len(subset) >= 8 else GOOD)
-    assert (answer.kind, answer.why) == (AnswerKind.UNDECIDED, "the bad end is not bad: it fails in another way")
+    assert (answer.kind, answer.why) == (
+        AnswerKind.UNDECIDED,
+        "the bad end does not show the failure: it fails in another way",
+    )
     assert probe.by_purpose() == {Purpose.CONTROL_GOOD: 1, Purpose.GALLOP: 4}
     assert answer.passing == frozenset(range(4))
 
@@ -448,7 +451,7 @@ def test_a_budget_that_ends_leaves_what_is_known(limit: int) -> None:
     assert probe.count() <= limit
     assert (answer.kind is AnswerKind.SINGLE) == (limit >= 13)
     assert answer.kind is AnswerKind.SINGLE or {*answer.open, *answer.known} >= {7}
-    assert answer.kind is AnswerKind.SINGLE or f"{limit} probes are the most" in answer.why
+    assert answer.kind is AnswerKind.SINGLE or f"{limit} probes, the maximum" in answer.why
 
 
 def test_a_probe_may_say_that_its_budget_is_out() -> None:

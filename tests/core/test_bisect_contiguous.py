@@ -87,7 +87,7 @@ def test_of_a_pair_the_smallest_range_that_holds_it_is_the_answer(items: int) ->
     for pair in combinations(range(items), 2):
         answer, probe = bisected(in_a_row(items), needs(pair))
         assert (*shown(answer), answer.failing) == (*named(hull(pair)), frozenset(hull(pair)))
-        assert ("no range can tell" in answer.why) == (len(hull(pair)) > 2)
+        assert ("cannot be tested with ranges" in answer.why) == (len(hull(pair)) > 2)
         assert probe.count() <= total_probes(worst_case_stages(in_a_row(items)))
 
 
@@ -98,7 +98,7 @@ def test_two_culprits_are_both_found(items: int) -> None:
         assert (*shown(answer), answer.confidence) == (AnswerKind.SEVERAL, pair, 1.0)
         assert set(answer.groups) == {frozenset({one}) for one in pair}
         assert launchable(probe, answer)
-        rare = more(items, "there are several") + more(items, "only the number may count")
+        rare = more(items, "there are several culprits") + more(items, "only the number may matter")
         assert probe.count() <= total_probes(worst_case_stages(in_a_row(items))) + rare
 
 
@@ -122,7 +122,7 @@ def test_any_so_many_in_a_row_are_told_as_a_number(items: int) -> None:
         assert (answer.passing, answer.failing) == (frozenset(range(1, count)), frozenset(range(count)))
         assert launchable(probe, answer)
         assert probe.count() <= total_probes(worst_case_stages(in_a_row(items))) + more(
-            items, "only the number may count"
+            items, "only the number may matter"
         )
 
 

@@ -148,7 +148,7 @@ def test_a_failure_too_rare_to_search_for_is_said_to_be() -> None:
         return BAD if len(subset) == 12 and seen.count(12) == 3 else GOOD
 
     answer, _ = bisected(question(12), once)
-    assert answer.why.startswith("it fails too seldom to search for what it takes: the bad end failed 1 of ")
+    assert answer.why.startswith("it fails too rarely to search for the cause: the bad end failed 1 of ")
 
 
 @pytest.mark.parametrize("launches", range(3, 40, 4))
@@ -203,6 +203,8 @@ def test_among_flaky_sets_what_cannot_be_judged_is_named() -> None:
     rule = unjudged(sometimes(needs({7}), 0.6, 1), *range(5, 11))
     answer, probe = bisected(asked(), rule)
     assert answer.kind is AnswerKind.UNDECIDED
-    assert answer.why == "between what passes and what fails, the rest was neither good nor bad"
+    assert (
+        answer.why == "everything between the passing and the failing end could not be judged or failed in another way"
+    )
     assert 7 in answer.open
     assert probe.count() <= 150

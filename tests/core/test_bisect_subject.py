@@ -65,14 +65,14 @@ def test_an_ordered_subject_takes_the_largest_value_that_is_switched_on():
 def test_of_seeds_it_is_said_whether_it_is_the_data_or_a_race():
     seeds = Subject(form=SubjectForm.CHOICE, key="train.seed", noun="seed", items=(1, 2, 3))
     data = answer_for_subject(seeds, SearchAnswer(kind=AnswerKind.CHOICE, items=(1,)))
-    assert data.why.startswith("it is the data")
+    assert data.why.startswith("the cause is the data")
     race = answer_for_subject(seeds, SearchAnswer(kind=AnswerKind.INDEPENDENT, p_bad=0.4, why="6 of 15 runs failed"))
-    assert race.why.startswith("it is a race")
+    assert race.why.startswith("the cause is a race")
     assert race.why.endswith("6 of 15 runs failed")
     both = answer_for_subject(seeds, SearchAnswer(kind=AnswerKind.CHOICE, items=(1,), p_bad=0.7))
-    assert both.why.startswith("both")
+    assert both.why.startswith("the data matters, but there is also a race")
     always = answer_for_subject(seeds, SearchAnswer(kind=AnswerKind.INDEPENDENT))
-    assert always.why.startswith("neither")
+    assert always.why.startswith("the cause is neither")
     assert answer_for_subject(seeds, SearchAnswer(kind=AnswerKind.NONE, why="w")).why == "w"
 
 

@@ -194,10 +194,10 @@ STAGES = (
     Stage(name="controls", probes=2),
     Stage(name="right edge", probes=3),
     Stage(name="left edge", probes=3),
-    Stage(name="shape", probes=4),
+    Stage(name="special sets", probes=4),
     Stage(name="proof", probes=8),
     Stage(name="controls again", probes=2),
-    Stage(name="next culprit", probes=40, only_if="there are several"),
+    Stage(name="next culprit", probes=40, only_if="there are several culprits"),
 )
 EACH = ProbeCosts(good_s=2.0, bad_s=12.0, proof_s=62.0)
 

@@ -66,7 +66,7 @@ def test_the_frames_of_the_forward_come_innermost_first_and_end_with_its_traceba
 def test_the_first_operation_that_was_recomputed_otherwise_is_named_with_its_line() -> None:
     told = read_debug_message(RECOMPUTED)
     assert told is not None
-    assert (told.operation, told.instead, told.recomputed) == ("aten.tanh.default", "aten.addmm.default", True)
+    assert (told.operation, told.instead, told.is_recomputation) == ("aten.tanh.default", "aten.addmm.default", True)
     assert told.frames[-1] == Frame(file="/home/ada/model.py", line=14, function="inner")
 
 

@@ -25,13 +25,13 @@ def mistake(name: str, value: str = "1", *, ours: bool = True) -> str | None:
 
 @pytest.mark.parametrize("name", sorted(OLD_NAMES))
 def test_an_old_name_is_told_its_new_one_which_is_sound(name: str) -> None:
-    assert mistake(name) == f"is the old name; write {OLD_NAMES[name]}"
+    assert mistake(name) == f"is an old name; write {OLD_NAMES[name]}"
     assert mistake(OLD_NAMES[name]) is None
 
 
 @pytest.mark.parametrize("name", sorted(DEAD_NAMES))
 def test_a_name_that_nothing_reads_is_refused_with_what_to_do(name: str) -> None:
-    assert mistake(name) == f"no program reads this; {DEAD_NAMES[name]}"
+    assert mistake(name) == f"nothing reads this variable; {DEAD_NAMES[name]}"
     assert mistake(name, ours=False) == mistake(name)
 
 
@@ -54,7 +54,7 @@ def test_a_name_that_a_key_says_is_refused_where_the_command_line_goes_before_it
     ],
 )
 def test_a_slip_is_told_what_was_meant(slip: str, meant: str) -> None:
-    assert mistake(slip) == f'no program reads this; did you mean "{meant}"?'
+    assert mistake(slip) == f'nothing reads this variable; did you mean "{meant}"?'
 
 
 @pytest.mark.parametrize("name", ["MY_OWN_SWITCH", "NCCL_OF_ANOTHER_YEAR", "TORCH_NCCL_BRAND_NEW_THING", "HF_HOME"])
@@ -74,7 +74,7 @@ def test_every_known_name_is_sound() -> None:
         (
             "TORCH_NCCL_ASYNC_ERROR_HANDLING",
             "2",
-            'expected 1 or 3, got "2"; the others never end a rank that hangs',
+            'expected 1 or 3, got "2"; with another value, torch never ends a rank that hangs',
         ),
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3", None),
     ],
@@ -101,7 +101,7 @@ def test_a_sound_name_without_effect_is_said(device: str, backend: str, notes: l
 def test_blocking_wait_is_said_to_take_the_watchdog() -> None:
     env = {"TORCH_NCCL_BLOCKING_WAIT": "1"}
     (note,) = effect_notes(env, device="cuda", backend="nccl")
-    assert note == "TORCH_NCCL_BLOCKING_WAIT=1 takes NCCL's watchdog away; a hang is then seen by the harness alone"
+    assert note == "TORCH_NCCL_BLOCKING_WAIT=1 disables NCCL's watchdog; only nsa-harness will notice a hang"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_plan_on_gloo_says_aloud_what_it_took_in_place_of_detail() -> None:
     assert spec.env == (("NCCL_DEBUG", "INFO"), ("TORCH_DISTRIBUTED_DEBUG", "INFO"))
     assert spec.notes[1:] == (
         "no effect, because the device is cpu: NCCL_DEBUG",
-        "TORCH_DISTRIBUTED_DEBUG=INFO in place of DETAIL, which makes DDP on gloo crash in torch 2.13.0",
+        "TORCH_DISTRIBUTED_DEBUG is INFO instead of DETAIL, because DETAIL crashes DDP over gloo in torch 2.13.0",
     )
     on_gpus = resolve(scenario_of(DETAIL), TWO_GPUS, HERE, PROGRAM)
     assert isinstance(on_gpus, RunSpec)
@@ -143,4 +143,4 @@ def test_a_foreign_program_keeps_its_environment_and_gets_notes() -> None:
     spec = resolve(scenario_of(text), LAPTOP, HERE, PROGRAM)
     assert isinstance(spec, RunSpec)
     assert dict(spec.env) == {"NCCL_BLOCKING_WAIT": "1", "NSA_GC_RANGE": "x", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
-    assert spec.notes == ("run.env.NCCL_BLOCKING_WAIT: is the old name; write TORCH_NCCL_BLOCKING_WAIT",)
+    assert spec.notes == ("run.env.NCCL_BLOCKING_WAIT: is an old name; write TORCH_NCCL_BLOCKING_WAIT",)

@@ -40,6 +40,4 @@ def test_a_command_without_ranks_says_so_and_still_makes_a_report():
     spec = observed_spec("job", "observed", ("true",), Limits(), "hash")
     assert (with_ranks(spec, 4).ranks, with_ranks(spec, 4).notes) == (4, ())
     assert with_ranks(spec, 0).ranks == 1
-    assert with_ranks(spec, 0).notes == (
-        "no rank was seen: the command has loaded no torch, or left before it could be seen",
-    )
+    assert with_ranks(spec, 0).notes == ("no rank was seen: the command did not import torch, or it exited too early",)

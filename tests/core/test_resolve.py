@@ -10,7 +10,7 @@ import pytest
 from nsa_attention import config, settings
 from nsa_harness.core.plan import Bound, Launcher, RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
-from nsa_harness.core.scenario.checks import checked_scenario
+from nsa_harness.core.scenario.checks import check_scenario
 from nsa_harness.core.scenario.program import Surroundings
 from nsa_harness.core.scenario.resolve import resolve, settings_of
 from nsa_harness.core.scenario.scenario import Scenario
@@ -27,7 +27,7 @@ HERE = Surroundings(python="/usr/bin/python3", subject_dir="/srv/nsa", content_h
 def scenario_of(text: str) -> Scenario:
     root = parse_yaml(f"name: s\n{text}", "s.yaml").root
     assert root is not None
-    result = checked_scenario(root, PROGRAM)
+    result = check_scenario(root, PROGRAM)
     assert result.scenario is not None, [str(mistake) for mistake in result.mistakes]
     return result.scenario
 

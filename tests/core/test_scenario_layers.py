@@ -33,9 +33,9 @@ def test_every_form_has_one_canonical_text_that_reads_back(given: object, canoni
         ("some", 'expected none, all, "start:stop" with start < stop, or a list such as [2, 6], got "some"'),
         (7, 'expected none, all, "start:stop" with start < stop, or a list such as [2, 6], got 7'),
         ([], "expected at least one layer in the list; write none for no layer"),
-        ([-1], "expected layer numbers from 0 on, got -1 in the list"),
-        ([True], "expected layer numbers from 0 on, got true in the list"),
-        (["5-2"], 'expected layer numbers from 0 on, got "5-2" in the list'),
+        ([-1], "expected layer numbers such as 0, 1 or 4-6, got -1 in the list"),
+        ([True], "expected layer numbers such as 0, 1 or 4-6, got true in the list"),
+        (["5-2"], 'expected layer numbers such as 0, 1 or 4-6, got "5-2" in the list'),
     ],
 )
 def test_every_other_form_is_refused_with_what_was_expected(given: object, message: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsa_harness.core.scenario.checks import checked_scenario
+from nsa_harness.core.scenario.checks import check_scenario
 from nsa_harness.core.scenario.overrides import is_override, parse_override, variants, with_overrides
 from nsa_harness.core.scenario.scenario import Scenario
 from nsa_harness.core.scenario.yaml_tree import Node, parse_yaml
@@ -20,7 +20,7 @@ def tree_of(text: str) -> Node:
 
 
 def scenario_of(tree: Node) -> Scenario:
-    result = checked_scenario(tree, PROGRAM)
+    result = check_scenario(tree, PROGRAM)
     assert result.scenario is not None, [str(mistake) for mistake in result.mistakes]
     return result.scenario
 
@@ -74,11 +74,11 @@ def test_an_override_of_a_matrix_key_takes_that_axis_away() -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("name=x", "command line: name: can stand only in a scenario file"),
-        ("matrix.gc.mode=[]", "command line: matrix.gc.mode: can stand only in a scenario file"),
+        ("name=x", "command line: name: can be set only in a scenario file"),
+        ("matrix.gc.mode=[]", "command line: matrix.gc.mode: can be set only in a scenario file"),
         (
             "gc.layers=",
-            "command line: gc.layers: no value after `=`; `gc.layers=null` takes the value away",
+            "command line: gc.layers: no value after `=`; `gc.layers=null` removes the value",
         ),
         (
             "gc.layers=[0,",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from nsa_harness.core.scenario.selection import Selection, selected
+from nsa_harness.core.scenario.selection import Selection, select_items
 from nsa_harness.errors import UsageError
 
 
@@ -29,7 +29,7 @@ ITEMS = (
 
 
 def names(*patterns: str, tags: tuple[str, ...] = (), expression: str | None = None) -> list[str]:
-    chosen = selected(ITEMS, Selection(patterns=patterns, tags=tags, expression=expression))
+    chosen = select_items(ITEMS, Selection(patterns=patterns, tags=tags, expression=expression))
     return [item.name for item in chosen]
 
 
@@ -68,7 +68,7 @@ def test_an_expression_selects_by_parts_of_names_and_whole_tags(expression: str,
 
 def test_a_name_goes_before_an_alias() -> None:
     user = Item(name="ddp_gloo_sanity", family="ddp_gloo_sanity")
-    chosen = selected((*ITEMS, user), Selection(patterns=("ddp_gloo_sanity",)))
+    chosen = select_items((*ITEMS, user), Selection(patterns=("ddp_gloo_sanity",)))
     assert chosen == (user,)
 
 
@@ -76,32 +76,32 @@ def test_a_name_goes_before_an_alias() -> None:
     ("selection", "message"),
     [
         (Selection(patterns=("ddp_onestp",)), 'no scenario named "ddp_onestp"; did you mean "ddp_onestep"?'),
-        (Selection(patterns=("zzz",)), 'no scenario named "zzz"; `nsa-harness list` shows all'),
+        (Selection(patterns=("zzz",)), 'no scenario named "zzz"; `nsa-harness list` shows all scenarios'),
         (Selection(tags=("plann",)), 'no scenario has the tag "plann"; did you mean "plan"?'),
         (Selection(tags=("q",)), 'no scenario has the tag "q"; known tags: ddp, fault, gc, plan'),
         (
             Selection(patterns=("ddp_*",), tags=("fault",), expression="gloo"),
-            'nothing selected: ddp_* -t fault -k "gloo" together match none of 5 scenarios',
+            'nothing selected: none of 5 scenarios matches ddp_* -t fault -k "gloo"',
         ),
         (
             Selection(expression="ddp and"),
-            '-k "ddp and": expected a word at the end; write words with and, or, not and brackets',
+            '-k "ddp and": expected a word at the end; combine words with and, or, not and parentheses',
         ),
         (
             Selection(expression="(ddp"),
-            '-k "(ddp": expected ")"; write words with and, or, not and brackets',
+            '-k "(ddp": expected ")"; combine words with and, or, not and parentheses',
         ),
         (
             Selection(expression="ddp gloo"),
-            '-k "ddp gloo": did not expect "gloo"; write words with and, or, not and brackets',
+            '-k "ddp gloo": did not expect "gloo"; combine words with and, or, not and parentheses',
         ),
         (
             Selection(expression="or"),
-            '-k "or": expected a word, got "or"; write words with and, or, not and brackets',
+            '-k "or": expected a word, got "or"; combine words with and, or, not and parentheses',
         ),
     ],
 )
 def test_what_selects_nothing_is_an_error_that_says_why(selection: Selection, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        selected(ITEMS, selection)
+        select_items(ITEMS, selection)
     assert str(caught.value) == message

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_harness.core.scenario.yaml_tree import Parsed, merge, origin_of, parse_yaml, plain, scalar, shown
+from nsa_harness.core.scenario.yaml_tree import ParsedYaml, merge, origin_of, parse_yaml, plain, scalar, value_text
 
 
-def messages(parsed: Parsed) -> list[str]:
+def messages(parsed: ParsedYaml) -> list[str]:
     return [str(mistake) for mistake in parsed.mistakes]
 
 
@@ -81,6 +81,6 @@ def test_any_text_is_either_a_tree_or_a_mistake(text: str) -> None:
 
 
 def test_a_value_is_shown_without_what_a_terminal_obeys() -> None:
-    assert shown("a\x1b[31m\u202e") == '"a\\x1b[31m\\u202e"'
-    assert shown("x" * 100) == f'"{"x" * 60}..."'
-    assert shown(None) == "nothing"
+    assert value_text("a\x1b[31m\u202e") == '"a\\x1b[31m\\u202e"'
+    assert value_text("x" * 100) == f'"{"x" * 60}..."'
+    assert value_text(None) == "nothing"

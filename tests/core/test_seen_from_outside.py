@@ -231,8 +231,8 @@ def test_what_nccl_says_as_it_connects_is_read() -> None:
         p2p_channels=8,
         transports=("P2P/CUMEM", "NET/Socket"),
         network="Socket",
-        seen=(0, 1),
-        connected=(0,),
+        logged_ranks=(0, 1),
+        connected_ranks=(0,),
         warnings=("Cuda failure 802 'system not yet initialized'",),
     )
     assert info is not None
@@ -267,13 +267,13 @@ def test_an_older_nccl_that_says_only_when_it_is_done_has_connected() -> None:
     line = "h:1:2 [0] NCCL INFO comm 0x7f rank 0 nranks 2 cudaDev 0 busId 1000 - Init COMPLETE"
     info = read_nccl({0: [line]})
     assert info is not None
-    assert (info.connected, info.version, list(words.nccl(info))) == ((0,), None, ["rank 0 connected"])
+    assert (info.connected_ranks, info.version, list(words.nccl(info))) == ((0,), None, ["rank 0 connected"])
 
 
 @given(st.lists(st.text(max_size=60) | st.sampled_from(LOG.splitlines()), max_size=20))
 def test_no_log_breaks_the_reader(lines: list[str]) -> None:
     info = read_nccl({0: lines})
-    assert info is None or set(info.connected) <= set(info.seen) == {0}
+    assert info is None or set(info.connected_ranks) <= set(info.logged_ranks) == {0}
 
 
 def test_without_a_word_of_nccl_nothing_is_told() -> None:

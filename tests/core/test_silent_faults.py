@@ -11,7 +11,7 @@ from builders import case, ended, evidence, finding_of, rank_evidence
 from nsa_harness.core.diagnosis.rules import silent_faults as of_silence
 from nsa_harness.core.evidence.evidence import RankEvidence
 from nsa_harness.core.evidence.exit_messages import read_exit_messages
-from nsa_harness.core.evidence.health_records import KEPT_POINTS, read_health_samples
+from nsa_harness.core.evidence.health_records import MAX_POINTS, read_health_samples
 from nsa_harness.core.evidence.health_samples import (
     DataWait,
     HealthSamples,
@@ -393,7 +393,7 @@ def test_last_words_are_read_with_their_error_and_the_users_line() -> None:
             name="atexit",
             error="FileNotFoundError: [Errno 2] No such file or directory: 'journal.txt'",
             place=LINE,
-            entered=LINE,
+            entry_place=LINE,
         ),
     )
 
@@ -489,7 +489,7 @@ def test_written_files_are_read_back() -> None:
 def test_many_points_are_thinned_and_the_newest_stay() -> None:
     looks = read_health_samples([step(number) for number in range(1, 300)])
     assert looks is not None
-    assert len(looks.memory) <= KEPT_POINTS
+    assert len(looks.memory) <= MAX_POINTS
     assert [point.step for point in looks.memory[-3:]] == [297, 298, 299]
 
 

@@ -21,7 +21,7 @@ STATIC_TOO = run("static", HANG, STATIC)
 BRANCHES = [run(name, HANG, {"model.branch": name}) for name in ("cmp", "sel", "win")]
 OVER_NCCL = {"backend": "nccl", "device": "cuda"}
 
-NOT_ALONE = "it is not NCCL alone, since it fails over gloo"
+NOT_ALONE = "NCCL is not the only cause, because it also fails over gloo"
 
 PATHS: list[tuple[str, list[Outcome], str, str | None]] = [
     ("static graph", [PLAIN, run("static", PASS, STATIC)], "yes · · ·", PLAN.questions[0].yes),

@@ -231,7 +231,7 @@ def test_past_its_deadline_a_job_runs_on_and_a_command_that_fails_is_noted(works
     assert (ran.code, ran.out, ran.outcome["verdict"]) == (0, "x", "PASS")
     assert {"what": "--on-hang=exec exit 3", "why": "exit code 3", "rank": None} in ran.outcome["trouble"]
     assert ran.outcome["detail"]["notes"] == [
-        "no rank was seen: the command has loaded no torch, or left before it could be seen"
+        "no rank was seen: the command did not import torch, or it exited too early"
     ]
 
 

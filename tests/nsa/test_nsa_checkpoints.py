@@ -88,7 +88,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(alone: Alone, tmp_pa
 def test_nothing_is_left_to_do_when_all_steps_are_done(alone: Alone, trained: Path) -> None:
     status, output, _ = alone(*TINY, *STEPS, "--resume", "auto")
     assert status == 0
-    assert "nsa.train step 4 is done and --steps is 4: nothing is left to do" in output.splitlines()
+    assert "nsa.train step 4 is finished and --steps is 4; nothing to do" in output.splitlines()
     assert len(rows(trained.parent)) == 4
 
 
@@ -604,4 +604,4 @@ def test_a_rehearsal_ends_as_the_run_without_a_break(
     options = ("--steps", "9", "--kills", "3", "--out-dir", str(tmp_path), "--", *TINY, "--wrapper", "ddp")
     assert rehearse.main([kind, *options]) == 0
     last = capfd.readouterr().out.splitlines()[-1]
-    assert last.startswith("rehearse: each of 9 steps is there once; loss_apart=0.0 ")
+    assert last.startswith("rehearse: each of 9 steps has one row; loss_apart=0.0 ")

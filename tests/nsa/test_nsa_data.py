@@ -364,7 +364,7 @@ def test_what_one_rank_alone_leaves_out_ends_the_run_on_all(tmp_path: Path, *, d
     assert [rank.status for rank in ranks] == ([2, 2] if damaged else [0, 0]), said
     if damaged:
         assert all("the ranks no longer read the same data: rank" in one for one in said)
-        assert "rank 0 stands at epoch 0" in said[0]
+        assert "rank 0 is at epoch 0" in said[0]
         assert "nothing skipped" in said[0]
         assert "3 records skipped: " in said[1]
 

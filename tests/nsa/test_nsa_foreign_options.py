@@ -46,11 +46,12 @@ def mistakes(*arguments: str) -> list[str]:
 def test_a_name_out_of_habit_is_an_error_that_says_what_stands_for_it_here() -> None:
     typed = ("config/train_gpt2.py", "--max_iters=600", "--wandb_log=True", "--lr_scheduler.warmup_steps", "200")
     assert mistakes(*typed, "--steps", "0") == [
-        "config/train_gpt2.py: another program's; here: --config"
+        "config/train_gpt2.py: an option of another program; in nsa.train: --config"
         " (a YAML file with one name: value per line; also CONFIG=FILE)",
-        "--max-iters: another program's; here: --steps (includes the steps before --resume)",
-        "--wandb-log: another program's; here: not supported: the numbers are in training.csv and evaluation.csv",
-        "--lr-scheduler.warmup-steps: another program's; here: --warmup-steps",
+        "--max-iters: an option of another program; in nsa.train: --steps (includes the steps before --resume)",
+        "--wandb-log: an option of another program; in nsa.train: not supported: the numbers are in training.csv "
+        "and evaluation.csv",
+        "--lr-scheduler.warmup-steps: an option of another program; in nsa.train: --warmup-steps",
         '--steps: expected a whole number of at least 1, got "0"',
     ]
 
@@ -61,15 +62,15 @@ def test_every_name_of_theirs_is_answered_as_an_option() -> None:
             flag = f"--{name.replace('_', '-')}"
             if flag not in FLAGS:  # the names that both have
                 (told,) = mistakes(name if "FILE" in name else f"{flag}=1")
-                assert "here: " in told, name
+                assert "in nsa.train: " in told, name
 
 
 def test_a_key_out_of_habit_in_a_file_is_answered_too(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     path.write_text("max_iters: 5\nblock_size: 64\n", encoding="utf-8")
     assert mistakes("--config", str(path)) == [
-        f"{path}: max_iters: no such option; here: --steps (includes the steps before --resume)",
-        f"{path}: block_size: no such option; here: --seq-len",
+        f"{path}: max_iters: no such option; in nsa.train: --steps (includes the steps before --resume)",
+        f"{path}: block_size: no such option; in nsa.train: --seq-len",
     ]
 
 

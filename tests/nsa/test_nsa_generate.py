@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nsa_attention import generate as command
 from nsa_attention.checkpoints.load import read_weights
-from nsa_attention.checkpoints.shape import config_of, dimensions, dimensions_differ
+from nsa_attention.checkpoints.shape import config_of, dimension_differences, dimensions
 from nsa_attention.config import SHAPES, Attention, Branch, Compression, NSAConfig
 from nsa_attention.generate import generate, generate_tokens, main, saved_model
 from nsa_attention.model import TinyLM
@@ -107,9 +107,9 @@ def test_a_checkpoint_from_before_phi_had_a_field_has_the_phi_that_it_was_traine
 ) -> None:
     saved = {key: value for key, value in dimensions(tiny).items() if key != "phi"} | {"compression": older}
     assert config_of(saved).compression is phi
-    assert list(dimensions_differ(saved, dimensions(replace(tiny, compression=phi)))) == []
+    assert list(dimension_differences(saved, dimensions(replace(tiny, compression=phi)))) == []
     mistake = f"saved with phi {phi}, this run has mlp; give --compression {phi}"
-    assert list(dimensions_differ(saved, dimensions(tiny))) == [mistake]
+    assert list(dimension_differences(saved, dimensions(tiny))) == [mistake]
 
 
 @pytest.mark.parametrize("phi", list(Compression))

@@ -103,7 +103,7 @@ def test_a_killed_command_goes_on_and_makes_what_it_would_have_made(shards: Path
     lines = [json.dumps({"text": text}) for text in TEXTS[300:]]
     (shards / "b.jsonl").write_text("\n".join(lines), encoding="utf-8")
     assert main([str(shards), "--out", str(out)]) == 0
-    assert "a.jsonl: done before, " in capsys.readouterr().err
+    assert "a.jsonl: finished earlier, " in capsys.readouterr().err
     assert (out / "train_00000.bin").stat().st_mtime_ns == first.st_mtime_ns
     assert tokens(out) == expected(TEXTS)
 
@@ -138,7 +138,7 @@ def test_all_mistakes_of_a_command_come_at_once(tmp_path: Path, capsys: Told) ->
     given = ["synthetic", str(tmp_path / "none"), "--out", "x", "--bad-shards", "keep", "--workers", "many"]
     assert main(given) == 2
     assert [line.partition("error: ")[2][:46] for line in capsys.readouterr().err.splitlines()] == [
-        "input: expected texts; synthetic data is token",
+        "input: expected texts; synthetic data consists",
         "input: expected synthetic, text, stories, hf:P",
         '--bad-shards: expected skip or stop, got "keep',
         "--workers: expected a whole number of at least",
@@ -147,7 +147,7 @@ def test_all_mistakes_of_a_command_come_at_once(tmp_path: Path, capsys: Told) ->
 
 def test_a_folder_that_is_there_or_cannot_be_made_is_one_error(shards: Path, tmp_path: Path, capsys: Told) -> None:
     assert main([str(shards), "--out", str(shards)]) == 2
-    assert capsys.readouterr().err.endswith(": is there already; remove it, or name another folder\n")
+    assert capsys.readouterr().err.endswith(": already exists; remove it, or choose another directory\n")
     (tmp_path / "file").touch()
     assert main([str(shards), "--out", str(tmp_path / "file" / "out")]) == 2
     assert "cannot be written (" in capsys.readouterr().err
@@ -167,7 +167,7 @@ def test_an_interrupt_says_that_the_same_command_goes_on(
 
     monkeypatch.setattr(command, "_finish", interrupted)
     assert main([str(shards), "--out", str(tmp_path / "out")]) == 130
-    assert capsys.readouterr().err.endswith("nsa.prepare: interrupted; the same command goes on\n")
+    assert capsys.readouterr().err.endswith("nsa.prepare: interrupted; run the same command again to continue\n")
 
 
 class Terminal(io.StringIO):

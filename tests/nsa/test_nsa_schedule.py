@@ -76,25 +76,25 @@ def test_the_rate_rises_to_the_highest_and_never_again(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--lr-decay cosine", "--lr-decay: cosine needs --decay-steps above the 0 of --warmup-steps, got 0"),
+        ("--lr-decay cosine", "--lr-decay: cosine needs --decay-steps greater than --warmup-steps (0), got 0"),
         (
             "--lr-decay linear --warmup-steps 9 --decay-steps 9",
-            "--lr-decay: linear needs --decay-steps above the 9 of --warmup-steps, got 9",
+            "--lr-decay: linear needs --decay-steps greater than --warmup-steps (9), got 9",
         ),
-        ("--decay-steps 9", "--decay-steps: 9, and nothing decays; add --lr-decay cosine"),
-        ("--min-lr 0.1", "--min-lr: 0.1, and nothing decays; add --lr-decay cosine"),
+        ("--decay-steps 9", "--decay-steps: 9 has no effect without a decay; add --lr-decay cosine"),
+        ("--min-lr 0.1", "--min-lr: 0.1 has no effect without a decay; add --lr-decay cosine"),
         (
             "--lr-decay cosine --decay-steps 9 --min-lr 1",
-            "--min-lr: expected at most --learning-rate, which is 0.001, got 1",
+            "--min-lr: expected at most --learning-rate (0.001), got 1",
         ),
         ("--beta2 1", '--beta2: expected a number of at least 0 and below 1, got "1"'),
         ("--clip -1", '--clip: expected a number of at least 0, got "-1"'),
         ("--weight-decay x", '--weight-decay: expected a number of at least 0, got "x"'),
-        ("--eval-data text", "--eval-data: text is read by evaluations alone; add --eval-every"),
+        ("--eval-data text", "--eval-data: text has no effect without evaluations; add --eval-every"),
         ("--eval-every 2 --phase data", "--eval-every: --phase data has no model; use --phase step"),
         (
             "--eval-every 2 --data text",
-            "--eval-every: nothing of --data text is held out; name it with --eval-data",
+            "--eval-every: --data text has no held-out part; add --eval-data",
         ),
     ],
 )

@@ -152,11 +152,11 @@ def test_all_mistakes_of_all_sources_are_reported_together(tmp_path: Path) -> No
         ),
         (
             ("--wrapper", "fsdp", "--comm-hook", "bf16"),
-            "--comm-hook: bf16 is a hook of DDP and --wrapper is fsdp; use --wrapper ddp",
+            "--comm-hook: bf16 is a DDP hook, but --wrapper is fsdp; use --wrapper ddp",
         ),
         (
             ("--wrapper", "fsdp1", "--dtype", "float16"),
-            "--dtype: float16 needs loss scaling, which --wrapper fsdp1 does not share; use --dtype bfloat16",
+            "--dtype: float16 needs loss scaling, which --wrapper fsdp1 does not support; use --dtype bfloat16",
         ),
         (
             ("--data", "no/such/file"),

@@ -293,7 +293,7 @@ def test_without_telemetry_nothing_is_written(alone: Alone, tmp_path: Path) -> N
 
 def test_what_is_part_of_telemetry_needs_it(alone: Alone) -> None:
     status, _, error = alone("--telemetry", "off", "--mem-dump-every", "1", "--tensorboard")
-    left_out = "it is part of what --telemetry off leaves out; keep one of them"
+    left_out = "has no effect with --telemetry off; remove one of the two options"
     names = ("--mem-dump-every", "--tensorboard")
     assert (status, error) == (2, "".join(f"nsa.train: error: {name}: {left_out}\n" for name in names))
 
@@ -307,7 +307,7 @@ def test_tensorboard_that_is_not_installed_is_one_error(alone: Alone, monkeypatc
     status, _, error = alone("--layers", "1", "--tensorboard")
     assert status == 2
     assert error.startswith("nsa.train: error: --tensorboard: ")
-    assert error.endswith("; install the extra nsa-harness[tensorboard], or leave it out\n")
+    assert error.endswith("; install the extra nsa-harness[tensorboard], or omit the option\n")
     assert error.count("\n") == 1
 
 
@@ -459,8 +459,8 @@ def test_a_cpu_has_no_allocator_to_look_into(alone: Alone) -> None:
     status, _, error = alone("--layers", "1", "--mem-snapshot")
     assert (status, error) == (
         2,
-        "nsa.train: error: --mem-snapshot: the snapshot is of the CUDA allocator and the device is cpu; leave it out, "
-        "or use --mem-dump-every, which a CPU has too\n",
+        "nsa.train: error: --mem-snapshot: the snapshot records the CUDA allocator, but the device is cpu; omit the "
+        "option, or use --mem-dump-every, which works on a CPU too\n",
     )
 
 

@@ -138,5 +138,7 @@ def test_a_module_that_writes_in_place_survives_the_backward_trace() -> None:
 
 
 def test_freezing_nothing_is_an_error_that_shows_a_name(model: TinyLM) -> None:
-    with pytest.raises(CannotRunError, match=r'no parameter matches "block\.\*"; parameters look like embed\.weight'):
+    with pytest.raises(
+        CannotRunError, match=r'no parameter matches "block\.\*"; parameter names look like embed\.weight'
+    ):
         freeze(model, "block.*")

@@ -125,7 +125,7 @@ def test_a_users_own_nsa_package_does_not_shadow_ours(program: Program, tmp_path
         (("--device", "cuda"), "--device cuda: local rank 0 needs its own GPU and this machine has 0; "),
         (("--device", "cpu", "--backend", "nccl", "--ddp", "1"), "--backend nccl: nccl moves GPU memory only"),
         (("--device", "cpu", "--impl", "flash"), "--impl flash: flash-attn runs on CUDA only and the device is cpu; "),
-        (("--freeze", "nothing"), '--freeze: no parameter matches "nothing"; parameters look like embed.weight'),
+        (("--freeze", "nothing"), '--freeze: no parameter matches "nothing"; parameter names look like embed.weight'),
         (("--batch", "0"), '--batch: expected a whole number of at least 1, got "0"'),
     ],
 )

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from nsa_attention.attention import BlockSelector
 from nsa_attention.config import Attention
 from nsa_attention.model import TinyLM
-from nsa_attention.parallelize import average_gradients, averaged_as_bf16, parallelize, without_reduction
+from nsa_attention.parallelize import average_gradients, mean_as_bf16, parallelize, without_reduction
 from nsa_attention.settings import Settings, read_settings
 from nsa_attention.values import Wrapper
 from nsa_attention.world import World, join_ranks
@@ -123,7 +123,7 @@ def bf16_mean_is_exact(world: World) -> bool:
     """Each rank can compute what the exchange must give, as it knows what the others sent."""
     sent = [torch.randn(1001, generator=torch.Generator().manual_seed(rank)) for rank in range(world.size)]
     expected = torch.stack([values.bfloat16().float() for values in sent]).mean(0).bfloat16().float()
-    return torch.equal(averaged_as_bf16(sent[world.rank]), expected)
+    return torch.equal(mean_as_bf16(sent[world.rank]), expected)
 
 
 def bf16_hook_distance(world: World) -> float:

@@ -20,7 +20,7 @@ from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.program import Surroundings
 from nsa_harness.core.scenario.resolve import resolve
 from nsa_harness.core.scenario.scenario import ExpectedVerdict, Scenario
-from nsa_harness.core.scenario.selection import Selection, selected
+from nsa_harness.core.scenario.selection import Selection, select_items
 from nsa_harness.subject.options import SHAPES
 from nsa_harness.subject.program import PROGRAM
 from nsa_harness.supervisor.launch.planning import SelectedScenario, all_scenarios, check_scenarios
@@ -51,7 +51,7 @@ def on(facts: MachineFacts) -> dict[str, RunSpec | Skip]:
 
 def order_of(tag: str) -> list[str]:
     items = [item for item, _ in shipped().values()]
-    return [item.name for item in selected(items, Selection(tags=(tag,)))]
+    return [item.name for item in select_items(items, Selection(tags=(tag,)))]
 
 
 @pytest.mark.parametrize("facts", [LAPTOP, DESK, BOX], ids=lambda facts: facts.host)
@@ -138,7 +138,7 @@ def test_a_machine_with_one_gpu_runs_single_scenarios_on_it_and_the_others_on_th
 @pytest.mark.parametrize("directory", SEED_5)
 def test_every_directory_name_of_the_seeds_plan_selects_one_scenario(directory: str) -> None:
     items = [item for item, _ in shipped().values()]
-    (found,) = selected(items, Selection(patterns=(directory,)))
+    (found,) = select_items(items, Selection(patterns=(directory,)))
     assert directory in (found.name, *found.aliases)
 
 

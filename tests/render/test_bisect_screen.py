@@ -501,12 +501,12 @@ def test_the_plan_says_the_worst_case_by_part_and_launches_nothing(golden: Golde
         Stage(name="controls", probes=2),
         Stage(name="right edge", probes=4),
         Stage(name="left edge", probes=4),
-        Stage(name="shape", probes=4),
-        Stage(name="next culprit", probes=21, only_if="there are several"),
+        Stage(name="special sets", probes=4),
+        Stage(name="next culprit", probes=21, only_if="there are several culprits"),
     )
     known = (
         CaseTime(case=EffortCase(name="the bad end never fails", probes=4), takes_s=8.0),
-        CaseTime(case=EffortCase(name="two or a range together", probes=14), takes_s=61.0),
+        CaseTime(case=EffortCase(name="two items or a range are needed", probes=14), takes_s=61.0),
         CaseTime(case=EffortCase(name="each more that is enough", probes=21, is_additional=True), takes_s=100.0),
         CaseTime(case=EffortCase(name="it fails in half of its runs", probes=50, is_estimate=True), takes_s=None),
     )

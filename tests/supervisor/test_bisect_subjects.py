@@ -246,7 +246,7 @@ def test_a_choice_sets_one_value_at_a_time(typed):
     )
     assert [shapes.spec((place,)).program[-1] for place in range(2)] == ["--mesh=2,4", "--mesh=4,2"]
     assert "expected KEY=[A, B, ...]" in _refused(typed, SubjectOptions(choice="parallel.wrapper=ddp"))
-    assert "can stand only in a scenario file" in _refused(typed, SubjectOptions(choice="extends=[a, b]"))
+    assert "can be set only in a scenario file" in _refused(typed, SubjectOptions(choice="extends=[a, b]"))
 
 
 def test_seeds_are_a_choice_in_which_a_race_is_looked_for(typed):
@@ -463,8 +463,8 @@ def test_the_dry_run_lists_each_case_with_its_time_where_runs_are_stored(typed, 
     assert "the bad end never fails at most 15 probes 30.0 s" in told
     assert "a run takes 2.0 s if it passes and 8.0 s if it fails, according to 2 stored runs" in told
     assert "HANG in" in told
-    one = next(case for case in possible_cases(search_question(request)) if case.name == "one alone is enough").probes
-    assert f"one alone is enough at most {one} probes {5.0 * one:.1f} s" in told
+    one = next(case for case in possible_cases(search_question(request)) if case.name == "one item is enough").probes
+    assert f"one item is enough at most {one} probes {5.0 * one:.1f} s" in told
 
 
 def test_the_dry_run_of_a_choice_lists_every_value(typed, capsys):

@@ -335,7 +335,7 @@ def test_what_nccl_wrote_is_read_from_either_stream_of_each_rank(tmp_path: Path)
         (attempt.rank(rank) / f"{stream}.log").write_text(text)
     seen = collect(attempt, spec(), "n")
     assert seen.nccl is not None
-    assert (seen.nccl.version, seen.nccl.connected) == ("2.27.5+cuda12.9", (0, 1))
+    assert (seen.nccl.version, seen.nccl.connected_ranks) == ("2.27.5+cuda12.9", (0, 1))
     assert json.loads((attempt.evidence / "n.json").read_text())["nccl"]["connected"] == [0, 1]
 
 

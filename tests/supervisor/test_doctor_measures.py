@@ -17,7 +17,7 @@ from nsa_harness.core.doctor import ModuleFacts, TorchFacts, UnknownFacts
 from nsa_harness.protocol import ENV_RUN
 from nsa_harness.supervisor import doctor
 from nsa_harness.supervisor.doctor import (
-    WallWatch,
+    ClockComparison,
     clock_facts,
     gpu_facts,
     left_over,
@@ -50,7 +50,7 @@ def test_this_machine_is_measured_whole(tmp_path: Path) -> None:
     assert facts.reports.path == str(tmp_path)
     assert facts.cores.usable == len(os.sched_getaffinity(0))
     assert 0 < facts.memory.available_bytes <= facts.memory.total_bytes
-    assert "lo" in facts.interface.present
+    assert "lo" in facts.interface.available
 
 
 # --- children
@@ -114,7 +114,7 @@ def test_a_module_that_is_not_there_has_no_version_and_one_that_is_has_its_own(t
     ("text", "trouble"),
     [
         ("raise SystemExit('no guests here')", "SystemExit: no guests here"),
-        ("import os\ndel os.environ['_NSA_HARNESS_BOARDS']", "its board is not there"),
+        ("import os\ndel os.environ['_NSA_HARNESS_BOARDS']", "it wrote no status file"),
     ],
 )
 def test_a_sitecustomize_can_keep_the_probe_out_or_end_the_interpreter(text: str, trouble: str, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_the_gpus_come_with_their_driver_and_what_is_left_of_them(tmp_path: Path
     tool(tmp_path, "nvidia-smi", "printf 'NVIDIA H200, 580.1\\nNVIDIA H200, 580.1\\n'")
     facts = gpu_facts({"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "1"})
     assert (facts.installed, facts.visible) == (("NVIDIA H200",) * 2, ("NVIDIA H200",))
-    assert (facts.driver, facts.chosen, facts.trouble) == ("580.1", "1", None)
+    assert (facts.driver, facts.visible_devices, facts.trouble) == ("580.1", "1", None)
 
 
 def test_an_nvidia_smi_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
@@ -169,9 +169,9 @@ def test_slurm_is_asked_whether_its_controller_answers(tmp_path: Path) -> None:
     tool(tmp_path, "sinfo", '[ "$1" = --version ] && echo slurm 25.05 || { echo "Unable to contact" >&2; exit 1; }')
     tool(tmp_path, "srun", ":")
     facts = slurm_facts({"PATH": str(tmp_path), "SLURM_JOB_ID": "4711"})
-    assert (facts.version, facts.absent, facts.job) == ("slurm 25.05", ("scontrol",), "4711")
+    assert (facts.version, facts.missing, facts.job) == ("slurm 25.05", ("scontrol",), "4711")
     assert facts.trouble == "Unable to contact"
-    assert slurm_facts({"PATH": str(tmp_path / "none")}).absent == ("sinfo", "scontrol", "srun")
+    assert slurm_facts({"PATH": str(tmp_path / "none")}).missing == ("sinfo", "scontrol", "srun")
 
 
 # --- places
@@ -233,19 +233,19 @@ def ticking(*times_ns: int) -> Iterator[int]:
 
 def test_a_monotonic_clock_that_goes_back_is_counted() -> None:
     readings = ticking(0, 10, 5, 20, 15, 30)
-    assert clock_facts(WallWatch(monotonic_ns=lambda: next(readings))).backwards == 2
-    assert clock_facts(WallWatch()).backwards == 0
+    assert clock_facts(ClockComparison(monotonic_ns=lambda: next(readings))).backwards == 2
+    assert clock_facts(ClockComparison()).backwards == 0
 
 
 def test_a_wall_clock_that_is_set_is_seen_against_the_monotonic_one() -> None:
     walls, readings = iter([1000.0, 1007.0]), iter([0, 5_000_000_000])
-    over_s, drift_s = WallWatch(lambda: next(walls), lambda: next(readings)).passed_s()
+    over_s, drift_s = ClockComparison(lambda: next(walls), lambda: next(readings)).passed_s()
     assert (over_s, drift_s) == (5.0, 2.0)
 
 
 def test_a_wall_clock_behind_the_installed_files_is_seen() -> None:
-    assert clock_facts(WallWatch(wall_s=lambda: 1000.0)).behind_s > 1e9
-    assert clock_facts(WallWatch()).behind_s == 0.0
+    assert clock_facts(ClockComparison(wall_s=lambda: 1000.0)).behind_s > 1e9
+    assert clock_facts(ClockComparison()).behind_s == 0.0
 
 
 # --- limits and control groups

@@ -257,7 +257,7 @@ def test_a_run_of_an_earlier_version_says_what_of_it_is_no_longer_read(case: str
     outcome = judge_stored(unpack(case, tmp_path / case))
     assert outcome.verdict.status in (Status.PASS, Status.FAIL, Status.HANG)
     unread = [one.why for one in outcome.trouble if "layout" in one.why]
-    assert all(why == "this harness reads board layouts 2 and 3, the file has layout 1" for why in unread)
+    assert all(why == "this harness reads status file layouts 2 and 3; the file has 1" for why in unread)
     assert bool(unread) == (case != "ancient_passes")
 
 

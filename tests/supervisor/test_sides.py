@@ -57,7 +57,7 @@ def test_one_key_with_two_values_makes_two_sides_that_have_all_else_in_common(ty
         (("ddp_onestep",), "the two sides of the claim do not differ"),
         (("ddp_onestep", "gc.layers=[0,1]"), "the two sides of the claim do not differ"),
         (("ddp_onestep", "train.steps=1,2,3"), "train.steps: a claim compares two values, and 3 are given"),
-        (("ddp_onestep", "train.steps=2,2"), "2 is given twice"),
+        (("ddp_onestep", "train.steps=2,2"), "2 appears twice"),
         (("sweep_gc", "train.steps=1,2"), "without a matrix; "),
         (("branch_pairs", "ddp_onestep"), "a claim needs one scenario"),
     ],

@@ -111,7 +111,9 @@ def _check(sweep: Sweep, check: Outcome, answer: Answer) -> None:
         answer.code = max(answer.code, REFUSED)
         return
     measurements = {
-        quantity: (interval, value) for quantity, interval in prediction.items() if (value := cell_value(cost, quantity))
+        quantity: (interval, value)
+        for quantity, interval in prediction.items()
+        if (value := cell_value(cost, quantity))
     }
     answer.lines += ["", *checked_lines(cost, measurements)]
     if any(not interval.low <= value <= interval.high for interval, value in measurements.values()):

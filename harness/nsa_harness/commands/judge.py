@@ -183,7 +183,9 @@ def error_outcome(attempt: AttemptDir, plan: Sequence[RunSpec | Skip], error: Ex
         str(error) if isinstance(error, HarnessError) else f"nsa-harness itself failed: {type(error).__name__}: {error}"
     )
     placeholder = Skip(scenario=visible(name), about=specs[0].about if specs else "", reason=reason)
-    return unjudged_outcome(specs[0] if specs else placeholder, attempt=number, directory=attempt.path.name, error=reason)
+    return unjudged_outcome(
+        specs[0] if specs else placeholder, attempt=number, directory=attempt.path.name, error=reason
+    )
 
 
 def _name_and_number(attempt: AttemptDir) -> tuple[str, int]:

@@ -99,7 +99,7 @@ def _outcome(
     missing: Sequence[MissingData],
 ) -> Outcome:
     """Judge the evidence of the files, and return the outcome with notes about unused and missing files."""
-    absent = (Trouble(what=file.what, why=f"missing; next time: {' · '.join(file.how)}") for file in missing)
+    absent = (Trouble(what=file.name, why=f"missing; next time: {' · '.join(file.how)}") for file in missing)
     evidence = replace(post_mortem.evidence, trouble=(*job_files.trouble, *post_mortem.evidence.trouble, *absent))
     since_s = job_files.newest_ns / 1e9
 
@@ -159,7 +159,7 @@ def _print_answer(request: ReadRequest, report: Report, run: RunDir | None, miss
     (outcome,) = report.outcomes
     width = min(shutil.get_terminal_size((_COLUMNS, 24)).columns, _MAX_COLUMNS)
     if not request.verbose:
-        absent = {file.what for file in missing}
+        absent = {file.name for file in missing}
         for line in _file_lines([gap for gap in outcome.trouble if gap.what not in absent], missing, width):
             print(line)
     screen = Terminal(sys.stdout, version=__version__, playbook=PLAYBOOK, verbose=request.verbose)
@@ -176,7 +176,7 @@ def _file_lines(unusable: Sequence[Trouble], missing: Sequence[MissingData], wid
         yield from labelled("note" if number == 0 else "", escape(words.trouble(gap)), width, ANSWER_LABEL_WIDTH)
     if len(unusable) > _MAX_FILE_LINES:
         yield from labelled("", f"{len(unusable) - _MAX_FILE_LINES} more with -v", width, ANSWER_LABEL_WIDTH)
-    yield from labelled("missing", " · ".join(file.what for file in missing), width, ANSWER_LABEL_WIDTH)
+    yield from labelled("missing", " · ".join(file.name for file in missing), width, ANSWER_LABEL_WIDTH)
     if missing:
         yield from command(
             "next time", "nsa-harness watch -- COMMAND, or for each of these:", width, ANSWER_LABEL_WIDTH

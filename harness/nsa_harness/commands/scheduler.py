@@ -124,7 +124,9 @@ class Execution:
             for attempt in attempts
             if attempt.spec.deepening and attempt.spec.deepening.of == final.attempt
         ]
-        change = next_change(spec, final, tried_changes, probe=self.request.options.probe, program_changes=second_runs(spec))
+        change = next_change(
+            spec, final, tried_changes, probe=self.request.options.probe, program_changes=second_runs(spec)
+        )
         return None if change is None else (final, change)
 
     def _next_number(self, spec: RunSpec) -> int:

@@ -1,4 +1,4 @@
-"""The faults that `selftest` plants, each with its healthy twin, and the comparison of a report with them."""
+"""The faults that `nsa-harness selftest` plants, and the comparison of a report with its fault."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.plan import Fault
 from nsa_harness.core.report import Outcome, Status
 
-LAYERS, STEPS = 4, 3  # of the model that faults are planted in
+LAYERS, STEPS = 4, 3  # size of the model, and steps of the run, that a fault is planted in
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedVerdict:
-    """The parts of a report that are compared."""
+    """The parts of a report that are compared with the planted fault. Ranks, layers and steps may be unknown."""
 
     verdict: str
     cause: str | None = None
@@ -22,33 +22,33 @@ class ComparedVerdict:
     step: int | None = None
 
     def __str__(self) -> str:
-        what = self.verdict if self.cause is None else f"{self.verdict} {self.cause}"
+        verdict = self.verdict if self.cause is None else f"{self.verdict} {self.cause}"
         ranks = [f"rank {'+'.join(map(str, self.rank))}"] if self.rank else []
         places = (("layer", self.layer), ("step", self.step))
-        return " ".join([what, *ranks, *(f"{name} {value}" for name, value in places if value is not None)])
+        return " ".join([verdict, *ranks, *(f"{name} {value}" for name, value in places if value is not None)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelftestFault:
-    """A fault to plant somewhere in a run of three steps, and the verdict and cause that a report must name."""
+    """A kind of fault to plant in a short run, with the verdict and cause that the report must name."""
 
     name: str
-    fault: str
+    fault: str  # kind of the fault
     verdict: Status
     cause: str
-    heals_s: float  # of its twin
-    lasts_s: float | None = None  # of the fault itself; None: it lasts
-    settings: tuple[str, ...] = ()  # overrides of the run, and of the twin's run
-    limits: tuple[str, ...] = ()  # further overrides of the run
+    heals_s: float  # when the fault of the healthy twin heals
+    lasts_s: float | None = None  # when the fault itself heals; None: never
+    settings: tuple[str, ...] = ()  # overrides for the run and for the run of the twin
+    limits: tuple[str, ...] = ()  # overrides only for the run with the fault
     ranks: int = 2
     has_layer: bool = True
-    steps: int = STEPS  # it happens in one of the first `steps` steps
-    twin: bool = False  # the twin is planted too
+    steps: int = STEPS  # the fault happens in one of the first `steps` steps
+    twin: bool = False  # whether the healthy twin is planted, too
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planting:
-    """A fault at its place, or its healthy twin."""
+    """One run of the selftest: a fault at a rank, layer and step, or the healthy twin, whose fault heals in time."""
 
     name: str
     fault: Fault
@@ -57,11 +57,11 @@ class Planting:
 
     def __str__(self) -> str:
         layer = [] if self.fault.layer is None else [f"layer {self.fault.layer}"]
-        healed = [f"heals after {self.fault.heals_s:g} s"] if self.expected.verdict == Status.PASS else []
-        return " ".join([f"rank {self.fault.rank}", *layer, f"step {self.fault.step}", *healed])
+        healing = [f"heals after {self.fault.heals_s:g} s"] if self.expected.verdict == Status.PASS else []
+        return " ".join([f"rank {self.fault.rank}", *layer, f"step {self.fault.step}", *healing])
 
     def overrides(self) -> tuple[str, ...]:
-        """Return the planting as overrides of a command line."""
+        """Return the overrides that plant the fault, as on a command line."""
         set_keys = {key: value for key, value in vars(self.fault).items() if value is not None}
         fault = ", ".join(f"{key}: {set_keys[key]}" for key in _FAULT_KEYS if key in set_keys)
         cause = [f"expect.cause={self.expected.cause}"] if self.expected.cause else []
@@ -73,7 +73,7 @@ _FAULT_KEYS = ("kind", "rank", "layer", "step", "heals_s")
 
 @dataclass(frozen=True, kw_only=True)
 class PlantingResult:
-    """One planting compared with one report. `wrong` names the parts that differ."""
+    """The comparison of a planting with its report. `wrong` names the parts that differ."""
 
     planting: Planting
     reported: ComparedVerdict
@@ -81,14 +81,19 @@ class PlantingResult:
     wall_s: float
 
     def line(self, width: int) -> str:
-        """Return one line: what was planted, what was reported, and what of it is wrong."""
+        """Return one line: where the fault was planted, what was reported, and what is wrong.
+
+        `width`: columns for the name.
+        """
         planting, word = self.planting, "WRONG" if self.wrong else "right"
-        line = f"{word}  {planting.name:<{width}}  planted at {planting}   said {self.reported}   {self.wall_s:.1f} s"
-        return f"{line}   expected {planting.expected}; differs in {', '.join(self.wrong)}" if self.wrong else line
+        line = (
+            f"{word}  {planting.name:<{width}}  planted at {planting}   reported {self.reported}   {self.wall_s:.1f} s"
+        )
+        return f"{line}   expected {planting.expected}; wrong: {', '.join(self.wrong)}" if self.wrong else line
 
 
 def planting_result(planting: Planting, outcome: Outcome) -> PlantingResult:
-    """Compare every part of the report with the planting."""
+    """Compare every part of the report with the planted fault."""
     culprit, expected = outcome.culprit, planting.expected
     reported = ComparedVerdict(
         verdict=outcome.verdict.status,
@@ -102,7 +107,10 @@ def planting_result(planting: Planting, outcome: Outcome) -> PlantingResult:
 
 
 def plant(kind: SelftestFault, *, rank: int, layer: int, step: int) -> tuple[Planting, Planting]:
-    """Return the fault at this place, and its twin: the same path, which heals. Ranks and layers count from 0."""
+    """Return the plantings of the fault and of its healthy twin at this rank, layer and step.
+
+    Ranks and layers are numbered from 0. The twin has the same fault, but it heals before it does harm.
+    """
     fault = Fault(
         kind=kind.fault,
         rank=rank,
@@ -111,18 +119,18 @@ def plant(kind: SelftestFault, *, rank: int, layer: int, step: int) -> tuple[Pla
         heals_s=kind.lasts_s,
     )
     settings = (*kind.settings, f"run.ranks={kind.ranks}", f"train.steps={STEPS}")
-    wrong = ComparedVerdict(verdict=kind.verdict, cause=kind.cause, rank=(rank,), layer=fault.layer, step=step)
-    healed = replace(fault, heals_s=kind.heals_s)
-    passed = ComparedVerdict(verdict=Status.PASS)
+    expected = ComparedVerdict(verdict=kind.verdict, cause=kind.cause, rank=(rank,), layer=fault.layer, step=step)
+    healing_fault = replace(fault, heals_s=kind.heals_s)
+    expected_pass = ComparedVerdict(verdict=Status.PASS)
     return (
-        Planting(name=kind.name, fault=fault, settings=(*settings, *kind.limits), expected=wrong),
-        Planting(name=f"{kind.name}_twin", fault=healed, settings=settings, expected=passed),
+        Planting(name=kind.name, fault=fault, settings=(*settings, *kind.limits), expected=expected),
+        Planting(name=f"{kind.name}_twin", fault=healing_fault, settings=settings, expected=expected_pass),
     )
 
 
-_HEALS_S = 9.0  # longer than the stall limit: the twin is suspected, and must be released
+_HEALS_S = 9.0  # longer than the stall limit: the twin is suspected to hang, and must then recover
 _AT_ONCE_S = 1.0
-_STOPPED_S = 3.0  # a stopped rank is never released, so its twin continues before the stall limit
+_STOPPED_S = 3.0  # shorter than the stall limit, after which a stopped rank is a proven HANG
 
 SELFTEST_FAULTS = (
     SelftestFault(
@@ -140,7 +148,7 @@ SELFTEST_FAULTS = (
         cause=Cause.RANK_CONDITIONAL_COLLECTIVE,
         heals_s=_HEALS_S,
         has_layer=False,
-        steps=STEPS - 1,  # after the last step the rank would exit, and its peers fail rather than wait
+        steps=STEPS - 1,  # in the last step the rank would exit afterwards, and the others would fail instead of wait
     ),
     SelftestFault(
         name="raise", fault="raise", verdict=Status.FAIL, cause=Cause.EXCEPTION, heals_s=_AT_ONCE_S, twin=True
@@ -156,6 +164,6 @@ SELFTEST_FAULTS = (
         verdict=Status.HANG,
         cause=Cause.INFINITE_LOOP,
         heals_s=_HEALS_S,
-        limits=("limits.busy_s=8",),  # instead of a minute
+        limits=("limits.busy_s=8",),  # the default is a minute
     ),
 )

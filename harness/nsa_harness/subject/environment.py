@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nsa_harness.core.scenario.layers import parse_layers
 from nsa_harness.core.scenario.overrides import Override
-from nsa_harness.core.scenario.yaml_tree import Origin, Plain, from_plain, shown
+from nsa_harness.core.scenario.yaml_tree import Origin, Plain, from_plain, value_text
 from nsa_harness.errors import UsageError, did_you_mean
 
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -16,37 +16,37 @@ _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false"
 
 def _switch(text: str) -> Plain:
     if text.lower() not in _SWITCH:
-        raise ValueError(f"expected 0 or 1, got {shown(text)}")
+        raise ValueError(f"expected 0 or 1, got {value_text(text)}")
     return _SWITCH[text.lower()]
 
 
 def _range(text: str) -> Plain:
     if ":" not in text:
-        raise ValueError(f'expected "start:stop" with start < stop, got {shown(text)}')
+        raise ValueError(f'expected "start:stop" with start < stop, got {value_text(text)}')
     return parse_layers(text)
 
 
 def _layer_numbers(text: str) -> Plain:
     if not re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
-        raise ValueError(f"expected layer numbers such as 2,6, got {shown(text)}")
+        raise ValueError(f"expected layer numbers such as 2,6, got {value_text(text)}")
     return [int(layer) for layer in text.split(",")]
 
 
 def _count(text: str) -> Plain:
     if not re.fullmatch(r"\d{1,9}", text):
-        raise ValueError(f"expected a number of steps, got {shown(text)}")
+        raise ValueError(f"expected a number of steps, got {value_text(text)}")
     return int(text)
 
 
 def _branch(text: str) -> Plain:
     if text not in ("cmp", "sel", "win"):
-        raise ValueError(f"expected cmp, sel or win, got {shown(text)}{did_you_mean(text, ('cmp', 'sel', 'win'))}")
+        raise ValueError(f"expected cmp, sel or win, got {value_text(text)}{did_you_mean(text, ('cmp', 'sel', 'win'))}")
     return text
 
 
 def _backend(text: str) -> Plain:
     if text not in ("auto", "gloo", "nccl"):
-        raise ValueError(f"expected auto, gloo or nccl, got {shown(text)}{did_you_mean(text, ('gloo', 'nccl'))}")
+        raise ValueError(f"expected auto, gloo or nccl, got {value_text(text)}{did_you_mean(text, ('gloo', 'nccl'))}")
     return text
 
 

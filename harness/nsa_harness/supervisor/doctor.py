@@ -1,4 +1,7 @@
-"""`doctor`: measures this machine. Never raises: a fact that cannot be measured is returned with the reason."""
+"""`nsa-harness doctor`: measure the facts about this machine.
+
+A fact that cannot be measured raises no exception; the reason is returned instead.
+"""
 
 from __future__ import annotations
 
@@ -50,23 +53,23 @@ from nsa_harness.supervisor.launch.machine import visible_gpus
 _PROC = Path("/proc")
 _PTRACE_SCOPE = _PROC / "sys/kernel/yama/ptrace_scope"
 _PORT_RANGE = _PROC / "sys/net/ipv4/ip_local_port_range"
-_MEMORY = Path("/dev/shm")
+_SHARED_MEMORY = Path("/dev/shm")
 _PACKAGE = Path(__file__).resolve().parents[1]
-_BOARDS = "nsa-harness-"  # prefix of a directory of status files
+_STATUS_DIR_PREFIX = "nsa-harness-"  # of the names of directories with status files
 _LOOPBACK = "127.0.0.1"
 _SLURM = ("sinfo", "scontrol", "srun")
 _COMMAND_LIMIT_S = 5.0
-_IMPORT_LIMIT_S = 90.0  # torch from a cold network file system
-_YOUNG_S = 60.0  # a run that begins or ends has a directory and no process for a moment
-_CLOCK_READINGS = 2000  # on each core
+_IMPORT_LIMIT_S = 90.0  # importing torch from a cold network file system is slow
+_MIN_AGE_S = 60.0  # at its start and end, a run has a directory but no process for a moment
+_CLOCK_READINGS = 2000  # per core
 
 Resolver = Callable[[str], Sequence[str]]
 
 
 def measure(working_dir: Path, environ: Mapping[str, str]) -> MachineCheckFacts:
-    """Measure everything at once, in some seconds. The slow measurements are child processes."""
-    clock = WallWatch()
-    # The directory itself, or the one in which it would be made.
+    """Measure all facts, in a few seconds. The slow measurements are child processes that run in parallel."""
+    clock = ClockComparison()
+    # ./reports, or the nearest existing directory in which it would be created.
     reports = next(place for place in (working_dir / "reports", working_dir, *working_dir.parents) if place.is_dir())
     with ThreadPoolExecutor(max_workers=4) as pool:
         python = pool.submit(python_facts)
@@ -84,26 +87,26 @@ def measure(working_dir: Path, environ: Mapping[str, str]) -> MachineCheckFacts:
             triton=triton,
             flash_attn=flash_attn,
             py_spy=spy.result(),
-            shared_memory=space_facts(_MEMORY),
+            shared_memory=space_facts(_SHARED_MEMORY),
             temporary=space_facts(Path(tempfile.gettempdir())),
             reports=space_facts(reports),
             limits=limit_facts(),
             memory=memory_facts(),
             cores=core_facts(),
             name=name.result(),
-            interface=InterfaceFacts(wanted=environ.get("GLOO_SOCKET_IFNAME"), present=_interfaces()),
+            interface=InterfaceFacts(requested=environ.get("GLOO_SOCKET_IFNAME"), available=_interfaces()),
             ports=port_facts(),
             slurm=slurm_facts(environ),
-            left_over=left_over((_MEMORY, Path(tempfile.gettempdir()))),
+            left_over=left_over((_SHARED_MEMORY, Path(tempfile.gettempdir()))),
             clock=clock_facts(clock),
         )
 
 
 def gpu_facts(environ: Mapping[str, str]) -> GpuFacts:
-    """Return the GPUs that nvidia-smi lists, with the driver."""
-    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    """Return the GPUs that nvidia-smi lists, and those that a rank with this environment would see."""
+    visible_devices = environ.get("CUDA_VISIBLE_DEVICES")
     if shutil.which("nvidia-smi", path=environ.get("PATH")) is None:
-        return GpuFacts(installed=None, visible=(), driver=None, chosen=chosen, trouble=None)
+        return GpuFacts(installed=None, visible=(), driver=None, visible_devices=visible_devices, trouble=None)
     answer, trouble = _output_of(
         "nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", environ=environ
     )
@@ -111,15 +114,15 @@ def gpu_facts(environ: Mapping[str, str]) -> GpuFacts:
     names = tuple(name.strip() for name, _, _ in rows)
     return GpuFacts(
         installed=names,
-        visible=visible_gpus(chosen, names),
+        visible=visible_gpus(visible_devices, names),
         driver=rows[0][2].strip() if rows else None,
-        chosen=chosen,
+        visible_devices=visible_devices,
         trouble=trouble,
     )
 
 
 def space_facts(path: Path) -> SpaceFacts:
-    """Write a file to the directory and remove it."""
+    """Write a file to the directory, and return whether that works and how much space is free."""
     trouble, size, free = None, 0, 0
     try:
         with tempfile.TemporaryFile(dir=path) as file:
@@ -133,30 +136,33 @@ def space_facts(path: Path) -> SpaceFacts:
 
 
 def name_facts(name: Callable[[], str] = socket.getfqdn, resolve: Resolver | None = None) -> NameFacts:
-    """Return the name that torchrun uses for this machine, and which of its addresses can be bound here."""
-    begun = time.monotonic()
+    """Return the name that torchrun uses for this machine, its addresses, and those that can be bound here.
+
+    `name` returns the host name, and `resolve` its addresses; None: the resolver of the system.
+    """
+    started_s = time.monotonic()
     hostname = name()
     addresses: tuple[str, ...] = ()
     trouble = None
     try:
-        addresses = tuple((resolve or _resolved)(hostname))
+        addresses = tuple((resolve or _resolve)(hostname))
     except OSError as error:
         trouble = f"cannot be resolved ({error.strerror or error})"
-    took_s = time.monotonic() - begun
+    resolve_s = time.monotonic() - started_s
     bindable = tuple(address for address in addresses if _bind_trouble(address) is None)
-    return NameFacts(hostname=hostname, addresses=addresses, bindable=bindable, took_s=took_s, trouble=trouble)
+    return NameFacts(hostname=hostname, addresses=addresses, bindable=bindable, resolve_s=resolve_s, trouble=trouble)
 
 
 def port_facts(address: str = _LOOPBACK, ranges: Path = _PORT_RANGE) -> PortFacts:
-    """Bind a free port and connect to it, like rendezvous does."""
+    """Bind a free port and connect to it, as the rendezvous of torchrun does. Also read the range of such ports."""
     first, last = 32768, 60999  # the kernel's default
     with contextlib.suppress(OSError, ValueError):
         first, last = map(int, ranges.read_text().split())
     return PortFacts(trouble=_bind_trouble(address, reach=True), first=first, last=last)
 
 
-class WallWatch:
-    """Compares the wall clock with the monotonic clock, starting now."""
+class ClockComparison:
+    """Compares the wall clock with the monotonic clock, from the creation of this object on."""
 
     def __init__(
         self, wall_s: Callable[[], float] = time.time, monotonic_ns: Callable[[], int] = time.monotonic_ns
@@ -165,39 +171,49 @@ class WallWatch:
         self._wall_s, self._monotonic_ns = wall_s(), monotonic_ns()
 
     def passed_s(self) -> tuple[float, float]:
-        """Return the time since the start by the monotonic clock, and the surplus of the wall clock."""
+        """Return the seconds since the start on the monotonic clock, and by how much the wall clock advanced more."""
         over_s = (self.monotonic_ns() - self._monotonic_ns) / 1e9
         return over_s, self.wall_s() - self._wall_s - over_s
 
 
-def clock_facts(watched: WallWatch) -> ClockFacts:
-    backwards = _readings_back(watched.monotonic_ns)
-    over_s, drift_s = watched.passed_s()
-    newest_s = max(path.stat().st_mtime for path in _PACKAGE.rglob("*.py"))
-    behind_s = max(0.0, newest_s - watched.wall_s())
+def clock_facts(comparison: ClockComparison) -> ClockFacts:
+    """Return how the clocks behaved since `comparison` was created."""
+    backwards = _backward_steps(comparison.monotonic_ns)
+    over_s, drift_s = comparison.passed_s()
+    latest_s = max(path.stat().st_mtime for path in _PACKAGE.rglob("*.py"))
+    behind_s = max(0.0, latest_s - comparison.wall_s())
     return ClockFacts(over_s=over_s, backwards=backwards, drift_s=drift_s, behind_s=behind_s)
 
 
 def slurm_facts(environ: Mapping[str, str]) -> SlurmFacts:
+    """Return which Slurm commands exist, and whether sinfo answers."""
     path = environ.get("PATH")
-    absent = tuple(name for name in _SLURM if shutil.which(name, path=path) is None)
+    missing = tuple(name for name in _SLURM if shutil.which(name, path=path) is None)
     job = environ.get("SLURM_JOB_ID")
-    if "sinfo" in absent:
-        return SlurmFacts(version=None, absent=absent, job=job, trouble=None)
+    if "sinfo" in missing:
+        return SlurmFacts(version=None, missing=missing, job=job, trouble=None)
     version, _ = _output_of("sinfo", "--version", environ=environ)
     _, trouble = _output_of("sinfo", "--noheader", environ=environ)
-    return SlurmFacts(version=version.strip() or None, absent=absent, job=job, trouble=trouble)
+    return SlurmFacts(version=version.strip() or None, missing=missing, job=job, trouble=trouble)
 
 
-def left_over(homes: Iterable[Path], now_s: float | None = None) -> tuple[LeftOver, ...]:
-    """Return the directories of status files of this user, not brand-new, whose run has no process any more."""
+def left_over(parents: Iterable[Path], now_s: float | None = None) -> tuple[LeftOver, ...]:
+    """Return this user's directories of status files below `parents` whose run has no process any more.
+
+    Directories younger than a minute are ignored. `now_s`: the current time; None: ask the wall clock.
+    """
     now_s = time.time() if now_s is None else now_s
-    homes = dict.fromkeys(homes)
-    old = [path for home in homes for path in sorted(home.glob(f"{_BOARDS}*")) if _is_own_and_old(path, now_s)]
+    parents = dict.fromkeys(parents)
+    old = [
+        path
+        for parent in parents
+        for path in sorted(parent.glob(f"{_STATUS_DIR_PREFIX}*"))
+        if _is_own_and_old(path, now_s)
+    ]
     if not old:
         return ()
     living = {procfs.environment(pid).get(protocol.ENV_RUN) for pid in psutil.pids()}
-    dead = [path for path in old if path.name.removeprefix(_BOARDS) not in living]
+    dead = [path for path in old if path.name.removeprefix(_STATUS_DIR_PREFIX) not in living]
     return tuple(LeftOver(path=str(path), size_bytes=_size_bytes(path)) for path in dead)
 
 
@@ -206,7 +222,7 @@ def _is_own_and_old(path: Path, now_s: float) -> bool:
         status = path.lstat()
     except OSError:
         return False
-    return path.is_dir() and status.st_uid == os.geteuid() and now_s - status.st_mtime > _YOUNG_S
+    return path.is_dir() and status.st_uid == os.geteuid() and now_s - status.st_mtime > _MIN_AGE_S
 
 
 def _size_bytes(directory: Path) -> int:
@@ -214,17 +230,18 @@ def _size_bytes(directory: Path) -> int:
     for path in directory.rglob("*"):
         try:
             total += path.lstat().st_size
-        except OSError:  # removed meanwhile
+        except OSError:  # the file was removed meanwhile
             continue
     return total
 
 
-def _resolved(name: str) -> list[str]:
+def _resolve(name: str) -> list[str]:
     infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in infos))
 
 
 def _bind_trouble(address: str, *, reach: bool = False) -> str | None:
+    """Return why no port of `address` can be bound and, with `reach`, connected to; None: it works."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as server:
@@ -244,8 +261,8 @@ def _interfaces() -> tuple[str, ...]:
         return ()
 
 
-def _readings_back(monotonic_ns: Callable[[], int]) -> int:
-    """Count how often the clock goes back while this thread moves over the cores: cores may disagree."""
+def _backward_steps(monotonic_ns: Callable[[], int]) -> int:
+    """Return how often the clock goes back while this thread moves from core to core, because cores may disagree."""
     cores = os.sched_getaffinity(0)
     back, last = 0, monotonic_ns()
     try:
@@ -254,7 +271,7 @@ def _readings_back(monotonic_ns: Callable[[], int]) -> int:
             for _ in range(_CLOCK_READINGS):
                 now = monotonic_ns()
                 back, last = back + (now < last), now
-    except OSError:  # a sandbox that forbids pinning; one core was read at least
+    except OSError:  # a sandbox does not allow pinning to a core; the clock was read on one core
         pass
     finally:
         os.sched_setaffinity(0, cores)
@@ -265,23 +282,24 @@ def _readings_back(monotonic_ns: Callable[[], int]) -> int:
 
 
 def limit_facts(proc: Path = _PROC, groups: Path = ROOT) -> LimitFacts:
-    of_groups = (
+    """Return the limits of this process and of its control groups."""
+    group_limits = (
         (number_in(group / "pids.max"), number_in(group / "pids.current") or 0)
         for group in control_groups("self", "pids", groups, proc)
     )
-    limit, used = tightest([_own_processes(proc), *of_groups])
+    limit, used = tightest([_own_processes(proc), *group_limits])
     return LimitFacts(
         processes=limit,
         processes_used=used,
-        open_files=_soft(resource.RLIMIT_NOFILE),
-        core_bytes=_soft(resource.RLIMIT_CORE),
+        open_files=_soft_limit(resource.RLIMIT_NOFILE),
+        core_bytes=_soft_limit(resource.RLIMIT_CORE),
         core_pattern=kernel_text(proc / "sys/kernel/core_pattern") or "core",
-        address_space_bytes=_soft(resource.RLIMIT_AS),
+        address_space_bytes=_soft_limit(resource.RLIMIT_AS),
     )
 
 
 def memory_facts(proc: Path = _PROC, groups: Path = ROOT) -> MemoryFacts:
-    """Return the memory of the machine, or of the control group that grants least."""
+    """Return the memory of the machine, or of the control group with the lowest limit."""
     lines = kernel_fields(proc / "meminfo")
     total, available = (_kib(lines.get(name, "")) for name in ("MemTotal", "MemAvailable"))
     for group in control_groups("self", "memory", groups, proc):
@@ -293,19 +311,23 @@ def memory_facts(proc: Path = _PROC, groups: Path = ROOT) -> MemoryFacts:
 
 
 def core_facts(proc: Path = _PROC, groups: Path = ROOT) -> CoreFacts:
+    """Return the cores that this process may use, and the lowest CPU quota of its control groups."""
     quotas = [quota for group in control_groups("self", "cpu", groups, proc) if (quota := _quota(group)) is not None]
     return CoreFacts(usable=len(os.sched_getaffinity(0)), quota=min(quotas, default=None))
 
 
 def tightest(limits: list[tuple[int | None, int]]) -> tuple[int | None, int]:
-    """Return the pair of (limit, in use) that leaves least."""
-    real = [(limit, used) for limit, used in limits if limit is not None]
-    return min(real, key=lambda pair: pair[0] - pair[1], default=(None, 0))
+    """Return the pair of (limit, in use) that leaves the least. Pairs without a limit are ignored."""
+    pairs = [(limit, used) for limit, used in limits if limit is not None]
+    return min(pairs, key=lambda pair: pair[0] - pair[1], default=(None, 0))
 
 
 def _own_processes(proc: Path) -> tuple[int | None, int]:
-    """Return RLIMIT_NPROC and the threads that count towards it, those of this user. The kernel exempts root."""
-    limit = None if os.geteuid() == 0 else _soft(resource.RLIMIT_NPROC)
+    """Return RLIMIT_NPROC, and the number of this user's threads, which count towards it.
+
+    The kernel does not apply the limit to root, so it is None for root.
+    """
+    limit = None if os.geteuid() == 0 else _soft_limit(resource.RLIMIT_NPROC)
     return limit, 0 if limit is None else sum(_threads(proc))
 
 
@@ -318,34 +340,36 @@ def _threads(proc: Path) -> Iterator[int]:
 
 
 def _reclaimable(group: Path) -> int:
-    """Return the bytes of file pages, which the kernel frees before it kills a process."""
+    """Return the bytes of a control group that the kernel can free before it kills a process: cached file pages."""
     fields = dict(line.split(" ", 1) for line in kernel_text(group / "memory.stat").splitlines() if " " in line)
     return int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))
 
 
 def _quota(group: Path) -> float | None:
+    """Return the CPU quota of a control group in cores, or None if it has none."""
     words = kernel_text(group / "cpu.max").split() or [
         kernel_text(group / "cpu.cfs_quota_us"),
         kernel_text(group / "cpu.cfs_period_us"),
     ]
-    if len(words) != 2 or not (words[0].isdigit() and words[1].isdigit()):  # "max", and -1 in version 1
+    if len(words) != 2 or not (words[0].isdigit() and words[1].isdigit()):  # without a quota: "max", or -1 in version 1
         return None
     return int(words[0]) / int(words[1])
 
 
-def _soft(what: int) -> int | None:
-    soft, _ = resource.getrlimit(what)
+def _soft_limit(kind: int) -> int | None:
+    soft, _ = resource.getrlimit(kind)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def _kib(text: str) -> int:
+    """Return the bytes of a text such as "1024 kB" in /proc/meminfo."""
     number = text.split()[:1]
     return int(number[0]) * 1024 if number and number[0].isdigit() else 0
 
 
-# What a child process shows.
+# MachineCheckFacts that a child process finds out.
 
-_ANSWER = "nsa-harness answers: "  # a package may print on import
+_ANSWER = "nsa-harness answers: "  # marks our line, because a package may print during its import
 _TORCH = """
 import json, torch
 import torch.distributed as distributed
@@ -381,14 +405,18 @@ _WAIT = "import sys; print('ready', flush=True); sys.stdin.read()"
 
 
 def torch_facts(environ: Mapping[str, str] | None = None) -> TorchFacts | UnknownFacts:
+    """Import torch in a child process, and return its facts."""
     answer = _facts_of(_TORCH, environ=environ)
     return answer if isinstance(answer, UnknownFacts) else TorchFacts(**answer)
 
 
 def module_facts(module: str, package: str, environ: Mapping[str, str] | None = None) -> ModuleFacts:
-    """Import the module: a build for another torch is found, but fails on import."""
+    """Import a module in a child process. A module that was built for another torch exists, but cannot be imported.
+
+    `package`: the name of its distribution, which has the version.
+    """
     answer = _facts_of(_MODULE, module, package, environ=environ)
-    if isinstance(answer, UnknownFacts):  # the import ended the process, or took too long: so something is there
+    if isinstance(answer, UnknownFacts):  # the import ended the process or took too long, so the module exists
         return ModuleFacts(version="a build", trouble=answer.why)
     if not answer["found"]:
         return ModuleFacts(version=None, trouble=None)
@@ -397,26 +425,26 @@ def module_facts(module: str, package: str, environ: Mapping[str, str] | None = 
 
 
 def python_facts(environ: Mapping[str, str] | None = None) -> PythonFacts:
-    """Start a child like a rank, and check whether the probe has written its status file."""
+    """Start a child process like a rank, and check whether the instrumentation has written a status file."""
     environ = os.environ if environ is None else environ
-    with tempfile.TemporaryDirectory(prefix="nsa-harness-doctor-") as boards:
+    with tempfile.TemporaryDirectory(prefix="nsa-harness-doctor-") as status_dir:
         path = [str(BOOTSTRAP), *filter(None, [environ.get("PYTHONPATH", "")])]
-        ours = {
+        own_variables = {
             "PYTHONPATH": os.pathsep.join(path),
             "RANK": "0",
             "WORLD_SIZE": "1",
-            protocol.ENV_PROBE_DIRECTORY: boards,
+            protocol.ENV_PROBE_DIRECTORY: status_dir,
             protocol.ENV_PROBE: protocol.PROBE_STATUS,
         }
-        answer = _facts_of("facts = {}", environ={**environ, **ours})
-        written = any(Path(boards).glob(protocol.STATUS_FILE.format(pid="*")))
-    silent = None if written else "its board is not there"
-    trouble = answer.why if isinstance(answer, UnknownFacts) else silent
+        answer = _facts_of("facts = {}", environ={**environ, **own_variables})
+        has_status_file = any(Path(status_dir).glob(protocol.STATUS_FILE.format(pid="*")))
+    no_file = None if has_status_file else "it wrote no status file"
+    trouble = answer.why if isinstance(answer, UnknownFacts) else no_file
     return PythonFacts(version=".".join(map(str, sys.version_info[:3])), probe_trouble=trouble)
 
 
 def py_spy_facts(ptrace_scope: Path = _PTRACE_SCOPE) -> PySpyFacts:
-    """Dump the stacks of a child process, like a watcher dumps a rank."""
+    """Read the stacks of a child process with py-spy, as during a run."""
     path = shutil.which(py_spy_path())
     scope = number_in(ptrace_scope)
     if path is None:
@@ -432,32 +460,34 @@ def py_spy_facts(ptrace_scope: Path = _PTRACE_SCOPE) -> PySpyFacts:
 
 
 def _facts_of(code: str, *words: str, environ: Mapping[str, str] | None = None) -> dict[str, Any] | UnknownFacts:
-    """Return what `code` leaves in `facts`, or why it could not."""
-    # -P: the working directory may contain a module that shadows the inspected one.
-    done = _run(sys.executable, "-P", "-c", code + _PRINT_FACTS, *words, environ=environ, limit_s=_IMPORT_LIMIT_S)
-    if isinstance(done, str):
-        return UnknownFacts(why=f"did not end within {_IMPORT_LIMIT_S:g} s" if done == _TIMEOUT else done)
-    answers = [line.removeprefix(_ANSWER) for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
+    """Run `code` in a child process with the arguments `words`. Return its variable `facts`, or why there is none."""
+    # -P: a module in the working directory must not shadow the inspected one.
+    completed = _run(sys.executable, "-P", "-c", code + _PRINT_FACTS, *words, environ=environ, limit_s=_IMPORT_LIMIT_S)
+    if isinstance(completed, str):
+        return UnknownFacts(why=f"did not end within {_IMPORT_LIMIT_S:g} s" if completed == _TIMEOUT else completed)
+    answers = [line.removeprefix(_ANSWER) for line in completed.stdout.splitlines() if line.startswith(_ANSWER)]
     if answers:
         facts: dict[str, Any] = json.loads(answers[-1])
         return facts
-    return UnknownFacts(why=_last_line(done.stderr) or _ended(done.returncode))
+    return UnknownFacts(why=_last_line(completed.stderr) or _exit_text(completed.returncode))
 
 
 def _output_of(*command: str, environ: Mapping[str, str]) -> tuple[str, str | None]:
-    """Return what the command prints, and why it failed."""
-    done = _run(*command, environ=environ, limit_s=_COMMAND_LIMIT_S)
-    if isinstance(done, str):
-        return "", f"no answer within {_COMMAND_LIMIT_S:g} s" if done == _TIMEOUT else done
-    lines = (done.stderr or done.stdout).strip().splitlines()
-    return done.stdout, None if done.returncode == 0 else (lines[-1] if lines else f"exit code {done.returncode}")
+    """Return the output of the command, and why it failed or None."""
+    completed = _run(*command, environ=environ, limit_s=_COMMAND_LIMIT_S)
+    if isinstance(completed, str):
+        return "", f"no answer within {_COMMAND_LIMIT_S:g} s" if completed == _TIMEOUT else completed
+    if completed.returncode == 0:
+        return completed.stdout, None
+    lines = (completed.stderr or completed.stdout).strip().splitlines()
+    return completed.stdout, lines[-1] if lines else f"exit code {completed.returncode}"
 
 
 _TIMEOUT = "timeout"
 
 
 def _run(*command: str, environ: Mapping[str, str] | None, limit_s: float) -> subprocess.CompletedProcess[str] | str:
-    """Return the ended process, _TIMEOUT, or why it cannot be started."""
+    """Run the command and return the completed process, or _TIMEOUT, or why it could not be started."""
     try:
         return subprocess.run(
             command,
@@ -475,7 +505,7 @@ def _run(*command: str, environ: Mapping[str, str] | None, limit_s: float) -> su
         return f"{command[0]} cannot be started: {error.strerror or error}"
 
 
-def _ended(code: int) -> str:
+def _exit_text(code: int) -> str:
     return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 

@@ -43,8 +43,8 @@ def with_words(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
     """
     with_claims = tuple(map(_with_claims, outcomes))
     return tuple(
-        replace(outcome, rerun_answer=outcome.rerun_answer or _rerun_claim(outcome, with_claims)) for outcome in with_claims
-    
+        replace(outcome, rerun_answer=outcome.rerun_answer or _rerun_claim(outcome, with_claims))
+        for outcome in with_claims
     )
 
 

@@ -412,8 +412,8 @@ def nccl(info: NcclInfo) -> Iterator[str]:
         yield f"transport {', '.join(info.transports)}"
     if info.network:
         yield f"network {info.network}"
-    missing = sorted(set(info.seen) - set(info.connected))
-    yield f"{ranks(info.connected)} connected" if info.connected else "no rank connected"
+    missing = sorted(set(info.logged_ranks) - set(info.connected_ranks))
+    yield f"{ranks(info.connected_ranks)} connected" if info.connected_ranks else "no rank connected"
     if missing:
         yield f"{ranks(missing)} started to connect but did not finish"
     yield from (f"warning: {text}" for text in info.warnings)
@@ -453,7 +453,11 @@ def ending_counts(endings: FailureCounts) -> str:
     """Return "3 of 4 failed", or "" for a single attempt, whose verdict is shown next to it."""
     if endings.attempts < 2:
         return ""
-    return f"{endings.failed} of {endings.attempts} failed" if endings.failed else f"{endings.attempts} of {endings.attempts}"
+    return (
+        f"{endings.failed} of {endings.attempts} failed"
+        if endings.failed
+        else f"{endings.attempts} of {endings.attempts}"
+    )
 
 
 def hypothesis_reason(row: HypothesisRow) -> str:

@@ -16,7 +16,7 @@ from ..values import Resume
 from ..world import CannotRunError, World
 from .folder import COMPLETE, FOLDER, DamagedError, Manifest, checkpoints_in, recover, step_of, unfinished_in, verify
 from .save import influential_settings
-from .shape import differences, dimensions, dimensions_differ
+from .shape import differences, dimension_differences, dimensions
 
 T = TypeVar("T")
 
@@ -123,7 +123,7 @@ def _from_file(path: Path, settings: Settings) -> Start:
 
 
 def _check_dimensions(path: Path, saved_dimensions: Mapping[str, str], settings: Settings) -> None:
-    if mistakes := list(dimensions_differ(saved_dimensions, dimensions(settings.model))):
+    if mistakes := list(dimension_differences(saved_dimensions, dimensions(settings.model))):
         raise CannotRunError("\n".join(f"--resume {path}: {mistake}" for mistake in mistakes))
 
 

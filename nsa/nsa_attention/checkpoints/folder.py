@@ -51,6 +51,7 @@ class Manifest:
 
 
 def digest_of(path: Path) -> FileDigest:
+    """Read the file at `path`, and return its size and SHA-256 checksum."""
     with path.open("rb") as file:
         return FileDigest(size_bytes=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
 
@@ -67,7 +68,7 @@ def create_empty(aside: Path) -> None:
 
 
 def finish(aside: Path, manifest: Manifest) -> Path:
-    """Write the manifest, rename the directory from `step-<k>.writing` to `step-<k>`, and return the new path.
+    """Write the manifest into `aside`, rename `aside` from `step-<k>.writing` to `step-<k>`, and return the new path.
 
     An existing checkpoint of the same step is replaced.
     """
@@ -96,6 +97,7 @@ def recover(folder: Path) -> None:
 
 
 def write_durably(path: Path, text: str) -> None:
+    """Write `text` to the file at `path`, and wait until it is on disk."""
     with path.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

@@ -81,7 +81,10 @@ def read_weights(path: Path) -> tuple[NSAConfig, Mapping[str, Tensor]]:
 
 
 def _read(checkpoint: Path, into: dict[str, Any], *, alone: bool) -> None:
-    """Load into the tensors of `into`, in place, the parts that this rank holds. `alone`: there is no process group."""
+    """Load this rank's parts of a checkpoint into the tensors of the nested state dict `into`, in place.
+
+    `alone`: whether the process loads without a process group.
+    """
     try:
         load_by_dcp(into, storage_reader=_Reader(checkpoint), planner=_Planner(), no_dist=alone)
     except CheckpointException as error:

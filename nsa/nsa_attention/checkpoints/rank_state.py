@@ -30,6 +30,7 @@ class HasPosition(Protocol):
 
 
 def rank_file(rank: int) -> str:
+    """Return the name of the file with the state of `rank` in a checkpoint."""
     return f"rank{rank}.json"
 
 

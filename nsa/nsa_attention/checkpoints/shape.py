@@ -39,7 +39,7 @@ def differences(saved: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator
             yield f"saved with {key} {saved.get(key)}, this run has {value}"
 
 
-def dimensions_differ(saved: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
+def dimension_differences(saved: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
     """Yield one phrase for each dimension in which the saved and the wanted model differ.
 
     If the compression differs, the phrase also names the option to give.

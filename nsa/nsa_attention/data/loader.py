@@ -155,7 +155,7 @@ class Batches:
         self._go_to(self._row + rows, self._source.position())
 
     def description(self) -> str:
-        """Return a human-readable phrase with the kind of data, the packing and the number of workers."""
+        """Return a text about data, packing and workers, such as "documents, packing stream, 2 workers"."""
         kind = {RandomWindows: "random windows", TokenWindows: "token files", DocumentStream: "documents"}[
             type(self._source)
         ]
@@ -207,7 +207,7 @@ class Batches:
         return next(self._prefetch)
 
     def _micro_batches(self, row: int) -> Iterator[range]:
-        """Yield the row numbers of this rank for each micro-batch, without end, starting with global row `row`."""
+        """Yield the numbers of this rank's rows in each micro-batch, without end. The first one starts at row `row`."""
         size, batch = self._geometry.rows_of_micro_batch, self._settings.batch
         for first in count(row + self._world.rank * batch, size):
             yield range(first, first + batch)

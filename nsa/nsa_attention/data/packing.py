@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Cursor(Generic[Place]):
-    """Start of the next row: token number `token` of the document at `place`."""
+    """Start of the next row: token number `token` of the document that `place` identifies."""
 
     place: Place
     token: int
@@ -36,8 +36,8 @@ def rows(
 ) -> Iterator[tuple[Row, Cursor[Place]]]:
     """Yield rows of `length` inputs, each with the start of the next row. An incomplete last row is dropped.
 
-    `documents` are pairs of a document's place and its tokens. The last token of a row is the first token of the next
-    row. The first `skip_tokens` tokens of the first document are skipped.
+    `documents` are pairs of a place, which identifies a document, and the document's tokens. The last token of a row is
+    the first token of the next row. The first `skip_tokens` tokens of the first document are skipped.
     """
     waiting: deque[tuple[Place, Tokens, int]] = deque()  # documents, and how many of their tokens are used
     available = 0

@@ -34,28 +34,28 @@ class DataProblems:
         self._slow: Counter[str] = Counter()
 
     def shard(self, place: str, problem: str) -> None:
-        """Count the shard `place`, or the rest of it, as skipped, once per run. `problem` says why.
+        """Count the shard named `place`, or the rest of it, as skipped, once per run. `problem` says why.
 
         Raises CannotRunError instead if the settings say that bad data stops the run.
         """
         self._report_once("shards", place, problem)
 
     def record(self, place: str, problem: str) -> None:
-        """Count the record `place` as skipped, once per run. `problem` says why.
+        """Count the record described by `place` as skipped, once per run. `problem` says why.
 
         Raises CannotRunError instead if the settings say that bad data stops the run.
         """
         self._report_once("records", place, problem)
 
     def row(self, place: str, problem: str) -> None:
-        """Count a row of the file `place` that another row replaces, each time this happens.
+        """Count a row of the file named `place` that is unreadable and was replaced by another row.
 
         Raises CannotRunError instead if the settings say that bad data stops the run.
         """
         self._report("rows", place, problem)
 
     def slow(self, place: str, seconds: float) -> None:
-        """Count a read of `place` that took `seconds` seconds.
+        """Count a slow read of the shard named `place`, which took `seconds` seconds.
 
         Slow data is never skipped. Otherwise the order of the data would depend on the timing.
         """

@@ -211,14 +211,16 @@ TOKEN_ENDING = ".bin"
 
 
 def has_ending(path: Path, *endings: str) -> bool:
+    """Whether the file name ends with any of `endings`."""
     return path.name.endswith(endings)
 
 
 def files_at(source: Path) -> list[Path]:
-    """Return the data files that `source` matches, sorted by name. It is a file, a directory or a glob pattern.
+    """Return the data files that `source` matches, sorted by name.
 
-    In a directory, only files with a known ending count; subdirectories and held-out files (val*, test*) are skipped.
-    Raises CannotRunError if no file matches, or if token files and text files are mixed.
+    `source` is a file, a directory or a glob pattern. In a directory, only files with a known ending count;
+    subdirectories and held-out files (val*, test*) are skipped. Raises CannotRunError if no file matches, or if token
+    files and text files are mixed.
     """
     endings = (*TEXT_ENDINGS, TOKEN_ENDING)
     if source.is_dir():

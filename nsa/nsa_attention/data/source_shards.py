@@ -15,7 +15,7 @@ from .stories import all_stories
 def shards_for(data: Data | Path | HubData, text_field: str) -> Sequence[Shard]:
     """Return the shards of a data source. `text_field` is the JSON field or table column that contains the text.
 
-    Raises CannotRunError if a path matches no file, or a file that is not a text file.
+    Raises CannotRunError if no file matches a path, or if a matching file is not a text file.
     """
     if isinstance(data, HubData):
         return [HubShard(path=data.path, config=data.config, split=data.split, text_field=text_field)]

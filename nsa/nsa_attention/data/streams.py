@@ -195,7 +195,7 @@ class DocumentStream:
         return batch, None
 
     def _tokens(self, block: _Block) -> list[tuple[Place, Tokens]]:
-        """Return the tokens of the documents of a block, in shuffled order. Bad and empty records are left out."""
+        """Return place and tokens of each document in a block, in shuffled order. Bad and empty records are skipped."""
         order = self._generator(block.place.epoch, block.shard, block.place.block).permutation(len(block.records))
         texts = [text for number in order if (text := self._text_or_report(block, int(number)))]
         location = block.place

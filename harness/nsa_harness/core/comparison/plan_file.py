@@ -35,12 +35,12 @@ from typing_extensions import TypeAliasType
 
 from nsa_harness.core.comparison.contrasts import EVERY_RUN, RELATIONS, Comparison, KeyFilter, RunFilter
 from nsa_harness.core.diagnosis.causes import CAUSES_OF_VERDICTS
-from nsa_harness.core.scenario.checks import OURS_ONLY, axis_mistakes, checked_model
+from nsa_harness.core.scenario.checks import OURS_ONLY, axis_mistakes, parse_model
 from nsa_harness.core.scenario.overrides import is_override, parse_axis, parse_override
 from nsa_harness.core.scenario.program import Location
 from nsa_harness.core.scenario.resolve import SETTING_SECTIONS, shown_setting
 from nsa_harness.core.scenario.scenario import Scenario
-from nsa_harness.core.scenario.selection import Named
+from nsa_harness.core.scenario.selection import Selectable
 from nsa_harness.core.scenario.yaml_tree import (
     Mistake,
     Node,
@@ -49,7 +49,7 @@ from nsa_harness.core.scenario.yaml_tree import (
     in_order,
     parse_yaml,
     plain,
-    shown,
+    value_text,
 )
 from nsa_harness.errors import UsageError, did_you_mean
 
@@ -97,8 +97,8 @@ _FORM_KEYS = frozenset({"flaky", "missing_gradients", "fails", "passes", "each_p
 class _KnownNames:
     """The names that a plan may use. The plan of a stored run is read without them, since they were checked before."""
 
-    scenarios: Sequence[Named]
-    runs: Sequence[Named]  # the scenarios that the plan runs
+    scenarios: Sequence[Selectable]
+    runs: Sequence[Selectable]  # the scenarios that the plan runs
     gates: Collection[str]
 
 
@@ -123,7 +123,7 @@ def _unknown_name(noun: str, word: str, known_names: Collection[str]) -> Mistake
         hint = did_you_mean(word, known_names) or (
             f"; known: {', '.join(known_names)}" if len(known_names) < 12 else ""
         )
-        yield (), f"no {noun} {shown(word)}{hint}"
+        yield (), f"no {noun} {value_text(word)}{hint}"
 
 
 class _OneOrManyMarker:
@@ -160,14 +160,14 @@ def _check_scenario(name: str, info: ValidationInfo) -> str:
     if name not in words:
         canonical = next((scenario.name for scenario in names.scenarios if name in scenario.aliases), None)
         hint = f"; it is another name of {canonical}: write that" if canonical else did_you_mean(name, words)
-        raise ValueError(f"no scenario named {shown(name)}{hint}")
+        raise ValueError(f"no scenario named {value_text(name)}{hint}")
     return name
 
 
 def _check_tag(tag: str, info: ValidationInfo) -> str:
     known_tags = {tag for scenario in info.context.scenarios for tag in scenario.tags} if info.context else {tag}
     if tag not in known_tags:
-        raise ValueError(f"no scenario has the tag {shown(tag)}{did_you_mean(tag, known_tags)}")
+        raise ValueError(f"no scenario has the tag {value_text(tag)}{did_you_mean(tag, known_tags)}")
     return tag
 
 
@@ -184,18 +184,18 @@ def _check_cause(cause: str) -> str:
 def _check_key(key: str) -> str:
     if key not in _KEYS and not (key.startswith(_ENV_PREFIX) and len(key) > len(_ENV_PREFIX)):
         hint = did_you_mean(key, _KEYS) or f"; known are the keys of {', '.join(SETTING_SECTIONS)}"
-        raise ValueError(f"no key {shown(key)} by which runs differ{hint}")
+        raise ValueError(f"no key {value_text(key)} by which runs differ{hint}")
     return key
 
 
 def _read_command(text: object, info: ValidationInfo) -> tuple[str, ...]:
     """Return the words of a command after `nsa-harness`, with placeholders for runs and their values."""
     if not isinstance(text, str) or not text:
-        raise ValueError(f"expected text, got {shown(text)}")
+        raise ValueError(f"expected text, got {value_text(text)}")
     try:
         words = tuple(shlex.split(text)) or ("",)
     except ValueError as error:
-        raise ValueError(f"{error} in {shown(text)}") from None
+        raise ValueError(f"{error} in {value_text(text)}") from None
     condition = info.data.get("condition")  # None in the tree, and if the condition itself is wrong
     sides = condition.placeholders if condition else (FAILS,) if "asks" in info.data else (FAILS, PASSES)
     unknown_command = _unknown_name("command", words[0], COMMANDS)
@@ -228,7 +228,7 @@ def _override_mistakes(words: Sequence[str]) -> Mistakes:
 
 def _check_is_run(name: str, info: ValidationInfo) -> str:
     if info.context and not any(name in (run.name, run.family) for run in info.context.runs):
-        raise ValueError(f"{shown(name)} is not among what this plan runs; add it to `scenarios`")
+        raise ValueError(f"{value_text(name)} is not among what this plan runs; add it to `scenarios`")
     return name
 
 
@@ -448,7 +448,7 @@ class PlanFile(_StrictModel):
         if not {"tags", "scenarios"} & content.keys():
             yield (), "name what the plan runs: `tags` or `scenarios`"
 
-    def selects(self, scenario: Named) -> bool:
+    def selects(self, scenario: Selectable) -> bool:
         return bool({*self.tags} & {*scenario.tags}) or bool({*self.scenarios} & {scenario.name, scenario.family})
 
 
@@ -486,18 +486,18 @@ def read_stored_plan(plan_text: PlanText) -> ReadPlan:
     return read_plan(plan_text, None)
 
 
-def read_plan(plan_text: PlanText, scenarios: Sequence[Named] | None) -> ReadPlan:
+def read_plan(plan_text: PlanText, scenarios: Sequence[Selectable] | None) -> ReadPlan:
     """Return the plan, or all its mistakes. With `scenarios` None, names are not looked up. Never raises."""
     tree = parse_yaml(plan_text.text, plan_text.file)
     if tree.root is None:
         return ReadPlan(plan=EMPTY_PLAN, mistakes=tree.mistakes)
     known_names = None if scenarios is None else _known_names(tree.root, scenarios)
-    plan, mistakes = checked_model(PlanFile, tree.root, known_names)
+    plan, mistakes = parse_model(PlanFile, tree.root, known_names)
     mistakes = in_order(dict.fromkeys((*tree.mistakes, *mistakes)))
     return ReadPlan(plan=EMPTY_PLAN if plan is None or mistakes else plan, mistakes=mistakes)
 
 
-def _known_names(root: Node, scenarios: Sequence[Named]) -> _KnownNames:
+def _known_names(root: Node, scenarios: Sequence[Selectable]) -> _KnownNames:
     """Return the names that the plan's own values are checked against."""
     content = plain(root)
     mapping = content if isinstance(content, dict) else {}

@@ -1,6 +1,6 @@
-"""Evidence: everything that was observed of one run, per rank. A verdict uses nothing else.
+"""The evidence of a run: everything that was observed, per rank. Verdict and diagnosis are based on nothing else.
 
-Times are seconds since the launch of the run (the reaper's start), on the node's monotonic clock.
+Times are seconds since the launch of the run (the start of the reaper process), on the node's monotonic clock.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from nsa_harness.core.stored_keys import stored_as
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressEvent:
-    """The latest progress event of one thread, from the status file."""
+    """The latest progress event of one thread, from the status file of its process."""
 
-    tid: int
-    kind: str  # protocol.KINDS
-    name: str  # module, operation or stage
+    tid: int  # native id of the thread
+    kind: str  # one of protocol.KINDS
+    name: str  # the module, operation or stage
     step: int  # optimizer step in progress, 1-based
     at_s: float
-    count: int
-    position: int = 0  # training events of the process since the step began
+    count: int  # number of such events of this thread so far
+    position: int = 0  # number of the process's training events since the step began
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """One Python frame."""
+    """One Python frame of a call stack: source file, line and function."""
 
     file: str
     line: int
@@ -40,45 +40,48 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A collective called from Python, from the status file."""
+    """A call of a torch.distributed function from Python, as the rank's status file recorded it."""
 
-    number: int
-    op: str
-    group: str
-    place: Place | None
+    number: int  # number of the call in its process, from 1
+    op: str  # the function, such as all_reduce
+    group: str  # name of the process group
+    place: Place | None  # the line that made the call
     elements: int  # for init_process_group: the world size that was passed
     dtype: str
     step: int
     entered_s: float
-    left_s: float | None  # None = still inside
-    position: int = 0  # training events (data, forward, backward, optimizer) since the step began
+    left_s: float | None  # when the call returned; None = still inside
+    position: int = 0  # number of training events (data, forward, backward, optimizer) since the step began
     peer: int | None = None  # global rank of a point-to-point partner, or of the root of a broadcast, gather and so on
-    key: str = ""  # the key that a store wait waits for
-    chain: tuple[Frame, ...] = ()  # the program's own lines that led here, innermost first; () = unknown
-    grad: bool | None = None  # the result is recorded for a backward pass; None = unknown
+    key: str = ""  # for a wait on the store: the key that it waits for
+    chain: tuple[Frame, ...] = ()  # the program's own lines that led to the call, innermost first; () = unknown
+    grad: bool | None = None  # whether gradients were enabled at the call; None = unknown
     tid: int | None = None  # native id of the calling thread
 
 
 @stored_as(caught_at="handled")
 @dataclass(frozen=True, kw_only=True)
 class CaughtException:
-    """A kind of exception that left a module's forward, or that the program's own code caught."""
+    """Exceptions of one type from one line that left a module's forward, or that the program's own code caught."""
 
-    step: int  # step of the first one
+    step: int  # optimizer step of the first exception
     type: str
-    place: Place | None
+    place: Place | None  # the line that raised it
     count: int = 1
-    last_step: int | None = None  # None: the status file only has the first ones
+    last_step: int | None = None  # optimizer step of the latest one; None = not recorded
     chain: tuple[Frame, ...] = ()  # the program's own lines, innermost first; empty = unknown
     caught_at: Place | None = (
         None  # where the program's own code caught it; None = not caught, or unknown (Python 3.11)
     )
-    left_forward: bool = True
+    left_forward: bool = True  # it left the forward of a module
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallCount:
-    """The number of all calls in one process group, stored or not; transfers and waits do not count."""
+    """The number of collective calls that a rank made in one process group, and a hash over them.
+
+    All calls count, even if the status file no longer stores them. Transfers and waits on handles do not count.
+    """
 
     calls: int
     hash: int  # equal on ranks that made the same calls in the same order
@@ -87,36 +90,36 @@ class CallCount:
 @stored_as(is_exhausted="ended")
 @dataclass(frozen=True, kw_only=True)
 class DataLoaderProgress:
-    """A DataLoader, and the progress of its latest iterator."""
+    """A DataLoader of the program, and the progress of its latest iterator."""
 
-    number: int  # in the order of first use
-    iterators: int  # so far; more than one = it was restarted
-    batches: int  # batches from the latest iterator
+    number: int  # DataLoaders are numbered in the order of first use
+    iterators: int  # number of iterators so far; more than one = the DataLoader was restarted
+    batches: int  # number of batches from the latest iterator
     is_exhausted: bool  # the latest iterator is exhausted
     chain: tuple[Frame, ...] = ()  # the program's own lines that created it, innermost first
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreKeyWrites:
-    """A line of the program that sets keys of a store."""
+    """The keys of a torch.distributed store that one line of the program has set."""
 
-    key: str  # the latest key, its beginning cut off
-    count: int
-    at_s: float
-    chain: tuple[Frame, ...]  # innermost first
+    key: str  # the latest key; the beginning of a long key is cut off
+    count: int  # number of keys that the line has set
+    at_s: float  # when it set the latest key
+    chain: tuple[Frame, ...]  # the program's own lines that led to the call, innermost first
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardMode:
-    """The mode of the latest outermost forward."""
+    """The mode in which the latest outermost forward of a rank ran."""
 
     training: bool  # module.training
-    gradients: bool
+    gradients: bool  # torch.is_grad_enabled()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleCall:
-    """A module, and the line that called it."""
+    """A module of the model, and the line of the program that called it."""
 
     name: str
     place: Place | None  # None: the line belongs to a library
@@ -125,84 +128,87 @@ class ModuleCall:
 @stored_as(is_complete="whole")
 @dataclass(frozen=True, kw_only=True)
 class StepForwards:
-    """The modules that a step entered, in the order in which their forwards began."""
+    """The modules that one optimizer step entered, in the order in which their forwards began."""
 
     step: int
-    is_complete: bool  # the first of them is the step's first
+    is_complete: bool  # the status file still has the first module of the step
     calls: tuple[int, ...]  # indices into StatusFile.modules
 
 
-TRAINING = frozenset({"data", "forward", "backward", "optimizer", "step"})  # kinds of events
+TRAINING = frozenset({"data", "forward", "backward", "optimizer", "step"})  # kinds of training events
 ENTRANCE = "init_process_group"
 CREATIONS = frozenset({"new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group"})
 
 
 class Ending(StrEnum):
-    """Why watching ended: a fact about the harness, not yet a verdict about the run."""
+    """The reason why nsa-harness stopped watching a run. It is a fact about the harness, and not yet a verdict."""
 
-    EXITED = "exited"  # the launcher has exited; ranks that outlive it are ended soon after
-    STALL = "stall"  # proven to make no more progress, and ended by the harness; a suspicion alone ends nothing
-    DEADLINE = "deadline"  # still running at its deadline, ended by the harness
-    EARLY = "early"  # not proven, ended by the harness: it was blocked like another run that was proven to hang
+    EXITED = "exited"  # the launcher has exited; ranks that outlive it are terminated soon after
+    STALL = "stall"  # the harness proved that the run makes no more progress, and terminated it
+    DEADLINE = "deadline"  # the run was still running at its deadline, and the harness terminated it
+    EARLY = (
+        "early"  # the harness terminated it without a proof: it was blocked like another run that was proven to hang
+    )
     INTERRUPTED = "interrupted"  # Ctrl-C
     CONTROLLER_DIED = "abandoned"  # the controller died; the reaper ended the run
     NOT_LAUNCHED = "not_launched"  # the launcher could not be started
-    RESTARTED = "restarted"  # these ranks of an observed job have exited, and the job has started new ones
-    DETACHED = "detached"  # the harness only observed, and the job continues
+    RESTARTED = "restarted"  # the ranks of an observed job have exited, and the job has started new ranks
+    DETACHED = "detached"  # the harness only observed the job, which continues
     POST_MORTEM = "unwatched"  # a post-mortem: only the job's files are known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """The Python frames of one thread, innermost first."""
+    """The Python stack of one thread."""
 
-    thread: str
+    thread: str  # name of the thread
     tid: int | None  # native thread id; None if the source does not show it (faulthandler)
     active: bool  # running on a CPU or holding the GIL, if the source shows it
-    frames: tuple[Frame, ...]
-    source: str  # "py-spy", "py-spy --nonblocking", "faulthandler"
+    frames: tuple[Frame, ...]  # innermost first
+    source: str  # the tool that read the stack: "py-spy", "py-spy --nonblocking", "faulthandler"
     gil: bool = False  # holds the GIL, if the source shows it
-    loop: str = ""  # for a sleeping thread: the text of the program's innermost loop around the sleep
+    loop: str = ""  # for a sleeping thread: the source text of the program's innermost loop around the sleep
     native: tuple[str, ...] = ()  # C functions below the innermost Python frame, innermost first: "sleep (libc.so.6)"
-    arguments: dict[str, int] = field(default_factory=dict)  # root or partner of the collective call of the thread
+    # Arguments `src`, `dst` and `tag` of the collective call that the thread is in, if the source shows them.
+    arguments: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """A collective as the flight recorder recorded it. On gloo `retired` is the completion bit."""
+    """A collective as torch's flight recorder recorded it."""
 
-    group: str
-    seq: int
+    group: str  # name of the process group
+    seq: int  # number of the collective in its group
     op: str
-    sizes: tuple[tuple[int, ...], ...]
+    sizes: tuple[tuple[int, ...], ...]  # shape of each input tensor
     dtypes: tuple[str, ...]
-    retired: bool
+    retired: bool  # the collective has completed
     created_ns: int  # CLOCK_REALTIME
     started: bool | None = None  # on the device; None = not recorded (gloo)
-    frames: tuple[Frame, ...] = ()  # frames that entered it, innermost first; only in dumps taken by others
+    frames: tuple[Frame, ...] = ()  # the stack that entered it, innermost first; only in pickled dumps
 
 
 @stored_as(from_python="called")
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """How often one rank entered one kind of collective during one step."""
+    """The number of times that one rank entered one kind of collective during one optimizer step."""
 
     group: str
     op: str
-    from_python: bool  # from Python; False = below Python: DDP's buckets, FSDP
+    from_python: bool  # called from Python; False = called below Python, such as DDP's buckets or FSDP
     count: int
 
 
 @stored_as(last_step="until")
 @dataclass(frozen=True, kw_only=True)
 class StepRow:
-    """Consecutive equal optimizer steps of one rank, from the status file and the flight recorder together."""
+    """Consecutive optimizer steps of one rank in which it entered the same collectives equally often."""
 
-    step: int  # the first step
-    last_step: int  # the last step
-    done_s: float | None  # end of the last step; None = in progress
-    gradients: int | None  # parameters with a gradient when the optimizer began; None = unknown
-    tallies: tuple[Tally, ...]  # by group, operation, called
+    step: int  # the first of these steps
+    last_step: int
+    done_s: float | None  # when the last step was done; None = it is in progress
+    gradients: int | None  # number of parameters with a gradient when the optimizer began; None = unknown
+    tallies: tuple[Tally, ...]  # sorted by group, operation, from_python
 
 
 @stored_as(
@@ -218,124 +224,127 @@ class StepRow:
 )
 @dataclass(frozen=True, kw_only=True)
 class StatusFile:
-    """The status file of one process: its progress in shared memory."""
+    """The content of a status file: the progress that one process records in shared memory."""
 
     pid: int
     rank: int | None
     world_size: int | None
     created_s: float
-    beat_s: float | None
+    beat_s: float | None  # latest time at which the heartbeat thread ran
     exit_s: float | None  # orderly end of the interpreter
     ended_by_exception: bool
-    events: tuple[ProgressEvent, ...]  # latest event of each thread, latest first
-    gaps_s: dict[str, float]  # longest pause after an event of each kind
-    steps_s: tuple[tuple[int, float], ...]  # (step, time at which it was done)
+    events: tuple[
+        ProgressEvent, ...
+    ]  # for each thread its latest training event and its latest other event; latest first
+    gaps_s: dict[str, float]  # kind of event -> longest pause after an event of this kind
+    steps_s: tuple[tuple[int, float], ...]  # (optimizer step, time at which it was done)
     calls: tuple[Call, ...]  # oldest first
-    enqueued: int
-    completed: int
-    collectives_changed_s: float | None
-    heartbeat_frame: Frame | None = None  # the user's line that the heartbeat thread saw last, at `beat_s`
-    gradients: dict[int, int] = field(default_factory=dict)  # step -> parameters with a gradient as the optimizer began
+    enqueued: int  # collectives that the flight recorder has recorded, summed over the process groups
+    completed: int  # collectives of these that have completed
+    collectives_changed_s: float | None  # when one of these two numbers changed last
+    heartbeat_frame: Frame | None = None  # the main thread's innermost line outside torch at the last heartbeat
+    gradients: dict[int, int] = field(
+        default_factory=dict
+    )  # step -> parameters with a gradient when the optimizer began
     caught_exceptions: tuple[CaughtException, ...] = ()
-    events_per_step: dict[int, int] = field(default_factory=dict)  # step -> training events in it when it was done
+    events_per_step: dict[int, int] = field(default_factory=dict)  # finished step -> number of its training events
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # process group -> its members' global ranks
-    mesh: tuple[tuple[str, int], ...] = ()  # this rank's coordinates: (axis, coordinate)
-    backend: str = ""  # backend of the default process group, from the rank
-    device_pending: int = 0  # events recorded at progress events that the GPU has not reached
-    device_completed: int = 0
-    device_changed_s: float | None = None  # when it reached the last one
-    checkpoint_without_gradient: Place | None = (
-        None  # the user's line of a reentrant checkpoint whose inputs have no gradient
-    )
-    optimizer_chain: tuple[
-        Frame, ...
-    ] = ()  # the user's lines that led to the optimizer, innermost first; no directories
-    exit_chain: tuple[Frame, ...] = ()  # the user's lines that led to sys.exit or os._exit, in the form of stepped_from
+    mesh: tuple[tuple[str, int], ...] = ()  # this rank's coordinates in the device mesh: (axis, coordinate)
+    backend: str = ""  # backend of the default process group, as the rank reports it
+    device_pending: int = 0  # CUDA events that the probe recorded and the GPU has not reached
+    device_completed: int = 0  # CUDA events that the GPU has reached
+    device_changed_s: float | None = None  # when the GPU reached the latest of them
+    # The line of the program that called a reentrant checkpoint without an input that has a gradient.
+    checkpoint_without_gradient: Place | None = None
+    # The program's own lines that called the optimizer, or sys.exit or os._exit; innermost first, without directories.
+    optimizer_chain: tuple[Frame, ...] = ()
+    exit_chain: tuple[Frame, ...] = ()
     has_optimizer: bool = True  # the program created an optimizer; without one there are no steps to count
-    autograd_nodes: int | None = None  # nodes in the first backward pass; protocol.NODES_LIMIT = at least that many
-    realtime_ns: int | None = None  # CLOCK_REALTIME minus CLOCK_MONOTONIC at creation
-    zero_ns: int | None = None  # CLOCK_REALTIME at second 0, for the flight recorder's times
-    counts: dict[str, CallCount] = field(default_factory=dict)  # by process group
+    autograd_nodes: int | None = None  # nodes of the first backward pass; protocol.NODES_LIMIT = at least that many
+    realtime_ns: int | None = None  # CLOCK_REALTIME minus CLOCK_MONOTONIC when the file was created
+    zero_ns: int | None = None  # CLOCK_REALTIME at second 0 of the run, to convert the flight recorder's times
+    counts: dict[str, CallCount] = field(default_factory=dict)  # process group -> number of calls
     loaders: tuple[DataLoaderProgress, ...] = ()
     keys_set: tuple[StoreKeyWrites, ...] = ()
     mode: ForwardMode | None = None
-    modules: tuple[ModuleCall, ...] = ()  # modules that the steps below entered, each once
-    forwards: tuple[StepForwards, ...] = ()  # the latest steps of the thread that began the latest one, oldest first
+    modules: tuple[ModuleCall, ...] = ()  # modules that the steps in `forwards` entered, each once
+    forwards: tuple[StepForwards, ...] = ()  # the latest steps of the training thread, oldest first
 
     def modules_entered(self, step: int) -> tuple[ModuleCall, ...] | None:
-        """Return the modules that the step entered, in order; None if the first of them is not known."""
+        """Return the modules that a step entered, in order, or None if the file no longer has the first of them."""
         calls = next((forward.calls for forward in self.forwards if forward.step == step and forward.is_complete), None)
         return None if calls is None else tuple(self.modules[call] for call in calls if call < len(self.modules))
 
     @property
     def latest_event(self) -> ProgressEvent | None:
+        """The latest progress event of any thread, or None if there is none."""
         return self.events[0] if self.events else None
 
     @property
     def latest_training_event(self) -> ProgressEvent | None:
-        """The latest event of training itself: data, forward, backward, optimizer, step."""
-        return next((mark for mark in self.events if mark.kind in TRAINING), None)
+        """The latest event of a kind in TRAINING: data, forward, backward, optimizer or step. None if there is none."""
+        return next((event for event in self.events if event.kind in TRAINING), None)
 
     @property
     def step(self) -> int:
-        """The step in progress, 1-based; a finished step until the next batch or forward begins."""
+        """The optimizer step in progress, from 1. A finished step counts until the next batch or forward begins."""
         return self.latest_training_event.step if self.latest_training_event else 1
 
     @property
     def position(self) -> int:
-        """The number of training events in that step so far."""
+        """The number of training events so far in the optimizer step in progress."""
         return self.latest_training_event.position if self.latest_training_event else 0
 
 
 @stored_as(status_file="board", query_bytes="asked_bytes", is_from_dump="dumped")
 @dataclass(frozen=True, kw_only=True)
 class RankSnapshot:
-    """One rank at one moment."""
+    """The state of one rank in a snapshot: its process, its children, their stacks, and its recorded progress."""
 
     rank: int
     pid: int
-    process: Process | None
+    process: Process | None  # None = the process has gone, or its state is unknown
     children: tuple[Process, ...] = ()
     stacks: tuple[Stack, ...] = ()
-    child_stacks: dict[int, tuple[Stack, ...]] = field(default_factory=dict)
+    child_stacks: dict[int, tuple[Stack, ...]] = field(default_factory=dict)  # by process id
     status_file: StatusFile | None = None
-    collectives: tuple[Collective, ...] = ()  # latest of each group, and all that are not retired
-    query_bytes: int = 0  # part of process.io_bytes that our own earlier queries cost
-    proof: str | None = None  # file with the stacks, relative to the attempt
+    collectives: tuple[Collective, ...] = ()  # the latest of each group, and all that are not retired
+    query_bytes: int = 0  # the part of process.io_bytes that nsa-harness's own earlier queries caused
+    proof: str | None = None  # file with the stacks, relative to the attempt's directory
     is_from_dump: bool = False  # from a dump of a blocked rank that another program took; its process state is unknown
 
 
 @stored_as(user_frame="user")
 @dataclass(frozen=True, kw_only=True)
 class ChildSample:
-    """A process that computes below a rank that waits for it."""
+    """A sample of a child process that computes while its rank waits for it."""
 
     pid: int
-    leaf: Frame | None
-    user_frame: Frame | None
+    leaf: Frame | None  # innermost Python frame
+    user_frame: Frame | None  # innermost frame of the user's own code
 
 
 @stored_as(user_frame="user", only_line_changed="another_line", child_samples="below")
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A summary of one rank at one moment: enough to see later whether it moved and where its time went."""
+    """A summary of one rank at one moment. Later it shows whether the rank made progress and where its time went."""
 
     rank: int
     at_s: float
     motion: str  # core.verdict.motion.Motion
     leaf: Frame | None  # innermost Python frame of the training thread
     user_frame: Frame | None  # innermost frame of the user's own code
-    cpu_s: float | None
-    only_line_changed: bool = False  # its only motion is a change of the line
+    cpu_s: float | None  # CPU time of the process so far
+    only_line_changed: bool = False  # its only sign of progress is that the training thread is on another line
     wakes_at_s: float | None = None  # end of the training thread's sleep
-    child_samples: tuple[ChildSample, ...] = ()  # all processes that the rank waits for, if they only compute
+    child_samples: tuple[ChildSample, ...] = ()  # of all processes that the rank waits for, if they only compute
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """All ranks at one moment."""
+    """The states of all ranks at one moment."""
 
-    number: int
+    number: int  # snapshots are numbered within their run
     at_s: float
     ranks: tuple[RankSnapshot, ...]
     gpus: tuple[Gpu, ...] = ()  # only if a process of the run uses one
@@ -344,32 +353,35 @@ class Snapshot:
 @stored_as(during_teardown="by_us")
 @dataclass(frozen=True, kw_only=True)
 class Exit:
-    """The end of one process."""
+    """The exit of one process of the run: a rank, or the launcher."""
 
-    pid: int  # 0 = it had ended before it was observed
+    pid: int  # 0 = the process had exited before it was observed
     rank: int | None  # None = the launcher
     status: int | None  # exit code, or minus the signal; None = unknown
     at_s: float
-    during_teardown: bool  # after the harness began to end the run
+    during_teardown: bool  # the process exited after the harness had begun to terminate the run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hint:
-    """The meaning of torch's message in the program's own names, found by the probe as the exception ended it."""
+    """A name from the program that explains an error message of torch. The probe finds it when the program raises."""
 
-    kind: str  # "without gradient", "ready twice", "recomputed", "in place"
+    kind: str  # the kind of message: "without gradient", "ready twice", "recomputed", "in place"
     name: str  # name of the parameter, function or operation
-    frame: Frame | None = None  # the user's line that uses it
+    frame: Frame | None = None  # the line of the program that uses it
 
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierError:
-    """An exception before another one: its cause, its context, or passed on by another process or thread."""
+    """An exception that preceded another exception.
+
+    It is the `__cause__` or the `__context__` of the other one, or another process or thread passed it on.
+    """
 
     type: str
     message: str
     frames: tuple[Frame, ...]  # innermost first
-    explicit: bool = True  # `raise ... from`, or passed on; False = it was being handled when the other one came up
+    explicit: bool = True  # from `raise ... from`, or passed on; False = it was being handled when the other was raised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,23 +389,24 @@ class RaisedException:
     """The exception that ended a rank's program."""
 
     rank: int
-    at_s: float | None
+    at_s: float | None  # None = the exception is only known from the log
     type: str
     message: str
     frames: tuple[Frame, ...]  # innermost first
-    proof: str
+    proof: str  # file that shows the exception, relative to the attempt's directory
     hints: tuple[Hint, ...] = ()
-    chain: tuple[EarlierError, ...] = ()  # the exceptions before it, the nearest first
+    chain: tuple[EarlierError, ...] = ()  # the exceptions that preceded it, the nearest first
 
 
+@stored_as(is_recomputation="recomputed")
 @dataclass(frozen=True, kw_only=True)
 class DebugMessage:
-    """torch's message about one operation in a debugging mode that the user enabled."""
+    """A message about one operation that a debugging mode of torch printed."""
 
     operation: str
-    frames: tuple[Frame, ...]  # where the forward pass called it, innermost first
-    instead: str = ""  # operation that a recomputation called instead; empty = none
-    recomputed: bool = False  # checkpointing's debug mode; else autograd's anomaly detection
+    frames: tuple[Frame, ...]  # the stack of the forward pass that called the operation, innermost first
+    instead: str = ""  # the operation that a recomputation called instead; empty = none
+    is_recomputation: bool = False  # printed by checkpointing's debug mode; False = by autograd's anomaly detection
 
 
 @stored_as(
@@ -407,7 +420,7 @@ class DebugMessage:
 )
 @dataclass(frozen=True, kw_only=True)
 class RankEvidence:
-    """The evidence of one rank after the run."""
+    """Everything that was observed of one rank during the whole run."""
 
     rank: int
     pid: int | None
@@ -422,34 +435,38 @@ class RankEvidence:
     last_loss: float | None
     error_lines: tuple[str, ...]  # last lines of stderr that name an error, escaped
     ledger: tuple[StepRow, ...] = ()  # the steps that status file and recorder still have completely, oldest first
-    planned_steps: int | None = None  # planned number of optimizer steps, if the program's heartbeat has it
-    warnings: tuple[str, ...] = ()  # torch's warnings on stderr that some rule reads, each once
+    planned_steps: int | None = None  # number of optimizer steps that the program plans, if it reports one
+    warnings: tuple[str, ...] = ()  # warnings of torch on stderr that some diagnosis rule needs, each once
     debug_message: DebugMessage | None = None
-    health: HealthSamples | None = None  # numbers sampled between steps; None = the probe took none
-    exit_messages: tuple[PrintedMessage, ...] = ()
-    background_failures: tuple[
-        PrintedMessage, ...
-    ] = ()  # ends of its threads and children, as they were printed, oldest first
-    memory: tuple[MemoryAtEvent, ...] = ()  # as the rank reported it: at boot, in its latest dump and heartbeat
+    health: HealthSamples | None = None  # None = the probe took no sample
+    exit_messages: tuple[PrintedMessage, ...] = ()  # printed while the interpreter exited
+    background_failures: tuple[PrintedMessage, ...] = ()  # tracebacks of its threads and child processes, oldest first
+    memory: tuple[MemoryAtEvent, ...] = ()  # memory that the rank reported at boot, in its latest dump and heartbeat
 
 
 @stored_as(no_progress_s="quiet_s")
 @dataclass(frozen=True, kw_only=True)
 class Retraction:
-    """A proof that the run itself refuted by moving again. Only a job that is not ended can do that."""
+    """A proof of a hang that was wrong, because the job made progress again.
 
-    at_s: float  # time of the proof
-    kind: str
+    Only a job that the harness does not terminate can refute a proof.
+    """
+
+    at_s: float  # when the hang was taken as proven
+    kind: str  # a HangKind
     reason: str
-    no_progress_s: float  # from the last progress before to the first after
+    no_progress_s: float  # time between the last progress before the proof and the first progress after it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A function of the program, or a statement outside of functions, as it was when the run was judged."""
+    """The source text of one function of the program, or of one statement outside of functions.
+
+    It is the text at the time when the run was judged.
+    """
 
     file: str
-    first: int  # its first line
+    first: int  # number of the first line
     text: str
 
 
@@ -464,41 +481,40 @@ class Source:
 )
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The evidence of one attempt, reduced to its size limit. Merging nodes is a pure function of these."""
+    """The evidence of one attempt on one node, reduced to its size limit."""
 
     schema: int = 1
     node: str
     world_size: int
     backend: str
     ending: Ending
-    limits: Limits  # in force at the end
-    ended_s: float  # when the harness began to end it, or when the last process exited
-    launch_s: float | None  # first event of the slowest rank after start-up
-    teardown_s: float
+    limits: Limits  # the limits in force at the end of the run
+    ended_s: float  # when the harness began to terminate the run, or when the last process exited
+    launch_s: float | None  # time of the slowest rank's first event after start-up; None = unknown
+    teardown_s: float  # time that it took to terminate the run
     launcher: Exit | None
     launcher_error: str | None  # why the launcher could not start
     ranks: tuple[RankEvidence, ...]
     exits: tuple[Exit, ...]  # in order of time
-    snapshots: tuple[Snapshot, ...]  # the first and the last two of the last stall episode
-    samples: tuple[Sample, ...]  # every sample taken during a suspicion, oldest first
-    last_progress_s: float | None  # latest event or collective of any rank
+    snapshots: tuple[Snapshot, ...]  # the first and the last two snapshots of the last stall
+    samples: tuple[Sample, ...]  # every sample taken during a suspected stall, oldest first
+    last_progress_s: float | None  # time of the latest event or collective of any rank
     leftovers: tuple[str, ...]  # processes that outlived the run, as "pid command"
-    unkillable: (
-        tuple[str, ...] | None
-    )  # processes that the harness could not end, with owner and reason; None = unchecked
-    metrics: dict[str, float]  # loss_first, loss_last, steps, tokens_per_s, ... as the program reported
-    trouble: tuple[Trouble, ...]
+    # Processes that the harness could not kill, each with its owner and the reason; None = this was not checked.
+    unkillable: tuple[str, ...] | None
+    metrics: dict[str, float]  # numbers that the program reported: loss_first, loss_last, steps, tokens_per_s, ...
+    trouble: tuple[Trouble, ...]  # what could not be observed
     retractions: tuple[Retraction, ...] = ()
     gradient_order: OrderDifference | None = None  # if the program traced gradients and ranks differ
-    bucket_order: BucketOrder | None = None  # if the program traced them on two ranks
+    bucket_order: BucketOrder | None = None  # if the program traced DDP's buckets on at least two ranks
     launcher_reports_ranks: bool = True  # the launcher exits with 0 only if every rank did
-    is_observed: bool = False  # another user's job: the harness ends it only on request
-    is_attached: bool = False  # found while it ran: its start and its earlier life are unknown
+    is_observed: bool = False  # the job was started by another launcher; the harness terminates it only on request
+    is_attached: bool = False  # observing began while the job was already running, so its start is unknown
     last_lines: tuple[str, ...] = ()  # lines of the job's output that name an error, if no rank was observed
-    signals: tuple[SentSignal, ...] = ()  # as far as the senders are known
+    signals: tuple[SentSignal, ...] = ()  # signals with a known sender
     memory: HostMemory | None = None
-    program_records: tuple[dict[str, float | str], ...] = ()  # reported by the program, for its own rules only
-    sources: tuple[Source, ...] = ()  # for the lines that this evidence names
+    program_records: tuple[dict[str, float | str], ...] = ()  # records of the shipped program, for its own rules only
+    sources: tuple[Source, ...] = ()  # source text around the lines that this evidence names
     disk_full: str | None = None  # how the reaper noticed that the run's disk is full; None = it is not full
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # members from a dump, if no status file has them
-    nccl: NcclInfo | None = None  # None = NCCL wrote nothing
+    nccl: NcclInfo | None = None  # from NCCL's log; None = NCCL wrote nothing

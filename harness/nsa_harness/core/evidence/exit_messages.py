@@ -165,7 +165,7 @@ def _read_message(kind: str, name: str, after: Sequence[str]) -> PrintedMessage:
             place = Place(file=frame.file, line=frame.line, function=frame.function) if frame else None
             own = [frame for frame in raised[2] if not is_library(frame.file)][-1:]
             entered = next((Place(file=frame.file, line=frame.line, function=frame.function) for frame in own), None)
-    return PrintedMessage(kind=kind, name=name[:_MAX_TEXT], error=error, place=place, entered=entered)
+    return PrintedMessage(kind=kind, name=name[:_MAX_TEXT], error=error, place=place, entry_place=entered)
 
 
 _ANOMALY = re.compile(r"Error detected in (\w{1,80})\. Traceback of forward call that caused the error:")
@@ -216,7 +216,9 @@ def _read_recomputation(lines: Sequence[str]) -> DebugMessage | None:
         frames = tuple(
             _listed_frames(lines, "original", number) if number else _listed_frames(lines, "recompute", other)
         )
-        return DebugMessage(operation=before or after, instead=after if before else "", frames=frames, recomputed=True)
+        return DebugMessage(
+            operation=before or after, instead=after if before else "", frames=frames, is_recomputation=True
+        )
     return None
 
 

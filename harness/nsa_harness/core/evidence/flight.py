@@ -1,4 +1,4 @@
-"""Read dumps of torch's flight recorder, JSON or pickled. torch's own analyser fails on gloo dumps."""
+"""Read dumps of torch's flight recorder, as JSON or as a pickle. torch's own analyser fails on dumps of gloo."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 from nsa_harness.core.evidence.evidence import Collective, Frame
 
 _MAX_INSTRUCTIONS = 4_000_000  # a full recorder of 2000 entries with frames has about 500 000
-# None of these instructions imports or calls anything, so a pickle with only these is safe to read.
-_PLAIN = frozenset({
+# None of these instructions imports or calls anything, so a pickle with only these instructions is safe to load.
+_SAFE_INSTRUCTIONS = frozenset({
     "PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BINUNICODE", "SHORT_BINUNICODE", "BININT",
     "BININT1", "BININT2", "LONG1", "BINFLOAT", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST",
     "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS", "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET",
     "LONG_BINGET",
 })  # fmt: skip
 
-# The recorder uses C++'s names of types; the probe and most people use Python's.
+# The recorder uses the C++ names of dtypes; the probe and most people use the Python names.
 _DTYPES = {
     "Float": "float32",
     "Double": "float64",
@@ -45,9 +45,9 @@ _UNREADABLE = (
 
 
 def plain_value(data: bytes) -> Any:
-    """Return the pickled value in `data`. Nothing in it is ever called.
+    """Return the value of a pickle that consists of plain values only: dicts, lists, tuples, strings and numbers.
 
-    Raises ValueError with the byte that is no plain value.
+    Nothing in the pickle is imported or called. Raises ValueError, with the position in bytes, for any other pickle.
     """
     at: int | None = 0
     try:
@@ -55,9 +55,9 @@ def plain_value(data: bytes) -> Any:
             at = position
             if count >= _MAX_INSTRUCTIONS:
                 raise ValueError(f"more than {_MAX_INSTRUCTIONS} instructions")
-            if instruction.name not in _PLAIN:
+            if instruction.name not in _SAFE_INSTRUCTIONS:
                 raise ValueError(f"{instruction.name} is no instruction for plain values")
-            # Unpickling allocates memory for all memo numbers up to the highest one.
+            # Unpickling allocates memory for every memo number up to the highest one in the pickle.
             if instruction.name == "LONG_BINPUT" and (argument or 0) > len(data):
                 raise ValueError(f"number {argument} for one of few values")
         return pickle.loads(data)
@@ -66,73 +66,79 @@ def plain_value(data: bytes) -> Any:
 
 
 MAX_BYTES = 64 << 20
-_KEPT_PER_GROUP = 16
+_MAX_PER_GROUP = 16  # latest collectives, and open collectives, that `essential_collectives` keeps per group
 _MAX_ENTRIES = 20_000  # latest entries that are read; torch stores 2000 by default
 _MAX_GROUPS = 4096
 _MAX_TENSORS = 64  # tensors per coalesced operation
 _MAX_RANKS = 1 << 16
 _MAX_TEXT = 200
 _MAX_FRAMES = 64
-_PICKLED = b"\x80"
+_PICKLE_START = b"\x80"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlightDump:
-    """One rank's dump, oldest first."""
+    """The content of one rank's flight recorder dump. Entries are in the order of time, oldest first."""
 
     collectives: tuple[Collective, ...]
-    transfers: tuple[Collective, ...]  # sends and receives, numbered apart: they do not order the collectives
-    groups: dict[str, tuple[int, ...]]  # process group -> global ranks, if the dump has them (NCCL)
-    # (group, number) -> frames that entered it, innermost first; a JSON dump has none
+    transfers: tuple[Collective, ...]  # sends and receives, which are numbered separately from the collectives
+    groups: dict[str, tuple[int, ...]]  # process group -> global ranks of its members, if the dump has them (NCCL)
+    # (group, number of the collective) -> the stack that entered it, innermost first; empty for a JSON dump
     frames: dict[tuple[str, int], tuple[Frame, ...]] = field(default_factory=dict)
 
 
 def parse_dump(data: bytes) -> FlightDump:
-    """Return the dump in either form. Raises ValueError with the place if it is no dump or too large."""
+    """Return the content of a JSON or pickled dump.
+
+    Raises ValueError, with the wrong entry and field, if `data` is not a dump or has more than MAX_BYTES.
+    """
     if len(data) > MAX_BYTES:
         raise ValueError(f"not a flight recorder dump: {len(data)} bytes, at most {MAX_BYTES} are read")
     try:
-        dump = plain_value(data) if data[:1] == _PICKLED else json.loads(data)
+        dump = plain_value(data) if data[:1] == _PICKLE_START else json.loads(data)
         return _flight_dump(_dict(dump, "the top"))
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a flight recorder dump: {error}") from error
 
 
 def parse_flight(text: str) -> tuple[Collective, ...]:
-    """Return every recorded collective of a JSON dump, oldest first. Raises ValueError as `parse_dump` does."""
+    """Return every collective in a JSON dump, oldest first. Raises ValueError if `text` is not a dump."""
     return parse_dump(text.encode("utf-8", "replace")).collectives
 
 
 def essential_collectives(
-    collectives: Sequence[Collective], newest_kept: int = _KEPT_PER_GROUP
+    collectives: Sequence[Collective], max_latest: int = _MAX_PER_GROUP
 ) -> tuple[Collective, ...]:
-    """Return the latest collectives of each group and all open ones: enough to know which rank waits for which."""
-    newest: dict[str, list[Collective]] = {}
+    """Return the collectives that show which rank waits for which.
+
+    These are the latest `max_latest` collectives of each group, and the oldest collectives that have not completed.
+    """
+    by_group: dict[str, list[Collective]] = {}
     for collective in collectives:
-        newest.setdefault(collective.group, []).append(collective)
-    chosen = {
+        by_group.setdefault(collective.group, []).append(collective)
+    essential = {
         (collective.group, collective.seq)
-        for group in newest.values()
+        for group in by_group.values()
         for collective in [
-            *group[-newest_kept:],
-            *[collective for collective in group if not collective.retired][:_KEPT_PER_GROUP],
+            *group[-max_latest:],
+            *[collective for collective in group if not collective.retired][:_MAX_PER_GROUP],
         ]
     }
-    return tuple(collective for collective in collectives if (collective.group, collective.seq) in chosen)
+    return tuple(collective for collective in collectives if (collective.group, collective.seq) in essential)
 
 
 def missing_numbers(collectives: Sequence[Collective]) -> Iterator[tuple[str, int, int]]:
-    """Yield (group, first, last) of numbers that are missing between the entries of one recorder.
+    """Yield (group, first, last) for each range of numbers that is missing between the entries of one rank.
 
-    A recorder only loses its oldest entries. A gap after an open entry does not count: `essential` stores open entries
-    and drops completed ones after them.
+    A flight recorder only overwrites its oldest entries, so such a gap is unexpected. A gap after an open entry is
+    ignored, because `essential_collectives` keeps open entries and drops completed entries after them.
     """
-    newest: dict[str, Collective] = {}
+    latest: dict[str, Collective] = {}
     for collective in sorted(collectives, key=lambda collective: (collective.group, collective.seq)):
-        before = newest.get(collective.group)
+        before = latest.get(collective.group)
         if before is not None and before.retired and collective.seq > before.seq + 1:
             yield collective.group, before.seq + 1, collective.seq - 1
-        newest[collective.group] = collective
+        latest[collective.group] = collective
 
 
 def _flight_dump(dump: Mapping[Any, Any]) -> FlightDump:
@@ -142,7 +148,7 @@ def _flight_dump(dump: Mapping[Any, Any]) -> FlightDump:
     frames: dict[tuple[str, int], tuple[Frame, ...]] = {}
     for number, entry in enumerate(entries):
         where = f"entry {number}"
-        point_to_point = _truth(_dict(entry, where).get("is_p2p"))
+        point_to_point = _is_true(_dict(entry, where).get("is_p2p"))
         collective = _collective(entry, where, point_to_point)
         (transfers if point_to_point else collectives).append(collective)
         if not point_to_point:
@@ -157,14 +163,14 @@ def _flight_dump(dump: Mapping[Any, Any]) -> FlightDump:
 
 def _frames(entry: Mapping[Any, Any], where: str) -> tuple[Frame, ...]:
     where = f"{where}: frames"
-    recorded = [_dict(frame, where) for frame in _list(entry.get("frames"), where)[:_MAX_FRAMES]]
+    frames = [_dict(frame, where) for frame in _list(entry.get("frames"), where)[:_MAX_FRAMES]]
     return tuple(
         Frame(
             file=_string(frame.get("filename"), where),
-            line=_whole(frame.get("line"), where),
+            line=_integer(frame.get("line"), where),
             function=_string(frame.get("name"), where),
         )
-        for frame in recorded
+        for frame in frames
     )
 
 
@@ -172,10 +178,10 @@ def _collective(entry: Mapping[Any, Any], where: str, point_to_point: bool) -> C
     group = _list(entry.get("process_group"), f"{where}: process_group")
     name = _string(entry.get("profiling_name"), f"{where}: profiling_name")
     state = entry.get("state")
-    retired = _truth(entry.get("retired")) or state == "completed"
+    retired = _is_true(entry.get("retired")) or state == "completed"
     return Collective(
         group=_string(group[0] if group else None, f"{where}: process_group"),
-        seq=_whole(
+        seq=_integer(
             entry.get("p2p_seq_id", 0) if point_to_point else entry.get("collective_seq_id"), f"{where}: number"
         ),
         op=name.rpartition(":")[2],
@@ -185,41 +191,45 @@ def _collective(entry: Mapping[Any, Any], where: str, point_to_point: bool) -> C
             for dtype in _list(entry.get("input_dtypes"), f"{where}: input_dtypes")[:_MAX_TENSORS]
         ),
         retired=retired,
-        created_ns=_whole(entry.get("time_created_ns"), f"{where}: time_created_ns"),
-        # gloo records "scheduled" until the end, which shows nothing.
+        created_ns=_integer(entry.get("time_created_ns"), f"{where}: time_created_ns"),
+        # gloo records the state "scheduled" until the collective completes, so it does not show whether it has started.
         started=None if name.startswith("gloo:") else retired or state == "started",
     )
 
 
-def _dtype(recorded: str) -> str:
-    return _DTYPES.get(recorded, recorded)
+def _dtype(cpp_name: str) -> str:
+    return _DTYPES.get(cpp_name, cpp_name)
 
 
 def _sizes(entry: Mapping[Any, Any], where: str) -> list[tuple[int, ...]]:
     where = f"{where}: input_sizes"
     tensors = _list(entry.get("input_sizes"), where)[:_MAX_TENSORS]
-    return [tuple(_whole(size, where) for size in _list(sizes, where)[:_MAX_TENSORS]) for sizes in tensors]
+    return [tuple(_integer(size, where) for size in _list(sizes, where)[:_MAX_TENSORS]) for sizes in tensors]
 
 
 def _groups(configuration: Mapping[Any, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the members of groups; empty if unknown. gloo leaves one nameless group without ranks here."""
+    """Return the ranks of each process group, by the group's name.
+
+    gloo records one group without a name and without ranks; such a group is skipped.
+    """
     members_of = {}
     for name, about in list(configuration.items())[:_MAX_GROUPS]:
         where = f"pg_config {_string(name, 'pg_config')!r}"
         ranks = _dict(about, where).get("ranks")
-        listed = json.loads(ranks) if isinstance(ranks, str) else ranks
-        members = tuple(_whole(rank, where) for rank in _list(listed, where)[:_MAX_RANKS])
+        if isinstance(ranks, str):
+            ranks = json.loads(ranks)
+        members = tuple(_integer(rank, where) for rank in _list(ranks, where)[:_MAX_RANKS])
         if members:
             members_of[str(name)] = members
     return members_of
 
 
-# The functions below take one value out of a hostile document, or name the place where it is wrong.
+# Each function below returns one value of an untrusted document, or raises an error that names the field.
 
 
 def _dict(value: object, where: str) -> Mapping[Any, Any]:
     if not isinstance(value, dict):
-        raise TypeError(f"{where} is {_shown(value)}, no object")
+        raise TypeError(f"{where} is {_repr_of(value)}, no object")
     return value
 
 
@@ -227,30 +237,33 @@ def _list(value: object, where: str) -> Sequence[Any]:
     if value is None:
         return ()
     if not isinstance(value, (list, tuple)):
-        raise TypeError(f"{where} is {_shown(value)}, no list")
+        raise TypeError(f"{where} is {_repr_of(value)}, no list")
     return value
 
 
 def _string(value: object, where: str) -> str:
-    """Return a text. Group names may be numbers; a container never becomes a text, because it may be endless."""
+    """Return a string, or an integer as a string, because group names may be numbers.
+
+    A container is an error: its text could be extremely long.
+    """
     if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise TypeError(f"{where} is {_shown(value)}, no text")
+        raise TypeError(f"{where} is {_repr_of(value)}, no text")
     return str(value)[:_MAX_TEXT]
 
 
-def _whole(value: object, where: str) -> int:
+def _integer(value: object, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise TypeError(f"{where} is {_shown(value)}, no whole number")
+        raise TypeError(f"{where} is {_repr_of(value)}, no whole number")
     number = int(value)
     if not -(1 << 63) <= number < 1 << 64:
         raise ValueError(f"{where} has more than 64 bits")
     return number
 
 
-def _truth(value: object) -> bool:
+def _is_true(value: object) -> bool:
     return value is True or (isinstance(value, (str, int)) and str(value).lower() in ("true", "1"))
 
 
-def _shown(value: object) -> str:
+def _repr_of(value: object) -> str:
     scalar = value is None or isinstance(value, (bool, float, str))
     return repr(value)[:40] if scalar else type(value).__name__

@@ -1,4 +1,4 @@
-"""Read the gradients that the ranks traced: which parameters got one, in which bucket and order."""
+"""Read the traces of gradients that the ranks print: which parameters got a gradient, and in which order."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ _BUCKET = re.compile(r"^\[DDP\] rank=(\d+) bucket_elems=(\d+) dtype=(\S+)$")
 @stored_as(gradient_count="arrived", missing_count="missing")
 @dataclass(frozen=True, kw_only=True)
 class RankTraces:
-    """The trace of one rank."""
+    """The gradients and DDP buckets that one rank traced. All counts are None if it traced no gradients."""
 
-    gradient_count: int | None  # in the last traced step
-    missing_count: int | None
-    missing_parameters: tuple[str, ...]  # over all steps, in order of appearance
-    buckets: tuple[tuple[int, str], ...]  # (elements, dtype)
+    gradient_count: int | None  # number of parameters with a gradient in the last traced step
+    missing_count: int | None  # number of parameters without a gradient in that step
+    missing_parameters: tuple[str, ...]  # names of parameters without a gradient in any step, in order of appearance
+    buckets: tuple[tuple[int, str], ...]  # (elements, dtype) of each of DDP's buckets
 
 
 def trace_lines(log: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of a log that belong to a trace of gradients, buckets or modules."""
     return (line for line in log if _TRACE.match(line))
 
 
 def read_traces(lines: Sequence[str]) -> RankTraces:
+    """Return the values in the trace lines of one rank."""
     gradients = [match for line in lines if (match := _GRADIENTS.match(line))]
     names = [match[1] for line in lines if (match := _MISSING.match(line))]
     buckets = [(int(match[2]), match[3]) for line in lines if (match := _BUCKET.match(line))]
@@ -47,42 +49,51 @@ def read_traces(lines: Sequence[str]) -> RankTraces:
 _MAX_STEPS = 4096
 _MAX_NAMES = 100_000
 
-Orders = Mapping[int, tuple[str, ...]]  # by step; a missing step has the order of the step before
+# Optimizer step -> names of the gradients in the order in which they were ready. A missing step has the order of the
+# step before it.
+Orders = Mapping[int, tuple[str, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrderDifference:
-    """In `step` the gradients of `rank` came in another order than on most ranks."""
+    """The first difference in the order of gradients: in `step`, `rank` had another order than most ranks."""
 
     step: int
     rank: int
-    position: int  # 1-based, among the gradients that both had
-    name: str
+    position: int  # from 1, among the gradients that both ranks had
+    name: str  # the gradient at this position on `rank`
     expected: str  # the gradient at this position on rank `other`
-    other: int
+    other: int  # a rank with the most frequent order
 
 
 def read_orders(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
-    """Return the orders from lines {"step", "arrived"}; lines of another form are ignored."""
+    """Return, for each optimizer step, the names of the gradients in the order in which they were ready.
+
+    A record has the keys "step" and "arrived", which is the list of names. Records of another form are ignored.
+    """
     orders: dict[int, tuple[str, ...]] = {}
     for record in records:
-        step, arrived = record.get("step"), record.get("arrived")
-        if isinstance(step, int) and isinstance(arrived, list) and len(orders) < _MAX_STEPS:
-            orders[step] = tuple(str(name)[:200] for name in arrived[:_MAX_NAMES])
+        step, names = record.get("step"), record.get("arrived")
+        if isinstance(step, int) and isinstance(names, list) and len(orders) < _MAX_STEPS:
+            orders[step] = tuple(str(name)[:200] for name in names[:_MAX_NAMES])
     return orders
 
 
 @stored_as(difference="differs")
 @dataclass(frozen=True, kw_only=True)
 class BucketOrder:
-    """The order in which DDP's buckets became ready, compared over the ranks that traced it."""
+    """The comparison of the order in which DDP's buckets became ready on the ranks."""
 
-    count: int  # the most buckets in one step
-    difference: OrderDifference | None  # None: the same on every rank
+    count: int  # largest number of buckets in one step
+    difference: OrderDifference | None  # None = the order is the same on every rank
 
 
 def read_bucket_orders(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
-    """Return the buckets from lines {"step", "buckets": [{"bucket"}]}, in the order in which they became ready."""
+    """Return, for each optimizer step, DDP's buckets in the order in which they became ready: "bucket 0", "bucket 1".
+
+    A record has the keys "step" and "buckets", a list of objects with the key "bucket". Records of another form are
+    ignored.
+    """
     orders: dict[int, tuple[str, ...]] = {}
     for record in records:
         step, buckets = record.get("step"), record.get("buckets")
@@ -93,22 +104,23 @@ def read_bucket_orders(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str
 
 
 def compare_bucket_order(ranks: Mapping[int, Orders]) -> BucketOrder | None:
-    """Return the comparison; None if fewer than two ranks traced buckets."""
-    traced = {rank: orders for rank, orders in ranks.items() if orders}
-    if len(traced) < 2:
+    """Return the comparison of the ranks' bucket orders, or None if fewer than two ranks traced buckets."""
+    orders_of = {rank: orders for rank, orders in ranks.items() if orders}
+    if len(orders_of) < 2:
         return None
-    count = max(len(order) for orders in traced.values() for order in orders.values())
-    return BucketOrder(count=count, difference=first_order_difference(traced))
+    count = max(len(order) for orders in orders_of.values() for order in orders.values())
+    return BucketOrder(count=count, difference=first_order_difference(orders_of))
 
 
 def first_order_difference(ranks: Mapping[int, Orders]) -> OrderDifference | None:
-    """Return the first step and rank with an order that differs from most ranks' order; of two ranks, the higher one.
+    """Return the first difference between a rank's order of gradients and the order of most ranks, or None.
 
-    Only gradients that both ranks have are compared, because a missing gradient is another finding.
+    Only gradients that both ranks have are compared, because a missing gradient is a separate finding. If there are
+    only two ranks, their orders cannot show which of them is wrong; the higher rank is returned.
     """
-    traced = {rank: orders for rank, orders in sorted(ranks.items()) if orders}
-    for step in sorted({step for orders in traced.values() for step in orders}):
-        now = {rank: _at(orders, step) for rank, orders in traced.items()}
+    orders_of = {rank: orders for rank, orders in sorted(ranks.items()) if orders}
+    for step in sorted({step for orders in orders_of.values() for step in orders}):
+        now = {rank: _at(orders, step) for rank, orders in orders_of.items()}
         common = Counter(now.values()).most_common(1)[0][0] if now else ()
         other = next(rank for rank, order in now.items() if order == common)
         for rank, order in now.items():
@@ -125,9 +137,11 @@ def _at(orders: Orders, step: int) -> tuple[str, ...]:
 
 
 def _first_difference(order: tuple[str, ...], common: tuple[str, ...]) -> tuple[int, str, str] | None:
-    """Return (position, name, expected name) of the first gradient out of order; None if the orders agree."""
-    here, there = set(order), set(common)
-    pairs = zip([name for name in order if name in there], [name for name in common if name in here], strict=False)
+    """Return (position, name, expected name) of the first gradient out of order, or None if the orders agree."""
+    own_names, common_names = set(order), set(common)
+    pairs = zip(
+        [name for name in order if name in common_names], [name for name in common if name in own_names], strict=False
+    )
     return next(
         ((number, name, expected) for number, (name, expected) in enumerate(pairs, start=1) if name != expected), None
     )

@@ -1,4 +1,4 @@
-"""Read the probe's health samples; every record must have its exact form."""
+"""Read the health samples that the probe writes as lines of JSON. A malformed record raises an error."""
 
 from __future__ import annotations
 
@@ -25,87 +25,92 @@ from nsa_harness.core.evidence.health_samples import (
 from nsa_harness.core.evidence.status_file import read_place, read_ranks
 from nsa_harness.core.report import Place
 
-KEPT_POINTS = 96
-KEPT_SAMPLES = 96  # latest samples per replica
+MAX_POINTS = 96  # stored samples of memory, and of waits for data
+MAX_REPLICA_SAMPLES = 96  # latest samples that are stored per replica
 _MAX_NAMES = 8
 _MAX_PARTS = 64
 _MAX_TEXT = 200
 _MAX_PATH, _MAX_FILES = 1024, 64
-_MAX_LINES, _MAX_MODELS = 64, 8  # lines and models of the program per kind of record
+_MAX_LINES, _MAX_MODELS = 64, 8  # stored lines and models of the program per kind of record
 
 Point = TypeVar("Point")
 
 
 def read_health_samples(records: Iterable[dict[str, Any]]) -> HealthSamples | None:
-    """Return the samples, or None if there are none.
+    """Return all samples in the records of one rank, or None if there are no records.
 
     Raises KeyError, TypeError or ValueError for a malformed record.
     """
     reader = _Reader()
     for record in records:
-        reader.take(record)
-    return reader.samples() if reader.seen else None
+        reader.add(record)
+    return reader.samples() if reader.has_records else None
 
 
 class _Reader:
+    """Collects the records of one rank into HealthSamples."""
+
     def __init__(self) -> None:
-        self.seen = False
+        self.has_records = False
         self._state = HealthSamples()
         self._memory: list[MemorySample] = []
-        self._fetched: list[DataWait] = []
+        self._data_waits: list[DataWait] = []
         self._replicas: dict[int, Replica] = {}
-        # Each by optimizer, from its last sample.
-        self._never: dict[int, tuple[int, tuple[str, ...], Place | None]] = {}  # parameters without any gradient so far
-        self._still: dict[int, int] = {}  # parameters whose gradients were always zero
-        self._samples: Counter[int] = Counter()
-        self._broken: dict[int, NonFiniteValue | None] = {}
+        # The number of each optimizer -> the values in its last sample.
+        self._without_gradient: dict[int, tuple[int, tuple[str, ...], Place | None]] = {}  # count, names, place
+        self._zero_gradients: dict[int, int] = {}  # number of parameters whose gradients were always zero
+        self._samples: Counter[int] = Counter()  # number of samples
+        self._non_finite: dict[int, NonFiniteValue | None] = {}
 
-    def take(self, record: dict[str, Any]) -> None:
+    def add(self, record: dict[str, Any]) -> None:
         kind = record.get("at")
         if kind == "step":
-            self._take_step(record)
+            self._add_step(record)
         elif kind == "loss":
-            self._take_loss(record)
+            self._add_loss(record)
         elif kind == "made":
             self._replicas[int(record["ddp"])] = _replica(record)
-            self._take_replica(record)
+            self._add_replica_sample(record)
         elif kind in ("begun", "stepped", "over"):
-            self._take_replica(record)
+            self._add_replica_sample(record)
         elif kind == "wrote":
             place = read_place(str(record["place"]))
-            written = OverwrittenFile(path=str(record["path"])[:_MAX_PATH], place=place, step=int(record["step"]))
-            self._change(overwritten_files=(*self._state.overwritten_files, written)[:_MAX_FILES])
+            file = OverwrittenFile(path=str(record["path"])[:_MAX_PATH], place=place, step=int(record["step"]))
+            self._change(overwritten_files=(*self._state.overwritten_files, file)[:_MAX_FILES])
         elif kind == "unwaited":
-            self._change(unawaited_calls=(*self._state.unawaited_calls, _read_unwaited(record))[:_MAX_LINES])
+            self._change(unawaited_calls=(*self._state.unawaited_calls, _read_unawaited_call(record))[:_MAX_LINES])
         elif kind == "given up":
-            self._change(dropped_batches=(*self._state.dropped_batches, _read_given_up(record))[:_MAX_LINES])
+            self._change(dropped_batches=(*self._state.dropped_batches, _read_dropped_batches(record))[:_MAX_LINES])
         elif kind == "gradients":
-            self._change(gradient_arrivals=(*self._state.gradient_arrivals, _read_arrived(record))[:_MAX_MODELS])
+            self._change(
+                gradient_arrivals=(*self._state.gradient_arrivals, _read_gradient_arrivals(record))[:_MAX_MODELS]
+            )
         elif kind == "grown":
-            self._change(memory_growth=tuple(_read_grown(record))[:_MAX_LINES])
+            self._change(memory_growth=tuple(_read_memory_growth(record))[:_MAX_LINES])
         elif kind == "exit":
             self._change(open_group=bool(record["open_group"]), steps=max(self._state.steps, int(record["step"])))
             self._count_losses(record)
-        self.seen = True
+        self.has_records = True
 
     def samples(self) -> HealthSamples:
-        never = [last for last in self._never.values() if last[0]]
-        broken = [broken_value for broken_value in self._broken.values() if broken_value is not None]
-        still = max(
-            ((self._samples[optimizer], count) for optimizer, count in self._still.items() if count), default=(0, 0)
+        without_gradient = [sample for sample in self._without_gradient.values() if sample[0]]
+        non_finite = [value for value in self._non_finite.values() if value is not None]
+        zero_gradient_samples, zero_gradient_count = max(
+            ((self._samples[optimizer], count) for optimizer, count in self._zero_gradients.items() if count),
+            default=(0, 0),
         )
         return replace(
             self._state,
             memory=tuple(_thin_out(self._memory)),
-            data_waits=tuple(_thin_out(self._fetched)),
+            data_waits=tuple(_thin_out(self._data_waits)),
             replicas=tuple(self._replicas.values()),
-            without_gradient=tuple(name for _, names, _ in never for name in names)[:_MAX_NAMES],
-            without_gradient_count=sum(count for count, _, _ in never),
-            without_gradient_place=never[0][2] if never else None,
-            zero_gradient_count=still[1],
-            zero_gradient_samples=still[0],
+            without_gradient=tuple(name for _, names, _ in without_gradient for name in names)[:_MAX_NAMES],
+            without_gradient_count=sum(count for count, _, _ in without_gradient),
+            without_gradient_place=without_gradient[0][2] if without_gradient else None,
+            zero_gradient_count=zero_gradient_count,
+            zero_gradient_samples=zero_gradient_samples,
             sample_count=max(self._samples.values(), default=0),
-            non_finite_parameters=min(broken, key=lambda value: value.step, default=None),
+            non_finite_parameters=min(non_finite, key=lambda value: value.step, default=None),
         )
 
     def _change(self, **changes: Any) -> None:
@@ -114,19 +119,21 @@ class _Reader:
     def _count_losses(self, record: dict[str, Any]) -> None:
         self._change(**{name: int(record[name]) for name in ("losses", "bad_losses", "bad_in_a_row")})
 
-    def _take_loss(self, record: dict[str, Any]) -> None:
+    def _add_loss(self, record: dict[str, Any]) -> None:
         """Store a loss that is not finite. If the parameters were not finite before it, store only those."""
         step, place = int(record["step"]), read_place(str(record["place"]))
         if names := _names(record["held"]):
-            self._broken[0] = self._broken.get(0) or NonFiniteValue(step=step - 1, value=_value(record), names=names)
+            self._non_finite[0] = self._non_finite.get(0) or NonFiniteValue(
+                step=step - 1, value=_value(record), names=names
+            )
         else:
             self._change(non_finite_loss=NonFiniteValue(step=step, value=_value(record), place=place))
 
-    def _take_step(self, record: dict[str, Any]) -> None:
-        """Store what the probe sampled after one step of one optimizer: memory, waits for data, and gradients.
+    def _add_step(self, record: dict[str, Any]) -> None:
+        """Store the values that the probe sampled after one step of one optimizer: memory, data waits and gradients.
 
-        Only the first optimizer's records count for memory and waits. A value that is not finite is stored with the
-        first step that had it, and forgotten once a sample is finite again.
+        Memory and data waits are only stored for the first optimizer. A value that is not finite is stored with the
+        first step that had it, and dropped once a sample is finite again.
         """
         step, optimizer = int(record["step"]), int(record["optimizer"])
         self._change(steps=max(self._state.steps, step))
@@ -135,18 +142,19 @@ class _Reader:
             gpu = None if record["gpu"] is None else int(record["gpu"])
             self._memory.append(MemorySample(step=step, anonymous_bytes=int(record["anon"]), gpu_bytes=gpu))
         if optimizer == 0 and "waited_s" in record:
-            self._fetched.append(_read_fetched(record))
+            self._data_waits.append(_read_data_wait(record))
         self._samples[optimizer] += 1
         place = read_place(str(record.get("never_place", "")))
-        self._never[optimizer] = int(record["never"]), _names(record["never_names"]), place
-        self._still[optimizer] = int(record.get("still", 0))
-        before = self._broken.get(optimizer)
-        now = (
+        self._without_gradient[optimizer] = int(record["never"]), _names(record["never_names"]), place
+        self._zero_gradients[optimizer] = int(record.get("still", 0))
+        earlier = self._non_finite.get(optimizer)
+        current = (
             NonFiniteValue(step=step, value=_value(record), names=_names(record["names"])) if record["broken"] else None
         )
-        self._broken[optimizer] = before or now if now else None
+        self._non_finite[optimizer] = earlier or current if current else None
 
-    def _take_replica(self, record: dict[str, Any]) -> None:
+    def _add_replica_sample(self, record: dict[str, Any]) -> None:
+        """Add a sample to the replica that the record names, and replace its parameter blocks."""
         replica = self._replicas[int(record["ddp"])]
         sample = ReplicaSample(
             at=str(record["at"]),
@@ -156,13 +164,13 @@ class _Reader:
         )
         self._replicas[replica.number] = replace(
             replica,
-            samples=(*replica.samples, sample)[-KEPT_SAMPLES:],
-            blocks=tuple(_part(part) for part in record["seen"][:_MAX_PARTS]),
+            samples=(*replica.samples, sample)[-MAX_REPLICA_SAMPLES:],
+            blocks=tuple(_parameter_block(part) for part in record["seen"][:_MAX_PARTS]),
             hook=str(record["hook"])[:_MAX_TEXT],
         )
 
 
-def _read_fetched(record: dict[str, Any]) -> DataWait:
+def _read_data_wait(record: dict[str, Any]) -> DataWait:
     waited_s, passed_s = float(record["waited_s"]), float(record["passed_s"])
     if not (isfinite(waited_s) and isfinite(passed_s)):
         raise ValueError(f"waited {waited_s} of {passed_s} s")
@@ -174,12 +182,12 @@ def _read_fetched(record: dict[str, Any]) -> DataWait:
     )
 
 
-def _read_unwaited(record: dict[str, Any]) -> UnawaitedCall:
+def _read_unawaited_call(record: dict[str, Any]) -> UnawaitedCall:
     place = read_place(str(record["place"]))
     return UnawaitedCall(op=str(record["op"])[:_MAX_TEXT], place=place, calls=int(record["calls"]))
 
 
-def _read_given_up(record: dict[str, Any]) -> DroppedBatches:
+def _read_dropped_batches(record: dict[str, Any]) -> DroppedBatches:
     return DroppedBatches(
         type=str(record["type"])[:_MAX_TEXT],
         place=read_place(str(record["place"])),
@@ -188,7 +196,7 @@ def _read_given_up(record: dict[str, Any]) -> DroppedBatches:
     )
 
 
-def _read_arrived(record: dict[str, Any]) -> GradientArrivals:
+def _read_gradient_arrivals(record: dict[str, Any]) -> GradientArrivals:
     return GradientArrivals(
         model=str(record["model"])[:_MAX_TEXT],
         sample_count=int(record["looks"]),
@@ -200,7 +208,7 @@ def _read_arrived(record: dict[str, Any]) -> GradientArrivals:
     )
 
 
-def _read_grown(record: dict[str, Any]) -> Iterator[MemoryGrowth]:
+def _read_memory_growth(record: dict[str, Any]) -> Iterator[MemoryGrowth]:
     for line in record["lines"][:_MAX_LINES]:
         place = read_place(str(line["place"]))
         if place is not None:
@@ -227,7 +235,7 @@ def _replica(record: dict[str, Any]) -> Replica:
     )
 
 
-def _part(record: Any) -> ParameterBlock:
+def _parameter_block(record: Any) -> ParameterBlock:
     checksum, size, total = record
     return ParameterBlock(checksum=str(checksum)[:16], size=float(size), total=float(total))
 
@@ -241,8 +249,11 @@ def _value(record: dict[str, Any]) -> str:
 
 
 def _thin_out(points: list[Point]) -> list[Point]:
-    """Return at most KEPT_POINTS points: all of the latest half, and every second of the older ones."""
-    while len(points) > KEPT_POINTS:
+    """Return at most MAX_POINTS points.
+
+    While there are more, every second point of the older half is dropped.
+    """
+    while len(points) > MAX_POINTS:
         half = len(points) // 2
         points = points[:half:2] + points[half:]
     return points

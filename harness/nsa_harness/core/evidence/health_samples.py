@@ -1,4 +1,4 @@
-"""Health samples of a rank: numbers between its steps, and messages printed at its end."""
+"""Health samples: numbers that the probe takes between the steps of a rank, and messages printed at its exit."""
 
 from __future__ import annotations
 
@@ -10,59 +10,59 @@ from nsa_harness.core.stored_keys import stored_as
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySample:
-    """Memory of the process at the end of a step."""
+    """The memory of the process at the end of an optimizer step."""
 
     step: int
-    anonymous_bytes: int  # resident, without files and shared segments
+    anonymous_bytes: int  # resident memory without mapped files and shared memory
     gpu_bytes: int | None  # allocated by torch; None = CUDA was not in use
 
 
 @stored_as(elapsed_s="passed_s")
 @dataclass(frozen=True, kw_only=True)
 class DataWait:
-    """The time that the program's main thread had waited for data loaders by the end of a step."""
+    """The time that the program's main thread had waited for DataLoaders by the end of an optimizer step."""
 
     step: int
-    waited_s: float
-    elapsed_s: float
+    waited_s: float  # total time that it waited for batches
+    elapsed_s: float  # time since the probe began to measure these waits
     place: Place | None = None  # line of the longest wait so far
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterBlock:
-    """Some neighbouring parameters of a replica."""
+    """A checksum and two sums over some neighbouring parameters of a model replica."""
 
     checksum: str
-    size: float  # root of the sum of squares, over a sample; nan if a value is not finite
-    total: float
+    size: float  # root of the sum of squares of some of the values; nan if a value is not finite
+    total: float  # sum of these values
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaSample:
-    """A replica's parameters at one moment."""
+    """A checksum over all parameters of a model replica at one moment."""
 
     # "made": after DDP made the replicas equal, or before the first step; "begun": before a forward; "stepped": after
     # the optimizer; "over": at the end of the program.
     at: str
-    round: int  # backward passes followed by a step so far: the same number on every rank
-    steps: int  # optimizer steps so far, of all optimizers
+    round: int  # number of backward passes so far that were followed by a step; the same number on every rank
+    steps: int  # number of steps so far, of all optimizers
     checksum: str
 
 
 @stored_as(samples="looks", blocks="parts", in_ddp="wrapped", was_broadcast="broadcast", reduces_gradients="reduced")
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """One DistributedDataParallel of a rank, or a model outside of it."""
+    """A rank's copy of a model, inside DistributedDataParallel or outside of it."""
 
-    number: int
-    ranks: tuple[int, ...]  # ranks whose parameters should be equal
-    names: tuple[tuple[str, str], ...]  # first and last parameter of each part
+    number: int  # models are numbered per rank
+    ranks: tuple[int, ...]  # ranks whose copies should be equal
+    names: tuple[tuple[str, str], ...]  # names of the first and the last parameter of each block
     samples: tuple[ReplicaSample, ...]  # in order of time
-    blocks: tuple[ParameterBlock, ...]  # the parts in the last sample
-    hook: str = ""  # a communication hook that may leave replicas unequal on purpose
-    in_ddp: bool = True  # in DDP, which keeps them equal
-    was_broadcast: bool = False  # every parameter, before the first step
-    reduces_gradients: bool = False  # every gradient of the first step, over all ranks, by the program itself
+    blocks: tuple[ParameterBlock, ...]  # the blocks in the last sample
+    hook: str = ""  # a communication hook of DDP, which may leave replicas unequal on purpose
+    in_ddp: bool = True  # the model is wrapped in DDP, which keeps the replicas equal
+    was_broadcast: bool = False  # the program broadcast every parameter before the first step
+    reduces_gradients: bool = False  # the program itself reduced every gradient of the first step over all ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,21 +76,21 @@ class OverwrittenFile:
 
 @dataclass(frozen=True, kw_only=True)
 class UnawaitedCall:
-    """A line that called a collective asynchronously and never checked any of its handles."""
+    """A line that called a collective with `async_op=True` and never waited on any of its handles."""
 
     op: str
     place: Place | None
-    calls: int
+    calls: int  # number of calls from this line
 
 
 @dataclass(frozen=True, kw_only=True)
 class DroppedBatches:
-    """Batches that were dropped: an exception at one line ended their training pass, and they were not retried."""
+    """Batches that a rank dropped: an exception at one line ended their training pass, and they were not retried."""
 
-    type: str
-    place: Place | None  # where it was raised
-    batches: int
-    step: int  # step of the first batch
+    type: str  # type of the exception
+    place: Place | None  # the line that raised it
+    batches: int  # number of dropped batches
+    step: int  # optimizer step of the first of them
 
 
 @stored_as(
@@ -98,37 +98,37 @@ class DroppedBatches:
 )
 @dataclass(frozen=True, kw_only=True)
 class GradientArrivals:
-    """Gradients of one model after each backward pass, before they were reduced or used."""
+    """The gradients of one model, sampled after backward passes before they were reduced or used."""
 
     model: str
-    sample_count: int  # samples that found any
-    zero_gradient_count: int = 0  # parameters whose gradients were zero in every sample
-    without_gradient: tuple[
-        str, ...
-    ] = ()  # no gradient in any sample, though their module was called; no torch optimizer stepped
+    sample_count: int  # number of samples in which some parameter had a gradient
+    zero_gradient_count: int = 0  # number of parameters whose gradients were zero in every sample
+    # Names of parameters without a gradient in any sample, although their module was called. They are only recorded if
+    # no optimizer of torch took a step.
+    without_gradient: tuple[str, ...] = ()
     without_gradient_count: int = 0
-    unset: tuple[str, ...] = ()  # values that no program begins with, when their first gradient came
-    unset_value: str = ""
+    unset: tuple[str, ...] = ()  # names of parameters that were never initialized, according to their values
+    unset_value: str = ""  # the value of these parameters when their first gradient arrived
 
 
 @dataclass(frozen=True, kw_only=True)
 class NonFiniteValue:
-    """The first time that a value was not finite."""
+    """The first loss or parameter that was NaN or infinite."""
 
     step: int
     value: str  # "nan" or "inf"
-    names: tuple[str, ...] = ()  # of parameters
-    place: Place | None = None  # line that called backward on the loss
+    names: tuple[str, ...] = ()  # names of the parameters; empty for a loss
+    place: Place | None = None  # for a loss: the line that called backward on it
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryGrowth:
-    """A line whose allocations were larger after a later step than after an earlier one."""
+    """A line whose living allocations were larger after `last_step` than after `first_step`."""
 
     place: Place
     first_step: int
     last_step: int
-    size_bytes: int
+    size_bytes: int  # the growth between the two steps
 
 
 @stored_as(
@@ -149,37 +149,42 @@ class MemoryGrowth:
 )
 @dataclass(frozen=True, kw_only=True)
 class HealthSamples:
-    """All health samples of one rank."""
+    """Everything that the probe sampled between the steps of one rank, to find silent faults."""
 
-    steps: int = 0  # the last one that was sampled
-    sample_count: int = 0  # samples of parameters
+    steps: int = 0  # the last optimizer step that was sampled
+    sample_count: int = 0  # number of samples of parameters
     memory: tuple[MemorySample, ...] = ()
     data_waits: tuple[DataWait, ...] = ()
     non_finite_loss: NonFiniteValue | None = None
-    bad_losses: int = 0
-    bad_in_a_row: int = 0  # up to the last one
-    losses: int = 0
-    non_finite_parameters: NonFiniteValue | None = None  # only stored while they are still broken in the last sample
-    without_gradient: tuple[str, ...] = ()  # no gradient in any sample, though their module was called
+    bad_losses: int = 0  # number of losses that were not finite
+    bad_in_a_row: int = 0  # number of losses at the end of the run that were all not finite
+    losses: int = 0  # number of losses
+    non_finite_parameters: NonFiniteValue | None = None  # None if all parameters are finite in the last sample
+    without_gradient: tuple[
+        str, ...
+    ] = ()  # parameters without a gradient in any sample, although their module was called
     without_gradient_count: int = 0
-    without_gradient_place: Place | None = None  # the line that uses the first of them
-    zero_gradient_count: int = 0  # parameters of an optimizer whose gradients were zero in every sample
-    zero_gradient_samples: int = 0  # the number of these samples
+    without_gradient_place: Place | None = None  # the line that uses the first of these parameters
+    zero_gradient_count: int = 0  # number of one optimizer's parameters whose gradients were zero in every sample
+    zero_gradient_samples: int = 0  # number of samples of this optimizer
     replicas: tuple[Replica, ...] = ()
     overwritten_files: tuple[OverwrittenFile, ...] = ()
     unawaited_calls: tuple[UnawaitedCall, ...] = ()
     dropped_batches: tuple[DroppedBatches, ...] = ()
     gradient_arrivals: tuple[GradientArrivals, ...] = ()
-    memory_growth: tuple[MemoryGrowth, ...] = ()  # largest growth first; only if the launch requested it
-    open_group: bool | None = None  # a process group was still open at the end; None = no orderly end
+    memory_growth: tuple[MemoryGrowth, ...] = ()  # largest growth first; empty unless the launch requested it
+    open_group: bool | None = (
+        None  # a process group was still open at exit; None = the interpreter did not exit normally
+    )
 
 
+@stored_as(entry_place="entered")
 @dataclass(frozen=True, kw_only=True)
 class PrintedMessage:
-    """A failure after or next to the program, as the interpreter or torch printed it."""
+    """A message on stderr about a failure at exit, or about a thread or child process that failed."""
 
-    kind: str  # "atexit", "left", "process group"; "thread", "child process"
-    name: str  # name of the thread or process that died, or of the object that was left open
-    error: str  # "RuntimeError: disk full"; "" if there is none
-    place: Place | None  # the user's line
-    entered: Place | None = None  # in the function that the thread or child began in
+    kind: str  # "atexit", "left", "process group", "thread" or "child process"
+    name: str  # name of the thread or process that failed, or of the object that was left open
+    error: str  # "RuntimeError: disk full"; "" if the message names no exception
+    place: Place | None  # the innermost line of the program in the traceback
+    entry_place: Place | None = None  # the line in the function in which the thread or child process began

@@ -1,4 +1,4 @@
-"""The state of a host: processes, threads, memory, GPUs, processes that the kernel killed, and NCCL's log."""
+"""The state of a host: processes, threads, sockets, memory, GPUs, processes that the kernel killed, and NCCL's log."""
 
 from __future__ import annotations
 
@@ -15,24 +15,28 @@ from nsa_harness.core.stored_keys import stored_as
 @stored_as(wake_count="woke")
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One kernel thread."""
+    """One thread of a process, as the kernel reports it in /proc."""
 
     tid: int
-    comm: str
-    state: str  # R S D T t Z as in /proc
-    wchan: str
+    comm: str  # name of the thread
+    state: str  # R, S, D, T, t or Z
+    wchan: str  # the kernel function in which the thread waits
     syscall: str  # "futex", "clock_nanosleep", "read", ... or "running", or "" if unreadable
     wakes_at_s: float | None  # end of a timed sleep or wait, if readable
     timed: bool | None  # the wait has a timeout; None = not readable
     cpu_s: float
-    fd: int | None = None  # descriptor of the system call; for a poll the first one
-    target: str = ""  # target of `fd`: "pipe:[123]", "socket:[456]", a path; file of a shared lock; "" if unreadable
-    # Living processes that could end this wait: they hold the other end of the pipe, FIFO or socket, or the lock, or
-    # are the child that is waited for. None = it waits for nothing of the kind, or not all could be read.
+    fd: int | None = None  # descriptor of the system call; for a poll, the first one
+    target: str = (
+        ""  # what `fd` refers to: "pipe:[123]", "socket:[456]", a path; file of a shared lock; "" if unreadable
+    )
+    # Living processes that could end this wait: they have the other end of the pipe, FIFO or socket open, they hold the
+    # lock, or they are the child that the thread waits for. None = no such wait, or some process could not be read.
     held_by: tuple[int, ...] | None = None
-    io_bytes: int | None = None  # read + written by this thread, None = not readable
+    io_bytes: int | None = None  # bytes read and written by this thread; None = not readable
     idle_s: float | None = None  # for a main thread: time since it last ran on a core; None = unknown
-    wake_count: int = 0  # how often it was in a later sleep than in the snapshot before, since it was last elsewhere
+    wake_count: int = (
+        0  # number of wake-ups from the same sleep, counted between snapshots, since it last did other work
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,21 +44,21 @@ class Socket:
     """One TCP socket of a process."""
 
     inode: int
-    local: str  # "127.0.0.1:4711"
-    peer: str
-    state: str  # "ESTABLISHED", "SYN_SENT", ... as the kernel names them
-    unacked_bytes: int  # written and not acknowledged by the other side
-    unread_bytes: int  # arrived and not read; for a listening socket, connections that were not accepted
+    local: str  # the local address, "127.0.0.1:4711"
+    peer: str  # the address of the other end
+    state: str  # the kernel's name of the state: "ESTABLISHED", "SYN_SENT", ...
+    unacked_bytes: int  # bytes written and not acknowledged by the other end
+    unread_bytes: int  # bytes received and not read; for a listening socket, the number of connections not yet accepted
     retransmits: int  # consecutive retransmissions of the oldest unacknowledged segment
-    acked_bytes: int | None = None  # over its life; None = the kernel refuses the query
-    received_bytes: int | None = None
-    peer_rank: int | None = None  # the other end belongs to this rank, or to a child of it
-    in_job: bool = False  # the other end belongs to a process of the run, its launcher included
+    acked_bytes: int | None = None  # bytes that the other end has acknowledged; None = the kernel refuses the query
+    received_bytes: int | None = None  # bytes received; None = the kernel refuses the query
+    peer_rank: int | None = None  # the other end belongs to this rank or to a child process of this rank
+    in_job: bool = False  # the other end belongs to a process of the run, including its launcher
 
 
 @dataclass(frozen=True, kw_only=True)
 class SignalMasks:
-    """Signal masks of a process, one bit per signal, as in /proc/PID/status; those of the main thread."""
+    """The signal masks of a process's main thread, one bit per signal, as in /proc/PID/status."""
 
     pending: int
     blocked: int
@@ -65,56 +69,56 @@ class SignalMasks:
 @stored_as(open_ends="holds", is_frozen="frozen")
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """One process of the run: a rank or a child."""
+    """One process of the run: a rank, or a child process of a rank."""
 
     pid: int
     parent: int
     command: str
     state: str
-    cpu_s: float
-    io_bytes: int | None  # read + written, None = not readable
+    cpu_s: float  # CPU time so far
+    io_bytes: int | None  # bytes read and written so far; None = not readable
     rss_bytes: int
     tasks: tuple[Task, ...] = ()
     open_ends: tuple[
         str, ...
     ] = ()  # open ends of pipes, FIFOs, sockets: "pipe:[123] w", "/tmp/fifo r", "socket:[456] rw"
     sockets: tuple[Socket, ...] = ()
-    traced_by: int | None = None  # the debugger that is attached at this moment
-    is_frozen: bool = False  # by its control group
+    traced_by: int | None = None  # process id of the debugger that is attached at this moment
+    is_frozen: bool = False  # frozen by its control group
     signals: SignalMasks | None = None  # None = not read
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU at one moment, from nvidia-smi; None = it does not report the value."""
+    """The state of one GPU according to nvidia-smi. A value that nvidia-smi does not report is None."""
 
     index: int
     name: str
-    utilisation: float | None  # 0..1
+    utilisation: float | None  # 0 to 1
     used_bytes: int | None
     total_bytes: int | None
-    ecc_errors: int | None  # uncorrected, since the driver was loaded
-    pids: tuple[int, ...]
-    used_by: dict[int, int] = field(default_factory=dict)  # pid -> bytes; only processes whose memory is reported
+    ecc_errors: int | None  # number of uncorrected memory errors since the driver was loaded
+    pids: tuple[int, ...]  # processes that use the GPU
+    used_by: dict[int, int] = field(default_factory=dict)  # process id -> bytes; only if nvidia-smi reports the bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryAtEvent:
-    """Memory that a rank reported at one moment. On a CPU there is no allocator to query: None."""
+    """The memory of a rank as the rank reported it. Values of torch's CUDA allocator are None on a CPU."""
 
-    moment: str  # "boot", "dump", "last"
+    moment: str  # "boot" (after start-up), "dump" (a memory dump during training) or "last" (the latest heartbeat)
     step: int
-    rss_bytes: int | None
-    allocated_bytes: int | None
-    reserved_bytes: int | None
+    rss_bytes: int | None  # resident memory of the process
+    allocated_bytes: int | None  # allocated by tensors
+    reserved_bytes: int | None  # reserved by torch's allocator
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentSignal:
-    """A signal that a known sender sent to a process of the run."""
+    """A signal to a process of the run, with its sender."""
 
-    pid: int  # 0 = every process of the job
-    rank: int | None  # None = the launcher, or a child of a rank
+    pid: int  # 0 = the signal went to every process of the job
+    rank: int | None  # None = the process is the launcher or a child process of a rank
     signal: str  # "SIGTERM"
     sender: str  # "harness", "torchrun", "kernel (out of memory)"
     at_s: float | None  # None = unknown
@@ -123,14 +127,14 @@ class SentSignal:
 @stored_as(kill_messages="killed")
 @dataclass(frozen=True, kw_only=True)
 class HostMemory:
-    """Memory of the node while the run was watched; None = not readable."""
+    """The memory of the node while the run was watched. A value that could not be read is None."""
 
     total_bytes: int | None
-    available_bytes: int | None  # at the end
-    limit_bytes: int | None  # the smallest limit of the control groups around the run
-    used_bytes: int | None  # of that group, at the end
-    oom_kills: int | None  # processes that the kernel killed in those groups since the launch
-    kill_messages: tuple[str, ...]  # the kernel's log lines: "Out of memory: Killed process 71 (python) ..."
+    available_bytes: int | None  # at the end of the run
+    limit_bytes: int | None  # the smallest memory limit of the run's control groups
+    used_bytes: int | None  # memory use of the control group with that limit, at the end of the run
+    oom_kills: int | None  # number of processes that the kernel killed in these control groups since the launch
+    kill_messages: tuple[str, ...]  # lines of the kernel's log: "Out of memory: Killed process 71 (python) ..."
 
 
 GPU_FIELDS = (
@@ -142,9 +146,10 @@ _MAX_PIDS = 64
 
 
 def parse_gpus(table: str, processes: str) -> tuple[Gpu, ...]:
-    """Return the GPUs from two CSV answers without header and units, in the order of the fields above.
+    """Return the state of each GPU from two outputs of nvidia-smi, as CSV without header and units.
 
-    Raises ValueError if a line has another form.
+    `table` has the columns GPU_FIELDS, and `processes` has the columns PROCESS_FIELDS. Raises ValueError if a line has
+    another form.
     """
     pids: dict[str, dict[int, float | None]] = {}
     for uuid, pid, used in _rows(processes, len(PROCESS_FIELDS)):
@@ -153,6 +158,7 @@ def parse_gpus(table: str, processes: str) -> tuple[Gpu, ...]:
 
 
 def _rows(text: str, columns: int) -> Iterable[list[str]]:
+    """Yield the cells of each CSV line. Raises ValueError if a line has another number of columns."""
     for line, row in enumerate(csv.reader(text.splitlines(), skipinitialspace=True), start=1):
         if len(row) != columns:
             raise ValueError(f"nvidia-smi, line {line}: {len(row)} values, expected {columns}: {','.join(row)[:100]}")
@@ -162,22 +168,22 @@ def _rows(text: str, columns: int) -> Iterable[list[str]]:
 def _gpu(row: list[str], pids: Mapping[str, Mapping[int, float | None]]) -> Gpu:
     index, uuid, name, utilisation, used, total, errors = row
     percent, used_mib, total_mib = _number(utilisation), _number(used), _number(total)
-    uncorrected, of_pids = _number(errors), pids.get(uuid, {})
-    kept_pids = sorted(of_pids)[:_MAX_PIDS]
+    ecc_errors, memory_of_pid = _number(errors), pids.get(uuid, {})
+    listed_pids = sorted(memory_of_pid)[:_MAX_PIDS]
     return Gpu(
         index=int(index),
         name=name[:80],
         utilisation=None if percent is None else percent / 100,
         used_bytes=None if used_mib is None else int(used_mib) << 20,
         total_bytes=None if total_mib is None else int(total_mib) << 20,
-        ecc_errors=None if uncorrected is None else int(uncorrected),
-        pids=tuple(kept_pids),
-        used_by={pid: int(mib) << 20 for pid in kept_pids if (mib := of_pids[pid]) is not None},
+        ecc_errors=None if ecc_errors is None else int(ecc_errors),
+        pids=tuple(listed_pids),
+        used_by={pid: int(mib) << 20 for pid in listed_pids if (mib := memory_of_pid[pid]) is not None},
     )
 
 
 def _number(word: str) -> float | None:
-    """Return the number, or None for "[N/A]", "[Not Supported]" and "[Unknown Error]"."""
+    """Return the number in a cell, or None for "[N/A]", "[Not Supported]" and "[Unknown Error]"."""
     return float(word) if word.replace(".", "", 1).isdigit() else None
 
 
@@ -188,20 +194,27 @@ _MAX_LINE = 300
 
 
 def kill_messages_since(records: Iterable[str], began_us: int) -> Iterator[str]:
-    """Yield the lines of /dev/kmsg on processes that the kernel killed after `began_us` (microseconds since boot)."""
+    """Yield the messages about processes that the kernel killed for want of memory since `began_us`.
+
+    `records` are the records of /dev/kmsg, and `began_us` is in microseconds since boot.
+    """
     for record in records:
         parts = _RECORD.match(record)
-        killed = _KILLED.search(parts[2]) if parts else None
-        if parts and killed and int(parts[1]) >= began_us - _CLOCK_SLACK_US:
-            yield killed[0][:_MAX_LINE]
+        message = _KILLED.search(parts[2]) if parts else None
+        if parts and message and int(parts[1]) >= began_us - _CLOCK_SLACK_US:
+            yield message[0][:_MAX_LINE]
 
 
 def killed_pids(lines: Iterable[str]) -> Iterator[int]:
-    return (int(killed[1]) for line in lines if (killed := _KILLED.search(line)))
+    """Yield the process id in each kernel message about a killed process."""
+    return (int(message[1]) for line in lines if (message := _KILLED.search(line)))
 
 
 def sigterm_reaction(process: Process) -> str:
-    """Return how the process would react to SIGTERM, by its state and masks; empty if unknown. Send no signal."""
+    """Return a sentence about how the process would react to SIGTERM, or "" if unknown.
+
+    The sentence is derived from the process's state and signal masks. No signal is sent.
+    """
     if process.state == "D":
         return "in state D, in which no signal reaches it, SIGKILL included, until its call of the kernel is over"
     if process.state in "Tt" or process.is_frozen:
@@ -235,22 +248,23 @@ _NCCL_WARNING = re.compile(r"NCCL WARN (.+)")
 _MAX_WARNINGS = 4
 
 
+@stored_as(logged_ranks="seen", connected_ranks="connected")
 @dataclass(frozen=True, kw_only=True)
 class NcclInfo:
-    """How NCCL connected the ranks, from its log."""
+    """NCCL's configuration and connections, according to its log. A value that the log does not show is None."""
 
     version: str | None
-    channels: int | None  # for collectives
-    p2p_channels: int | None
+    channels: int | None  # number of channels for collectives
+    p2p_channels: int | None  # number of channels for point-to-point transfers
     transports: tuple[str, ...]  # "P2P/CUMEM", "SHM/direct", "NET/IB"; the most used first
     network: str | None
-    seen: tuple[int, ...]  # ranks whose log has any line of NCCL's
-    connected: tuple[int, ...]  # ranks of `seen` that finished every communicator that they began
+    logged_ranks: tuple[int, ...]  # ranks whose log has a line of NCCL
+    connected_ranks: tuple[int, ...]  # ranks of these that initialized every communicator that they began to initialize
     warnings: tuple[str, ...]
 
 
 def read_nccl(logs: Mapping[int, Iterable[str]]) -> NcclInfo | None:
-    """Return how NCCL connected the ranks, from their logs; None if NCCL wrote nothing."""
+    """Return NCCL's configuration and connections from the ranks' logs, or None if NCCL logged nothing."""
     lines = {
         rank: nccl_lines for rank, log in logs.items() if (nccl_lines := [line for line in log if _NCCL.search(line)])
     }
@@ -271,16 +285,19 @@ def read_nccl(logs: Mapping[int, Iterable[str]]) -> NcclInfo | None:
             )
         ),
         network=_first(_NCCL_NETWORK, everything),
-        seen=tuple(sorted(lines)),
-        connected=tuple(rank for rank in sorted(lines) if _has_connected(lines[rank])),
+        logged_ranks=tuple(sorted(lines)),
+        connected_ranks=tuple(rank for rank in sorted(lines) if _has_connected(lines[rank])),
         warnings=tuple(dict.fromkeys(warnings))[:_MAX_WARNINGS],
     )
 
 
 def _has_connected(lines: Iterable[str]) -> bool:
-    """Whether the rank finished every communicator that it began. NCCL before 2.18 does not log the beginning."""
-    begun_and_done = Counter(word for line in lines for word in ("Init START", "Init COMPLETE") if word in line)
-    return begun_and_done["Init COMPLETE"] >= max(1, begun_and_done["Init START"])
+    """Whether the rank has initialized every communicator that it began to initialize.
+
+    NCCL before 2.18 does not log the beginning; then one initialized communicator is enough.
+    """
+    counts = Counter(text for line in lines for text in ("Init START", "Init COMPLETE") if text in line)
+    return counts["Init COMPLETE"] >= max(1, counts["Init START"])
 
 
 def _first(expression: re.Pattern[str], lines: Iterable[str]) -> str | None:

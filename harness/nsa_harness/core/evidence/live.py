@@ -1,4 +1,4 @@
-"""The progress of a running attempt for the screen, and an estimate of the time that a plan still takes."""
+"""The progress of a running attempt as the screen shows it, and an estimate of the remaining time of a plan."""
 
 from __future__ import annotations
 
@@ -13,60 +13,69 @@ STILL_S = 300.0  # longest time without output; CI systems end a job that prints
 @stored_as(no_progress_s="quiet_s")
 @dataclass(frozen=True, kw_only=True)
 class RankProgress:
-    """One rank at this moment, from its status file."""
+    """The current progress of one rank, from its status file."""
 
     rank: int
     phase: str
     step: int  # optimizer step in progress, 1-based
-    no_progress_s: float | None  # age of the latest event; None = no event yet
-    rss_bytes: int | None  # the peak so far
-    module: str | None
+    no_progress_s: float | None  # time since the latest progress event; None = no event yet
+    rss_bytes: int | None  # highest resident memory so far
+    module: str | None  # the module whose forward or backward the rank is in
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    elapsed_s: float
+    """The current progress of a running attempt."""
+
+    elapsed_s: float  # since the launch
     deadline_s: float | None  # None = no deadline
     ranks: tuple[RankProgress, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstSnapshot:
-    """Ranks that are blocked at the same place in the first snapshot of a running job.
+    """Ranks that are at the same location in the first snapshot of a running job.
 
-    Only the next snapshot shows whether they make progress.
+    Whether they make progress is only known after the next snapshot.
     """
 
     ranks: tuple[int, ...]
-    blocked_in: str  # "barrier", "all_reduce (DDP)", "read in load"; "running"
+    blocked_in: str  # "barrier", "all_reduce (DDP)" or "read in load"; "running" if the ranks do not wait
     place: str  # "train.py:6"; empty = no line of the program is known
     function: str
-    idle_s: float | None  # since the training thread last ran, the shortest of these ranks; None = unknown
-    cpu_s: float | None  # CPU time of the process so far, the maximum of these ranks
-    age_s: float  # age of the job
+    idle_s: float | None  # time since the training thread last ran, the minimum over these ranks; None = unknown
+    cpu_s: float | None  # CPU time of the process so far, the maximum over these ranks; None = unknown
+    age_s: float  # time since the job was started
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressNews:
-    """The last line printed about an attempt, on a terminal that keeps every line, such as a CI log."""
+    """The progress that the latest printed line about an attempt has shown.
+
+    It is used for outputs that keep every line, such as a CI log.
+    """
 
     phase: str
     milestone: int
-    at_s: float
+    at_s: float  # seconds since the launch
 
 
 def next_news(last: ProgressNews | None, phase: str, progress: Progress) -> ProgressNews | None:
-    """Return what to print now, or None: a new phase, a step of 1, 2, 5, 10, 20 ..., or a sign of life."""
+    """Return the progress to print now, or None if nothing needs to be printed.
+
+    A line is due if the phase has changed since `last`, if the slowest rank has reached a step of 1, 2, 5, 10, 20 ...,
+    or if nothing was printed for `STILL_S` seconds.
+    """
     word = phase.partition(" ")[0]
-    reached = milestone(min((rank.step for rank in progress.ranks), default=0)) if word == "step" else 0
-    now = ProgressNews(phase=word, milestone=reached, at_s=progress.elapsed_s)
-    if last is None or word != last.phase or reached > last.milestone:
+    step = milestone(min((rank.step for rank in progress.ranks), default=0)) if word == "step" else 0
+    now = ProgressNews(phase=word, milestone=step, at_s=progress.elapsed_s)
+    if last is None or word != last.phase or step > last.milestone:
         return now
     return now if progress.elapsed_s - last.at_s >= STILL_S else None
 
 
 def milestone(step: int) -> int:
-    """Return the largest of 1, 2, 5, 10, 20, 50 ... up to `step`; 0 before the first."""
+    """Return the largest number of 1, 2, 5, 10, 20, 50 ... that is at most `step`; 0 if `step` is below 1."""
     if step < 1:
         return 0
     unit: int = 10 ** (len(str(step)) - 1)
@@ -74,9 +83,12 @@ def milestone(step: int) -> int:
 
 
 def time_left_s(took_s: Sequence[float], running_s: Sequence[float], waiting: int) -> float | None:
-    """Return an estimate: every run takes the mean of those that ended, with as many in parallel as now.
+    """Return an estimate of the remaining time of a plan in seconds, or None if it cannot be estimated.
 
-    None before the first run has ended, if nothing is left, and if a running one takes longer than any that ended.
+    `took_s` are the durations of the finished runs, `running_s` the elapsed times of the running ones, and `waiting` is
+    the number of runs that have not started. The estimate assumes that every run takes the mean of the finished runs,
+    and that as many runs as now stay in parallel. It is None before the first run has finished, if no run is left, and
+    if no run is waiting and the running ones already take longer than that mean.
     """
     if not took_s or not (running_s or waiting):
         return None

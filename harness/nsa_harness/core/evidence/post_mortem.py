@@ -542,7 +542,7 @@ _HOW = {
 class MissingData:
     """Data that would have shown more. `how` has commands and settings that record it next time."""
 
-    what: str
+    name: str
     how: tuple[str, ...]
 
 
@@ -560,7 +560,7 @@ def _missing(evidence: Evidence, ranks: Mapping[int, _Rank], files: Sequence[Job
         whose = "every rank" if len(lacking) == len(everyone) > 1 else _ranks_text(lacking)
         now = tuple(f"pystack core {core} > rank3.txt  # and read that too" for core in cores[:1])
         if lacking:
-            yield MissingData(what=f"{what} of {whose}", how=(*(now if what == "stacks" else ()), *_HOW[what]))
+            yield MissingData(name=f"{what} of {whose}", how=(*(now if what == "stacks" else ()), *_HOW[what]))
 
 
 def _unused_files(files: Sequence[JobFile]) -> Iterator[Trouble]:

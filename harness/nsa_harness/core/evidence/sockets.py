@@ -1,4 +1,4 @@
-"""Read the kernel's TCP sockets: the table in /proc and answers of inet_diag."""
+"""Read the kernel's TCP sockets: the table in /proc/PID/net, and replies of the inet_diag netlink interface."""
 
 from __future__ import annotations
 
@@ -17,50 +17,56 @@ _STATES = {
 }  # fmt: skip
 _MAPPED = b"\0" * 10 + b"\xff\xff"  # an IPv4 address in an IPv6 socket
 
-# linux/netlink.h and linux/inet_diag.h. The header of a message: length, type, flags, sequence, port.
+# From linux/netlink.h and linux/inet_diag.h. The header of a message: length, type, flags, sequence, port.
 _NLMSG = struct.Struct("=IHHII")
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
-# An answer up to the inode: family, state, timer, retransmits, ports (network order), addresses, interface, cookie,
+# A reply up to the inode: family, state, timer, retransmits, ports (network order), addresses, interface, cookie,
 # expires, rqueue, wqueue, uid, inode.
 _ANSWER = struct.Struct("=BBBB4s16s16sI8sIIIII")
 _ATTRIBUTE = struct.Struct("=HH")
 _INET_DIAG_INFO = 2
-# struct tcp_info: bytes_acked and bytes_received, there since Linux 4.1.
+# In struct tcp_info: bytes_acked and bytes_received, since Linux 4.1.
 _BYTES = struct.Struct("=QQ")
 _BYTES_AT = 120
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransferredBytes:
-    """Bytes that one connection carried over its life."""
+    """The number of bytes that a connection has transferred since it was opened."""
 
     acked_bytes: int
     received_bytes: int
 
 
 def parse_table(text: str) -> dict[int, Socket]:
-    """Return the sockets of /proc/PID/net/tcp or tcp6, by inode; malformed lines are skipped."""
+    """Return the sockets listed in /proc/PID/net/tcp or tcp6, by inode. Malformed lines are skipped."""
     rows = (_row(line.split()) for line in text.splitlines()[1:])
     return {row.inode: row for row in rows if row is not None and row.inode}
 
 
 def parse_answers(data: bytes) -> Iterator[tuple[int, TransferredBytes | None]]:
-    """Yield inode and bytes of the sockets in one inet_diag datagram. Raises ValueError if the kernel refused."""
+    """Yield (inode, transferred bytes) for each socket in one inet_diag datagram; None if the bytes are missing.
+
+    Raises ValueError if the kernel refused the query or the datagram is malformed.
+    """
     for kind, body in _messages(data, _NLMSG):
         if kind == _NLMSG_ERROR:
             (number,) = struct.unpack_from("=i", body.ljust(4, b"\0"))
             raise ValueError(f"the kernel refused: error {-number}")
         if kind != _NLMSG_DONE and len(body) >= _ANSWER.size:
-            yield int(_ANSWER.unpack_from(body)[-1]), _transferred(body[_ANSWER.size :])
+            yield int(_ANSWER.unpack_from(body)[-1]), _read_tcp_info(body[_ANSWER.size :])
 
 
 def answers_end(data: bytes) -> bool:
-    """Whether the datagram contains the end of the answer. Raises ValueError for a torn datagram."""
+    """Whether the datagram contains the end of the kernel's reply. Raises ValueError if it is malformed."""
     return any(kind in (_NLMSG_DONE, _NLMSG_ERROR) for kind, _ in _messages(data, _NLMSG))
 
 
 def other_ends(table: Mapping[int, Socket]) -> dict[int, int]:
-    """Return inode -> inode of the other end, for connections with both ends in the table (both on this host)."""
+    """Return a mapping from each socket's inode to the inode of the connection's other end.
+
+    Only connections with both ends in the table are included: those within this host.
+    """
     by_address = {(socket.local, socket.peer): inode for inode, socket in table.items() if socket.state != "LISTEN"}
     pairs = (
         (inode, by_address.get((socket.peer, socket.local)))
@@ -72,14 +78,14 @@ def other_ends(table: Mapping[int, Socket]) -> dict[int, int]:
 
 def _row(words: list[str]) -> Socket | None:
     try:
-        unacked, unread = (int(half, 16) for half in words[4].split(":"))
+        unacked_bytes, unread_bytes = (int(half, 16) for half in words[4].split(":"))
         return Socket(
             inode=int(words[9]),
             local=_address(words[1]),
             peer=_address(words[2]),
             state=_STATES.get(int(words[3], 16), words[3]),
-            unacked_bytes=unacked,
-            unread_bytes=unread,
+            unacked_bytes=unacked_bytes,
+            unread_bytes=unread_bytes,
             retransmits=int(words[6], 16),
         )
     except (IndexError, ValueError):
@@ -87,7 +93,7 @@ def _row(words: list[str]) -> Socket | None:
 
 
 def _address(text: str) -> str:
-    """Return "127.0.0.1:8080" for "0100007F:1F90". The address has the host's byte order, the port is a number."""
+    """Return "127.0.0.1:8080" for "0100007F:1F90". In the table the address is in the host's byte order."""
     address, _, port = text.partition(":")
     words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
     raw = struct.pack(f"={len(words)}I", *words)
@@ -98,19 +104,21 @@ def _address(text: str) -> str:
     return f"[{ipaddress.IPv6Address(raw)}]:{int(port, 16)}"
 
 
-def _transferred(attributes: bytes) -> TransferredBytes | None:
+def _read_tcp_info(attributes: bytes) -> TransferredBytes | None:
+    """Return the byte counts in the INET_DIAG_INFO attribute, or None if there is none or it is malformed."""
     with suppress(ValueError):
         for kind, info in _messages(attributes, _ATTRIBUTE):
             if kind == _INET_DIAG_INFO and len(info) >= _BYTES_AT + _BYTES.size:
-                acked, received = _BYTES.unpack_from(info, _BYTES_AT)
-                return TransferredBytes(acked_bytes=acked, received_bytes=received)
+                acked_bytes, received_bytes = _BYTES.unpack_from(info, _BYTES_AT)
+                return TransferredBytes(acked_bytes=acked_bytes, received_bytes=received_bytes)
     return None
 
 
 def _messages(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
-    """Yield kind and body of each message or attribute.
+    """Yield the kind and the body of each netlink message, or of each attribute, in `data`.
 
-    Both begin with length and kind, and are padded to four bytes.
+    A message or attribute begins with its length and kind, and is padded to four bytes. Raises ValueError for a length
+    that is too small.
     """
     at = 0
     while at + header.size <= len(data):

@@ -1,4 +1,4 @@
-"""Read stack dumps, and find in them the user's frame, the training thread, the collective call and process pools."""
+"""Read stack dumps, and find in them the user's frame, the training thread, the collective call and pool workers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _MAX_THREADS = 256
 
 _STDLIB = re.compile(r"/lib/(?:python3\.\d+|pypy3\.\d+)/(?!site-packages/|dist-packages/)|^<frozen ")
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
-# Packages that run other people's training code; the user is never sent to one of their frames.
+# Packages whose frames are never reported as the user's location, because they only run the user's training code.
 _MACHINERY = {"torch", "numpy", "triton", "functorch", "torchgen"}
-# Our shipped program is the user's program. Only the probe and planted faults are not.
+# The program that ships with nsa-harness counts as the user's program. The probe and planted faults do not.
 _SUBJECT = re.compile(
     r"-packages/nsa_attention/|-packages/nsa_harness/(?!(?:probe|faults|fork_server|supervisor)/)[^/]+/"
     r"|/(?:nsa_)?harness/faults/acts\.py$"
 )
-_GUESTS = re.compile(r"/(?:nsa_)?harness/(?:probe|faults)/")  # in a checkout, and if installed
+_GUESTS = re.compile(r"/(?:nsa_)?harness/(?:probe|faults)/")  # in a checkout and in an installed package
 _PROBE = re.compile(r"/(?:nsa_)?harness/probe/")
 _LIBRARY_POLLERS = (
     "tqdm/_monitor.py",
@@ -38,7 +38,10 @@ _FAULTHANDLER_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
 def parse_py_spy(text: str, source: str) -> tuple[Stack, ...]:
-    """Return the threads of `py-spy dump --json`. Raises ValueError on anything else."""
+    """Return the stacks of all threads in the output of `py-spy dump --json`; `source` is stored in each stack.
+
+    Raises ValueError if `text` has another form.
+    """
     try:
         threads = json.loads(text)
         if not isinstance(threads, list):
@@ -68,10 +71,10 @@ _PY_SPY_FRAME = re.compile(r"^ {4}(\S.*) \((.+?)(?::(\d+))?\)$")
 
 
 def parse_py_spy_text(text: str) -> dict[int, tuple[Stack, ...]]:
-    """Return the threads of each process in `py-spy dump` as text, the dumped process first.
+    """Return the stacks in the plain text output of `py-spy dump`, by process id; the dumped process comes first.
 
-    File names are short unless --full-filenames was given. Those of torch and the standard library get a directory,
-    which distinguishes them from the program's own.
+    Without --full-filenames py-spy shortens file names. The short names of torch and the standard library get a
+    directory here, so they can be distinguished from the program's own files. The result is empty for other text.
     """
     processes: dict[int, list[tuple[str, int | None, str, list[Frame]]]] = {}
     threads: list[tuple[str, int | None, str, list[Frame]]] | None = None
@@ -95,10 +98,10 @@ def parse_py_spy_text(text: str) -> dict[int, tuple[Stack, ...]]:
                 source="py-spy",
                 gil="gil" in state,
             )
-            for name, tid, state, frames in some[:_MAX_THREADS]
+            for name, tid, state, frames in dumped_threads[:_MAX_THREADS]
         )
-        for pid, some in processes.items()
-        if some
+        for pid, dumped_threads in processes.items()
+        if dumped_threads
     }
 
 
@@ -112,15 +115,15 @@ def _with_directory(short: str) -> str:
 
 
 _PARTNERS = ("src", "dst")  # global ranks
-_PARTNERS_IN_GROUP = ("group_src", "group_dst")  # numbers within a group; a stack does not show their global ranks
+_PARTNERS_IN_GROUP = ("group_src", "group_dst")  # ranks within a group; a stack does not show their global ranks
 _NUMBER = re.compile(r"-?\d{1,9}")
 
 
 def _arguments(frames: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Return root or partner (src, dst) and tag of the outermost torch.distributed call that the thread is in.
+    """Return the arguments src, dst and tag of the outermost torch.distributed call that the thread is in.
 
     The result is empty if the dump has no variables (`py-spy --locals` adds them), if the call has no such argument,
-    or if the argument is a number within a group. Only whole numbers are read, because other variables may be secrets.
+    or if src or dst is a rank within a group. Only integers are read, because other variables may be secrets.
     """
     inside = takewhile(lambda frame: is_library(str(frame["filename"])), frames)
     calls = [frame for frame in inside if str(frame["filename"]).endswith(_PUBLIC[0])]
@@ -129,8 +132,8 @@ def _arguments(frames: Sequence[dict[str, Any]]) -> dict[str, int]:
         numbers = {
             name: int(variables[name]) for name in (*_PARTNERS, "tag") if _NUMBER.fullmatch(variables.get(name, ""))
         }
-        named = any(name in numbers for name in _PARTNERS)
-        if not named and any(variables.get(name, "None") != "None" for name in _PARTNERS_IN_GROUP):
+        has_global_partner = any(name in numbers for name in _PARTNERS)
+        if not has_global_partner and any(variables.get(name, "None") != "None" for name in _PARTNERS_IN_GROUP):
             return {}
         if numbers:
             return numbers
@@ -138,7 +141,7 @@ def _arguments(frames: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def without_variables(text: str) -> str:
-    """Return a py-spy dump without the values of variables. Raises ValueError if it is no JSON."""
+    """Return a JSON dump of py-spy without the values of variables. Raises ValueError if `text` is not JSON."""
     threads = json.loads(text)
     for thread in threads if isinstance(threads, list) else ():
         for frame in thread.get("frames", ()):
@@ -147,10 +150,10 @@ def without_variables(text: str) -> str:
 
 
 def parse_faulthandler(text: str) -> tuple[Stack, ...]:
-    """Return the threads of the last dump in a faulthandler file; empty if there is none.
+    """Return the stacks of the last dump in a file that faulthandler wrote; empty if the file has no dump.
 
-    Dumps follow each other without a separator: a thread that appears again begins the next one. The main thread is the
-    oldest, and faulthandler lists the newest first.
+    Dumps follow each other without a separator: a thread that appears again begins the next dump. The last thread of
+    a dump is the main thread, because faulthandler lists the newest thread first.
     """
     dump: dict[str, list[Frame]] = {}
     frames: list[Frame] = []
@@ -181,34 +184,38 @@ def is_standard(file: str) -> bool:
 
 
 def in_probe(file: str) -> bool:
-    """Whether the file belongs to the probe, whose wrappers surround functions of torch."""
+    """Whether the file belongs to the probe of nsa-harness, which wraps functions of torch."""
     return bool(_PROBE.search(file))
 
 
 def is_poller(stack: Stack) -> bool:
-    """Whether the thread is a background thread of a library or of the probe, which never ends a wait."""
+    """Whether the thread is a background thread of a library or of the probe. Such a thread never releases others."""
     return any(
         in_probe(frame.file) or any(poller in frame.file for poller in _LIBRARY_POLLERS) for frame in stack.frames
     )
 
 
 def user_frame(frames: Sequence[Frame]) -> Frame | None:
-    """Return the innermost frame of the user's code; without one, of a package that is no training machinery."""
+    """Return the innermost frame of the user's own code.
+
+    If there is none, return the innermost frame of a package other than torch and its like, or None.
+    """
     own = next((frame for frame in frames if not is_library(frame.file) and not frame.file.startswith("<")), None)
     if own is not None:
         return own
     return next((frame for frame in frames if not _is_machinery(frame.file)), None)
 
 
-def training_stack(stacks: Sequence[Stack], pid: int, marking_tids: Iterable[int] = ()) -> Stack | None:
-    """Return the stack of the training thread, which is the main thread with one exception.
+def training_stack(stacks: Sequence[Stack], pid: int, event_tids: Iterable[int] = ()) -> Stack | None:
+    """Return the stack of the training thread of process `pid`, or None if there are no stacks.
 
-    During a backward pass on CUDA, autograd's own thread runs the Python hooks and the main thread only waits. Then it
-    is the thread with progress events that runs the user's code.
+    The training thread is the main thread, with one exception: during a backward pass on CUDA, a thread of autograd
+    runs the Python hooks while the main thread only waits. That thread is found among `event_tids`, the ids of the
+    threads that recorded progress events, because it runs the user's code.
     """
     by_tid = {stack.tid: stack for stack in stacks}
     main = by_tid.get(pid) or next((stack for stack in stacks if stack.thread == "MainThread"), None)
-    for tid in marking_tids:
+    for tid in event_tids:
         stack = by_tid.get(tid)
         if stack and stack.tid != pid and user_frame(stack.frames) is not None and _runs_backward(main):
             return stack
@@ -216,13 +223,16 @@ def training_stack(stacks: Sequence[Stack], pid: int, marking_tids: Iterable[int
 
 
 def in_function(frames: Sequence[Frame], file_ends: str, names: Iterable[str] = ()) -> Frame | None:
-    """Return the innermost frame in a file with that ending and, if names are given, in one of these functions."""
-    wanted_names = set(names)
+    """Return the innermost frame whose file name ends in `file_ends`, or None.
+
+    If `names` are given, only frames of functions with one of these names count.
+    """
+    functions = set(names)
     return next(
         (
             frame
             for frame in frames
-            if frame.file.endswith(file_ends) and (not wanted_names or frame.function in wanted_names)
+            if frame.file.endswith(file_ends) and (not functions or frame.function in functions)
         ),
         None,
     )
@@ -230,30 +240,37 @@ def in_function(frames: Sequence[Frame], file_ends: str, names: Iterable[str] = 
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadWait:
-    """A wait for another thread, identified by the standard library's call."""
+    """A wait that another thread of the process must end, identified by the function of the standard library."""
 
-    call: str
-    what: str
-    ended_by: str  # the action of another thread that ends the wait
+    call: str  # the function, such as Queue.get
+    awaited_item: str  # what the thread waits for, for a sentence
+    ended_by: str  # the action of another thread that ends the wait, for a sentence
 
 
-A_LOCK = ThreadWait(call="a lock", what="a lock", ended_by="release it")
+A_LOCK = ThreadWait(call="a lock", awaited_item="a lock", ended_by="release it")
 _AWAITED = {
-    ("/queue.py", "get"): ThreadWait(call="Queue.get", what="an item of a queue", ended_by="put one into it"),
-    ("/queue.py", "put"): ThreadWait(call="Queue.put", what="room in a queue", ended_by="take an item out of it"),
-    ("/queue.py", "join"): ThreadWait(call="Queue.join", what="the items of a queue to be done", ended_by="do them"),
-    ("/threading.py", "Event.wait"): ThreadWait(call="Event.wait", what="an event", ended_by="set it"),
+    ("/queue.py", "get"): ThreadWait(call="Queue.get", awaited_item="an item of a queue", ended_by="put one into it"),
+    ("/queue.py", "put"): ThreadWait(
+        call="Queue.put", awaited_item="room in a queue", ended_by="take an item out of it"
+    ),
+    ("/queue.py", "join"): ThreadWait(
+        call="Queue.join", awaited_item="the items of a queue to be done", ended_by="do them"
+    ),
+    ("/threading.py", "Event.wait"): ThreadWait(call="Event.wait", awaited_item="an event", ended_by="set it"),
     ("/threading.py", "Barrier.wait"): ThreadWait(
-        call="Barrier.wait", what="a barrier of threads", ended_by="come to it"
+        call="Barrier.wait", awaited_item="a barrier of threads", ended_by="come to it"
     ),
     ("concurrent/futures/_base.py", "result"): ThreadWait(
-        call="Future.result", what="the result of a future", ended_by="give it"
+        call="Future.result", awaited_item="the result of a future", ended_by="give it"
     ),
 }
 
 
 def thread_wait(frames: Sequence[Frame]) -> ThreadWait:
-    """Return the wait that the innermost library frames show, else A_LOCK. py-spy prefixes a method with its class."""
+    """Return the kind of wait that the innermost library frames show, or A_LOCK if they show no other.
+
+    `frames` are innermost first. py-spy prefixes the name of a method with its class.
+    """
     for frame in takewhile(lambda frame: is_library(frame.file), frames):
         for (file, name), wait in _AWAITED.items():
             own = frame.function if "." in name else frame.function.rpartition(".")[2]
@@ -262,8 +279,8 @@ def thread_wait(frames: Sequence[Frame]) -> ThreadWait:
     return A_LOCK
 
 
-# Functions in which a debugger reads its next command, or waits for somebody to connect or to go on. An innermost
-# library frame below one of them belongs to the debugger; what it runs for the program has a frame of its own.
+# Functions in which a debugger reads its next command, or waits for a client to connect or to continue. Library frames
+# inside such a function belong to the debugger. Code that the debugger runs for the program has a frame of its own.
 _DEBUGGERS = (
     ("IPython/core/debugger.py", ("_cmdloop", "interaction"), "IPython"),
     ("IPython/terminal/interactiveshell.py", ("interact", "mainloop"), "IPython"),
@@ -274,7 +291,10 @@ _DEBUGGERS = (
 
 
 def debugger(frames: Sequence[Frame]) -> str:
-    """Return the debugger that the thread waits in, by the frames between the innermost one and the program; or ""."""
+    """Return the name of the debugger in which the thread waits for a person, or "" if it is in none.
+
+    Only the library frames inside the program's innermost frame are searched. `frames` are innermost first.
+    """
     for frame in takewhile(lambda frame: is_library(frame.file), frames):
         for file, functions, name in _DEBUGGERS:
             if frame.file.endswith(file) and frame.function.rpartition(".")[2] in functions:
@@ -286,9 +306,9 @@ _GROUP_CALLS = "torch/distributed/"
 _WRAPPED = "torch/nn/parallel/distributed.py"  # DDP
 _PUBLIC = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
 _NO_CALLS = ("torch/distributed/checkpoint/", "torch/distributed/elastic/", "torch/distributed/run.py")
-# Libraries that make such calls, by the files around them, innermost first.
+# Libraries that call torch.distributed for the program, each by a part of its file names.
 _MADE_BY = (("torch/distributed/fsdp/", "FSDP"), (_WRAPPED, "DDP"), ("torch/distributed/pipelining/", "pipeline"))
-# Operations that a thread waits for below Python, in a torch function that is no operation itself.
+# Torch functions that are not collectives themselves, but wait below Python for the collective in the second column.
 _WAITS_FOR = {
     "_engine_run_backward": "all_reduce",
     "_sync_module_states": "broadcast",
@@ -306,20 +326,22 @@ _WAITS_FOR = {
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCall:
-    """The collective call that a stack is in, as its frames name it."""
+    """The collective call that a thread is in, according to its stack."""
 
-    op: str
-    by: str  # "DDP", "FSDP", "pipeline"; empty = the program calls it itself
+    op: str  # the torch.distributed function, such as all_reduce
+    by: str  # the library that makes the call: "DDP", "FSDP", "pipeline"; empty = the program calls it itself
 
     @property
     def text(self) -> str:
+        """The call for a sentence, such as "all_reduce (DDP)"."""
         return f"{self.op} ({self.by})" if self.by else self.op
 
 
 def group_call(frames: Sequence[Frame]) -> GroupCall | None:
-    """Return the outermost torch.distributed function that the thread is in, or None.
+    """Return the outermost torch.distributed function that the thread is in, or None. `frames` are innermost first.
 
-    DDP reduces below the engine of autograd, which has no frame of it: a thread that waits there waits for DDP.
+    DDP reduces gradients inside the autograd engine, without a Python frame of its own. A thread that waits in the
+    engine therefore counts as waiting for DDP's all_reduce.
     """
     leaf = frames[0] if frames else None
     if leaf is not None and leaf.function == "_engine_run_backward":
@@ -328,8 +350,8 @@ def group_call(frames: Sequence[Frame]) -> GroupCall | None:
     if leaf is None or not _is_group_file(leaf.file) or any(file in leaf.file for file in _NO_CALLS):
         return None
     by = next((name for frame in inside for file, name in _MADE_BY if file in frame.file), "")
-    called = takewhile(lambda frame: _is_group_file(frame.file), inside)
-    names = [(frame.file, frame.function.rpartition(".")[2]) for frame in called]
+    group_frames = takewhile(lambda frame: _is_group_file(frame.file), inside)
+    names = [(frame.file, frame.function.rpartition(".")[2]) for frame in group_frames]
     public = [name for file, name in names if file.endswith(_PUBLIC) and not name.startswith("_")]
     awaited_ops = [_WAITS_FOR[name] for _, name in names if name in _WAITS_FOR]
     return GroupCall(op=next(iter([*public[-1:], *awaited_ops]), names[0][1]), by=by)
@@ -357,18 +379,19 @@ _PYSTACK_FRAME = re.compile(r'^\s+\(Python\) File "(.*)", line (\d+), in (.*)$')
 
 
 def stack_that_needs_native_frames(
-    stacks: Sequence[Stack], process: Process, marking: Iterable[int], last: Frame | None
+    stacks: Sequence[Stack], process: Process, event_tids: Iterable[int], last: Frame | None
 ) -> Stack | None:
-    """Return the training thread if its native frames are needed because its Python line does not show what it does.
+    """Return the stack of the training thread if its Python frames do not show what the thread does, else None.
 
-    It holds the GIL without running Python, keeps running in the line `last` of an earlier snapshot, or is in an
-    unknown system call. A process in state D or stopped cannot be sampled.
+    This is so if the thread holds the GIL without running, or if it is still in the line `last` of an earlier snapshot
+    while it runs or is in an unknown system call. A stopped process, or one in state D, cannot be sampled.
+    `event_tids`: the threads that recorded progress events, as in `training_stack`.
     """
-    stack = training_stack(stacks, process.pid, marking)
+    stack = training_stack(stacks, process.pid, event_tids)
     task = next((task for task in process.tasks if stack and task.tid == (stack.tid or process.pid)), None)
     if stack is None or task is None or not stack.frames or process.state in "DTtZX":
         return None
-    if not stack.source.startswith("py-spy"):  # which could not read native frames at all
+    if not stack.source.startswith("py-spy"):  # py-spy cannot read this process, and so no native frames either
         return None
     if stack.gil and task.state != "R" and task.syscall != "running":
         return stack
@@ -377,9 +400,9 @@ def stack_that_needs_native_frames(
 
 
 def parse_native(text: str) -> dict[int, tuple[str, ...]]:
-    """Return the C functions below each thread's innermost Python frame, from `py-spy dump --json --native`.
+    """Return the C functions below each thread's innermost Python frame, by native thread id.
 
-    Raises ValueError on anything else.
+    `text` is the output of `py-spy dump --json --native`. Raises ValueError if it has another form.
     """
     try:
         return {int(thread["os_thread_id"]): _native(thread["frames"]) for thread in json.loads(text)}
@@ -388,7 +411,10 @@ def parse_native(text: str) -> dict[int, tuple[str, ...]]:
 
 
 def parse_pystack(text: str) -> tuple[Stack, ...]:
-    """Return the threads of `pystack remote`, which prints the outermost frame first. Raises ValueError without any."""
+    """Return the stacks of all threads in the output of `pystack remote`, innermost frame first.
+
+    Raises ValueError if the output has no thread.
+    """
     threads: list[tuple[int, bool, list[Frame]]] = []
     for line in text.splitlines():
         if thread := _PYSTACK_THREAD.match(line):
@@ -411,14 +437,17 @@ def parse_pystack(text: str) -> tuple[Stack, ...]:
 
 
 def _native(frames: list[dict[str, object]]) -> tuple[str, ...]:
-    """Return the names of the innermost native frames. py-spy names a module only for native frames."""
+    """Return the innermost native frames as text: "sleep (libc.so.6)". py-spy names a module only for native frames."""
     native = takewhile(lambda frame: frame.get("module") is not None, frames)
-    named = (f"{_function(str(frame['name']))} ({str(frame['module']).rpartition('/')[2]})" for frame in native)
-    return tuple(name[:200] for name, _ in islice(groupby(named), _MAX_NATIVE))
+    texts = (f"{_function(str(frame['name']))} ({str(frame['module']).rpartition('/')[2]})" for frame in native)
+    return tuple(text[:200] for text, _ in islice(groupby(texts), _MAX_NATIVE))
 
 
 def _function(name: str) -> str:
-    """Return the function's name. Without a symbol the name is an address, and differs in each level of a recursion."""
+    """Return the name of a native function, or "?" if py-spy only has an address.
+
+    Addresses differ in each level of a recursion, so they would not be merged.
+    """
     return "?" if name.startswith("0x") else name
 
 
@@ -427,11 +456,11 @@ _QUEUE = "multiprocessing/queues.py"
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """One kind of process pool: where a result is awaited, and the loop of its workers."""
+    """One kind of process pool: the functions that wait for a result, and the function that its workers run."""
 
-    awaited_in: tuple[tuple[str, tuple[str, ...]], ...]  # file, functions
-    file: str  # file of the workers' loop and of the threads that hand out tasks
-    loop: str
+    awaited_in: tuple[tuple[str, tuple[str, ...]], ...]  # (file, functions that wait for a result)
+    file: str  # file of the worker's loop and of the threads that hand out tasks
+    loop: str  # function with the worker's loop
 
 
 MULTIPROCESSING = Pool(
@@ -451,16 +480,17 @@ _POOLS = (MULTIPROCESSING, EXECUTOR)
 
 
 def awaits_result(frames: Sequence[Frame]) -> Pool | None:
-    """Return the kind of pool whose result this thread waits for."""
+    """Return the kind of process pool whose result this thread waits for, or None if it waits for none."""
     return next((pool for pool in _POOLS if any(_within(frames, *place) for place in pool.awaited_in)), None)
 
 
 def is_worker(pool: Pool, frames: Sequence[Frame]) -> bool:
+    """Whether the thread is a worker of this kind of process pool."""
     return _within(frames, pool.file, (pool.loop,))
 
 
 def awaits_task(frames: Sequence[Frame]) -> bool:
-    """Whether an idle pool worker waits for its next task: the pool's loop is in the get() of the task queue."""
+    """Whether the thread is a pool worker that waits for its next task, in the get() of the task queue."""
     loops = (
         number
         for number, frame in enumerate(frames)
@@ -471,11 +501,14 @@ def awaits_task(frames: Sequence[Frame]) -> bool:
 
 
 def serves_pool(frames: Sequence[Frame]) -> bool:
-    """Whether the thread only hands tasks to workers and takes their results."""
+    """Whether the thread belongs to a process pool and only hands out tasks and collects results."""
     hands_on = any(frame.file.endswith(pool.file) for pool in _POOLS for frame in frames)
     return hands_on and all(is_standard(frame.file) for frame in frames)
 
 
 def _within(frames: Sequence[Frame], file: str, names: Sequence[str]) -> bool:
-    """Whether a frame is in that file and function. py-spy names a method with its class, faulthandler without."""
+    """Whether some frame is in `file` and in a function of `names`.
+
+    py-spy prefixes the name of a method with its class; faulthandler does not.
+    """
     return any(frame.file.endswith(file) and frame.function.rpartition(".")[2] in names for frame in frames)

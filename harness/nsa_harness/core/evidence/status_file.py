@@ -1,4 +1,4 @@
-"""Read status files. Another process writes these bytes, so only consistent records are used."""
+"""Read status files. Another process may be writing the file meanwhile, so only consistent records are used."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ _Clock = Callable[[int], float]  # from nanoseconds to seconds since the launch
 
 
 def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> StatusFile:
-    """Return the status file as a value, with times in seconds since `launched_ns` and at most the latest calls.
+    """Return the content of a status file, with times in seconds since `launched_ns`.
 
-    Forwards are only read together with all calls: frequent reads need the progress of a rank, not its path. A slot
-    caught between two states is skipped. Raises ValueError, and nothing else, for data that is no status file.
+    Only the latest `newest_calls` calls are read. The modules that the forwards entered are only read together with all
+    calls, because frequent reads only need the progress of a rank. A record that is just being written is skipped.
+    Raises ValueError, and no other error, if `data` is not a status file.
     """
     pid, rank, world_size, created_ns, layout = _identity(data)
     data = _as_layout_3(data) if layout == protocol.LAYOUT_2 else data
@@ -68,7 +69,7 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
     end_ns, flags = protocol.END.unpack_from(data, protocol.END_AT)
     enqueued, completed, changed_ns = protocol.COLLECTIVES.unpack_from(data, protocol.COLLECTIVES_AT)
     modules, forwards = _forwards(data, strings) if newest_calls == protocol.CALLS else ((), ())
-    recorded, reached, reached_ns = protocol.DEVICE.unpack_from(data, protocol.DEVICE_AT)
+    device_recorded, device_completed, device_ns = protocol.DEVICE.unpack_from(data, protocol.DEVICE_AT)
     return StatusFile(
         pid=pid,
         rank=rank if rank >= 0 else None,
@@ -77,7 +78,7 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
         beat_s=clock_if_set(beat_ns),
         exit_s=clock_if_set(end_ns) if flags & protocol.END_ATEXIT else None,
         ended_by_exception=bool(flags & protocol.END_RAISED),
-        events=_marks(data, strings, clock),
+        events=_events(data, strings, clock),
         gaps_s=_gaps(data),
         steps_s=tuple((step, clock(at_ns)) for step, at_ns, _, _ in steps),
         calls=tuple(_call(record, strings, chains, clock) for record in calls[-newest_calls:]),
@@ -86,14 +87,16 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
         collectives_changed_s=clock_if_set(changed_ns),
         heartbeat_frame=_frame(_string(strings, protocol.LAST_LINE.unpack_from(data, protocol.LAST_LINE_AT)[0])),
         gradients={step: gradients for step, _, gradients, _ in steps},
-        events_per_step={step: marks for step, _, _, marks in steps if marks},
+        events_per_step={step: events for step, _, _, events in steps if events},
         groups=_groups(facts),
         caught_exceptions=_read_caught(facts, chains),
-        mesh=tuple((axis, int(place)) for axis, place in _COORDINATE.findall(facts.get(protocol.FACT_MESH, ""))),
+        mesh=tuple(
+            (axis, int(coordinate)) for axis, coordinate in _COORDINATE.findall(facts.get(protocol.FACT_MESH, ""))
+        ),
         backend=facts.get(protocol.FACT_BACKEND, ""),
-        device_pending=max(0, recorded - reached),
-        device_completed=reached,
-        device_changed_s=clock_if_set(reached_ns),
+        device_pending=max(0, device_recorded - device_completed),
+        device_completed=device_completed,
+        device_changed_s=clock_if_set(device_ns),
         checkpoint_without_gradient=read_place(facts.get(protocol.FACT_CHECKPOINT_INPUT, "")),
         optimizer_chain=_frames(facts.get(protocol.FACT_STEPPED, "")),
         exit_chain=_frames(facts.get(protocol.FACT_EXITED_FROM, "")),
@@ -107,10 +110,10 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
                 number=number,
                 iterators=iterators,
                 batches=batches,
-                is_exhausted=bool(ended),
+                is_exhausted=bool(is_exhausted),
                 chain=_at(chains, chain, ()),
             )
-            for number, batches, iterators, chain, ended in _ring(
+            for number, batches, iterators, chain, is_exhausted in _ring(
                 data, protocol.LOADER, protocol.LOADERS_AT, protocol.LOADERS
             )
         ),
@@ -135,7 +138,7 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
 
 
 def answered_requests(data: bytes) -> int:
-    """Return the number of the last flight recorder request that this process has answered."""
+    """Return the number of the latest flight recorder request that the process of this status file has answered."""
     return int(protocol.HEARTBEAT.unpack_from(data, protocol.HEARTBEAT_AT)[1])
 
 
@@ -147,32 +150,33 @@ _SIZES = {
 
 
 def _as_layout_3(data: bytes) -> bytes:
-    """Return a file of layout 2 in layout 3. The fields that layout 2 lacks are empty."""
-    board = bytearray(protocol.STATUS_FILE_SIZE)
-    board[: protocol.CALLS_AT] = data[: protocol.CALLS_AT]
+    """Return the content of a layout 2 file in layout 3. Fields that layout 2 does not have are empty."""
+    converted = bytearray(protocol.STATUS_FILE_SIZE)
+    converted[: protocol.CALLS_AT] = data[: protocol.CALLS_AT]
     for call in _ring(data, protocol.LAYOUT_2_CALL, protocol.CALLS_AT, protocol.LAYOUT_2_CALLS):
         at = protocol.CALLS_AT + (call[0] - 1) % protocol.CALLS * protocol.CALL.size
-        protocol.LAYOUT_2_CALL.pack_into(board, at, *call)
+        protocol.LAYOUT_2_CALL.pack_into(converted, at, *call)
     facts_size = protocol.FACTS * protocol.FACT.size
-    board[protocol.FACTS_AT : protocol.FACTS_AT + facts_size] = data[_FACTS_AT_2 : _FACTS_AT_2 + facts_size]
-    board[protocol.STRINGS_AT :] = data[_FACTS_AT_2 + facts_size :]
-    return bytes(board)
+    converted[protocol.FACTS_AT : protocol.FACTS_AT + facts_size] = data[_FACTS_AT_2 : _FACTS_AT_2 + facts_size]
+    converted[protocol.STRINGS_AT :] = data[_FACTS_AT_2 + facts_size :]
+    return bytes(converted)
 
 
 def _identity(data: bytes) -> tuple[int, int, int, int, int]:
+    """Return process id, rank, world size, time of creation in ns, and layout. Raises ValueError for other data."""
     if len(data) < protocol.HEADER_SIZE:
-        raise ValueError(f"a board has {protocol.STATUS_FILE_SIZE} bytes, this file {len(data)}")
+        raise ValueError(f"a status file has {protocol.STATUS_FILE_SIZE} bytes, this file has {len(data)}")
     magic, layout, size, pid, rank, world_size, _, created_ns = protocol.IDENTITY.unpack_from(
         data, protocol.IDENTITY_AT
     )
     if magic != protocol.MAGIC:
-        raise ValueError(f"a board begins with {protocol.MAGIC!r}, this file with {magic!r}")
+        raise ValueError(f"a status file begins with {protocol.MAGIC!r}, this file with {magic!r}")
     if layout not in _SIZES:
         raise ValueError(
-            f"this harness reads board layouts {protocol.LAYOUT_2} and {protocol.LAYOUT}, the file has layout {layout}"
+            f"this harness reads status file layouts {protocol.LAYOUT_2} and {protocol.LAYOUT}; the file has {layout}"
         )
     if not size == len(data) == _SIZES[layout]:
-        raise ValueError(f"a board has {_SIZES[layout]} bytes, this one says {size} and has {len(data)}")
+        raise ValueError(f"a status file has {_SIZES[layout]} bytes; this file names {size} and has {len(data)}")
     return pid, rank, world_size, created_ns, layout
 
 
@@ -201,17 +205,18 @@ def _at(items: list[_Item], number: int, absent: _Item) -> _Item:
     return items[number] if number < len(items) else absent
 
 
-def _marks(data: bytes, strings: list[str], clock: _Clock) -> tuple[ProgressEvent, ...]:
-    marks: list[ProgressEvent] = []
+def _events(data: bytes, strings: list[str], clock: _Clock) -> tuple[ProgressEvent, ...]:
+    """Return the event in each slot whose checksum is correct, the latest first."""
+    events: list[ProgressEvent] = []
     for index in range(protocol.SLOTS):
         at = protocol.SLOTS_AT + index * protocol.SLOT_SIZE
-        tid, at_ns, count, what, position, check = protocol.SLOT.unpack_from(data, at)
-        kind = what >> protocol.EVENT_KIND_SHIFT
-        if not count or check != at_ns ^ count ^ what ^ position or not 0 < kind < len(protocol.KINDS):
+        tid, at_ns, count, packed, position, check = protocol.SLOT.unpack_from(data, at)
+        kind = packed >> protocol.EVENT_KIND_SHIFT
+        if not count or check != at_ns ^ count ^ packed ^ position or not 0 < kind < len(protocol.KINDS):
             continue
-        name = _string(strings, what >> protocol.EVENT_STRING_SHIFT & protocol.EVENT_STRING_MASK)
-        step = what & protocol.EVENT_STEP_MASK
-        marks.append(
+        name = _string(strings, packed >> protocol.EVENT_STRING_SHIFT & protocol.EVENT_STRING_MASK)
+        step = packed & protocol.EVENT_STEP_MASK
+        events.append(
             ProgressEvent(
                 tid=tid,
                 kind=protocol.KINDS[kind],
@@ -222,7 +227,7 @@ def _marks(data: bytes, strings: list[str], clock: _Clock) -> tuple[ProgressEven
                 position=position,
             )
         )
-    return tuple(sorted(marks, key=lambda mark: mark.at_s, reverse=True))
+    return tuple(sorted(events, key=lambda event: event.at_s, reverse=True))
 
 
 def _gaps(data: bytes) -> dict[str, float]:
@@ -233,7 +238,10 @@ def _gaps(data: bytes) -> dict[str, float]:
 
 
 def _steps(data: bytes) -> list[tuple[int, ...]]:
-    """Return the latest steps with consecutive numbers and rising times; other records are torn or overwritten."""
+    """Return the records of the latest steps with consecutive numbers and rising times.
+
+    All other records are being written, or were overwritten.
+    """
     series: list[tuple[int, ...]] = []
     for record in _ring(data, protocol.STEP, protocol.STEPS_AT, protocol.STEPS):
         follows = bool(series) and record[0] == series[-1][0] + 1
@@ -246,37 +254,37 @@ def _steps(data: bytes) -> list[tuple[int, ...]]:
 
 
 def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], tuple[StepForwards, ...]]:
-    """Return each entered module once, with the line that called it, and the latest steps as indices into these."""
+    """Return the entered modules, each once, and the latest steps with indices into these modules."""
     ring = _ring(data, protocol.FORWARD, protocol.FORWARDS_AT, protocol.FORWARDS)
-    # A record that is being written leaves a gap, which ends what can be compared.
-    newest = ring[_unbroken_from(ring) :]
+    # A record that is being written leaves a gap. Only the records after the latest gap are used.
+    latest = ring[_unbroken_from(ring) :]
     by_step: dict[int, list[tuple[int, ...]]] = {}
-    for record in newest:
+    for record in latest:
         by_step.setdefault(record[1] & protocol.EVENT_STEP_MASK, []).append(record)
     modules: dict[tuple[int, int], int] = {}
     steps: list[StepForwards] = []
     for step, records in list(by_step.items())[-_STEPS_OF_FORWARDS:]:
         thread = by_step[max(by_step)][0][3]
         keys = [
-            (what >> protocol.EVENT_STRING_SHIFT & protocol.EVENT_STRING_MASK, place)
-            for _, what, place, tid in records
+            (packed >> protocol.EVENT_STRING_SHIFT & protocol.EVENT_STRING_MASK, place)
+            for _, packed, place, tid in records
             if tid == thread
         ]
         calls = tuple(modules.setdefault(key, len(modules)) for key in keys)
-        whole = records[0][0] == 1 or records[0] is not newest[0]
-        steps.append(StepForwards(step=step, is_complete=whole, calls=calls))
-    named = (ModuleCall(name=_string(strings, name), place=read_place(_string(strings, at))) for name, at in modules)
-    return tuple(named), tuple(steps)
+        is_complete = records[0][0] == 1 or records[0] is not latest[0]
+        steps.append(StepForwards(step=step, is_complete=is_complete, calls=calls))
+    calls_of = (ModuleCall(name=_string(strings, name), place=read_place(_string(strings, at))) for name, at in modules)
+    return tuple(calls_of), tuple(steps)
 
 
 def _unbroken_from(ring: Sequence[tuple[int, ...]]) -> int:
-    """Return where the latest series of numbers without a gap begins."""
-    holes = (at for at in range(len(ring) - 1, 0, -1) if ring[at][0] != ring[at - 1][0] + 1)
-    return next(holes, 0)
+    """Return the index after the latest gap in the numbers of the records; 0 if there is no gap."""
+    after_gaps = (at for at in range(len(ring) - 1, 0, -1) if ring[at][0] != ring[at - 1][0] + 1)
+    return next(after_gaps, 0)
 
 
 def _facts(data: bytes, strings: list[str]) -> dict[str, str]:
-    """Return the facts by name; a later fact of the same name replaces the earlier one."""
+    """Return the facts of the status file by name. A later fact replaces an earlier one of the same name."""
     (used,) = protocol.FACTS_USED.unpack_from(data, protocol.FACTS_USED_AT)
     pairs = (
         protocol.FACT.unpack_from(data, protocol.FACTS_AT + i * protocol.FACT.size)
@@ -286,24 +294,26 @@ def _facts(data: bytes, strings: list[str]) -> dict[str, str]:
 
 
 def _groups(facts: dict[str, str]) -> dict[str, tuple[int, ...]]:
-    word = protocol.FACT_GROUP
-    return {name[len(word) :]: read_ranks(value) for name, value in facts.items() if name.startswith(word)}
+    """Return the global ranks of each process group, by the group's name."""
+    prefix = protocol.FACT_GROUP
+    return {name[len(prefix) :]: read_ranks(value) for name, value in facts.items() if name.startswith(prefix)}
 
 
 def _read_caught(facts: dict[str, str], chains: list[tuple[Frame, ...]]) -> tuple[CaughtException, ...]:
-    """Return the exceptions that were caught. A fact that is not "step type place" is skipped."""
-    caught: list[CaughtException] = []
+    """Return the caught exceptions. A fact that has not the form "step type place" is skipped."""
+    exceptions: list[CaughtException] = []
     for name, value in sorted(facts.items()):
         parts = value.split(" ", 2) if name.startswith(protocol.FACT_CAUGHT) else []
         if len(parts) == 3 and parts[0].isascii() and parts[0].isdecimal() and len(parts[0]) < _STEP_DIGITS:
             exception = CaughtException(step=int(parts[0]), type=parts[1], place=read_place(parts[2]))
             number = name[len(protocol.FACT_CAUGHT) :]
             again = facts.get(protocol.FACT_CAUGHT_AGAIN + number, "")
-            caught.append(_with_handler(_with_count(exception, again, chains), number, facts))
-    return tuple(exception for exception in caught if exception.left_forward or exception.caught_at is not None)
+            exceptions.append(_with_handler(_with_count(exception, again, chains), number, facts))
+    return tuple(exception for exception in exceptions if exception.left_forward or exception.caught_at is not None)
 
 
 def _with_count(exception: CaughtException, again: str, chains: list[tuple[Frame, ...]]) -> CaughtException:
+    """Return the exception with its count, latest step and chain from the fact `again`, if that has the right form."""
     numbers = _AGAIN.fullmatch(again)
     if numbers is None:
         return exception
@@ -314,10 +324,10 @@ def _with_count(exception: CaughtException, again: str, chains: list[tuple[Frame
 
 
 def _with_handler(exception: CaughtException, number: str, facts: dict[str, str]) -> CaughtException:
-    """Return the exception with the line that caught it for good, and whether it had left a module's forward.
+    """Return the exception with the line that caught it without raising it again, if there is one.
 
-    Each fact describes one handler: "10 3.0 run.py:30:main". The first digit is 1 if the exception ended there, the
-    second if it had left a forward.
+    Each fact about exception `number` describes one handler: "10 3.0 run.py:30:main". The first digit is 1 if the
+    handler did not raise the exception again. The second digit is 1 if the exception had left a module's forward.
     """
     lines = [
         match
@@ -329,7 +339,7 @@ def _with_handler(exception: CaughtException, number: str, facts: dict[str, str]
 
 
 def read_ranks(text: str) -> tuple[int, ...]:
-    """Return the ranks of "0-3,6,8-16/4"; none if the text is no such list, or too long."""
+    """Return the ranks in a text such as "0-3,6,8-16/4". Empty if the text has another form."""
     ranks: list[int] = []
     for first, last, stride in _RANGE.findall(text) if _RANGES.fullmatch(text) else ():
         ranks += range(int(first), min(int(last or first), int(first) + _MAX_RANKS) + 1, max(1, int(stride or 1)))
@@ -337,28 +347,28 @@ def read_ranks(text: str) -> tuple[int, ...]:
 
 
 def _chains(data: bytes, strings: list[str]) -> list[tuple[Frame, ...]]:
-    """Return chains by node, innermost first.
+    """Return, for each node of the status file, the chain of lines from this node outwards, innermost first.
 
-    A line comes after its caller; a node that names a later one has no chain.
+    Each node names its caller, which must have a smaller number. The chain of a node with a wrong caller is empty.
     """
     (used,) = protocol.NODES_USED.unpack_from(data, protocol.NODES_USED_AT)
     chains: list[tuple[Frame, ...]] = [()]
     for number in range(1, min(used + 1, protocol.NODES)):
         place, caller = protocol.NODE.unpack_from(data, protocol.NODES_AT + number * protocol.NODE.size)
         frame = _frame(_at(strings, place, ""))
-        whole = frame is not None and caller < number and (bool(chains[caller]) or not caller)
-        chains.append((frame, *chains[caller])[:_MAX_CHAIN] if frame is not None and whole else ())
+        is_valid = frame is not None and caller < number and (bool(chains[caller]) or not caller)
+        chains.append((frame, *chains[caller])[:_MAX_CHAIN] if frame is not None and is_valid else ())
     return chains
 
 
 def _counts(data: bytes, strings: list[str]) -> dict[str, CallCount]:
-    """Return the counts by group; a record caught between two states is skipped."""
+    """Return the number of calls in each process group. A record that is just being written is skipped."""
     size = protocol.TOTALS * protocol.TOTAL.size
     totals = protocol.TOTAL.iter_unpack(data[protocol.TOTALS_AT : protocol.TOTALS_AT + size])
     return {
-        _at(strings, group, ""): CallCount(calls=calls, hash=rolled)
-        for group, calls, rolled, check in totals
-        if calls and check == group ^ calls ^ rolled
+        _at(strings, group, ""): CallCount(calls=calls, hash=call_hash)
+        for group, calls, call_hash, check in totals
+        if calls and check == group ^ calls ^ call_hash
     }
 
 
@@ -378,21 +388,24 @@ def _count(text: str) -> int | None:
 
 
 def _ring(data: bytes, record: struct.Struct, at: int, count: int) -> list[tuple[int, ...]]:
-    """Return the records that are at the slot of their number, in the order of the numbers."""
+    """Return the records of a ring of `count` records at offset `at`, in the order of their numbers.
+
+    A record begins with its number, from 1. A record is skipped if its number belongs to another slot of the ring.
+    """
     ring = record.iter_unpack(memoryview(data)[at : at + count * record.size])
-    return sorted(number for place, number in enumerate(ring) if number[0] and (number[0] - 1) % count == place)
+    return sorted(values for slot, values in enumerate(ring) if values[0] and (values[0] - 1) % count == slot)
 
 
 def _call(record: tuple[int, ...], strings: list[str], chains: list[tuple[Frame, ...]], clock: _Clock) -> Call:
     number, entered_ns, left_ns, elements, step, position, op, group, place, dtype, key, flags, peer, chain, tid = (
         record
     )
-    led_here = _at(chains, chain, ())
+    callers = _at(chains, chain, ())
     return Call(
         number=number,
         op=_string(strings, op),
         group=_string(strings, group),
-        place=_own_place(read_place(_string(strings, place)), led_here),
+        place=_own_place(read_place(_string(strings, place)), callers),
         elements=elements,
         dtype=_string(strings, dtype),
         step=step,
@@ -401,21 +414,27 @@ def _call(record: tuple[int, ...], strings: list[str], chains: list[tuple[Frame,
         left_s=clock(left_ns) if left_ns >= entered_ns else None,
         peer=peer if peer >= 0 else None,
         key=_string(strings, key),
-        chain=led_here,
+        chain=callers,
         grad=_GRADIENTS.get(flags),
         tid=tid or None,
     )
 
 
-def _own_place(place: Place | None, led_here: Sequence[Frame]) -> Place | None:
-    """Return the program's line that led to a call that a trainer makes, such as Lightning's or accelerate's."""
-    if place is None or not led_here or not is_library(place.file or ""):
+def _own_place(place: Place | None, callers: Sequence[Frame]) -> Place | None:
+    """Return the location of a call in the program's own code.
+
+    If a trainer library such as Lightning made the call, that is the program's line which called the trainer.
+    """
+    if place is None or not callers or not is_library(place.file or ""):
         return place
-    return Place(file=led_here[0].file, line=led_here[0].line, function=led_here[0].function)
+    return Place(file=callers[0].file, line=callers[0].line, function=callers[0].function)
 
 
 def read_place(text: str) -> Place | None:
-    """Return the place of "file:line:function", where the file may contain colons."""
+    """Return the location in a text "file:line:function", or None if the text has another form.
+
+    The name of the file may contain colons.
+    """
     file, _, rest = text.rpartition(":")[0].rpartition(":")
     function = text.rpartition(":")[2]
     if not file or not rest.isascii() or not rest.isdigit() or len(rest) > 9:

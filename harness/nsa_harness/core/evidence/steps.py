@@ -1,4 +1,4 @@
-"""Count the collectives that a rank entered in each step, from its status file and flight recorder."""
+"""Count the collectives that a rank entered in each optimizer step, from its status file and flight recorder."""
 
 from __future__ import annotations
 
@@ -14,25 +14,29 @@ from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Call, Collective, StatusFile, StepRow, Tally
 
 _NS = 1_000_000_000
-_MAX_ROWS = 64  # latest rows per rank; consecutive equal steps share a row
-_NEAR = 64  # calls that other threads may have made while this one was inside
-_SLACK_S = 0.0001  # both clocks are read at slightly different moments
+_MAX_ROWS = 64  # latest rows that are kept per rank; consecutive equal steps share a row
+_NEAR = 64  # calls before a point in time that are searched: other threads may have made calls since a call began
+_SLACK_S = 0.0001  # the two clocks are read at slightly different moments
 SETUP = ("init_process_group", "new_", "split_group", "shrink_group", "destroy_process_group", protocol.WAIT)
 
 
 def entered_s(board: StatusFile, collective: Collective) -> float | None:
-    """Return when the rank entered the collective, in seconds since the launch; None without a common clock."""
+    """Return when the rank entered the collective, in seconds since the launch of the run.
+
+    None if the status file cannot convert the flight recorder's clock.
+    """
     return None if board.zero_ns is None else (collective.created_ns - board.zero_ns) / _NS
 
 
 def python_calls(board: StatusFile, collectives: Iterable[Collective]) -> dict[tuple[str, int], Call]:
-    """Return the Python call that entered each collective, by (group, number).
+    """Return the Python call that entered each collective, by the collective's group and number.
 
-    Collectives of DDP and FSDP have no Python call. One call may enter several collectives. If several calls fit in
-    time, the one with the same operation and size is used. The latest are matched first, since older ones may be lost.
+    Collectives of DDP and FSDP have no Python call and are missing in the result. One call may enter several
+    collectives. If several calls were open at that time, the call with the same operation and size is used. The latest
+    collectives are matched first, because older calls may have been overwritten.
     """
     calls: dict[tuple[str, int], Call] = {}
-    matched: set[int] = set()  # calls that entered exactly what they were called for
+    matched: set[int] = set()  # numbers of calls that are matched with a collective of the same operation and size
     for collective in sorted(collectives, key=lambda collective: (collective.group, collective.seq), reverse=True):
         near = _calls_around(board, collective)
         own = next(
@@ -59,25 +63,26 @@ def _is_entered_by(collective: Collective, call: Call) -> bool:
 
 
 def step_s(board: StatusFile) -> float | None:
-    """Return the median time between finished steps, without what precedes the first; None for fewer than two."""
-    took = [later - earlier for (_, earlier), (_, later) in pairwise(board.steps_s)]
-    return median(took) if took else None
+    """Return the median duration of the optimizer steps after the first, or None if fewer than two are recorded."""
+    durations_s = [later - earlier for (_, earlier), (_, later) in pairwise(board.steps_s)]
+    return median(durations_s) if durations_s else None
 
 
 def elements(collective: Collective) -> int:
-    """Return the number of elements of all tensors. Their shapes may differ between ranks."""
+    """Return the number of elements of all input tensors of the collective together."""
     return sum(prod(sizes) for sizes in collective.sizes)
 
 
 def step_rows(board: StatusFile, collectives: Sequence[Collective]) -> tuple[StepRow, ...]:
-    """Return the steps that status file and recorder still have completely, and the current one.
+    """Return a row for each optimizer step that is recorded completely, and for the step in progress.
 
-    Empty without a common clock.
+    Older steps are missing if the status file or the flight recorder has overwritten a part of them. Consecutive steps
+    with the same collectives share a row. The result is empty if the two clocks cannot be compared.
     """
     if board.zero_ns is None or not board.steps_s:
         return ()
     since_s = _remembered_since(board, collectives)
-    marked = [(at_s, collective) for collective in collectives if (at_s := entered_s(board, collective)) is not None]
+    timed = [(at_s, collective) for collective in collectives if (at_s := entered_s(board, collective)) is not None]
     rows = (
         StepRow(
             step=step,
@@ -88,7 +93,7 @@ def step_rows(board: StatusFile, collectives: Sequence[Collective]) -> tuple[Ste
                 board,
                 [
                     collective
-                    for at_s, collective in marked
+                    for at_s, collective in timed
                     if (begin_s is None or at_s > begin_s) and (end_s is None or at_s <= end_s)
                 ],
             ),
@@ -100,14 +105,17 @@ def step_rows(board: StatusFile, collectives: Sequence[Collective]) -> tuple[Ste
 
 
 def by_step(rows: Sequence[StepRow]) -> dict[int, StepRow]:
-    """Return every step as a row of its own."""
+    """Return a separate row for each optimizer step, by the number of the step."""
     return {
         step: replace(row, step=step, last_step=step) for row in rows for step in range(row.step, row.last_step + 1)
     }
 
 
 def ledger_table(rows: dict[int, tuple[StepRow, ...]]) -> Iterator[str]:
-    """Yield the ledgers of all ranks as a table: a line per step, a column per rank."""
+    """Yield the lines of a text table that shows the collectives of each rank in each optimizer step.
+
+    `rows` are the step rows by rank. Consecutive steps with the same collectives on every rank are shown once.
+    """
     ledgers = {rank: by_step(ledger) for rank, ledger in rows.items()}
     yield "Collectives that each rank entered during each optimizer step; 'below': by DDP or FSDP, not from Python."
     texts = {
@@ -123,24 +131,24 @@ def ledger_table(rows: dict[int, tuple[StepRow, ...]]) -> Iterator[str]:
 def _row_text(row: StepRow | None) -> str:
     if row is None:
         return "not remembered, or not reached"
-    done = "in progress" if row.done_s is None else "done"
+    state = "in progress" if row.done_s is None else "done"
     gradients = "" if row.gradients is None else f", {row.gradients} gradients"
     tallies = [
         f"{tally.op} x{tally.count} group {tally.group}{'' if tally.from_python else ' below'}" for tally in row.tallies
     ]
-    return f"{done}{gradients}: {', '.join(tallies) or 'no collective'}"
+    return f"{state}{gradients}: {', '.join(tallies) or 'no collective'}"
 
 
 def _merge_equal_steps(rows: Iterable[StepRow]) -> list[StepRow]:
-    """Return consecutive equal finished steps as one row."""
-    merged: list[StepRow] = []
+    """Return the rows with consecutive finished steps merged if they have the same gradients and tallies."""
+    result: list[StepRow] = []
     for row in rows:
-        before = merged[-1] if merged and row.done_s is not None else None
+        before = result[-1] if result and row.done_s is not None else None
         if before is not None and (before.gradients, before.tallies) == (row.gradients, row.tallies):
-            merged[-1] = replace(row, step=before.step)
+            result[-1] = replace(row, step=before.step)
         else:
-            merged.append(row)
-    return merged
+            result.append(row)
+    return result
 
 
 def _covers(call: Call, group: str, at_s: float) -> bool:
@@ -150,7 +158,11 @@ def _covers(call: Call, group: str, at_s: float) -> bool:
 
 
 def _spans(board: StatusFile) -> Iterator[tuple[int, float | None, float | None]]:
-    """Yield (step, begin, end). The first step has no begin, the one in progress no end; unknown begins are skipped."""
+    """Yield (step, start, end) for each recorded optimizer step, in seconds since the launch.
+
+    The start of the first step is None, and so is the end of the step in progress. A step whose start was overwritten
+    is skipped.
+    """
     begin_s: float | None = None
     for number, (step, end_s) in enumerate(board.steps_s):
         if number or step == 1:
@@ -160,33 +172,33 @@ def _spans(board: StatusFile) -> Iterator[tuple[int, float | None, float | None]
 
 
 def _tallies(board: StatusFile, collectives: Sequence[Collective]) -> tuple[Tally, ...]:
-    called = python_calls(board, collectives)
+    calls = python_calls(board, collectives)
     counts = Counter(
-        (collective.group, collective.op, (collective.group, collective.seq) in called) for collective in collectives
+        (collective.group, collective.op, (collective.group, collective.seq) in calls) for collective in collectives
     )
     return tuple(
-        Tally(group=group, op=op, from_python=called, count=count)
-        for (group, op, called), count in sorted(counts.items())
+        Tally(group=group, op=op, from_python=from_python, count=count)
+        for (group, op, from_python), count in sorted(counts.items())
     )
 
 
 def _remembered_since(board: StatusFile, collectives: Sequence[Collective]) -> float | None:
-    """Return the time since which recorder and status file are complete; None if they are so from the beginning.
+    """Return the time since which flight recorder and status file are complete, or None if they always were.
 
-    A group is complete back to the first gap in its numbers: older entries were overwritten, or are only stored as
-    open.
+    The recorder is complete for a group back to the latest gap in the numbers. Entries before the gap were overwritten,
+    or only those that had not completed were stored.
     """
     groups: dict[str, list[Collective]] = {}
     for collective in collectives:
         groups.setdefault(collective.group, []).append(collective)
-    begins = [begin for group in groups.values() if (begin := _whole_since(group)) is not None]
+    begins = [begin for group in groups.values() if (begin := _first_after_gap(group)) is not None]
     times = [at_s for begin in begins if (at_s := entered_s(board, begin)) is not None]
     times += [call.entered_s for call in board.calls[:1] if call.number > 1]
     return max(times, default=None)
 
 
-def _whole_since(group: Sequence[Collective]) -> Collective | None:
-    """Return the oldest entry after the last gap; None if the numbers go back to the first."""
+def _first_after_gap(group: Sequence[Collective]) -> Collective | None:
+    """Return the oldest entry after the latest gap in the numbers, or None if the numbers go back to 1."""
     series = sorted(group, key=lambda entry: entry.seq, reverse=True)
     oldest = series[0]
     for entry in series[1:]:

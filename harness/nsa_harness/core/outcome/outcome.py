@@ -716,7 +716,7 @@ def _forward_line(rank: RankEvidence) -> Finding | None:
         return None
     place = Place(file=frame.file, line=frame.line, function=frame.function)
     facts: Facts = {"variant": "forward", "function": frame.function, "operation": debugged.operation}
-    if debugged.recomputed:
+    if debugged.is_recomputation:
         facts = {**facts, "variant": "recomputation", "instead": debugged.instead}
     return _finding(rank, facts, place, f"rank{rank.rank}/stderr.log")
 

@@ -1,6 +1,6 @@
-"""Turn a merged tree into a Scenario, or into a list of all its mistakes with their places.
+"""Check a YAML tree: return the Scenario that it describes, or all its mistakes with file, line and column.
 
-First each key is checked by itself, then the keys that may contradict each other.
+First each key is checked on its own, then the keys that may contradict each other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from nsa_harness.core.diagnosis.causes import CAUSES_OF_VERDICTS, Cause
-from nsa_harness.core.scenario.layers import named_layers
+from nsa_harness.core.scenario.layers import numbered_layers
 from nsa_harness.core.scenario.program import Contradictions, Location, OwnProgram
 from nsa_harness.core.scenario.scenario import (
     OUR_PROGRAM,
@@ -34,16 +34,17 @@ from nsa_harness.core.scenario.yaml_tree import (
     in_order,
     origin_of,
     plain,
-    shown,
     tree_of_key,
+    value_text,
     visible,
     without,
 )
 from nsa_harness.errors import did_you_mean
 
+_CAUSES_LISTED = "; docs/findings.md lists them"
 OURS_ONLY = ("model", "train", "gc", "parallel", "trace")
 _LAYERLESS = (FaultKind.SKIP_COLLECTIVE, FaultKind.SET_PARAMETERS, FaultKind.STARVED_LOADER)
-_LASTING = (FaultKind.LEAK, FaultKind.SET_PARAMETERS)  # these faults never end on their own
+_LASTING = (FaultKind.LEAK, FaultKind.SET_PARAMETERS)  # faults that never heal
 
 
 def contradictions(scenario: Scenario, program: OwnProgram | None) -> Contradictions:
@@ -59,7 +60,7 @@ def contradictions(scenario: Scenario, program: OwnProgram | None) -> Contradict
 def _program(scenario: Scenario) -> Contradictions:
     run = scenario.run
     if run.command is not None and run.program != OUR_PROGRAM:
-        yield ("run", "command"), "given together with program; keep one of the two"
+        yield ("run", "command"), "cannot be combined with run.program; keep one of the two"
     if scenario.is_ours:
         return
     for section in OURS_ONLY:
@@ -70,37 +71,49 @@ def _program(scenario: Scenario) -> Contradictions:
 def _expectations(scenario: Scenario) -> Contradictions:
     expect = scenario.expect
     if expect.cause and expect.verdict is ExpectedVerdict.PASS:
-        yield ("expect", "cause"), "a PASS has no cause; remove it or expect FAIL or HANG"
+        yield ("expect", "cause"), "a PASS has no cause; remove it, or expect FAIL or HANG"
     if expect.cause and expect.cause not in CAUSES_OF_VERDICTS:
         suggestion = did_you_mean(expect.cause, CAUSES_OF_VERDICTS)
-        yield ("expect", "cause"), f"no such cause{suggestion or '; docs/findings.md lists them'}"
+        yield (
+            ("expect", "cause"),
+            f"unknown cause {value_text(expect.cause)}{suggestion or _CAUSES_LISTED}",
+        )
     for code in expect.findings:
         if code not in list(Cause):
-            yield ("expect", "findings"), f"no such finding: {code}{did_you_mean(code, list(Cause))}"
+            suggestion = did_you_mean(code, list(Cause))
+            yield (
+                ("expect", "findings"),
+                f"unknown finding {value_text(code)}{suggestion or _CAUSES_LISTED}",
+            )
     for name, bound in expect.metrics.items():
         if bound.unit is Unit.UNIFORM and not scenario.is_ours:
-            what = f"only {OUR_PROGRAM} has a vocabulary that is known; give the bounds as plain numbers"
+            what = (
+                f"uniform needs the size of the vocabulary, which is known only for {OUR_PROGRAM}; give plain numbers"
+            )
             yield ("expect", "metrics", name, "unit"), what
         if bound.device is not None and not scenario.is_ours:
-            what = f"only of {OUR_PROGRAM} is it known on which device it runs; remove it"
+            what = f"the device is known only for {OUR_PROGRAM}; remove this key"
             yield ("expect", "metrics", name, "device"), what
 
 
 def _fault(scenario: Scenario, fault: FaultSection) -> Contradictions:
     if fault.rank is not None and fault.rank >= scenario.run.ranks:
-        yield ("fault", "rank"), f"expected a rank below run.ranks, which is {scenario.run.ranks}, got {fault.rank}"
+        yield ("fault", "rank"), f"expected a rank below run.ranks ({scenario.run.ranks}), got {fault.rank}"
     if scenario.is_ours and fault.step > scenario.train.steps:
-        yield ("fault", "step"), f"expected at most train.steps, which is {scenario.train.steps}, got {fault.step}"
+        yield ("fault", "step"), f"expected at most train.steps ({scenario.train.steps}), got {fault.step}"
     in_recomputation = fault.when is not None and fault.when.in_recomputation
     if fault.layer is None and fault.kind not in _LAYERLESS and not in_recomputation:
-        yield ("fault",), f"{fault.kind} is planted in a layer; add `layer: 0`"
+        yield ("fault",), f"a {fault.kind} fault needs a layer, such as `layer: 0`"
     if fault.kind is FaultKind.STARVED_LOADER and fault.step == 1:
-        yield ("fault", "step"), "the first batch is fetched before there is a model to wait for; expected at least 2"
+        yield ("fault", "step"), "expected at least 2, because the first batch is fetched before the model exists"
     if (fault.parameters is None) == (fault.kind is FaultKind.SET_PARAMETERS):
-        hint = "expected a pattern such as" if fault.parameters is None else "only set_parameters takes"
-        yield ("fault", "parameters"), f'{hint} "*.norm.weight"'
+        missing = fault.parameters is None
+        what = (
+            'expected a pattern such as "*.norm.weight"' if missing else "only set_parameters has this key; remove it"
+        )
+        yield ("fault", "parameters"), what
     if fault.heals_s is not None and fault.kind in _LASTING:
-        yield ("fault", "heals_s"), f"{fault.kind} is never over; leave the whole fault out for a healthy run"
+        yield ("fault", "heals_s"), f"a {fault.kind} fault never heals; for a healthy run, remove the whole fault"
     if fault.when is not None:
         yield from _fault_when(fault.kind, fault.when)
 
@@ -108,13 +121,16 @@ def _fault(scenario: Scenario, fault: FaultSection) -> Contradictions:
 def _fault_when(kind: FaultKind, when: FaultWhenSection) -> Contradictions:
     for key in ("recomputed", "any_recomputed"):
         choice = getattr(when, key)
-        if choice is not None and not named_layers(choice):
-            yield ("fault", "when", key), f'expected layers by their numbers, "4:9" or [3, 8], got {choice}'
+        if choice is not None and not numbered_layers(choice):
+            yield ("fault", "when", key), f'expected layer numbers, such as "4:9" or [3, 8], got {choice}'
     of_a_layer = when.in_recomputation or when.seq_len is not None
     if kind is FaultKind.SKIP_COLLECTIVE or (kind in _LAYERLESS and of_a_layer):
-        yield ("fault", "when"), f"{kind} happens in no layer, so it cannot depend on one; remove it"
+        yield ("fault", "when"), f"a {kind} fault does not happen in a layer, so it cannot depend on layers; remove it"
     if kind is FaultKind.LEAK and when.in_recomputation:
-        yield ("fault", "when"), f"{kind} happens in every forward of its layer; remove what is asked of recomputation"
+        yield (
+            ("fault", "when"),
+            f"a {kind} fault happens in every forward pass of its layer; remove the conditions on recomputation",
+        )
 
 
 FILE_ONLY = ("schema", "extends", "matrix")
@@ -125,19 +141,19 @@ Checked = TypeVar("Checked", bound=BaseModel)
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedScenario:
-    """A scenario or its mistakes; exactly one of them is present."""
+    """The result of a check: either a scenario, or its mistakes."""
 
     scenario: Scenario | None
     mistakes: tuple[Mistake, ...]
 
 
-def checked_scenario(tree: Node, program: OwnProgram | None) -> CheckedScenario:
-    """Return the scenario of a tree with resolved `extends` and `matrix`, or its mistakes and contradictions.
+def check_scenario(tree: Node, program: OwnProgram | None) -> CheckedScenario:
+    """Check a tree whose `extends` and `matrix` are resolved. Return its scenario, or its mistakes.
 
-    `program` is None if the scenario can only belong to another program.
+    `program`: checks the keys of the shipped program; None if the scenario cannot use that program.
     """
     tree = without(tree, FILE_ONLY) if isinstance(tree.content, dict) else tree
-    scenario, mistakes = checked_model(Scenario, tree)
+    scenario, mistakes = parse_model(Scenario, tree)
     if scenario is None:
         return CheckedScenario(scenario=None, mistakes=mistakes)
     mistakes = in_order(key_mistake(tree, location, what) for location, what in contradictions(scenario, program))
@@ -145,15 +161,15 @@ def checked_scenario(tree: Node, program: OwnProgram | None) -> CheckedScenario:
 
 
 def file_mistakes(tree: Node) -> tuple[Mistake, ...]:
-    """Return the mistakes of one file, before its parent is known."""
-    return checked_model(ScenarioFile, tree)[1]
+    """Return the mistakes of one scenario file, without its parent."""
+    return parse_model(ScenarioFile, tree)[1]
 
 
 def axis_mistakes(key: str, value: Node) -> Iterator[Mistake]:
-    """Yield the mistakes of one value that a matrix gives to a dotted key, such as gc.mode.
+    """Yield the mistakes of one value in a matrix, for a dotted key such as gc.mode.
 
-    A missing key is no mistake here, because the scenario or another axis may set it. The value of a whole section
-    (no dot) is only checked in the merged scenario.
+    A missing key is not a mistake, because the scenario or another axis may set it. The value of a whole section (a key
+    without a dot) is checked only later, in the merged scenario.
     """
     for mistake in file_mistakes(tree_of_key(key, value)):
         if mistake.key.startswith(key) and "." in key and mistake.what != _REQUIRED:
@@ -161,13 +177,16 @@ def axis_mistakes(key: str, value: Node) -> Iterator[Mistake]:
 
 
 def key_mistake(tree: Node, location: Location, what: str) -> Mistake:
-    """Return a mistake at the place where the key was given."""
+    """Return a mistake with the position of the key at `location`."""
     key = ".".join(visible(str(step)) for step in _steps_in_file(tree, location))
     return Mistake(origin=origin_of(tree, location), key=key, what=what)
 
 
 def _steps_in_file(tree: Node, location: Location) -> Iterator[str | int]:
-    """Yield the steps of a pydantic location that the file has; a single item may be written without its list."""
+    """Yield the steps of a pydantic location that exist in the file.
+
+    A list with one item may be written as the item alone; its index is then omitted.
+    """
     here: Node | None = tree
     for step in location:
         content = here.content if here else None
@@ -179,16 +198,17 @@ def _steps_in_file(tree: Node, location: Location) -> Iterator[str | int]:
             here = next(iter(content[step : step + 1]), None)
 
 
-def checked_model(
-    model: type[Checked], tree: Node, context: object = None
-) -> tuple[Checked | None, tuple[Mistake, ...]]:
-    """Return the model that a tree describes, or a mistake for every invalid key. Validators receive `context`."""
+def parse_model(model: type[Checked], tree: Node, context: object = None) -> tuple[Checked | None, tuple[Mistake, ...]]:
+    """Return the model that a tree describes and no mistakes, or None and a mistake for every invalid key.
+
+    `context`: passed to the validators of the model.
+    """
     value = plain(tree)
     if not isinstance(value, dict):
         what = f"expected keys and values such as `about: ...`, got {_shape(value)}"
         return None, (Mistake(origin=tree.origin, key="", what=what),)
     try:
-        # Strict mode takes enumerations and tuples only from JSON.
+        # In strict mode, pydantic accepts enumerations and tuples only from JSON.
         return model.model_validate_json(json.dumps(value), context=context), ()
     except ValidationError as error:
         details = error.errors(include_url=False)
@@ -197,6 +217,7 @@ def checked_model(
 
 
 def _location(detail: ErrorDetails) -> Location:
+    """Return the location of an error, without the marker that pydantic adds for an invalid key."""
     return tuple(step for step in detail["loc"] if step != "[key]")
 
 
@@ -224,6 +245,7 @@ _BOUNDS = {
 
 
 def _message(model: type[BaseModel], detail: ErrorDetails) -> str:
+    """Return the message for one pydantic error: what was expected, what was given, and a hint."""
     kind, given, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown_key(model, _location(detail))
@@ -236,27 +258,29 @@ def _message(model: type[BaseModel], detail: ErrorDetails) -> str:
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
         unit = " characters" if kind == "string_too_long" else ""
-        got = f"{len(given)}" if unit else shown(given)
+        got = f"{len(given)}" if unit else value_text(given)
         return f"expected {words} {context[name]:g}{unit}, got {got}"
     hint = _quote_hint(kind, given)
     return f"expected {_KINDS.get(kind, detail['msg'])}, got {_shape(given)}{hint}"
 
 
 def _shape(given: object) -> str:
+    """Return a value as text for a message; a map or list is only named as such."""
     if isinstance(given, dict):
         return "keys and values" if given else "an empty map"
     if isinstance(given, list | tuple):
         return "a list" if given else "an empty list"
-    return shown(given)
+    return value_text(given)
 
 
 def _quote_hint(kind: str, given: object) -> str:
+    """Return a hint about missing or superfluous quotes, or ""."""
     if kind == "string_type" and isinstance(given, int | float):
         return "; quote it"
     if kind in ("int_type", "float_type") and isinstance(given, str) and given.replace(".", "", 1).isdigit():
         return "; remove the quotes"
     if kind == "bool_type" and str(given).lower() in ("yes", "no", "on", "off"):
-        return "; YAML 1.2 knows only true and false"
+        return "; YAML 1.2 has only true and false"
     return ""
 
 
@@ -270,11 +294,11 @@ def _unknown_key(model: type[BaseModel], location: Location) -> str:
     section = _section(model, location[:-1])
     fields = [field.alias or name for name, field in section.model_fields.items()] if section else []
     suggestion = did_you_mean(str(location[-1]), fields)
-    return f"unknown key{suggestion or '; known here: ' + ', '.join(fields)}"
+    return f"unknown key{suggestion or '; keys here: ' + ', '.join(fields)}"
 
 
 def _section(model: type[BaseModel], location: Location) -> type[BaseModel] | None:
-    """Return the model that reads the map at `location`."""
+    """Return the model for the map at `location`, or None if `location` is not a map of a model."""
     here: object = model
     for step in location:
         if isinstance(here, type) and issubclass(here, BaseModel):
@@ -288,17 +312,20 @@ def _section(model: type[BaseModel], location: Location) -> type[BaseModel] | No
     return here if isinstance(here, type) and issubclass(here, BaseModel) else None
 
 
-def dotted(value: Plain, whole: Collection[str] = (), prefix: str = "") -> Iterator[tuple[str, Plain]]:
-    """Yield every dotted key with its value. A list is one value, and so is every key named in `whole`."""
+def dotted_items(value: Plain, whole: Collection[str] = (), prefix: str = "") -> Iterator[tuple[str, Plain]]:
+    """Yield every dotted key with its value.
+
+    A list counts as one value, and so does the map at each dotted key in `whole`. `prefix` is put before every key.
+    """
     assert isinstance(value, dict)
     for key, item in value.items():
         if isinstance(item, dict) and f"{prefix}{key}" not in whole:
-            yield from dotted(item, whole, f"{prefix}{key}.")
+            yield from dotted_items(item, whole, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", item
 
 
 def as_plain(scenario: Scenario) -> Plain:
-    """Return every key with its value, defaults included, in the order of the models."""
+    """Return the scenario as maps and lists, with all defaults, in the order of the models."""
     value: Plain = scenario.model_dump(mode="json")
     return value

@@ -1,6 +1,6 @@
-"""Environment variables of torch, NCCL and gloo: names that are wrong, that nothing reads, or that have no effect here.
+"""Check environment variables of torch, NCCL and gloo: wrong names, names that nothing reads, names without effect.
 
-Checked against the names in the binaries of torch 2.11 to 2.13 and the aliases in its source.
+The names were taken from the binaries of torch 2.11 to 2.13 and the aliases in its source.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ OLD_NAMES = {
     "TORCH_NCCL_TRACE_CPP_STACK": "TORCH_FR_CPP_STACK",
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "TORCH_FR_DUMP_TEMP_FILE",
 }
-_TIMEOUT = "a timeout is an argument of init_process_group, and limits.stall_s is the harness's own"
-# Nothing reads these names; each has the text of what to do instead.
+_TIMEOUT = "set the timeout in init_process_group (limits.stall_s is the limit of nsa-harness)"
+# Names that nothing reads, each with what to do instead.
 DEAD_NAMES = {
     "NCCL_TRACE_BUFFER_SIZE": "write TORCH_FR_BUFFER_SIZE",
     "NCCL_DUMP_ON_TIMEOUT": "write TORCH_NCCL_DUMP_ON_TIMEOUT",
-    "TORCH_FR_DUMP_ON_TIMEOUT": "torch reads it from 2.14 on; write TORCH_NCCL_DUMP_ON_TIMEOUT",
-    "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC": "torch reads it from 2.14 on; write TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
-    "TORCH_NCCL_AVOID_RECORD_STREAMS": "torch does so by itself; remove it",
-    "ENABLE_NCCL_HEALTH_CHECK": "torch has no such check any more; remove it",
+    "TORCH_FR_DUMP_ON_TIMEOUT": "torch reads it only since 2.14; write TORCH_NCCL_DUMP_ON_TIMEOUT",
+    "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC": "torch reads it only since 2.14; write TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
+    "TORCH_NCCL_AVOID_RECORD_STREAMS": "torch always does this; remove it",
+    "ENABLE_NCCL_HEALTH_CHECK": "torch no longer has this check; remove it",
     "DDP_BUCKET_CAP_MB": "the size is an argument of DDP; set parallel.bucket_cap_mb",
     **dict.fromkeys(("NCCL_TIMEOUT", "TORCH_NCCL_TIMEOUT", "GLOO_TIMEOUT", "TORCH_GLOO_TIMEOUT"), _TIMEOUT),
     "DDP_TIMEOUT": _TIMEOUT,
@@ -34,7 +34,7 @@ DEAD_NAMES = {
 _DEBUG = "TORCH_DISTRIBUTED_DEBUG"
 _VALUES = {
     _DEBUG: (("OFF", "INFO", "DETAIL"), ""),
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": (("1", "3"), "; the others never end a rank that hangs"),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": (("1", "3"), "; with another value, torch never ends a rank that hangs"),
 }
 _KNOWN = """
     TORCH_FR_BUFFER_SIZE TORCH_FR_CPP_STACK TORCH_FR_DUMP_TEMP_FILE TORCH_FR_DUMP_DYNAMIC_FILE_NAME
@@ -72,65 +72,67 @@ _KNOWN = """
     NCCL_WIN_ENABLE NCCL_SINGLE_RING_THRESHOLD NCCL_LL_THRESHOLD NCCL_TREE_THRESHOLD
     """
 KNOWN_NAMES = frozenset(_KNOWN.split())
-# Similarity of names with one wrong letter or two swapped ones. A name that only resembles another stays below.
-_SLIP = 0.91
+# Names with one wrong letter, or two swapped letters, are at least this similar. Different names are less similar.
+_TYPO_SIMILARITY = 0.91
 CUDA_PREFIXES = ("NCCL_", "TORCH_NCCL_", "CUDA_", "PYTORCH_CUDA_", "CUBLAS_")
 _NCCL_PREFIXES = ("NCCL_", "TORCH_NCCL_")
 
 
-def name_mistakes(env: Mapping[str, str], overruled: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield names and values that cannot have the intended effect: (name, what is wrong and what to write).
+def name_mistakes(env: Mapping[str, str], overridden: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield (name, message) for each variable that cannot have the intended effect.
 
-    `overruled` has the names that the program's own command line overrides, each with what to write.
+    `overridden`: the names that the program's own command line overrides, each with its message.
     """
     for name, value in env.items():
-        if what := _wrong_name(name, overruled) or _wrong_value(name, value):
+        if what := _wrong_name(name, overridden) or _wrong_value(name, value):
             yield name, what
 
 
 def effect_notes(env: Mapping[str, str], *, device: str, backend: str) -> Iterator[str]:
-    """Yield sentences about valid names that do nothing on this device and backend, or cost something."""
+    """Yield notes about valid variables that have no effect on this device and backend, or a side effect."""
     if device == "cpu":
-        idle, place = [name for name in env if name.startswith(CUDA_PREFIXES)], "the device is cpu"
+        unused, reason = [name for name in env if name.startswith(CUDA_PREFIXES)], "the device is cpu"
     else:
-        idle, place = [name for name in env if name.startswith(_NCCL_PREFIXES)], f"the backend is {backend}"
-        idle = idle if backend == "gloo" else []
-    if idle:
-        yield f"no effect, because {place}: {', '.join(sorted(idle))}"
-    if env.get("TORCH_NCCL_BLOCKING_WAIT") == "1" and not idle:
-        yield "TORCH_NCCL_BLOCKING_WAIT=1 takes NCCL's watchdog away; a hang is then seen by the harness alone"
+        unused, reason = [name for name in env if name.startswith(_NCCL_PREFIXES)], f"the backend is {backend}"
+        unused = unused if backend == "gloo" else []
+    if unused:
+        yield f"no effect, because {reason}: {', '.join(sorted(unused))}"
+    if env.get("TORCH_NCCL_BLOCKING_WAIT") == "1" and not unused:
+        yield "TORCH_NCCL_BLOCKING_WAIT=1 disables NCCL's watchdog; only nsa-harness will notice a hang"
 
 
 def sound_environment(
     env: Mapping[str, str], *, torch: str | None, backend: str, ddp: bool
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the environment without values that are known to crash this torch, and what was changed.
+    """Return the environment without values that are known to crash this version of torch, and notes on the changes.
 
-    DETAIL ends every DDP job on gloo with a segmentation fault in torch 2.13, in c10d::Logger::set_env_variables, also
-    a healthy job and one with a single rank. INFO names the same parameters.
+    In torch 2.13, TORCH_DISTRIBUTED_DEBUG=DETAIL crashes every DDP job over gloo with a segmentation fault in
+    c10d::Logger::set_env_variables, even a healthy job with one rank. INFO reports the same parameters.
     """
     crashes = env.get(_DEBUG) == "DETAIL" and ddp and backend == "gloo" and (torch or "").startswith("2.13.")
     if not crashes:
         return dict(env), ()
-    note = f"{_DEBUG}=INFO in place of DETAIL, which makes DDP on gloo crash in torch {torch}"
+    note = f"{_DEBUG} is INFO instead of DETAIL, because DETAIL crashes DDP over gloo in torch {torch}"
     return {**env, _DEBUG: "INFO"}, (note,)
 
 
-def _wrong_name(name: str, overruled: Mapping[str, str]) -> str | None:
+def _wrong_name(name: str, overridden: Mapping[str, str]) -> str | None:
+    """Return what is wrong with a name and what to write instead, or None."""
     if name in OLD_NAMES:
-        return f"is the old name; write {OLD_NAMES[name]}"
+        return f"is an old name; write {OLD_NAMES[name]}"
     if name in DEAD_NAMES:
-        return f"no program reads this; {DEAD_NAMES[name]}"
-    if name in overruled:
-        return overruled[name]
+        return f"nothing reads this variable; {DEAD_NAMES[name]}"
+    if name in overridden:
+        return overridden[name]
     if name in KNOWN_NAMES:
         return None
-    close = difflib.get_close_matches(name, KNOWN_NAMES, n=1, cutoff=_SLIP)
-    return f'no program reads this; did you mean "{close[0]}"?' if close else None
+    close = difflib.get_close_matches(name, KNOWN_NAMES, n=1, cutoff=_TYPO_SIMILARITY)
+    return f'nothing reads this variable; did you mean "{close[0]}"?' if close else None
 
 
 def _wrong_value(name: str, value: str) -> str | None:
-    allowed, why = _VALUES.get(name, ((), ""))
-    if not allowed or value in allowed:
+    """Return what is wrong with the value of a variable and what to write instead, or None."""
+    choices, reason = _VALUES.get(name, ((), ""))
+    if not choices or value in choices:
         return None
-    return f'expected {", ".join(allowed[:-1])} or {allowed[-1]}, got "{value}"{why}'
+    return f'expected {", ".join(choices[:-1])} or {choices[-1]}, got "{value}"{reason}'

@@ -1,4 +1,4 @@
-"""The lines that `nsa-harness explain` prints: a scenario as YAML, and what it resolves to on this machine."""
+"""Lines of `nsa-harness explain`: a scenario as YAML, and its launch on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _BARE_WORD_STARTS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/."
 
 
 def scenario_lines(scenario: Scenario, tree: Node) -> Iterator[str]:
-    """Yield a scenario as YAML that can be saved and run; a comment after each value names its origin in `tree`."""
+    """Yield a scenario as YAML that can be saved and run. A comment after each value names its origin.
+
+    `tree`: the tree that the scenario was made from, which has the origins.
+    """
     value = as_plain(scenario)
     assert isinstance(value, dict)
     for key, item in value.items():
@@ -23,7 +26,10 @@ def scenario_lines(scenario: Scenario, tree: Node) -> Iterator[str]:
 
 
 def resolved_lines(spec: RunSpec | Skip, command: str) -> Iterator[str]:
-    """Yield YAML comments with the launch on this machine, or with the reason for a skip."""
+    """Yield YAML comments that describe the launch on this machine, or give the reason for a skip.
+
+    `command`: the command line of the launch.
+    """
     if isinstance(spec, Skip):
         yield f"# on this machine: SKIP, {spec.reason}"
         return
@@ -32,11 +38,12 @@ def resolved_lines(spec: RunSpec | Skip, command: str) -> Iterator[str]:
     yield from (f"#   {note}" for note in spec.notes)
     if spec.not_covered:
         yield f"#   not covered: {' · '.join(spec.not_covered)}"
-    yield f"#   spec {spec.spec_hash}"
+    yield f"#   spec_hash {spec.spec_hash}"
     yield f"#   {command}"
 
 
 def _lines(key: str, value: Plain, node: Node | None, indent: str) -> Iterator[str]:
+    """Yield the lines of one key. `node`: its node in the tree, or None if the key has its default value."""
     if isinstance(value, dict) and value:
         yield f"{indent}{key}:"
         for name, item in value.items():
@@ -52,6 +59,7 @@ def _child(node: Node | None, key: str) -> Node | None:
 
 
 def _flow(value: Plain) -> str:
+    """Return a value in YAML's flow style, on one line."""
     if isinstance(value, list):
         return f"[{', '.join(_flow(item) for item in value)}]"
     return value if isinstance(value, str) and _bare(value) else json.dumps(value)

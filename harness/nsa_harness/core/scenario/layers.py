@@ -1,10 +1,10 @@
-"""A choice of layers: `none`, `all`, `0:6` (half-open) or a list such as `[2, 6]`."""
+"""Parse a choice of layers: `none`, `all`, a range such as `0:6` (half-open), or a list such as `[2, 6]`."""
 
 from __future__ import annotations
 
 import re
 
-from nsa_harness.core.scenario.yaml_tree import shown
+from nsa_harness.core.scenario.yaml_tree import value_text
 
 _RANGE = re.compile(r"(\d{1,4}):(\d{1,4})")
 _LIST = re.compile(r"\d{1,4}(,\d{1,4})*")
@@ -13,18 +13,21 @@ FORMS = 'none, all, "start:stop" with start < stop, or a list such as [2, 6]'
 
 
 def parse_layers(value: object) -> str:
-    """Return the canonical text of a choice: none, all, 0:6 or 2,6. Raises ValueError with the accepted forms."""
+    """Return the canonical text of a choice: "none", "all", "0:6" or "2,6".
+
+    Raises ValueError with the accepted forms if `value` is not a choice of layers.
+    """
     if value in ("none", "all"):
         return str(value)
     if isinstance(value, str):
         return _canonical_text(value)
     if isinstance(value, list | tuple):
         return ",".join(str(layer) for layer in sorted(_members(value)))
-    raise ValueError(f"expected {FORMS}, got {shown(value)}")
+    raise ValueError(f"expected {FORMS}, got {value_text(value)}")
 
 
 def layers_of(choice: str, layers: int) -> tuple[int, ...]:
-    """Return the layers that a canonical choice names in a model of `layers` layers."""
+    """Return the layer numbers of a canonical choice, for a model with `layers` layers."""
     if choice == "none":
         return ()
     if choice == "all":
@@ -35,25 +38,25 @@ def layers_of(choice: str, layers: int) -> tuple[int, ...]:
     return tuple(int(layer) for layer in choice.split(","))
 
 
-def named_layers(choice: str) -> tuple[int, ...]:
-    """Return the layers that a canonical choice names by number; none for choices that need a model: all and none."""
+def numbered_layers(choice: str) -> tuple[int, ...]:
+    """Return the layer numbers in a canonical choice. Return () for "all" and "none", which contain no numbers."""
     return () if choice in ("", "none", "all") else layers_of(choice, 0)
 
 
 def _canonical_text(text: str) -> str:
-    if _LIST.fullmatch(text):  # the canonical text of a list, as the environment and stored scenarios have it
+    if _LIST.fullmatch(text):  # environment variables and stored scenarios have lists in this form
         return ",".join(str(layer) for layer in sorted({int(layer) for layer in text.split(",")}))
     bounds = _RANGE.fullmatch(text)
     if not bounds:
-        raise ValueError(f"expected {FORMS}, got {shown(text)}")
+        raise ValueError(f"expected {FORMS}, got {value_text(text)}")
     start, stop = int(bounds[1]), int(bounds[2])
     if start >= stop:
-        raise ValueError(f'expected "start:stop" with start < stop, got {shown(text)}')
+        raise ValueError(f'expected "start:stop" with start < stop, got {value_text(text)}')
     return f"{start}:{stop}"
 
 
 def _members(items: list[object] | tuple[object, ...]) -> set[int]:
-    """Return the layers of a list; `0-6` in it is an inclusive span, as reports print it."""
+    """Return the layers of a list. An item such as "0-6" is an inclusive range, which is how reports print ranges."""
     members: set[int] = set()
     for item in items:
         span = _SPAN.fullmatch(item) if isinstance(item, str) else None
@@ -65,7 +68,7 @@ def _members(items: list[object] | tuple[object, ...]) -> set[int]:
             or first < 0
             or first > last
         ):
-            raise ValueError(f"expected layer numbers from 0 on, got {shown(item)} in the list")
+            raise ValueError(f"expected layer numbers such as 0, 1 or 4-6, got {value_text(item)} in the list")
         members.update(range(first, last + 1))
     if not members:
         raise ValueError("expected at least one layer in the list; write none for no layer")

@@ -1,4 +1,4 @@
-"""Settings of a job that is only observed: its limits, and the RunSpec for its report."""
+"""Limits and RunSpec of a job that nsa-harness only observes, for `watch`, `attach` and `read`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec
-from nsa_harness.core.scenario.checks import checked_scenario
+from nsa_harness.core.scenario.checks import check_scenario
 from nsa_harness.core.scenario.overrides import is_override, parse_override, with_overrides
 from nsa_harness.core.scenario.yaml_tree import Origin, from_plain
 from nsa_harness.errors import UsageError
 
 _SECTION = "limits."
 _MAX_NAME = 60
-# Programs that start ranks and are no ranks themselves, even with RANK in their own environment.
+# Launchers. They are not ranks, even if RANK is set in their own environment.
 _STARTER_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"})
 _STARTER_COMMANDS = frozenset({"torchrun", "accelerate", "deepspeed", "composer", "srun", "mpirun"})
-_STARTER_WORDS = 4  # interpreter, its switches, -m, module
+_STARTER_WORDS = 4  # so many words may precede the launcher: interpreter, its switches, -m
 
 
 def starts_ranks(words: Sequence[str]) -> bool:
@@ -28,17 +28,20 @@ def starts_ranks(words: Sequence[str]) -> bool:
 
 
 def observed_limits(words: Sequence[str], deadline_s: float | None = None) -> Limits:
-    """Return the limits that words like `limits.stall_s=10` set; no deadline by default. Raises UsageError."""
+    """Return the limits that arguments such as `limits.stall_s=10` set. Raises UsageError.
+
+    `deadline_s`: the value of --deadline; without it, `limits.deadline_s` applies. By default there is no deadline.
+    """
     for word in words:
         if not (is_override(word) and word.startswith(_SECTION)):
             raise UsageError(
-                f"{word}: only limits can be set here, such as limits.stall_s=10; the command follows `--`"
+                f"{word}: only limits can be set here, such as limits.stall_s=10; your command follows `--`"
             )
     bare = from_plain({"name": "job", "about": "observed", "run": {"command": ["job"]}}, Origin(source="command line"))
-    checked = checked_scenario(with_overrides(bare, [parse_override(word) for word in words]), None)
-    if checked.scenario is None:
-        raise UsageError("\n".join(str(mistake) for mistake in checked.mistakes))
-    limits = checked.scenario.limits
+    result = check_scenario(with_overrides(bare, [parse_override(word) for word in words]), None)
+    if result.scenario is None:
+        raise UsageError("\n".join(str(mistake) for mistake in result.mistakes))
+    limits = result.scenario.limits
     return Limits(
         stall_s=limits.stall_s,
         busy_s=limits.busy_s,
@@ -49,7 +52,7 @@ def observed_limits(words: Sequence[str], deadline_s: float | None = None) -> Li
 
 
 def observed_spec(name: str, about: str, command: Sequence[str], limits: Limits, spec_hash: str) -> RunSpec:
-    """Return the spec of an observed job. Its number of ranks is unknown at first; `with_ranks` sets it later."""
+    """Return the spec of an observed job. It has one rank until `with_ranks` sets the real number."""
     return RunSpec(
         scenario=name,
         about=about,
@@ -70,14 +73,14 @@ def observed_spec(name: str, about: str, command: Sequence[str], limits: Limits,
     )
 
 
-def with_ranks(spec: RunSpec, seen: int) -> RunSpec:
-    """Return the spec with the number of ranks that the job has."""
-    notes = () if seen else ("no rank was seen: the command has loaded no torch, or left before it could be seen",)
-    return replace(spec, ranks=max(1, seen), notes=notes)
+def with_ranks(spec: RunSpec, rank_count: int) -> RunSpec:
+    """Return the spec with the number of ranks that were seen. If there were none, a note explains it."""
+    notes = () if rank_count else ("no rank was seen: the command did not import torch, or it exited too early",)
+    return replace(spec, ranks=max(1, rank_count), notes=notes)
 
 
 def job_name(command: Sequence[str]) -> str:
-    """Return a directory name from the first Python file of the command, else from the command itself."""
+    """Return a directory name for a job: the name of the first Python file in the command, or else of the program."""
     script = next((word for word in command if word.endswith(".py")), command[0])
     stem = script.rsplit("/", 1)[-1].removesuffix(".py")
     return re.sub(r"[^A-Za-z0-9_.-]", "_", stem).lstrip("_.-")[:_MAX_NAME] or "job"

@@ -1,4 +1,4 @@
-"""Overrides: dotted keys that change a scenario, from its matrix, the environment or the command line."""
+"""Overrides: dotted keys with values that change a scenario. They come from a matrix, the environment, or arguments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Override:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """One dotted key and the values of its matrix."""
+    """One dotted key of a matrix, and its values."""
 
     key: str
     values: tuple[Node, ...]
@@ -45,7 +45,7 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """The changes that a command line makes to every scenario it selects."""
+    """The changes that the command line makes to every selected scenario."""
 
     overrides: tuple[Override, ...] = ()
     axes: tuple[Axis, ...] = ()
@@ -53,48 +53,51 @@ class Changes:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One combination of a scenario's matrix. The suffix is empty if the scenario has no matrix."""
+    """One combination of a scenario's matrix. The suffix of its name is "" if the scenario has no matrix."""
 
     suffix: str
     tree: Node
 
 
 def is_override(word: str) -> bool:
-    """Whether the word is an override: `gc.layers=0:4` is, `ddp@gc.mode=reentrant` and `./a=b.yaml` are patterns."""
+    """Whether an argument is an override.
+
+    `gc.layers=0:4` is an override; `ddp@gc.mode=reentrant` and `./a=b.yaml` are patterns.
+    """
     return _OVERRIDE.match(word) is not None
 
 
 def parse_override(word: str, source: str = COMMAND_LINE) -> Override:
-    """Return the override that a word such as `gc.layers=0:4` describes. Raises UsageError."""
+    """Parse an override such as `gc.layers=0:4`. Raises UsageError. `source` is named in error messages."""
     key, text = word.split("=", 1)
     if key.split(".")[0] in _NOT_HERE:
-        raise UsageError(f"{source}: {key}: can stand only in a scenario file")
+        raise UsageError(f"{source}: {key}: can be set only in a scenario file")
     if not text:
-        raise UsageError(f"{source}: {key}: no value after `=`; `{key}=null` takes the value away")
-    parsed = parse_yaml(text, source)
-    if parsed.root is None or parsed.mistakes:
-        raise UsageError(f"{source}: {key}: {parsed.mistakes[0].what} in {visible(text, 60)}")
-    return Override(key=key, value=from_plain(plain(parsed.root), Origin(source=source)))
+        raise UsageError(f"{source}: {key}: no value after `=`; `{key}=null` removes the value")
+    document = parse_yaml(text, source)
+    if document.root is None or document.mistakes:
+        raise UsageError(f"{source}: {key}: {document.mistakes[0].what} in {visible(text, 60)}")
+    return Override(key=key, value=from_plain(plain(document.root), Origin(source=source)))
 
 
 def parse_axis(word: str, source: str = f"{COMMAND_LINE}: --matrix") -> Axis:
-    """Return the axis that a word such as `gc.mode=reentrant,non_reentrant` describes. Raises UsageError."""
+    """Parse an axis such as `gc.mode=reentrant,non_reentrant`. Raises UsageError. `source` is named in messages."""
     if not is_override(word):
         raise UsageError(f"{source}: expected KEY=A,B such as gc.mode=reentrant,non_reentrant, got {visible(word, 60)}")
     key, text = word.split("=", 1)
-    parsed = parse_override(f"{key}=[{text}]", source)
-    values = parsed.value.content
+    override = parse_override(f"{key}=[{text}]", source)
+    values = override.value.content
     if not isinstance(values, tuple) or not values:
         raise UsageError(f"{source}: {key}: no value after `=`")
     axis = Axis(key=key, values=values)
-    mistakes = list(matrix_mistakes(with_axes(Node(origin=parsed.value.origin, content={}), [axis])))
+    mistakes = list(matrix_mistakes(with_axes(Node(origin=override.value.origin, content={}), [axis])))
     if mistakes:
         raise UsageError("\n".join(str(mistake) for mistake in mistakes))
     return axis
 
 
 def with_axes(tree: Node, axes: Sequence[Axis]) -> Node:
-    """Return the tree with these axes added to its matrix. They replace the tree's own axes of the same keys."""
+    """Return the tree with these axes in its matrix. They replace axes of the tree with the same keys."""
     for axis in axes:
         values = Node(origin=axis.values[0].origin, content=axis.values)
         own = Node(origin=values.origin, content={"matrix": Node(origin=values.origin, content={axis.key: values})})
@@ -110,17 +113,17 @@ def with_overrides(tree: Node, overrides: Sequence[Override]) -> Node:
 
 
 def variants(tree: Node) -> Iterator[Variant]:
-    """Yield each combination of the tree's matrix in the order written, or only the tree if it has no matrix."""
+    """Yield one variant per combination of the tree's matrix, in the order of the file. Without a matrix, yield one."""
     axes = _axes(tree)
     bare = without(tree, ("matrix",)) if isinstance(tree.content, dict) else tree
     for values in itertools.product(*(items for _, items in axes)):
-        chosen = [Override(key=key, value=value) for (key, _), value in zip(axes, values, strict=True)]
-        suffix = ",".join(f"{override.key}={_value_text(override.value)}" for override in chosen)
-        yield Variant(suffix=f"@{suffix}" if suffix else "", tree=with_overrides(bare, chosen))
+        combination = [Override(key=key, value=value) for (key, _), value in zip(axes, values, strict=True)]
+        suffix = ",".join(f"{override.key}={_value_text(override.value)}" for override in combination)
+        yield Variant(suffix=f"@{suffix}" if suffix else "", tree=with_overrides(bare, combination))
 
 
 def matrix_mistakes(tree: Node) -> Iterator[Mistake]:
-    """Yield mistakes of axes: keys that only a file may have, and values that give the same name twice."""
+    """Yield the mistakes of a matrix: keys that cannot vary, invalid values, and values that appear twice."""
     for key, items in _axes(tree):
         origin = items[0].origin
         if key.split(".")[0] in _NOT_HERE or not is_override(f"{key}="):
@@ -129,7 +132,7 @@ def matrix_mistakes(tree: Node) -> Iterator[Mistake]:
         yield from (mistake for item in items for mistake in axis_mistakes(key, item))
         texts = [_value_text(item) for item in items]
         for text in sorted({text for text in texts if texts.count(text) > 1}):
-            yield Mistake(origin=origin, key=f"matrix.{visible(key)}", what=f"{text} is given twice; keep one")
+            yield Mistake(origin=origin, key=f"matrix.{visible(key)}", what=f"{text} appears twice; keep one")
 
 
 def _axes(tree: Node) -> list[tuple[str, tuple[Node, ...]]]:
@@ -139,6 +142,7 @@ def _axes(tree: Node) -> list[tuple[str, tuple[Node, ...]]]:
 
 
 def _without_axis(tree: Node, key: str) -> Node:
+    """Return the tree without the axis `key` of its matrix."""
     matrix = tree.content.get("matrix") if isinstance(tree.content, dict) else None
     if matrix is None or not isinstance(matrix.content, dict) or key not in matrix.content:
         return tree
@@ -147,7 +151,7 @@ def _without_axis(tree: Node, key: str) -> Node:
 
 
 def _value_text(value: Node) -> str:
-    """Return a value as a part of a scenario's name, without characters that a directory name cannot have."""
+    """Return a value as part of a scenario's name, without characters that are not allowed in directory names."""
     bare = plain(value)
     text = "+".join(str(item) for item in bare) if isinstance(bare, list) else str(bare)
     text = {"True": "true", "False": "false", "None": "null"}.get(text, text)

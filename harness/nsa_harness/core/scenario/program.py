@@ -1,4 +1,7 @@
-"""The interface to our own program. Its options are keys of a scenario; other programs get theirs in run.args."""
+"""The interface to the program that ships with the harness.
+
+Its options are keys of a scenario. Other programs get their options in `run.args`.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,31 @@ from nsa_harness.core.scenario.scenario import Scenario
 Location = tuple[str | int, ...]
 Contradictions = Iterator[tuple[Location, str]]  # (location of a key, message)
 
-Row = dict[str, float | str]  # one row of a table that the program writes, by column; an empty cell is missing
-Table = Callable[[str], Sequence[Row] | None]  # the rows of a file, by its name; None if there are none
-Reported = Callable[[Table], tuple[dict[str, float], tuple[Row, ...]]]  # metrics, and rows for the program's own rules
+Row = dict[str, float | str]  # one row of a table that the program writes: column -> value, without empty cells
+Table = Callable[[str], Sequence[Row] | None]  # returns the rows of the table in a file, or None if there is none
+# Returns the metrics that the program reported, and rows for the diagnosis rules of this program.
+ReadReported = Callable[[Table], tuple[dict[str, float], tuple[Row, ...]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """Paths and contents known to the caller. Paths never reach the spec hash."""
+    """Paths of this machine and the hash of the program. The paths are not part of the spec hash."""
 
     python: str
-    subject_dir: str  # the directory of our own program, launched by path
-    content_hash: str  # hash of the program's source; empty for a command or an installed module
+    subject_dir: str  # the directory of the shipped program, which is launched by its path
+    content_hash: str  # hash of the program's source; "" for a command or an installed module
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnProgram:
-    """The functions by which our own program handles its keys: model, train, gc, parallel and trace."""
+    """The functions that handle the keys of the shipped program: model, train, gc, parallel and trace.
 
-    contradictions: Callable[[Scenario], Contradictions]  # on any machine
-    beyond_the_model: Callable[[Scenario, MachineFacts], Contradictions]  # given the model chosen for this machine
-    missing: Callable[[Scenario, MachineFacts], str | None]  # the reason of a Skip if this machine lacks something
-    launch: Callable[[RunSpec, Scenario, MachineFacts, Surroundings], RunSpec]  # with its command line filled in
+    `contradictions` yields contradictions that exist on any machine, and `beyond_the_model` those that depend on the
+    model chosen for a machine. `missing` returns why a machine cannot run the scenario, or None. `launch` returns the
+    spec with the command line filled in.
+    """
+
+    contradictions: Callable[[Scenario], Contradictions]
+    beyond_the_model: Callable[[Scenario, MachineFacts], Contradictions]
+    missing: Callable[[Scenario, MachineFacts], str | None]
+    launch: Callable[[RunSpec, Scenario, MachineFacts, Surroundings], RunSpec]

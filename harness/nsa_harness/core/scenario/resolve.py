@@ -1,4 +1,4 @@
-"""Resolve a scenario for a machine: RunSpec or Skip. Every `auto` is decided and reported here."""
+"""Resolve a scenario for a machine: choose a value for every `auto`, and return a RunSpec or a Skip."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import PurePath
 from nsa_harness.core.plan import Bound, Expect, Fault, FaultWhen, Launcher, Limits, RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.env_names import name_mistakes
-from nsa_harness.core.scenario.layers import named_layers
+from nsa_harness.core.scenario.layers import numbered_layers
 from nsa_harness.core.scenario.program import OwnProgram, Surroundings
 from nsa_harness.core.scenario.scenario import OUR_PROGRAM, Backend, MetricBound, Scenario, Unit
 
-DEADLINE_S = 1800.0
+DEADLINE_S = 1800.0  # deadline of a run if the scenario sets none
 SETTING_SECTIONS = ("needs", "run", "model", "train", "gc", "parallel")
 
 
@@ -25,9 +25,10 @@ def resolve(
     program: OwnProgram,
     notes: tuple[str, ...] = (),
 ) -> RunSpec | Skip:
-    """Return the RunSpec to launch a scenario on this machine, or a Skip if the machine lacks something.
+    """Return the RunSpec that launches a scenario on this machine, or a Skip if the machine lacks something.
 
-    For our own program, `program` fills in the command line and decides every `auto`.
+    `program`: fills in the command line of the shipped program, and decides every `auto`. `notes`: more notes for the
+    spec.
     """
     if reason := _missing(scenario, facts, program):
         return Skip(
@@ -43,7 +44,7 @@ def resolve(
 
 
 def spec_hash(spec: RunSpec, surroundings: Surroundings) -> str:
-    """Return twelve hex digits that identify what runs. No path of this machine is hashed."""
+    """Return twelve hex digits that identify what is launched. Paths of this machine do not change them."""
     names = {surroundings.subject_dir: OUR_PROGRAM, surroundings.python: "python"}
     head = tuple(names.get(word, word) for word in spec.program)
     head = (PurePath(head[0]).name, *head[1:])
@@ -63,22 +64,23 @@ def spec_hash(spec: RunSpec, surroundings: Surroundings) -> str:
 
 
 def settings_of(scenario: Scenario) -> tuple[tuple[str, str], ...]:
-    """Return (dotted key, value) for each setting that differs from its default, in sections that a launch reads."""
-    chosen: dict[str, str] = {f"run.env.{name}": value for name, value in scenario.run.env.items()}
+    """Return (dotted key, value) for each setting of the launch that differs from its default."""
+    settings: dict[str, str] = {f"run.env.{name}": value for name, value in scenario.run.env.items()}
     for section in SETTING_SECTIONS:
         values = getattr(scenario, section).model_dump(mode="json", exclude_defaults=True, exclude={"env"})
-        chosen |= {f"{section}.{key}": shown_setting(value) for key, value in values.items()}
-    return tuple(sorted(chosen.items()))
+        settings |= {f"{section}.{key}": shown_setting(value) for key, value in values.items()}
+    return tuple(sorted(settings.items()))
 
 
 def shown_setting(value: object) -> str:
-    """Return a value as an override on the command line would write it."""
+    """Return a value in the form that an override on the command line has."""
     if isinstance(value, bool):
         return str(value).lower()
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _missing(scenario: Scenario, facts: MachineFacts, program: OwnProgram) -> str | None:
+    """Return why this machine cannot run the scenario, or None if it can."""
     have, needs, ranks = len(facts.gpus), scenario.needs, scenario.run.ranks
     here = f"this machine has {gpus_text(have)}"
     if needs.gpus > have:
@@ -93,10 +95,11 @@ def gpus_text(count: int) -> str:
 
 
 def _foreign(scenario: Scenario) -> RunSpec:
+    """Return the RunSpec of a scenario whose program is not the shipped one."""
     run, needs = scenario.run, scenario.needs
     backend = "any" if needs.backend is Backend.AUTO else needs.backend.value
-    # The harness does not correct another program's environment; the program may set other names itself.
-    notes = tuple(f"run.env.{name}: {what}" for name, what in name_mistakes(run.env, {}))
+    # The environment of another program is not corrected, because the program may read names that torch does not.
+    notes = tuple(f"run.env.{name}: {message}" for name, message in name_mistakes(run.env, {}))
     spec = replace(_common(scenario), backend=backend, notes=notes)
     if run.command is not None:
         command = (*run.command, *run.args)
@@ -139,17 +142,18 @@ def _common(scenario: Scenario) -> RunSpec:
 def expectation(
     scenario: Scenario, uniform: float = 1.0, *, steps: int | None = None, device: str | None = None
 ) -> Expect:
-    """Return the expectation for this launch.
+    """Return what the launch is expected to show.
 
-    `uniform` is the loss of guessing, the unit of some bounds. `steps` is the number of steps that must be done.
-    `device` is where the program runs, if known; bounds for other devices are skipped.
+    `uniform`: the loss of a model that guesses, which is the unit of some bounds. `steps`: the number of steps that the
+    program must complete, or None. `device`: the device that the program runs on, if known; bounds for other devices
+    are omitted.
     """
     expect = scenario.expect
-    done = {} if steps is None else {"steps": Bound(eq=steps)}
-    counting = {
+    step_bound = {} if steps is None else {"steps": Bound(eq=steps)}
+    applicable = {
         name: bound for name, bound in expect.metrics.items() if device is None or bound.device in (None, device)
     }
-    bounds = {**done, **{name: _bound(bound, uniform) for name, bound in counting.items()}}
+    bounds = {**step_bound, **{name: _to_bound(bound, uniform) for name, bound in applicable.items()}}
     return Expect(
         verdict=expect.verdict.value,
         cause=expect.cause,
@@ -159,13 +163,15 @@ def expectation(
     )
 
 
-def _bound(bound: MetricBound, uniform: float) -> Bound:
+def _to_bound(bound: MetricBound, uniform: float) -> Bound:
+    """Return a metric's bound in plain numbers. Bounds in the unit `uniform` are multiplied."""
     factor = uniform if bound.unit is Unit.UNIFORM else 1.0
     numbers = {key: None if value is None else value * factor for key, value in bound.numbers().items()}
     return Bound(**numbers, regex=bound.regex)
 
 
 def _fault(scenario: Scenario) -> Fault | None:
+    """Return the fault that the scenario plants, or None."""
     fault = scenario.fault
     if fault is None:
         return None
@@ -181,8 +187,8 @@ def _fault(scenario: Scenario) -> Fault | None:
         when=None
         if when is None
         else FaultWhen(
-            recomputed=named_layers(when.recomputed or ""),
-            any_recomputed=named_layers(when.any_recomputed or ""),
+            recomputed=numbered_layers(when.recomputed or ""),
+            any_recomputed=numbered_layers(when.any_recomputed or ""),
             recomputed_layers=when.recomputed_layers,
             seq_len=when.seq_len,
             layers=when.layers,

@@ -1,4 +1,4 @@
-"""Scenario: one run as declared in YAML. The models below list every key with its type and default."""
+"""Models of a scenario file, which describes one run in YAML. They have every key with its type and default."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from pydantic import (
 
 from nsa_harness.core.plan import MAX_RANKS
 from nsa_harness.core.scenario.layers import parse_layers
-from nsa_harness.core.scenario.yaml_tree import shown
+from nsa_harness.core.scenario.yaml_tree import value_text
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@=,:+-]{0,119}")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
-# torchrun sets these for each rank; a declared value would be lost or break the rendezvous.
+# torchrun sets these variables for each rank. A value from the scenario would be lost or break the rendezvous.
 _LAUNCHER_SETS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -97,7 +97,7 @@ class Compression(StrEnum):
 
 class Loss(StrEnum):
     CROSS_ENTROPY = "cross_entropy"
-    MEAN = "mean"  # mean of the logits: no targets, the simplest backward pass
+    MEAN = "mean"  # the mean of the logits: needs no targets, and has the simplest backward pass
 
 
 class CommHook(StrEnum):
@@ -107,7 +107,7 @@ class CommHook(StrEnum):
 
 class Unit(StrEnum):
     PLAIN = "plain"
-    UNIFORM = "uniform"  # multiples of ln(vocabulary), the loss of guessing: the same bound fits every shape
+    UNIFORM = "uniform"  # multiples of ln(vocabulary), the loss of a model that guesses; independent of the model size
 
 
 class FaultKind(StrEnum):
@@ -132,45 +132,45 @@ class ExpectedVerdict(StrEnum):
 
 def _check_word(value: str) -> str:
     if not _WORD.fullmatch(value):
-        raise ValueError(f"expected a word of letters, digits, _ . and -, got {shown(value)}")
+        raise ValueError(f"expected a word of letters, digits, _ . and -, got {value_text(value)}")
     return value
 
 
 def _check_name(value: str) -> str:
-    # The name of a scenario becomes a directory of the run.
+    # The name of a scenario becomes a directory name.
     if not NAME.fullmatch(value):
-        raise ValueError(f"expected a name of letters, digits and _ . @ = , : + -, got {shown(value)}")
+        raise ValueError(f"expected a name of letters, digits and _ . @ = , : + -, got {value_text(value)}")
     return value
 
 
 def _check_branch(value: str) -> str:
     branches = value.split("+")
     if value != "all" and (not set(branches) <= {"cmp", "sel", "win"} or len(set(branches)) < len(branches)):
-        raise ValueError(f"expected all, cmp, sel, win or a pair such as cmp+sel, got {shown(value)}")
+        raise ValueError(f"expected all, cmp, sel, win or a pair such as cmp+sel, got {value_text(value)}")
     return value
 
 
 def _read_auto(value: object) -> object:
-    """Return a limit in seconds, or None for `auto`."""
+    """Return the value of a limit. `auto` becomes None; a number is checked later."""
     if isinstance(value, str) and value != "auto":
-        raise ValueError(f"expected a number of seconds or auto, got {shown(value)}")
+        raise ValueError(f"expected a number of seconds or auto, got {value_text(value)}")
     return None if value == "auto" else value
 
 
 def _check_env_name(name: str) -> str:
     if not _ENV_NAME.fullmatch(name):
-        raise ValueError(f"{shown(name)} cannot be the name of an environment variable")
+        raise ValueError(f"{value_text(name)} is not a valid name of an environment variable")
     if name in _LAUNCHER_SETS or name.startswith("_NSA_HARNESS_"):
         raise ValueError(f"{name} is set by the launcher; remove it")
     return name
 
 
 def _read_env_value(value: object) -> object:
-    """Return the value as text; YAML reads 1 as a number."""
+    """Return the value of an environment variable as text. YAML reads an unquoted 1 as a number."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
-        raise ValueError(f"expected text or a whole number, got {shown(value)}; quote it")
+        raise ValueError(f"expected text or a whole number, got {value_text(value)}; quote it")
     return value
 
 
@@ -178,9 +178,9 @@ def _check_regex(value: str) -> str:
     try:
         groups = re.compile(value).groups
     except re.error as error:
-        raise ValueError(f"expected a regular expression, got {shown(value)}: {error}") from None
+        raise ValueError(f"expected a regular expression, got {value_text(value)}: {error}") from None
     if not groups:
-        raise ValueError(f"expected a group around the number, such as loss=([0-9.]+), got {shown(value)}")
+        raise ValueError(f"expected parentheses around the number, such as loss=([0-9.]+), got {value_text(value)}")
     return value
 
 
@@ -221,19 +221,19 @@ class _Section(BaseModel):
 
 
 class Needs(_Section):
-    """Requirements of the machine. If one is not met, the scenario is skipped."""
+    """Requirements on the machine. If one is not met, the scenario is skipped."""
 
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0
     backend: Backend = Backend.AUTO
 
 
 class Run(_Section):
-    """The program and its launch."""
+    """The program, and how it is launched."""
 
     ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] = 2
-    program: Annotated[str, Field(min_length=1)] = Field(default=OUR_PROGRAM, description="a module, or FILE.py")
+    program: Annotated[str, Field(min_length=1)] = Field(default=OUR_PROGRAM, description="a Python module, or FILE.py")
     command: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
-        default=None, description="in place of `program`: a whole command, launched as it is"
+        default=None, description="a whole command, launched unchanged; replaces `program`"
     )
     args: tuple[str, ...] = ()
     env: dict[EnvName, EnvValue] = {}
@@ -241,7 +241,7 @@ class Run(_Section):
 
 
 class Model(_Section):
-    """The model under test; `auto` chooses for the machine."""
+    """The model of nsa.train. `auto` chooses a value for the machine."""
 
     shape: ShapeName = ShapeName.AUTO
     layers: Annotated[int, Field(ge=1, le=1000)] | None = None
@@ -249,21 +249,21 @@ class Model(_Section):
     attention: Attention = Attention.NSA
     branch: Branch = "all"
     compression: Compression | None = None
-    stop_gradient_gates: bool = Field(default=False, description="the gates are computed and never learned")
-    compile: bool = Field(default=False, description="torch.compile for the layers")
+    stop_gradient_gates: bool = Field(default=False, description="compute the gates, but do not train them")
+    compile: bool = Field(default=False, description="compile the layers with torch.compile")
     impl: Implementation = Implementation.AUTO
     dtype: Dtype = Dtype.AUTO
 
 
 class Train(_Section):
-    """The training loop."""
+    """The training loop of nsa.train."""
 
     steps: Positive = 1
-    cpu_steps: Positive | None = Field(default=None, description="at most so many of them where the device is a CPU")
-    batch: Positive | None = Field(default=None, description="sequences per rank; the shape's own unless given")
+    cpu_steps: Positive | None = Field(default=None, description="at most this many steps on a CPU")
+    batch: Positive | None = Field(default=None, description="sequences per rank; default: set by the shape")
     accumulate: Positive = 1
     data: Annotated[str, Field(min_length=1)] = Field(default="synthetic", description="synthetic, text, or a file")
-    loss: Loss = Field(default=Loss.CROSS_ENTROPY, description="mean: of all logits, as in the seeds' reproduction")
+    loss: Loss = Field(default=Loss.CROSS_ENTROPY, description="mean: the mean of all logits, without targets")
     seed: Count = 0
     phase: Phase = Phase.STEP
     learning_rate: Annotated[float, Field(gt=0)] | None = None
@@ -272,23 +272,23 @@ class Train(_Section):
         default=None, description="pattern of parameters to freeze"
     )
     checkpoint_every: Count = Field(default=0, description="steps between checkpoints; 0 = none")
-    keep_last: Count = Field(default=0, description="newest checkpoints that are kept; 0 = all")
-    async_checkpoint: bool = Field(default=False, description="checkpoints are written while training goes on")
+    keep_last: Count = Field(default=0, description="how many of the latest checkpoints to keep; 0 = all")
+    async_checkpoint: bool = Field(default=False, description="write checkpoints while training continues")
     resume: Annotated[str, Field(min_length=1)] | None = Field(
         default=None,
-        description="checkpoint to go on from, or a folder of them, seen from the working directory; or auto",
+        description="a checkpoint, or a directory with checkpoints, to continue from; or auto",
     )
 
 
 class Checkpointing(_Section):
-    """Gradient checkpointing. Ranges are half-open, layers count from 0."""
+    """Gradient checkpointing. Layers are numbered from 0, and ranges are half-open."""
 
     layers: Layers = "none"
     mode: CheckpointMode = CheckpointMode.NON_REENTRANT
 
 
 class Parallel(_Section):
-    """How the ranks share the model."""
+    """The wrapper that makes the model parallel, and its options."""
 
     wrapper: Wrapper = Wrapper.DDP
     static_graph: bool = False
@@ -297,11 +297,11 @@ class Parallel(_Section):
     gradient_as_bucket_view: bool = False
     bucket_cap_mb: Annotated[float, Field(gt=0)] = 25.0
     comm_hook: CommHook = CommHook.NONE
-    barrier_after_backward: bool = Field(default=False, description="all ranks wait for each other after backward")
+    barrier_after_backward: bool = Field(default=False, description="call a barrier after each backward pass")
 
 
 class Trace(_Section):
-    """What the program prints about itself."""
+    """Diagnostics that nsa.train prints or writes."""
 
     grads: bool = True
     module_bwd: bool = False
@@ -310,13 +310,15 @@ class Trace(_Section):
     profile_memory: bool = False
     detect_anomaly: bool = False
     step_cost: bool = False
-    mem_snapshot: bool = Field(default=False, description="CUDA: every allocation with its lines, beside each dump")
-    telemetry: bool = Field(default=True, description="heartbeat, tables and looks inside; false = none of them")
-    tensorboard: bool = Field(default=False, description="event files, where TensorBoard is installed")
+    mem_snapshot: bool = Field(
+        default=False, description="CUDA only: with each memory dump, every allocation with its stack"
+    )
+    telemetry: bool = Field(default=True, description="write a heartbeat, tables and training checks; false = none")
+    tensorboard: bool = Field(default=False, description="write event files, if TensorBoard is installed")
 
 
 class LimitSection(_Section):
-    """Seconds; `auto` adapts to what the run shows."""
+    """Time limits in seconds. `auto` adapts a limit to the run."""
 
     stall_s: AutoSeconds = None
     busy_s: AutoSeconds = None
@@ -326,7 +328,7 @@ class LimitSection(_Section):
 
 
 class NumberBound(_Section):
-    """Bounds of one number. The number must satisfy every bound that is set."""
+    """Bounds of a number. The number must satisfy every bound that is set."""
 
     lt: float | None = None
     le: float | None = None
@@ -335,6 +337,7 @@ class NumberBound(_Section):
     eq: float | None = None
 
     def numbers(self) -> dict[str, float | None]:
+        """Return the bounds by name. A bound that is not set is None."""
         return {"lt": self.lt, "le": self.le, "gt": self.gt, "ge": self.ge, "eq": self.eq}
 
     @model_validator(mode="after")
@@ -350,69 +353,75 @@ class NumberBound(_Section):
 
 
 class MetricBound(NumberBound):
-    """Bounds of one metric. The metric must satisfy every bound that is set."""
+    """Bounds of a metric. The metric must satisfy every bound that is set."""
 
     unit: Unit = Field(default=Unit.PLAIN, description="uniform: the bounds are multiples of ln(vocabulary)")
-    device: Literal["cpu", "cuda"] | None = Field(default=None, description="of nsa.train: they count on it alone")
+    device: Literal["cpu", "cuda"] | None = Field(
+        default=None, description="nsa.train: apply these bounds only on this device"
+    )
     regex: Regex | None = Field(
-        default=None, description="foreign programs: group 1 of the last match in output.log is the value"
+        default=None, description="other programs: group 1 of the last match in output.log is the value"
     )
 
 
 class ExpectSection(_Section):
-    """What counts as expected."""
+    """The expected result. Any other result of the run counts as a failure."""
 
     verdict: ExpectedVerdict = ExpectedVerdict.PASS
     cause: Word | None = None
-    findings: tuple[Word, ...] = Field(default=(), description="each of them must be found, beside a PASS as well")
+    findings: tuple[Word, ...] = Field(default=(), description="findings that must be reported, even with a PASS")
     missing_grads: Count | None = None
     metrics: dict[Word, MetricBound] = {}
 
 
 class FaultWhenSection(_Section):
-    """Further conditions of a fault, in addition to its rank and step. Every condition that is set must be true."""
+    """Further conditions for a fault, in addition to its rank and step. All of them must be true."""
 
-    recomputed: Layers | None = Field(default=None, description="each of these layers was computed again in backward")
-    any_recomputed: Layers | None = Field(default=None, description="one of these layers was computed again")
-    recomputed_layers: Positive | None = Field(default=None, description="at least so many were computed again")
-    seq_len: Positive | None = Field(default=None, description="the sequence has at least so many tokens")
-    layers: Positive | None = Field(default=None, description="the model has at least so many layers")
-    ranks: Positive | None = Field(default=None, description="the job has at least so many ranks")
-    backend: Literal["gloo", "nccl"] | None = Field(default=None, description="of the process group")
+    recomputed: Layers | None = Field(default=None, description="all these layers were recomputed in the backward pass")
+    any_recomputed: Layers | None = Field(default=None, description="one of these layers was recomputed")
+    recomputed_layers: Positive | None = Field(default=None, description="at least this many layers were recomputed")
+    seq_len: Positive | None = Field(default=None, description="the sequence has at least this many tokens")
+    layers: Positive | None = Field(default=None, description="the model has at least this many layers")
+    ranks: Positive | None = Field(default=None, description="the job has at least this many ranks")
+    backend: Literal["gloo", "nccl"] | None = Field(default=None, description="the process group has this backend")
     module: Word | None = Field(default=None, description="the model has a module of this class, or is wrapped in one")
-    find_unused_parameters: bool | None = Field(default=None, description="the model is wrapped in a DDP told this")
-    static_graph: bool | None = Field(default=None, description="the same of this option of DDP")
-    chance: Annotated[float, Field(gt=0, le=1)] | None = Field(default=None, description="by lot, once a process")
+    find_unused_parameters: bool | None = Field(
+        default=None, description="DDP was created with this value of the option"
+    )
+    static_graph: bool | None = Field(default=None, description="DDP was created with this value of the option")
+    chance: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="probability, drawn once per process"
+    )
 
     @property
     def in_recomputation(self) -> bool:
-        """Whether the fault acts while a layer is recomputed, and needs no layer of its own."""
-        return any(given is not None for given in (self.recomputed, self.any_recomputed, self.recomputed_layers))
+        """Whether the fault happens while a layer is recomputed, so that it needs no `layer` key."""
+        return any(value is not None for value in (self.recomputed, self.any_recomputed, self.recomputed_layers))
 
 
 class FaultSection(_Section):
-    """A fault planted on purpose."""
+    """A fault that is planted on purpose."""
 
     kind: FaultKind
-    rank: Count | None = Field(default=None, description="every rank unless given")
+    rank: Count | None = Field(default=None, description="default: every rank")
     layer: Count | None = None
     step: Positive = 1
     heals_s: Annotated[float, Field(gt=0)] | None = None
     parameters: Annotated[str, Field(min_length=1)] | None = Field(
         default=None, description="set_parameters: pattern of the parameters"
     )
-    value: float = Field(default=0.0, description="set_parameters: what all their elements become")
+    value: float = Field(default=0.0, description="set_parameters: the new value of all elements")
     when: FaultWhenSection | None = None
 
 
 class Scenario(_Section):
-    """One complete scenario: a program, its settings, a planted fault or none, and the expected result."""
+    """One complete scenario: a program, its settings, the expected result, and possibly a planted fault."""
 
     name: Name
     about: Annotated[str, Field(max_length=300)] = ""
     tags: tuple[Word, ...] = ()
     aliases: tuple[Name, ...] = ()
-    priority: int = Field(default=0, description="higher runs first")
+    priority: int = Field(default=0, description="scenarios with a higher priority run first")
     needs: Needs = Needs()
     run: Run = Run()
     model: Model = Model()
@@ -426,22 +435,24 @@ class Scenario(_Section):
 
     @property
     def is_ours(self) -> bool:
-        """Whether the program is nsa.train, which takes model, train, gc, parallel and trace."""
+        """Whether the program is nsa.train, which reads the keys model, train, gc, parallel and trace."""
         return self.run.command is None and self.run.program == OUR_PROGRAM
 
 
 class ScenarioFile(Scenario):
-    """The content of a scenario file: a Scenario, and keys that are resolved when the file is read."""
+    """The content of a scenario file: a Scenario, and the keys that are resolved when the file is read."""
 
-    name: Name = Field(default="", description="the file's name unless given", validate_default=False)
+    name: Name = Field(default="", description="default: the name of the file", validate_default=False)
     schema_: Literal[1] = Field(default=1, alias="schema")
-    extends: str | None = Field(default=None, description="one parent, such as base/ddp; maps merge, lists replace")
+    extends: str | None = Field(
+        default=None, description="a parent, such as base/ddp; maps are merged, lists are replaced"
+    )
     matrix: dict[str, Annotated[tuple[JsonValue, ...], Field(min_length=1)]] = Field(
-        default={}, description="dotted key to values; each combination is a scenario"
+        default={}, description="dotted key: values; each combination is a scenario"
     )
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of a scenario file, for editors."""
+    """Return the JSON schema of a scenario file, which editors use for completion and checks."""
     schema = ScenarioFile.model_json_schema(by_alias=True)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "nsa-harness scenario"}

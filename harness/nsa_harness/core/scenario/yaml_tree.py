@@ -1,6 +1,7 @@
-"""Read YAML 1.2 as a tree of nodes with line and column.
+"""Read YAML 1.2 into a tree of nodes, each with its line and column.
 
-The tree is built from parser events, so hostile text cannot expand aliases, construct objects or exhaust the stack.
+The tree is built from parser events, so that hostile text cannot expand aliases, construct objects or exhaust the
+stack.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from ruamel.yaml.events import (
     StreamStartEvent,
 )
 
-DEPTH_LIMIT = 16
-NODE_LIMIT = 20_000
+DEPTH_LIMIT = 16  # levels of nesting
+NODE_LIMIT = 20_000  # keys and values in one file
 
 Scalar = str | int | float | bool | None
 Plain = Scalar | list["Plain"] | dict[str, "Plain"]
@@ -34,7 +35,7 @@ Plain = Scalar | list["Plain"] | dict[str, "Plain"]
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a value was written: a position in a file, or a source without lines such as `command line`."""
+    """The origin of a value: a position in a file, or a source without lines such as "command line"."""
 
     source: str
     line: int | None = None
@@ -46,7 +47,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A value, and the position of its key or list item."""
+    """A value, and the origin of its key or list item."""
 
     origin: Origin
     content: Scalar | tuple[Node, ...] | dict[str, Node]
@@ -57,8 +58,8 @@ class Mistake:
     """One mistake that the user has to fix."""
 
     origin: Origin
-    key: str  # dotted; empty for the whole file
-    what: str
+    key: str  # dotted; "" for the whole file
+    what: str  # what is wrong, and what to do
 
     def __str__(self) -> str:
         return ": ".join(part for part in (str(self.origin), self.key, self.what) if part)
@@ -70,32 +71,41 @@ def in_order(mistakes: Iterable[Mistake]) -> tuple[Mistake, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parsed:
-    root: Node | None  # None: the text could not be read at all
+class ParsedYaml:
+    """The tree of a YAML text, and the mistakes in the text."""
+
+    root: Node | None  # None: the text is not YAML
     mistakes: tuple[Mistake, ...]
 
 
-@lru_cache(maxsize=512)  # a nightly's matrix reads one catalog once per kind of runner, and reading is slow
-def parse_yaml(text: str, source: str) -> Parsed:
-    """Return the tree of one document. Never raises: every duplicate key and the first syntax error become mistakes."""
-    return _parsed(_Builder(source), text)
+@lru_cache(maxsize=512)  # parsing is slow, and one command may read the same scenario files several times
+def parse_yaml(text: str, source: str) -> ParsedYaml:
+    """Return the tree of a YAML text with one document.
+
+    `source`: the name of the file, for origins. Raises nothing: every duplicate key and the first syntax error become
+    mistakes.
+    """
+    return _build(_Builder(source), text)
 
 
-def _parsed(builder: _Builder, text: str) -> Parsed:
+def _build(builder: _Builder, text: str) -> ParsedYaml:
     try:
         root: Node | None = builder.document(text)
     except _UnreadableError as error:
-        return Parsed(root=None, mistakes=(*builder.mistakes, error.mistake))
-    return Parsed(root=root, mistakes=in_order(builder.mistakes))
+        return ParsedYaml(root=None, mistakes=(*builder.mistakes, error.mistake))
+    return ParsedYaml(root=root, mistakes=in_order(builder.mistakes))
 
 
-def as_written(text: str, source: str) -> Parsed:
-    """Return the tree with each scalar as its original text, such as 1.90 and 2.0.1. Never raises."""
-    return _parsed(_VerbatimBuilder(source), text)
+def parse_verbatim(text: str, source: str) -> ParsedYaml:
+    """Return the tree of a YAML text, with every scalar as the text in the file, so that 1.90 stays "1.90".
+
+    Raises nothing, like `parse_yaml`.
+    """
+    return _build(_VerbatimBuilder(source), text)
 
 
 def plain(node: Node) -> Plain:
-    """Return the value without positions."""
+    """Return the value of a node as maps, lists and scalars, without origins."""
     if isinstance(node.content, dict):
         return {key: plain(child) for key, child in node.content.items()}
     if isinstance(node.content, tuple):
@@ -104,7 +114,7 @@ def plain(node: Node) -> Plain:
 
 
 def merge(under: Node, over: Node) -> Node:
-    """Return `over` merged into `under`: maps merge, everything else replaces."""
+    """Return `over` merged into `under`. Maps are merged; any other value in `over` replaces the one in `under`."""
     if not (isinstance(under.content, dict) and isinstance(over.content, dict)):
         return over
     content = dict(under.content)
@@ -114,20 +124,20 @@ def merge(under: Node, over: Node) -> Node:
 
 
 def tree_of_key(key: str, value: Node) -> Node:
-    """Return the tree that sets one dotted key."""
+    """Return a tree that has only one dotted key, with this value."""
     for name in reversed(key.split(".")):
         value = Node(origin=value.origin, content={name: value})
     return value
 
 
 def without(node: Node, keys: Sequence[str]) -> Node:
-    """Return the map without some of its top-level keys."""
+    """Return a map without these top-level keys."""
     assert isinstance(node.content, dict)
     return replace(node, content={key: child for key, child in node.content.items() if key not in keys})
 
 
 def origin_of(node: Node, location: Sequence[str | int]) -> Origin:
-    """Return the origin of the deepest part of `location` that exists."""
+    """Return the origin of the node at `location`, or of the deepest node on the path to it that exists."""
     for step in location:
         content = node.content
         if isinstance(content, dict) and step in content:
@@ -140,7 +150,7 @@ def origin_of(node: Node, location: Sequence[str | int]) -> Origin:
 
 
 def from_plain(value: Plain, origin: Origin) -> Node:
-    """Return a tree in which every node has the same origin."""
+    """Return a tree for a plain value. Every node gets the same origin."""
     if isinstance(value, Mapping):
         return Node(origin=origin, content={str(key): from_plain(child, origin) for key, child in value.items()})
     if isinstance(value, list):
@@ -149,13 +159,15 @@ def from_plain(value: Plain, origin: Origin) -> Node:
 
 
 class _UnreadableError(Exception):
+    """Raised for text that cannot become a tree."""
+
     def __init__(self, mistake: Mistake) -> None:
         self.mistake = mistake
         super().__init__(str(mistake))
 
 
 class _Builder:
-    """Turns the events of one document into nodes, and limits nodes and depth."""
+    """Builds the tree of one document from parser events, and limits its size and depth."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -163,15 +175,16 @@ class _Builder:
         self._nodes = 0
 
     def document(self, text: str) -> Node:
+        """Return the root node. Raises _UnreadableError if the text is empty, invalid, or has several documents."""
         events = self._events(text)
         if isinstance(next(event for event in events if not isinstance(event, StreamStartEvent)), StreamEndEvent):
             raise self._unreadable(
                 None, "the file is empty; `nsa-harness explain ddp_onestep` shows a complete scenario"
             )
         root = self._node(next(events), events, path=())
-        next(events)  # the document's end
+        next(events)  # the end of the document
         if isinstance(extra := next(events), DocumentStartEvent):
-            raise self._unreadable(extra, "a second document begins here; write one scenario a file")
+            raise self._unreadable(extra, "a second document begins here; write one scenario per file")
         return root
 
     def _events(self, text: str) -> Iterator[Event]:
@@ -180,17 +193,18 @@ class _Builder:
         except MarkedYAMLError as error:
             mark = error.problem_mark
             origin = self._origin(mark.line, mark.column) if mark else self._origin(0, 0)
-            raise _UnreadableError(Mistake(origin=origin, key="", what=_syntax_words(error))) from None
+            raise _UnreadableError(Mistake(origin=origin, key="", what=_syntax_message(error))) from None
         except (YAMLError, ValueError) as error:
             raise _UnreadableError(self._character_mistake(text, error)) from None
 
     def _character_mistake(self, text: str, error: Exception) -> Mistake:
+        """Return the mistake for a character that YAML does not allow."""
         position = getattr(error, "position", 0)
         line = text.count("\n", 0, position)
         column = position - (text.rfind("\n", 0, position) + 1)
         character = text[position : position + 1]
-        what = f"the character U+{ord(character):04X} cannot stand in a YAML file" if character else "is not YAML"
-        return Mistake(origin=self._origin(line, column), key="", what=what)
+        message = f"the character U+{ord(character):04X} is not allowed in a YAML file" if character else "is not YAML"
+        return Mistake(origin=self._origin(line, column), key="", what=message)
 
     def _node(self, event: Event, events: Iterator[Event], path: tuple[str, ...], at: Origin | None = None) -> Node:
         self._check(event, path)
@@ -216,47 +230,50 @@ class _Builder:
             key, at = str(event.value), self._origin(event.start_mark.line, event.start_mark.column)
             value = self._node(next(events), events, (*path, key), at)
             if key in content:
-                what = f"given twice, first in line {content[key].origin.line}; keep one"
-                self.mistakes.append(Mistake(origin=at, key=".".join((*path, key)), what=what))
+                message = f"given twice, first in line {content[key].origin.line}; keep one"
+                self.mistakes.append(Mistake(origin=at, key=".".join((*path, key)), what=message))
             else:
                 content[key] = value
         return content
 
     def _check(self, event: Event, path: tuple[str, ...]) -> None:
+        """Raise _UnreadableError if the document is too large or too deep, or uses anchors or tags."""
         self._nodes += 1
         if self._nodes > NODE_LIMIT:
             raise self._unreadable(event, f"more than {NODE_LIMIT} values; a scenario has a few dozen")
         if len(path) > DEPTH_LIMIT:
             raise self._unreadable(event, f"nested deeper than {DEPTH_LIMIT} levels; a scenario has at most five")
         if isinstance(event, AliasEvent) or getattr(event, "anchor", None):
-            raise self._unreadable(event, "anchors and aliases are not read; share keys with `extends: PARENT`")
+            raise self._unreadable(event, "anchors and aliases are not supported; share keys with `extends: PARENT`")
         if tag := getattr(event, "tag", None):
-            raise self._unreadable(event, f"the tag {shown(str(tag))} is not read; remove it")
+            raise self._unreadable(event, f"the tag {value_text(str(tag))} is not supported; remove it")
 
     def _scalar(self, event: Event) -> Scalar:
         assert isinstance(event, ScalarEvent)
         is_plain = event.implicit[0] and not event.style
         try:
             return scalar(event.value) if is_plain else str(event.value)
-        except ValueError:  # Python refuses to read an integer of thousands of digits
+        except ValueError:  # Python refuses to parse an integer with thousands of digits
             raise self._unreadable(event, "a number with too many digits") from None
 
-    def _unreadable(self, event: Event | None, what: str) -> _UnreadableError:
+    def _unreadable(self, event: Event | None, message: str) -> _UnreadableError:
         mark = event.start_mark if event is not None else None
         origin = self._origin(mark.line, mark.column) if mark else self._origin(0, 0)
-        return _UnreadableError(Mistake(origin=origin, key="", what=what))
+        return _UnreadableError(Mistake(origin=origin, key="", what=message))
 
     def _origin(self, line: int, column: int) -> Origin:
         return Origin(source=self.source, line=line + 1, column=column + 1)
 
 
 class _VerbatimBuilder(_Builder):
+    """Builds a tree whose scalars are the texts in the file."""
+
     def _scalar(self, event: Event) -> Scalar:
         assert isinstance(event, ScalarEvent)
         return str(event.value)
 
 
-# YAML 1.2 core schema: `off`, `yes`, `0:6` and `1:30` are text.
+# The core schema of YAML 1.2. In it, `off`, `yes`, `0:6` and `1:30` are text.
 _SCALARS: tuple[tuple[re.Pattern[str], Callable[[str], Scalar]], ...] = (
     (re.compile(r"~|null|Null|NULL|"), lambda _: None),
     (re.compile(r"true|True|TRUE"), lambda _: True),
@@ -270,15 +287,18 @@ _SCALARS: tuple[tuple[re.Pattern[str], Callable[[str], Scalar]], ...] = (
 
 
 def scalar(text: str) -> Scalar:
-    """Return the value of an unquoted word. Raises ValueError for an integer too long to read."""
+    """Return the value of an unquoted scalar. Raises ValueError for an integer with too many digits."""
     for pattern, convert in _SCALARS:
         if pattern.fullmatch(text):
             return convert(text)
     return text
 
 
-def shown(value: object, limit: int = 60) -> str:
-    """Return a value for messages: quoted if text, no control characters, at most `limit` characters."""
+def value_text(value: object, limit: int = 60) -> str:
+    """Return a value as text for a message.
+
+    Text is quoted, control characters are escaped, and the result is cut after `limit` characters.
+    """
     if isinstance(value, str):
         return f'"{visible(value, limit)}"'
     if value is None or isinstance(value, bool):
@@ -287,16 +307,17 @@ def shown(value: object, limit: int = 60) -> str:
 
 
 def visible(text: str, limit: int = 200) -> str:
-    """Return text on one line, without control characters that a terminal obeys."""
+    """Return `text` on one line, with control characters escaped, cut after `limit` characters."""
     cut = text[:limit] + "..." if len(text) > limit else text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in cut)
 
 
-def _syntax_words(error: MarkedYAMLError) -> str:
+def _syntax_message(error: MarkedYAMLError) -> str:
+    """Return the message for a syntax error."""
     problem = visible(str(error.problem or "is not YAML"))
     if "'\\\\t'" in problem or "'\\t'" in problem:
-        return "indented with a tab; YAML takes only spaces"
+        return "indented with a tab; YAML allows only spaces"
     if problem.startswith("mapping values"):
-        return "a key cannot stand here; quote a text that holds `: `, or check the indentation"
+        return "a key is not allowed here; put a text that contains `: ` in quotes, or check the indentation"
     context = f" {visible(str(error.context))}" if error.context else ""
     return f"not YAML: {problem}{context}"

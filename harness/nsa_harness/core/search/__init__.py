@@ -1,1 +1,1 @@
-"""The search from "it fails" to the smallest difference that matters."""
+"""The search of `bisect`: from "it fails" to the smallest difference that makes it fail."""

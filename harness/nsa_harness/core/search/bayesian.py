@@ -1,6 +1,6 @@
-"""The Bayesian search among flaky runs: every answer is evidence, and no single answer decides.
+"""The Bayesian search for programs that fail only sometimes: every run is evidence, and no single run decides.
 
-A set that contains the whole culprit fails at one rate, any other set at a lower rate. Both rates are unknown, and
+A set that contains the whole culprit fails at one rate, and any other set at a lower rate. Both rates are unknown, and
 every run is evidence about them. Their priors are beta distributions, so the posterior is known in closed form.
 """
 
@@ -19,24 +19,31 @@ from nsa_harness.core.search.question import BAD, GOOD, PROOFS, ProbeCache, Prob
 
 _FAILING_PRIOR = (1.0, 1.0)  # prior of the higher rate: uniform
 _PASSING_PRIOR = (0.25, 1.0)  # prior of the lower rate: mostly near 0, the rate of a program with no other fault
-_MAX_FUTURES = 8  # each unanswered probe doubles the futures to weigh; the likeliest are enough to spread a round
+# While the probes of a round are chosen, each probe doubles the number of possible results. Only the likeliest
+# combinations are weighed.
+_MAX_FUTURES = 8
 
 
-Runs = tuple[int, int]  # how many runs passed, how many failed
+Runs = tuple[int, int]  # (number of runs that passed, number that failed)
 Reference = tuple[Runs, Runs]  # the runs of sets that are known to fail, and of sets that are known to pass
 
 
 class Belief:
-    """The probability of each length of a chain to be the first that fails, while both rates are unknown.
+    """For each length of a chain, the probability that it is the first length that fails. Both rates are unknown.
 
-    The last of them is the probability that no set of the chain fails, because earlier answers are not certain.
+    A chain is a sequence of growing sets, see `Chain`. The last probability is the one that no set of the chain fails,
+    because earlier conclusions are not certain.
     """
 
     def __init__(self, chain: Chain, end: Subset, runs_of: Mapping[Subset, Runs]) -> None:
-        """Search below `end`, which is known to fail more often than the empty set; both have been launched."""
+        """Start from the runs of all sets so far.
+
+        `end`: a set that is known to fail more often than the empty set; both have been launched. `runs_of`: the runs
+        of each launched set.
+        """
         self._chain = chain
         edges = range(len(chain) + 1)
-        # For each possible edge: the runs of the sets that must fail if this is the edge, ...
+        # For each possible first failing length: the runs of the sets that must fail if it is the right one, ...
         self._runs_if_failing = [[0, 0] for _ in edges]
         self._runs_if_passing = [[0, 0] for _ in edges]  # ... the runs of the sets that must pass, ...
         self._log_weights = [0.0 for _ in edges]  # ... and the log-probability of the runs of all other sets
@@ -51,18 +58,18 @@ class Belief:
             self._add_runs(inside, chain.shortest_around(subset), runs, _log_mean(*either))
 
     def learn(self, point: int, counts_as: ProbeResult) -> None:
-        """Add one more answer at a length of the chain."""
+        """Add the result of one more run of the set of length `point`. Only GOOD and BAD count."""
         if counts_as in (GOOD, BAD):
             self._add_runs(point, point, (int(counts_as is GOOD), int(counts_as is BAD)), 0.0)
 
     def edge_probabilities(self) -> list[float]:
-        """Return the probability of each length from 1 to be the first that fails, and last, that none fails."""
+        """Return for each length from 1 the probability that it is the first that fails; the last entry is "none"."""
         if self._edge_probabilities is None:
             weights = [
-                _log_marginal(reached[0], reached[1], _FAILING_PRIOR)
-                + _log_marginal(before[0], before[1], _PASSING_PRIOR)
-                + either
-                for reached, before, either in zip(
+                _log_marginal(failing_runs[0], failing_runs[1], _FAILING_PRIOR)
+                + _log_marginal(passing_runs[0], passing_runs[1], _PASSING_PRIOR)
+                + open_weight
+                for failing_runs, passing_runs, open_weight in zip(
                     self._runs_if_failing, self._runs_if_passing, self._log_weights, strict=True
                 )
             ]
@@ -73,16 +80,17 @@ class Belief:
         return self._edge_probabilities
 
     def credible_lengths(self, doubt: float) -> tuple[int, int]:
-        """Return the lengths around the edge, one that passes and one that fails, wrong with probability `doubt`."""
+        """Return a length that passes and a longer one that fails. Both hold except with probability `doubt`."""
         shares = list(accumulate(self.edge_probabilities()))
         low = sum(share <= doubt / 2 for share in shares)
         high = 1 + sum(share < 1 - doubt / 2 for share in shares)
         return low, min(high, len(self._chain))
 
     def best_lengths(self, at_once: int, excluded_lengths: frozenset[int]) -> list[int]:
-        """Return the `at_once` different lengths that are most informative when they are launched at the same time.
+        """Return the `at_once` lengths that together give the most information if they are launched in parallel.
 
-        Both ends of the chain are candidates: while the rates are hardly known, they may be the most informative.
+        Lengths in `excluded_lengths` are not considered. Both ends of the chain are: while the rates are hardly known,
+        they may be the most informative.
         """
         futures = [(1.0, self)]
         points = [k for k in range(len(self._chain) + 1) if k not in excluded_lengths]
@@ -95,7 +103,10 @@ class Belief:
         return sorted(lengths)
 
     def information(self) -> list[float]:
-        """Return the mutual information, in bits, of the edge and the answer at each length from 0."""
+        """Return for each length from 0 how many bits a run there tells about the first failing length.
+
+        This is the mutual information of the first failing length and the result of the run.
+        """
         rates = self._expected_rates()
         shares = self.edge_probabilities()
         bad = sum(share * lower for share, (_, lower) in zip(shares, rates, strict=True))
@@ -108,7 +119,7 @@ class Belief:
         return bits
 
     def outcomes(self, point: int) -> Iterator[tuple[float, Belief]]:
-        """Yield each possible answer at this length as its probability and the belief after it."""
+        """Yield both possible results of a run at length `point`: the probability, and the belief after that result."""
         rates = [
             higher if edge <= point else lower for edge, (higher, lower) in enumerate(self._expected_rates(), start=1)
         ]
@@ -122,11 +133,14 @@ class Belief:
             yield likely, then
 
     def _expected_rates(self) -> list[tuple[float, float]]:
-        """Return for each possible edge the expected rates of sets that should fail and of sets that should pass."""
+        """Return the expected failure rates of sets that fail and of sets that pass, for each first failing length."""
         pairs = zip(self._runs_if_failing, self._runs_if_passing, strict=True)
         return [
-            (_mean(reached[0], reached[1], _FAILING_PRIOR), _mean(before[0], before[1], _PASSING_PRIOR))
-            for reached, before in pairs
+            (
+                _mean(failing_runs[0], failing_runs[1], _FAILING_PRIOR),
+                _mean(passing_runs[0], passing_runs[1], _PASSING_PRIOR),
+            )
+            for failing_runs, passing_runs in pairs
         ]
 
     def _add_runs(self, inside: int, around: int, runs: Runs, open_weight: float) -> None:
@@ -151,7 +165,7 @@ def _mean(goods: int, bads: int, prior: tuple[float, float]) -> float:
 
 @lru_cache(maxsize=100_000)
 def _log_marginal(goods: int, bads: int, prior: tuple[float, float]) -> float:
-    """Return the log-probability of these runs over all rates, up to a constant that depends on the prior."""
+    """Return the log-probability of these runs averaged over all rates, up to a constant that depends on the prior."""
     return lgamma(bads + prior[0]) + lgamma(goods + prior[1]) - lgamma(goods + bads + prior[0] + prior[1])
 
 
@@ -162,19 +176,19 @@ def _entropy(chance: float) -> float:
     return -chance * log2(chance) - (1 - chance) * log2(1 - chance)
 
 
-_MAX_EFFORT_FACTOR = 8  # a search is given up after this many times its expected probes
-_MIN_BITS = 0.05  # lower bound of the bits that a run gives; it bounds the probes of rates that are close together
-_MAX_REPEATS = 100  # launches of one set: a failure in one of twenty runs shows at least once with 99 %
-# An end that was judged before needs only one expected answer.
+_MAX_EFFORT_FACTOR = 8  # a search stops after this many times its expected number of probes
+_MIN_BITS = 0.05  # assumed minimum information of a run; it limits the probes if both rates are close together
+_MAX_REPEATS = 100  # launches of one set; a failure rate of 5 % shows at least once with 99 % probability
+# An end that was judged before needs the expected result only once.
 _EXPECTED_RESULT = {Purpose.RECHECK_GOOD: GOOD, Purpose.RECHECK_BAD: BAD}
-# The purposes whose answers are claims of the final answer; ELSEWHERE shows that it is more than a number of items.
+# The purposes whose results the final answer claims. A probe for ELSEWHERE shows that not only the count matters.
 _CLAIM_PURPOSES = (PROOFS | {Purpose.ELSEWHERE}) - {*_EXPECTED_RESULT}
 _MAX_CONFIDENCE = 0.999
 _MAX_UNJUDGED = 2  # a point that could not be judged this often is skipped
 
 
 class Inconclusive(Exception):
-    """The answers do not settle the question. The message says why, `open_units` names the units left, if known."""
+    """Raised if the runs do not decide the question. `open_units`: the units that may still matter, if known."""
 
     def __init__(self, why: str, open_units: Subset = frozenset()) -> None:
         super().__init__(why)
@@ -182,7 +196,7 @@ class Inconclusive(Exception):
 
 
 class _ProvenSets:
-    """The sets that are known to fail or to pass, and the sets that must fail or pass because of them."""
+    """The sets that are known to fail or to pass, and what follows from them for other sets."""
 
     def __init__(self, failing: Subset, passing: Subset) -> None:
         self.sets: dict[ProbeResult, set[Subset]] = {BAD: {failing}, GOOD: {passing}}
@@ -190,14 +204,15 @@ class _ProvenSets:
         self._implied: dict[Subset, dict[ProbeResult, int]] = {}
 
     def add(self, subset: Subset, counts_as: ProbeResult) -> None:
+        """Record that the set is known to fail (BAD) or to pass (GOOD)."""
         if subset in self.sets[counts_as]:
             return
         self.sets[counts_as].add(subset)
-        for other, implied in self._implied.items():
-            implied[counts_as] += _implies(subset, other, counts_as)
+        for other, implication_counts in self._implied.items():
+            implication_counts[counts_as] += _implies(subset, other, counts_as)
 
     def implies(self, other: Subset, counts_as: ProbeResult, without: Subset | None) -> bool:
-        """Whether a known set, apart from `without`, implies that `other` counts as `counts_as`."""
+        """Whether `counts_as` follows for the set `other` from any known set except `without`."""
         if other not in self._implied:
             sets_by_result = self.sets.items()
             self._implied[other] = {
@@ -208,15 +223,18 @@ class _ProvenSets:
 
 
 def _implies(known_set: Subset, other: Subset, counts_as: ProbeResult) -> bool:
-    """Whether `known` decides `other`: a superset of a failing set fails, and a subset of a passing set passes."""
+    """Whether `other` must have the same result as `known_set`.
+
+    A superset of a failing set fails, and a subset of a passing set passes.
+    """
     return known_set <= other if counts_as is BAD else other <= known_set
 
 
 class BayesianSearch:
-    """A judge that repeats probes until it is sure enough.
+    """A judge for flaky programs: it repeats probes until each conclusion is likely enough.
 
-    `sure` is the probability that all claims it had to prove hold. It is computed from all runs so far: for each claim,
-    how much likelier its runs are at one rate than at the other.
+    `end`: a set that is known to fail more often than the empty set. `doubt`: the allowed probability that a conclusion
+    is wrong.
     """
 
     def __init__(self, probes: ProbeCache, end: Subset, doubt: float) -> None:
@@ -228,6 +246,7 @@ class BayesianSearch:
 
     @property
     def confidence(self) -> float:
+        """The probability that all claims proven so far hold, computed from all runs; it never reaches 1."""
         chance = 1.0
         for subset, counts_as in self._claims.items():
             chance *= self._probability(subset, counts_as)
@@ -235,15 +254,15 @@ class BayesianSearch:
 
     @property
     def failure_rate(self) -> float:
-        """The failure rate of the bad end, which was known to fail from the start."""
+        """The failure rate of the bad end in its runs so far."""
         passes, failures = self._runs(self._end)
         return failures / max(passes + failures, 1)
 
     def first_failing_length(self, chain: Chain, purpose: Purpose) -> int:
-        """Return the likeliest length of the first set that fails.
+        """Return the length of the first set of the chain that fails, once one length is likely enough.
 
-        Raises Unsettled if no length becomes likely enough, and Unjudged if sets that count as neither good nor bad
-        hide it.
+        Raises Inconclusive if no length becomes likely enough, and UnjudgedGap if sets that could not be judged hide
+        it.
         """
         runs_of = {subset: self._runs(subset) for subset in self._probes.launched_sets()}
         belief = Belief(chain, self._end, runs_of)
@@ -251,37 +270,44 @@ class BayesianSearch:
         while max(belief.edge_probabilities()) < self._min_confidence:
             points = self._next_points(chain, belief)
             if not points or len(self._probes.observations) >= max_observations:
-                raise Inconclusive(f"the runs do not settle where it begins, at {self.failure_rate:.0%} failing")
+                rate = f"the bad end fails in {self.failure_rate:.0%} of its runs"
+                raise Inconclusive(f"the runs do not show where the failure begins; {rate}")
             self._launch_at(chain, points, belief, purpose)
         edges = belief.edge_probabilities()
         length = edges.index(max(edges)) + 1
         if length > len(chain):
-            raise Inconclusive("what was taken to fail does not when it is asked again", chain.set_at(len(chain)))
+            raise Inconclusive(
+                "a set that was taken to fail passes when it is launched again", chain.set_at(len(chain))
+            )
         self._known.add(chain.set_at(length), BAD)
         self._known.add(chain.set_at(length - 1), GOOD)
         return length
 
     def failing_sets(self) -> Iterable[Subset]:
-        """Return the sets that are known to fail."""
+        """Return every set that is known to fail."""
         return self._known.sets[BAD]
 
     def judge_sets(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
     ) -> Iterator[ProbeResult]:
-        """Yield what each set counts as, after repeating it until that is sure enough.
+        """Yield the result of each set. A set is launched again until its result is likely enough.
 
-        A proof launches its set at least `times` more often.
+        `among`: the units that may still belong to the answer. If the purpose is a proof, each set is launched at least
+        `times` more. Raises Inconclusive.
         """
         for subset in subsets:
             yield self._judge(subset, purpose, tuple(among), times)
 
     def reach_confidence(self, confidence: float) -> None:
-        """Repeat the claim that is least sure until all claims together hold at this confidence. Raises Unsettled."""
+        """Launch the least certain claim again until all claims together hold at this confidence.
+
+        Raises Inconclusive if a claim turns out to be unlikely.
+        """
         while self.confidence < confidence:
             chances = {subset: self._probability(subset, counts_as) for subset, counts_as in self._claims.items()}
             weakest = min(chances, key=lambda subset: chances[subset])
             if chances[weakest] < 0.5 or len(self._probes.answers(weakest)) >= _MAX_REPEATS:
-                raise Inconclusive("what was found does not hold when it is asked again", weakest)
+                raise Inconclusive("the answer does not hold when it is launched again", weakest)
             purpose = Purpose.PROOF_BAD if self._claims[weakest] is BAD else Purpose.PROOF_GOOD
             list(self._probes.launch([weakest] * self._probes.question.at_once, purpose, weakest))
 
@@ -292,8 +318,8 @@ class BayesianSearch:
             reference = self._reference(subset)
             answers = self._probes.answers(subset)
             fresh = answers[earlier_count:]
-            if (expected := _EXPECTED_RESULT.get(purpose)) in fresh:
-                return expected
+            if (expected_result := _EXPECTED_RESULT.get(purpose)) in fresh:
+                return expected_result
             chances = {result: self._probability_given(subset, result, reference) for result in (BAD, GOOD)}
             counts_as = max(chances, key=lambda result: chances[result])
             if chances[counts_as] >= self._min_confidence and len(fresh) >= (least if is_proof else 0):
@@ -304,14 +330,14 @@ class BayesianSearch:
             if fresh[:_MAX_UNJUDGED].count(ProbeResult.UNRESOLVED) == _MAX_UNJUDGED:
                 return ProbeResult.UNRESOLVED
             if len(fresh) >= _MAX_REPEATS:
-                raise Inconclusive(f"{_MAX_REPEATS} runs do not tell at which of both rates it fails", subset)
+                raise Inconclusive(f"{_MAX_REPEATS} runs do not show whether this set fails or passes", subset)
             if not self._launch_undersampled_end(subset, reference):
                 list(self._probes.launch([subset] * self._probes.question.at_once, purpose, among))
 
     def _launch_undersampled_end(self, subset: Subset, reference: Reference) -> bool:
-        """Launch the good or the bad end once if its rate rests on fewer runs than the subset has; say whether it did.
+        """Launch an end of the search once if fewer runs show its rate than `subset` has runs. Return whether it did.
 
-        The subset's runs are weighed against both rates, so more runs of the subset alone would not help.
+        The runs of `subset` are compared with the rates of both ends, so more runs of `subset` alone would not help.
         """
         runs = sum(self._runs(subset))
         failing, passing = reference
@@ -323,13 +349,13 @@ class BayesianSearch:
         return False
 
     def _probability(self, subset: Subset, counts_as: ProbeResult) -> float:
-        """Return the probability that the set counts as `counts_as`."""
+        """Return the probability that the set really fails (BAD) or passes (GOOD)."""
         return self._probability_given(subset, counts_as, self._reference(subset))
 
     def _probability_given(self, subset: Subset, counts_as: ProbeResult, reference: Reference) -> float:
-        """Return that probability from the set's own runs, weighed at the rates that the `reference` runs show.
+        """Return the probability of a result, from the set's own runs and the rates that the `reference` runs show.
 
-        Few of the sets that a search visits fail, so the prior odds that a set fails are one to the number of units.
+        Few of the sets that a search launches fail, so the prior odds that a set fails are one to the number of units.
         """
         own, (failing, passing) = self._runs(subset), reference
         for_bad = _log_marginal_after(own, failing, _FAILING_PRIOR) - _log_marginal_after(own, passing, _PASSING_PRIOR)
@@ -340,7 +366,7 @@ class BayesianSearch:
         return self._probes.count(subset, GOOD), self._probes.count(subset, BAD)
 
     def _reference(self, subset: Subset | None) -> Reference:
-        """Return the runs of all other sets that are known to fail, and of all that are known to pass."""
+        """Return the total runs of the sets other than `subset` that must fail, and of those that must pass."""
         runs = {BAD: [0, 0], GOOD: [0, 0]}
         for other in self._probes.launched_sets():
             implied_results = [result for result in runs if self._known.implies(other, result, without=subset)]
@@ -361,16 +387,20 @@ class BayesianSearch:
             belief.learn(point, counts_as)
 
     def _next_points(self, chain: Chain, belief: Belief) -> list[int]:
-        """Return the most informative lengths, or lengths around a zone near the edge that counts as neither."""
-        at_once, skipped = self._probes.question.at_once, self._skipped_lengths(chain)
-        # Only judged lengths are borders: among many lengths that cannot be judged, each alone is an unlikely edge.
-        judged_lengths = [0, *self._lengths(chain, (GOOD, BAD)), len(chain)] if skipped else [0, len(chain)]
+        """Return the lengths to launch next.
+
+        Normally these are the most informative lengths. If lengths near the first failing one could not be judged, it
+        is lengths around that zone. Raises UnjudgedGap if nothing is left to launch there.
+        """
+        at_once, unjudged_lengths = self._probes.question.at_once, self._skipped_lengths(chain)
+        # The zone ends at judged lengths: each of many unjudged lengths is on its own unlikely to be the first failing.
+        judged_lengths = [0, *self._lengths(chain, (GOOD, BAD)), len(chain)] if unjudged_lengths else [0, len(chain)]
         lower, upper = belief.credible_lengths(1 - self._min_confidence)
         low = max(length for length in judged_lengths if length <= lower)
         high = min(length for length in judged_lengths if length >= upper)
-        between = [length for length in skipped if low < length < high]
+        between = [length for length in unjudged_lengths if low < length < high]
         if not between:
-            return belief.best_lengths(at_once, skipped)
+            return belief.best_lengths(at_once, unjudged_lengths)
         if points := points_around_zone(low, high, between, at_once):
             return points
         self._known.add(chain.set_at(high), BAD)
@@ -382,12 +412,12 @@ class BayesianSearch:
         return frozenset(length for length, count in times.items() if count >= _MAX_UNJUDGED)
 
     def _lengths(self, chain: Chain, results: Collection[ProbeResult]) -> Iterator[int]:
-        """Yield the length of the chain of each probe that counted as one of `counted`."""
+        """Yield the chain length of each launched set whose result is one of `results`."""
         subsets = (answer.subset for answer in self._probes.observations if answer.counts_as in results)
         return (length for length in map(chain.length_of, subsets) if length is not None)
 
     def _max_probes(self, length: int) -> int:
-        """Return the limit of probes for a chain, from the most bits that a run can give."""
+        """Return the maximum number of probes for a chain of `length` sets, from the information that a run gives."""
         failing, passing = self._reference(None)
         higher, lower = _mean(*failing, _FAILING_PRIOR), _mean(*passing, _PASSING_PRIOR)
         bits_per_run = _entropy((higher + lower) / 2) - (_entropy(higher) + _entropy(lower)) / 2
@@ -402,6 +432,6 @@ def _log_mean(first: float, second: float) -> float:
 
 
 def _log_marginal_after(own: Runs, others: Runs, prior: tuple[float, float]) -> float:
-    """Return the log-probability of a set's `own` runs, given the runs of `others` at the same unknown rate."""
+    """Return the log-probability of a set's `own` runs, if the runs of `others` have the same unknown rate."""
     both = (own[0] + others[0], own[1] + others[1])
     return _log_marginal(*both, prior) - _log_marginal(*others, prior)

@@ -1,4 +1,4 @@
-"""The search among alternative values, one set at a time: which of them fail, and whether the value matters at all."""
+"""The search among alternative values: which values fail, and whether the value matters at all."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from nsa_harness.core.search.question import (
     Subset,
 )
 
-_HALF = 0.5  # "each value fails" is answered once a value that passes half of its runs would have shown it
-_MAX_EXCESS_UNJUDGED = 2  # a value is dropped once its unjudged launches exceed its judged ones by this many
+_HALF = 0.5  # "each value fails" is concluded after so many runs that a value with this failure rate would have passed
+_MAX_EXCESS_UNJUDGED = 2  # a value with so many more unjudged than judged launches is not launched again
 
 
 def among_values(probes: ProbeCache) -> SearchAnswer:
-    """Launch each value on its own. If a value passes and fails, launch all of them again until their rates differ.
+    """Find out which alternative values fail, and return the answer.
 
-    Raises OutOfBudget.
+    Each value is launched. If a value both passes and fails, all values are launched again until their failure rates
+    differ, or until the maximum number of rounds is reached. Raises OutOfBudget.
     """
     values = tuple(probes.all_units)
     if not probes.question.flaky and (answer := _answer_if_steady(probes, values)):
@@ -47,14 +48,14 @@ def among_values(probes: ProbeCache) -> SearchAnswer:
 
 
 def max_rounds(confidence: float) -> int:
-    """Return the most launches of each value: a value that fails in a fifth of its runs has failed by then."""
+    """Return the maximum launches per value: enough to show a failure rate of MIN_RATE at this confidence."""
     return runs_to_show(MIN_RATE, confidence)
 
 
 def _answer_if_steady(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
-    """Launch each value, then prove the result. Return the answer, or None if a value passed and failed.
+    """Launch each value, then prove the result. Return the answer, or None if one value both passed and failed.
 
-    While no value fails, all of them are launched up to `controls` times.
+    While no value fails, all values are launched again, up to the question's `controls` times.
     """
     _launch(probes, values, Purpose.EACH)
     for _ in range(probes.question.controls - 1):
@@ -71,14 +72,14 @@ def _answer_if_steady(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer
 
 
 def _prove(probes: ProbeCache, bad: Sequence[int], good: Sequence[int]) -> None:
-    """Launch the failing and the passing values `repeat` more times, as the proof of an answer."""
+    """Launch the failing and the passing values the question's `repeat` more times, as the proof of an answer."""
     for _ in range(probes.question.repeat):
         _launch(probes, bad, Purpose.PROOF_BAD)
         _launch(probes, good, Purpose.PROOF_GOOD)
 
 
 def _answer_if_settled(probes: ProbeCache, values: Sequence[int], rounds: int) -> SearchAnswer | None:
-    """Return the answer after this many rounds over flaky values, or None if more rounds are needed."""
+    """Return the answer after `rounds` launches of each flaky value, or None if more launches are needed."""
     bad, good, silent = _sort_values(probes, values)
     if not bad:
         return _no_failure_answer(probes, good, silent) if rounds >= probes.question.controls else None
@@ -91,7 +92,7 @@ def _answer_if_settled(probes: ProbeCache, values: Sequence[int], rounds: int) -
 
 
 def _answer_by_rates(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
-    """Return the answer with the values that fail more often than the best one; None if no value does."""
+    """Return the answer with the values that fail more often than the best value, or None if no value does."""
     judged_values = [value for value in values if _judged_results(probes, value)]
     if len(judged_values) < 2:
         return None
@@ -107,7 +108,10 @@ def _answer_by_rates(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer 
 
 
 def _differ(probes: ProbeCache, pair: tuple[int, int], values: int) -> bool:
-    """Whether the rates of two values differ. The question's confidence holds for all pairs and rounds together."""
+    """Whether the failure rates of a pair of values differ.
+
+    `values`: the number of values. The question's confidence holds for all pairs and rounds together.
+    """
     separation = RateDifferenceTest()
     for first, second in zip(*(_judged_results(probes, value) for value in pair), strict=False):
         separation.add_pair(first is BAD, second is BAD)
@@ -125,7 +129,9 @@ def _choice_answer(
         groups=tuple(map(_single, bad)) if len(bad) > 1 else (),
         confidence=confidence,
         p_bad=results.count(BAD) / len(results) if GOOD in results else None,
-        why="the others failed in another way, could not be judged, or lie in between" if open_ else "",
+        why="the other values failed in another way, could not be judged, or fail at a rate in between"
+        if open_
+        else "",
         open=tuple(sorted(open_)),
         passing=_single(good[0]) if good else None,
         failing=_single(bad[0]),
@@ -138,7 +144,7 @@ def _independent_answer(probes: ProbeCache, values: Sequence[int]) -> SearchAnsw
         kind=AnswerKind.INDEPENDENT,
         confidence=probes.question.confidence,
         p_bad=results.count(BAD) / len(results),
-        why=f"{results.count(BAD)} of {len(results)} runs failed, and no value so much more often than another",
+        why=f"{results.count(BAD)} of {len(results)} runs failed, and no value fails clearly more often than another",
         failing=next((_single(value) for value in values if BAD in probes.answers(_single(value))), None),
     )
 
@@ -159,7 +165,7 @@ def _no_failure_answer(probes: ProbeCache, good: Sequence[int], silent: Sequence
         return SearchAnswer(
             kind=AnswerKind.UNDECIDED,
             confidence=0.0,
-            why="no value fails in the way sought, and some could not be judged or fail in another way",
+            why="no value shows the failure in question, and some could not be judged or failed in another way",
             open=tuple(silent),
             passing=_single(good[0]) if good else None,
         )
@@ -167,13 +173,13 @@ def _no_failure_answer(probes: ProbeCache, good: Sequence[int], silent: Sequence
     return SearchAnswer(
         kind=AnswerKind.NONE,
         confidence=probes.question.confidence,
-        why=f"each value passed {times} of {times}: never seen failing",
+        why=f"each value passed {times} of {times} times",
         passing=_single(good[0]),
     )
 
 
 def _judgeable(probes: ProbeCache, values: Sequence[int]) -> list[int]:
-    """Return the values without those that mostly could not be judged."""
+    """Return the values without those whose launches mostly could not be judged."""
     counts = {value: (len(probes.answers(_single(value))), len(_judged_results(probes, value))) for value in values}
     return [
         value
@@ -187,7 +193,7 @@ def _fewest_judged(probes: ProbeCache, values: Sequence[int]) -> int:
 
 
 def _sort_values(probes: ProbeCache, values: Iterable[int]) -> tuple[list[int], list[int], list[int]]:
-    """Return the values that failed as sought at least once, those that only passed, and those never judged."""
+    """Sort the values into three lists: those that failed at least once, those that only passed, those never judged."""
     bad: list[int] = []
     good: list[int] = []
     silent: list[int] = []

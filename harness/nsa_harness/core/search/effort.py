@@ -1,4 +1,4 @@
-"""The effort of a search: its probes at worst, stage by stage and case by case, and the seconds that are left."""
+"""Estimate the effort of a bisection: the number of probes of each possible result, and the remaining time."""
 
 from __future__ import annotations
 
@@ -25,28 +25,30 @@ from nsa_harness.core.search.report import ProbeReport
 
 @dataclass(frozen=True, kw_only=True)
 class EffortCase:
-    """A possible result of a search, and the probes that lead to it."""
+    """A possible result of a search, and the number of probes until it is found and proven."""
 
     name: str
     probes: int
-    is_additional: bool = False  # the probes are added to those of the case before, each time it occurs
-    is_estimate: bool = False  # the probes are expected, not the most: for flaky runs
-    failing_share: float = 0.5  # roughly the share of probes that fail: they may take longer
+    is_additional: bool = False  # the probes are added to those of the previous case, once per occurrence
+    is_estimate: bool = False  # `probes` is an expected number, not a maximum; for flaky programs
+    failing_share: float = 0.5  # approximate share of the probes that fail; they may take longer
 
 
 _FLAKY = (("half", 0.5), ("a fifth", 0.2))
 
 
 def possible_cases(question: SearchQuestion) -> tuple[EffortCase, ...]:
-    """Return each possible result of a search with the probes that find and prove it, for --dry-run."""
+    """Return the possible results of a search with their numbers of probes, for `bisect --dry-run`."""
     nothing = EffortCase(
         name="the bad end never fails", probes=question.baseline + question.controls, failing_share=0.0
     )
     if question.kind is QuestionKind.CHOICE:
         values = len(group_units(question))
         nothing = EffortCase(name="no value ever fails", probes=values * question.controls, failing_share=0.0)
-        once = EffortCase(name="each value fails always or never", probes=total_probes(worst_case_stages(question)))
-        some = EffortCase(name="values fail sometimes", probes=values * max_rounds(question.confidence))
+        once = EffortCase(
+            name="each value always fails or always passes", probes=total_probes(worst_case_stages(question))
+        )
+        some = EffortCase(name="some values fail only sometimes", probes=values * max_rounds(question.confidence))
         return (nothing, some) if question.flaky else (nothing, once, some)
     threshold = EffortCase(name="there is a threshold", probes=total_probes(worst_case_stages(question)))
     answers = (threshold,) if question.kind is QuestionKind.ORDERED else _set_cases(question)
@@ -66,36 +68,38 @@ def _set_cases(question: SearchQuestion) -> tuple[EffortCase, ...]:
     stages = {stage.name: stage.probes for stage in worst_case_stages(question)}
     whole = total_probes(worst_case_stages(question))
     is_range = question.kind is QuestionKind.RANGE
-    # One prefix search, the item alone, another item alone, both proofs.
+    # One search by prefixes, the item alone, another item alone, and both proofs.
     proofs = _failing_proofs(question) + (1 + is_range) * max(question.repeat, MIN_PASSES)
     alone = stages["controls"] + stages["right edge"] + 2 + proofs + stages["controls again"]
-    single_case = EffortCase(name="one alone is enough", probes=min(alone, whole))
+    single_case = EffortCase(name="one item is enough", probes=min(alone, whole))
     if len(group_units(question)) == 1:
         return (single_case,)
     if is_range:
         return (
             single_case,
-            EffortCase(name="all of a range together", probes=whole),
+            EffortCase(name="a whole range is needed", probes=whole),
             EffortCase(
-                name="each more range that is enough by itself", probes=stages["next range"], is_additional=True
+                name="each further range that is enough on its own", probes=stages["next range"], is_additional=True
             ),
-            EffortCase(name="only the length counts", probes=whole + stages["sizes"]),
+            EffortCase(name="only the length matters", probes=whole + stages["sizes"]),
         )
     return (
         single_case,
-        EffortCase(name="two or a range together", probes=whole),
-        EffortCase(name="each more of those together", probes=stages["next member"], is_additional=True),
-        EffortCase(name="each more that is enough by itself", probes=stages["next culprit"], is_additional=True),
-        EffortCase(name="only the number counts", probes=whole + stages["sizes"]),
+        EffortCase(name="two items or a range are needed", probes=whole),
+        EffortCase(name="each further item that is needed with them", probes=stages["next member"], is_additional=True),
+        EffortCase(
+            name="each further item that is enough on its own", probes=stages["next culprit"], is_additional=True
+        ),
+        EffortCase(name="only the number of items matters", probes=whole + stages["sizes"]),
     )
 
 
 def _expected_flaky_probes(question: SearchQuestion, rate: float) -> int:
-    """Return the expected probes if a set that should fail does so at `rate`, and a set that should pass always passes.
+    """Return the expected number of probes for a flaky program.
 
-    First come the pairs of runs until both ends differ. Then come the bits of one place among all places and of the
-    doubt that may be left, divided by the bits that a run gives (the capacity of a Z-channel). Then come the proofs,
-    each until a failure would have shown; a set also needs the proof of a single item.
+    A failing set fails at `rate`, and a passing set never fails. The probes are: pairs of runs until both ends differ;
+    then the bits needed to locate one item with the allowed doubt, divided by the bits that one run gives (the capacity
+    of a Z-channel); then the proofs, each with enough runs to show a failure. Unordered questions need two proofs.
     """
     ends = 2 * _pairs_until_shown(rate, question.confidence)
     doubt = (1 - question.confidence) / 2
@@ -117,12 +121,15 @@ def _pairs_until_shown(rate: float, confidence: float) -> int:
     return ends.pairs
 
 
-_SHAPE_PROBES = 4  # probes: alone, ends only, without middle, elsewhere
+_SHAPE_PROBES = 4  # the probes with the purposes ALONE, ENDS_ONLY, WITHOUT_MIDDLE and ELSEWHERE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A stage of a search. `only_if`: the case that adds these probes each time; empty: every search may need them."""
+    """A stage of a search with its largest number of probes.
+
+    `only_if`: the situation that adds these probes, each time it occurs; empty if every search may need the stage.
+    """
 
     name: str
     probes: int
@@ -130,19 +137,19 @@ class Stage:
 
 
 def worst_case_stages(question: SearchQuestion) -> tuple[Stage, ...]:
-    """Return the stages with their most probes. Flaky or contradictory runs take more."""
+    """Return the stages of a search with their largest numbers of probes. Flaky programs may need more."""
     return _WORST_CASES[question.kind](question)
 
 
 def total_probes(stages: tuple[Stage, ...]) -> int:
-    """Return the sum of the stages that every search may need."""
+    """Return the number of probes of all stages that every search may need."""
     return sum(stage.probes for stage in stages if not stage.only_if)
 
 
 def _choice_stages(question: SearchQuestion) -> tuple[Stage, ...]:
     values = len(group_units(question))
     if question.flaky:
-        return (Stage(name="until the rates part", probes=values * max_rounds(question.confidence)),)
+        return (Stage(name="until the rates differ", probes=values * max_rounds(question.confidence)),)
     return (Stage(name="each value", probes=values), Stage(name="proof", probes=values * question.repeat))
 
 
@@ -150,7 +157,7 @@ def _ordered_stages(question: SearchQuestion) -> tuple[Stage, ...]:
     gallop = halvings(question.items) + 1 if question.unbounded else 0
     return (
         Stage(name="controls", probes=question.baseline + (0 if gallop else 1)),
-        *([Stage(name="gallop", probes=gallop)] if gallop else []),
+        *([Stage(name="doubling", probes=gallop)] if gallop else []),
         Stage(name="edge", probes=worst_case_probes(question.items, question.at_once)),
         Stage(
             name="proof",
@@ -170,9 +177,9 @@ def _failing_proofs(question: SearchQuestion) -> int:
 
 
 def _set_stages(question: SearchQuestion) -> tuple[Stage, ...]:
-    """Return the stages for sets or for ranges.
+    """Return the stages for a question about sets or about ranges.
 
-    The rest beside a range is two ranges, and only its ends are dropped.
+    For a range, only its two ends are tested for being needed, and the ranges on both sides are the remaining items.
     """
     total, is_range = len(group_units(question)), question.kind is QuestionKind.RANGE
     right_edge = worst_case_probes(total, question.at_once)
@@ -181,7 +188,7 @@ def _set_stages(question: SearchQuestion) -> tuple[Stage, ...]:
     if is_range:
         drop_probes = 2 * -(-sample // 2) if total > 1 else 0  # both ends, more than once each
     else:
-        # If members are few, each is dropped more than once; if they are many, a sample and both ends are dropped.
+        # If there are few members, each is tested several times; if there are many, a sample and both ends are.
         drop_probes = max(
             (members * -(-sample // members) for members in range(2, min(sample + 2, total) + 1)), default=0
         )
@@ -190,20 +197,24 @@ def _set_stages(question: SearchQuestion) -> tuple[Stage, ...]:
         Stage(name="controls", probes=question.baseline + 1),
         Stage(name="right edge", probes=right_edge),
         Stage(name="left edge", probes=left_edge),
-        Stage(name="shape", probes=2 if is_range else _SHAPE_PROBES),
+        Stage(name="special sets", probes=2 if is_range else _SHAPE_PROBES),
         Stage(name="proof", probes=proof),
         Stage(name="controls again", probes=2),
-        Stage(name="sizes", probes=2 * sample, only_if="only the number may count"),
+        Stage(name="sizes", probes=2 * sample, only_if="only the number may matter"),
     )
     if is_range:
         return (
             *stages,
-            Stage(name="next range", probes=right_edge + left_edge + 1 + proof, only_if="there are several"),
+            Stage(name="next range", probes=right_edge + left_edge + 1 + proof, only_if="there are several culprits"),
         )
     return (
         *stages,
-        Stage(name="next culprit", probes=right_edge + left_edge + _SHAPE_PROBES + proof, only_if="there are several"),
-        Stage(name="next member", probes=right_edge + 1 + drop_probes, only_if="more than two interact"),
+        Stage(
+            name="next culprit",
+            probes=right_edge + left_edge + _SHAPE_PROBES + proof,
+            only_if="there are several culprits",
+        ),
+        Stage(name="next member", probes=right_edge + 1 + drop_probes, only_if="more than two items interact"),
     )
 
 
@@ -217,17 +228,17 @@ _WORST_CASES = {
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeCosts:
-    """The mean time of a probe, by how it ends."""
+    """The mean time of a probe, depending on how it ends."""
 
     good_s: float
     bad_s: float
-    proof_s: float  # a bad probe that runs to its verdict
+    proof_s: float  # a failing probe that runs until its verdict
 
 
 def costs(probes: Sequence[ProbeReport], early_s: float | None) -> ProbeCosts | None:
-    """Return the costs, or None while no probe passed or none failed.
+    """Return the mean times of the finished probes, or None if none has passed yet or none has failed.
 
-    `early_s`: when a probe without progress is ended.
+    `early_s`: after this time without progress a probe is stopped early; None if probes are not stopped early.
     """
     good = [probe.wall_s for probe in probes if probe.counts_as is ProbeResult.GOOD]
     early = [probe.wall_s for probe in probes if probe.early]
@@ -243,16 +254,16 @@ _RECHECKS = frozenset({Purpose.RECHECK_GOOD, Purpose.RECHECK_BAD})
 _SHAPE_PURPOSES = frozenset(
     {Purpose.ALONE, Purpose.ENDS_ONLY, Purpose.WITHOUT_MIDDLE, Purpose.ELSEWHERE, Purpose.REDUCE}
 )
-# The stages of `worst_case` in order: their names, the purposes of their probes, how likely each probe is needed, and
-# the share of the probes that is bad.
+# For each stage of `worst_case_stages` in order: its names, the purposes of its probes, the probability that a probe is
+# needed, and the share of the probes that fails.
 _STAGES: tuple[tuple[frozenset[str], frozenset[Purpose], float, float], ...] = (
     (frozenset({"controls"}), CONTROLS, 1.0, 0.5),
     (frozenset({"each value"}), frozenset({Purpose.EACH}), 1.0, 0.5),
-    (frozenset({"gallop"}), frozenset({Purpose.GALLOP}), 0.5, 0.2),
+    (frozenset({"doubling"}), frozenset({Purpose.GALLOP}), 0.5, 0.2),
     (frozenset({"edge", "right edge"}), frozenset({Purpose.RIGHT_EDGE}), 1.0, 0.5),
     (frozenset({"left edge"}), frozenset({Purpose.LEFT_EDGE}), 0.5, 0.5),  # a single culprit has no left edge
-    (frozenset({"shape"}), _SHAPE_PURPOSES, 0.5, 0.5),
-    (frozenset({"proof"}), PROOFS - _RECHECKS, 0.5, 0.0),  # the proof that it fails is added apart
+    (frozenset({"special sets"}), _SHAPE_PURPOSES, 0.5, 0.5),
+    (frozenset({"proof"}), PROOFS - _RECHECKS, 0.5, 0.0),  # the failing proofs are added separately
     (frozenset({"controls again"}), _RECHECKS, 1.0, 0.5),
 )
 
@@ -260,10 +271,10 @@ _STAGES: tuple[tuple[frozenset[str], frozenset[Purpose], float, float], ...] = (
 def time_left_s(
     stages: Sequence[Stage], probes: Sequence[ProbeReport], running: Round, costs: ProbeCosts, repeat: int
 ) -> float:
-    """Return the expected time of the rest of the search: the probes still to come, times their likelihood and cost.
+    """Return the expected remaining time of a search: for each remaining probe its probability times its mean time.
 
-    `repeat`: how often the answer is proven to fail by a run to its verdict. Stages that only some searches need do not
-    count.
+    `running` is the round that runs now, and `repeat` the number of failing proofs. Stages that only some searches need
+    do not count.
     """
     current = next((number for number, row in enumerate(_STAGES) if running.purpose in row[1]), 0)
     left_s = 0.0
@@ -271,8 +282,8 @@ def time_left_s(
         most = sum(stage.probes for stage in stages if stage.name in names and not stage.only_if)
         if number < current or most == 0:
             continue
-        finished = sum(probe.purpose in purposes for probe in probes)
-        remaining = max(chance * most - finished, 0.0)
+        finished_count = sum(probe.purpose in purposes for probe in probes)
+        remaining = max(chance * most - finished_count, 0.0)
         if number == current:
             remaining = max(
                 remaining,

@@ -1,7 +1,7 @@
-"""The exact search: where on a chain of growing sets to launch next, when each answer is final.
+"""The search for programs that always end the same way: which set of a chain to launch next.
 
-Between the sets that pass and the sets that fail, neighbours may count as neither. The search then probes the borders
-of this zone.
+Each result is final. Between the sets that pass and the sets that fail, some sets may have no usable result. The search
+then probes the borders of this zone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from nsa_harness.core.search.question import BAD, GOOD, ProbeCache, ProbeResult,
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Sets that grow item by item: the k-th is `base` with the first k of `order`. One of them is the first to fail."""
+    """Sets that grow unit by unit: the set of length k contains `base` and the first k units of `order`.
+
+    The search looks for the shortest set of the chain that fails.
+    """
 
     base: Subset
     order: tuple[int, ...]
@@ -25,39 +28,43 @@ class Chain:
         return len(self.order)
 
     def set_at(self, length: int) -> Subset:
+        """Return the set of this length."""
         return self.base | frozenset(self.order[:length])
 
     def longest_inside(self, subset: Subset) -> int:
-        """Return the length of the longest set of the chain inside `subset`; -1 if even the base is not."""
+        """Return the length of the longest set of the chain that is part of `subset`, or -1 if there is none."""
         if not self.base <= subset:
             return -1
         return next((k for k, item in enumerate(self.order) if item not in subset), len(self))
 
     def shortest_around(self, subset: Subset) -> int:
-        """Return the length of the shortest set of the chain that contains `subset`; len(self) + 1 if none does."""
+        """Return the length of the shortest set of the chain that contains `subset`, or len(self) + 1 if none does."""
         return max((self._lengths.get(item, len(self) + 1) for item in subset - self.base), default=0)
 
     def length_of(self, subset: Subset) -> int | None:
-        """Return the length of the set in the chain, or None if it is not one of its sets."""
+        """Return the length of `subset` if it is a set of the chain, or None."""
         length = self.longest_inside(subset)
         return length if length == self.shortest_around(subset) else None
 
     @cached_property
     def _lengths(self) -> dict[int, int]:
-        """For each item, the first length whose set contains it."""
+        """The first length whose set contains the unit, by unit."""
         return {item: length for length, item in enumerate(self.order, start=1)}
 
 
-_LARGEST_EXACT = 128  # the cost table grows with the square of the gap; larger gaps use its proportions
+_LARGEST_EXACT = 128  # the cost table grows with the square of the gap; for larger gaps its result is scaled
 
 
 def halvings(gap: int) -> int:
-    """Return how often `gap` places must be halved until one is left."""
+    """Return how often a gap of `gap` candidates must be halved until one candidate is left."""
     return (gap - 1).bit_length()
 
 
 def worst_case_probes(gap: int, at_once: int) -> int:
-    """Return the most probes that a search among `gap` places takes, `at_once` of them in each round."""
+    """Return the largest number of probes that a search among `gap` candidates needs.
+
+    `at_once`: the number of probes in each round.
+    """
     total = 0
     while gap > 1:
         probes = min(at_once, gap - 1)
@@ -67,10 +74,11 @@ def worst_case_probes(gap: int, at_once: int) -> int:
 
 
 def probe_points(gap: int, at_once: int, rounds: int, bad_cost: float) -> list[int]:
-    """Return where to probe among `gap` places, as distances from the good end.
+    """Return where to probe in a gap of `gap` candidates, as distances from the good end.
 
-    Several probes at once are spread evenly; a single probe goes where the expected cost is lowest. `rounds` is the
-    number of rounds that may still be needed: a costly bad answer never adds to it.
+    Several parallel probes are spread evenly. A single probe goes where the expected cost is lowest, but only so far
+    from the middle that the search still ends within `rounds` rounds. `bad_cost`: the cost of a failing probe, as a
+    multiple of the cost of a passing one.
     """
     probes = min(at_once, gap - 1)
     if probes > 1:
@@ -87,34 +95,35 @@ def _cheapest_cut(gap: int, rounds: int, bad_cost: float) -> int:
 
 @lru_cache(maxsize=100_000)
 def _cheapest(gap: int, rounds: int, bad_cost: float) -> tuple[float, int]:
-    """Return the least expected cost of a search among `gap` places within `rounds`, and its first cut.
+    """Return the lowest expected cost of a search among `gap` candidates within `rounds`, and where it probes first.
 
-    The cost is counted in good probes. A bad answer leaves the places up to the cut, a good answer those after it; all
-    places are equally likely.
+    The unit of the cost is one passing probe. If the probe fails, the candidates up to it remain, otherwise those after
+    it. All candidates are equally likely.
     """
     if gap == 1:
         return 0.0, 0
     half = 1 << (rounds - 1)
-    # The middle comes first: min keeps it among cuts of equal cost.
+    # The middle comes first, so `min` returns it if several cuts have the same cost.
     candidates = sorted(range(max(1, gap - half), min(half, gap - 1) + 1), key=lambda cut: abs(2 * cut - gap))
     return min(((_cost(gap, cut, rounds, bad_cost), cut) for cut in candidates), key=lambda option: option[0])
 
 
 def _cost(gap: int, cut: int, rounds: int, bad_cost: float) -> float:
-    """Return the expected cost of that search if its first probe is at `cut`: a good probe costs 1."""
+    """Return the expected cost of a search among `gap` candidates that probes first at `cut`."""
     if_bad = bad_cost + _cheapest(cut, rounds - 1, bad_cost)[0]
     if_good = 1.0 + _cheapest(gap - cut, rounds - 1, bad_cost)[0]
     return (cut * if_bad + (gap - cut) * if_good) / gap
 
 
-_ZONE_PARTS = 4  # no stretch of a zone wider than this part of it is left without a probed point
+_ZONE_PARTS = 4  # inside a zone, probed points are at most one quarter of its width apart
 
 
 def points_around_zone(low: int, high: int, others: Collection[int], count: int) -> list[int]:
-    """Return at most `count` points to probe next between a good and a bad point, or none if enough is known.
+    """Return at most `count` points to probe next around a zone of unjudged points; none if enough is known.
 
-    `others` are points between the two that counted as neither, and are assumed to form one zone. First both borders of
-    the zone are narrowed by halves, then a few points inside it are probed: a good or bad one would refute the zone.
+    `low` is a point that passes and `high` one that fails. `others` are points between them that could not be judged or
+    failed in another way; they are assumed to form one zone. First both borders of the zone are located by halving.
+    Then a few points inside it are probed, because a pass or a failure there would refute the assumption.
     """
     others_in_order = sorted(others)
     wide = max((others_in_order[-1] - others_in_order[0]) // _ZONE_PARTS, 1)
@@ -123,14 +132,15 @@ def points_around_zone(low: int, high: int, others: Collection[int], count: int)
 
 
 def worst_case_zone_probes(gap: int, at_once: int) -> int:
-    """Return the probes that a zone among `gap` places adds at worst: for its other border, and inside it."""
+    """Return how many probes a zone of unjudged points adds at most: for its second border, and inside the zone."""
     return worst_case_probes(gap, at_once) + _ZONE_PARTS + at_once
 
 
 def make_zones(low: int, high: int, end: int, between: Collection[ProbeResult]) -> tuple[Zone, ...]:
-    """Return the zone that passes, the zone that counts as neither, and the zone that fails.
+    """Return three zones in order: the values that pass, those without a usable result, and those that fail.
 
-    `between` are the answers inside the middle zone; `end` is the length of the bad end.
+    `low` is the last length that passes, `high` the first that fails, and `end` the length of the bad end. `between`:
+    the results inside the middle zone.
     """
     different = all(counts_as is ProbeResult.DIFFERENT for counts_as in between)
     return (
@@ -141,7 +151,10 @@ def make_zones(low: int, high: int, end: int, between: Collection[ProbeResult]) 
 
 
 def _halve_widest_gaps(gaps: Sequence[tuple[int, int]], narrow: int, count: int) -> list[int]:
-    """Return at most `count` points: each halves the widest gap left, while that is wider than `narrow`."""
+    """Return at most `count` points in ascending order.
+
+    Each point halves the widest gap that is wider than `narrow`.
+    """
     remaining, points = list(gaps), list[int]()
     while remaining and len(points) < count:
         start, stop = max(remaining, key=lambda gap: gap[1] - gap[0])
@@ -154,13 +167,16 @@ def _halve_widest_gaps(gaps: Sequence[tuple[int, int]], narrow: int, count: int)
 
 
 _ALWAYS_LAUNCHED = frozenset({Purpose.PROOF_BAD, Purpose.PROOF_GOOD, Purpose.RECHECK_GOOD, Purpose.RECHECK_BAD})
-# A claim about this exact set must be launched: an answer implied by other sets is not enough.
+# These purposes make a claim about one set, so this set itself must be launched. An implied result is not enough.
 _NEVER_IMPLIED = frozenset({Purpose.DROP_ONE, Purpose.ELSEWHERE, Purpose.AS_MANY, Purpose.ONE_FEWER})
 
 
 @dataclass(eq=False, kw_only=True)
 class Contradiction(Exception):
-    """`good` passed although it contains `bad`, which failed. Equal sets mean flaky runs, others no monotone order."""
+    """Raised if the set `good` passed although it contains the set `bad`, which failed.
+
+    If both are the same set, the program is flaky. Otherwise more items can turn a failure into a pass.
+    """
 
     good: Subset
     bad: Subset
@@ -168,14 +184,14 @@ class Contradiction(Exception):
 
 @dataclass(eq=False, kw_only=True)
 class UnjudgedGap(Exception):
-    """No set that was launched between these two counts as good or bad."""
+    """Raised if no launched set between `passing` and `failing` passed or failed in the way that is sought."""
 
     passing: Subset
     failing: Subset
 
 
 class ExactSearch:
-    """A judge that takes each answer as final. Raises Contradicted at the first answer that contradicts another."""
+    """A judge that takes each result as final. Its methods raise Contradiction if a result contradicts another one."""
 
     confidence = 1.0
     failure_rate = None
@@ -184,10 +200,10 @@ class ExactSearch:
         self._probes = probes
 
     def first_failing_length(self, chain: Chain, purpose: Purpose) -> int:
-        """Return the length of the first set of the chain that fails: its base passes, and the whole chain fails.
+        """Return the length of the first set of the chain that fails. The base passes, and the whole chain fails.
 
-        Each round probes one length or, in parallel, several, and narrows the gap. Raises Unjudged if every probe that
-        is still worth launching in the gap counted as neither good nor bad.
+        Each round launches one set, or several in parallel, and so narrows the gap. Raises UnjudgedGap if no set in the
+        gap that is worth launching has a usable result.
         """
         low, high = self._bounds(chain)
         neither = [answer.subset for answer in self._probes.observations if answer.counts_as not in (GOOD, BAD)]
@@ -208,9 +224,10 @@ class ExactSearch:
     def judge_sets(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
     ) -> Iterator[ProbeResult]:
-        """Yield one answer for each set, from `times` launches of it.
+        """Yield one result for each set, from `times` launches of it.
 
-        Known and implied answers count as launches, except for purposes that launch every set again.
+        Earlier and implied results count as launches, except for purposes that always launch again. `among`: the units
+        that may still belong to the answer.
         """
         known_answers = [self._known_answers(subset, purpose, times) for subset in subsets]
         lacking = [times - len(answers) for answers in known_answers]
@@ -220,14 +237,14 @@ class ExactSearch:
             yield combine_answers([*answers, *(next(fresh) for _ in range(lack))])
 
     def failing_sets(self) -> Iterable[Subset]:
-        """Return the sets that were seen to fail."""
+        """Return every launched set that failed in the way that is sought."""
         return [answer.subset for answer in self._probes.observations if answer.counts_as is BAD]
 
     def reach_confidence(self, confidence: float) -> None:
-        """Do nothing: each answer is final."""
+        """Do nothing, because each result is final."""
 
     def _bounds(self, chain: Chain) -> tuple[int, int]:
-        """Return the longest length that must pass and the shortest that must fail, from all answers so far."""
+        """Return the longest length that must pass and the shortest that must fail, from all results so far."""
         answers = self._probes.observations
         passing_lengths = (chain.longest_inside(answer.subset) for answer in answers if answer.counts_as is GOOD)
         failing_lengths = (chain.shortest_around(answer.subset) for answer in answers if answer.counts_as is BAD)
@@ -246,13 +263,13 @@ class ExactSearch:
         low, high = bounds
         largest = max(after - before for before, after in zip((low, *points), (*points, high), strict=True))
         at_once = self._probes.question.at_once
-        # With one probe at a time, a cut that avoids costly answers may need all the rounds that are left.
+        # With one probe per round, a cut that avoids costly failures may need all the remaining rounds.
         probes_left = max(rounds, halvings(largest)) if at_once == 1 else worst_case_probes(largest, at_once)
         subsets = [chain.set_at(point) for point in points]
         return list(self._launch_and_check(subsets, purpose, chain.order[low:high], probes_left))
 
     def _known_answers(self, subset: Subset, purpose: Purpose, times: int) -> list[ProbeResult]:
-        """Return the answers known for the set, at most `times` of them."""
+        """Return at most `times` known results of the set; none if this purpose always launches again."""
         if purpose in _ALWAYS_LAUNCHED:
             return []
         answers = self._probes.answers(subset)[-times:]

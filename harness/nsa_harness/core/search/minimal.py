@@ -1,4 +1,7 @@
-"""Reduce a failing set to a smallest part that fails: one item, a range, an interaction, or any N items."""
+"""Reduce a failing set of items to its smallest failing part: one item, a range, several items, or any N items.
+
+The docstrings below say "members" for the units of a failing set, see `ProbeCache`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from nsa_harness.core.search.question import BAD, GOOD, ProbeCache, ProbeResult,
 
 
 class LiteralJudge:
-    """A judge of sets that launches every set, and concludes nothing from other sets."""
+    """A judge that launches every set and concludes nothing from the results of other sets."""
 
     confidence = 1.0
     failure_rate = None
@@ -24,20 +27,20 @@ class LiteralJudge:
     def judge_sets(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
     ) -> Iterator[ProbeResult]:
+        """Launch each set `times` times and yield one result per set."""
         for subset in subsets:
             yield combine_answers(list(self._probes.launch([subset] * times, purpose, among)))
 
 
-_MAX_OTHER_FAILURES = (
-    24  # a reduction stops after this many probes that fail in another way: that failure is not the subject
-)
+_MAX_OTHER_FAILURES = 24  # `ddmin` stops after this many probes that failed in another way than the sought one
 
 
 def ddmin(probes: ProbeCache, failing: Subset) -> FailingSet:
-    """Reduce a failing set until it passes without any one member; `unjudged`: members whose removal showed nothing.
+    """Reduce a failing set until it no longer fails if any one member is removed.
 
-    This is Zeller's delta debugging. At worst it takes the square of the size in probes; no set is launched twice. If
-    too many probes fail in another way, it stops with the smallest set so far, and all members count as unjudged.
+    This is Zeller's delta debugging algorithm. It may need as many probes as the square of the set's size; no set is
+    launched twice. In the result, `unjudged` are the members whose removal gave no usable result. If too many probes
+    fail in another way, the reduction stops with the smallest set so far, and all its members count as unjudged.
     """
     others = _OtherFailures(probes)
     parts = 2
@@ -50,7 +53,7 @@ def ddmin(probes: ProbeCache, failing: Subset) -> FailingSet:
 
 
 class _OtherFailures:
-    """The probes after its creation that failed in another way."""
+    """A count of the probes that failed in another way since this object was created."""
 
     def __init__(self, probes: ProbeCache) -> None:
         self._probes, self._before = probes, len(probes.observations)
@@ -62,7 +65,10 @@ class _OtherFailures:
 
 
 def _reduce_once(probes: ProbeCache, failing: Subset, parts: int, others: _OtherFailures) -> tuple[Subset | None, int]:
-    """Return the failing set to go on with and the number of parts to cut it into; None if no smaller set fails."""
+    """Return the failing set to continue with and the number of parts to cut it into next.
+
+    The set is None if no smaller set fails.
+    """
     cut = _cut(failing, parts)
     if (part := _first_failing(probes, cut, failing, others)) is not None:
         return part, 2
@@ -82,7 +88,7 @@ def _first_failing(probes: ProbeCache, subsets: list[Subset], among: Subset, oth
 
 
 def _cut(failing: Subset, parts: int) -> list[Subset]:
-    """Cut a set into parts of neighbours: items that interact are often neighbours."""
+    """Cut a set into `parts` parts of consecutive members, because items that interact are often close together."""
     members = sorted(failing)
     bounds = [len(members) * i // parts for i in range(parts + 1)]
     return [frozenset(members[start:stop]) for start, stop in pairwise(bounds)]
@@ -98,7 +104,7 @@ _PASSING_LAUNCHES = 3  # launches in all before a set that passed once counts as
 
 
 class SetJudge(Protocol):
-    """A judge that decides what sets count as: from one launch, or after repeated launches."""
+    """A judge that decides whether sets fail or pass, from one launch or from repeated launches."""
 
     @property
     def confidence(self) -> float: ...  # the probability that all claims proven so far hold
@@ -110,7 +116,7 @@ class SetJudge(Protocol):
 
 
 class Judge(SetJudge, Protocol):
-    """A judge that also finds the first set of a chain that fails."""
+    """A judge that can also find the first set of a chain that fails."""
 
     def first_failing_length(self, chain: Chain, purpose: Purpose) -> int: ...
     def failing_sets(self) -> Iterable[Subset]: ...  # the sets that are known to fail
@@ -119,7 +125,11 @@ class Judge(SetJudge, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class FailingSet:
-    """Units that fail together. `sampled`: only some were dropped; `unjudged`: those whose removal showed nothing."""
+    """A set of units that fails. To test whether each member is needed, the set was launched without it.
+
+    `sampled`: only a sample of the members was tested in this way. `unjudged`: the members for which this launch gave
+    no usable result.
+    """
 
     members: Subset
     sampled: bool = False
@@ -137,16 +147,17 @@ def fails(judge: SetJudge, subset: Subset, purpose: Purpose, among: Iterable[int
 
 
 def find_failing_part(judge: Judge, pool: tuple[int, ...]) -> Subset:
-    """Return a part of a failing pool that fails: its shortest failing prefix, without the items that are not needed.
+    """Return a small part of a failing `pool` that still fails.
 
-    A single item is tried first, then both ends alone: it is costly to reduce a wide range item by item.
+    First the shortest failing run of consecutive units is found, then units inside it are removed. To save probes, one
+    unit alone and the two end units alone are tried before a wide range is reduced unit by unit.
     """
     span = shortest_failing_span(judge, pool)
     return _reduce_span(judge, span) if len(span) > 1 else frozenset(span)
 
 
 def shortest_failing_span(judge: Judge, pool: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shortest run of neighbours in a failing pool that contains the last needed item and still fails."""
+    """Return the shortest failing run of consecutive units in a failing `pool` that ends with the last needed unit."""
     right_end = judge.first_failing_length(Chain(base=frozenset(), order=pool), Purpose.RIGHT_EDGE)
     last = frozenset({pool[right_end - 1]})
     if right_end == 1 or fails(judge, last, Purpose.ALONE, pool[:right_end]):
@@ -160,7 +171,7 @@ def shortest_failing_span(judge: Judge, pool: tuple[int, ...]) -> tuple[int, ...
 
 
 def _reduce_span(judge: Judge, span: tuple[int, ...]) -> Subset:
-    """Return a part of the span that fails and contains both its ends, which are needed."""
+    """Return a part of `span` that fails and contains both end units, which are known to be needed."""
     ends = frozenset({span[0], span[-1]})
     if fails(judge, ends, Purpose.ENDS_ONLY, span):
         return ends
@@ -172,7 +183,10 @@ def _reduce_span(judge: Judge, span: tuple[int, ...]) -> Subset:
 
 
 def reduce_to_needed(judge: Judge, failing: Subset, needed_members: Subset) -> Subset:
-    """Return a smallest part of a failing set that fails. Each pass finds one more member that is needed."""
+    """Return a smallest failing part of a failing set. Each pass finds one more needed member.
+
+    `needed_members`: the members that are already known to be needed.
+    """
     while needed_members != failing and not fails(judge, needed_members, Purpose.REDUCE, failing):
         order = tuple(sorted(failing - needed_members))
         edge = judge.first_failing_length(Chain(base=needed_members, order=order), Purpose.REDUCE)
@@ -182,53 +196,63 @@ def reduce_to_needed(judge: Judge, failing: Subset, needed_members: Subset) -> S
 
 
 def drop_unneeded(judge: Judge, members: Subset, sample: int) -> FailingSet:
-    """Drop each member in turn, and continue with any part that still fails, until every member is needed.
+    """Remove members until the set no longer fails without any one of them, and return it.
 
-    If there are many members, only both ends and a `sample` between them are dropped. If there are few, each is dropped
-    more than once: a flaky run that passes by chance makes a member look needed.
+    Each member is tested by launching the set without it. If there are many members, only both ends and a `sample`
+    between them are tested. If there are few, each is tested several times, because a flaky run that passes by chance
+    makes a member look needed.
     """
     while len(members) > 1:
         candidates = _drop_candidates(members, sample)
-        unneeded, needed_members, unjudged = first_unneeded(judge, members, candidates, -(-sample // len(candidates)))
-        if unneeded is None:
-            return FailingSet(members=members, sampled=len(candidates) < len(members), unjudged=unjudged)
-        members = reduce_to_needed(judge, members - {unneeded}, needed_members)
+        unneeded_member, needed_members, unjudged_members = first_unneeded(
+            judge, members, candidates, -(-sample // len(candidates))
+        )
+        if unneeded_member is None:
+            return FailingSet(members=members, sampled=len(candidates) < len(members), unjudged=unjudged_members)
+        members = reduce_to_needed(judge, members - {unneeded_member}, needed_members)
     return FailingSet(members=members)
 
 
 def first_unneeded(
     judge: SetJudge, members: Subset, candidates: Sequence[int], times: int
 ) -> tuple[int | None, Subset, Subset]:
-    """Return the first member without which the set still fails, the needed members, and the undecided ones."""
+    """Return the first candidate without which the set still fails, the needed candidates, and the unjudged ones.
+
+    The first value is None if the set does not fail without any of them. `times`: launches per candidate.
+    """
     without = [members - {member} for member in candidates]
-    needed_members, unjudged = set[int](), set[int]()
+    needed_members, unjudged_members = set[int](), set[int]()
     answers = judge.judge_sets(without, Purpose.DROP_ONE, members, times)
     for member, counts_as in zip(candidates, answers, strict=True):
         if counts_as is ProbeResult.BAD:
             return member, frozenset(needed_members), frozenset()
-        (needed_members if counts_as is ProbeResult.GOOD else unjudged).add(member)
-    return None, frozenset(needed_members), frozenset(unjudged)
+        (needed_members if counts_as is ProbeResult.GOOD else unjudged_members).add(member)
+    return None, frozenset(needed_members), frozenset(unjudged_members)
 
 
 def _drop_candidates(members: Subset, sample: int) -> list[int]:
-    """Return the members to drop, from the middle on: the search has already shown that both ends are needed."""
+    """Return the members to test: a `sample` of those in the middle, then both ends.
+
+    The ends come last because the search has already shown that they are needed.
+    """
     first, *between, last = sorted(members)
     step = max(len(between) / sample, 1.0)
     return [*(between[int(step * i + step / 2)] for i in range(min(sample, len(between)))), first, last]
 
 
 def only_count_matters(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
-    """Whether only the number of items matters, not which items they are.
+    """Whether only the number of switched-on units matters, not which units they are.
 
-    It is tested only if `members` are the first items: if only the number matters, a search by prefixes ends there.
+    Launches are needed only if `members` are the first units of `among`: a search by prefixes ends there if only the
+    number matters. `sample`: the number of other sets to launch.
     """
     return members == frozenset(among[: len(members)]) and _every_set_of_size_fails(judge, members, among, sample)
 
 
 def other_sets_fail_too(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
-    """Whether only the number of items matters, for a minimal set of several items anywhere.
+    """Whether only the number of switched-on units matters, for a minimal failing set with several members.
 
-    One other set of the size is launched first; only if it fails too are more sets launched.
+    One other set of the same size is launched first. Only if it fails too, more sets are launched.
     """
     other = next(iter(_other_sets(members, among, 1)), None)
     if len(members) == 1 or other is None or not fails(judge, other, Purpose.ELSEWHERE, among):
@@ -237,7 +261,7 @@ def other_sets_fail_too(judge: Judge, members: Subset, among: tuple[int, ...], s
 
 
 def _every_set_of_size_fails(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
-    """Whether other sets of that size all fail, and all sets with one item fewer pass."""
+    """Whether a sample of other sets of this size all fail, and a sample of sets with one unit less all pass."""
     others = _other_sets(members, among, sample)
     smaller = _spread_sets(among, len(members) - 1, sample) if len(members) > 1 else []
     return (
@@ -249,45 +273,49 @@ def _every_set_of_size_fails(judge: Judge, members: Subset, among: tuple[int, ..
 
 
 def _other_sets(members: Subset, among: tuple[int, ...], sample: int) -> list[Subset]:
-    """Return other sets of that size, unless the members are all there are."""
+    """Return at most `sample` other sets of this size; none if the members are all units of `among`."""
     if len(members) == len(among):
         return []
     return [other for other in _spread_sets(among, len(members), sample + 1) if other != members][:sample]
 
 
 def _fails_in_repeats(judge: Judge, subset: Subset, purpose: Purpose, among: tuple[int, ...]) -> bool:
-    """Whether a set fails. A set that passes is launched again, because a flaky run may pass by chance."""
+    """Whether a set fails. If it passes, it is launched again, because a flaky program may pass by chance."""
     return fails(judge, subset, purpose, among) or fails(judge, subset, purpose, among, times=_PASSING_LAUNCHES)
 
 
 def _spread_sets(among: tuple[int, ...], count: int, sample: int) -> list[Subset]:
-    """Return different sets of one size, spread so that they share neither a few items nor a range."""
+    """Return at most `sample` different sets of `count` units. They are spread over `among` and overlap little."""
     total = len(among)
     stride = next(step for step in range(round(total * 0.618) or 1, 2 * total) if gcd(step, total) == 1)
-    permuted = [among[(1 + i * stride) % total] for i in range(total)]
+    spread_units = [among[(1 + i * stride) % total] for i in range(total)]
     offsets = [(start * max(total // sample, 1)) % total for start in range(total)]
-    sets = [frozenset((permuted + permuted)[start : start + count]) for start in offsets]
+    sets = [frozenset((spread_units + spread_units)[start : start + count]) for start in offsets]
     return list(dict.fromkeys(sets))[:sample]
 
 
-# Ranges: only neighbouring items can be switched on together.
+# Ranges: only consecutive units can be switched on together.
 
 
 def drop_unneeded_ends(judge: Judge, members: Subset, sample: int) -> FailingSet:
-    """Shrink a failing range until its first and its last item are needed. Items between them cannot be tested."""
+    """Shrink a failing range until its first and its last unit are both needed.
+
+    Units between them cannot be tested, because a range without an inner unit is not a range. `sample`: the number of
+    launches for both ends together.
+    """
     while len(members) > 1:
         ends = (min(members), max(members))
-        unneeded, _, unjudged = first_unneeded(judge, members, ends, -(-sample // len(ends)))
-        if unneeded is None:
-            return FailingSet(members=members, unjudged=unjudged)
-        members = frozenset(shortest_failing_span(judge, tuple(sorted(members - {unneeded}))))
+        unneeded_end, _, unjudged_ends = first_unneeded(judge, members, ends, -(-sample // len(ends)))
+        if unneeded_end is None:
+            return FailingSet(members=members, unjudged=unjudged_ends)
+        members = frozenset(shortest_failing_span(judge, tuple(sorted(members - {unneeded_end}))))
     return FailingSet(members=members)
 
 
 def ranges_without(total: int, culprits: Collection[Subset]) -> tuple[Subset, ...]:
-    """Return the largest ranges that contain none of `found`, the last one first. If all pass, nothing else fails.
+    """Return the largest ranges that contain none of the `culprits`, the last range first.
 
-    No range of `found` lies inside another, so their starts and their stops are in the same order.
+    If all of them pass, no other culprit exists. `total`: the number of units. No culprit may be part of another one.
     """
     culprits_in_order = sorted(culprits, key=min)
     starts = [0, *(min(members) + 1 for members in culprits_in_order)]
@@ -297,9 +325,10 @@ def ranges_without(total: int, culprits: Collection[Subset]) -> tuple[Subset, ..
 
 
 def only_length_matters(judge: Judge, members: Subset, total: int, sample: int) -> bool:
-    """Whether only the length of a range matters: all other ranges of the length fail, all shorter ones pass.
+    """Whether only the length of a range matters: other ranges of this length fail, and shorter ranges pass.
 
-    It is tested only if `members` are the first items: if only the length matters, a search by prefixes ends there.
+    Launches are needed only if `members` are the first units: a search by prefixes ends there if only the length
+    matters. `total`: the number of units. `sample`: the number of ranges to launch of each length.
     """
     count = len(members)
     if min(members) > 0 or count == total:
@@ -315,12 +344,15 @@ def only_length_matters(judge: Judge, members: Subset, total: int, sample: int) 
 
 
 def tests_every_window(total: int, count: int, sample: int) -> bool:
-    """Whether `only_the_length` launched every range of the length, and every range that is one shorter."""
+    """Whether `only_length_matters` launches every range of `count` units, and every range that is one unit shorter."""
     return total - count + 1 <= sample + 1 and (count == 1 or total - count + 2 <= sample)
 
 
 def shrink_range(probes: ProbeCache, failing: Subset) -> FailingSet:
-    """Shrink a failing range from either end, and launch each range; `unjudged`: ends whose removal showed nothing."""
+    """Shrink a failing range from both ends until it no longer fails without its first or its last unit.
+
+    Every range is launched. In the result, `unjudged` are the end units whose removal gave no usable result.
+    """
     step = len(failing) // 2
     while step:
         shorter = _shorter_failing(probes, failing, step)
@@ -339,7 +371,7 @@ def _shorter_failing(probes: ProbeCache, failing: Subset, step: int) -> Subset |
 
 
 def _windows(total: int, count: int, most: int) -> list[Subset]:
-    """Return at most `most` ranges of `count` items, evenly spread from the first to the last."""
+    """Return at most `most` ranges of `count` units, evenly spread over `total` units."""
     last = total - count
     starts = dict.fromkeys(last * i // max(most - 1, 1) for i in range(most))
     return [frozenset(range(start, start + count)) for start in starts]

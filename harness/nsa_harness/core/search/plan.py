@@ -1,4 +1,4 @@
-"""The plan of a bisection, from the controls to the proof, and its answer."""
+"""The stages of a bisection: controls, search, proof, and the controls again."""
 
 from __future__ import annotations
 
@@ -45,34 +45,36 @@ from nsa_harness.core.search.question import (
     Subset,
 )
 
-_SMALLEST_DIFFERENCE = 0.2  # if the rates of both ends differ by less, there is nothing to search for
-_MAX_UNJUDGED = 5  # unjudged runs of an end, in excess of its judged ones
-_FLAKY_ATTEMPTS = 4  # searches among flaky runs, before a last one whose reason is reported
-# Pairs of runs of both ends, before the answer is that they fail equally often, or that their rates are too close.
+_SMALLEST_DIFFERENCE = 0.2  # if the failure rates of both ends differ by less, there is nothing to search for
+_MAX_UNJUDGED = 5  # an end may have this many more unjudged than judged runs
+_FLAKY_ATTEMPTS = 4  # searches of a flaky program, before a last search whose reason for failing is reported
+# After _MIN_PAIRS pairs of runs the answer may be that both ends fail equally often. After _MAX_PAIRS pairs the search
+# reports that their rates are too close together.
 _MIN_PAIRS, _MAX_PAIRS = 20, 100
-# Launches of the answer that must fail, and of the rest that must pass. With fewer, a program with another rare failure
-# produced wrong answers by chance.
+# A proof needs this many failures of the answer and passes of the rest. With fewer, a program with a second, rare
+# failure produced wrong answers by chance.
 MIN_FAILURES, MIN_PASSES = 3, 2
-HALF_RATE = 0.5  # a sample must be large enough to show an exception that occurs in half of the sets, or of the runs
+HALF_RATE = 0.5  # samples are large enough to show an exception that occurs in half of the sets or runs
 _FAILURES = (BAD, ProbeResult.DIFFERENT)
 
 
 def find_smallest_difference(question: SearchQuestion, probe: Probe) -> SearchAnswer:
-    """Return the smallest difference that makes it fail, with its proof, or an undecided answer with what is known.
+    """Search for the smallest set of items that makes the program fail, prove it, and return the answer.
 
-    It runs controls, search, proof, and the controls again. Raises only what the probe raises, except OutOfBudget.
+    If the search cannot decide, or the probe raises OutOfBudget, the answer is UNDECIDED and contains what is known so
+    far. Any other exception of `probe` is passed on.
     """
     probes = ProbeCache(question, probe)
     try:
         return _between_ends(probes)
     except OutOfBudget as reason:
-        return undecided_answer(probes, str(reason) or "the budget ended before an answer was found and proven")
+        return undecided_answer(probes, str(reason) or "the budget was used up before an answer was found and proven")
     except Inconclusive as reason:
         return undecided_answer(probes, str(reason), reason.open_units)
 
 
 def _between_ends(probes: ProbeCache) -> SearchAnswer:
-    """Check both ends, and search only if they differ."""
+    """Launch the good and the bad end, and start the search only if their results differ."""
     if probes.question.kind is QuestionKind.CHOICE:
         return among_values(probes)
     if probes.question.flaky:
@@ -80,7 +82,7 @@ def _between_ends(probes: ProbeCache) -> SearchAnswer:
     list(probes.launch([frozenset()] * (probes.question.baseline - 1), Purpose.CONTROL_GOOD, probes.all_units))
     good_end = _launch_control(probes, frozenset(), Purpose.CONTROL_GOOD, GOOD)
     if good_end is not GOOD:
-        return undecided_answer(probes, f"the good end is not good: {_how_often(probes, frozenset(), good_end)}")
+        return undecided_answer(probes, f"the good end does not pass: {_how_often(probes, frozenset(), good_end)}")
     end = _gallop(probes) or probes.all_units
     failing_results = [counts_as for counts_as in probes.answers(frozenset(end)) if counts_as in _FAILURES]
     bad_end = (
@@ -89,24 +91,30 @@ def _between_ends(probes: ProbeCache) -> SearchAnswer:
     if bad_end is GOOD:
         return _never_failed_answer(probes, frozenset(end))
     if bad_end is not BAD:
-        return undecided_answer(probes, f"the bad end is not bad: {_how_often(probes, frozenset(end), bad_end)}")
+        return undecided_answer(
+            probes, f"the bad end does not show the failure: {_how_often(probes, frozenset(end), bad_end)}"
+        )
     return _search(probes, end)
 
 
 def _never_failed_answer(probes: ProbeCache, end: Subset) -> SearchAnswer:
-    """Return the answer for a bad end that never failed."""
+    """Return the answer NONE for a bad end that passed in all its launches."""
     times, confidence = len(probes.answers(end)), probes.question.confidence
     rarer = 1 - (1 - confidence) ** (1 / times)
     return SearchAnswer(
         kind=AnswerKind.NONE,
         confidence=confidence,
-        why=f"the bad end passed {times} of {times}: never seen failing; it may in less than {rarer:.0%} of runs",
+        why=f"the bad end passed {times} of {times} times; it may still fail in less than {rarer:.0%} of its runs",
         passing=probes.items(end),
     )
 
 
 def _search(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
-    """Search with each answer as final. If two contradict, search among flaky runs, or where more items may help."""
+    """Search with each result as final, and return the answer.
+
+    If two results contradict each other, the search continues for a flaky program, or for a program in which more items
+    may turn a failure into a pass.
+    """
     if BAD in probes.answers(frozenset()) or GOOD in probes.answers(frozenset(end)):
         return _among_flaky_runs(probes, end)
     try:
@@ -120,7 +128,7 @@ def _search(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
 
 
 def _find_and_prove(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
-    """Find the answer with this judge, prove it, check both ends again, and return it with its confidence."""
+    """Find the answer with this judge, prove it, launch both ends again, and return it with its confidence."""
     is_ordered = probes.question.kind is QuestionKind.ORDERED
     answer = _find_threshold(probes, judge, end) if is_ordered else _find_culprits(probes, judge)
     _recheck_ends(probes, judge, end)
@@ -129,19 +137,22 @@ def _find_and_prove(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> S
 
 
 def half_doubt_confidence(question: SearchQuestion) -> float:
-    """Return the confidence for the proof and for the sample, which share the allowed doubt equally."""
+    """Return the confidence that proof and sample each need, if they share the question's allowed doubt equally."""
     return 1 - (1 - question.confidence) / 2
 
 
 def _find_threshold(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
-    """Find and prove the threshold. The value before it is repeated most, because a pass by chance would move it."""
+    """Find and prove the threshold.
+
+    The last passing value is launched most: one pass by chance would move the answer.
+    """
     length = judge.first_failing_length(Chain(base=frozenset(), order=end), Purpose.RIGHT_EDGE)
     failing, passing = frozenset(end[:length]), frozenset(end[: length - 1])
     at_least = runs_to_show(HALF_RATE, probes.question.confidence) - 1
     _launch_proofs_ahead(probes, failing, passing, at_least)
     _require_failure(probes, judge, failing)
     if _launch_rest(probes, judge, passing, at_least) is not GOOD:
-        raise Inconclusive(f"length {length} fails, but {length - 1} was not seen to pass")
+        raise Inconclusive(f"value number {length} fails, but the one before it was not seen to pass")
     return SearchAnswer(
         kind=AnswerKind.THRESHOLD,
         items=(length,),
@@ -152,7 +163,7 @@ def _find_threshold(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> S
 
 
 def _find_culprits(probes: ProbeCache, judge: Judge) -> SearchAnswer:
-    """Find and prove one culprit after the other, each among the items that are left, until the rest passes."""
+    """Find and prove one culprit after the other, each among the remaining units, until these pass."""
     if probes.question.kind is QuestionKind.RANGE:
         return _find_ranges(probes, judge)
     sample = runs_to_show(HALF_RATE, half_doubt_confidence(probes.question))
@@ -164,28 +175,31 @@ def _find_culprits(probes: ProbeCache, judge: Judge) -> SearchAnswer:
         if not culprits and not probes.question.together and only_count_matters(judge, members, rest, sample):
             return _prove_count(probes, judge, members, sample_confidence)
         culprit = drop_unneeded(judge, members, sample)
-        # After a run that passed by chance, "any N items" looks like "exactly these items".
+        # If one run passed by chance, "any N items" looks like "exactly these items".
         if not (culprits or probes.question.together) and other_sets_fail_too(judge, culprit.members, rest, sample):
             return _prove_count(probes, judge, culprit.members, sample_confidence)
         rest = tuple(unit for unit in rest if unit not in culprit.members)
         _launch_proofs_ahead(probes, culprit.members, frozenset(rest))
         culprits.append(_prove_alone(probes, judge, culprit))
         counts_as = _launch_rest(probes, judge, rest)
-        if counts_as is not BAD and (unexplained := _unexplained_set(judge, culprits)) is not None:
-            # This set shares members with the culprits found. Did it fail by chance?
-            _require_failure(probes, judge, unexplained)
-            rest, counts_as = tuple(sorted(unexplained)), BAD
+        if counts_as is not BAD and (unexplained_set := _unexplained_set(judge, culprits)) is not None:
+            # This set shares members with the known culprits. It may have failed by chance, so launch it again.
+            _require_failure(probes, judge, unexplained_set)
+            rest, counts_as = tuple(sorted(unexplained_set)), BAD
     return culprits_answer(probes, judge, culprits, counts_as is GOOD, sample_confidence)
 
 
 def _unexplained_set(judge: Judge, culprits: Sequence[FailingSet]) -> Subset | None:
-    """Return the smallest set that fails although it contains none of the culprits found; None if there is none."""
+    """Return the smallest failing set that contains none of the culprits, or None."""
     others = (subset for subset in judge.failing_sets() if not any(culprit.members <= subset for culprit in culprits))
     return min(others, key=_size_order, default=None)
 
 
 def _find_ranges(probes: ProbeCache, judge: Judge) -> SearchAnswer:
-    """Find and prove one range after the other. The rest without a range is two ranges, one on either side."""
+    """Find and prove one failing range after the other.
+
+    What remains besides a range are the ranges on its two sides.
+    """
     sample = runs_to_show(HALF_RATE, half_doubt_confidence(probes.question))
     counts_as = cache(partial(_launch_rest, probes, judge))
     culprits: list[FailingSet] = []
@@ -205,7 +219,7 @@ def _find_ranges(probes: ProbeCache, judge: Judge) -> SearchAnswer:
 
 
 def _sets_without(probes: ProbeCache, culprits: Sequence[FailingSet]) -> tuple[Subset, ...]:
-    """Return the sets without the culprits: they must pass if there is no other culprit."""
+    """Return the largest sets without any of the culprits. They must pass if there is no further culprit."""
     member_sets = [culprit.members for culprit in culprits]
     if probes.question.kind is QuestionKind.RANGE:
         return ranges_without(len(probes.units), member_sets)
@@ -213,7 +227,11 @@ def _sets_without(probes: ProbeCache, culprits: Sequence[FailingSet]) -> tuple[S
 
 
 def _prove_count(probes: ProbeCache, judge: Judge, first: Subset, sample_confidence: float) -> SearchAnswer:
-    """Prove and return the answer that only the number of items matters: `first` fails, and one item fewer passes."""
+    """Prove and return the answer that only the number of units matters.
+
+    `first` must fail, and pass with one unit less. `sample_confidence`: the confidence that the launched sets stand for
+    all sets of their sizes.
+    """
     _require_failure(probes, judge, first)
     _launch_rest(probes, judge, sorted(first)[1:])
     return SearchAnswer(
@@ -221,21 +239,24 @@ def _prove_count(probes: ProbeCache, judge: Judge, first: Subset, sample_confide
         items=(len(first),),
         confidence=sample_confidence,
         p_bad=judge.failure_rate,
-        why="" if sample_confidence == 1 else "not all sets of the size were asked, but a sample",
+        why="" if sample_confidence == 1 else "only a sample of the sets of this size was launched",
         passing=probes.items(range(1, len(first))),
         failing=probes.items(range(len(first))),
     )
 
 
 def _prove_alone(probes: ProbeCache, judge: Judge, culprit: FailingSet) -> FailingSet:
+    """Launch the culprit alone and return it. Raises Inconclusive if it passes, or if it has unjudged members."""
     _require_failure(probes, judge, culprit.members)
     if culprit.unjudged:
-        raise Inconclusive("it fails together, but without some of its members it cannot be judged", culprit.members)
+        raise Inconclusive(
+            "these items fail together, but without some of them the result could not be judged", culprit.members
+        )
     return culprit
 
 
 def _launch_proofs_ahead(probes: ProbeCache, failing: Subset, passing: Subset, at_least: int = MIN_PASSES) -> None:
-    """Launch in parallel the proofs that `_must_fail` and `_ask_rest` will need."""
+    """Launch in parallel the proofs that `_require_failure(failing)` and `_launch_rest(passing)` will need."""
     bad = [(failing, Purpose.PROOF_BAD)] * _times_to_fail(probes, failing)
     good = [(passing, Purpose.PROOF_GOOD)] * max(probes.question.repeat, at_least)
     probes.launch_ahead([*bad, *good], probes.all_units)
@@ -246,8 +267,9 @@ def _times_to_fail(probes: ProbeCache, subset: Subset) -> int:
 
 
 def _require_failure(probes: ProbeCache, judge: SetJudge, subset: Subset) -> None:
+    """Launch the set as a proof. Raises Inconclusive if it does not fail."""
     if not fails(judge, subset, Purpose.PROOF_BAD, times=_times_to_fail(probes, subset)):
-        raise Inconclusive("what stands out does not fail alone when asked again", subset)
+        raise Inconclusive("the items found do not fail on their own when they are launched again", subset)
 
 
 def _launch_rest(probes: ProbeCache, judge: SetJudge, subset: Iterable[int], at_least: int = MIN_PASSES) -> ProbeResult:
@@ -255,22 +277,23 @@ def _launch_rest(probes: ProbeCache, judge: SetJudge, subset: Iterable[int], at_
 
 
 def _recheck_ends(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...]) -> None:
-    """Launch both ends again, because the machine may have changed. An end that cannot be judged now is accepted.
+    """Launch both ends again, because the machine may have changed during the search.
 
-    Raises Unsettled if an end counts differently than before.
+    An end that cannot be judged now is accepted. Raises Inconclusive if the result of an end differs from before.
     """
     ends = (("good", frozenset[int](), Purpose.RECHECK_GOOD, GOOD), ("bad", frozenset(end), Purpose.RECHECK_BAD, BAD))
     probes.launch_ahead([(subset, purpose) for _, subset, purpose, _ in ends], end)
-    for name, subset, purpose, expected in ends:
+    for name, subset, purpose, expected_result in ends:
         counts_as = judge_set(judge, subset, purpose, end)
-        if counts_as not in (expected, ProbeResult.UNRESOLVED):
-            raise Inconclusive(f"the {name} end is no longer {name}: asked again it {_result_text(counts_as)}")
+        if counts_as not in (expected_result, ProbeResult.UNRESOLVED):
+            raise Inconclusive(f"the {name} end is no longer {name}: launched again it {_result_text(counts_as)}")
 
 
 def _gallop(probes: ProbeCache) -> tuple[int, ...] | None:
-    """Return the first of the prefixes 1, 2, 4, ... that fails; None if the bad end is known, or if none fails.
+    """Launch the first 1, 2, 4, ... units until a set fails, and return its units.
 
-    A prefix that fails in another way, such as out of memory, ends the gallop too: larger values are not tried.
+    Returns None if a failing value is known from the start, or if no set fails. A failure in another way, for instance
+    out of memory, ends this too: larger values are not tried.
     """
     if not probes.question.unbounded:
         return None
@@ -281,19 +304,22 @@ def _gallop(probes: ProbeCache) -> tuple[int, ...] | None:
     return next((probes.all_units[:length] for length in failing_lengths), None)
 
 
-def _launch_control(probes: ProbeCache, end: Subset, purpose: Purpose, expected: ProbeResult) -> ProbeResult:
-    """Return what an end counts as. One expected result among `controls` launches is enough: a failure may be rare."""
+def _launch_control(probes: ProbeCache, end: Subset, purpose: Purpose, expected_result: ProbeResult) -> ProbeResult:
+    """Launch an end and return its result.
+
+    It is launched up to the question's `controls` times; one expected result is enough, because a failure may be rare.
+    """
     first = next(probes.launch([end], purpose, probes.all_units))
-    if first in (expected, ProbeResult.UNRESOLVED):
+    if first in (expected_result, ProbeResult.UNRESOLVED):
         return first
     for counts_as in probes.launch([end] * (probes.question.controls - 1), purpose, probes.all_units):
-        if counts_as in (expected, ProbeResult.UNRESOLVED):
+        if counts_as in (expected_result, ProbeResult.UNRESOLVED):
             return counts_as
     return next((counts_as for counts_as in probes.answers(end) if counts_as is not GOOD), GOOD)
 
 
 def _is_flaky(probes: ProbeCache, contradiction: Contradiction) -> bool:
-    """Whether one of two contradictory answers changes when its set is launched again."""
+    """Whether one of two contradictory results changes when its set is launched again."""
     if contradiction.good == contradiction.bad:
         return True
     often = [contradiction.good] * runs_to_show(HALF_RATE, probes.question.confidence)
@@ -303,13 +329,13 @@ def _is_flaky(probes: ProbeCache, contradiction: Contradiction) -> bool:
 
 
 def _among_flaky_runs(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
-    """Search among flaky runs, after pairs of runs have shown that the bad end fails more often than the good one."""
+    """Search in a flaky program, after pairs of runs have shown that the bad end fails more often than the good end."""
     failing = frozenset(end)
     if (same_rate_answer := _compare_ends(probes, failing)) is not None:
         return same_rate_answer
     doubt = (1 - probes.question.confidence) / 4
     for attempt in range(_FLAKY_ATTEMPTS):
-        # One wrong conclusion leads to a proof that fails. The next attempt starts from all the runs so far.
+        # After a wrong conclusion the proof fails. The next attempt starts with all the runs so far.
         with suppress(Inconclusive):
             return _find_and_prove_if_judged(probes, BayesianSearch(probes, failing, doubt / 2**attempt), end)
     return _find_and_prove_if_judged(probes, BayesianSearch(probes, failing, doubt / 2**_FLAKY_ATTEMPTS), end)
@@ -325,10 +351,10 @@ def _find_and_prove_if_judged(probes: ProbeCache, judge: Judge, end: tuple[int, 
 
 
 def _compare_ends(probes: ProbeCache, end: Subset) -> SearchAnswer | None:
-    """Launch both ends in pairs until their failure rates differ, and return None.
+    """Launch both ends in pairs until it is clear whether their failure rates differ.
 
-    If the rates differ by less than _SMALLEST_DIFFERENCE, return the answer that the failure does not depend on what
-    was varied. Raises Unsettled if the runs decide neither.
+    Returns None if they differ. If the difference is less than _SMALLEST_DIFFERENCE, returns the answer INDEPENDENT:
+    the failure does not depend on what was varied. Raises Inconclusive if the runs decide neither.
     """
     confidence = probes.question.confidence
     separation, pairs_used = RateDifferenceTest(), 0
@@ -342,19 +368,19 @@ def _compare_ends(probes: ProbeCache, end: Subset) -> SearchAnswer | None:
             _SMALLEST_DIFFERENCE, half_doubt_confidence(probes.question)
         ):
             if not separation.first_bad:
-                raise Inconclusive(f"it fails too seldom to search for what it takes: {_counts_text(separation)}")
+                raise Inconclusive(f"it fails too rarely to search for the cause: {_counts_text(separation)}")
             return SearchAnswer(
                 kind=AnswerKind.INDEPENDENT,
                 confidence=confidence,
                 why=f"{_counts_text(separation)}; a difference of {_SMALLEST_DIFFERENCE:.0%} or more would have shown",
             )
         if pairs_used >= _MAX_PAIRS:
-            raise Inconclusive(f"too little to tell the ends apart: {_counts_text(separation)}")
+            raise Inconclusive(f"the failure rates of both ends are too close together: {_counts_text(separation)}")
         unjudged_counts = (
             len(probes.answers(subset)) - len(_judged_results(probes, subset)) for subset in (frozenset[int](), end)
         )
         if max(unjudged_counts) > pairs_used + _MAX_UNJUDGED:
-            raise Inconclusive(f"one end mostly cannot be judged: {_counts_text(separation)}")
+            raise Inconclusive(f"most runs of one end could not be judged: {_counts_text(separation)}")
         missing_runs = [(frozenset[int](), Purpose.CONTROL_GOOD)] * (len(good) == pairs_used)
         missing_runs += [(end, Purpose.CONTROL_BAD)] * (len(bad) == pairs_used)
         probes.launch_ahead(missing_runs, end)
@@ -375,40 +401,46 @@ def _counts_text(separation: RateDifferenceTest) -> str:
 
 
 def _how_often(probes: ProbeCache, end: Subset, counts_as: ProbeResult) -> str:
-    """Return "2 of 3 times it fails in another way", without numbers for an end that was launched once."""
+    """Return the result of an end as text: "2 of 3 times it fails in another way". A single launch has no numbers."""
     answers = probes.answers(end)
     often = "" if len(answers) == 1 else f"{answers.count(counts_as)} of {len(answers)} times "
     return f"{often}it {_result_text(counts_as)}"
 
 
 def _search_without_order(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
-    """Search where more items may pass again: answers imply nothing about other sets, so only launched sets count."""
+    """Search in a program in which more items may turn a failure into a pass, and return the answer.
+
+    The result of one set implies nothing about other sets, so every set is launched. Raises Inconclusive.
+    """
     if probes.question.kind is QuestionKind.ORDERED:
         raise Inconclusive("it fails at a smaller value and passes at a larger one: there is no threshold")
     failing = min((observation.subset for observation in probes.observations if observation.counts_as is BAD), key=len)
-    why = "more items may pass where fewer fail, and what decides cannot be judged"
+    why = "switching on more items can turn a failure into a pass, and the deciding runs could not be judged"
     return _reduce_literally(probes, end, failing, why, _NOT_MONOTONE_TEXT)
 
 
 def _search_around_unjudged(probes: ProbeCache, end: tuple[int, ...], gap: UnjudgedGap) -> SearchAnswer:
-    """Search around what could not be judged, if the question allows other sets."""
+    """Continue the search around sets that could not be judged, and return the answer. Raises Inconclusive."""
     if probes.question.kind is QuestionKind.ORDERED:
         return _prove_zones(probes, LiteralJudge(probes), end, gap)
     return _reduce_literally(probes, end, gap.failing, _UNJUDGED_GAP_TEXT, "")
 
 
-_UNJUDGED_GAP_TEXT = "between what passes and what fails, the rest was neither good nor bad"
+_UNJUDGED_GAP_TEXT = "everything between the passing and the failing end could not be judged or failed in another way"
 
 
 def _prove_zones(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...], gap: UnjudgedGap) -> SearchAnswer:
-    """Return the zones around another failure that hides the edge, after launching their borders again."""
+    """Return an undecided answer with zones, after launching the borders of the zones again.
+
+    Some values could not be judged or failed in another way, and so hide the first value that fails.
+    """
     _require_failure(probes, judge, gap.failing)
     if _launch_rest(probes, judge, gap.passing) is not GOOD:
-        raise Inconclusive(f"length {len(gap.passing)} was seen to pass, but not when asked again")
+        raise Inconclusive("the last passing value does not pass when it is launched again")
     _recheck_ends(probes, judge, end)
     between = [answer.counts_as for answer in probes.observations if gap.passing < answer.subset < gap.failing]
     zones_in_order = make_zones(len(gap.passing), len(gap.failing), len(end), between)
-    hidden = "another failure lies between what passes and what fails in the way sought, and hides where that begins"
+    hidden = "a different failure occurs between the passing and the failing values, and hides where this one begins"
     why = hidden if zones_in_order[1].counts_as is ProbeResult.DIFFERENT else _UNJUDGED_GAP_TEXT
     return replace(
         undecided_answer(probes, why, gap.failing - gap.passing),
@@ -420,7 +452,11 @@ def _prove_zones(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...], gap:
 
 
 def _reduce_literally(probes: ProbeCache, end: tuple[int, ...], failing: Subset, why: str, caveat: str) -> SearchAnswer:
-    """Reduce a failing set by launching every set, prove the result, and return it; `why`: the reason if it cannot."""
+    """Reduce a failing set by launching every set, prove the result, and return the answer.
+
+    `why`: the text of the Inconclusive that is raised if members cannot be judged. `caveat`: the limitation that the
+    answer states.
+    """
     ranges = probes.question.kind is QuestionKind.RANGE
     culprit = shrink_range(probes, failing) if ranges else ddmin(probes, failing)
     if culprit.unjudged:
@@ -429,26 +465,30 @@ def _reduce_literally(probes: ProbeCache, end: tuple[int, ...], failing: Subset,
     _require_failure(probes, literal, culprit.members)
     rest_results = [_launch_rest(probes, literal, rest) is GOOD for rest in _sets_without(probes, [culprit])]
     _recheck_ends(probes, literal, end)
-    # If only the culprit fails, no set that contains it passes, and no other set fails.
+    # If this is the only culprit, every set that contains it fails, and every other set passes.
     if any(
         observation.counts_as is (GOOD if culprit.members <= observation.subset else BAD)
         for observation in probes.observations
     ):
-        caveat = caveat or "other sets end otherwise than this one makes them expected to, so there may be more"
+        caveat = caveat or "other sets ended differently than this answer predicts, so there may be more culprits"
     return culprits_answer(probes, literal, [culprit], all(rest_results), 1.0, caveat)
 
 
 def _result_text(counts_as: ProbeResult) -> str:
     return {
         ProbeResult.GOOD: "passes",
-        ProbeResult.BAD: "fails in the way sought",
+        ProbeResult.BAD: "fails with the failure in question",
         ProbeResult.DIFFERENT: "fails in another way",
         ProbeResult.UNRESOLVED: "could not be judged",
     }[counts_as]
 
 
 def undecided_answer(probes: ProbeCache, why: str, open_units: Subset = frozenset()) -> SearchAnswer:
-    """Return an undecided answer: the smallest set that failed, its largest part that passed, and the items between."""
+    """Return an undecided answer with the smallest failing set, its largest passing part, and the items between them.
+
+    `why`: the reason for stopping. `open_units`: the units that may still matter; if empty, they are derived from the
+    results.
+    """
     failing_set = min(
         (observation.subset for observation in probes.observations if observation.counts_as is BAD),
         key=_size_order,
@@ -457,23 +497,23 @@ def undecided_answer(probes: ProbeCache, why: str, open_units: Subset = frozense
     passing_sets = [observation.subset for observation in probes.observations if observation.counts_as is GOOD]
     passing_inside = [subset for subset in passing_sets if failing_set is None or subset < failing_set]
     passing_set = max(passing_inside, key=len, default=None)
-    needed = _needed_members(probes, failing_set)
+    needed_members = _needed_members(probes, failing_set)
     within = frozenset(probes.all_units) if failing_set is None else failing_set
     is_ordered = probes.question.kind is QuestionKind.ORDERED
-    open_members = within - (passing_set or frozenset()) if is_ordered else within - needed
+    open_members = within - (passing_set or frozenset()) if is_ordered else within - needed_members
     return SearchAnswer(
         kind=AnswerKind.UNDECIDED,
         confidence=0.0,
         why=why,
-        open=tuple(sorted(probes.items(open_units - needed or open_members))),
-        known=() if is_ordered else tuple(sorted(probes.items(needed))),
+        open=tuple(sorted(probes.items(open_units - needed_members or open_members))),
+        known=() if is_ordered else tuple(sorted(probes.items(needed_members))),
         passing=None if passing_set is None else probes.items(passing_set),
         failing=None if failing_set is None else probes.items(failing_set),
     )
 
 
 def _needed_members(probes: ProbeCache, failing: Subset | None) -> Subset:
-    """Return the members without which a failing set passes, or none if answers contradict each other."""
+    """Return the members without which a failing set passed. Empty if results contradict each other."""
     bad = [observation.subset for observation in probes.observations if observation.counts_as is BAD]
     good = [observation.subset for observation in probes.observations if observation.counts_as is GOOD]
     is_contradicted = probes.question.flaky or any(
@@ -492,9 +532,10 @@ def culprits_answer(
     sample_confidence: float,
     caveat: str = "",
 ) -> SearchAnswer:
-    """Return the answer with one or several culprits, each proven to fail alone.
+    """Return the answer with one or several culprits, each of which is proven to fail alone.
 
-    Its caveat notes whether the rest passed: if not, there may be more culprits.
+    If the remaining items did not pass, the answer says that there may be more culprits. `sample_confidence`: the
+    confidence if only a sample of the members was tested. `caveat`: a limitation that takes the place of all others.
     """
     groups = tuple(probes.items(culprit.members) for culprit in culprits)
     kind, items = _kind_and_items(groups)
@@ -512,21 +553,24 @@ def culprits_answer(
 
 def _caveat(probes: ProbeCache, culprits: Sequence[FailingSet], rest_passes: bool) -> str:
     if not rest_passes:
-        return "everything but the answer was not seen to pass, so there may be more"
+        return "the configuration without these items was not seen to pass, so there may be more culprits"
     if any(culprit.sampled for culprit in culprits):
-        return "not each member was taken away by itself, but both ends and a sample"
+        return "only the first, the last and a sample of these items were removed one at a time"
     if probes.question.kind is QuestionKind.RANGE and any(len(culprit.members) > 2 for culprit in culprits):
-        return "no smaller range in it fails; whether it takes all that lies between its ends, no range can tell"
+        return (
+            "no smaller range in it fails; whether the items between its ends are needed cannot be tested with ranges"
+        )
     return ""
 
 
 _NOT_MONOTONE_TEXT = (
-    "without any one of its members it no longer fails, but other sets may: more items pass where fewer fail"
+    "it no longer fails without any one of these items, but other sets may fail too: switching on more items can turn a"
+    " failure into a pass"
 )
 
 
 def _passing_set(probes: ProbeCache, culprits: Sequence[FailingSet]) -> Subset | None:
-    """Return the largest rest without the culprits that passed, else a culprit without one member, else None."""
+    """Return a set that passed: the largest one without the culprits, or a culprit without one member, or None."""
     rests_first = sorted(_sets_without(probes, culprits), key=len, reverse=True)
     without = (culprit.members - {member} for culprit in culprits for member in sorted(culprit.members))
     passing_sets = (subset for subset in (*rests_first, *without) if GOOD in probes.answers(subset))

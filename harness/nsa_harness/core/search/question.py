@@ -1,7 +1,8 @@
-"""The question of a search, its answer, and the cache of its probes.
+"""The question that a bisection answers, the answer, and the cache of its probes.
 
-The search gives each `Round` to the command that launches, and gets a `CountsAs` for each set. Stored files write sets
-of items as spans.
+A probe is one launch of one configuration. A configuration is written as the set of the items that are switched on. The
+search passes each `Round` of sets to a callback that launches them, and the callback returns one `ProbeResult` per set.
+Stored files write a set as spans of item numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from itertools import chain, groupby, islice, pairwise
 
 
 class ProbeResult(StrEnum):
-    """The result of a probe. DIFFERENT failed in another way than the one sought; UNRESOLVED could not be judged."""
+    """The result of a probe: GOOD if it passed, BAD if it failed in the way that the search looks for.
+
+    DIFFERENT: it failed in another way. UNRESOLVED: it could not be judged, for instance because it could not be
+    launched.
+    """
 
     GOOD = "good"
     BAD = "bad"
@@ -22,11 +27,11 @@ class ProbeResult(StrEnum):
     UNRESOLVED = "unresolved"
 
 
-Subset = frozenset[int]  # the items that are switched on
+Subset = frozenset[int]  # the numbers of the items that are switched on
 
 
 class Purpose(StrEnum):
-    """The purposes of a round, in the order of a search."""
+    """The reasons for launching a round of probes, in the order in which a search uses them."""
 
     CONTROL_GOOD = "control_good"
     CONTROL_BAD = "control_bad"
@@ -37,20 +42,20 @@ class Purpose(StrEnum):
     LEFT_EDGE = "left_edge"
     ENDS_ONLY = "ends_only"
     WITHOUT_MIDDLE = "without_middle"
-    ELSEWHERE = "elsewhere"  # another set of the same size: does only the number matter?
-    REDUCE = "reduce"  # towards a smallest set, item by item
-    REPEAT = "repeat"  # the same set again: is the run flaky?
-    DROP_ONE = "drop_one"  # the answer without one member: is each member needed?
+    ELSEWHERE = "elsewhere"  # another set of the same size: does only the number of items matter?
+    REDUCE = "reduce"  # a smaller set: which items can be removed while it still fails?
+    REPEAT = "repeat"  # the same set again: is the program flaky?
+    DROP_ONE = "drop_one"  # the answer without one of its items: is each item needed?
     AS_MANY = "as_many"  # more sets of the same size: does each of them fail?
-    ONE_FEWER = "one_fewer"  # sets with one item fewer: does each of them pass?
-    PROOF_BAD = "proof_bad"  # only the answer
-    PROOF_GOOD = "proof_good"  # everything but the answer
+    ONE_FEWER = "one_fewer"  # sets with one item less: does each of them pass?
+    PROOF_BAD = "proof_bad"  # only the items of the answer: must fail
+    PROOF_GOOD = "proof_good"  # all items except those of the answer: must pass
     RECHECK_GOOD = "recheck_good"
     RECHECK_BAD = "recheck_bad"
 
 
 CONTROLS = frozenset({Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD})
-# The purposes of the probes that prove an answer; all others find it.
+# The purposes of the probes that prove an answer. Probes with any other purpose help to find it.
 PROOFS = frozenset(
     {
         Purpose.DROP_ONE,
@@ -66,12 +71,12 @@ PROOFS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """Subsets to launch at the same time, at most as many as the question allows.
+    """The sets to launch at the same time, at most `SearchQuestion.at_once` of them.
 
-    A subset that was launched before, in an earlier round or in this one, is to be launched again. A caller that stores
-    launches of a killed search answers the n-th request for a subset with its n-th stored launch. `open` is the
-    half-open range of items that are still open before the answers, `left` the most probes still to come in this
-    search. `each` has one purpose per subset, if they differ.
+    A set may appear again, in a later round or twice in one round; it must then be launched again. To continue a killed
+    search, answer the n-th request for a set with the n-th stored launch of that set. `open` is the half-open range of
+    items that may still belong to the answer. `probes_left` is the largest number of probes that may follow this round.
+    `purpose_of_each` has one purpose per set if the purposes differ; otherwise it is empty.
     """
 
     subsets: tuple[Subset, ...]
@@ -85,25 +90,30 @@ class Round:
         return self.purpose_of_each or (self.purpose,) * len(self.subsets)
 
 
-Probe = Callable[[Round], Sequence[ProbeResult]]  # returns one answer per subset, in order
+Probe = Callable[[Round], Sequence[ProbeResult]]  # launches a round and returns one result per set, in order
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
+    """One launched set and its result."""
+
     subset: Subset
     counts_as: ProbeResult
 
 
 class OutOfBudget(Exception):
-    """Raised by a probe that may launch no more; the text is the reason. The search then reports what is known."""
+    """Raised when no further probe may be launched.
+
+    The text gives the reason; the search then reports what is known.
+    """
 
 
 class QuestionKind(StrEnum):
-    """The subsets that may be launched.
+    """The sets of items that may be launched.
 
-    `SET`: any subset, of layers, names or deltas. `ORDERED`: only prefixes, because a value includes all smaller ones.
-    `RANGE`: only neighbours, or nothing, because the program takes a start and a stop. `CHOICE`: only sets of one item,
-    because the items are alternative values.
+    `SET`: any set, for instance of layers, variables or changed keys. `ORDERED`: only the first k items, because a
+    value includes all smaller values. `RANGE`: only consecutive items or no item, because the program takes a start and
+    a stop. `CHOICE`: only single items, because the items are alternative values.
     """
 
     SET = "set"
@@ -114,25 +124,26 @@ class QuestionKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchQuestion:
-    """A question about `items`, numbered from 0. With all items off it passes, with all items on it fails.
+    """A question about `items` items, numbered from 0: which of them make the program fail?
 
-    In an ORDERED question, the prefix of length k stands for the k-th larger value, and length 0 for the good end.
-    `together` are groups of items that are switched on and off as one.
+    The good end (all items off) is expected to pass, and the bad end (all items on) to fail. In an ORDERED question,
+    the first k items stand for the k-th value above the good value. The items of each group in `together` are only
+    switched on and off together.
     """
 
     kind: QuestionKind
     items: int
     together: tuple[frozenset[int], ...] = ()
-    # Time of a bad probe as a multiple of a good one's. It is read after both controls, which measure it.
+    # How many times longer a failing probe takes than a passing one. Read after the controls, which measure it.
     bad_cost: Callable[[], float] = lambda: 1.0
-    at_once: int = 1
+    at_once: int = 1  # number of probes that run in parallel
     confidence: float = 0.95
     repeat: int = 1  # launches of the final proof
-    unbounded: bool = False  # ORDERED only: the bad end is not known to be bad, so gallop up to it
-    max_probes: int | None = None  # None: no limit but the search's own
+    unbounded: bool = False  # ORDERED only: no failing value is known, so try 1, 2, 4, ... items until one fails
+    max_probes: int | None = None  # None: only the search's own limits apply
     baseline: int = 1  # launches of the good end before any probe is compared with it
     controls: int = 3  # passes of the bad end before the report states that it passes
-    flaky: bool = False  # an end is known to have passed and failed, so no single answer is final
+    flaky: bool = False  # one configuration is known to have passed and failed, so no single result is final
 
     def __post_init__(self) -> None:
         assert self.items >= 1
@@ -143,21 +154,26 @@ class SearchQuestion:
 
 
 class AnswerKind(StrEnum):
-    SINGLE = "single"
-    RANGE = "range"
-    SET = "set"
-    SEVERAL = "several"
-    THRESHOLD = "threshold"
-    COUNT = "count"
-    CHOICE = "choice"
+    """The kinds of answer to a `SearchQuestion`."""
+
+    SINGLE = "single"  # one item is enough
+    RANGE = "range"  # consecutive items, all of them needed
+    SET = "set"  # several items, all of them needed
+    SEVERAL = "several"  # several culprits, each of which is enough
+    THRESHOLD = "threshold"  # it fails from one value upwards
+    COUNT = "count"  # any N items are enough
+    CHOICE = "choice"  # some of the alternative values fail
     INDEPENDENT = "independent"  # both ends fail equally often: the failure does not depend on what was varied
-    NONE = "none"
+    NONE = "none"  # the bad end never failed
     UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Zone:
-    """Neighbouring lengths of an ordered question with equal results: from `start` to before `stop`, 0 the good end."""
+    """Consecutive values of an ordered question that all have the result `counts_as`.
+
+    The values are numbered from `start` up to, but not including, `stop`; 0 is the value of the good end.
+    """
 
     start: int
     stop: int
@@ -166,31 +182,33 @@ class Zone:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchAnswer:
-    """The answer of a search. `items` depends on `kind`.
+    """The answer to a `SearchQuestion`. The meaning of `items` depends on `kind`.
 
-    SINGLE (7,); RANGE (start, stop); SET and SEVERAL all members; THRESHOLD and COUNT (smallest bad,). A threshold is a
-    prefix length. In a SET all items are needed together; in SEVERAL each of `groups` is enough. In a CHOICE `items`
-    are the values that fail, and all others except `open` pass. `confidence` is 1.0 if every claim was launched, and
-    less if runs are flaky or only a sample was launched.
+    SINGLE: the one item. RANGE: start and stop. SET and SEVERAL: all items. THRESHOLD: the number of the first failing
+    value. COUNT: the smallest failing number of items. CHOICE: the values that fail; all others except `open` pass.
+    `confidence` is 1.0 if every claim was tested by a launch. It is lower if the program is flaky or if only a sample
+    of the sets was launched.
     """
 
     kind: AnswerKind
     items: tuple[int, ...] = ()
-    groups: tuple[Subset, ...] = ()  # SEVERAL, and a CHOICE with several failing values
+    groups: tuple[Subset, ...] = ()  # for SEVERAL, and for a CHOICE with several failing values: each is enough
     confidence: float = 1.0
-    p_bad: float | None = None  # flaky runs only: the failure rate of the failing set
-    why: str = ""  # one sentence: the reason for NONE and UNDECIDED, or what an answer could not prove
+    p_bad: float | None = None  # flaky programs only: the failure rate of the failing set
+    why: str = ""  # the reason for NONE, INDEPENDENT and UNDECIDED; for other kinds, what could not be proven
     open: tuple[int, ...] = ()  # items that may still matter
     known: tuple[int, ...] = ()  # UNDECIDED: items without which `failing` passes
     passing: Subset | None = None  # None: no set passed
     failing: Subset | None = None  # None: no set failed in the way sought
-    zones: tuple[Zone, ...] = ()  # in order, if another failure hides where the sought one begins
+    zones: tuple[Zone, ...] = ()  # in order of the values, if another failure hides where the failure begins
 
 
-Spans = tuple[tuple[int, int], ...]  # ordered, none empty, no two adjacent: equal sets have equal spans
+# Half-open ranges in ascending order, none empty and no two adjacent, so that equal sets have equal spans.
+Spans = tuple[tuple[int, int], ...]
 
 
 def spans_of(indices: Iterable[int]) -> Spans:
+    """Return the indices as ascending half-open ranges: `{0, 1, 4}` becomes `((0, 2), (4, 5))`."""
     indices_in_order = sorted(set(indices))
     if not indices_in_order:
         return ()
@@ -201,16 +219,17 @@ def spans_of(indices: Iterable[int]) -> Spans:
 
 
 def indices_in(spans: Spans) -> frozenset[int]:
+    """Return every index in the spans. This is the inverse of `spans_of`."""
     return frozenset(chain.from_iterable(range(start, stop) for start, stop in spans))
 
 
 def last_index(spans: Spans) -> int | None:
-    """Return the last place, or None if the spans are empty."""
+    """Return the largest index in the spans, or None if there are no spans."""
     return spans[-1][1] - 1 if spans else None
 
 
 def are_valid_spans(spans: Collection[tuple[int, int]], items: int) -> bool:
-    """Whether these are valid spans of places among `items` items."""
+    """Whether the ranges are ascending, not empty, not adjacent, and within the indices of `items` items."""
     edges = list(chain((-1,), chain.from_iterable(spans)))
     return edges[-1] <= items and all(before < after for before, after in pairwise(edges))
 
@@ -219,9 +238,10 @@ GOOD, BAD = ProbeResult.GOOD, ProbeResult.BAD
 
 
 class ProbeCache:
-    """All answers so far, what they imply, and the only way to launch further probes.
+    """All results of one search so far, and the only way to launch further probes.
 
-    It works in units, which are items or groups of items, in the order of their first items.
+    A set contains numbers of units. A unit is an item, or a group of items that are switched on together. Units are
+    numbered in the order of their first items.
     """
 
     def __init__(self, question: SearchQuestion, probe: Probe) -> None:
@@ -230,38 +250,40 @@ class ProbeCache:
         self.observations: list[Observation] = []
         self._answers: dict[Subset, list[ProbeResult]] = {}
         self._counts = Counter[tuple[Subset, ProbeResult]]()
-        self._early_answers: dict[
-            tuple[Subset, Purpose], list[ProbeResult]
-        ] = {}  # answers of `ahead` that `ask` has not taken
+        # Results of `launch_ahead` that `launch` has not used yet.
+        self._early_answers: dict[tuple[Subset, Purpose], list[ProbeResult]] = {}
         self._probe_count = 0  # number of probes
         self._probe = probe
 
     @property
     def all_units(self) -> tuple[int, ...]:
+        """The numbers of all units."""
         return tuple(range(len(self.units)))
 
     def items(self, subset: Iterable[int]) -> Subset:
+        """Return the items of the units in `subset`."""
         return frozenset(item for unit in subset for item in self.units[unit])
 
     def launch(
-        self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], left: int = 0
+        self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], probes_left: int = 0
     ) -> Iterator[ProbeResult]:
-        """Yield the answers in order. Sets are launched lazily, `at_once` at a time: an unread answer launches no more.
+        """Launch the sets and yield their results in order.
 
-        `among` are the units that are still open; `left` is the most probes still to come after these. Raises
+        The question's `at_once` sets are launched at a time, and only when their results are read. `among`: the units
+        that may still belong to the answer. `probes_left`: the largest number of probes that may follow these. Raises
         OutOfBudget.
         """
         span = self._span(among)
         pending = iter(subsets)
-        unlaunched = len(subsets)
+        remaining = len(subsets)
         while batch := tuple(islice(pending, self.question.at_once)):
-            unlaunched -= len(batch)
-            yield from self._answer_batch(batch, purpose, span, left + unlaunched)
+            remaining -= len(batch)
+            yield from self._answer_batch(batch, purpose, span, probes_left + remaining)
 
     def launch_missing(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int]
     ) -> Iterator[ProbeResult]:
-        """Yield the answers in order, and launch only the sets that were never launched."""
+        """Yield the results of the sets in order. Only sets without any result yet are launched."""
         known_answers = [self.answers(subset) for subset in subsets]
         missing = [subset for subset, answers in zip(subsets, known_answers, strict=True) if not answers]
         fresh = self.launch(missing, purpose, among)
@@ -269,19 +291,23 @@ class ProbeCache:
             yield combine_answers(answers) if answers else next(fresh)
 
     def answers(self, subset: Subset) -> list[ProbeResult]:
-        """Return the answers of all launches of the set."""
+        """Return the results of all launches of the set, the earliest first."""
         return list(self._answers.get(subset, ()))
 
     def launched_sets(self) -> Iterable[Subset]:
-        """Return each set that was launched."""
+        """Return every set that was launched at least once."""
         return self._answers.keys()
 
     def count(self, subset: Subset, counts_as: ProbeResult) -> int:
-        """Return how often the set counted as `counts_as`."""
+        """Return how many launches of the set had the result `counts_as`."""
         return self._counts[subset, counts_as]
 
     def implied_result(self, subset: Subset) -> ProbeResult | None:
-        """Return what the set must count as if more items never turn bad into good; None: no answer implies it."""
+        """Return the result that follows for a set from other sets, or None if none follows.
+
+        It is assumed that switching on more items never turns a failure into a pass: then a superset of a failing set
+        fails, and a subset of a passing set passes.
+        """
         if any(answer.counts_as is BAD and answer.subset <= subset for answer in self.observations):
             return BAD
         if any(answer.counts_as is GOOD and answer.subset >= subset for answer in self.observations):
@@ -289,9 +315,10 @@ class ProbeCache:
         return None
 
     def launch_ahead(self, requests: Sequence[tuple[Subset, Purpose]], among: Iterable[int]) -> None:
-        """Launch in parallel the sets that the search will need in any case; `ask` takes their answers later.
+        """Launch sets in parallel whose results the search will need in any case. `launch` returns the results later.
 
-        If probes run one at a time, launch nothing: the first answer may make the others needless.
+        If the question runs one probe at a time, nothing is launched here: a first result may make the others
+        unnecessary. `among`: the units that may still belong to the answer.
         """
         if self.question.at_once == 1 or len(requests) < 2:
             return
@@ -301,7 +328,7 @@ class ProbeCache:
                 self._early_answers.setdefault(set_and_purpose, []).append(counts_as)
 
     def _answer_batch(
-        self, batch: tuple[Subset, ...], purpose: Purpose, span: tuple[int, int], left: int
+        self, batch: tuple[Subset, ...], purpose: Purpose, span: tuple[int, int], probes_left: int
     ) -> list[ProbeResult]:
         early_answers = [
             self._early_answers[subset, purpose].pop(0) if self._early_answers.get((subset, purpose)) else None
@@ -310,7 +337,7 @@ class ProbeCache:
         missing = [
             (subset, purpose) for subset, counts_as in zip(batch, early_answers, strict=True) if counts_as is None
         ]
-        fresh = iter(self._launch(missing, span, left) if missing else ())
+        fresh = iter(self._launch(missing, span, probes_left) if missing else ())
         answers = [next(fresh) if counts_as is None else counts_as for counts_as in early_answers]
         for subset, counts_as in zip(batch, answers, strict=True):
             self.observations.append(Observation(subset=subset, counts_as=counts_as))
@@ -319,17 +346,20 @@ class ProbeCache:
         return answers
 
     def _launch(
-        self, batch: Sequence[tuple[Subset, Purpose]], span: tuple[int, int], left: int
+        self, batch: Sequence[tuple[Subset, Purpose]], span: tuple[int, int], probes_left: int
     ) -> Sequence[ProbeResult]:
         limit = self.question.max_probes
         if limit is not None and self._probe_count + len(batch) > limit:
-            raise OutOfBudget(f"{limit} probes are the most that one search makes, and they gave no proven answer")
+            raise OutOfBudget(f"no answer could be proven with {limit} probes, the maximum for one search")
         self._probe_count += len(batch)
         purposes = tuple(purpose for _, purpose in batch)
         round_ = Round(
-            subsets=tuple(self.items(subset) for subset, _ in batch), purpose=purposes[0], open=span, probes_left=left,
+            subsets=tuple(self.items(subset) for subset, _ in batch),
+            purpose=purposes[0],
+            open=span,
+            probes_left=probes_left,
             purpose_of_each=purposes if len(set(purposes)) > 1 else (),
-        )  # fmt: skip
+        )
         answers = self._probe(round_)
         assert len(answers) == len(batch)
         return answers
@@ -340,17 +370,23 @@ class ProbeCache:
 
 
 def combine_answers(answers: Sequence[ProbeResult]) -> ProbeResult:
-    """Return one answer for several launches of a set that do not contradict each other."""
+    """Return one result for several launches of one set.
+
+    The first GOOD or BAD decides; otherwise the last result counts. `answers` must not be empty.
+    """
     return next((counts_as for counts_as in answers if counts_as in (GOOD, BAD)), answers[-1])
 
 
 def group_units(question: SearchQuestion) -> tuple[Subset, ...]:
-    """Return the units: groups that share an item are one unit, and an item without a group is its own unit."""
-    merged: list[Subset] = []
+    """Return the items of each unit of the question, in the order of their first items.
+
+    Groups of `together` that share an item form one unit. An item that is in no group is a unit on its own.
+    """
+    groups: list[Subset] = []
     for group in question.together:
-        overlapping = [unit for unit in merged if unit & group]
-        merged = [unit for unit in merged if not unit & group]
-        merged.append(group.union(*overlapping))
-    grouped_items = frozenset[int]().union(*merged)
+        overlapping = [unit for unit in groups if unit & group]
+        groups = [unit for unit in groups if not unit & group]
+        groups.append(group.union(*overlapping))
+    grouped_items = frozenset[int]().union(*groups)
     single_items = (frozenset({item}) for item in range(question.items) if item not in grouped_items)
-    return tuple(sorted((*merged, *single_items), key=min))
+    return tuple(sorted((*groups, *single_items), key=min))

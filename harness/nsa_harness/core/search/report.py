@@ -1,4 +1,4 @@
-"""The report of a bisection: the question, each probe, the answer, and the commands that show it."""
+"""The report of a bisection: the question, each probe, the answer, and the commands that reproduce it."""
 
 from __future__ import annotations
 
@@ -15,47 +15,53 @@ from nsa_harness.core.search.subject import Subject
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeReport:
-    """One probe: its configuration and purpose, and its result."""
+    """One probe: its configuration, its purpose, and its result."""
 
-    n: int  # from 1, in the order of the requests
-    subset: Spans  # places in Subject.items that are switched on
+    n: int  # number from 1, in the order in which the search requested the probes
+    subset: Spans  # indices in Subject.items of the items that are switched on
     purpose: Purpose
-    open: tuple[int, int]  # the items that were still open before it, half-open
-    left: int  # the most probes still to come, before it was launched
-    in_full: bool  # requested under torchrun with the full limits: a fork cannot answer it
-    launcher: str  # torchrun, fork or plain; none where it could not be launched
-    verdict: str | None  # None: it could not be launched, or was ended early
+    open: tuple[int, int]  # half-open range of the items that might belong to the answer before this probe
+    left: int  # the largest number of probes that could follow, when this probe was launched
+    in_full: bool  # must run under torchrun with the full time limits: a forked launch does not answer it
+    launcher: str  # torchrun, fork or plain; none if it could not be launched
+    verdict: str | None  # None: it could not be launched, or was stopped early
     kind: HangKind | None
     cause: str | None
-    summary: str  # one sentence; for a configuration that cannot be launched, why
+    summary: str  # one sentence; the reason if the configuration cannot be launched
     place: Place | None
     culprits: tuple[int, ...]  # ranks
     phase: str | None
     counts_as: ProbeResult
     wall_s: float
-    longest_quiet_s: float | None  # of any rank; None: not observed
-    dir: str | None  # of the attempt, relative to the run directory
+    longest_quiet_s: float | None  # longest time without progress of any rank; None: not observed
+    dir: str | None  # the attempt's directory, relative to the run directory
     spec_hash: str | None
-    early: bool = False  # ended before a verdict, in a wait that was proven to hang before; it counts as bad
-    started_s: float | None = None  # on the clock of the search, which stops between its sessions; None: not stored
-    step_s: float | None = None  # of the slowest rank; None: slow is not sought, or fewer than two steps were done
+    early: bool = False  # stopped before a verdict because it waited like an earlier, proven hang; counts as bad
+    # When it was launched, on the clock of the search, which does not run while the search is interrupted. None: not
+    # stored.
+    started_s: float | None = None
+    step_s: float | None = (
+        None  # step time of the slowest rank; None: not looking for slow runs, or fewer than two steps
+    )
 
     @property
     def indices(self) -> Subset:
+        """The indices in Subject.items of the items that are switched on."""
         return indices_in(self.subset)
 
     @property
     def was_launched(self) -> bool:
+        """Whether the configuration could be launched."""
         return self.verdict is not None or self.early
 
 
 @dataclass(frozen=True, kw_only=True)
 class Commands:
-    """The commands to type in the working directory; None: there is no such configuration."""
+    """Shell commands that reproduce the answer from the working directory. None: there is no such configuration."""
 
-    bad: str | None
-    good: str | None
-    alone: str | None  # the failing configuration without the harness: torchrun and a script in repro/
+    bad: str | None  # runs the failing configuration
+    good: str | None  # runs the passing configuration
+    alone: str | None  # runs the failing configuration without nsa-harness: torchrun with a script in repro/
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +69,7 @@ class SearchDetail:
     """The keys below "detail" in bisect.json."""
 
     run_id: str
-    harness: str  # version
+    harness: str  # version of nsa-harness
     machine: MachineFacts
     command: str  # as the user typed it
     scenario: str
@@ -72,32 +78,34 @@ class SearchDetail:
     search_probes: int  # number of probes without controls and proofs
     wall_s: float  # sum over all probes
     interrupted: bool
-    notes: tuple[str, ...]  # choices made on the user's behalf
+    notes: tuple[str, ...]  # decisions that nsa-harness made for the user
     not_covered: tuple[str, ...]
     answer: SearchAnswer
 
 
 @dataclass(frozen=True, kw_only=True)
 class BisectReport(SearchDetail):
-    signature: Signature | None  # None until a failure was seen
+    """Everything that is known about a bisection, while it runs and afterwards."""
+
+    signature: Signature | None  # the failure that counts as bad; None until the first failure
     probes: tuple[ProbeReport, ...]
     commands: Commands
-    floor_probes: int  # the least probes that any search needs: log2 of the possible answers
+    floor_probes: int  # the fewest probes that any search needs: log2 of the number of possible answers
 
     @property
     def elapsed_s(self) -> float:
-        """The time that the user waited, from the start of the first probe to the end of the last one."""
+        """Seconds from the start of the first probe to the end of the last one, without interruptions."""
         starts_s = [probe.started_s for probe in self.probes if probe.started_s is not None]
         return ended_s(self.probes) - min(starts_s) if len(starts_s) == len(self.probes) > 0 else self.wall_s
 
 
 def ended_s(probes: Iterable[ProbeReport]) -> float:
-    """Return the time on the clock of the search after these probes."""
+    """Return the end of the last of these probes, in seconds on the clock of the search."""
     return max((probe.started_s + probe.wall_s for probe in probes if probe.started_s is not None), default=0.0)
 
 
 def with_outcome(probe: ProbeReport, outcome: Outcome) -> ProbeReport:
-    """Return the probe with the verdict and the details of its launch's outcome."""
+    """Return the probe with the verdict and the other results of its launch."""
     culprit, verdict = outcome.culprit, outcome.verdict
     gaps_s = [vital.longest_gap_s for vital in outcome.rank_summaries if vital.longest_gap_s is not None]
     return replace(
@@ -117,7 +125,10 @@ def with_outcome(probe: ProbeReport, outcome: Outcome) -> ProbeReport:
 
 
 def floor_probes(answer: SearchAnswer, items: int) -> int:
-    """Return the fewest probes that any search needs: the bits in an answer of this kind."""
+    """Return the fewest probes that any search needs to find such an answer among `items` items.
+
+    It is the base-2 logarithm of the number of possible answers of this kind.
+    """
     sizes = {
         AnswerKind.RANGE: items * (items + 1) // 2,
         AnswerKind.SET: math.comb(items, len(answer.items)),
@@ -127,14 +138,15 @@ def floor_probes(answer: SearchAnswer, items: int) -> int:
     return math.ceil(math.log2(max(1, sizes.get(answer.kind, items))))
 
 
-# Forked probes that torchrun contradicts.
+# Probes that were launched by the fork server, and whose results differ under torchrun.
 
 
 def contradicted_fork(new: ProbeReport, before: Sequence[ProbeReport]) -> ProbeReport | None:
-    """Return a forked probe that should be launched again under torchrun; None: the launcher explains nothing here.
+    """Return a forked probe that should be launched again under torchrun because its result may be wrong, or None.
 
-    That is a forked control with the wrong result, or the forked one of two contradictory probes of which the other was
-    not forked. A configuration that passed and failed under one launcher is never returned.
+    This is either a forked control with an unexpected result, or the forked probe of two contradictory probes if the
+    other one was not forked. None is also returned if one launcher gave different results for one configuration: then
+    the program is flaky.
     """
     repeats = [probe for probe in before if (probe.subset, probe.launcher) == (new.subset, new.launcher)]
     if any(probe.counts_as is not new.counts_as for probe in repeats):
@@ -148,8 +160,8 @@ def contradicted_fork(new: ProbeReport, before: Sequence[ProbeReport]) -> ProbeR
 
 
 def without_forks(probes: Iterable[ProbeReport]) -> list[ProbeReport]:
-    """Return the probes with every forked probe unresolved, because forks of this program behave differently."""
-    reason = "a fork does not show here what torchrun does"
+    """Return the probes with every forked probe marked UNRESOLVED, because forks of this program behave differently."""
+    reason = "a forked launch of this program ends differently than under torchrun"
     return [
         replace(probe, counts_as=ProbeResult.UNRESOLVED, summary=reason) if probe.launcher == Launcher.FORK else probe
         for probe in probes
@@ -160,7 +172,11 @@ _EXPECTED_RESULT = {Purpose.CONTROL_GOOD: ProbeResult.GOOD, Purpose.CONTROL_BAD:
 
 
 def _contradict(larger: ProbeReport, smaller: ProbeReport) -> bool:
-    """Whether one configuration both passed and failed, or a failing one passes with more items."""
+    """Whether the results contradict each other.
+
+    They do if both are the same configuration and one passed, or if `smaller` failed although `larger`, which contains
+    its items, passed.
+    """
     if ProbeResult.UNRESOLVED in (larger.counts_as, smaller.counts_as) or "none" in (larger.launcher, smaller.launcher):
         return False
     if larger.subset == smaller.subset:

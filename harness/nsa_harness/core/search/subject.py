@@ -1,4 +1,4 @@
-"""The subject of a bisection: the items that it switches on and off, and the configuration of each choice of items."""
+"""The subject of a bisection: the items that can be switched on and off, and the configuration of each set of items."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from enum import StrEnum
 from nsa_harness.core.scenario.yaml_tree import Plain, scalar
 from nsa_harness.core.search.question import AnswerKind, SearchAnswer, spans_of
 
-Config = Mapping[str, Plain]  # values by dotted key, or by the name of a placeholder
+Config = Mapping[str, Plain]  # values by dotted scenario key, or by placeholder name
 
 _BARE_WORD = re.compile(r"[A-Za-z_./][A-Za-z0-9_.+/-]*", re.ASCII)
 ENV = "run.env."
 PACKAGE = "package."
-_LAYER_LIST = re.compile(r"[0-9]+(,[0-9]+)*", re.ASCII)  # a list of layers as scenarios keep it
+_LAYER_LIST = re.compile(r"[0-9]+(,[0-9]+)*", re.ASCII)  # the form in which scenarios store several layers
 
 
 class SubjectForm(StrEnum):
-    """The way in which a choice of items becomes a configuration."""
+    """How a set of items becomes a configuration."""
 
-    LAYERS = "layers"  # a list of the chosen layer numbers
-    VALUE = "value"  # the largest chosen value
-    CHOICE = "choice"  # the one chosen value
-    WORDS = "words"  # a list of the chosen words
-    PARTS = "branches"  # the chosen parts joined by +; other words for no part and for all parts
-    KEYS = "keys"  # dotted keys: a chosen key has its bad value, any other its good value
-    FILE = "file"  # keys of a file that the program reads, in the same way
-    COMMIT = "commit"  # the latest chosen commit
+    LAYERS = "layers"  # a list of the layer numbers in the set
+    VALUE = "value"  # the largest value in the set
+    CHOICE = "choice"  # the only value in the set
+    WORDS = "words"  # a list of the texts in the set
+    PARTS = "branches"  # the parts in the set joined by "+"; special values for no part and for all parts
+    KEYS = "keys"  # dotted scenario keys: a key in the set has its bad value, any other its good value
+    FILE = "file"  # keys of a config file of the program: a key in the set has its bad value, any other its good value
+    COMMIT = "commit"  # the latest commit in the set
 
 
 ORDERED = (SubjectForm.VALUE, SubjectForm.COMMIT)
@@ -37,28 +37,30 @@ ORDERED = (SubjectForm.VALUE, SubjectForm.COMMIT)
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """The subject: its `items` are what the answer may name, in the order of the search."""
+    """What a bisection varies. Its `items` are what the answer may name, in the order of the search."""
 
     form: SubjectForm
-    key: str  # "gc.layers"; a human-readable name if the form has several keys
+    key: str  # "gc.layers"; a human-readable name if several keys are varied
     noun: str  # the word for one item: "layer"
     items: tuple[Plain, ...]
-    # Ordered: the value of the good end, below the first item; parts: the keys without any part; file: both files.
+    # VALUE and COMMIT: the value of the good end, below the first item. PARTS: the configuration without any part.
+    # FILE: the names of both files.
     good: Plain = None
-    bad_values: tuple[Plain, ...] = ()  # keys: the bad value of each item; parts: the word for all parts
-    good_values: tuple[Plain, ...] = ()  # keys: the good value of each item; None for a variable that is not set
-    open_end: bool = False  # ordered: the last item is only the largest value to try, and not known to be bad
-    together: tuple[tuple[int, ...], ...] = ()  # items that are only useful together
-    labels: tuple[str, ...] = ()  # human-readable names of the items, if they need any
-    in_a_row: bool = False  # the program takes a start and a stop: only neighbours can be switched on together
+    bad_values: tuple[Plain, ...] = ()  # KEYS and FILE: the bad value of each item. PARTS: the value for all parts.
+    good_values: tuple[Plain, ...] = ()  # KEYS and FILE: the good value of each item; None: the variable is not set
+    open_end: bool = False  # VALUE: the last item is only the largest value to try, and not known to fail
+    together: tuple[tuple[int, ...], ...] = ()  # groups of items that are only switched on and off together
+    labels: tuple[str, ...] = ()  # human-readable names of the items; empty if the items themselves are readable
+    in_a_row: bool = False  # the program takes a start and a stop: only consecutive items can be switched on together
 
     @property
     def ordered(self) -> bool:
+        """Whether a set is described by its largest item: a value or a commit includes all earlier ones."""
         return self.form in ORDERED
 
     @property
     def one_value(self) -> bool:
-        """Whether a configuration has exactly one of the items."""
+        """Whether a configuration contains exactly one of the items."""
         return self.ordered or self.form is SubjectForm.CHOICE
 
     @property
@@ -68,12 +70,12 @@ class Subject:
 
     @property
     def is_declared(self) -> bool:
-        """Whether keys of a scenario set it, and not just the program's own arguments or environment."""
+        """Whether scenario keys express the configuration, and not only the program's own arguments or environment."""
         return "." in self.key or self.form in (SubjectForm.KEYS, SubjectForm.COMMIT)
 
     @property
     def question(self) -> str:
-        """The question in short, such as "gc.layers in [0,12)" or "model.seq_len in (16, 256]"."""
+        """The question as a short text, such as "gc.layers in [0,12)" or "model.seq_len in (16, 256]"."""
         if self.open_end:
             return f"{self.key} above {self._value_text(self.good)}, at most {self.label(len(self.items) - 1)}"
         if self.ordered:
@@ -86,10 +88,11 @@ class Subject:
         return f"{self.key} of {', '.join(self.label(index) for index in range(len(self.items)))}"
 
     def label(self, index: int) -> str:
+        """Return the human-readable name of an item."""
         return self.labels[index] if self.labels else self._value_text(self.items[index])
 
     def config(self, subset: Collection[int]) -> Config:
-        """Return the configuration in which exactly these items are switched on."""
+        """Return the configuration in which exactly the items of `subset` are switched on."""
         if self.ordered:
             return {self.key: self.items[max(subset)] if subset else self.good}
         if self.form is SubjectForm.CHOICE:
@@ -106,17 +109,17 @@ class Subject:
         return {self.key: list(chosen_items)}
 
     def unset_variables(self, subset: Collection[int]) -> frozenset[str]:
-        """Return the environment variables that the configuration leaves unset."""
+        """Return the names of the environment variables that must not be set in this configuration."""
         unset = [key for key, value in self.config(subset).items() if value is None and key.startswith(ENV)]
         return frozenset(key.removeprefix(ENV) for key in unset)
 
     def packages(self, subset: Collection[int]) -> Config:
-        """Return the version of each package by name; None: the package must be absent."""
+        """Return the required version of each package by name. None: the package must be absent."""
         config = self.config(subset).items()
         return {key.removeprefix(PACKAGE): value for key, value in config if key.startswith(PACKAGE)}
 
     def overrides(self, subset: Collection[int]) -> tuple[str, ...]:
-        """Return the configuration as overrides of a command line, which cannot unset a variable."""
+        """Return the configuration as KEY=VALUE arguments. Variables that must be unset cannot be expressed."""
         if self.form is SubjectForm.FILE:
             return ()
         unset = self.unset_variables(subset)
@@ -125,7 +128,7 @@ class Subject:
         return tuple(word(key, value) for key, value in config if key.removeprefix(ENV) not in unset)
 
     def describe(self, subset: Collection[int]) -> str:
-        """Return a choice of items as text: "layers 0-5 [0:6]", "no layer", "model.seq_len 64"."""
+        """Return a set of items as text: "layers 0-5 [0:6]", "no layer", "model.seq_len 64"."""
         if self.ordered:
             return f"{self.key} {self.label(max(subset)) if subset else self._value_text(self.good)}"
         indices = sorted(subset)
@@ -140,7 +143,10 @@ class Subject:
 
     @staticmethod
     def _typed_override(key: str, value: Plain) -> str:
-        """Return an override as the user wrote it: YAML may read it as a number, except in a variable."""
+        """Return KEY=VALUE as the user wrote it.
+
+        A text that YAML reads as a number stays unquoted, except in environment variables.
+        """
         is_quoted_number = isinstance(value, str) and not key.startswith(ENV) and not isinstance(scalar(value), str)
         return f"{key}={value}" if is_quoted_number else format_override(key, value)
 
@@ -150,20 +156,23 @@ class Subject:
 
 
 def plural(noun: str) -> str:
+    """Return the plural of an item's noun: "layers", "branches"."""
     return f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
 
 
 SEED = "seed"
 _SEED_MEANINGS = {
-    AnswerKind.CHOICE: "it is the data, or what else the seed draws: the same seeds fail each time, the others never",
-    AnswerKind.INDEPENDENT: "it is a race, and not the data: which seed it is decides nothing",
+    AnswerKind.CHOICE: "the cause is the data, or something else that depends on the seed: the same seeds fail every"
+    " time, the others never",
+    AnswerKind.INDEPENDENT: "the cause is a race and not the data: the seed makes no difference",
 }
 
 
 def answer_for_subject(subject: Subject, answer: SearchAnswer) -> SearchAnswer:
-    """Return the answer in the terms of this subject: only layers form a range, so other items become a set.
+    """Return the answer adapted to this subject.
 
-    For seeds, its `why` explains what the answer means.
+    Only layers form a range; for other items a RANGE becomes a SET. For seeds, `why` also explains what the answer says
+    about the program.
     """
     if subject.noun == SEED and (meaning := _seed_meaning(answer)):
         return replace(answer, why="; ".join(filter(None, (meaning, answer.why))))
@@ -173,25 +182,25 @@ def answer_for_subject(subject: Subject, answer: SearchAnswer) -> SearchAnswer:
 
 
 def _seed_meaning(answer: SearchAnswer) -> str:
-    """Return what runs with several seeds mean: the data or a race."""
+    """Return what the answer about several seeds says about the program, or "" if it says nothing."""
     if answer.kind is AnswerKind.INDEPENDENT and answer.p_bad is None:
-        return "neither the data nor a race: it fails whatever the seed"
+        return "the cause is neither the data nor a race: it fails with every seed"
     if answer.kind is AnswerKind.CHOICE and answer.p_bad is not None:
-        return "both: some seeds fail more often than others, but not each time, so there is a race too"
+        return "the data matters, but there is also a race: some seeds fail more often than others, but not every time"
     return _SEED_MEANINGS.get(answer.kind, "")
 
 
 def format_override(key: str, value: Plain) -> str:
-    """Return `gc.layers=[2,6]`, as a command line takes it; an empty list of layers is `none`."""
+    """Return KEY=VALUE in the form that the command line accepts, such as `gc.layers=[2,6]` or `gc.layers=none`."""
     if key == "gc.layers":
         return f"{key}={format_layers(value)}"
-    # YAML reads the letters of a bare word as this very text.
+    # Only if YAML reads the unquoted text as this same text, quotes can be left out.
     is_bare = isinstance(value, str) and _BARE_WORD.fullmatch(value) and scalar(value) == value
     return f"{key}={value if is_bare else json.dumps(value)}"
 
 
 def format_layers(value: Plain) -> str:
-    """Return a list of layer numbers as a scenario takes it: none, 2:6 or [0-1,4]."""
+    """Return a list of layer numbers in the form that scenarios accept: `none`, `2:6` or `[0-1,4]`."""
     numbers = sorted(map(_number, value)) if isinstance(value, list) else None
     if numbers is None:
         return f"[{value}]" if _LAYER_LIST.fullmatch(str(value)) else str(value)
@@ -203,7 +212,10 @@ def format_layers(value: Plain) -> str:
 
 
 def describe_layers(numbers: Collection[int]) -> str:
-    """Return human-readable layers: inclusive, with Python's form after a single span: "0-5 [0:6]", "3 and 8", "7"."""
+    """Return layers as text for people: "0-5 [0:6]", "3 and 8", "7".
+
+    Ranges are inclusive. A single range is followed by its half-open form in brackets.
+    """
     layers_in_order = sorted(numbers)
     spans = _spans(layers_in_order)
     if len(layers_in_order) > 1 and len(spans) == 1:

@@ -1,4 +1,4 @@
-"""The waits of a probe: where its ranks are blocked, whether that was proven to hang before, and when to stop."""
+"""Stop a probe early: compare where its ranks are blocked with hangs that earlier probes have proven."""
 
 from __future__ import annotations
 
@@ -15,37 +15,49 @@ from nsa_harness.core.verdict.proof import StallEpisode, is_closed, snapshot_pai
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 from nsa_harness.core.verdict.wait_graph import wait_graph_between
 
-# The good control of a search shows Q, the longest time without progress in a sound run of this program. All other runs
-# must guess Q, and allow an open wait 300 s.
-#   stall   3 Q, at least 2 s: when snapshots of the ranks start. A snapshot alone proves nothing.
-#   early  10 Q, at least 10 s: when a wait that was proven in full before ends a probe. All runs allow an open wait ten
-#          times Q; 10 s are five snapshots, and longer than the pauses of a machine that runs several probes.
-#   proof  20 Q, at least 60 s, and never more than in other runs: twice as long as an early end, and as long as a
-#          computation may stay on one line.
+# The good control of a search measures Q, the longest time without progress in a healthy run of this program. Runs
+# outside a bisection do not know Q, so they allow a wait of unknown length 300 s.
+#   stall   3 Q, at least 2 s: after this time snapshots of the ranks are taken. A snapshot alone proves nothing.
+#   early  10 Q, at least 10 s: after this time a probe is stopped if its wait is a proven hang. 10 s are five
+#          snapshots, and longer than the pauses of a machine that runs several probes.
+#   proof  20 Q, at least 60 s and at most 300 s: after this time a wait counts as a hang. It is twice as long as for an
+#          early stop, and as long as a computation may stay on one line.
 STALL_FACTOR, STALL_FLOOR_S = 3.0, 2.0
 EARLY_FACTOR, EARLY_FLOOR_S = 10.0, 10.0
 PROOF_FACTOR, PROOF_FLOOR_S = 20.0, 60.0
 
 
 def stall_after_s(longest_quiet_s: float) -> float:
+    """Return after how many seconds without progress snapshots are taken.
+
+    `longest_quiet_s`: the longest time without progress in the good control.
+    """
     return max(STALL_FLOOR_S, STALL_FACTOR * longest_quiet_s)
 
 
 def early_after_s(longest_quiet_s: float) -> float:
+    """Return after how many seconds without progress a probe that waits like a proven hang is stopped.
+
+    `longest_quiet_s`: the longest time without progress in the good control.
+    """
     return max(EARLY_FLOOR_S, EARLY_FACTOR * longest_quiet_s)
 
 
 def proof_after_s(longest_quiet_s: float) -> float:
+    """Return after how many seconds without progress a wait of unknown length counts as a hang.
+
+    `longest_quiet_s`: the longest time without progress in the good control.
+    """
     return min(OPEN_WAIT_FLOOR_S, max(PROOF_FLOOR_S, PROOF_FACTOR * longest_quiet_s))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankWait:
-    """The wait of one rank, in a form that is equal in every launch."""
+    """The wait of one rank, in a form that can be compared between launches."""
 
     rank: int
     kind: WaitKind
-    stack: tuple[str, ...]  # "train.py:13 step", innermost first, up to the program's own outermost line
+    stack: tuple[str, ...]  # "train.py:13 step", innermost frame first, up to the outermost frame of the program
 
 
 WaitSignature = tuple[RankWait, ...]  # one wait per rank, in order
@@ -53,12 +65,13 @@ WaitSignature = tuple[RankWait, ...]  # one wait per rank, in order
 
 @dataclass(frozen=True, kw_only=True)
 class OpenWait:
-    """The state of a probe whose ranks wait, while nothing proves yet that the wait never ends."""
+    """The state of a probe whose ranks wait, while it is not yet proven that the wait never ends."""
 
     signature: WaitSignature | None  # None: not every rank is known to wait
-    no_progress_s: float  # time without progress
-    until_s: float | None  # this much time without progress proves the hang; None: no time does, because a sleep ends
-    limit: str  # the limit that sets `until_s`
+    no_progress_s: float  # time without progress so far
+    # After this time without progress the hang is proven. None: never, because a sleep ends on its own.
+    until_s: float | None
+    limit: str  # the name of the limit that sets `until_s`
 
 
 def open_wait(
@@ -71,9 +84,10 @@ def open_wait(
     gone: Iterable[int] = (),
     ranks: int,
 ) -> OpenWait | None:
-    """Return the open wait of a running probe, to compare it with waits that were proven to hang.
+    """Return the wait of a running probe, to compare it with waits that were proven to hang.
 
-    None: there is no second snapshot yet, a rank makes progress, or every wait is proven to be endless.
+    Returns None if there are not yet two snapshots, if a rank makes progress, or if it is already proven that every
+    wait never ends. `gone`: ranks that have exited. `ranks`: the number of ranks.
     """
     pair = snapshot_pair(snapshots)
     if pair is None:
@@ -95,10 +109,10 @@ def open_wait(
 
 
 def seen_before(wait: OpenWait, proven_hangs: Collection[WaitSignature], longest_quiet_s: float | None) -> bool:
-    """Whether every rank is blocked as in a `known` hang, for much longer than a sound run ever made no progress.
+    """Whether the probe can be stopped: every rank is blocked as in a proven hang, for much longer than a pause lasts.
 
-    `longest_quiet_s`: the longest time without progress in the good control; None: not observed. A sleep whose end is
-    known is never cut short.
+    `longest_quiet_s`: the longest time without progress in the good control; if it is None, the answer is False. A
+    sleep whose end is known is never stopped early.
     """
     if longest_quiet_s is None or wait.until_s is None or wait.signature not in proven_hangs:
         return False
@@ -117,12 +131,12 @@ def _signature(waits: Sequence[Wait], rank_snapshots: Sequence[RankSnapshot], ra
 
 
 def _computes(wait: Wait) -> bool:
-    """Whether the rank may be in a sound long computation, which only time distinguishes from an endless one."""
+    """Whether the rank computes or compiles: only time distinguishes a long computation from an endless one."""
     return wait.kind in (WaitKind.COMPUTE, WaitKind.COMPILE) or bool(wait.computing)
 
 
 def _lines(frames: Sequence[Frame]) -> tuple[str, ...]:
-    """Return the program's lines without the outer frames, in which a fork and torchrun differ."""
+    """Return the frames up to the program's outermost one as text. The frames outside it depend on the launcher."""
     program_depths = [number for number, frame in enumerate(frames, start=1) if _is_the_programs(frame)]
     return tuple(
         f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}"
@@ -136,20 +150,25 @@ def _is_the_programs(frame: Frame) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """The reason why the search still waits for a probe without progress, and until when."""
+    """Why the search still waits for a probe that makes no progress, and how long it will wait."""
 
     no_progress_s: float  # time without progress so far
-    until_s: float | None  # time without progress at which it ends; None: until the probe makes progress
-    was_proven: bool  # this wait was proven to be a hang before
-    limit: str  # the limit that a user can lower to end it sooner, if the hang has to be proven
+    until_s: float | None  # the probe ends after this time without progress; None: only when it makes progress again
+    was_proven: bool  # an earlier probe has proven that this wait is a hang
+    limit: str  # the limit that a user can lower to shorten the wait, if the hang must be proven
 
     @property
     def left_s(self) -> float:
+        """Seconds until the wait ends; 0 if that is not known."""
         return 0.0 if self.until_s is None else self.until_s - self.no_progress_s
 
 
 def waiting_for(wait: OpenWait, proven_hangs: Collection[WaitSignature], longest_quiet_s: float | None) -> Waiting:
-    """Return why the search still waits for the probe. Takes the arguments of `seen_before`."""
+    """Return why the search still waits for a probe, and how long it will wait.
+
+    `proven_hangs`: the waits that earlier probes have proven to be hangs. `longest_quiet_s`: the longest time without
+    progress in the good control, or None if it was not observed.
+    """
     if longest_quiet_s is None or wait.signature not in proven_hangs:
         return Waiting(no_progress_s=wait.no_progress_s, until_s=wait.until_s, was_proven=False, limit=wait.limit)
     return Waiting(
@@ -159,14 +178,17 @@ def waiting_for(wait: OpenWait, proven_hangs: Collection[WaitSignature], longest
 
 @dataclass(kw_only=True)
 class EarlyStop:
-    """The rule that ends one probe before its verdict, if its ranks wait as in a proven hang."""
+    """A callback for each snapshot of one probe: it returns True if the probe can be stopped before its verdict.
 
-    probe_number: int  # number of the probe
-    ranks: int
-    longest_gap_s: float | None  # the good control's longest time without progress; None: the probe runs to its verdict
+    A probe can be stopped if its ranks wait as in a hang that an earlier probe has proven.
+    """
+
+    probe_number: int
+    ranks: int  # number of ranks
+    longest_gap_s: float | None  # longest time without progress in the good control; None: never stop early
     proven_hangs: Collection[WaitSignature]
-    report_wait: Callable[[int, Waiting | None], None]  # called at each snapshot
-    signature: WaitSignature | None = None  # from the last snapshot
+    report_wait: Callable[[int, Waiting | None], None]  # called with the number of the probe at each snapshot
+    signature: WaitSignature | None = None  # the wait in the latest snapshot
     stopped_early: bool = False
 
     def __call__(self, snapshots: Sequence[Snapshot], samples: Sequence[Sample], **facts: Any) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from nsa_harness.core.scenario.yaml_tree import Plain, shown, visible
+from nsa_harness.core.scenario.yaml_tree import Plain, value_text, visible
 from nsa_harness.core.search.subject import PACKAGE
 from nsa_harness.errors import HarnessError, UsageError
 from nsa_harness.supervisor.storage.safe_directory import SafeDirectory, named
@@ -82,9 +82,9 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = json.loads(text) if path.suffix == ".json" else _yaml().load(text)
     except (OSError, ValueError, YAMLError) as error:
         why = visible(" ".join(str(error).split()), 200)
-        raise UsageError(f"--set: {shown(str(path))} cannot be read: {why}") from None
+        raise UsageError(f"--set: {value_text(str(path))} cannot be read: {why}") from None
     if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
-        raise UsageError(f"--set: {shown(str(path))}: expected keys with values, as in lr: 0.1")
+        raise UsageError(f"--set: {value_text(str(path))}: expected keys with values, as in lr: 0.1")
     return config
 
 
@@ -172,14 +172,16 @@ def read_environment(path: Path) -> Environment:
     if path.is_dir():
         python = path / "bin" / "python"
         if not python.exists():
-            raise UsageError(f"--env-file: {shown(str(path))} is a folder without bin/python: no virtual environment")
+            raise UsageError(
+                f"--env-file: {value_text(str(path))} is a folder without bin/python: no virtual environment"
+            )
         packages = {name: version for name, (version, _) in installed_packages(str(python)).items()}
         return Environment(variables={}, packages=packages, python=str(python))
     try:
         door, file = named(path)
         text = door.whole(file, _MAX_BYTES).decode("utf-8")
     except (OSError, ValueError) as error:
-        raise UsageError(f"--env-file: {shown(str(path))} cannot be read: {error}") from None
+        raise UsageError(f"--env-file: {value_text(str(path))} cannot be read: {error}") from None
     return _parse_environment(path, text)
 
 
@@ -197,7 +199,7 @@ def _parse_environment(path: Path, text: str) -> Environment:
         elif match := _FROM_URL.fullmatch(line):
             packages[_normalize(match[1])] = line
         else:
-            mistakes.append(f"{path}:{number}: expected NAME=VALUE, name==version or name @ URL, got {shown(line)}")
+            mistakes.append(f"{path}:{number}: expected NAME=VALUE, name==version or name @ URL, got {value_text(line)}")
     if mistakes:
         raise UsageError("\n".join(f"--env-file: {mistake}" for mistake in mistakes))
     return Environment(variables=variables, packages=packages)

@@ -18,7 +18,7 @@ from nsa_harness.core.experiment.trial import BASELINE_RUNS, FAILED_STATUSES, SL
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Status
 from nsa_harness.core.scenario.overrides import is_override
-from nsa_harness.core.scenario.yaml_tree import Plain, shown
+from nsa_harness.core.scenario.yaml_tree import Plain, value_text
 from nsa_harness.core.search.question import QuestionKind, SearchQuestion, Spans, spans_of
 from nsa_harness.core.search.subject import SEED, Subject, SubjectForm
 from nsa_harness.core.search.waits import proof_after_s, stall_after_s
@@ -81,7 +81,7 @@ class Templates:
                 continue
             choice = " or ".join(f"{{{name}}}" for name in allowed) or "none; the question sets keys of a scenario"
             problem = f"{{{unknown}}} is not filled here" if unknown else "has no placeholder"
-            raise UsageError(f"{shown(text)}: {problem}{did_you_mean(unknown or '', allowed)}; there is {choice}")
+            raise UsageError(f"{value_text(text)}: {problem}{did_you_mean(unknown or '', allowed)}; there is {choice}")
         return self._without_ranges()
 
     @property
@@ -210,7 +210,6 @@ class Launches:
         env = self.request.templates.fill(self.subject, subset, file).env
         overridden = {
             word.partition("=")[0].removeprefix("run.env.") for word in self.question.arguments
-        
         }  # these override it
         if self.question.script is None or any(name in overridden or _affects_harness(name) for name, _ in env):
             return ()
@@ -333,7 +332,7 @@ def parse_templates(args: Sequence[str], env: Sequence[str]) -> Templates:
     for text in env:
         name, equals, value = text.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise UsageError(f"--env-arg: expected NAME=TEXT with a placeholder in it, got {shown(text)}")
+            raise UsageError(f"--env-arg: expected NAME=TEXT with a placeholder in it, got {value_text(text)}")
         pairs.append((name, value))
     return Templates(args=tuple(args), env=tuple(pairs))
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nsa_harness.core.report import MachineFacts
-from nsa_harness.core.scenario.checks import as_plain, dotted
+from nsa_harness.core.scenario.checks import as_plain, dotted_items
 from nsa_harness.core.scenario.overrides import is_override, parse_override
 from nsa_harness.core.scenario.scenario import OUR_PROGRAM, Scenario
-from nsa_harness.core.scenario.yaml_tree import Plain, as_written, plain, shown
+from nsa_harness.core.scenario.yaml_tree import Plain, parse_verbatim, plain, value_text
 from nsa_harness.core.search.subject import ENV, PACKAGE, SEED, Subject, SubjectForm
 from nsa_harness.errors import UsageError
 from nsa_harness.subject.options import DEPENDENT_KEYS, branch_subject
@@ -231,7 +231,7 @@ def _env(option: _Option) -> Subject:
 def _commits(option: _Option) -> Subject:
     good, dots, bad = option.value.partition("..")
     if not (good and dots and bad):
-        raise UsageError(f"--commits: expected GOOD..BAD, got {shown(option.value)}")
+        raise UsageError(f"--commits: expected GOOD..BAD, got {value_text(option.value)}")
     commit_range = commits_between(option.question.working_dir, good, bad)
     return Subject(
         form=SubjectForm.COMMIT,
@@ -247,7 +247,7 @@ def _any(option: _Option) -> Subject:
     override = parse_override(option.value, "--any")
     values = plain(override.value)
     if not isinstance(values, list) or len(values) < 2 or any(isinstance(value, list | dict) for value in values):
-        raise UsageError(f"--any: expected KEY=[A, B, ...] with two values or more, got {shown(option.value)}")
+        raise UsageError(f"--any: expected KEY=[A, B, ...] with two values or more, got {value_text(option.value)}")
     if len({repr(value) for value in values}) < len(values):
         raise UsageError(f"--any: {override.key}: a value is given twice")
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
@@ -270,12 +270,12 @@ def _alternatives(option: _Option) -> Subject:
 
 def _values_as_written(option: str, value: str, example: str) -> tuple[str, list[Plain]]:
     """Return the key and its values, each as the user wrote it: YAML reads 1.90 as a number and 2.0.1 as text."""
-    mistake = f"{option}: expected KEY=[A, B, ...] with two values or more, such as {example}; got {shown(value)}"
+    mistake = f"{option}: expected KEY=[A, B, ...] with two values or more, such as {example}; got {value_text(value)}"
     if not is_override(value):
         raise UsageError(mistake)
     override = parse_override(value, option)
     parsed_values = plain(override.value)
-    text = as_written(value.partition("=")[2], option).root
+    text = parse_verbatim(value.partition("=")[2], option).root
     written_values = plain(text) if text is not None else None
     if not isinstance(parsed_values, list) or not isinstance(written_values, list) or len(parsed_values) < 2:
         raise UsageError(mistake)
@@ -288,7 +288,7 @@ def _values_as_written(option: str, value: str, example: str) -> tuple[str, list
         raise UsageError(mistake)
     repeated = next((value for value in values if values.count(value) > 1), None)
     if repeated is not None:
-        raise UsageError(f"{option}: {override.key}: {shown(repeated)} is given twice")
+        raise UsageError(f"{option}: {override.key}: {value_text(repeated)} is given twice")
     return override.key, values
 
 
@@ -309,7 +309,7 @@ def _items(option: _Option) -> Subject:
     """Return the subject of numbers that the user names: data shards, sample indices, batches."""
     key, equals, span = option.value.partition("=")
     if not equals or not is_override(f"{key}="):
-        raise UsageError(f"--items: expected NAME=A:B, such as --items 'batch=0:64', got {shown(option.value)}")
+        raise UsageError(f"--items: expected NAME=A:B, such as --items 'batch=0:64', got {value_text(option.value)}")
     start, stop = _parse_span("--items", span)
     noun = key.rpartition(".")[2]
     # A key of a list has its plural: data.shards.
@@ -356,7 +356,7 @@ def _two_scenarios(value: str, question: Invocation) -> tuple[Invocation, Subjec
 
 def _compared_keys(scenario: Scenario) -> dict[str, Plain]:
     """A planted fault is one value."""
-    keys = dotted(as_plain(scenario), whole=("fault",))
+    keys = dotted_items(as_plain(scenario), whole=("fault",))
     return {key: value for key, value in keys if key.partition(".")[0] not in _NOT_COMPARED}
 
 
@@ -365,7 +365,9 @@ def _two_files(value: str, question: Invocation) -> Subject:
     names = _parse_pair("--set", value, "two files that the program reads")
     good, bad = (question.working_dir / name for name in names)
     if good.suffix != bad.suffix:
-        raise UsageError(f"--set: {shown(names[0])} and {shown(names[1])} end differently; name two files of one kind")
+        raise UsageError(
+            f"--set: {value_text(names[0])} and {value_text(names[1])} end differently; name two files of one kind"
+        )
     keys = different_keys(good, bad)
     if not keys:
         raise UsageError(f"--set: {names[0]} and {names[1]} differ in no key")
@@ -403,7 +405,7 @@ def _two_environments(value: str, question: Invocation) -> tuple[Invocation, Sub
 def _parse_pair(option: str, value: str, description: str) -> tuple[str, str]:
     good, comma, bad = value.partition(",")
     if not (good and comma and bad) or "," in bad:
-        raise UsageError(f"{option}: expected GOOD,BAD, {description}, got {shown(value)}")
+        raise UsageError(f"{option}: expected GOOD,BAD, {description}, got {value_text(value)}")
     return good, bad
 
 
@@ -418,7 +420,7 @@ def _linked_groups(keys: Sequence[str]) -> Iterator[tuple[int, ...]]:
 def _parse_span(option: str, text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", text)
     if match is None or int(match[1]) >= int(match[2]):
-        raise UsageError(f"{option}: expected A:B with A below B, such as {option}=0:8, got {shown(text)}")
+        raise UsageError(f"{option}: expected A:B with A below B, such as {option}=0:8, got {value_text(text)}")
     if int(match[2]) - int(match[1]) > _MAX_VALUES:
         raise UsageError(f"{option}={text}: {_MAX_VALUES:,} values at most can be searched; bring A and B closer")
     return int(match[1]), int(match[2])

@@ -16,7 +16,7 @@ from nsa_harness.core.experiment.readiness import (
 )
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
-from nsa_harness.core.scenario.checks import checked_model, key_mistake
+from nsa_harness.core.scenario.checks import key_mistake, parse_model
 from nsa_harness.core.scenario.overrides import Override, with_overrides
 from nsa_harness.core.scenario.yaml_tree import Mistake, Node, from_plain, in_order, origin_of
 from nsa_harness.errors import ScenarioError, UsageError
@@ -46,10 +46,12 @@ def load_checklist(file: Path | None, working_dir: Path) -> ChecklistFile:
     mistakes = list(document.mistakes)
     checklist = None
     if document.root is not None:
-        checklist, wrong = checked_model(Checklist, document.root)
+        checklist, wrong = parse_model(Checklist, document.root)
         mistakes += wrong
     if checklist is not None and document.root is not None:
-        mistakes += in_order(key_mistake(document.root, *contradiction) for contradiction in checklist_mistakes(checklist))
+        mistakes += in_order(
+            key_mistake(document.root, *contradiction) for contradiction in checklist_mistakes(checklist)
+        )
     if mistakes or checklist is None or document.root is None:
         raise ScenarioError([str(mistake) for mistake in mistakes])
     return ChecklistFile(checklist=checklist, tree=document.root)

@@ -16,7 +16,7 @@ from pathlib import Path
 from nsa_harness.core.comparison.plan_file import PlanText
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
-from nsa_harness.core.scenario.checks import checked_scenario, key_mistake
+from nsa_harness.core.scenario.checks import check_scenario, key_mistake
 from nsa_harness.core.scenario.overrides import (
     COMMAND_LINE,
     Changes,
@@ -31,8 +31,8 @@ from nsa_harness.core.scenario.overrides import (
 from nsa_harness.core.scenario.program import Surroundings
 from nsa_harness.core.scenario.resolve import resolve
 from nsa_harness.core.scenario.scenario import OUR_PROGRAM, Scenario
-from nsa_harness.core.scenario.selection import Selection, selected
-from nsa_harness.core.scenario.yaml_tree import Node, Origin, Plain, from_plain, origin_of, plain, shown
+from nsa_harness.core.scenario.selection import Selection, select_items
+from nsa_harness.core.scenario.yaml_tree import Node, Origin, Plain, from_plain, origin_of, plain, value_text
 from nsa_harness.errors import MissingNeed, MissingTorch, ScenarioError, UsageError, did_you_mean
 from nsa_harness.subject.environment import EnvironmentOverride, environment_overrides
 from nsa_harness.subject.files import IN_CHECKOUT
@@ -126,7 +126,7 @@ def _replace_plan_file(invocation: Invocation) -> tuple[Invocation, PlanText, tu
     words = [word for word in invocation.arguments if not is_override(word) and _is_path(word)]
     plans = {word: plan for word in words if (plan := read_plan_text(working_dir / word, working_dir))}
     if len(plans) > 1:
-        raise UsageError(f"a run has one plan file; {' and '.join(map(shown, plans))} were named")
+        raise UsageError(f"a run has one plan file; {' and '.join(map(value_text, plans))} were named")
     for word, plan in plans.items():
         names = _scenarios_of(plan, working_dir)
         arguments = (name for argument in invocation.arguments for name in (names if argument == word else (argument,)))
@@ -145,7 +145,7 @@ def _scenarios_of(plan: PlanText, working_dir: Path) -> tuple[str, ...]:
     """Return the names of a plan's scenarios, ordered by priority."""
     scenarios = all_scenarios(working_dir)[0]
     parsed_plan = parse_plan(plan, scenarios)
-    plan_scenarios = [item for item in selected(scenarios, Selection()) if parsed_plan.selects(item)]
+    plan_scenarios = [item for item in select_items(scenarios, Selection()) if parsed_plan.selects(item)]
     # A family is named instead of its variants, unless the plan names a variant: the matrix may be overridden.
     return tuple(
         dict.fromkeys(item.name if item.name in parsed_plan.scenarios else item.family for item in plan_scenarios)
@@ -179,8 +179,8 @@ def select_scenarios(invocation: Invocation) -> tuple[tuple[SelectedScenario, ..
             if patterns and _is_launcher(patterns[0]):
                 raise UsageError(_watch_advice((*patterns, invocation.script.file, *invocation.script.args)))
             raise UsageError(
-                f"{shown(invocation.script.file)} is a program, and {shown(word)} would select scenarios in addition:"
-                " give only one of the two (arguments for the program follow `--`)"
+                f"{value_text(invocation.script.file)} is a program, and {value_text(word)} would select scenarios in"
+                " addition: give only one of the two (arguments for the program follow `--`)"
             )
         script_scenario = _script_scenario(invocation.script, invocation.working_dir)
         return _with_changes([script_scenario], changes, invocation.environ), ()
@@ -207,7 +207,7 @@ def _is_launcher(word: str) -> bool:
 
 
 def _watch_advice(command: Sequence[str]) -> str:
-    return f"{shown(command[0])} is a command; to watch it, run nsa-harness watch -- {shlex.join(command)}"
+    return f"{value_text(command[0])} is a command; to watch it, run nsa-harness watch -- {shlex.join(command)}"
 
 
 def _selection_advice(patterns: Sequence[str], working_dir: Path) -> str:
@@ -236,12 +236,12 @@ def _select(
     ]
     from_files = _with_changes(scenario_files, changes, invocation.environ)
     if files:
-        from_files = selected(from_files, replace(selection, patterns=()))
+        from_files = select_items(from_files, replace(selection, patterns=()))
     if files and not names:
         return from_files, ()
     by_name_alone = names if not (selection.tags or selection.expression) else ()
     catalog = load_catalog(invocation.working_dir, shipped_root(), by_name_alone)
-    from_catalog = selected(
+    from_catalog = select_items(
         _with_changes(catalog.scenarios, changes, invocation.environ), replace(selection, patterns=names)
     )
     return (*from_files, *from_catalog), catalog.notes
@@ -255,7 +255,7 @@ def all_scenarios(working_dir: Path) -> tuple[tuple[SelectedScenario, ...], tupl
 
 def check_scenarios(items: Sequence[SelectedScenario]) -> tuple[Scenario, ...]:
     """Validate the selected scenarios, and return them as values. Raises UsageError with all mistakes."""
-    results = [checked_scenario(item.tree, PROGRAM) for item in items]
+    results = [check_scenario(item.tree, PROGRAM) for item in items]
     mistakes = dict.fromkeys(str(mistake) for result in results for mistake in result.mistakes)
     if mistakes:
         raise UsageError("\n".join(mistakes))
@@ -300,7 +300,7 @@ def find_interpreter(
     if requested_python is not None:
         python_path = shutil.which(requested_python, path=environ.get("PATH"))
         if python_path is None:
-            raise UsageError(f"--python: no interpreter {shown(requested_python)}")
+            raise UsageError(f"--python: no interpreter {value_text(requested_python)}")
         if not imports_torch(python_path):
             raise MissingTorch(f"{python_path} has no torch: {shlex.quote(python_path)} -m pip install torch")
         return python_path, "chosen with --python"
@@ -343,7 +343,9 @@ def _stored_specs(invocation: Invocation, files: list[str]) -> Iterator[RunSpec]
     others = [word for word in (*invocation.arguments, *invocation.matrix) if word not in files]
     if others or invocation.tags or invocation.expression or invocation.script or invocation.shard:
         extra = others[0] if others else "another selection"
-        raise UsageError(f"{shown(files[0])} is a stored spec, which runs unchanged; {shown(extra)} cannot be added")
+        raise UsageError(
+            f"{value_text(files[0])} is a stored spec, which runs unchanged; {value_text(extra)} cannot be added"
+        )
     for word in files:
         yield load_spec(Path(word))
 
@@ -352,7 +354,7 @@ def _check_names(names: Sequence[str]) -> None:
     # Each scenario of a run has a directory with its name.
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
-        raise UsageError(f"two of the selected scenarios are named {shown(duplicate)}; run them separately")
+        raise UsageError(f"two of the selected scenarios are named {value_text(duplicate)}; run them separately")
 
 
 def _is_path(word: str) -> bool:
@@ -383,7 +385,7 @@ def _script_scenario(script: Script, working_dir: Path) -> ScenarioFile:
     """Return the scenario that runs a program given on the command line: `FILE.py --ranks N -- ARGS` or `-m MODULE`."""
     stem = script.file.rpartition(".")[2] if script.module else _python_file(script.file, working_dir).stem
     if script.module and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", script.file):
-        raise UsageError(f"-m: expected a module (pkg.train), got {shown(script.file)}")
+        raise UsageError(f"-m: expected a module (pkg.train), got {value_text(script.file)}")
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", stem).lstrip("_.-")[:80] or "script"
     value: Plain = {
         "name": name,
@@ -398,10 +400,10 @@ def _script_scenario(script: Script, working_dir: Path) -> ScenarioFile:
 def _python_file(file: str, working_dir: Path) -> Path:
     path = working_dir / file
     if path.suffix != ".py":
-        raise UsageError(f"--script: expected a Python file (FILE.py), got {shown(file)}")
+        raise UsageError(f"--script: expected a Python file (FILE.py), got {value_text(file)}")
     if not path.is_file():
         suggestion = did_you_mean(path.name, [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else [])
-        raise UsageError(f"no file {shown(file)}{suggestion}")
+        raise UsageError(f"no file {value_text(file)}{suggestion}")
     return path
 
 
@@ -475,7 +477,7 @@ def _content_hash(item: SelectedScenario, scenario: Scenario, working_dir: Path)
         return ""
     path = working_dir / (scenario.run.cwd or "") / scenario.run.program
     if not path.is_file():
-        text = f"no file {shown(scenario.run.program)} in {working_dir / (scenario.run.cwd or '')}"
+        text = f"no file {value_text(scenario.run.program)} in {working_dir / (scenario.run.cwd or '')}"
         raise ScenarioError([str(key_mistake(item.tree, ("run", "program"), text))])
     return _hash_files([path])
 

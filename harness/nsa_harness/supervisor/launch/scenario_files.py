@@ -10,20 +10,20 @@ from functools import cache
 from pathlib import Path
 
 from nsa_harness.core.comparison.plan_file import PlanFile, PlanText, ReadPlan, is_plan, read_plan
-from nsa_harness.core.scenario.checks import checked_scenario, file_mistakes
+from nsa_harness.core.scenario.checks import check_scenario, file_mistakes
 from nsa_harness.core.scenario.overrides import matrix_mistakes, variants
-from nsa_harness.core.scenario.selection import Named
+from nsa_harness.core.scenario.selection import Selectable
 from nsa_harness.core.scenario.yaml_tree import (
     Mistake,
     Node,
     Origin,
-    Parsed,
+    ParsedYaml,
     from_plain,
     in_order,
     merge,
     parse_yaml,
     plain,
-    shown,
+    value_text,
     visible,
     without,
 )
@@ -112,11 +112,13 @@ def load_file(path: Path, working_dir: Path, shipped_dir: Path) -> ScenarioFile:
     return scenario
 
 
-def read_tree(path: Path, working_dir: Path) -> Parsed:
+def read_tree(path: Path, working_dir: Path) -> ParsedYaml:
     """Return the tree of a YAML file that is not a scenario, with the mistakes of its syntax."""
     reader = ScenarioReader(working_dir)
     text = reader.text(path)
-    return Parsed(root=None, mistakes=tuple(reader.mistakes)) if text is None else parse_yaml(text, reader.label(path))
+    return (
+        ParsedYaml(root=None, mistakes=tuple(reader.mistakes)) if text is None else parse_yaml(text, reader.label(path))
+    )
 
 
 def _read_root(
@@ -190,7 +192,7 @@ class ScenarioReader:
         name = plain(tree).get("name") or path.stem  # type: ignore[union-attr]
         named_tree = merge(tree, from_plain({"name": str(name)}, Origin(source=self.label(path), line=1, column=1)))
         for variant in variants(without(named_tree, ("extends",))):
-            self.mistakes.extend(checked_scenario(variant.tree, PROGRAM).mistakes)
+            self.mistakes.extend(check_scenario(variant.tree, PROGRAM).mistakes)
         return ScenarioFile(name=str(name), file=self.label(path), tree=named_tree, shipped=shipped)
 
     def _with_parents(self, path: Path, roots: tuple[Path, ...], children: tuple[Path, ...]) -> Node | None:
@@ -218,7 +220,9 @@ class ScenarioReader:
             names = sorted({str(p.relative_to(r).with_suffix("")) for r in roots for p in yaml_files(r)})
             bases = [candidate for candidate in names if _PARENTS in Path(candidate).parts[:-1]]
             hint = did_you_mean(name, names) or (f"; known parents: {', '.join(bases)}" if bases else "")
-            self.mistakes.append(Mistake(origin=extends.origin, key="extends", what=f"no file {shown(name)}{hint}"))
+            self.mistakes.append(
+                Mistake(origin=extends.origin, key="extends", what=f"no file {value_text(name)}{hint}")
+            )
         return file
 
     def _is_circular(self, extends: Node, parent: Path, children: tuple[Path, ...]) -> bool:
@@ -294,7 +298,7 @@ def _name_clashes(scenarios: list[ScenarioFile]) -> Iterator[Mistake]:
         for name in (scenario.name, *scenario.aliases):
             first = owners.setdefault((scenario.shipped, name), scenario)
             if first is not scenario:
-                text = f"{shown(name)} is already the name or an alias of {first.file}; rename one"
+                text = f"{value_text(name)} is already the name or an alias of {first.file}; rename one"
                 key = "name" if name == scenario.name else "aliases"
                 yield Mistake(origin=Origin(source=scenario.file, line=1, column=1), key=key, what=text)
 
@@ -335,7 +339,7 @@ def read_plan_text(path: Path, working_dir: Path) -> PlanText | None:
     return PlanText(file=reader.label(path), text=text)
 
 
-def parse_plan(plan_text: PlanText, scenarios: Sequence[Named]) -> PlanFile:
+def parse_plan(plan_text: PlanText, scenarios: Sequence[Selectable]) -> PlanFile:
     """Parse the text of a plan file. Raises ScenarioError with all its mistakes.
 
     `scenarios` are the existing scenarios, whose names the plan may use.
@@ -344,7 +348,7 @@ def parse_plan(plan_text: PlanText, scenarios: Sequence[Named]) -> PlanFile:
 
 
 def plans_with_tags(
-    tags: Sequence[str], working_dir: Path, scenarios: Callable[[], Sequence[Named]]
+    tags: Sequence[str], working_dir: Path, scenarios: Callable[[], Sequence[Selectable]]
 ) -> tuple[PlanText, ...]:
     """Return the plan files that have one of these tags, the user's files first.
 

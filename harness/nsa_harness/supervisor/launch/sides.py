@@ -12,11 +12,11 @@ from pathlib import Path
 
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
-from nsa_harness.core.scenario.checks import as_plain, dotted
+from nsa_harness.core.scenario.checks import as_plain, dotted_items
 from nsa_harness.core.scenario.overrides import COMMAND_LINE, is_override, parse_axis
 from nsa_harness.core.scenario.resolve import shown_setting
 from nsa_harness.core.scenario.scenario import Scenario
-from nsa_harness.core.scenario.yaml_tree import Plain, shown, visible
+from nsa_harness.core.scenario.yaml_tree import Plain, value_text, visible
 from nsa_harness.errors import MissingNeed, UsageError
 from nsa_harness.supervisor.launch.planning import (
     Invocation,
@@ -156,7 +156,7 @@ def _split_arguments(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"--arg: {shown(text)}: {error}") from None
+        raise UsageError(f"--arg: {value_text(text)}: {error}") from None
 
 
 def _sides_of_commits(
@@ -244,7 +244,7 @@ def _differences(first: _Launch, second: _Launch) -> list[str]:
 
 
 def _declared_settings(scenario: Scenario) -> dict[str, Plain]:
-    return {key: value for key, value in dotted(as_plain(scenario)) if key not in _NO_DIFFERENCE}
+    return {key: value for key, value in dotted_items(as_plain(scenario)) if key not in _NO_DIFFERENCE}
 
 
 def _parent_key(key: str, keys: Collection[str]) -> str:

@@ -62,7 +62,7 @@ from nsa_harness.core.evidence.steps import ledger_table, step_rows, step_s
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import HangKind, Trouble
 from nsa_harness.core.scenario.observed_job import starts_ranks
-from nsa_harness.core.scenario.program import Reported
+from nsa_harness.core.scenario.program import ReadReported
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.supervisor.storage.adapters import adapter, evidence_text
 from nsa_harness.supervisor.storage.journals import Journals, first_line
@@ -184,7 +184,7 @@ _SIZES = ("rss_bytes", "allocated_bytes", "reserved_bytes")
 _Value = TypeVar("_Value")
 
 
-def collect(attempt: AttemptDir, spec: RunSpec, node: str, reported: Reported | None = None) -> Evidence:
+def collect(attempt: AttemptDir, spec: RunSpec, node: str, reported: ReadReported | None = None) -> Evidence:
     """Return the evidence of one attempt, and write it to evidence/<node>.json.
 
     `reported` reads the program's own tables.
@@ -249,7 +249,7 @@ class _Gather:
         self._trace_chars = _MAX_TRACE_CHARS
         self.journals = Journals(attempt=self.attempt, trouble=self.trouble)
 
-    def evidence(self, node: str, reported: Reported | None) -> Evidence:
+    def evidence(self, node: str, reported: ReadReported | None) -> Evidence:
         journals = self.journals
         metrics, rows = (
             reported(lambda name: table(self.door, self.attempt.path / name, self._note)) if reported else ({}, ())

@@ -11,7 +11,7 @@ from typing import Any
 
 from nsa_harness.core.plan import Expect
 from nsa_harness.core.scenario.program import Row
-from nsa_harness.core.scenario.yaml_tree import shown, visible
+from nsa_harness.core.scenario.yaml_tree import value_text, visible
 from nsa_harness.errors import ScenarioError
 from nsa_harness.supervisor.storage.expressions import LIMIT_S, EndlessExpression, last_matches
 from nsa_harness.supervisor.storage.rundir import AttemptDir
@@ -50,9 +50,8 @@ def foreign_metrics(attempt: AttemptDir, expect: Expect) -> dict[str, float]:
         matches = last_matches(expressions, attempt.door.tail(attempt.output))
     except EndlessExpression as error:
         name = str(error)
-        message = (
-            f"{shown(expressions[name])} takes longer than {LIMIT_S:g} s on output.log; write it without nested repeats"
-        )
+        expression = value_text(expressions[name])
+        message = f"{expression} takes longer than {LIMIT_S:g} s on output.log; write it without nested repeats"
         place = f"{visible(str(attempt.spec))}: expect.metrics.{visible(name)}.regex"
         raise ScenarioError([f"{place}: {message}"]) from None
     values = {name: _number(text) for name, text in matches.items()}

@@ -17,7 +17,7 @@ from nsa_harness.core.comparison.plan_file import PlanText
 from nsa_harness.core.plan import MAX_RANKS, Launcher, RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.scenario import NAME, FaultKind
-from nsa_harness.core.scenario.yaml_tree import origin_of, parse_yaml, shown, visible
+from nsa_harness.core.scenario.yaml_tree import origin_of, parse_yaml, value_text, visible
 from nsa_harness.core.schedule import ONCE, Policy
 from nsa_harness.errors import ScenarioError, StoredRunError, did_you_mean
 from nsa_harness.protocol import PROBE_FULL
@@ -69,7 +69,7 @@ def _validated(text: str, document: object) -> tuple[RunSpec | None, list[Mistak
     if schema != 1:
         newer = isinstance(schema, int | float) and schema > 1
         then = "a newer nsa-harness wrote it: use that one" if newer else "run the scenario again with this version"
-        return None, [(("schema",), f"expected 1, got {shown(schema)}; {then}")]
+        return None, [(("schema",), f"expected 1, got {value_text(schema)}; {then}")]
     try:
         spec = adapter(RunSpec).validate_json(text, strict=True)
     except ValidationError as error:
@@ -81,7 +81,7 @@ def _validated(text: str, document: object) -> tuple[RunSpec | None, list[Mistak
 def _error_text(message: str, given: object) -> str:
     if message == "Field required":
         return "is required"
-    got = f", got {shown(given)}" if isinstance(given, str | int | float | None) else ""
+    got = f", got {value_text(given)}" if isinstance(given, str | int | float | None) else ""
     return message[0].lower() + message[1:] + got
 
 
@@ -99,7 +99,7 @@ def value_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     """Yield each value that has the right type but is not allowed, with its location."""
     # The name becomes a directory: a stored run of unknown origin must not choose another location.
     if not NAME.fullmatch(spec.scenario):
-        yield ("scenario",), f"expected a scenario's name, got {shown(spec.scenario)}"
+        yield ("scenario",), f"expected a scenario's name, got {value_text(spec.scenario)}"
     if not 1 <= spec.ranks <= MAX_RANKS:
         yield ("ranks",), f"expected 1 to {MAX_RANKS}, got {spec.ranks}"
     if not spec.program:
@@ -110,9 +110,12 @@ def value_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         and spec.program[0].startswith("-")
         and spec.program[0] != "-m"
     ):
-        yield ("program",), f"expected a program or -m, got {shown(spec.program[0])}"
+        yield ("program",), f"expected a program or -m, got {value_text(spec.program[0])}"
     if spec.fault and spec.fault.kind not in list(FaultKind):
-        yield ("fault", "kind"), f"unknown fault {shown(spec.fault.kind)}{did_you_mean(spec.fault.kind, FaultKind)}"
+        yield (
+            ("fault", "kind"),
+            f"unknown fault {value_text(spec.fault.kind)}{did_you_mean(spec.fault.kind, FaultKind)}",
+        )
     if any("\0" in word for pair in spec.env for word in pair) or any("\0" in word for word in spec.program):
         yield (), "a NUL character cannot be passed to a program"
 
@@ -182,8 +185,8 @@ def write_record(run: RunDir, record: Record) -> None:
     if plan != record.plan:
         run.door.write(run.plan, json_text(_Plan(plan=record.plan), indent=1) + "\n")
     agreed = run.redaction.value(record.agreed)
-    shown = replace(record, plan=plan, command=run.redaction.typed(record.command), agreed=agreed)
-    run.door.write(run.request, json_text(shown, indent=1) + "\n")
+    value_text = replace(record, plan=plan, command=run.redaction.typed(record.command), agreed=agreed)
+    run.door.write(run.request, json_text(value_text, indent=1) + "\n")
 
 
 def learn_launch_secrets(run: RunDir, plan: Iterable[RunSpec | Skip]) -> None:

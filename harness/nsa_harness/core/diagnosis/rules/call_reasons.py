@@ -199,7 +199,9 @@ def out_of_batches(context: DiagnosisContext, positions: RelativePositions | Non
     ):
         return None
     left_loops = positions.left_loops if positions and positions.has_source else None
-    if left_loops is not None and not all(rank in left_loops and left_loops[rank].iterates_items for rank in shortage.ranks):
+    if left_loops is not None and not all(
+        rank in left_loops and left_loops[rank].iterates_items for rank in shortage.ranks
+    ):
         return None
     open_call = shortage.inside
     return Reason(
@@ -277,7 +279,9 @@ def _fewer_collectives(context: DiagnosisContext, difference: Difference) -> Rea
     if step_difference is None:
         return _finished_backward_early(context, difference)
     ranks = _ranks_outside_majority(step_difference)
-    is_reduction = step_difference.op in _REDUCTIONS and not step_difference.from_python and step_difference.is_only_difference
+    is_reduction = (
+        step_difference.op in _REDUCTIONS and not step_difference.from_python and step_difference.is_only_difference
+    )
     fewer_gradients = bool(step_difference.without_gradients)
     reduction_cause = Cause.RANK_CONDITIONAL_UNUSED_PARAMS if fewer_gradients else Cause.NO_SYNC_MISMATCH
     # If DDP or FSDP made the missing collectives, the line of another call does not show where they are missing.
@@ -340,7 +344,9 @@ def _finished_backward_early(context: DiagnosisContext, difference: Difference) 
     if any(_is_evaluating(context.status_files.get(rank)) for rank, _ in finished_entries):
         return None  # an evaluation has no backward pass
     waiting_ranks = [
-        rank for rank, event in difference.entered if not event.from_python and in_backward(context.status_files.get(rank))
+        rank
+        for rank, event in difference.entered
+        if not event.from_python and in_backward(context.status_files.get(rank))
     ]
     if (
         not finished_entries

@@ -285,9 +285,13 @@ def _explain(
 ) -> Explanation:
     """Return the explanation of `difference` by `reason`."""
     ranks = reason.ranks or difference.ranks
-    is_located = difference.place_is_certain or (difference.may_be_swapped and _is_skipper_below_call(context, difference))
+    is_located = difference.place_is_certain or (
+        difference.may_be_swapped and _is_skipper_below_call(context, difference)
+    )
     is_complete = not difference.diverged_before_history and not difference.ranks_with_gaps
-    is_certain = is_complete and (is_certain or (is_located and difference.culprit_is_certain and not difference.is_symmetric))
+    is_certain = is_complete and (
+        is_certain or (is_located and difference.culprit_is_certain and not difference.is_symmetric)
+    )
     if reason.cause is None:
         facts = _difference_facts(context, difference)
     else:
@@ -412,7 +416,9 @@ def _loop_exit(
     own_origin = (
         origin_of_loop(context.program, Place(file=loop.file, line=loop.line), ()) if loop.exits_by_exception else None
     )
-    line = next((jump.line for jump in (*loop.exits, *loop.skips, *(() if own_origin else loop.exits_by_exception))), None)
+    line = next(
+        (jump.line for jump in (*loop.exits, *loop.skips, *(() if own_origin else loop.exits_by_exception))), None
+    )
     others = [rank for rank in difference.all_ranks if rank not in ranks] if has_left and not loop.exits else []
     origin = next((origin for rank in others if (origin := _iteration_count_origin(context, loop, rank))), None)
     if origin is not None and line is None:
@@ -545,7 +551,9 @@ def _with_rank_condition(
             callers = tuple(other for other, call in difference.entered if call.site == event.site)
             others = tuple(other for other in difference.all_ranks if other not in callers)
             # A branch that leaves a loop does not count if a rank has left the loop or is still above the branch.
-            if branch.leaves_block and (positions.left_loops or any(_is_above(context, other, branch) for other in others)):
+            if branch.leaves_block and (
+                positions.left_loops or any(_is_above(context, other, branch) for other in others)
+            ):
                 continue
             if 0 < len(others) < len(callers):
                 return replace(difference, kind=Kind.MISSING, ranks=others, expected=event), branch

@@ -197,7 +197,7 @@ def lock_cycle(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) ->
         evidence=EvidenceKind.CLOSED,
         facts={
             "variant": "file" if is_file_lock else "thread",
-            "waits_for": waited_for.what,
+            "waits_for": waited_for.awaited_item,
             "ended_by": waited_for.ended_by,
             "is_lock": is_file_lock or waited_for is A_LOCK or thread_line is not None,
             "file": root.target,

@@ -65,7 +65,7 @@ def thread_died(context: DiagnosisContext, root: Wait, death: PrintedMessage) ->
         evidence=EvidenceKind.PRINTED,
         facts={**death_facts(death), "function": waiting_function(root), "line": wait_place(context, root)},
         ranks=(root.rank,),
-        place=death.entered
+        place=death.entry_place
         or death.place,  # the function in which the thread started, which did not catch the exception
         proof=(f"rank{root.rank}/stderr.log", *dump_proof(context, root)),
     )
