@@ -75,7 +75,7 @@ def _spanned_key_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
     # The loops go down from the last query, so the distance of two key tiles in memory is that of their last queries.
     apart = int(spans.stop_query_S[-1] - spans.stop_query_S[0]) // max(1, key_tiles - 1)
     waves = launch.programs / shape.groups / RUNNING
-    seen_by_tile = int(passes.sum()) * queries / (key_tiles * shape.tokens)  # part of all queries
+    seen_by_tile = int(passes.sum()) * queries / (key_tiles * shape.tokens)  # fraction of all queries
     return _loop_work(
         launch,
         passes.repeat(shape.groups),
@@ -273,7 +273,7 @@ def union_sizes(indices: Tensor, queries: int, select_len: int) -> Tensor:
 
 
 def segment_passes(indices: Tensor, select_len: int, length: int, queries: int) -> Tensor:
-    """Return the passes over each segment of a block's readers, for the blocks of one group."""
+    """Return the number of passes over each segment of the queries that selected a block, for one group."""
     readers, cuts = _reader_counts(indices, select_len), cuts_of_blocks(indices, select_len, length)
     number = torch.arange(int(cuts.sum())) - (cuts.cumsum(0) - cuts).repeat_interleave(cuts)
     remaining = (readers.repeat_interleave(cuts) - number * length).clamp(0, length)

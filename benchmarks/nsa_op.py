@@ -396,7 +396,9 @@ def main(arguments: list[str]) -> int:
     for tokens in options.tokens:
         of_length = replace(shape, tokens=tokens)
         result["lengths"].append(measure_length(of_length, device, options.repeats, options.shared, options.checkpoint))
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")  # what is done stays, if one dies
+        options.out.write_text(
+            json.dumps(result, indent=1) + "\n", encoding="utf-8"
+        )  # stored after each length, in case a later one fails
         print(f"T={tokens} done", file=sys.stderr)
     print(table(result))
     return 0

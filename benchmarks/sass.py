@@ -60,7 +60,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """A loop of the machine code."""
+    """A loop in the machine code, with the counts of one pass."""
 
     head: int  # address of its first instruction
     latch: int  # address of the branch back to the head

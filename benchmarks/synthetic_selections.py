@@ -26,7 +26,9 @@ def make_selections(
     own = query // select_len
     # Each free slot draws from its own residue class of blocks, so no block is drawn twice.
     place = torch.arange(free)
-    available = (own[:, None] - 3 - place).div(free, rounding_mode="floor") + 1  # blocks 1 + place + free * i
+    available = (own[:, None] - 3 - place).div(
+        free, rounding_mode="floor"
+    ) + 1  # number of blocks 1 + place + free * i of each slot
     # A slot that draws again gets the same block with probability 1 / available.
     redraw_probability = (1 - shared) * count / free / (1 - 1 / available.clamp_min(2))
     is_new = torch.rand(groups, tokens, free, generator=generator) < redraw_probability

@@ -69,7 +69,7 @@ def steps_of(*, steps: int, directory: Path) -> list[tuple[str, float, float]]:
 
 
 def measure(*, runs: int, rounds: int) -> list[dict[str, Any]]:
-    """Return the samples of each run by side, in order, without the warm-up."""
+    """Return the wall and CPU seconds of each run's steps, with and without telemetry, after the warm-up."""
     results = []
     for _ in range(runs):
         load = os.getloadavg()[0]

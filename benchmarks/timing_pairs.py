@@ -134,7 +134,7 @@ class Overhead:
 
 
 def measure_pairs(command: Sequence[str], say: Callable[[str], None]) -> Overhead:
-    """Time the command bare and under nsa-harness. Raises SystemExit with the reason if the command fails."""
+    """Time the command without and with nsa-harness. Raises SystemExit with the reason if the command fails."""
     with tempfile.TemporaryDirectory(prefix="nsa-overhead-") as directory:
         spec = _spec(command, Path(directory))
         count = number_of_pairs(_bare_s(command, spec))
@@ -144,7 +144,7 @@ def measure_pairs(command: Sequence[str], say: Callable[[str], None]) -> Overhea
 
 
 def number_of_pairs(first_s: float) -> int:
-    """Return how many pairs fit into the budget, given the seconds of one bare run."""
+    """Return how many pairs fit into BUDGET_S seconds, if one run without nsa-harness takes `first_s` seconds."""
     return max(FEWEST_PAIRS, min(MOST_PAIRS, int(BUDGET_S / (2 * max(first_s, 0.001)))))
 
 

@@ -58,7 +58,7 @@ from nsa_harness.core.evidence.health_samples import (
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.core.report import Outcome, Place
 from nsa_harness.core.source_code.collection import program_sources
-from nsa_harness.supervisor.storage.adapters import adapter, plain
+from nsa_harness.supervisor.storage.adapters import json_object, type_adapter
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "frozen"))
 
@@ -136,7 +136,7 @@ def recordings(home: Path, wanted: Sequence[str] | None = None) -> Iterator[tupl
             stored = json.loads(line)
             folder = (home / stored["program"]).parent
             texts = {f"{PROJECT}{file.relative_to(folder)}": file.read_text() for file in folder.rglob("*.py")}
-            yield stored["program"], adapter(Evidence).validate_python(stored["evidence"]), texts
+            yield stored["program"], type_adapter(Evidence).validate_python(stored["evidence"]), texts
 
 
 def compared(evidence: Evidence, texts: Mapping[str, str], *, field_stays: bool, source: bool = True) -> list[str]:
@@ -152,7 +152,7 @@ def compared(evidence: Evidence, texts: Mapping[str, str], *, field_stays: bool,
 
 def judge_again(evidence: Evidence) -> Outcome:
     """Return the outcome of a recording by the rules of this commit."""
-    outcome: Outcome = outcome_of_stored(plain(evidence))
+    outcome: Outcome = outcome_of_stored(json_object(evidence))
     return outcome
 
 

@@ -421,7 +421,9 @@ def trial_spec(trial: Trial, root: Path) -> RunSpec:
     args = (HEALTHY if trial.healthy else FAULT, *label.words)
     script = Script(file=str(root / f"{label.name}.py"), ranks=label.ranks, args=args)
     words = tuple(f"limits.{name}={value:g}" for name, value in limits.items())
-    (spec,) = plan_launches(Invocation(arguments=words, script=script, working_dir=root, environ={}), machine_facts()).specs
+    (spec,) = plan_launches(
+        Invocation(arguments=words, script=script, working_dir=root, environ={}), machine_facts()
+    ).specs
     assert isinstance(spec, RunSpec)
     return replace(spec, scenario=trial.name, about=label.about, env=tuple(sorted(label.env.items())))
 
@@ -454,7 +456,7 @@ class _Screen(Listener):
 def _results(chosen: Sequence[Trial], run_dir: Path) -> list[TrialResult]:
     """Compare the outcomes in report.json, as any other program would read them."""
     run = RunDir(run_dir)
-    text = run.door.whole(run.report, _MOST_BYTES).decode("utf-8")
+    text = run.directory.read_whole_file(run.report, _MOST_BYTES).decode("utf-8")
     outcomes = {
         outcome.spec.scenario: outcome for outcome in from_json(text, str(run.report)).outcomes if outcome.final
     }

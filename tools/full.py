@@ -1,10 +1,10 @@
-"""Runs every test a CPU can run, in slices: what has a result for this commit is not run again.
+"""Run every test that works on a CPU, in slices, and skip tests that already have a result for this commit.
 
-    python tools/full.py                  until everything has a result
-    python tools/full.py --minutes 30     one slice; the same command goes on where it stopped
+    python tools/full.py                  run until every test has a result
+    python tools/full.py --minutes 30     run one slice; the same command continues with the next slice
 
-A slice ends after the test in which its time is over. The results go to benchmarks/results/full.json, with the commit
-they belong to. Exit code 1 when a test failed.
+A slice ends after the test during which its time runs out. The results are stored in benchmarks/results/full.json,
+together with the commit. The exit code is 1 if a test failed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ SELECTED = ["-m", "not gpu and not multi_gpu"]
 
 
 class Results:
-    """A pytest plugin: one outcome a test, the worst of its phases; leaves out what is known, and stops in time."""
+    """Pytest plugin that records one outcome per test, the worst outcome of its phases. It skips tests that already
+    have a result, and stops the session when the time of the slice is over.
+    """
 
     def __init__(self, known: Sequence[str], limit_s: float) -> None:
         self.found: dict[str, dict[str, Any]] = {}
@@ -66,7 +68,9 @@ def test_files() -> list[str]:
 
 
 def stored(commit: str) -> dict[str, Any]:
-    """What earlier slices found for this commit; nothing for another one."""
+    """Return the results of earlier slices for `commit`, or an empty dictionary if the stored results belong to another
+    commit.
+    """
     if RESULTS.exists():
         results: dict[str, Any] = json.loads(RESULTS.read_text())
         if results["commit"] == commit and not results["uncommitted_changes"]:
@@ -75,9 +79,9 @@ def stored(commit: str) -> dict[str, Any]:
 
 
 def run_file(file: str, known: Sequence[str], limit_s: float) -> tuple[dict[str, dict[str, Any]], bool]:
-    """A process of its own for each file: one that dies takes only its own results along.
+    """Run the tests of one file in a new process, so that a crash loses only the results of this file.
 
-    What was found, and whether that is all of it.
+    Return the results, and whether all tests of the file have one.
     """
     script = (
         "import json, sys; sys.path.insert(0, 'tools'); import pytest; from full import Results, SELECTED;"

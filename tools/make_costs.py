@@ -1,4 +1,4 @@
-"""Rebuilds the tables of costs in README.md and docs/internals/nsa/performance.md from benchmarks/results.
+"""Rebuild the tables of costs in README.md and docs/internals/nsa/performance.md from benchmarks/results.
 
 python tools/make_costs.py
 """

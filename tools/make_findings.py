@@ -47,7 +47,7 @@ def _findings() -> Iterator[str]:
 
 
 def _causes_by_verdict() -> Iterator[tuple[str, str, str]]:
-    """Yield verdict, kind and causes of each row of the table, as links."""
+    """Yield a row for each verdict and kind of hang: the verdict, the kind, and links to its causes."""
     for status in Status:
         for kind in HangKind if status is Status.HANG else (None,):
             causes = [
@@ -59,7 +59,9 @@ def _causes_by_verdict() -> Iterator[tuple[str, str, str]]:
 
 
 def _severities() -> Iterator[str]:
-    """Yield the table of severities: if a run did not fail, a finding has the severity `ok_severity`."""
+    """Yield the lines of the table that lists the findings of each severity. A finding in a run that passed has the
+    severity `ok_severity` of its cause.
+    """
     rows = [(cause, cause.row.severity, cause.row.ok_severity) for cause in Cause]
     warnings = [cause for cause, severity, ok_severity in rows if severity is ok_severity is Severity.WARNING]
     lowered = [cause for cause, *both in rows if both == [Severity.CRITICAL, Severity.WARNING]]
@@ -93,7 +95,7 @@ def _links(causes: Iterable[Cause]) -> str:
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
-    """Return the text in lines of the page's width. Text in backticks is not broken."""
+    """Return the text wrapped to the width of a page. Text in backticks is never broken."""
     one_line = " ".join(text.split())
     unbreakable = _CODE.sub(lambda code: code[0].replace(_SPACE, _UNBREAKABLE_SPACE), one_line)
     lines = textwrap.wrap(unbreakable, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -1,9 +1,9 @@
-"""Rebuilds reports/sample and the pictures in docs/images, from real runs.
+"""Rebuild reports/sample and the pictures in docs/images from real runs.
 
-    python tools/make_sample.py             about a minute: a run of fault_deadlock and a run of hang.py
-    python tools/make_sample.py --bisect    about four minutes: a bisection of fault_gc_layer as well
+    python tools/make_sample.py             takes about a minute: runs fault_deadlock and hang.py
+    python tools/make_sample.py --bisect    takes about four minutes: also runs a bisection of fault_gc_layer
 
-Names and directories of this machine are replaced.
+Host names and directories of this machine are replaced by neutral names.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def make_sample(work: Path) -> None:
 
 
 def draw_hang(work: Path) -> None:
-    """Draw the answer to a short script that hangs: the terminal, the page, and two parts of the page."""
+    """Run a short script that hangs, and save pictures of its terminal output, of its HTML page, and of two parts of
+    the page.
+    """
     import pictures
 
     from nsa_harness.render.documents.report_json import from_json
@@ -98,7 +100,7 @@ def draw_hang(work: Path) -> None:
 
 
 def draw_bisection(work: Path) -> None:
-    """Draw a bisection over layers: the screen, and the grid of its page."""
+    """Run a bisection over layers, and save pictures of its terminal output and of the grid on its HTML page."""
     import pictures
 
     from nsa_harness.render.experiments.screen import STYLES
@@ -122,9 +124,9 @@ def _launch(work: Path, *command: str) -> Path:
 
 
 def _nsa_harness(work: Path, *command: str, capture: bool = False) -> str:
-    """Run nsa-harness of this checkout. Return its output if `capture` is set.
+    """Run nsa-harness of this checkout, and return its output if `capture` is set.
 
-    Raises SystemExit if it ends with an error. A failing run is not an error.
+    Raises SystemExit if nsa-harness itself fails. A run with the verdict FAIL or HANG is not an error.
     """
     clean = {name: value for name, value in os.environ.items() if not name.startswith("NSA_")}
     code = "import sys; sys.argv[0] = 'nsa-harness'; from nsa_harness.cli.main import main; main()"
@@ -144,7 +146,9 @@ def _remove_files(attempt: Path) -> None:
 
 
 def _render_again(run: Path) -> None:
-    """Write the documents again with another host name. Replacing the name in texts could change other words."""
+    """Write the documents of the run again with a neutral host name. A plain text replacement could also change other
+    words.
+    """
     from nsa_harness.render.documents.documents import write_documents
     from nsa_harness.render.documents.report_json import from_json
     from nsa_harness.subject.playbook import PLAYBOOK
@@ -159,7 +163,7 @@ def _render_again(run: Path) -> None:
 
 
 def _without_paths(text: str, work: Path) -> str:
-    """Return the text with neutral directories instead of those of this machine."""
+    """Return the text with the directories of this machine replaced by neutral directories."""
     directories = {
         str(work.resolve()): "/home/user/work",
         sys.prefix: f"{HOME}/.venv",

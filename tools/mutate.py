@@ -1,14 +1,15 @@
-"""Breaks the code as each entry of tests/mutations.json says, and demands that the test it names fails.
+"""Apply each mutation of tests/mutations.json to the code, and check that the test named in its entry fails.
 
-    python tools/mutate.py                        all of them; what has an answer for this commit is not asked again
-    python tools/mutate.py --only harness/nsa_harness/core    those of the files below
-    python tools/mutate.py --minutes 30 --jobs 2  one slice, in two processes; the same command goes on where it stopped
-    python tools/mutate.py --show                 only print what each of them does to its file
+    python tools/mutate.py                        all mutations that have no result for this commit yet
+    python tools/mutate.py --only harness/nsa_harness/core    the mutations of the files in this directory
+    python tools/mutate.py --minutes 30 --jobs 2  one slice in two processes; the same command continues
+    python tools/mutate.py --show                 only print the change that each mutation makes
 
-The answers go to benchmarks/results/mutations.json. Exit code 1 when a mutation survives, or breaks its test otherwise.
+The results are stored in benchmarks/results/mutations.json. The exit code is 1 if a mutation survives, or if its test
+fails for another reason.
 
-Each job has a copy of the tree and a process that has pytest and the libraries imported. For each mutation it forks:
-the fork imports our own code, the broken file among it, and runs one test.
+Each job has a copy of the tree and a worker process that has imported pytest and the libraries. The worker forks once
+per mutation. The fork imports our code with the mutated file and runs one test.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Answer:
 
 @contextlib.contextmanager
 def copied() -> Iterator[Path]:
-    """A tree that may be broken."""
+    """Yield the directory of a temporary copy of the tree, in which mutations can be applied."""
     with tempfile.TemporaryDirectory(prefix="mutated-") as folder:
         place = Path(folder)
         for name in COPIED:
@@ -88,12 +89,12 @@ def copied() -> Iterator[Path]:
 
 
 def import_paths(place: Path) -> list[str]:
-    """Return the directories that the packages and the tests' own modules are imported from."""
+    """Return the directories from which the packages and the tests' helper modules are imported."""
     return [str(place), str(place / "harness"), str(place / "nsa")]
 
 
 class Worker:
-    """A process that has everything imported but our code, and forks for each question."""
+    """A process that has imported everything except our own code, and that forks for each request."""
 
     def __init__(self, place: Path, libraries: Sequence[str]) -> None:
         self.place = place
@@ -107,7 +108,7 @@ class Worker:
         )
 
     def run(self, tests: Sequence[str], *, keep_bytecode: bool) -> dict[str, Any]:
-        """What pytest said of these tests: its exit code, the tests that failed, its words."""
+        """Run these tests in a fork. Return pytest's exit code, the failed tests, and the output of pytest."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps({"tests": tests, "keep_bytecode": keep_bytecode}), file=self._process.stdin, flush=True)
@@ -126,7 +127,9 @@ class Worker:
 
 
 def serve(libraries: Sequence[str]) -> None:
-    """The worker's side: one line in, one fork, one line out."""
+    """Read requests from stdin, one per line, run the tests of each request in a fork, and write one line with the
+    result. `libraries` are imported before the first fork.
+    """
     for name in libraries:
         importlib.import_module(name)
     # This file's own imports are of the tree as it is, and a fork must find the copy.
@@ -153,7 +156,9 @@ def _forked(question: dict[str, Any], out: Path) -> dict[str, Any]:
 
 
 def _test(question: dict[str, Any], out: Path) -> None:
-    """In the fork, which ends here: pytest in a process that is as good as new."""
+    """Run pytest on the tests of one request, write the result to `out`, and exit. This function runs in a fork, so no
+    earlier test has changed the process.
+    """
     import pytest
 
     os.setsid()
@@ -172,7 +177,7 @@ def _test(question: dict[str, Any], out: Path) -> None:
 
 
 class Failures:
-    """A pytest plugin: the tests that failed, without their parameters."""
+    """Pytest plugin that collects the names of failed tests, without their parameters."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
@@ -183,7 +188,7 @@ class Failures:
 
 
 def _ended(child: int, until_s: float) -> int | None:
-    """The exit code; None for a fork that had to be killed."""
+    """Wait for the fork and return its exit code, or None if the fork exceeded the time limit and was killed."""
     while time.monotonic() < until_s:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -195,7 +200,9 @@ def _ended(child: int, until_s: float) -> int | None:
 
 
 def answers(worker: Worker, batch: Sequence[Mutation]) -> Iterator[Answer]:
-    """The mutations of one test file. Their tests run whole first, which leaves bytecode of all but the broken file."""
+    """Yield the result of each mutation in the batch, which belongs to one test file. All tests of the file first run
+    once without a mutation; this leaves bytecode for all files except the mutated one.
+    """
     whole = worker.run(sorted({one.test for one in batch}), keep_bytecode=True)
     for one in batch:
         begun = time.monotonic()
@@ -230,7 +237,9 @@ def broken(place: Path, mutation: Mutation) -> Iterator[None]:
 
 
 def ask(mutations: Sequence[Mutation], jobs: int, until_s: float) -> Iterator[Answer]:
-    """The answers as they come; none is begun after `until_s`."""
+    """Yield the results of all mutations in the order in which they finish. No mutation is started after the time
+    `until_s`.
+    """
     batches: queue.SimpleQueue[list[Mutation]] = queue.SimpleQueue()
     by_file: dict[str, list[Mutation]] = {}
     for one in mutations:
@@ -268,7 +277,9 @@ def _work(
 
 
 def stored(commit: str) -> dict[str, Any]:
-    """What earlier slices found for this commit; nothing for another one."""
+    """Return the results of earlier slices for `commit`, or an empty dictionary if the stored results belong to another
+    commit.
+    """
     if RESULTS.exists():
         results: dict[str, Any] = json.loads(RESULTS.read_text())
         if results["commit"] == commit and not results["uncommitted_changes"]:

@@ -91,12 +91,14 @@ _BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
 class Unclear(Exception):
-    """The entry fits no statement or several, or asks for a change that its node does not allow."""
+    """An entry that matches no statement or several statements, or that asks for a change which its node does not
+    allow.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One node of the code and what is done to it. The module's docstring explains the fields."""
+    """A node of the code and the change to make there. The docstring of the module explains the fields."""
 
     function: str = ""
     statement: str
@@ -110,7 +112,7 @@ class Change:
         return " | ".join(part for part in (self.function, self.statement, self.expression, nth, self.do) if part)
 
     def values(self) -> dict[str, str | int]:
-        """The fields of an entry, without those that have their default."""
+        """Return the fields of the entry that differ from their defaults."""
         return {key: value for key, value in asdict(self).items() if value}
 
 
@@ -137,7 +139,9 @@ def _read_entry(*, file: str, test: str, also: Sequence[dict[str, Any]] = (), **
 
 
 def written(mutations: Sequence[Mutation]) -> str:
-    """The text of mutations.json: one entry a line, sorted, so that two people who add entries rarely conflict."""
+    """Return the text of mutations.json: one entry per line, sorted, so that two people who add entries rarely get a
+    merge conflict.
+    """
     ordered = sorted(mutations, key=lambda one: (one.file, *(tuple(vars(change).values()) for change in one.changes)))
     return "[\n" + ",\n".join(json.dumps(_entry(one), ensure_ascii=False) for one in ordered) + "\n]\n"
 
@@ -149,7 +153,7 @@ def _entry(mutation: Mutation) -> dict[str, object]:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a node hangs: the field of its parent, and which of several."""
+    """The position of a node within its parent: the name of the field, and the index if the field is a list."""
 
     parent: ast.AST
     field: str
@@ -158,7 +162,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """A statement, exception handler or `case`, with the parts of it that belong to no statement within it."""
+    """A statement, exception handler or `case`, with its parts. Parts of statements nested in it are not included."""
 
     node: ast.AST
     function: str
@@ -170,7 +174,9 @@ class Statement:
         return unparsed(self.node)
 
     def nodes(self, expression: str) -> list[ast.AST]:
-        """The parts with this text; the statement itself for an empty text."""
+        """Return the parts of the statement whose source text is `expression`; for an empty text, return the statement
+        itself.
+        """
         if not expression:
             return [self.node]
         wanted = _normal_expression(expression)
@@ -178,7 +184,7 @@ class Statement:
 
 
 class Anchors:
-    """The statements of one file, and the place of each node in its parent."""
+    """The statements of one file, and the position of each syntax node within its parent node."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
@@ -197,7 +203,7 @@ class Anchors:
             self._by_text.setdefault(unquoted(found.text), []).append(found)
 
     def find(self, change: Change) -> ast.AST:
-        """Return the node that the change names. Raises Unclear."""
+        """Return the node to which the change refers. Raises Unclear if no node, or more than one node, matches."""
         statements = self.matching(change)
         nodes = [node for statement in statements for node in statement.nodes(change.expression)]
         if change.nth:
@@ -208,7 +214,7 @@ class Anchors:
         return nodes[0]
 
     def path(self, node: ast.AST) -> list[tuple[str, int | None]]:
-        """The fields and indices that lead from the module to the node."""
+        """Return the fields and indices that lead from the module to the node."""
         steps: list[tuple[str, int | None]] = []
         while node is not self.tree:
             place = self.places[node]
@@ -255,7 +261,9 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _header(node: ast.AST) -> str:
-    """The text of a statement without the statements in it, and of a definition only its name."""
+    """Return the text of a statement without the statements nested in it. For a definition, return only its keyword and
+    name.
+    """
     match node:
         case ast.FunctionDef():
             return f"def {node.name}(...)"
@@ -284,13 +292,17 @@ def _matches(text: str, wanted: str) -> bool:
 
 
 def unquoted(text: str) -> str:
-    """Python 3.11 and 3.12 write other quotes around an f-string that has quotes within."""
+    """Return the text without quotes around f-strings, because Python 3.11 and 3.12 unparse nested quotes
+    differently.
+    """
     return text.replace("'", "").replace('"', "")
 
 
 @functools.lru_cache(maxsize=8192)
 def _normal(statement: str) -> str:
-    """The statement as this version of Python unparses it; a text that is no whole statement stays unchanged."""
+    """Return the statement as this version of Python unparses it. A text that is not a complete statement is returned
+    unchanged.
+    """
     with contextlib.suppress(SyntaxError):
         body = ast.parse(f"{statement}\n    pass" if statement.endswith(":") else statement).body
         return _header(body[0]) if len(body) == 1 else statement
@@ -299,7 +311,7 @@ def _normal(statement: str) -> str:
 
 @functools.lru_cache(maxsize=8192)
 def _normal_expression(expression: str) -> str:
-    """The same for an expression or an argument of a call."""
+    """Return the expression, or the argument of a call, as this version of Python unparses it."""
     with contextlib.suppress(SyntaxError):
         return unparsed(ast.parse(expression, mode="eval"))
     with contextlib.suppress(SyntaxError):
@@ -308,7 +320,7 @@ def _normal_expression(expression: str) -> str:
 
 
 def _given(node: ast.AST) -> str | None:
-    """The name that a statement of a module or a class gives a value."""
+    """Return the name that the statement assigns in a module or class, or None if it assigns none."""
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     return targets[0].id if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(targets[0], ast.Name) else None
 
@@ -326,7 +338,9 @@ def _ordinal(number: int) -> str:
 
 
 def mutated(text: str, changes: Sequence[Change]) -> str:
-    """Return the source text with the changes made, and the rest of it unchanged. Raises Unclear."""
+    """Return the source text with these changes, and everything else unchanged. Raises Unclear if an entry does not
+    match.
+    """
     anchors = parsed(text)
     nodes = [anchors.find(change) for change in changes]
     paths = [anchors.path(node) for node in nodes]
@@ -368,7 +382,7 @@ def parsed(text: str) -> Anchors:
 
 
 class _Work:
-    """The operators, on the nodes of a second tree of the same text."""
+    """Applies the operators of changes to a second syntax tree of the same source text."""
 
     def __init__(self, old: Anchors, tree: ast.Module) -> None:
         self.old, self.tree = old, tree
@@ -378,7 +392,7 @@ class _Work:
         self._touched: set[int] = set()  # statements of the module
 
     def twin(self, node: ast.AST) -> ast.AST:
-        """The same node of the second tree; to be asked for before anything is done."""
+        """Return the corresponding node of the second tree. Call this before any change is applied."""
         if node not in self.twins:
             place = self.old.places[node]
             parent = self.twin(place.parent)
@@ -390,7 +404,9 @@ class _Work:
         return self.twins[node]
 
     def dumped(self, tree: ast.Module) -> list[str]:
-        """What may differ of two such trees. A module loses no more than statements of its own."""
+        """Return the parts of the tree as text, for the comparison with the tree before the change. A module may lose
+        only its own statements.
+        """
         few = [tree.body[index] for index in sorted(self._touched) if index < len(tree.body)]
         return [str(len(tree.body)), *map(ast.dump, few)]
 
@@ -426,7 +442,7 @@ class _Work:
                 raise Unclear(f"a {type(node).__name__} cannot: {operator} {argument}".rstrip())
 
     def put(self, node: ast.AST, new: list[ast.AST]) -> None:
-        """Others in the place of a node; what is left of a condition, a table or a block stays whole."""
+        """Replace a node by other nodes, and keep the condition, dictionary or block that contains the node valid."""
         place = self.places[node]
         held = getattr(place.parent, place.field)
         self.replaced[node] = new
@@ -468,7 +484,7 @@ _NAMES: dict[type[ast.AST], str] = {
 
 
 def words_of(changes: Sequence[Change]) -> set[str]:
-    """Every name that changes bring along; not the words of a text."""
+    """Return every name that the changes add to the code. Words within string literals are not included."""
     found: set[str] = set()
     for change in changes:
         operator, _, argument = change.do.partition(" ")
@@ -479,7 +495,7 @@ def words_of(changes: Sequence[Change]) -> set[str]:
 
 
 def parts_of(node: ast.AST) -> list[ast.AST]:
-    """The expressions that a node is made of, in source order."""
+    """Return the direct subexpressions of a node, in source order."""
     found = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
     return sorted(found, key=lambda one: _position(one) or ())
 
@@ -501,7 +517,7 @@ def _swap(node: ast.AST) -> None:
 
 
 def parsed_like(node: ast.AST, source: str) -> list[ast.AST]:
-    """The source as what can stand where the node does."""
+    """Parse the source text into nodes that can replace `node`."""
     match node:
         case ast.stmt():
             return list(ast.parse(source).body)
@@ -527,7 +543,9 @@ def parsed_like(node: ast.AST, source: str) -> list[ast.AST]:
 
 
 def _expression(anchors: Anchors, node: ast.AST) -> ast.AST:
-    """The smallest expression that is written anew: the node itself, or what has lost it."""
+    """Return the smallest expression that must be written again: the node itself, or the parent from which the node was
+    removed.
+    """
     while not isinstance(node, (ast.expr, ast.stmt)) or isinstance(node, (ast.Slice, ast.Starred)):
         node = anchors.places[node].parent
     return node
@@ -540,7 +558,7 @@ def _statement(anchors: Anchors, node: ast.AST) -> ast.AST:
 
 
 def _spliced(text: str, old: Anchors, work: _Work, units: list[ast.AST]) -> str:
-    """The text with the units written anew."""
+    """Return the text in which the source of each changed unit is replaced by newly generated source."""
     spans = []
     for unit in units:
         # Where nothing took the place of an expression, that which held it is written anew.

@@ -1,4 +1,4 @@
-"""Where the statements of the mutations are today: they move to other files and functions, and names in them change."""
+"""Find the statements of mutations after they moved to another file or function, or after names in them changed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ from mutating import (
 
 
 def change_of(anchors: Anchors, node: ast.AST, do: str, is_common: Callable[[str], bool]) -> Change:
-    """Return the shortest change that names the node; `is_common` tells which statements occur in several places."""
+    """Return the shortest change that identifies the node. `is_common` shows which statements occur in several
+    places.
+    """
     statement = next(one for one in anchors.statements if one.node is node or node in one.parts)
     change = Change(
         function=statement.function if is_common(statement.text) else "",
@@ -48,7 +50,7 @@ def change_of(anchors: Anchors, node: ast.AST, do: str, is_common: Callable[[str
 
 
 class Sources:
-    """Every file that can be mutated, and how often each statement occurs in them."""
+    """All files that can be mutated, with the number of occurrences of each statement."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
@@ -62,7 +64,7 @@ class Sources:
         return self._counts[unquoted(cut(statement))] > 1
 
     def problem(self, mutation: Mutation) -> str | None:
-        """Return why the entry has no single place in its file; None if it has."""
+        """Return the reason why the entry does not match exactly one place in its file, or None if it does."""
         if (anchors := self.files.get(mutation.file)) is None:
             return "no such file"
         try:
@@ -73,11 +75,11 @@ class Sources:
         return None
 
     def follow(self, mutation: Mutation, old: Anchors | None = None) -> Mutation | None:
-        """Return the entry for the code as it is; None if it fits no place or several.
+        """Return the entry adapted to the current code, or None if it matches no place or several places.
 
-        `old` is the file that the entry was written for: without it, a renamed function whose header changes is not
-        found. The statement is looked for in its function and file, in a function of that name in another file, in
-        another function, and last with other names in it.
+        The search looks for the statement in its own function and file, then in a function of the same name in another
+        file, then in another function, and finally with other names. `old` is the file for which the entry was written.
+        Without `old`, a renamed function with a changed header is not found.
         """
         for fit in (_fits_function, _fits_anywhere, functools.partial(_fits_renamed, old=old)):
             if found := self._refound(mutation, mutation.file, fit):
@@ -90,7 +92,7 @@ class Sources:
         return None
 
     def _refound(self, mutation: Mutation, file: str, fit: Fit) -> Mutation | None:
-        """The entry in this file, if each of its changes fits one node there."""
+        """Return the entry for this file if each of its changes matches one node there, otherwise None."""
         if (anchors := self.files.get(file)) is None:
             return None
         changes = [fit(anchors, change) for change in mutation.changes]
@@ -104,7 +106,9 @@ Fit = Callable[[Anchors, Change], Change | None]
 
 
 def _nearest(mutations: Sequence[Mutation], file: str) -> list[Mutation]:
-    """Those in the file whose path ends most like the given one: a folder was moved or renamed."""
+    """Return the mutations of the file whose path ends most like `file`, because a directory may have been moved or
+    renamed.
+    """
 
     def likeness(mutation: Mutation) -> int:
         pairs = zip(reversed(Path(mutation.file).parts), reversed(Path(file).parts), strict=False)
@@ -127,7 +131,9 @@ def _fits_anywhere(anchors: Anchors, change: Change) -> Change | None:
 
 
 def _fits_renamed(anchors: Anchors, change: Change, *, old: Anchors | None) -> Change | None:
-    """The change for the statement that differs only in names, each of them always replaced by the same name."""
+    """Return the change for the statement that differs only in names, if each name is always replaced by the same new
+    name; otherwise None.
+    """
     was = _statement_of(old, change) if old else None
     fitting: dict[int, list[Change]] = {}
     for now in anchors.statements:
@@ -161,7 +167,9 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _renaming(was: str, now: str) -> dict[str, str] | None:
-    """Return the new name for each changed name; None if more differs than half of the names."""
+    """Return the new name for each changed name, or None if the two texts differ in more than half of their names or in
+    anything else.
+    """
     old, new = _words(was.removesuffix(CUT)), _words(now)
     if was.endswith(CUT):
         old = old[:-1]
@@ -183,7 +191,7 @@ def _renamed(text: str, names: dict[str, str], *, after: int = 0) -> str:
 
 
 def _text_at(revision: str, file: str) -> str | None:
-    """The file as it was at this revision; None if it did not exist."""
+    """Return the text of the file at this revision, or None if the file did not exist."""
     done = subprocess.run(["git", "show", f"{revision}:{file}"], cwd=ROOT, capture_output=True, text=True)
     return done.stdout if done.returncode == 0 else None
 

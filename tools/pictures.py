@@ -53,9 +53,9 @@ def save_page(page: Path, path: Path, *, width: int, height: int) -> None:
 
 
 def save_part(page: Path, pattern: str, path: Path, *, width: int, height: int) -> None:
-    """Write one part of an HTML page as a PNG: the text that the regular expression matches, on a page of its own.
+    """Write the part of an HTML page that matches the regular expression `pattern` as a PNG.
 
-    Raises SystemExit if the page has no such part.
+    Raises SystemExit if nothing on the page matches.
     """
     html = page.read_text()
     part = re.search(pattern, html, re.DOTALL)
@@ -69,7 +69,7 @@ def save_part(page: Path, pattern: str, path: Path, *, width: int, height: int) 
 
 
 def _write(path: Path, content: bytes, limit_bytes: int) -> None:
-    """Write the file. Raises SystemExit if it is larger than `limit_bytes`."""
+    """Write the file. Raises SystemExit if `content` is larger than `limit_bytes`."""
     if len(content) > limit_bytes:
         raise SystemExit(f"{path.name}: {len(content)} bytes, more than {limit_bytes}")
     path.parent.mkdir(parents=True, exist_ok=True)

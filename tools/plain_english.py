@@ -38,7 +38,7 @@ _ALLOWED = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A fault: its kind, the file, the line, and the text."""
+    """A fault of language: its kind, the file and line, and the text."""
 
     kind: str
     path: str
@@ -47,7 +47,7 @@ class Place:
 
 
 def faults() -> Iterator[Place]:
-    """Yield every fault of the repository's own code."""
+    """Yield every fault of language in the repository's own code."""
     for folder in FOLDERS:
         classes: dict[str, list[tuple[str, int]]] = defaultdict(list)
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -116,14 +116,14 @@ def _defined(node: ast.AST) -> Iterator[tuple[str, str, int]]:
 
 
 def names_nothing(word: str) -> bool:
-    """Whether a name that consists of this word is a bare participle or pronoun."""
+    """Whether the word is only a participle or a pronoun, and therefore says nothing as a name."""
     if word in _PRONOUNS or (word in _IRREGULAR and word not in _ALLOWED):
         return True
     return len(word) > 4 and word.endswith("ed") and word not in _ALLOWED
 
 
 def main() -> None:
-    """Print the counts, and with `--list` the places."""
+    """Print the number of faults in each folder and, with `--list`, every fault."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="print every place")
     places = list(faults())

@@ -88,7 +88,7 @@ class RecentRows:
     def __init__(self) -> None:
         self.vectors: Tensor | None = None  # [B, G, r, D]; None before the first call of `store`
 
-    def append(self, fresh_BGCD: Tensor) -> Tensor:
+    def concatenate(self, fresh_BGCD: Tensor) -> Tensor:
         """Return the stored vectors followed by `fresh_BGCD`. Nothing is stored."""
         return fresh_BGCD if self.vectors is None else torch.cat((self.vectors, fresh_BGCD), 2)
 
@@ -110,7 +110,7 @@ class CompressedRows:
         `compress` maps tokens [B, G, T, D] to blocks [B, G, S, D]. If `cos_sin_2Tp` is given, each compressed vector is
         rotated to the position of its block's last token.
         """
-        rows_BGCD = self.pending.append(fresh_BGCD)
+        rows_BGCD = self.pending.concatenate(fresh_BGCD)
         blocks_BGSD = compress(rows_BGCD)
         if cos_sin_2Tp is not None:
             first_end = self.compressed.count * self.stride + self.length - 1
@@ -340,8 +340,8 @@ def _cache_tokens(
 def _cache_window(branch: SlidingBranch, x_BCM: Tensor, cache: NSALayerCache, new: NewTokens) -> tuple[Tensor, Tensor]:
     """Return the keys and values of the w - 1 tokens before the new ones, followed by those of the new tokens."""
     groups, window_rows = branch.config.groups, branch.config.window - 1
-    k = cache.win_k.append(rotate(split_heads(branch.k_proj(x_BCM), groups), new.own_cos_sin))
-    v = cache.win_v.append(split_heads(branch.v_proj(x_BCM), groups))
+    k = cache.win_k.concatenate(rotate(split_heads(branch.k_proj(x_BCM), groups), new.own_cos_sin))
+    v = cache.win_v.concatenate(split_heads(branch.v_proj(x_BCM), groups))
     for recent, rows in ((cache.win_k, k), (cache.win_v, v)):
         recent.store(rows, max(0, rows.shape[2] - window_rows))
     return k, v

@@ -19,7 +19,7 @@ from .config import Attention, Branch, NSAConfig
 from .ops.attend import CompletedBlocks
 from .world import CannotRunError
 
-# A tensor core multiplies 16 rows at a time. Page lengths are multiples of 16, so these rows never span two pages.
+# A tensor core multiplies 16 rows at a time. With page lengths that 16 divides, these rows never span two pages.
 MIN_PAGE_ALIGNMENT = 16
 MIN_COLUMNS = 16
 

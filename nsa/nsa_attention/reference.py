@@ -56,14 +56,17 @@ def attend_rows(q_HTD: Tensor, k_GSD: Tensor, v_GSE: Tensor, visible: list[list[
 def compressed_attention(
     q_HTD: Tensor, k_GSD: Tensor, v_GSE: Tensor, *, block_len: int, block_stride: int
 ) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp of the compressed branch. Query t attends to block i if i*d + l - 1 <= t."""
+    """Return output and log-sum-exp of the compressed branch.
+
+    Query t attends to block i if the block's last token, i * block_stride + block_len - 1, is not after t.
+    """
     blocks = range(k_GSD.shape[1])
     visible = [[i for i in blocks if i * block_stride + block_len - 1 <= t] for t in range(q_HTD.shape[1])]
     return attend_rows(q_HTD, k_GSD, v_GSE, [visible] * k_GSD.shape[0])
 
 
 def sliding_attention(q_HTD: Tensor, k_GTD: Tensor, v_GTE: Tensor, *, window: int) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp of the sliding branch. Query t attends to token s if t - w < s <= t."""
+    """Return output and log-sum-exp of the sliding branch. Query t attends to token s if t - window < s <= t."""
     visible = [list(range(max(0, t - window + 1), t + 1)) for t in range(q_HTD.shape[1])]
     return attend_rows(q_HTD, k_GTD, v_GTE, [visible] * k_GTD.shape[0])
 
@@ -73,7 +76,7 @@ def selected_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp of the selected branch.
 
-    Query t attends to token s if s <= t and the block s // l' is among the query's indices; EMPTY slots are ignored.
+    Query t attends to token s if s <= t and block s // select_len is among its indices. EMPTY slots are ignored.
     """
     tokens = q_HTD.shape[1]
     selected_blocks = [[set(row) - {EMPTY} for row in group] for group in indices_GTn.tolist()]

@@ -356,7 +356,7 @@ def stored(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
             outcome = launched(replace(spec, scenario=name), attempt, number=number)
             outcomes.append(replace(outcome, expected=expected))
         monkeypatch.setattr(verify, "judge_attempts", lambda _: outcomes)
-        made.door.write(made.request, "{}")
+        made.directory.write(made.record, "{}")
         launched.asked.clear()
         return str(made.path)
 

@@ -17,8 +17,8 @@ from runs import PLAN, run, sure
 
 from nsa_harness.core.comparison.contrasts import Comparison as Asked
 from nsa_harness.core.comparison.contrasts import KeyFilter
+from nsa_harness.core.comparison.decision_rules import condition_text
 from nsa_harness.core.comparison.decisions import answer_rules, walk_tree
-from nsa_harness.core.comparison.gates import condition_text
 from nsa_harness.core.comparison.plan_file import (
     COMMANDS,
     ConditionForm,

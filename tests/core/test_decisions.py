@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import PLAN, RUNS, failed_in, run, sure
 
+from nsa_harness.core.comparison.decision_rules import has_failed
 from nsa_harness.core.comparison.decisions import answer_rules, explained_failures, fired_rules, next_commands
-from nsa_harness.core.comparison.gates import has_failed
 from nsa_harness.core.diagnosis.causes import Cause, DecisionTreePolicy
 from nsa_harness.core.report import GateAnswer, GateState, Outcome, Status, Verdict
 

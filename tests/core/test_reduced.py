@@ -31,8 +31,8 @@ from nsa_harness.core.evidence.reduced import (
     with_history,
     without_finished_calls,
 )
-from nsa_harness.supervisor.storage.adapters import adapter, evidence_text, json_text
-from nsa_harness.supervisor.storage.collect import bounded
+from nsa_harness.supervisor.storage.adapters import evidence_text, json_text, type_adapter
+from nsa_harness.supervisor.storage.collect import reduce_to_limit
 
 LONG = "/very/" + "long/" * 60 + "train.py"
 LED = (
@@ -77,7 +77,7 @@ def test_a_crowd_of_threads_fits_into_the_bound_and_that_is_said() -> None:
     ranks = 2
     whole = crowd(ranks)
     assert len(json_text(whole)) > 10 * MAX_RANK_BYTES * ranks
-    kept, text = bounded(whole)
+    kept, text = reduce_to_limit(whole)
     assert len(text.encode()) <= MAX_RANK_BYTES * ranks
     assert text == evidence_text(kept)
     assert [one.what for one in kept.trouble].count("evidence") == 1
@@ -85,7 +85,7 @@ def test_a_crowd_of_threads_fits_into_the_bound_and_that_is_said() -> None:
 
 def test_evidence_within_its_bound_stays_as_it_is() -> None:
     small = evidence(rank_evidence(0), rank_evidence(1))
-    assert bounded(small) == (small, evidence_text(small))
+    assert reduce_to_limit(small) == (small, evidence_text(small))
 
 
 @pytest.mark.parametrize("keep", LEVELS)
@@ -146,16 +146,16 @@ def trained(calls: int) -> Evidence:
 
 def test_four_hundred_calls_and_what_the_recorder_has_of_them_fit_with_their_callers() -> None:
     whole = trained(400)
-    kept, text = bounded(whole)
+    kept, text = reduce_to_limit(whole)
     assert kept == whole
     assert text.count("helpers.py") <= 2 * 5  # ranks x lines, and the place of a call
     assert len(json_text(whole)) > 4 * MAX_RANK_BYTES
-    assert adapter(Evidence).validate_json(text) == whole
-    assert adapter(Evidence).validate_json(json_text(whole)) == whole
+    assert type_adapter(Evidence).validate_json(text) == whole
+    assert type_adapter(Evidence).validate_json(json_text(whole)) == whole
 
 
 def test_of_more_calls_than_fit_whole_steps_are_kept_and_nothing_else_is_reduced() -> None:
-    kept, text = bounded(trained(4003))
+    kept, text = reduce_to_limit(trained(4003))
     assert len(text.encode()) <= 2 * MAX_RANK_BYTES
     assert kept.trouble == ()
     for rank in kept.ranks:

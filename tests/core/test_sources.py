@@ -19,7 +19,7 @@ from nsa_harness.core.source_code.collection import excerpts, program_lines
 from nsa_harness.core.source_code.excerpt import Branch
 from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.supervisor.storage.rundir import AttemptDir
-from nsa_harness.supervisor.storage.sources import FILE, quoted, with_sources
+from nsa_harness.supervisor.storage.sources import FILE, with_source_text, with_sources
 
 PROGRAM = dedent(
     """\
@@ -282,7 +282,7 @@ def test_the_statement_of_a_place_is_quoted_from_what_is_stored() -> None:
     def text_of(line: int) -> str | None:
         place = Place(file="/home/ada/train.py", line=line)
         culprit = Culprit(ranks=(1,), step=3, collective=None, place=place)
-        told = quoted(
+        told = with_source_text(
             replace(skipped_outcome(Skip(scenario="one", about="", reason="")), culprit=culprit), sources
         ).culprit
         assert told is not None

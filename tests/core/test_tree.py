@@ -47,7 +47,7 @@ PATHS: list[tuple[str, list[Outcome], str, str | None]] = [
             run("gloo", PASS, {"needs.backend": "gloo"}, device="cuda"),
         ],
         "no no no no",
-        "it is a fault of NCCL's transport",
+        "the fault is in NCCL's transport",
     ),
     (
         "graph",
@@ -58,7 +58,7 @@ PATHS: list[tuple[str, list[Outcome], str, str | None]] = [
             run("gloo", HANG, {"needs.backend": "gloo"}, device="cuda"),
         ],
         "no no no yes",
-        "it is a fault of the autograd graph, and not of NCCL",
+        "the fault is in the autograd graph, not in NCCL",
     ),
     (
         "no leaf",

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from nsa_harness import errors, protocol
 from nsa_harness.cli import main as cli
-from nsa_harness.core.comparison.gates import condition_text
+from nsa_harness.core.comparison.decision_rules import condition_text
 from nsa_harness.core.comparison.plan_file import PlanText, read_plan, read_stored_plan
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.report import HangKind, Status

@@ -191,7 +191,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "harness/nsa_harness/core/search/subject.py": ({"branches"}, "how bisect.json calls a form"),
     "harness/nsa_harness/core/comparison/plan_file.py": ({"gate", "gates"}, "a gate of a decision"),
     "harness/nsa_harness/core/comparison/decisions.py": ({"gate", "gates"}, "a gate of a decision"),
-    "harness/nsa_harness/core/comparison/gates.py": ({"gate", "gates"}, "a gate of a decision"),
+    "harness/nsa_harness/core/comparison/decision_rules.py": ({"gate", "gates"}, "a gate of a decision"),
     "harness/nsa_harness/core/diagnosis/causes.py": (
         {"nsa", "gate", "gates", "branch"},
         "the one table of causes, with that of the subject, which docs and `expect.cause` are read from",
@@ -363,7 +363,7 @@ NO_FILE_OF_A_RUN: dict[str, tuple[set[str], str]] = {
 
 
 def past_the_door(tree: ast.AST) -> set[str]:
-    """The calls that open or list a file by its path; `door.opened`, `stack.open` of ours have other names."""
+    """The calls that open or list a file by its path; `directory.open_file`, `stack.open` of ours have other names."""
     return calls(tree) & PAST_THE_DOOR
 
 
@@ -377,7 +377,7 @@ def test_files_of_a_run_are_opened_by_the_one_door_alone() -> None:
 
 
 def test_a_way_past_the_door_would_be_noticed() -> None:
-    ways = "open(p); run.log.open('a'); os.open(p, 0); p.read_text(); sorted(d.glob('*')); door.opened(p)"
+    ways = "open(p); run.log.open('a'); os.open(p, 0); p.read_text(); sorted(d.glob('*')); directory.open_file(p)"
     assert past_the_door(ast.parse(ways)) == {"open", ".open", ".read_text", ".glob"}
 
 

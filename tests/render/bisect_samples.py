@@ -390,7 +390,7 @@ INTERRUPTED = replace(
     interrupted=True,
     probes=UNDECIDED.probes[:3],
     answer=SearchAnswer(
-        kind=AnswerKind.UNDECIDED, confidence=0.0, why="interrupted; the same command goes on where it stopped"
+        kind=AnswerKind.UNDECIDED, confidence=0.0, why="interrupted; the same command continues the search"
     ),
     commands=Commands(bad=None, good=None, alone=None),
 )

@@ -159,8 +159,8 @@ def test_an_interruption_says_how_to_go_on() -> None:
     screen.on_interrupt(2)
     screen.close()
     assert stream.getvalue().splitlines() == [
-        "  interrupted: ending this probe; the same command goes on where it stopped",
-        "  interrupted twice: killing now; the same command goes on where it stopped",
+        "  interrupted: ending this probe; the same command continues the search",
+        "  interrupted twice: killing the processes now; the same command continues the search",
     ]
 
 

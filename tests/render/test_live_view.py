@@ -188,7 +188,7 @@ def test_an_interrupt_is_answered_in_the_view_and_a_second_one_stays_on_the_scre
     assert "  interrupted: reading stacks, ending the processes, writing the report; Ctrl-C" in seen(stream).shown()
     terminal.on_interrupt(2)
     terminal.close()
-    assert "interrupted twice: killing now" in " ".join(seen(stream).shown())
+    assert "interrupted twice: killing the processes now" in " ".join(seen(stream).shown())
     assert seen(stream).cursor_is_visible
 
 
@@ -201,7 +201,7 @@ def test_an_interrupt_without_a_view_is_a_line() -> None:
     assert stream.getvalue().splitlines() == [
         "  interrupted: reading stacks, ending the processes, writing the report; Ctrl-C",
         "  again kills at once",
-        "  interrupted twice: killing now; `nsa-harness report` judges what was recorded",
+        "  interrupted twice: killing the processes now; the report is still written",
     ]
 
 

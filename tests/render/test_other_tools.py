@@ -24,7 +24,7 @@ from nsa_harness.render.documents.code_hosts import sarif
 from nsa_harness.render.documents.report_json import from_json, to_json
 from nsa_harness.render.documents.trace import trace_json
 from nsa_harness.subject.playbook import PLAYBOOK
-from nsa_harness.supervisor.storage.adapters import adapter
+from nsa_harness.supervisor.storage.adapters import type_adapter
 from nsa_harness.supervisor.storage.rundir import RunDir
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "supervisor"))
@@ -277,7 +277,7 @@ def test_a_suspicion_that_was_taken_back_is_a_look_alone(tmp_path: Path) -> None
     attempt = unpack("collective_skipped", tmp_path / "train")
     outcome = judge_stored(attempt)
     stored = json.loads(next(attempt.evidence.iterdir()).read_text())
-    evidence = adapter(Evidence).validate_python(stored)
+    evidence = type_adapter(Evidence).validate_python(stored)
     early = replace(evidence.samples[0], at_s=1.0)
     events = json.loads(trace_json(replace(evidence, samples=(early, *evidence.samples)), outcome))["traceEvents"]
     assert ("snapshot: unseen", 1e6) in [(one["name"], one["ts"]) for one in events]

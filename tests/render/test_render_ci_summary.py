@@ -177,7 +177,7 @@ def test_a_pipe_a_link_a_folder_and_binary_in_place_of_a_report_are_told_and_nev
     (tmp_path / "large" / "report.json").write_text("x" * 2000)
     (tmp_path / "link" / "report.json").symlink_to("/etc/hostname")
     os.mkfifo(tmp_path / "pipe" / "report.json")
-    monkeypatch.setattr(reading, "MOST_BYTES", 1000)
+    monkeypatch.setattr(reading, "MAX_REPORT_BYTES", 1000)
     found = stored_reports([tmp_path])
     assert found.reports == ()
     assert {Path(item.file).parent.name: item.why[:20] for item in found.unread} == {

@@ -30,7 +30,7 @@ from nsa_harness.render.events import SCHEMA, Events
 from nsa_harness.render.experiments.bisect_json import answer_event, bisect_json, probe_event
 from nsa_harness.render.listener import Listener
 from nsa_harness.supervisor.launch.planning import LaunchPlan
-from nsa_harness.supervisor.storage.adapters import adapter
+from nsa_harness.supervisor.storage.adapters import type_adapter
 from nsa_harness.supervisor.storage.redaction import Redaction
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ def test_what_was_judged_of_frozen_evidence_is_as_the_schema_says() -> None:
         kept = [json.loads(line) for number, line in enumerate(lines) if number % 40 == 0]
     outcomes = []
     for one in kept:
-        evidence = adapter(Evidence).validate_python(one)
+        evidence = type_adapter(Evidence).validate_python(one)
         spec = replace(SPEC, ranks=evidence.world_size)
         judged = judge_evidence(
             spec, evidence, attempt=1, directory="a", artifacts=(), metrics=evidence.metrics, repeat=""

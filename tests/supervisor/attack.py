@@ -55,7 +55,7 @@ def links(path: Path, outside: Path) -> None:
 def names_a_file(path: Path, outside: Path) -> None:
     """Of the one who reads the report: each frame of the exception lies there."""
     attempt = unpack("rank_raises", path)
-    file = next(attempt.boards.glob("*.raised.json"))
+    file = next(attempt.probe_files.glob("*.raised.json"))
     raised = json.loads(file.read_text())
     raised["frames"] = [{"file": str(outside / "secret.py"), "line": 2, "function": "f"}]
     file.write_text(json.dumps(raised))
@@ -75,7 +75,7 @@ def giants(path: Path, _: Path) -> None:
     logs = next(attempt.logs.glob("*/attempt_*"))
     names = [logs / str(rank) / f"{stream}.log" for rank in (0, 1) for stream in ("stdout", "stderr")]
     names += [attempt.output, attempt.traces, path / "training.csv", path / "profile.txt", path / "sources.json"]
-    names += [attempt.boards / "7.board", path / "heartbeat_rank0.jsonl", attempt.dumps / "snapshot1.json"]
+    names += [attempt.probe_files / "7.board", path / "heartbeat_rank0.jsonl", attempt.dumps / "snapshot1.json"]
     attempt.dumps.mkdir(exist_ok=True)
     for name in names:
         with name.open("ab") as file:

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import dataclass
 
-from nsa_harness.supervisor.storage.adapters import adapter, json_text
+from nsa_harness.supervisor.storage.adapters import json_text, type_adapter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Outer:
 
 def test_what_is_written_is_read_back() -> None:
     value = Outer(names=("a", "b"), by_rank={0: Inner(at_s=1.5), 1: None}, loss=2.0)
-    assert adapter(Outer).validate_json(json_text(value)) == value
+    assert type_adapter(Outer).validate_json(json_text(value)) == value
 
 
 def test_a_number_that_is_not_finite_is_null_and_the_text_is_json() -> None:
@@ -39,4 +39,4 @@ def test_a_number_that_is_not_finite_is_null_and_the_text_is_json() -> None:
 
 
 def test_an_adapter_is_made_once() -> None:
-    assert adapter(Inner) is adapter(Inner)
+    assert type_adapter(Inner) is type_adapter(Inner)

@@ -39,7 +39,7 @@ from nsa_harness.supervisor.experiments.launches import (
 from nsa_harness.supervisor.experiments.subjects import SubjectOptions, make_subject, program_arguments
 from nsa_harness.supervisor.launch.launcher import shared_environment
 from nsa_harness.supervisor.launch.planning import Invocation, Script, plan_launches
-from nsa_harness.supervisor.storage.collect import seconds_a_step
+from nsa_harness.supervisor.storage.collect import step_time_s
 from nsa_harness.supervisor.storage.rundir import RunOptions, create_run, find_run
 
 FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
@@ -399,7 +399,7 @@ def test_a_folder_that_is_no_run_is_not_recommended_as_one(tmp_path: Path) -> No
     reports = tmp_path / "project" / "reports"  # what lies above is looked into as well
     (reports / "20260101T000000-dead").mkdir(parents=True)
     run = create_run(reports)
-    run.request.write_text("{}")
+    run.record.write_text("{}")
     with pytest.raises(StoredRunError) as refused:
         find_run(reports / "20260101T000000-dead", reports)
     assert str(refused.value).endswith(f"the newest runs in {reports} are {run.run_id}")
@@ -477,14 +477,14 @@ def test_the_dry_run_of_a_choice_lists_every_value(typed, capsys):
 def test_a_step_takes_what_the_boards_of_the_slower_rank_say(tmp_path):
     boards = Path(__file__).parents[1] / "evidence" / "loss_not_a_number" / "boards"
     attempt = create_run(tmp_path).attempt("p01")
-    assert seconds_a_step(attempt, 2) is None
+    assert step_time_s(attempt, 2) is None
     for rank, name in enumerate(("11135", "11136")):
         attempt.rank(rank).mkdir(parents=True)
         (attempt.rank(rank) / "board").write_bytes(gzip.decompress((boards / f"{name}.board.gz").read_bytes()))
-    assert seconds_a_step(attempt, 1) == pytest.approx(0.02648, abs=1e-5)
-    assert seconds_a_step(attempt, 2) == pytest.approx(0.02794, abs=1e-5)
+    assert step_time_s(attempt, 1) == pytest.approx(0.02648, abs=1e-5)
+    assert step_time_s(attempt, 2) == pytest.approx(0.02794, abs=1e-5)
     (attempt.rank(1) / "board").write_bytes(b"torn")
-    assert seconds_a_step(attempt, 2) == pytest.approx(0.02648, abs=1e-5)
+    assert step_time_s(attempt, 2) == pytest.approx(0.02648, abs=1e-5)
 
 
 def _good(n: int, step_s: float | None) -> ProbeReport:

@@ -34,7 +34,7 @@ from nsa_harness.core.plan import Bound, Expect, Limits
 from nsa_harness.core.report import Outcome, Status, Trouble
 from nsa_harness.subject.tables import reported_values
 from nsa_harness.supervisor.storage.collect import collect
-from nsa_harness.supervisor.storage.metrics import foreign_metrics
+from nsa_harness.supervisor.storage.metrics import printed_metrics
 from nsa_harness.supervisor.storage.record import load_spec
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
@@ -178,10 +178,10 @@ def test_a_plain_launch_has_one_log_which_is_rank_zeros(tmp_path: Path) -> None:
 def test_the_probes_own_record_of_an_exception_goes_before_the_printed_one(tmp_path: Path) -> None:
     attempt = clean(tmp_path)
     rank_log(attempt, 0, "stderr", TRACEBACK)
-    attempt.boards.mkdir()
+    attempt.probe_files.mkdir()
     frames = [{"file": "b.py", "line": 2, "function": "g"}]
     record = {"at_ns": at(4.0), "type": "KeyError", "message": "'x'", "frames": frames}
-    (attempt.boards / "100.raised.json").write_text(json.dumps(record))
+    (attempt.probe_files / "100.raised.json").write_text(json.dumps(record))
     assert collect(attempt, spec(), "n").ranks[0].exception == RaisedException(
         rank=0,
         at_s=4.0,
@@ -196,8 +196,8 @@ def test_the_probes_own_record_of_an_exception_goes_before_the_printed_one(tmp_p
 def test_a_record_of_an_exception_that_is_garbled_falls_back_to_the_printed_one(tmp_path: Path, text: str) -> None:
     attempt = clean(tmp_path)
     rank_log(attempt, 0, "stderr", TRACEBACK)
-    attempt.boards.mkdir()
-    (attempt.boards / "100.raised.json").write_text(text)
+    attempt.probe_files.mkdir()
+    (attempt.probe_files / "100.raised.json").write_text(text)
     assert collect(attempt, spec(), "n").ranks[0].exception == PRINTED
 
 
@@ -215,11 +215,11 @@ def test_the_traces_of_all_ranks_are_gathered_with_their_ranks(tmp_path: Path) -
 
 def test_a_stack_at_death_is_read_and_an_empty_file_is_none(tmp_path: Path) -> None:
     attempt = clean(tmp_path)
-    attempt.boards.mkdir()
-    (attempt.boards / "100.stacks.txt").write_text(
+    attempt.probe_files.mkdir()
+    (attempt.probe_files / "100.stacks.txt").write_text(
         'Current thread 0x01 (most recent call first):\n  File "a.py", line 3 in f\n'
     )
-    (attempt.boards / "101.stacks.txt").write_text("")
+    (attempt.probe_files / "101.stacks.txt").write_text("")
     ranks = collect(attempt, spec(), "n").ranks
     assert [one.frames for one in ranks[0].death_stacks] == [(Frame(file="a.py", line=3, function="f"),)]
     assert ranks[1].death_stacks == ()
@@ -228,7 +228,7 @@ def test_a_stack_at_death_is_read_and_an_empty_file_is_none(tmp_path: Path) -> N
 
 def test_what_nccl_left_before_it_aborted_a_rank_stands_in_for_the_probes_own_dump(tmp_path: Path) -> None:
     attempt = clean(tmp_path)
-    attempt.boards.mkdir()
+    attempt.probe_files.mkdir()
     entry = {
         "process_group": ("0", "default_pg"),
         "collective_seq_id": 42,
@@ -240,7 +240,9 @@ def test_what_nccl_left_before_it_aborted_a_rank_stands_in_for_the_probes_own_du
         "time_created_ns": 1,
         "is_p2p": False,
     }
-    (attempt.boards / protocol.NCCL_DUMP.format(rank=1)).write_bytes(pickle.dumps({"entries": [entry]}, protocol=2))
+    (attempt.probe_files / protocol.NCCL_DUMP.format(rank=1)).write_bytes(
+        pickle.dumps({"entries": [entry]}, protocol=2)
+    )
     ranks = collect(attempt, spec(backend="nccl"), "n").ranks
     assert ranks[0].collectives == ()
     assert [(one.op, one.seq, one.started, one.retired) for one in ranks[1].collectives] == [
@@ -349,8 +351,8 @@ def test_a_peak_that_is_no_number_of_bytes_is_unknown(tmp_path: Path, peak: obje
 def test_trouble_is_gathered_from_the_journals_and_the_probes(tmp_path: Path) -> None:
     attempt = clean(tmp_path)
     journal(attempt.watch, ORIGIN, *RANKS, said("trouble", what="stacks", why="no ptrace", rank=1), CLEAN_END)
-    attempt.boards.mkdir()
-    (attempt.boards / "101.trouble.jsonl").write_text('{"piece": "hooks", "error": "old torch"}\n')
+    attempt.probe_files.mkdir()
+    (attempt.probe_files / "101.trouble.jsonl").write_text('{"piece": "hooks", "error": "old torch"}\n')
     trouble = collect(attempt, spec(), "n").trouble
     assert Trouble(what="stacks", why="no ptrace", rank=1) in trouble
     assert Trouble(what="probe: hooks", why="old torch", rank=1) in trouble
@@ -386,7 +388,7 @@ def test_a_rank_that_came_and_went_unseen_is_known_from_the_agents_summary(tmp_p
 
 def foreign(attempt: AttemptDir, **bounds: Any) -> dict[str, float]:
     expect = Expect(metrics=tuple((name, Bound(lt=9.0, regex=regex)) for name, regex in bounds.items()))
-    return foreign_metrics(attempt, expect)
+    return printed_metrics(attempt, expect)
 
 
 def test_a_foreign_number_is_the_last_match_in_the_log(tmp_path: Path) -> None:

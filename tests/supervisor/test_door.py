@@ -20,9 +20,9 @@ from nsa_harness.commands.run import failed_specs, rejudge
 from nsa_harness.core.report import Status
 from nsa_harness.errors import ScenarioError, StillRunning
 from nsa_harness.supervisor.storage.expressions import EndlessExpression, last_matches
-from nsa_harness.supervisor.storage.record import judged_spec, write_spec
-from nsa_harness.supervisor.storage.rundir import RunDir, create_run, locked
-from nsa_harness.supervisor.storage.safe_directory import Budget, SafeDirectory, named
+from nsa_harness.supervisor.storage.record import load_judged_spec, write_spec
+from nsa_harness.supervisor.storage.rundir import RunDir, create_run, lock_run
+from nsa_harness.supervisor.storage.safe_directory import Budget, SafeDirectory, safe_file
 
 # A run that somebody made to harm.
 
@@ -142,12 +142,17 @@ def test_no_name_of_a_run_leads_out_of_it(name: str, door: SafeDirectory) -> Non
     (door.root / "folder").symlink_to(outside)
     (door.root / "a" / "up").symlink_to(door.root.parent)
     path = door.root / name
-    for attempted in (door.opened, lambda one: door.whole(one, 99), lambda one: door.write(one, "x"), door.appending):
+    for attempted in (
+        door.open_file,
+        lambda one: door.read_whole_file(one, 99),
+        lambda one: door.write(one, "x"),
+        door.open_for_append,
+    ):
         if attempted.__name__ == "<lambda>" and name == "link":
             continue  # a document takes the place of a link
         with pytest.raises(OSError, match=r"a link, which is not followed|a name that leads out of the run"):
             attempted(path)
-    assert (door.tail(path), list(door.text_lines(path, 9)), list(door.records(path))) == ("", [], [])
+    assert (door.read_tail(path), list(door.read_lines(path, 9)), list(door.read_records(path))) == ("", [], [])
     assert door.size_bytes(path) == 0
     assert not door.is_file(path)
     assert (outside / "log").read_text() == SECRET
@@ -163,26 +168,26 @@ def test_a_document_takes_the_place_of_a_link(door: SafeDirectory) -> None:
 def test_the_root_itself_and_a_file_that_a_user_names_may_be_links(door: SafeDirectory) -> None:
     link = door.root.parent / "link"
     link.symlink_to(door.root)
-    assert SafeDirectory(link).tail(link / "a" / "log") == "one\ntwo\n"
-    theirs, path = named(link / "a" / "log")
-    assert theirs.whole(path, 8) == b"one\ntwo\n"
+    assert SafeDirectory(link).read_tail(link / "a" / "log") == "one\ntwo\n"
+    theirs, path = safe_file(link / "a" / "log")
+    assert theirs.read_whole_file(path, 8) == b"one\ntwo\n"
 
 
 def test_a_pattern_finds_files_by_name_and_goes_through_no_link(door: SafeDirectory) -> None:
     (door.root / "b").symlink_to(door.root / "a")
     (door.root / "a" / "low.log").mkdir()
     (door.root / "a" / "high.log").symlink_to("log")
-    assert door.files(door.root, "*/*log") == [door.root / "a" / "high.log", door.root / "a" / "log"]
-    assert door.folders(door.root) == [door.root / "a"]
+    assert door.list_files(door.root, "*/*log") == [door.root / "a" / "high.log", door.root / "a" / "log"]
+    assert door.subdirectories(door.root) == [door.root / "a"]
 
 
 def test_neither_a_pipe_nor_a_device_nor_a_folder_is_waited_for(door: SafeDirectory) -> None:
     os.mkfifo(door.root / "pipe")
     for name in ("pipe", "a"):
         with pytest.raises(OSError, match=r"no regular file|directory"):
-            door.opened(door.root / name)
+            door.open_file(door.root / name)
     with pytest.raises(OSError, match=r"No such device|no regular file"):
-        door.appending(door.root / "pipe")
+        door.open_for_append(door.root / "pipe")
 
 
 def test_nothing_is_appended_to_a_file_that_has_another_name_as_well(door: SafeDirectory) -> None:
@@ -196,19 +201,21 @@ def test_what_a_reading_may_cost_ends_every_file_and_is_said(door: SafeDirectory
     log = door.root / "a" / "log"
     log.write_bytes(b"x" * (1 << 20))
     door.budget = Budget(left_bytes=1 << 19)
-    assert [len(door.tail(log)) for _ in range(3)] == [1 << 20, 0, 0]
-    told = [(one.what, one.why) for one in door.cuts()]
+    assert [len(door.read_tail(log)) for _ in range(3)] == [1 << 20, 0, 0]
+    told = [(one.what, one.why) for one in door.take_notes()]
     assert told == [("a/log", "not read to its end: the bytes that reading a run may take are spent")] * 2
     door.budget = Budget(seconds=-1.0)
-    assert list(door.text_lines(log, 9)) == []
-    assert [one.why for one in door.cuts()] == ["not read to its end: the time that reading a run may take are spent"]
-    assert door.cuts() == ()
+    assert list(door.read_lines(log, 9)) == []
+    assert [one.why for one in door.take_notes()] == [
+        "not read to its end: the time that reading a run may take are spent"
+    ]
+    assert door.take_notes() == ()
 
 
 def test_what_was_cut_is_told_in_few_words_however_often(door: SafeDirectory) -> None:
     for number in range(100):
-        door.note(door.root / f"{number}", "cut")
-    told = door.cuts()
+        door.note_incomplete(door.root / f"{number}", "cut")
+    told = door.take_notes()
     assert len(told) == 33
     assert told[-1].why == "68 more were cut"
 
@@ -216,9 +223,9 @@ def test_what_was_cut_is_told_in_few_words_however_often(door: SafeDirectory) ->
 def test_of_a_journal_beyond_all_measure_both_ends_are_read_and_that_is_said(door: SafeDirectory) -> None:
     path = door.root / "journal"
     path.write_text("".join(f'{{"n":{n}}}\n' for n in range(100_010)))
-    read = [record["n"] for record in door.records(path)]
+    read = [record["n"] for record in door.read_records(path)]
     assert read == [*range(50_000), *range(50_010, 100_010)]
-    assert [one.what for one in door.cuts()] == ["journal"]
+    assert [one.what for one in door.take_notes()] == ["journal"]
 
 
 # What is judged, and when.
@@ -231,7 +238,7 @@ def live(tmp_path: Path) -> Iterator[RunDir]:
     (run.path / "run.json").write_text("{}")
     unpack("onestep_passes", run.path / "one").result.write_text("PASS\n")
     unpack("rank_raises", run.path / "two")
-    with locked(run):
+    with lock_run(run):
         yield run
 
 
@@ -250,7 +257,7 @@ def test_a_run_that_has_not_ended_is_told_as_running_and_left_as_it_is(live: Run
 
 def test_a_run_is_not_begun_again_while_it_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = create_run(tmp_path)
-    run.request.write_text("{}")
+    run.record.write_text("{}")
     run.lock.write_text("")
     held = []
 
@@ -268,14 +275,14 @@ def test_a_run_is_not_begun_again_while_it_is_judged(tmp_path: Path, monkeypatch
 def test_an_expectation_that_was_edited_after_the_launch_is_no_verdict(tmp_path: Path) -> None:
     attempt = clean(tmp_path / "ddp_onestep")
     write_spec(attempt, spec())
-    assert judged_spec(attempt) == spec()
+    assert load_judged_spec(attempt) == spec()
     text = attempt.spec.read_text()
     attempt.spec.write_text(text.replace('"verdict": "PASS"', '"verdict": "ERROR"'))
     assert attempt.spec.read_text() != text
     with pytest.raises(ScenarioError, match="it was edited after its launch"):
-        judged_spec(attempt)
+        load_judged_spec(attempt)
     write_spec(attempt, spec(ranks=3))  # as it is written again, once the ranks of an observed job are known
-    assert judged_spec(attempt).ranks == 3
+    assert load_judged_spec(attempt).ranks == 3
     (tmp_path / "run.json").write_text("{}")
     attempt.spec.write_text(text.replace('"verdict": "PASS"', '"verdict": "ERROR"'))
     assert rejudge(tmp_path) == 125
@@ -300,7 +307,7 @@ def test_the_program_is_read_when_its_run_has_just_ended_and_never_again(tmp_pat
     attempt = RunDir(tmp_path).attempt("run")
     judge_stored(attempt)
     assert not (attempt.path / "sources.json").exists()
-    judge_attempt(attempt, judged_spec(attempt), "node", 1)
+    judge_attempt(attempt, load_judged_spec(attempt), "node", 1)
     assert "raise ValueError" in (attempt.path / "sources.json").read_text()
 
 
@@ -310,4 +317,4 @@ def test_an_observed_ending_stays_what_the_journal_said(tmp_path: Path) -> None:
     write_spec(attempt, spec())
     journal(attempt.watch, said("origin", origin_ns=7), {"event": "spec"})
     with pytest.raises(ScenarioError, match="it was edited"):
-        judged_spec(attempt)
+        load_judged_spec(attempt)

@@ -100,7 +100,7 @@ def test_a_plain_launch_is_launcher_and_rank_in_one(attempt: AttemptDir) -> None
     journal(attempt.processes, started(100), left(100, 3, 2.0))
     journal(attempt.watch, ORIGIN, RANKS[0])
     journals = Journals(attempt=attempt)
-    assert journals.launcher == 100
+    assert journals.launcher_pid == 100
     assert list(journals.exits()) == [exit_of(100, 0, 3, 2.0)]
 
 
@@ -112,7 +112,7 @@ def test_the_watchers_word_on_the_ending_counts(attempt: AttemptDir, ending: End
 def test_without_the_watchers_word_the_guardians_files_tell(attempt: AttemptDir) -> None:
     assert read(attempt, *CLEAN).ending() is Ending.EXITED
     assert read(attempt, started()).ending() is Ending.CONTROLLER_DIED
-    attempt.abandoned.write_text("")
+    attempt.interruption_note.write_text("")
     assert read(attempt, *CLEAN).ending() is Ending.CONTROLLER_DIED
 
 
@@ -132,7 +132,7 @@ def test_the_teardown_lasts_from_the_first_signal_to_the_end(attempt: AttemptDir
     ended = {"event": "ended", "t_ns": at(4.5), "outlived": ["7 sleep"], "left": ["8 dd"]}
     journals = read(attempt, started(), *signals, ended)
     assert journals.teardown_s() == 1.5
-    assert (journals.outlived(), journals.undead()) == (("7 sleep",), ("8 dd",))
+    assert (journals.leftovers(), journals.unkillable()) == (("7 sleep",), ("8 dd",))
     assert read(attempt, started(), ended).teardown_s() == 0.0
     assert read(attempt, started(), *signals).teardown_s() == 0.0
 
@@ -141,18 +141,18 @@ def test_what_is_left_is_what_the_last_guardian_saw(attempt: AttemptDir) -> None
     first = {"event": "ended", "t_ns": at(4.5), "outlived": ["7 sleep"], "left": ["8 dd"]}
     second = {"event": "ended", "t_ns": at(5.5), "outlived": ["7 sleep"], "left": []}
     journals = read(attempt, started(), first, second)
-    assert (journals.outlived(), journals.undead()) == (("7 sleep",), ())
+    assert (journals.leftovers(), journals.unkillable()) == (("7 sleep",), ())
 
 
 def test_where_no_guardian_lived_to_look_nobody_knows_what_is_left(attempt: AttemptDir) -> None:
-    assert read(attempt, *CLEAN).undead() is None
-    assert read(attempt, {"event": "ended", "t_ns": at(5.5), "outlived": []}).undead() is None
+    assert read(attempt, *CLEAN).unkillable() is None
+    assert read(attempt, {"event": "ended", "t_ns": at(5.5), "outlived": []}).unkillable() is None
 
 
 def test_the_first_word_of_a_full_disk_counts(attempt: AttemptDir) -> None:
     full = [{"event": "full", "t_ns": at(seconds), "why": why} for seconds, why in ((3.0, "here"), (4.0, "there"))]
-    assert read(attempt, *CLEAN, *full).disk_full() == "here"
-    assert read(attempt, *CLEAN).disk_full() is None
+    assert read(attempt, *CLEAN, *full).full_disk_text() == "here"
+    assert read(attempt, *CLEAN).full_disk_text() is None
 
 
 def test_a_run_that_its_guardian_had_to_end_was_abandoned_however_much_left_before(attempt: AttemptDir) -> None:
@@ -201,8 +201,8 @@ def test_only_the_newest_samples_are_kept(attempt: AttemptDir) -> None:
 
 
 def test_a_board_that_cannot_be_read_is_trouble(attempt: AttemptDir) -> None:
-    attempt.boards.mkdir()
-    (attempt.boards / "7.board").write_bytes(b"not a board")
+    attempt.probe_files.mkdir()
+    (attempt.probe_files / "7.board").write_bytes(b"not a board")
     journals = read(attempt)
     assert journals.pids == {0: 100, 1: 101}
     assert [one.what for one in journals.trouble] == ["7.board"]
@@ -265,7 +265,7 @@ def test_journals_of_any_content_are_read_without_an_error(
     assert all(isinstance(one.pid, int) for one in journals.exits())
     assert isinstance(journals.ending(), Ending)
     assert isinstance(journals.teardown_s(), float)
-    assert all(isinstance(one, str) for one in (*journals.outlived(), *(journals.undead() or ())))
+    assert all(isinstance(one, str) for one in (*journals.leftovers(), *(journals.unkillable() or ())))
     assert journals.limits(Limits(), []).busy_s is not None
     assert all(isinstance(one, Sample) for one in journals.samples())
 

@@ -13,13 +13,13 @@ import pytest
 from nsa_harness.cli.main import run_command_line
 from nsa_harness.core.evidence.job_files import JobFileKind
 from nsa_harness.supervisor.storage import job_files as module
-from nsa_harness.supervisor.storage.job_files import left_files
+from nsa_harness.supervisor.storage.job_files import read_job_files
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/home/ada/train.py", line 22, in step\nValueError: bad batch\n'
 
 
 def lines_of(paths: list[Path]) -> list[str]:
-    found = left_files(paths)
+    found = read_job_files(paths)
     return [f"{Path(one.what).name}: {one.why}" for one in found.trouble]
 
 
@@ -33,8 +33,8 @@ def logs(tmp_path: Path) -> Path:
 
 def test_everything_below_a_folder_is_read_and_a_file_by_its_name_alone(logs: Path) -> None:
     (logs / "train.py").write_text(f"'''{TRACEBACK}'''")
-    assert [Path(one.name).name for one in left_files([logs]).files] == ["stderr.log"]
-    named = left_files([logs / "train.py", logs / "gone.log"])
+    assert [Path(one.name).name for one in read_job_files([logs]).files] == ["stderr.log"]
+    named = read_job_files([logs / "train.py", logs / "gone.log"])
     assert [one.kind for one in named.files] == [JobFileKind.LOG]
     assert [(Path(one.what).name, one.why) for one in named.trouble] == [("gone.log", "no such file or directory")]
 
@@ -45,7 +45,7 @@ def test_what_cannot_be_read_is_one_line_and_the_others_are_read(logs: Path) -> 
     (logs / "nowhere.log").symlink_to("gone")
     (logs / "packed.log.gz").write_bytes(b"\x1f\x8b\x08\x00")
     (logs / "trace_0").write_bytes(b"\x80\x02}")
-    found = left_files([logs, logs / "nowhere.log"])
+    found = read_job_files([logs, logs / "nowhere.log"])
     assert [(Path(one.what).name, one.why) for one in found.trouble] == [
         ("link.log", "a link, which is not followed"),
         ("nowhere.log", "a link, which is not followed"),
@@ -69,12 +69,12 @@ def test_of_a_huge_log_its_beginning_and_its_end_are_read(logs: Path, monkeypatc
         file.truncate(1 << 40)  # a hole: it takes no room
         file.seek(0, 2)
         file.write(f"\n{TRACEBACK}".encode())
-    found = left_files([log])
+    found = read_job_files([log])
     (one,) = found.trouble
     assert one.why.endswith("bytes in its middle were not read")
     assert [one.kind for one in found.files] == [JobFileKind.NOTHING]  # zeros are no text
     log.write_bytes(b"RANK=3\n" + b"loss 0.1\n" * 20_000 + TRACEBACK.encode())
-    found = left_files([log])
+    found = read_job_files([log])
     assert found.files[0].text.startswith("RANK=3\n")
     assert found.files[0].text.endswith(TRACEBACK)
     assert len(found.trouble) == 1
@@ -86,7 +86,7 @@ def test_of_very_many_files_those_are_read_that_look_like_what_a_job_leaves(
     monkeypatch.setattr(module, "_MAX_FILES", 2)
     for number in range(5):
         (logs / f"batch{number}.bin").write_text("x\n")
-    found = left_files([logs])
+    found = read_job_files([logs])
     assert "stderr.log" in {Path(one.name).name for one in found.files}
     assert lines_of([logs]) == ["logs: 6 files: 4 of them were not looked at; name those that matter"]
 
@@ -98,7 +98,7 @@ def test_a_run_of_ours_is_said_to_be_judged_by_report(tmp_path: Path) -> None:
     (run / "job" / "stderr.log").write_text(TRACEBACK)
     (line,) = lines_of([tmp_path])
     assert "a run of nsa-harness, which `nsa-harness report" in line
-    assert left_files([run]).files == []
+    assert read_job_files([run]).files == []
 
 
 def test_folders_without_end_are_left_at_some_depth(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_harness.supervisor.storage.logs import bounded_logs, free_middle
+from nsa_harness.supervisor.storage.logs import free_middle, limit_logs
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 HALF = 1 << 16
@@ -36,7 +36,7 @@ def test_a_large_log_keeps_both_ends_and_the_run_says_what_is_left_out(attempt: 
     of_a_rank = attempt.logs / "id" / "attempt_0" / "0" / "stdout.log"
     small = attempt.logs / "id" / "attempt_0" / "0" / "stderr.log"
     small.write_text("whole\n")
-    with bounded_logs(attempt, HALF):
+    with limit_logs(attempt, HALF):
         whole = fill(attempt.output)
         fill(of_a_rank)
     left_out = len(whole) - 2 * HALF
@@ -65,7 +65,7 @@ def test_the_middle_of_a_log_that_grows_goes_back_to_the_disk_and_its_writer_goe
 def test_what_grows_is_looked_at_while_it_does(attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller may be killed before the end, when the rest is done."""
     monkeypatch.setattr("nsa_harness.supervisor.storage.logs._INTERVAL_S", 0.01)
-    with bounded_logs(attempt, HALF):
+    with limit_logs(attempt, HALF):
         text = fill(attempt.output)
         while attempt.output.read_bytes() == text:  # until the thread has looked; the test's limit ends it
             pass
@@ -76,8 +76,8 @@ def test_a_log_that_cannot_be_brought_down_is_told(attempt: AttemptDir, monkeypa
     def fails(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(attempt.door, "copy_ends", fails)
-    with bounded_logs(attempt, HALF):
+    monkeypatch.setattr(attempt.directory, "copy_ends", fails)
+    with limit_logs(attempt, HALF):
         fill(attempt.output)
     ((what, why),) = told(attempt)
     assert what == "output.log"

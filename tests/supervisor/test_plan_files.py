@@ -17,7 +17,7 @@ from nsa_harness.errors import ScenarioError, UsageError
 from nsa_harness.supervisor.launch import planning
 from nsa_harness.supervisor.launch.planning import Invocation, LaunchPlan, all_scenarios, plan_launches
 from nsa_harness.supervisor.launch.scenario_files import shipped_plan
-from nsa_harness.supervisor.storage.record import Record, read_record, write_record
+from nsa_harness.supervisor.storage.record import RunRecord, read_record, write_record
 from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, create_run
 
 sys.path.append(str(Path(__file__).parents[1] / "core"))
@@ -124,14 +124,14 @@ def test_the_plan_that_ships_names_scenarios_keys_and_causes_that_there_are(tmp_
     assert read_plan(shipped_plan(), all_scenarios(tmp_path)[0]).mistakes == ()
 
 
-def stored(tmp_path: Path, agreed: PlanText | None) -> tuple[RunDir, Record]:
+def stored(tmp_path: Path, agreed: PlanText | None) -> tuple[RunDir, RunRecord]:
     folder = create_run(tmp_path / "reports")
-    record = Record(command="c", harness="0", machine=MACHINE, controller=0, plan=(), agreed=agreed)
+    record = RunRecord(command="c", harness="0", machine=MACHINE, controller=0, plan=(), plan_text=agreed)
     write_record(folder, record)
     return folder, read_record(folder)
 
 
-def judged(folder: RunDir, record: Record) -> Report:
+def judged(folder: RunDir, record: RunRecord) -> Report:
     return report_of(folder, record, [run("smoke", Status.FAIL), run("first")])
 
 
@@ -139,8 +139,8 @@ def test_a_stored_run_is_judged_by_the_gates_that_stood_when_it_was_started(tmp_
     folder, record = stored(tmp_path, PlanText(file="scenarios/plans/mine.yaml", text=PLAN))
     (gate,) = judged(folder, record).gates  # no file of that name is there any more
     assert (gate.name, gate.state, gate.why, gate.leads) == ("smoke", GateState.FIRED, "smoke FAIL", True)
-    assert resumed_agreed(folder) == record.agreed
-    assert stored_plan_file(folder.path, None) == record.agreed
+    assert resumed_agreed(folder) == record.plan_text
+    assert stored_plan_file(folder.path, None) == record.plan_text
 
 
 def resumed_agreed(folder: RunDir) -> PlanText | None:

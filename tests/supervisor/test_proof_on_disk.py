@@ -20,7 +20,7 @@ from nsa_harness.core.evidence.reduced import LEVELS, reduce_evidence
 from nsa_harness.core.report import HangKind
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.supervisor.storage import collect as store
-from nsa_harness.supervisor.storage.adapters import json_text, plain
+from nsa_harness.supervisor.storage.adapters import json_object, json_text
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 from nsa_harness.supervisor.watch.watch import Snapshots
 
@@ -64,7 +64,7 @@ def stored(looks: Sequence[Snapshot], path: Path) -> tuple[HangKind | None, Evid
     for one in snapshots.snapshots_to_store(Ending.STALL):
         (attempt.dumps / f"snapshot{one.number}.json").write_text(json_text(one))
     records += [said("rank", rank=rank, pid=pid) for rank, pid in alive.items()]
-    records += [said("limits", **plain(LIMITS)), said("ending", 20.0, ending="stall", last_progress_s=5.0)]
+    records += [said("limits", **json_object(LIMITS)), said("ending", 20.0, ending="stall", last_progress_s=5.0)]
     journal(attempt.watch, *records)
     journal(attempt.processes, started())
     return proof.kind if proof else None, store.collect(attempt, spec(ranks=len(alive)), "node7")
@@ -175,7 +175,7 @@ def test_what_was_proven_live_is_proven_by_what_is_stored(
     again = judge(seen)
     assert (live, again.proof and again.proof.kind, again.error) == (kind, kind, None)
     monkeypatch.setattr(store, "MAX_RANK_BYTES", 0)
-    least, _ = store.bounded(seen)
+    least, _ = store.reduce_to_limit(seen)
     proof = judge(least).proof
     assert proof is not None
     assert proof.kind is kind, "reduced as far as can be"

@@ -163,10 +163,10 @@ def test_go_after_every_phase_in_order_with_what_this_machine_lacks_beside_it(
     assert text.startswith(
         "# GO · ready ci\n\n**12 of 14 criteria met, none missed; gpu_memory, gpu_memory_slope, nccl"
     )
-    assert "| memory_slope | **met** | 10 bytes a step | &lt; 200 kB a step | 100% | [ready_stable]" in text
+    assert "| memory_slope | **met** | 10 bytes per step | &lt; 200 kB per step | 100% | [ready_stable]" in text
     said = capsys.readouterr().out
     assert said.rstrip().splitlines()[-2].startswith("GO  ready ci   12 of 14 criteria met, none missed")
-    assert "11/11  stable   500 steps without a slip" in said
+    assert "11/11  stable   500 steps without a failure" in said
     assert (run / "SUMMARY.md").exists()
 
 

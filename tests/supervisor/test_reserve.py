@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nsa_harness.supervisor.storage.rundir import RunDir, append_line, locked, write_document
-from nsa_harness.supervisor.storage.safe_directory import BALLAST, SafeDirectory, keep_ballast, with_room
+from nsa_harness.supervisor.storage.rundir import RunDir, append_line, lock_run, write_document
+from nsa_harness.supervisor.storage.safe_directory import BALLAST, SafeDirectory, fill_ballast, write_with_ballast
 
 
 class Disk:
@@ -17,7 +17,7 @@ class Disk:
 
     def __init__(self, home: Path, number: int) -> None:
         self.home, self.number = home, number
-        self.write = SafeDirectory._write_aside
+        self.write = SafeDirectory._write_atomically
 
     def __call__(self, door: SafeDirectory, path: Path, data: bytes) -> None:
         if (self.home / BALLAST).stat().st_size:
@@ -27,7 +27,7 @@ class Disk:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    keep_ballast(tmp_path)
+    fill_ballast(tmp_path)
     (tmp_path / "attempt" / "rank0").mkdir(parents=True)
     return tmp_path
 
@@ -38,7 +38,7 @@ def test_a_document_gets_the_room_of_the_reserve(
     run: Path, monkeypatch: pytest.MonkeyPatch, number: int, place: str
 ) -> None:
     disk = Disk(run, number)
-    monkeypatch.setattr(SafeDirectory, "_write_aside", lambda *words: disk(*words))
+    monkeypatch.setattr(SafeDirectory, "_write_atomically", lambda *words: disk(*words))
     write_document(run / place, "said")
     assert (run / place).read_text() == "said"
     assert (run / BALLAST).stat().st_size == 0, "it tells that it was needed"
@@ -46,7 +46,7 @@ def test_a_document_gets_the_room_of_the_reserve(
 
 def test_what_fails_for_another_reason_leaves_the_reserve_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(run, errno.EIO)
-    monkeypatch.setattr(SafeDirectory, "_write_aside", lambda *words: disk(*words))
+    monkeypatch.setattr(SafeDirectory, "_write_atomically", lambda *words: disk(*words))
     with pytest.raises(OSError, match="Input/output"):
         write_document(run / "SUMMARY.md", "said")
     assert (run / BALLAST).stat().st_size > 1 << 20
@@ -55,7 +55,7 @@ def test_what_fails_for_another_reason_leaves_the_reserve_alone(run: Path, monke
 def test_a_disk_that_is_full_without_a_reserve_is_an_error_and_leaves_no_half_document(tmp_path: Path) -> None:
     (tmp_path / BALLAST).touch()
     with pytest.raises(OSError, match="No space left"):
-        with_room(tmp_path / "x", lambda: _raise(errno.ENOSPC))
+        write_with_ballast(tmp_path / "x", lambda: _raise(errno.ENOSPC))
 
 
 def _raise(number: int) -> None:
@@ -64,18 +64,18 @@ def _raise(number: int) -> None:
 
 def test_a_reserve_that_was_needed_is_made_again_where_there_is_room(run: Path) -> None:
     os.truncate(run / BALLAST, 0)
-    keep_ballast(run)
+    fill_ballast(run)
     assert (run / BALLAST).stat().st_size > 1 << 20
 
 
 def test_a_reserve_for_which_there_is_no_room_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fallocate", lambda *_: _raise(errno.ENOSPC))
-    keep_ballast(tmp_path)
+    fill_ballast(tmp_path)
     assert (tmp_path / BALLAST).stat().st_size == 0
 
 
 def test_a_run_that_is_over_keeps_none(run: Path) -> None:
-    with locked(RunDir(run)):
+    with lock_run(RunDir(run)):
         assert (run / BALLAST).exists()
     assert not (run / BALLAST).exists()
 

@@ -133,14 +133,14 @@ def test_a_journal_gives_back_what_was_appended(tmp_path: Path) -> None:
     records = [{"event": "a", "text": "zwei\nZeilen"}, {"event": "b", "n": None}]
     for record in records:
         append_line(journal, record)
-    assert list(SafeDirectory(tmp_path).records(journal)) == records
+    assert list(SafeDirectory(tmp_path).read_records(journal)) == records
 
 
 def test_a_torn_or_foreign_line_of_a_journal_is_passed_over(tmp_path: Path) -> None:
     journal = tmp_path / "watch.jsonl"
     journal.write_bytes(b'{"n":1}\n{"n":\nnull\n[2]\n\xff\xfe\n' + b"[" * 100_000 + b'\n{"n":3}\n{"n":4')
-    assert list(SafeDirectory(tmp_path).records(journal)) == [{"n": 1}, {"n": 3}]
-    assert list(SafeDirectory(tmp_path).records(tmp_path / "missing.jsonl")) == []
+    assert list(SafeDirectory(tmp_path).read_records(journal)) == [{"n": 1}, {"n": 3}]
+    assert list(SafeDirectory(tmp_path).read_records(tmp_path / "missing.jsonl")) == []
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -149,16 +149,16 @@ def test_reading_a_journal_never_raises(tmp_path: Path, noise: bytes, cut: int) 
     journal = tmp_path / "watch.jsonl"
     whole = json.dumps({"event": "exit", "t_ns": 17}).encode() + b"\n"
     journal.write_bytes(whole + whole[:cut] + noise)
-    assert all(isinstance(record, dict) for record in SafeDirectory(tmp_path).records(journal))
-    assert {"event": "exit", "t_ns": 17} in list(SafeDirectory(tmp_path).records(journal))
+    assert all(isinstance(record, dict) for record in SafeDirectory(tmp_path).read_records(journal))
+    assert {"event": "exit", "t_ns": 17} in list(SafeDirectory(tmp_path).read_records(journal))
 
 
 def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
     log = tmp_path / "output.log"
     log.write_bytes(b"x" * (1 << 20) + b"\xffend")
-    assert SafeDirectory(tmp_path).tail(log).endswith("\ufffdend")
-    assert len(SafeDirectory(tmp_path).tail(log)) == 1 << 20
-    assert SafeDirectory(tmp_path).tail(tmp_path / "missing.log") == ""
+    assert SafeDirectory(tmp_path).read_tail(log).endswith("\ufffdend")
+    assert len(SafeDirectory(tmp_path).read_tail(log)) == 1 << 20
+    assert SafeDirectory(tmp_path).read_tail(tmp_path / "missing.log") == ""
 
 
 def test_a_run_that_can_be_stored_nowhere_is_refused_with_what_to_name_instead(tmp_path: Path) -> None:

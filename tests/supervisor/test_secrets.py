@@ -30,7 +30,7 @@ from nsa_harness.errors import UsageError
 from nsa_harness.render.events import Events
 from nsa_harness.supervisor.capture.snapshot import StackSampler
 from nsa_harness.supervisor.storage import redacted_files
-from nsa_harness.supervisor.storage.record import Record, load_spec, plan_to_resume, write_record
+from nsa_harness.supervisor.storage.record import RunRecord, load_spec, plan_to_resume, write_record
 from nsa_harness.supervisor.storage.redacted_files import redact_files, redact_run, write_bundle
 from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, create_run
@@ -66,11 +66,11 @@ def failed(attempt: AttemptDir) -> None:
         (home / "stderr.log").write_text(printed())
         (home / "stdout.log").write_text(printed())
     attempt.output.write_text(printed())
-    attempt.boards.mkdir()
+    attempt.probe_files.mkdir()
     message = printed().rpartition("RuntimeError: ")[2]
     record = {"at_ns": at(4.0), "type": "RuntimeError", "message": message,
               "frames": [{"file": "train.py", "line": 3, "function": "<module>"}]}  # fmt: skip
-    (attempt.boards / "101.raised.json").write_text(json.dumps(record))
+    (attempt.probe_files / "101.raised.json").write_text(json.dumps(record))
     left = {"event": "ended", "t_ns": at(6.2), "outlived": [f"77 python {' '.join(command_words())}"], "left": []}
     exits = [replace_status(one) for one in CLEAN]
     journal(attempt.processes, *exits, left)
@@ -89,7 +89,7 @@ def dump(attempt: AttemptDir) -> None:
         thread=f"worker {planted()['log'].popitem()[0]}", tid=101, active=False, frames=(frame,), source="py-spy"
     )
     snapshot = RankSnapshot(rank=1, pid=101, process=process, stacks=(stack,))
-    sampler = StackSampler(origin_ns=0, probe_dir=attempt.boards, dumps=attempt.dumps, redaction=attempt.redaction)
+    sampler = StackSampler(origin_ns=0, probe_dir=attempt.probe_files, dumps=attempt.dumps, redaction=attempt.redaction)
     sampler._write(snapshot, json.dumps([{"thread_name": stack.thread, "args": command}]), 1)
 
 
@@ -104,7 +104,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 def judged(run: RunDir) -> RunDir:
     launched = leaking_spec()
     command = f"nsa-harness run --script train.py -- {' '.join(command_words())}"
-    record = Record(command=command, harness="0.1.0", machine=FACTS, controller=1, plan=(launched,))
+    record = RunRecord(command=command, harness="0.1.0", machine=FACTS, controller=1, plan=(launched,))
     write_record(run, record)
     attempt = run.attempt(launched.scenario)
     prepare(attempt, launched, FACTS)
@@ -134,13 +134,13 @@ def test_a_process_that_outlives_a_dead_controllers_run_is_named_without_the_sec
     attempt = AttemptDir(tmp_path)
     attempt.redaction.learn_launch(leaking_spec())
     left = f"101 python train.py {' '.join(command_words())} (of root; ignores SIGKILL)"
-    attempt.abandoned.write_text(
+    attempt.interruption_note.write_text(
         f"nsa-harness was killed; its reaper process could not end all of its processes: {left}\n"
     )
     assert shown(tmp_path) != {}
     assert redact_files(attempt) == ()
     assert shown(tmp_path) == {}
-    assert attempt.abandoned.read_text().startswith(
+    assert attempt.interruption_note.read_text().startswith(
         "nsa-harness was killed; its reaper process could not end all of its processes: 101 "
     )
 
@@ -174,8 +174,8 @@ def test_a_value_of_the_inherited_environment_is_remembered_if_it_was_printed(
     failed(attempt)
     for path in attempt.logs.rglob("stderr.log"):
         path.write_text("RuntimeError: correct-horse is refused\n")
-    (attempt.boards / "101.raised.json").unlink()
-    write_record(run, Record(command="x", harness="0.1.0", machine=FACTS, controller=1, plan=(spec(),)))
+    (attempt.probe_files / "101.raised.json").unlink()
+    write_record(run, RunRecord(command="x", harness="0.1.0", machine=FACTS, controller=1, plan=(spec(),)))
     rejudge(run.path)
     assert json.loads(run.secrets.read_text()) == ["correct-horse"]
     monkeypatch.delenv("OF_THE_SHELL_PASSWORD")
@@ -194,7 +194,7 @@ def test_a_run_is_repeated_and_gone_on_with_by_the_command_as_it_was_given(run: 
 
 def test_what_is_written_is_for_its_owner_alone(run: RunDir) -> None:
     assert run.path.stat().st_mode & 0o077 == 0
-    ours = [run.attempt("ddp_onestep").spec, run.plan, run.request, run.summary, run.attempt("ddp_onestep").verdict]
+    ours = [run.attempt("ddp_onestep").spec, run.plan, run.record, run.summary, run.attempt("ddp_onestep").verdict]
     assert [path.name for path in ours if path.stat().st_mode & 0o077] == []
 
 
@@ -251,7 +251,7 @@ def unpacked(bundle: Path, into: Path) -> Path:
 
 
 def test_a_bundle_has_the_logs_too_and_no_secret_and_nothing_that_repeats_the_run(run: RunDir, tmp_path: Path) -> None:
-    board = run.attempt("ddp_onestep").boards / "101.board"
+    board = run.attempt("ddp_onestep").probe_files / "101.board"
     board.write_bytes(b"NSABOARD\0\0" + values()[0].encode() + b"\0end")
     (run.path / "link.txt").symlink_to("/etc/hostname")
     write_bundle(RunDir(run.path), tmp_path / "one.tar.gz")
@@ -278,7 +278,7 @@ def test_a_key_of_many_lines_and_a_line_without_end_are_known_across_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redacted_files, "_CHUNK_BYTES", 64)
-    monkeypatch.setattr(redacted_files, "_CARRIED_BYTES", 512)
+    monkeypatch.setattr(redacted_files, "_OVERLAP_BYTES", 512)
     key = ["-----BEGIN " + "PRIVATE KEY-----", *(("aB3d" * 15 + str(n)) for n in range(4)), "-----END PRIVATE KEY-----"]
     log = "\n".join(["before " * 20, *key, "after"]) + "x" * 100 + f" {values()[0]} " + "y" * 1000
     (tmp_path / "one.log").write_text(log)
@@ -291,7 +291,7 @@ def test_a_key_of_many_lines_and_a_line_without_end_are_known_across_pieces(
 
 @pytest.mark.parametrize("on", [True, False])
 def test_a_command_sends_nothing_to_a_terminal_redacted_or_not(on: bool) -> None:
-    assert Redaction(on=on).command(["say", "\x1b[2J"], [("TITLE", "\x07")]) == "TITLE=$'\\007' say $'\\e[2J'"
+    assert Redaction(is_on=on).command(["say", "\x1b[2J"], [("TITLE", "\x07")]) == "TITLE=$'\\007' say $'\\e[2J'"
 
 
 @pytest.mark.slow

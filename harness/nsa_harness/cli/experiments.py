@@ -224,7 +224,7 @@ def claim(
     from nsa_harness.supervisor.storage.redaction import Redaction
 
     plan = LaunchPlan(specs=(sides.first.spec, sides.second.spec), notes=sides.notes)
-    for line in command_events(plan, Redaction(on=not no_redact)):
+    for line in command_events(plan, Redaction(is_on=not no_redact)):
         print(line)
 
 

@@ -229,7 +229,7 @@ def _launch(request: RunRequest, plan: LaunchPlan, *, dry_run: bool) -> NoReturn
         from nsa_harness.cli.text import command_events, command_lines
         from nsa_harness.supervisor.storage.redaction import Redaction
 
-        redaction = Redaction(on=request.options.redact)
+        redaction = Redaction(is_on=request.options.redact)
         for line in command_events(plan, redaction) if request.options.json else command_lines(plan, redaction):
             print(line)
         raise typer.Exit

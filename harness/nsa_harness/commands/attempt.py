@@ -20,10 +20,10 @@ from nsa_harness.render.listener import Listener
 from nsa_harness.supervisor.launch.fork_client import ForkServer, without_fork
 from nsa_harness.supervisor.launch.launcher import LaunchedRun, command_line, launch
 from nsa_harness.supervisor.launch.machine import describe
-from nsa_harness.supervisor.storage.logs import bounded_logs
+from nsa_harness.supervisor.storage.logs import limit_logs
 from nsa_harness.supervisor.storage.record import write_spec
 from nsa_harness.supervisor.storage.rundir import SPEC, AttemptDir, append_line, write_document
-from nsa_harness.supervisor.storage.safe_directory import is_full, keep_ballast
+from nsa_harness.supervisor.storage.safe_directory import fill_ballast, is_disk_full
 
 _GRACE_S = 1.0  # time between SIGTERM and SIGKILL
 _STARTUP_PHASES = {"none", "start", "imported", "init"}
@@ -73,18 +73,18 @@ def run_one(
         notify(lambda listener: listener.on_launch(redacted_spec))
         guarded = (server.launch if server else launch)(spec, attempt, probe, devices)
         audience = AttemptAudience(name=attempt.path.name, notify=notify)
-        with bounded_logs(attempt):
+        with limit_logs(attempt):
             _follow(guarded, spec, attempt, audience, interruption, should_stop)
         from nsa_harness.commands.judge import judge_attempt
 
         return judge_attempt(attempt, spec, facts.host, number)
     except Exception as error:
         with suppress(OSError):
-            attempt.door.append(log, attempt.redaction.text(traceback.format_exc()))
+            attempt.directory.append(log, attempt.redaction.text(traceback.format_exc()))
         from nsa_harness.core.outcome.outcome import unjudged_outcome
 
         reason = f"{type(error).__name__}: {error}; see {log.name}"
-        disk_full = is_full(error)
+        disk_full = is_disk_full(error)
         outcome = unjudged_outcome(spec, attempt=number, directory=attempt.path.name, error=reason, disk_full=disk_full)
         return attempt.redaction.value(outcome)
 
@@ -130,12 +130,12 @@ def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
     """
     # A run that was killed before it wrote the spec has left an empty directory, which can be used.
     attempt.path.mkdir(parents=True, exist_ok=True)
-    keep_ballast(attempt.path.parent)
-    if attempt.door.exists(attempt.spec):
+    fill_ballast(attempt.path.parent)
+    if attempt.directory.exists(attempt.spec):
         raise FileExistsError(f"{attempt.path} already contains an attempt")
     write_spec(attempt, spec)
     attempt.redaction.learn_launch(spec)
-    attempt.redaction.suspect(os.environ)
+    attempt.redaction.suspect_environment(os.environ)
     command = attempt.redaction.command(command_line(spec, sys.executable, None), spec.env)
     write_document(attempt.command, "".join(f"{line}\n" for line in (*where_to_set(command, SPEC), command)))
     environment = describe(replace(spec, env=attempt.redaction.pairs(spec.env)), facts, git_diff=attempt.git_diff)

@@ -63,7 +63,7 @@ from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.launcher import end_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.scenario_files import shipped_plan
-from nsa_harness.supervisor.storage.collect import seconds_a_step
+from nsa_harness.supervisor.storage.collect import step_time_s
 from nsa_harness.supervisor.storage.rundir import RunDir
 from nsa_harness.texts import words
 
@@ -301,9 +301,9 @@ class Bisection(SearchProgress):
             self.outcomes[outcome.dir] = outcome
             self.specs.append(spec)
             attempt, bad_outcome = self.run.attempt(name), self.request.sought
-            step_s = seconds_a_step(attempt, spec.ranks) if bad_outcome.kind == SLOW else None
+            step_s = step_time_s(attempt, spec.ranks) if bad_outcome.kind == SLOW else None
             counts = counts_as(
-                outcome, bad_outcome, self.signature, self.run.door.tail(attempt.output), step_s=step_s,
+                outcome, bad_outcome, self.signature, self.run.directory.read_tail(attempt.output), step_s=step_s,
                 slow_from_s=self.slow_from_s,
             )  # fmt: skip
             blank = replace(blank, launcher=spec.launcher.value, counts_as=counts, step_s=step_s)

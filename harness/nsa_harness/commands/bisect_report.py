@@ -96,7 +96,7 @@ def write_answer(
     """
     run = session.run
     search = report_so_far(state, answer, alone=_write_repro(state, run, answer), cut_short=cut_short)
-    search = run.redaction.value(replace(search, command=run.redaction.typed(search.command)))
+    search = run.redaction.value(replace(search, command=run.redaction.command_text(search.command)))
     dirs = [probe.dir for probe in search.probes if probe.dir]
     all_outcomes = {**_judge_again(run, [name for name in dirs if name not in outcomes]), **outcomes}
     session.write_documents(
@@ -153,8 +153,8 @@ def _write_repro(state: SearchProgress, run: RunDir, answer: SearchAnswer) -> st
     script = repro_script(run.redaction.spec(spec), working_dir=os.getcwd(), about=about)
     if script is None:
         return None
-    run.door.make_folder(run.repro)
-    run.door.write(run.repro / NAME, script)
+    run.directory.make_directory(run.repro)
+    run.directory.write(run.repro / NAME, script)
     return f"cd {run.repro} && {repro_command(spec)}"
 
 

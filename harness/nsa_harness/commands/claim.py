@@ -44,12 +44,12 @@ from nsa_harness.supervisor.launch.launcher import command_line, end_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation
 from nsa_harness.supervisor.launch.sides import COMMIT, LaunchSides, plan_sides
-from nsa_harness.supervisor.storage.adapters import plain
-from nsa_harness.supervisor.storage.collect import seconds_a_step
+from nsa_harness.supervisor.storage.adapters import json_object
+from nsa_harness.supervisor.storage.collect import step_time_s
 from nsa_harness.supervisor.storage.ledger import NAME, LedgerLine, read_ledger
-from nsa_harness.supervisor.storage.metrics import table
+from nsa_harness.supervisor.storage.metrics import read_table
 from nsa_harness.supervisor.storage.redaction import Redaction
-from nsa_harness.supervisor.storage.rundir import RunOptions, ended_before
+from nsa_harness.supervisor.storage.rundir import RunOptions, earlier_results
 from nsa_harness.texts import words
 
 EXIT = {ClaimResult.SUPPORTED: 0, ClaimResult.REFUTED: 1, ClaimResult.UNDECIDED: 125, ClaimResult.NOT_COMPARABLE: 2}
@@ -102,7 +102,7 @@ def _sides(request: ClaimRequest, facts: MachineFacts, stack: ExitStack | None) 
 
 def _claim(request: ClaimRequest, sides: LaunchSides) -> ClaimReport:
     """Return the report of the claim before its first trial."""
-    earlier = ended_before(request.options.parent, {sides.first.spec.spec_hash})
+    earlier = earlier_results(request.options.parent, {sides.first.spec.spec_hash})
     insistent = request.insistent or any(run.verdict in FAILED_STATUSES for run in earlier)
     specs = (sides.first.spec, sides.second.spec)
     terms = ClaimTerms(
@@ -127,10 +127,10 @@ def planned_claim(request: ClaimRequest) -> LaunchSides:
 def show_plan(request: ClaimRequest, sides: LaunchSides) -> None:
     """Print both sides, their commands, and the shortest and longest time that the test can take."""
     claim, specs = _claim(request, sides), (sides.first.spec, sides.second.spec)
-    walls_s = [[run.wall_s for run in ended_before(request.options.parent, {spec.spec_hash})] for spec in specs]
+    walls_s = [[run.wall_s for run in earlier_results(request.options.parent, {spec.spec_hash})] for spec in specs]
     means_s = [sum(side_s) / len(side_s) for side_s in walls_s if side_s]
     pair_s = 2 * sum(means_s) / len(means_s) if means_s else None
-    redaction = Redaction(on=request.options.redact)
+    redaction = Redaction(is_on=request.options.redact)
     commands = [redaction.command(command_line(spec, sys.executable, None), spec.env) for spec in specs]
     TrialScreen.print_lines(lambda width: shown.plan_lines(claim, commands, pair_s, width))
 
@@ -138,10 +138,12 @@ def show_plan(request: ClaimRequest, sides: LaunchSides) -> None:
 def show_ledger(parent: Path, *, as_json: bool) -> int:
     """Print the ledger as a Markdown table, or as one JSON line per claim. Return the exit code."""
     ledger = read_ledger(parent)
-    for line in map(json.dumps, map(plain, ledger.lines)) if as_json else shown.ledger_lines(ledger.lines):
+    for line in map(json.dumps, map(json_object, ledger.lines)) if as_json else shown.ledger_lines(ledger.lines):
         print(line)
-    if ledger.unread:
-        print(f"note: {words.plural(ledger.unread, 'line')} of {parent / NAME} could not be read", file=sys.stderr)
+    if ledger.unread_count:
+        print(
+            f"note: {words.plural(ledger.unread_count, 'line')} of {parent / NAME} could not be read", file=sys.stderr
+        )
     return 0
 
 
@@ -193,8 +195,8 @@ def _trial(experiment: Experiment, outcome: Outcome, side: int) -> Trial:
     spec, attempt = experiment.configs[side], experiment.session.run.attempt(outcome.spec.scenario, outcome.attempt)
     numbers: tuple[ComputedNumber, ...] = ()
     if is_launched_by(spec):
-        numbers = computed_numbers(lambda name: table(attempt.door, attempt.path / name, lambda *_: None))
-    step_s = seconds_a_step(attempt, spec.ranks)
+        numbers = computed_numbers(lambda name: read_table(attempt.directory, attempt.path / name, lambda *_: None))
+    step_s = step_time_s(attempt, spec.ranks)
     return make_trial(outcome, lambda _: True, config=side, step_s=step_s, numbers=numbers)
 
 

@@ -18,7 +18,7 @@ from nsa_harness.core.report import MachineFacts, Outcome
 from nsa_harness.errors import HarnessError
 from nsa_harness.render.experiments.claim import TrialScreen
 from nsa_harness.supervisor.launch.machine import describe
-from nsa_harness.supervisor.storage.adapters import plain
+from nsa_harness.supervisor.storage.adapters import json_object
 from nsa_harness.supervisor.storage.ledger import LedgerLine, LedgerSide, add_line
 from nsa_harness.supervisor.storage.rundir import RunOptions
 
@@ -78,7 +78,7 @@ class Experiment:
         code = INTERRUPTED if self.session.interrupted else code
         ledger = self._add_to_ledger(line) if self.trials else None
         self.session.write_documents(self._outcomes)
-        claim = {"scenario": line.scenario, "claim": plain(line)}
+        claim = {"scenario": line.scenario, "claim": json_object(line)}
         self.session.stream({"event": "done", **claim, "exit_code": code, "run_dir": str(self.session.run.path)})
         return code, ledger
 
@@ -98,7 +98,7 @@ class Experiment:
         return LedgerLine(
             at=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", attempts=len(self.trials), commit=git.get("commit"),
             dirty=git.get("dirty"), machine=self.session.facts.host, runs=(*runs, self.session.run.run_id),
-            command=self.session.run.redaction.typed(self.session.options.command), **facts,
+            command=self.session.run.redaction.command_text(self.session.options.command), **facts,
         )  # fmt: skip
 
     @property

@@ -56,7 +56,7 @@ def fit(run_paths: Sequence[Path], size: RequestedSize, parent: Path) -> Answer:
 
 def _outcomes(path: Path | None, parent: Path) -> Sequence[Outcome]:
     run = find_run(path, parent)
-    text = run.door.whole(run.path / "report.json", _MAX_BYTES).decode("utf-8")
+    text = run.directory.read_whole_file(run.path / "report.json", _MAX_BYTES).decode("utf-8")
     return from_json(text, str(run.path / "report.json")).outcomes
 
 

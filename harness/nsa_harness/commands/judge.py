@@ -33,12 +33,12 @@ from nsa_harness.subject.tables import RULES, reported_values
 from nsa_harness.supervisor.launch.launcher import command_line
 from nsa_harness.supervisor.storage.collect import collect
 from nsa_harness.supervisor.storage.inventory import inventory, write_reproduction
-from nsa_harness.supervisor.storage.metrics import foreign_metrics
-from nsa_harness.supervisor.storage.record import judged_spec
+from nsa_harness.supervisor.storage.metrics import printed_metrics
+from nsa_harness.supervisor.storage.record import load_judged_spec
 from nsa_harness.supervisor.storage.redacted_files import redact_files
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 from nsa_harness.supervisor.storage.safe_directory import Budget
-from nsa_harness.supervisor.storage.sources import quoted, with_sources
+from nsa_harness.supervisor.storage.sources import with_source_text, with_sources
 from nsa_harness.texts.sentences import in_words, with_words
 
 _NUMBER_DIGITS = 9
@@ -88,22 +88,22 @@ def judge_attempt(
     is left of the budget for reading the files of a stored run; None for an attempt that was just launched.
     """
     attempt.redaction.learn_launch(spec)
-    attempt.redaction.suspect(os.environ)
+    attempt.redaction.suspect_environment(os.environ)
     is_own_program = is_launched_by(spec)
-    attempt.door.budget = budget = read_budget or Budget()
+    attempt.directory.budget = budget = read_budget or Budget()
     budget.add_ranks(spec.ranks)
     evidence = collect(attempt, spec, node, reported_values if is_own_program else None)
     evidence = with_sources(attempt, evidence, launched_here=read_budget is None)
     profile = "".join(f"{line}\n" for line in profile_text(evidence))
     unwritten = write_file(attempt, attempt.path / PROFILE_FILE, profile) if evidence.samples else ()
-    outcome = quoted(
+    outcome = with_source_text(
         judge_evidence(
             spec,
             evidence,
             attempt=number,
             directory=attempt.path.name,
             artifacts=inventory(attempt, evidence, program_files(spec, evidence)),
-            metrics={**evidence.metrics, **foreign_metrics(attempt, spec.expect)},
+            metrics={**evidence.metrics, **printed_metrics(attempt, spec.expect)},
             repeat=None if evidence.is_attached else f"nsa-harness run {shlex.quote(_relative_path(attempt.spec))}",
             own_rules=RULES if is_own_program else (),
         ),
@@ -112,7 +112,7 @@ def judge_attempt(
     outcome = replace(
         outcome,
         artifacts=(*outcome.artifacts, *_write_repro(attempt, spec, evidence, outcome)),
-        trouble=(*outcome.trouble, *attempt.door.cuts(), *unwritten),
+        trouble=(*outcome.trouble, *attempt.directory.take_notes(), *unwritten),
     )
     outcome = attempt.redaction.value(outcome)
     unwritten = redact_files(attempt)
@@ -125,7 +125,7 @@ def judge_attempt(
 def write_file(attempt: AttemptDir, path: Path, text: str) -> tuple[Trouble, ...]:
     """Write a file of the attempt. If that fails, for example in a read-only directory, return the reason."""
     try:
-        attempt.door.write(path, text)
+        attempt.directory.write(path, text)
     except OSError as error:
         return (Trouble(what=path.name, why=f"it could not be written: {error}"),)
     return ()
@@ -135,7 +135,7 @@ def record_skip(attempt: AttemptDir, skip: Skip) -> Outcome:
     """Create the directory and result file of a skipped scenario, and return its outcome."""
     outcome = skipped_outcome(skip)
     try:
-        attempt.door.make_folder(attempt.path)
+        attempt.directory.make_directory(attempt.path)
     except OSError as error:
         return replace(outcome, trouble=(Trouble(what=attempt.path.name, why=f"it could not be created: {error}"),))
     return replace(outcome, trouble=write_file(attempt, attempt.result, f"{outcome.verdict.status}\n"))
@@ -165,9 +165,9 @@ def judge_stored(attempt: AttemptDir, budget: Budget | None = None) -> Outcome:
 
     `budget`: what is left of the budget for reading the run's files; None: a new budget.
     """
-    attempt.door.budget = budget = budget or Budget()
-    spec = judged_spec(attempt)
-    nodes = attempt.door.files(attempt.evidence, "*.json")
+    attempt.directory.budget = budget = budget or Budget()
+    spec = load_judged_spec(attempt)
+    nodes = attempt.directory.list_files(attempt.evidence, "*.json")
     node = nodes[0].stem if nodes else "unknown"
     return judge_attempt(attempt, spec, node, _name_and_number(attempt)[1], read_budget=budget)
 

@@ -25,7 +25,7 @@ from nsa_harness.core.source_code.collection import excerpts, program_lines
 from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.errors import StoredRunError, UsageError, did_you_mean
 from nsa_harness.render.documents.report_json import from_json, outcome_values
-from nsa_harness.supervisor.storage.adapters import adapter, evidence_text
+from nsa_harness.supervisor.storage.adapters import evidence_text, type_adapter
 from nsa_harness.supervisor.storage.redacted_files import learn_all_secrets, write_texts
 from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, find_run, refuse_if_running
 from nsa_harness.supervisor.storage.sources import FILE, stored_sources, text_as_launched
@@ -184,7 +184,7 @@ def _attempt(run: RunDir, run_path: Path | None) -> AttemptDir:
 def _stored_outcome(run: RunDir, attempt: AttemptDir) -> tuple[str, Outcome]:
     """Return the version of nsa-harness that judged the attempt, and the outcome. Raises StoredRunError."""
     try:
-        text = run.door.whole(run.report, _MAX_BYTES).decode("utf-8", errors="replace")
+        text = run.directory.read_whole_file(run.report, _MAX_BYTES).decode("utf-8", errors="replace")
     except (OSError, ValueError) as error:
         raise StoredRunError(f"{run.report}: {error}; `nsa-harness report {run.path}` writes it") from None
     report = from_json(text, str(run.report))
@@ -198,14 +198,14 @@ def _stored_outcome(run: RunDir, attempt: AttemptDir) -> tuple[str, Outcome]:
 
 def _evidence(attempt: AttemptDir) -> Evidence:
     """Return the stored evidence of the attempt. Raises StoredRunError if it cannot be read."""
-    files = attempt.door.files(attempt.evidence, "*.json")
+    files = attempt.directory.list_files(attempt.evidence, "*.json")
     if not files:
         raise StoredRunError(
             f"{attempt.path} contains no evidence; `nsa-harness report {attempt.path.parent}` collects it"
         )
     try:
-        evidence = adapter(Evidence).validate_json(attempt.door.whole(files[0], _MAX_BYTES))
-        has_sources = attempt.door.exists(attempt.path / FILE)
+        evidence = type_adapter(Evidence).validate_json(attempt.directory.read_whole_file(files[0], _MAX_BYTES))
+        has_sources = attempt.directory.exists(attempt.path / FILE)
         return replace(evidence, sources=stored_sources(attempt)) if has_sources else evidence
     except (OSError, ValueError, ValidationError) as error:
         raise StoredRunError(f"{files[0]} cannot be read: {str(error).splitlines()[0]}") from None
@@ -221,7 +221,7 @@ def _project(evidence: Evidence) -> str:
 def _environment(attempt: AttemptDir) -> dict[str, Any]:
     """Return the packages and the git commit of the attempt. Values that cannot be read are None."""
     try:
-        environment = json.loads(attempt.door.whole(attempt.env, _MAX_BYTES))
+        environment = json.loads(attempt.directory.read_whole_file(attempt.env, _MAX_BYTES))
         git = environment.get("git") or {}
         return {"packages": environment.get("packages"), "commit": git.get("commit"), "dirty": git.get("dirty")}
     except (OSError, ValueError, RecursionError, AttributeError):
@@ -279,7 +279,9 @@ def _line(
     file = _file(name, local_file, sorted({*(source.file for source in evidence.sources), *places}))
     if ProgramSource(evidence.sources).excerpt_at(file, line) is not None or line in places.get(file, ()):
         return file, line, ()
-    text = text_as_launched(file if file == local_file else "", attempt.door.changed_ns(attempt.spec) / 1e9 or None)
+    text = text_as_launched(
+        file if file == local_file else "", attempt.directory.modified_ns(attempt.spec) / 1e9 or None
+    )
     if text and line <= len(text.splitlines()):
         sources = excerpts(file, text, {line})
         return (

@@ -30,11 +30,11 @@ from nsa_harness.render.text import escape
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.scenario_files import shipped_plan
-from nsa_harness.supervisor.storage.job_files import JobFiles, left_files
-from nsa_harness.supervisor.storage.record import Record
+from nsa_harness.supervisor.storage.job_files import JobFiles, read_job_files
+from nsa_harness.supervisor.storage.record import RunRecord
 from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.supervisor.storage.rundir import RunDir, create_run
-from nsa_harness.supervisor.storage.sources import quoted, text_as_launched
+from nsa_harness.supervisor.storage.sources import text_as_launched, with_source_text
 from nsa_harness.texts import words
 
 _MAX_FILE_LINES = 6  # lines about files that could not be used; the rest is only counted
@@ -58,15 +58,15 @@ def read(request: ReadRequest) -> int:
 
     Raises UsageError if none of the files can be used.
     """
-    job_files = left_files(request.paths)
+    job_files = read_job_files(request.paths)
     useful: Counter[JobFileKind] = Counter(
         file.kind for file in job_files.files if file.kind is not JobFileKind.NOTHING
     )
     if not useful:
         raise UsageError(_nothing_usable(job_files))
     run = create_run(request.out, redact=request.redact) if request.out else None
-    redaction = run.redaction if run else Redaction(on=request.redact)
-    redaction.suspect(os.environ)
+    redaction = run.redaction if run else Redaction(is_on=request.redact)
+    redaction.suspect_environment(os.environ)
     post_mortem = read_post_mortem(job_files.files, socket.gethostname())
     # After a FAIL the printed error is enough, so no file is reported as missing.
     missing = post_mortem.missing if judge(post_mortem.evidence).status is not Status.FAIL else ()
@@ -101,7 +101,7 @@ def _outcome(
     """Judge the evidence of the files, and return the outcome with notes about unused and missing files."""
     absent = (Trouble(what=file.name, why=f"missing; next time: {' · '.join(file.how)}") for file in missing)
     evidence = replace(post_mortem.evidence, trouble=(*job_files.trouble, *post_mortem.evidence.trouble, *absent))
-    since_s = job_files.newest_ns / 1e9
+    since_s = job_files.latest_change_ns / 1e9
 
     # Paths in a log are not trusted: only Python files that are older than the log are opened.
     def source(file: str) -> str:
@@ -114,7 +114,7 @@ def _outcome(
     file_counts = " · ".join(words.plural(count, kind.value) for kind, count in sorted(useful.items()))
     spec = replace(spec, backend=evidence.backend, notes=(f"read: {file_counts}",))
     outcome = judge_evidence(spec, evidence, attempt=1, directory="", artifacts=(), metrics={}, repeat=None)
-    return quoted(_with_files(outcome, post_mortem), evidence.sources)
+    return with_source_text(_with_files(outcome, post_mortem), evidence.sources)
 
 
 def _with_files(outcome: Outcome, post_mortem: PostMortem) -> Outcome:
@@ -134,20 +134,20 @@ def _with_files(outcome: Outcome, post_mortem: PostMortem) -> Outcome:
 def _report(request: ReadRequest, run: RunDir | None, redaction: Redaction, outcome: Outcome) -> Report:
     facts = machine_facts()
     if run is not None:
-        record = Record(
+        record = RunRecord(
             command=request.command,
             harness=__version__,
             machine=facts,
             controller=os.getpid(),
             plan=(),
-            agreed=shipped_plan(),
+            plan_text=shipped_plan(),
         )
         return report_of(run, record, [outcome])
     report = Report(
         run_id="",
         harness=__version__,
         machine=facts,
-        command=redaction.typed(request.command),
+        command=redaction.command_text(request.command),
         interrupted=False,
         outcomes=(outcome,),
     )

@@ -56,7 +56,7 @@ from nsa_harness.supervisor.launch.checklists import PhasePlan, load_checklist, 
 from nsa_harness.supervisor.launch.launcher import end_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation
-from nsa_harness.supervisor.storage.adapters import adapter
+from nsa_harness.supervisor.storage.adapters import type_adapter
 from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions
 
 EXIT = MappingProxyType({Decision.GO: 0, Decision.NO_GO: 1, Decision.UNDECIDED: 125})
@@ -156,12 +156,12 @@ def _check_in(folder: SearchDirectory, request: ReadyRequest, plan: ReadyPlan, f
         check.begin(before, folder)
         result = check.carry_out()
         report = running.write_documents([outcome for attempts in execution.attempts.values() for outcome in attempts])
-        cut_short = running.record.interrupted
+        cut_short = running.record.was_interrupted
         running.broadcast(lambda listener: listener.on_done(report, run.path))
         check.end(result, ended=not cut_short)
         folder.write(ended=not cut_short)
     if options.json:
-        sys.stdout.write(run.door.whole(run.readiness_record, _MAX_EVIDENCE_BYTES).decode())
+        sys.stdout.write(run.directory.read_whole_file(run.readiness_record, _MAX_EVIDENCE_BYTES).decode())
     return INTERRUPTED if cut_short else EXIT[result.decision]
 
 
@@ -257,9 +257,11 @@ class Check:
     def _evidence(self, outcome: Outcome) -> Evidence | None:
         """Return the stored evidence of a run, or None if it cannot be read. Its measurements are then missing."""
         attempt = self.run.attempt(outcome.spec.scenario, outcome.attempt)
-        for file in attempt.door.files(attempt.evidence, "*.json"):
+        for file in attempt.directory.list_files(attempt.evidence, "*.json"):
             try:
-                return adapter(Evidence).validate_json(attempt.door.whole(file, _MAX_EVIDENCE_BYTES))
+                return type_adapter(Evidence).validate_json(
+                    attempt.directory.read_whole_file(file, _MAX_EVIDENCE_BYTES)
+                )
             except (OSError, ValueError):
                 continue
         return None
@@ -296,7 +298,7 @@ class Check:
                 shape=self.request.shape,
                 checklist=str(self.request.checklist or "the shipped one"),
                 about=self.plan.checklist.about,
-                command=self.run.redaction.typed(self.request.options.command),
+                command=self.run.redaction.command_text(self.request.options.command),
                 run_id=self.run.run_id,
                 harness=__version__,
                 machine=self.facts,
@@ -305,8 +307,8 @@ class Check:
                 not_tested=result.not_tested,
             )
         )
-        self.run.door.write(self.run.readiness, readiness_md(record))
-        self.run.door.write(self.run.readiness_record, readiness_json(record))
+        self.run.directory.write(self.run.readiness, readiness_md(record))
+        self.run.directory.write(self.run.readiness_record, readiness_json(record))
         return record
 
     def _print(self, lines: Iterable[str]) -> None:
@@ -314,4 +316,4 @@ class Check:
         all_lines = list(lines)
         with self.execution.session.broadcast.lock:
             self.screen.tell(all_lines)
-            self.run.door.append(self.run.log, "".join(f"{line}\n" for line in all_lines))
+            self.run.directory.append(self.run.log, "".join(f"{line}\n" for line in all_lines))

@@ -49,12 +49,12 @@ from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.launch.launcher import end_dead_runs
 from nsa_harness.supervisor.launch.scenario_files import shipped_plan
 from nsa_harness.supervisor.storage.record import (
-    Record,
+    RunRecord,
     learn_launch_secrets,
     load_spec,
     plan_to_resume,
     read_record,
-    with_raw_plan,
+    with_unredacted_plan,
 )
 from nsa_harness.supervisor.storage.redacted_files import redact_run
 from nsa_harness.supervisor.storage.rundir import RunDir, find_run, refuse_if_running
@@ -129,7 +129,7 @@ def _report_again(run: RunDir) -> Report:
 
     record = read_record(run)
     with suppress(StoredRunError):
-        learn_launch_secrets(run, with_raw_plan(run, record).plan)
+        learn_launch_secrets(run, with_unredacted_plan(run, record).plan)
     skips = [skipped_outcome(spec) for spec in record.plan if isinstance(spec, Skip)]
     report = report_of(run, record, [*_judge_or_error(run, record), *skips])
     if os.access(run.path, os.W_OK):
@@ -140,7 +140,7 @@ def _report_again(run: RunDir) -> Report:
 
 def _search(run: RunDir) -> BisectReport | None:
     """Return the stored bisection of a run, or None if there is none. If it cannot be read, print a note."""
-    if not run.door.is_file(run.search):
+    if not run.directory.is_file(run.search):
         from nsa_harness.supervisor.experiments.journal import unfinished_search_text
 
         if note := unfinished_search_text(run):
@@ -164,7 +164,7 @@ def failed_specs(path: Path | None, out: Path | None) -> tuple[RunSpec, ...]:
     with refuse_if_running(run):
         attempts = with_flakiness(judge_attempts(run))
     failures = [outcome for outcome in attempts if outcome.final and not is_as_expected(outcome)]
-    return tuple(load_spec(run.path / outcome.dir / "spec.json", run.door) for outcome in failures)
+    return tuple(load_spec(run.path / outcome.dir / "spec.json", run.directory) for outcome in failures)
 
 
 def resumed_request(path: Path | None, request: RunRequest) -> RunRequest:
@@ -182,13 +182,13 @@ def resumed_request(path: Path | None, request: RunRequest) -> RunRequest:
         jobs=record.jobs,
         deepen=record.deepen,
         resumed=run.path,
-        plan_file=record.agreed,
+        plan_file=record.plan_text,
     )
 
 
 def stored_plan_file(path: Path | None, out: Path | None) -> PlanText | None:
     """Return the plan file that a stored run was started with, or None for the shipped plan file."""
-    return read_record(find_run(path, out or Path("reports"))).agreed
+    return read_record(find_run(path, out or Path("reports"))).plan_text
 
 
 def judge_attempts(run: RunDir) -> list[Outcome]:
@@ -199,7 +199,7 @@ def judge_attempts(run: RunDir) -> list[Outcome]:
     return [judge_stored(attempt, budget) for attempt in run.attempts()]
 
 
-def _judge_or_error(run: RunDir, record: Record) -> list[Outcome]:
+def _judge_or_error(run: RunDir, record: RunRecord) -> list[Outcome]:
     """Judge every attempt of a stored run. An attempt that cannot be judged gets the verdict ERROR."""
     from nsa_harness.commands.judge import error_outcome, judge_stored
     from nsa_harness.render.documents.documents import log_fault

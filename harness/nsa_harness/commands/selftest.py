@@ -26,7 +26,7 @@ from nsa_harness.render.text import escape
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation, plan_launches
 from nsa_harness.supervisor.launch.scenario_files import shipped_root
-from nsa_harness.supervisor.storage.reports import MOST_BYTES
+from nsa_harness.supervisor.storage.reports import MAX_REPORT_BYTES
 from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions
 
 _RIGHT, _WRONG, _INTERRUPTED = 0, 1, 130  # exit codes
@@ -109,7 +109,7 @@ def _compare(plantings: Sequence[Planting], run_dir: Path | None) -> list[Planti
     if run_dir is None:
         return []
     run = RunDir(run_dir)
-    text = run.door.whole(run.report, MOST_BYTES).decode("utf-8")
+    text = run.directory.read_whole_file(run.report, MAX_REPORT_BYTES).decode("utf-8")
     outcomes = {
         outcome.spec.scenario: outcome for outcome in from_json(text, str(run.report)).outcomes if outcome.final
     }

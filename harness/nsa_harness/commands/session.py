@@ -38,9 +38,9 @@ from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.scenario_files import shipped_plan
-from nsa_harness.supervisor.storage.record import Record, write_record
+from nsa_harness.supervisor.storage.record import RunRecord, write_record
 from nsa_harness.supervisor.storage.redacted_files import redact_run
-from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, create_run, locked
+from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, create_run, lock_run
 from nsa_harness.texts.sentences import with_words
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Session:
 
     run: RunDir
     options: RunOptions
-    record: Record
+    record: RunRecord
     broadcast: Broadcast
     interruption: Interruption
     _reserved_gpus: set[int] = field(default_factory=set)
@@ -108,7 +108,7 @@ class Session:
         """Write an event to events.jsonl and, with `--json`, to stdout."""
         line = json.dumps({"schema": SCHEMA, **event, "t_s": None, "run_id": self.run.run_id})
         text = self.run.redaction.json(line)
-        self.run.door.append(self.run.events, text + "\n")
+        self.run.directory.append(self.run.events, text + "\n")
         if self.options.json:
             print(text, flush=True)
 
@@ -128,7 +128,7 @@ class Session:
         self.record = replace(
             self.record,
             plan=self.record.plan if plan is None else tuple(plan),
-            interrupted=self.interrupted if interrupted is None else interrupted,
+            was_interrupted=self.interrupted if interrupted is None else interrupted,
         )
         write_record(self.run, self.record)
         report = report_of(self.run, self.record, outcomes)
@@ -143,7 +143,7 @@ def run_directory(options: RunOptions, resume_in: Path | None = None) -> Iterato
         run = create_run(options.parent, redact=options.redact, git_diff=options.git_diff)
     else:
         run = RunDir(resume_in, redact=options.redact, git_diff=options.git_diff)
-    with locked(run):
+    with lock_run(run):
         yield run
 
 
@@ -167,9 +167,9 @@ def session(
     facts about this machine, if they are already known. `policy`, `jobs`, `deepen` and `plan_file` are only stored in
     run.json, for --resume.
     """
-    record = Record(
+    record = RunRecord(
         command=options.command, harness=__version__, machine=facts or machine_facts(), controller=os.getpid(),
-        plan=tuple(plan), policy=policy, jobs=jobs, probe=options.probe, deepen=deepen, agreed=plan_file,
+        plan=tuple(plan), policy=policy, jobs=jobs, probe=options.probe, deepen=deepen, plan_text=plan_file,
     )  # fmt: skip
     write_record(run, record)
     with ExitStack() as stack:
@@ -276,7 +276,11 @@ def listeners(options: RunOptions, run: RunDir, screen: Listener | None) -> Iter
     With --json, the human-readable lines go to stderr.
     """
     began = time.monotonic()
-    with _redacted_at_the_end(run), run.door.appending(run.log) as log, run.door.appending(run.events) as events:
+    with (
+        _redacted_at_the_end(run),
+        run.directory.open_for_append(run.log) as log,
+        run.directory.open_for_append(run.events) as events,
+    ):
         clock = lambda: time.monotonic() - began  # noqa: E731
         listeners: list[Listener] = [
             screen or _terminal(options),
@@ -312,7 +316,7 @@ def _terminal(options: RunOptions) -> Terminal:
 # Documents.
 
 
-def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Report:
+def report_of(run: RunDir, record: RunRecord, outcomes: Sequence[Outcome]) -> Report:
     """Return the redacted report of these attempts.
 
     It includes conclusions that need several attempts: flakiness, diagnostic reruns, growth in sweeps, and decisions.
@@ -324,19 +328,19 @@ def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Repor
         run_id=run.run_id,
         harness=record.harness,
         machine=record.machine,
-        command=run.redaction.typed(record.command),
-        interrupted=record.interrupted,
+        command=run.redaction.command_text(record.command),
+        interrupted=record.was_interrupted,
         outcomes=with_words(with_growth_findings(with_diagnostic_reruns(with_flakiness(in_order)))),
         not_run=tuple(spec.scenario for spec in record.plan if spec.scenario not in launched),
     )
     return run.redaction.value(with_decisions(report, _plan_file(run, record)))
 
 
-def _plan_file(run: RunDir, record: Record) -> PlanFile:
+def _plan_file(run: RunDir, record: RunRecord) -> PlanFile:
     """Return the plan file with the contents it had at the start of the run. If it is invalid, print a note."""
-    parsed_plan = read_stored_plan(record.agreed or shipped_plan())
+    parsed_plan = read_stored_plan(record.plan_text or shipped_plan())
     for mistake in parsed_plan.mistakes[:1]:
-        print(f"note: {run.request}: {mistake}; the decision rules are not applied", file=sys.stderr)
+        print(f"note: {run.record}: {mistake}; the decision rules are not applied", file=sys.stderr)
     return parsed_plan.plan
 
 

@@ -28,7 +28,7 @@ from nsa_harness.supervisor.launch.launcher import end_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.storage.ledger import LedgerLine
 from nsa_harness.supervisor.storage.record import load_spec
-from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, ended_before, find_run, refuse_if_running
+from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, earlier_results, find_run, refuse_if_running
 
 _EXIT = {
     VerificationResult.FIXED: 0,
@@ -90,11 +90,11 @@ def _before(run: RunDir, request: VerifyRequest) -> _Before:
     last = _failed_attempts(run, request.run_path, attempts)[-1]
     same = [attempt for attempt in attempts if attempt.spec.spec_hash == last.spec.spec_hash]
     here = _count_failures(attempt.verdict.status for attempt in same)
-    earlier = ended_before(run.path.parent, {last.spec.spec_hash}, but=run.run_id)
+    earlier = earlier_results(run.path.parent, {last.spec.spec_hash}, excluded_run=run.run_id)
     others = _count_failures(earlier_run.verdict for earlier_run in earlier)
     everywhere = (here[0] + others[0], here[1] + others[1])
     rate = lowest_failure_rate([here, everywhere])
-    spec, signature = load_spec(run.path / last.dir / "spec.json", run.door), failure_signature(last)
+    spec, signature = load_spec(run.path / last.dir / "spec.json", run.directory), failure_signature(last)
     # The stored launch ran other code. With the same hash, passes of the new code would count for the old code.
     new_hash = hashlib.sha256(f"{spec.spec_hash} verifies {run.run_id}".encode()).hexdigest()[:12]
     report = VerifyReport(

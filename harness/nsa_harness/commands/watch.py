@@ -53,9 +53,9 @@ from nsa_harness.supervisor.observe.observed_job import (
     shell_status,
     start_watched_command,
 )
-from nsa_harness.supervisor.storage.record import Record, write_record
+from nsa_harness.supervisor.storage.record import RunRecord, write_record
 from nsa_harness.supervisor.storage.redacted_files import redact_run
-from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, RunOptions, append_line, create_run, locked
+from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, RunOptions, append_line, create_run, lock_run
 from nsa_harness.texts import words
 
 _GRACE_S = 1.0  # time between SIGTERM and SIGKILL
@@ -94,7 +94,7 @@ def watch(request: WatchRequest) -> int:
     forwarder = SignalForwarder()
     run = create_run(request.out or Path("reports"), redact=request.redact, git_diff=request.git_diff)
     end_dead_runs()
-    with locked(run):
+    with lock_run(run):
         return WatchSession(request=request, run=run, forwarder=forwarder).run_command()
 
 
@@ -114,14 +114,14 @@ class WatchSession:
         self.facts = machine_facts()
         self.output = WatchedCommandOutput(sys.stderr, quiet=self.request.quiet)
         self.spec = self._spec()
-        self.record = Record(
+        self.record = RunRecord(
             command=self.request.command_line,
             harness=__version__,
             machine=self.facts,
             controller=os.getpid(),
             plan=(self.spec,),
             probe=self.request.probe,
-            agreed=shipped_plan(),
+            plan_text=shipped_plan(),
         )
         write_record(self.run, self.record)
 
@@ -129,8 +129,8 @@ class WatchSession:
         """Run the command with all listeners open. Return its exit status, or 124 if nsa-harness ended it."""
         began = time.monotonic()
         clock: Callable[[], float] = lambda: time.monotonic() - began  # noqa: E731
-        door = self.run.door
-        with door.appending(self.run.events) as events, door.appending(self.run.log) as log:
+        door = self.run.directory
+        with door.open_for_append(self.run.events) as events, door.open_for_append(self.run.log) as log:
             screen = Events(sys.stderr, self.run.run_id, clock) if self.request.json else self.output
             files = (Events(events, self.run.run_id, clock), WatchedCommandOutput(log, quiet=False))
             self.broadcast = Broadcast(listeners=(*files, screen))

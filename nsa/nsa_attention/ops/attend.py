@@ -62,7 +62,7 @@ class Pattern(Protocol):
 
 @dataclass(frozen=True)
 class CompletedBlocks:
-    """Compressed branch: query t attends to block i if the block's last token i*d + l - 1 is not after t (eq. 7)."""
+    """Mask of the compressed branch (eq. 7): query t attends to block i if its last token i*d + l - 1 is at most t."""
 
     block_len: int
     block_stride: int
@@ -93,7 +93,7 @@ class CompletedBlocks:
 
 @dataclass(frozen=True)
 class LastTokens:
-    """Sliding branch: query t attends to the keys in (t - w, t]."""
+    """Mask of the sliding branch: query t attends to the keys in (t - w, t]."""
 
     window: int
 
@@ -116,7 +116,7 @@ class LastTokens:
 
 @dataclass(frozen=True)
 class SelectedBlocks:
-    """Selected branch: query t attends to token s if s <= t and block s // l' is among its indices; -1 is empty."""
+    """Mask of the selected branch: query t attends to token s <= t if block s // l' is selected; index -1 is empty."""
 
     select_len: int
 
@@ -146,9 +146,9 @@ class SelectedBlocks:
 
 @dataclass(frozen=True)
 class KeySpans:
-    """Packed sequences: query t attends to keys [first, stop), the two columns of its row of `indices`.
+    """Mask for packed sequences: query t attends to keys [first, stop), the two columns of its row of `indices`.
 
-    Both numbers must be ascending over the queries.
+    Neither column may decrease from one query to the next.
     """
 
     def max_tile_queries(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nsa_harness.core.comparison.contrasts import simplicity_key
-from nsa_harness.core.comparison.gates import (
+from nsa_harness.core.comparison.decision_rules import (
     RuleResult,
     answer_condition,
     certain_cause,

@@ -1,4 +1,7 @@
-"""Read what a process printed before it ended: tracebacks, errors at exit, torch's debugging modes, sent signals."""
+"""Read the messages that a process printed before it ended.
+
+These are tracebacks, errors at interpreter exit, messages of torch's debugging modes, and notes about sent signals.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from nsa_harness.core.report import Place
 _PREFIX = re.compile(r"^(?:\[rank\d+\]:? ?)+")
 _START = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$')
-_RAISED = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Timeout)?)(?:: (.*))?$")
+_EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Timeout)?)(?:: (.*))?$")
 _ERROR_WORDS = re.compile(r"Error|Exception|terminate called|what\(\):|Fatal Python error|Aborted|Segmentation|FAILED")
-# The same in torch 2.11 and 2.13.
+# The wording is the same in torch 2.11 and 2.13.
 _WARNINGS = re.compile(
     r"find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters"
 )
@@ -27,9 +30,10 @@ _MAX_LENGTH = 500
 
 
 def last_traceback(log: str) -> tuple[str, str, tuple[Frame, ...]] | None:
-    """Return type, message and frames (innermost first) of the last traceback in `log`, or None.
+    """Return the type, message and frames (innermost first) of the last traceback in a log, or None if it has none.
 
-    A worker's traceback is printed inside the message of the exception that passes it on, and so it is the last one.
+    The traceback of a DataLoader worker is printed inside the message of the exception that passes it on. It comes
+    last in the log, so the worker's traceback is returned in that case.
     """
     lines = [_PREFIX.sub("", line) for line in log.splitlines()]
     starts = [number for number, line in enumerate(lines) if line in (_START, f"Original {_START}")]
@@ -39,40 +43,41 @@ def last_traceback(log: str) -> tuple[str, str, tuple[Frame, ...]] | None:
             if frame := _FRAME.match(line):
                 frames.append(Frame(file=frame[1], line=int(frame[2]), function=frame[3]))
             elif not line.startswith(" ") and frames:
-                raised = _RAISED.match(line)
-                if raised:
-                    return raised[1], (raised[2] or "")[:_MAX_LENGTH], tuple(reversed(frames[-_MAX_FRAMES:]))
+                exception = _EXCEPTION.match(line)
+                if exception:
+                    return exception[1], (exception[2] or "")[:_MAX_LENGTH], tuple(reversed(frames[-_MAX_FRAMES:]))
                 break
     return None
 
 
-def with_passed_on_errors(raised: RaisedException) -> RaisedException:
-    """Return the exception with the errors that its message quotes.
+def with_passed_on_errors(exception: RaisedException) -> RaisedException:
+    """Return the exception with the errors that its messages quote as additional members of its chain.
 
-    DataLoader workers, process pools and spawned ranks pass on their tracebacks as text.
+    DataLoader workers, process pools and spawned ranks pass on their tracebacks as text in a message.
     """
-    texts = (raised.message, *(earlier.message for earlier in raised.chain))
-    tracebacks = (printed for text in texts if (printed := last_traceback(text)))
+    texts = (exception.message, *(earlier.message for earlier in exception.chain))
+    tracebacks = (traceback for text in texts if (traceback := last_traceback(text)))
     inner = tuple(EarlierError(type=kind, message=message, frames=frames) for kind, message, frames in tracebacks)
-    return replace(raised, chain=(*inner, *raised.chain))
+    return replace(exception, chain=(*inner, *exception.chain))
 
 
-def earliest_program_error(raised: RaisedException) -> RaisedException:
-    """Return the exception, or the earliest one of its chain that has a frame of the program.
+def earliest_program_error(exception: RaisedException) -> RaisedException:
+    """Return the exception with type, message and frames of the earliest error in its chain from the program's code.
 
-    Exceptions that a library caught inside itself do not count: they explain less.
+    If no earlier error has a frame of the program, the exception is returned unchanged. Errors that a library caught
+    internally are ignored, because they explain less.
     """
     own = [
         earlier
-        for earlier in raised.chain
+        for earlier in exception.chain
         if earlier.explicit and any(not is_library(frame.file) for frame in earlier.frames)
     ]
     if not own:
-        return raised
-    return replace(raised, type=own[-1].type, message=own[-1].message, frames=own[-1].frames)
+        return exception
+    return replace(exception, type=own[-1].type, message=own[-1].message, frames=own[-1].frames)
 
 
-# Messages of a rank that waited longer than its process group allows: gloo's transport, the store, NCCL's watchdog.
+# Messages of gloo's transport, the store and NCCL's watchdog about a wait longer than the timeout of the process group.
 TIMEOUT_MESSAGE = re.compile(
     r"Timed out waiting|[Tt]imed out after \d+ ?(?:ms|milli)|Watchdog caught collective operation timeout"
     r"|Ranks? (?P<absent>\d+(?:, \d+)*) failed to pass monitoredBarrier"
@@ -83,31 +88,31 @@ _LAST_BEFORE_ABORT = re.compile(r"Watchdog caught|what\(\):")
 
 
 def timeout_message(rank: RankEvidence) -> re.Match[str] | None:
-    """Return the message of a rank that gave up waiting for others; None if it did not."""
-    raised = rank.exception
-    # A program may wait for other things than its ranks, or print the message and continue.
-    inside = raised is not None and any("/torch/" in frame.file for frame in raised.frames[:1])
-    texts = [f"{raised.type}: {raised.message}"] if raised is not None and inside else []
+    """Return the message that the rank stopped waiting for other ranks after a timeout, or None if it has none."""
+    exception = rank.exception
+    # Only an exception from torch counts: a program may also wait for something else than its ranks.
+    is_from_torch = exception is not None and any("/torch/" in frame.file for frame in exception.frames[:1])
+    texts = [f"{exception.type}: {exception.message}"] if exception is not None and is_from_torch else []
     texts += [line for line in rank.error_lines if _LAST_BEFORE_ABORT.search(line)]
     return next((message for text in texts if (message := TIMEOUT_MESSAGE.search(text))), None)
 
 
 def known_warnings(log: Iterable[str]) -> tuple[str, ...]:
-    """Return the torch warnings that the diagnosis rules need, by their first words, each once."""
+    """Return the beginnings of those torch warnings in a log that diagnosis rules need, each once."""
     return tuple(sorted({match[0] for line in log if (match := _WARNINGS.search(line))}))
 
 
 def error_lines(log: str) -> tuple[str, ...]:
-    """Return the last lines that name an error, or the last line with text if no line names one."""
+    """Return the last lines of a log that name an error; if no line does, return the last line that is not blank."""
     lines = [_PREFIX.sub("", line)[:_MAX_LENGTH] for line in log.splitlines() if line.strip()]
     error_texts = [line for line in lines if _ERROR_WORDS.search(line)]
     return tuple(error_texts[-_MAX_LINES:] or lines[-1:])
 
 
 _LINES = 400  # last lines of a log that are searched
-_MAX_WORDS = 8
+_MAX_MESSAGES = 8
 _MAX_TEXT = 200
-# The first words of each message. They are Python's own and the same in 3.9 to 3.14; the last one is NCCL's in torch.
+# How messages at exit begin. The first two are printed by Python 3.9 to 3.14, the last one by torch.
 _BEGINNINGS = (
     ("atexit", re.compile(r"^Error in (atexit)\._run_exitfuncs:$|^Exception ignored in (atexit callback).*$")),
     ("left", re.compile(r"^.*resource_tracker: There appear to be (\d+ leaked .+?) objects? to clean up.*$")),
@@ -115,8 +120,8 @@ _BEGINNINGS = (
 )
 
 
-# Messages of a thread, of a child of multiprocessing, and of other writers to the same stderr.
-_DEATHS = (
+# How the tracebacks of a thread, of a child process of multiprocessing, and of other writers to the same stderr begin.
+_BACKGROUND_BEGINNINGS = (
     ("thread", re.compile(r"^Exception in thread (.+?):?$")),
     ("child process", re.compile(r"^Process (\S+):$")),
     ("child process", re.compile(rf"^()(?={re.escape(_START)}$)")),
@@ -124,48 +129,55 @@ _DEATHS = (
 
 
 def read_exit_messages(log: str) -> tuple[PrintedMessage, ...]:
-    """Return the messages that Python and torch print while the interpreter exits, in order, each once."""
+    """Return the messages in a log that Python and torch print while the interpreter exits, in order, each once."""
     return _read_messages(log, _BEGINNINGS)
 
 
-def read_background_failures(log: str, raised: RaisedException | None) -> tuple[PrintedMessage, ...]:
-    """Return the tracebacks of a rank's threads and child processes.
+def read_background_failures(log: str, exception: RaisedException | None) -> tuple[PrintedMessage, ...]:
+    """Return the failures of a rank's threads and child processes, from the tracebacks in its log.
 
-    A traceback without a name counts if it is not that of `raised`, of its causes, or of a named one.
+    A traceback that does not name its thread or process is ignored if it belongs to `exception`, the exception of the
+    rank itself, to an earlier error in its chain, or to a thread or process that another traceback names.
     """
-    behind: tuple[RaisedException | EarlierError, ...] = (raised, *raised.chain) if raised else ()
-    own = {frame.line for error in behind if (frame := user_frame(error.frames))}
-    deaths_with_lines = [
-        (death, death.place.line) for death in _read_messages(log, _DEATHS) if death.place and death.place.line
+    errors: tuple[RaisedException | EarlierError, ...] = (exception, *exception.chain) if exception else ()
+    known_lines = {frame.line for error in errors if (frame := user_frame(error.frames))}
+    failures = [
+        (failure, failure.place.line)
+        for failure in _read_messages(log, _BACKGROUND_BEGINNINGS)
+        if failure.place and failure.place.line
     ]
-    own |= {line for death, line in deaths_with_lines if death.name != death.kind}
-    return tuple(death for death, line in deaths_with_lines if death.name != death.kind or line not in own)
+    known_lines |= {line for failure, line in failures if failure.name != failure.kind}
+    return tuple(failure for failure, line in failures if failure.name != failure.kind or line not in known_lines)
 
 
 def _read_messages(log: str, beginnings: Sequence[tuple[str, re.Pattern[str]]]) -> tuple[PrintedMessage, ...]:
+    """Return the messages in the last lines of a log. `beginnings` has (kind of message, pattern of its first line)."""
     lines = log.splitlines()[-_LINES:]
     messages: dict[PrintedMessage, None] = {}
     for number, line in enumerate(lines):
         for kind, beginning in beginnings:
-            begins = beginning.match(line)
-            if begins is not None and len(messages) < _MAX_WORDS:
-                name = next((group for group in begins.groups() if group), kind)
+            match = beginning.match(line)
+            if match is not None and len(messages) < _MAX_MESSAGES:
+                name = next((group for group in match.groups() if group), kind)
                 messages[_read_message(kind, name, lines[number + (line != _START) :])] = None
     return tuple(messages)
 
 
 def _read_message(kind: str, name: str, after: Sequence[str]) -> PrintedMessage:
-    """Return the message, with the traceback that follows it immediately if there is one."""
-    error, place, entered = "", None, None
+    """Return a message. If `after`, the lines after its first line, begin with a traceback, read the error from it."""
+    error, place, entry_place = "", None, None
     if after and after[0].startswith("Traceback (most recent call last)"):
         end = next((n for n, line in enumerate(after) if n and line and not line[0].isspace()), len(after))
-        raised = last_traceback("\n".join(after[: end + 1]))
-        if raised is not None:
-            error, frame = f"{raised[0]}: {raised[1]}"[:_MAX_TEXT], user_frame(raised[2])
+        traceback = last_traceback("\n".join(after[: end + 1]))
+        if traceback is not None:
+            error_type, text, frames = traceback
+            error, frame = f"{error_type}: {text}"[:_MAX_TEXT], user_frame(frames)
             place = Place(file=frame.file, line=frame.line, function=frame.function) if frame else None
-            own = [frame for frame in raised[2] if not is_library(frame.file)][-1:]
-            entered = next((Place(file=frame.file, line=frame.line, function=frame.function) for frame in own), None)
-    return PrintedMessage(kind=kind, name=name[:_MAX_TEXT], error=error, place=place, entry_place=entered)
+            own = [frame for frame in frames if not is_library(frame.file)][-1:]
+            entry_place = next(
+                (Place(file=frame.file, line=frame.line, function=frame.function) for frame in own), None
+            )
+    return PrintedMessage(kind=kind, name=name[:_MAX_TEXT], error=error, place=place, entry_place=entry_place)
 
 
 _ANOMALY = re.compile(r"Error detected in (\w{1,80})\. Traceback of forward call that caused the error:")
@@ -179,7 +191,7 @@ _MOST_LINES = 200
 
 
 def read_debug_message(log: str) -> DebugMessage | None:
-    """Return the last message that a debugging mode of torch printed: anomaly detection or checkpoint's debug mode."""
+    """Return the last message in a log from autograd's anomaly detection or checkpointing's debug mode, or None."""
     if "Traceback of forward call" not in log and _RECOMPUTED not in log:
         return None
     lines = [_PREFIX.sub("", line) for line in log.splitlines()]
@@ -196,7 +208,7 @@ def _read_anomaly(lines: Sequence[str]) -> DebugMessage | None:
 
 
 def _printed_frames(lines: Sequence[str]) -> Iterator[Frame]:
-    """Yield frames, outermost first, up to the first line that belongs to no traceback."""
+    """Yield the frames of a traceback, outermost first, up to the first line that does not belong to it."""
     for line in lines:
         if frame := _PRINTED.match(line):
             yield Frame(file=frame[1], line=int(frame[2]), function=frame[3])
@@ -205,7 +217,7 @@ def _printed_frames(lines: Sequence[str]) -> Iterator[Frame]:
 
 
 def _read_recomputation(lines: Sequence[str]) -> DebugMessage | None:
-    """Return the first operation in which the recomputation differs from the forward pass, with its stack."""
+    """Return the first operation in which a recomputation differs from the forward pass, with its stack, or None."""
     if _FORWARD not in lines or _RECOMPUTED not in lines:
         return None
     start, middle = lines.index(_FORWARD), lines.index(_RECOMPUTED)
@@ -223,7 +235,7 @@ def _read_recomputation(lines: Sequence[str]) -> DebugMessage | None:
 
 
 def _operations(lines: Sequence[str]) -> list[tuple[int, str]]:
-    """Return number (from 1) and name of each operation, without detach, which checkpointing adds."""
+    """Return (number, name) of each operation, numbered from 1. `detach` is left out, because checkpointing adds it."""
     operations: list[tuple[int, str]] = []
     number = 0
     for line in lines:
@@ -236,18 +248,18 @@ def _operations(lines: Sequence[str]) -> list[tuple[int, str]]:
     return operations
 
 
-def _listed_frames(lines: Sequence[str], which: str, number: int) -> Iterator[Frame]:
-    """Yield the frames of one operation, innermost first."""
+def _listed_frames(lines: Sequence[str], pass_name: str, number: int) -> Iterator[Frame]:
+    """Yield the frames of operation `number`, innermost first. `pass_name` is "original" or "recompute"."""
     inside = False
     for line in lines:
         if trace := _TRACE.match(line):
-            inside = trace["pass"] == which and int(trace["number"]) == number
+            inside = trace["pass"] == pass_name and int(trace["number"]) == number
         elif inside and (frame := _LISTED.match(line)):
             yield Frame(file=frame[1], line=int(frame[2]), function=frame[3])
 
 
 _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n.*?exitcode\s*:\s*(-?\d+) \(pid: (\d+)\)")
-# The messages of processes that send signals; without a process number the signal goes to the whole job.
+# Messages of processes that send signals. If a message names no process, the signal went to the whole job.
 _SENDERS = (
     ("torchrun", re.compile(r"Sending process (?P<pid>\d+) closing signal (?P<signal>\w+)")),
     (
@@ -270,7 +282,7 @@ _MAX_SIGNALS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class AgentFailure:
-    """One failed rank in torchrun's summary. `first`: torchrun observed this failure first."""
+    """One failed rank in the summary that torchrun prints. `first` is true for the failure that torchrun saw first."""
 
     rank: int
     pid: int
@@ -279,7 +291,7 @@ class AgentFailure:
 
 
 def agent_failures(log: str) -> tuple[AgentFailure, ...]:
-    """Return the failures in the summary at the end of torchrun's own output; empty if there is none."""
+    """Return the failed ranks in the summary at the end of torchrun's output; empty if there is no summary."""
     others, heading, first = log.partition(_FIRST)
     return tuple(
         AgentFailure(rank=int(rank), pid=int(pid), status=int(status), first=part is first and bool(heading))
@@ -289,16 +301,18 @@ def agent_failures(log: str) -> tuple[AgentFailure, ...]:
 
 
 def closing_signals(log: str) -> tuple[tuple[int, str, str], ...]:
-    """Return the signals that launchers and schedulers report in the log: (pid, "SIGTERM", sender).
+    """Return (pid, signal, sender) for each signal that launchers and schedulers report in a log, in order.
 
-    The pid is 0 if the signal went to the whole job.
+    The pid is 0 if the signal went to the whole job. A signal is named "SIGTERM", for example.
     """
-    sent = [(match.start(), sender, match.groupdict()) for sender, words in _SENDERS for match in words.finditer(log)]
+    signals = [
+        (match.start(), sender, match.groupdict()) for sender, pattern in _SENDERS for match in pattern.finditer(log)
+    ]
     return tuple(
         (
             int(parts.get("pid") or 0),
             parts.get("signal") or "SIGTERM",
             f"{sender} ({parts['why'].lower()})" if parts.get("why") else sender,
         )
-        for _, sender, parts in sorted(sent, key=lambda match: match[0])[:_MAX_SIGNALS]
+        for _, sender, parts in sorted(signals, key=lambda signal: signal[0])[:_MAX_SIGNALS]
     )

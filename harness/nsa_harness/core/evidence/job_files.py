@@ -1,4 +1,4 @@
-"""Read the files of a job that was not watched: logs by rank, NCCL's timeouts, Slurm's messages, and dumps."""
+"""Read the files of a job that was not watched: logs of the ranks, NCCL's timeouts, Slurm's messages, and dumps."""
 
 from __future__ import annotations
 
@@ -14,48 +14,54 @@ from nsa_harness.core.evidence.evidence import Collective, Stack
 from nsa_harness.core.evidence.flight import FlightDump, parse_dump
 from nsa_harness.core.evidence.stacks import parse_faulthandler, parse_py_spy, parse_py_spy_text, parse_pystack
 
-MAX_RANKS = 4096  # a higher number in a log is no rank
+MAX_RANKS = 4096  # a number in a log is not taken for a rank if it is this high
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_PREFIX = re.compile(r"\[([A-Za-z_]{1,40}?)_?(\d{1,6})\]: ?")  # torchrun's --tee, and torch's own of a traceback
+_PREFIX = re.compile(r"\[([A-Za-z_]{1,40}?)_?(\d{1,6})\]: ?")  # of torchrun --tee, and of torch in a traceback
 _LABEL = re.compile(r"^ *(\d{1,6}): ?")  # srun --label
 _NCCL_PREFIX = re.compile(r"\[(?:PG [^\]]{1,120} )?Rank (\d{1,6})\]")
 _GLOBAL = "rank"
-_LABELLED = 0.8  # share of lines that make a log labelled: a line may be torn
-_FEWEST_LABELLED = 3
+# A log counts as written by `srun --label` if at least this share of its lines, and this many, have a label. Some lines
+# may lack one, because writers interrupt each other.
+_LABEL_SHARE = 0.8
+_MIN_LABELS = 3
 _MAX_LINE = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobLog:
-    """One log file, split by rank."""
+    """The lines of one log file, separated by rank."""
 
-    lines: dict[int | None, tuple[str, ...]]  # None: lines without a rank, as a launcher writes them
-    local: dict[int, int]  # local rank -> rank, from lines that have both
+    lines: dict[int | None, tuple[str, ...]]  # rank -> its lines; None -> lines without a rank, such as a launcher's
+    local: dict[int, int]  # local rank -> rank, from lines that name both
 
 
 def by_rank(text: str) -> JobLog:
-    """Return the lines of each rank without the rank's prefix. The ranks' lines may be interleaved."""
+    """Return the lines of a log by rank, without the prefix that names the rank.
+
+    The lines of several ranks may be interleaved.
+    """
     plain = _COLOUR.sub("", text) if "\x1b" in text else text
     lines = [line[:_MAX_LINE].rstrip("\r") for line in plain.split("\n")]
     local: dict[int, int] = {}
     lines_of: dict[int | None, list[str]] = {}
     for task, task_lines in _tasks(lines):
-        parsed = list(map(_split_prefix, task_lines))
-        local |= {own: rank for own, rank, _ in parsed if own is not None and rank is not None}
-        of_torchrun = any(own is not None or rank is not None for own, rank, _ in parsed)
-        for own, rank, line in parsed:
-            numbered = rank if rank is not None else local.get(own, own) if own is not None else None
-            owner = numbered if numbered is not None or of_torchrun else task
+        parts = list(map(_split_prefix, task_lines))
+        local |= {local_rank: rank for local_rank, rank, _ in parts if local_rank is not None and rank is not None}
+        has_prefixes = any(local_rank is not None or rank is not None for local_rank, rank, _ in parts)
+        for local_rank, rank, line in parts:
+            if rank is None and local_rank is not None:
+                rank = local.get(local_rank, local_rank)
+            owner = rank if rank is not None or has_prefixes else task
             lines_of.setdefault(owner, []).append(line)
     return JobLog(lines={rank: tuple(rank_lines) for rank, rank_lines in lines_of.items()}, local=local)
 
 
 def _tasks(lines: Sequence[str]) -> Iterator[tuple[int | None, list[str]]]:
-    """Yield (task, its lines) if `srun --label` wrote the log, else (None, all lines)."""
+    """Yield (task, its lines) for each task if `srun --label` wrote the log; otherwise yield (None, all lines)."""
     labels = [_LABEL.match(line) for line in lines]
-    written = [label for label, line in zip(labels, lines, strict=True) if line.strip()]
-    labelled = [label for label in written if label and int(label[1]) < MAX_RANKS]
-    if len(labelled) < max(_FEWEST_LABELLED, _LABELLED * len(written)):
+    of_text = [label for label, line in zip(labels, lines, strict=True) if line.strip()]
+    valid = [label for label in of_text if label and int(label[1]) < MAX_RANKS]
+    if len(valid) < max(_MIN_LABELS, _LABEL_SHARE * len(of_text)):
         yield None, list(lines)
         return
     tasks: dict[int | None, list[str]] = {}
@@ -66,8 +72,11 @@ def _tasks(lines: Sequence[str]) -> Iterator[tuple[int | None, list[str]]]:
 
 
 def _split_prefix(line: str) -> tuple[int | None, int | None, str]:
-    """Return (local rank, rank, text). "[default1]:[rank3]: text" comes from rank 3, which has local rank 1."""
-    own = rank = None
+    """Return (local rank, rank, text) of a log line; the local rank and the rank are None if the line lacks them.
+
+    "[default1]:[rank3]: text" comes from rank 3, which has local rank 1.
+    """
+    local_rank = rank = None
     at = 0
     while prefix := _PREFIX.match(line, at):
         number = int(prefix[2])
@@ -75,8 +84,8 @@ def _split_prefix(line: str) -> tuple[int | None, int | None, str]:
             break
         if prefix[1] == _GLOBAL:
             rank = number
-        elif own is None and rank is None:
-            own = number
+        elif local_rank is None and rank is None:
+            local_rank = number
         else:
             break
         at = prefix.end()
@@ -87,7 +96,7 @@ def _split_prefix(line: str) -> tuple[int | None, int | None, str]:
         and int(nccl_prefix[1]) < MAX_RANKS
     ):
         rank = int(nccl_prefix[1])
-    return own, rank, line[at:]
+    return local_rank, rank, line[at:]
 
 
 _OWN_RANK = (
@@ -101,20 +110,20 @@ _LAUNCHER_TEXT = re.compile(
 
 
 def find_rank(text: str) -> int | None:
-    """Return the rank that the text prints as its own RANK, if it prints only one."""
-    named = {int(match[1]) for words in _OWN_RANK for match in _matching_lines(words, text, "RANK")}
-    return named.pop() if len(named) == 1 and max(named) < MAX_RANKS else None
+    """Return the value of the variable RANK that a log prints, or None if it prints none or several values."""
+    ranks = {int(match[1]) for pattern in _OWN_RANK for match in _matching_lines(pattern, text, "RANK")}
+    return ranks.pop() if len(ranks) == 1 and max(ranks) < MAX_RANKS else None
 
 
 def find_world_size(text: str) -> int:
-    """Return the world size that the text prints most often; 0 if it prints none."""
+    """Return the world size that a log prints most often, or 0 if it prints none."""
     sizes = Counter(int(match[1] or match[2]) for match in _matching_lines(_WORLD_SIZE, text, "WORLD_SIZE", "world"))
     valid = [(count, size) for size, count in sizes.items() if 0 < size <= MAX_RANKS]
     return max(valid, default=(0, 0))[1]
 
 
 def is_launcher_text(text: str) -> bool:
-    """Whether torchrun or Slurm wrote a part of the text."""
+    """Whether the text contains messages of torchrun or Slurm."""
     return _LAUNCHER_TEXT.search(text) is not None
 
 
@@ -125,29 +134,32 @@ _LAST_NUMBER = re.compile(r"(?:^|[/_.\-])(?:r|gpu|task)?(\d{1,9})(?:\.[A-Za-z]{1
 
 @dataclass(frozen=True, kw_only=True)
 class PathRank:
-    """The rank in the path of a file. All fields are None or empty if the path has none."""
+    """The rank that the path of a file names. Fields are None, empty or 0 if the path does not have them."""
 
     rank: int | None = None
-    local: int | None = None  # torchrun's --log-dir: the local rank
-    launch: str = ""  # torchrun's directory of that launch
-    attempt: int = 0  # attempt of that launch
-    number: int | None = None  # at the end of the name: a rank, or the number of a process
+    local: int | None = None  # local rank, in a path of torchrun --log-dir
+    launch: str = ""  # torchrun's directory of the launch
+    attempt: int = 0  # number of torchrun's attempt within the launch
+    number: int | None = None  # number at the end of the name: a rank, or a process id
 
 
 def rank_of_path(name: str) -> PathRank:
-    """Return the rank, local rank or last number in the path: "rank3.log", "attempt_0/3/stderr.log", "job_3.out"."""
+    """Return the rank, the local rank or the last number in the path of a file.
+
+    Examples are "rank3.log", "attempt_0/3/stderr.log" (local rank 3) and "job_3.out".
+    """
     if local := _LOCAL_PATH.search(name):
         return PathRank(local=_rank(local[2]), launch=name[: local.start()], attempt=int(local[1]))
-    named = _RANK_PATH.findall(name)
+    ranks = _RANK_PATH.findall(name)
     last = _LAST_NUMBER.search(name)
-    return PathRank(rank=_rank(named[-1]) if named else None, number=int(last[1]) if last else None)
+    return PathRank(rank=_rank(ranks[-1]) if ranks else None, number=int(last[1]) if last else None)
 
 
 def _rank(digits: str) -> int | None:
     return int(digits) if int(digits) < MAX_RANKS else None
 
 
-# NCCL's watchdog, in the wording of torch 1.13 to 2.13; older versions have no sizes and no group.
+# The messages of NCCL's watchdog in torch 1.13 to 2.13. Older versions print no sizes and no group.
 _TIMEOUT = re.compile(
     r"\[(?:PG [^\]]{1,120} )?Rank (?P<rank>\d{1,6})\].{0,200}?Watchdog caught collective operation timeout:"
     r" WorkNCCL\(SeqNum=(?P<seq>\d{1,18}), OpType=(?P<op>\w{1,60})(?:, NumelIn=(?P<count>\d{1,18}))?"
@@ -157,7 +169,7 @@ _PROGRESS = re.compile(
     r".{0,200}?(?:at work(?: sequence id)?: (?P<seq>\d{1,18}).{0,60}?)?"
     r"last enqueued(?: NCCL)? work: (?P<enqueued>-?\d{1,18}), last completed(?: NCCL)? work: (?P<completed>-?\d{1,18})"
 )
-# The recorder's names of operations that the watchdog names as C++ does.
+# The watchdog prints the C++ names of operations. These are the flight recorder's names.
 _OPERATIONS = {
     "ALLREDUCE": "all_reduce",
     "ALLREDUCE_COALESCED": "allreduce_coalesced",
@@ -173,16 +185,19 @@ _MAX_MATCHES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class WatchdogReport:
-    """How far a rank was in a group when a watchdog reported."""
+    """The progress of one rank in one process group, as NCCL's watchdog reports it at a timeout."""
 
     rank: int
     group: str
-    enqueued: int
-    completed: int
+    enqueued: int  # number of the last enqueued collective
+    completed: int  # number of the last completed collective
 
 
 def timeouts(text: str) -> tuple[tuple[int, Collective], ...]:
-    """Return (rank, collective) for each timeout of NCCL's watchdog: the lowest number per rank and group."""
+    """Return (rank, collective) for the collectives in which NCCL's watchdog reports a timeout.
+
+    For each rank and group, only the collective with the lowest number is returned.
+    """
     groups = {
         (int(match["rank"]), int(match["seq"])): match["group"] or match["id"]
         for match in _matching_lines(_PROGRESS, text, "last enqueued")
@@ -201,7 +216,7 @@ def timeouts(text: str) -> tuple[tuple[int, Collective], ...]:
 
 
 def watchdog_reports(text: str) -> tuple[WatchdogReport, ...]:
-    """Return the watchdogs' last report on each rank and group."""
+    """Return the last progress report of NCCL's watchdog for each rank and group."""
     latest = {
         (int(match["rank"]), match["group"] or match["id"]): (int(match["enqueued"]), int(match["completed"]))
         for match in _matching_lines(_PROGRESS, text, "last enqueued")
@@ -221,17 +236,20 @@ def _open_collective(group: str, seq: int, op: str, count: str | None) -> Collec
         sizes=((int(count),),) if count else (),
         dtypes=(),
         retired=False,
-        created_ns=seq,  # the log only has the end time; the numbers give the order
+        created_ns=seq,  # the log does not have this time; the number has the same order
         started=True,
     )
 
 
-def _matching_lines(words: re.Pattern[str], text: str, *hints: str) -> Iterator[re.Match[str]]:
-    """Yield the pattern's matches, only in lines with one of the hints: a plain search is cheap."""
+def _matching_lines(pattern: re.Pattern[str], text: str, *hints: str) -> Iterator[re.Match[str]]:
+    """Yield the matches of `pattern` in the lines that contain one of the hints.
+
+    A search for a hint is much faster than a search for the pattern.
+    """
     if not any(hint in text for hint in hints):
         return iter(())
     lines = (line[:_MAX_LINE] for line in text.split("\n") if any(hint in line for hint in hints))
-    return islice((match for line in lines for match in words.finditer(line)), _MAX_MATCHES)
+    return islice((match for line in lines for match in pattern.finditer(line)), _MAX_MATCHES)
 
 
 _TASKS = re.compile(r"srun: error: (?:\S{1,200}: )?tasks? (?P<tasks>[\d,\-]{1,400}): (?P<how>[^\n]{1,80})")
@@ -247,7 +265,7 @@ _OUT_OF_MEMORY = re.compile(r"[^\n]{0,80}(?:oom[_-]kill event|Out Of Memory)[^\n
 
 
 def exits_of_tasks(text: str) -> tuple[tuple[int, int], ...]:
-    """Return (task, exit status) from srun's messages. A task is a rank if srun started the ranks."""
+    """Return (task, exit status) for each task that srun reports. Tasks are ranks if srun started the ranks."""
     return tuple(
         (task, status)
         for match in _matching_lines(_TASKS, text, "srun: error")
@@ -256,22 +274,23 @@ def exits_of_tasks(text: str) -> tuple[tuple[int, int], ...]:
     )
 
 
-def _status(how: str) -> int | None:
-    if code := _CODE.match(how):
+def _status(ending: str) -> int | None:
+    """Return the exit status in srun's description of how a task ended; a signal is negative; None = unknown text."""
+    if code := _CODE.match(ending):
         return int(code[1])
-    return next((status for words, status in _STATUS_BY_TEXT if how.startswith(words)), None)
+    return next((status for text, status in _STATUS_BY_TEXT if ending.startswith(text)), None)
 
 
-def _numbers(listed: str) -> Iterator[int]:
-    """Return the numbers of "0-2,5": 0, 1, 2, 5."""
-    for part in listed.split(","):
+def _numbers(ranges: str) -> Iterator[int]:
+    """Yield the numbers in a list of ranges: 0, 1, 2, 5 for "0-2,5"."""
+    for part in ranges.split(","):
         first, _, last = part.partition("-")
         if first.isdigit() and (last or first).isdigit():
             yield from range(min(int(first), MAX_RANKS), min(int(last or first) + 1, MAX_RANKS))
 
 
 def killed_for_memory(text: str) -> tuple[str, ...]:
-    """Return the messages of Slurm and the kernel about memory, each once."""
+    """Return the messages of Slurm and the kernel about processes that were killed for want of memory, each once."""
     return tuple(
         dict.fromkeys(match[0].strip() for match in _matching_lines(_OUT_OF_MEMORY, text, "oom", "Out Of Memory"))
     )
@@ -282,13 +301,13 @@ _WATCHDOG_LINE = re.compile(r"Watchdog caught collective operation timeout[^\n]{
 
 
 def watchdog_lines(text: str) -> tuple[str, ...]:
-    """Return the first timeout messages of NCCL's watchdog."""
+    """Return the first few timeout messages of NCCL's watchdog, as text."""
     return tuple(
         match[0] for match in islice(_matching_lines(_WATCHDOG_LINE, text, "Watchdog caught"), _MAX_WATCHDOG_LINES)
     )
 
 
-# TORCH_DISTRIBUTED_DEBUG=DETAIL: the two sides that it found different, in the wording of torch 2.11 to 2.13.
+# The two calls that TORCH_DISTRIBUTED_DEBUG=DETAIL reports as different, in the wording of torch 2.11 to 2.13.
 _FINGERPRINT = re.compile(
     r"Rank (?P<rank>\d{1,6}) is running collective: CollectiveFingerPrint\((?:SequenceNumber=(?P<seq>\d{1,18}), ?)?"
     r"OpType=(?P<op>\w{1,60})(?:, TensorShape=\[(?P<shape>[\d, ]{0,200})\])?(?:, TensorDtypes=(?P<dtype>\w{1,40}))?"
@@ -296,28 +315,30 @@ _FINGERPRINT = re.compile(
 
 
 def mismatched_collectives(text: str) -> tuple[tuple[int, Collective], ...]:
-    """Return (rank, collective) for both sides of the mismatches that TORCH_DISTRIBUTED_DEBUG=DETAIL reports."""
+    """Return (rank, collective) for both ranks of each mismatch that TORCH_DISTRIBUTED_DEBUG=DETAIL reports."""
     collectives: dict[int, Collective] = {}
     for match in _matching_lines(_FINGERPRINT, text, "CollectiveFingerPrint"):
         rank = int(match["rank"])
         # A rank that got further names a sequence of its own; the report's own sequence is compared.
         if rank < MAX_RANKS:
             shape = tuple(int(size) for size in re.findall(r"\d{1,18}", match["shape"] or ""))
-            opened = _open_collective("0", int(match["seq"] or 0), match["op"], None)
+            collective = _open_collective("0", int(match["seq"] or 0), match["op"], None)
             collectives[rank] = replace(
-                opened, sizes=(shape,) if shape else (), dtypes=(match["dtype"],) if match["dtype"] else ()
+                collective, sizes=(shape,) if shape else (), dtypes=(match["dtype"],) if match["dtype"] else ()
             )
     return tuple(collectives.items())
 
 
 _PICKLE, _ELF, _CORE = b"\x80", b"\x7fELF", 4
-_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"PK\x03\x04", b"BZh")
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"PK\x03\x04", b"BZh")
 EMPTY = "it is empty"
-_SNIFFED = 4096
-_BINARY = 0.1  # share of the first bytes
+_HEAD_BYTES = 4096  # the part of a file from which its kind is guessed
+_BINARY_SHARE = 0.1  # a file with more control characters in this part is binary
 
 
 class JobFileKind(StrEnum):
+    """The kind of a job's file, by its content."""
+
     LOG = "log"
     RECORDER = "flight recorder dump"
     STACKS = "stack dump"
@@ -327,29 +348,29 @@ class JobFileKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class JobFile:
-    """One file and its kind."""
+    """One file of a job, with its kind and content."""
 
     name: str
     kind: JobFileKind
-    changed_ns: int = 0
+    changed_ns: int = 0  # time of the last change, in ns since 1970
     reason: str = ""  # for NOTHING: the reason why the file is not used
-    text: str = ""  # text of a log or of a printed dump
-    stacks: Mapping[int, tuple[Stack, ...]] = field(default_factory=dict)  # by process; 0 if the dump names none
+    text: str = ""  # text of a log or of a stack dump
+    stacks: Mapping[int, tuple[Stack, ...]] = field(default_factory=dict)  # by process id; 0 if the dump names none
     recorder: FlightDump | None = None
 
 
 def is_document(head: bytes) -> bool:
-    """Whether the file must be read completely: half a pickle or half a JSON document is useless."""
-    return head[:1] == _PICKLE or _json_like(head)
+    """Whether a file that begins with `head` is a pickle or JSON, and so is only useful if it is read completely."""
+    return head[:1] == _PICKLE or _is_json_like(head)
 
 
-def _json_like(head: bytes) -> bool:
-    """Whether the file may be JSON. A log that begins with "[rank0]: " or "[W1123 02:07:28 ..." is not."""
+def _is_json_like(head: bytes) -> bool:
+    """Whether a file that begins with `head` may be JSON. A log that begins with "[rank0]: " is not."""
     return re.match(rb'\s*(?:\[[\s{"\[\]]|\{[\s"}])', head) is not None
 
 
 def read_job_file(name: str, data: bytes, changed_ns: int = 0) -> JobFile:
-    """Return a file's kind and content. Never raises: an unusable file has a reason."""
+    """Return the kind and the content of a file. Never raises an error: an unusable file gets a reason instead."""
     file = JobFile(name=name, kind=JobFileKind.NOTHING, changed_ns=changed_ns)
     if not data.strip():
         return replace(file, reason=EMPTY)
@@ -359,13 +380,13 @@ def read_job_file(name: str, data: bytes, changed_ns: int = 0) -> JobFile:
         if int.from_bytes(data[16:18], "little") != _CORE:
             return replace(file, reason="a program, and no dump of one")
         return replace(file, kind=JobFileKind.CORE)
-    if data.startswith(_PACKED):
+    if data.startswith(_COMPRESSED):
         return replace(file, reason="it is packed; unpack it first")
-    head = data[:_SNIFFED]
-    strange = sum(byte < 9 or 13 < byte < 27 for byte in head) + head.decode("utf-8", "replace").count("\ufffd")
-    if strange > _BINARY * len(head) or b"\0\0" in head:
+    head = data[:_HEAD_BYTES]
+    unprintable = sum(byte < 9 or 13 < byte < 27 for byte in head) + head.decode("utf-8", "replace").count("\ufffd")
+    if unprintable > _BINARY_SHARE * len(head) or b"\0\0" in head:
         return replace(file, reason="binary, and no dump that is known")
-    if _json_like(head) and (document := _document(file, data)):
+    if _is_json_like(head) and (document := _document(file, data)):
         return document
     return _text(file, data.decode("utf-8-sig", errors="replace"))
 
@@ -378,7 +399,7 @@ def _recorder(file: JobFile, data: bytes) -> JobFile:
 
 
 def _document(file: JobFile, data: bytes) -> JobFile | None:
-    """Return a file that is one JSON document; None for a log with lines of JSON."""
+    """Return the file with the content of its JSON document, or None if `data` is not one JSON document."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -400,7 +421,10 @@ _BEGINS_WITH_A_THREAD = re.compile(r"\s*(?:Timeout \([\d:.]+\)!\s+)?(?:Current t
 
 
 def _text(file: JobFile, text: str) -> JobFile:
-    """Return a stack dump if the text is one, else a log. A log may also contain stacks of faulthandler."""
+    """Return the file as a stack dump if its text is one, otherwise as a log.
+
+    A log may also contain stacks of faulthandler, which are not read here.
+    """
     stacks = parse_py_spy_text(text)
     if not stacks and _BEGINS_WITH_A_THREAD.match(text):
         stacks = {0: parse_faulthandler(text)}

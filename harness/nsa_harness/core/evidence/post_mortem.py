@@ -1,4 +1,4 @@
-"""Post-mortem: merge the files of a job that was not watched into its evidence."""
+"""Make the evidence of a job that was not watched from the files that the job has left: logs and dumps."""
 
 from __future__ import annotations
 
@@ -58,24 +58,24 @@ from nsa_harness.core.report import Trouble
 
 _UNNAMED_RANK = "it does not say of which rank it is: it is taken for one of the ranks, and called rank {} here"
 _TRACEBACK = "Traceback (most recent call last):\n"
-_NAMED_PARTS = 8  # parts of a path that a short name may have
-_DIED = re.compile(r"^Fatal Python error: ", re.M)
+_MAX_SHORT_PARTS = 8  # parts of a path that a shortened file name may have
+_FATAL_ERROR = re.compile(r"^Fatal Python error: ", re.M)
 _LAUNCHER = "ChildFailedError"  # torchrun's own exception after a rank has failed
 
 
 @dataclass(kw_only=True)
 class _Rank:
-    """The content of all files that belongs to one rank."""
+    """The content of all files that belong to one rank."""
 
-    texts: list[tuple[str, str]] = field(default_factory=list)  # (file, text)
+    texts: list[tuple[str, str]] = field(default_factory=list)  # (file, text of the rank in it)
     stacks: tuple[Stack, ...] = ()
-    children: dict[int, tuple[Stack, ...]] = field(default_factory=dict)
-    stacks_of: str = ""  # the file that the stacks come from
+    children: dict[int, tuple[Stack, ...]] = field(default_factory=dict)  # stacks of child processes, by process id
+    stacks_file: str = ""  # the file with the stacks
     recorder: FlightDump | None = None
-    recorder_of: str = ""
-    collectives: tuple[Collective, ...] = ()  # from watchdogs
-    fingerprint: Collective | None = None
-    pid: int = 0
+    recorder_file: str = ""
+    collectives: tuple[Collective, ...] = ()  # from messages of NCCL's watchdog
+    mismatch: Collective | None = None  # the rank's call in a mismatch that TORCH_DISTRIBUTED_DEBUG=DETAIL reports
+    pid: int = 0  # 0 = unknown
     exit: Exit | None = None
 
     @property
@@ -85,22 +85,24 @@ class _Rank:
 
 @dataclass(frozen=True, kw_only=True)
 class PostMortem:
-    """The evidence of a job, the files that it comes from, and the data that would have shown more."""
+    """The evidence of a job that was not watched, with the files that it comes from and the data that is missing."""
 
     evidence: Evidence
-    files: Mapping[str, str]  # a proof as the rules name it -> the file that was read
+    files: Mapping[str, str]  # a file as diagnosis rules cite it -> the job's file that was read instead
     missing: tuple[MissingData, ...]
-    script: str  # from torchrun's messages; empty if unknown
+    script: str  # the program, according to torchrun's messages; empty = unknown
 
 
 def read_post_mortem(files: Sequence[JobFile], node: str) -> PostMortem:
-    """Return the evidence of a job from its files. Never raises."""
+    """Return the evidence of a job on `node` from its files. Never raises an error."""
     return _Merge(files=sorted(files, key=lambda file: (file.changed_ns, file.name)), node=node).merge()
 
 
 @dataclass(kw_only=True)
 class _Merge:
-    files: Sequence[JobFile]
+    """Assigns the content of each file to a rank or to the launcher, and then makes the evidence."""
+
+    files: Sequence[JobFile]  # oldest first
     node: str
     ranks: dict[int, _Rank] = field(default_factory=dict)
     launcher: list[tuple[str, str]] = field(default_factory=list)
@@ -108,11 +110,11 @@ class _Merge:
 
     def merge(self) -> PostMortem:
         latest = _latest_attempts(self.files)
-        logs = [step for step in latest if step.kind is JobFileKind.LOG]
-        self.numbered = _numbered_ranks(file.name for file in logs)
-        split = [(file, by_rank(file.text)) for file in logs]
-        local = {rank: log_rank for _, log in split for rank, log_rank in log.local.items()}
-        for file, log in split:
+        logs = [file for file in latest if file.kind is JobFileKind.LOG]
+        self.rank_of_file = _numbered_ranks(file.name for file in logs)
+        split_logs = [(file, by_rank(file.text)) for file in logs]
+        local = {local_rank: rank for _, log in split_logs for local_rank, rank in log.local.items()}
+        for file, log in split_logs:
             self._take_log(file, log, local)
         everything = "\n".join(text for _, text in self.launcher)
         self.failures = agent_failures(everything)
@@ -130,12 +132,13 @@ class _Merge:
     # Logs.
 
     def _take_log(self, file: JobFile, log: JobLog, local: Mapping[int, int]) -> None:
-        unlabelled = self._owner(file, log, local)
+        """Assign the lines of a log to ranks and launcher. `local` maps the job's local ranks to ranks."""
+        default_owner = self._owner(file, log, local)
         for rank, lines in log.lines.items():
             text = "\n".join(lines)
             if not text.strip():
                 continue
-            owner = rank if rank is not None else unlabelled
+            owner = rank if rank is not None else default_owner
             # Lines that srun labels may come from torchrun itself, one per node.
             if owner is None or (rank is not None and is_launcher_text(text)):
                 self.launcher.append((file.name, text))
@@ -143,21 +146,22 @@ class _Merge:
                 self._files_of(owner).texts.append((file.name, text))
 
     def _owner(self, file: JobFile, log: JobLog, local: Mapping[int, int]) -> int | None:
-        """Return the rank of a log's lines without a rank, or None for a launcher's log.
+        """Return the rank to which the lines of a log that name no rank belong, or None if the launcher wrote them.
 
-        The path decides, then the content, then the only rank that other lines of the log name.
+        The rank is found by the path of the file, by a printed RANK, by the only rank that other lines name, or by the
+        number at the end of the file's name, in this order.
         """
-        named = [rank for rank in log.lines if rank is not None]
-        path, bare = rank_of_path(file.name), "\n".join(log.lines.get(None, ()))
+        ranks = [rank for rank in log.lines if rank is not None]
+        path, text = rank_of_path(file.name), "\n".join(log.lines.get(None, ()))
         if path.local is not None:
-            return named[0] if len(named) == 1 else local.get(path.local, path.local)
-        if is_launcher_text(bare) or len(named) > 1:
+            return ranks[0] if len(ranks) == 1 else local.get(path.local, path.local)
+        if is_launcher_text(text) or len(ranks) > 1:
             return None
         if path.rank is not None:
             return path.rank
-        stated = find_rank(bare)
-        owner = stated if stated is not None else next(iter(named), None)
-        return owner if owner is not None else self.numbered.get(file.name)
+        printed_rank = find_rank(text)
+        owner = printed_rank if printed_rank is not None else next(iter(ranks), None)
+        return owner if owner is not None else self.rank_of_file.get(file.name)
 
     def _all_texts(self) -> Iterator[tuple[str, str]]:
         yield from self.launcher
@@ -167,9 +171,10 @@ class _Merge:
     # Messages of launchers.
 
     def _take_exits(self, text: str) -> None:
+        """Store the exits of ranks that the launcher's text reports: torchrun's summary, or messages of srun."""
         began = _first_time(text)
         for failure in self.failures:
-            # torchrun has microseconds for the first failure; its table only has seconds.
+            # The summary has whole seconds. The half second keeps the failure that torchrun saw first in front.
             at_s = max(0.0, _time_of(text, failure.pid) - began) + (0.0 if failure.first else 0.5)
             self._files_of(failure.rank).exit = Exit(
                 pid=failure.pid, rank=failure.rank, status=failure.status, at_s=at_s, during_teardown=False
@@ -179,71 +184,76 @@ class _Merge:
             self._files_of(rank).exit = Exit(pid=0, rank=rank, status=status, at_s=0.0, during_teardown=False)
 
     def _take_watchdogs(self, texts: Iterable[str]) -> None:
-        whole = "\n".join(texts)
-        gave_up = timeouts(whole)
-        for rank, collective in gave_up:
+        """Store the collectives that NCCL's watchdog and torch's debug mode report."""
+        text = "\n".join(texts)
+        timed_out = timeouts(text)
+        for rank, collective in timed_out:
             self._files_of(rank).collectives += (collective,)
-        for rank, collective in mismatched_collectives(whole):
-            self._files_of(rank).fingerprint = collective
-        entered = {(collective.group, collective.seq): collective for _, collective in gave_up}
-        for report in watchdog_reports(whole):
-            mine = self._files_of(report.rank).collectives
-            if any(collective.group == report.group for collective in mine):
+        for rank, collective in mismatched_collectives(text):
+            self._files_of(rank).mismatch = collective
+        by_number = {(collective.group, collective.seq): collective for _, collective in timed_out}
+        for report in watchdog_reports(text):
+            own = self._files_of(report.rank).collectives
+            if any(collective.group == report.group for collective in own):
                 continue
-            # The rank has entered the call that the others wait in, or completed as many calls.
-            ahead = [
+            # This rank has no timeout in the group. It is in a call in which others timed out, or has completed it.
+            enqueued = [
                 collective
-                for (group, seq), collective in entered.items()
+                for (group, seq), collective in by_number.items()
                 if group == report.group and seq <= report.enqueued
             ]
-            open_ = tuple(collective for collective in ahead if collective.seq > report.completed)
+            open_ = tuple(collective for collective in enqueued if collective.seq > report.completed)
             self._files_of(report.rank).collectives += open_ or (_completed_call(report.group, report.completed),)
 
     # Dumps.
 
     def _take_dump(self, file: JobFile, pids: Mapping[int, int]) -> None:
+        """Assign a stack dump or flight recorder dump to its rank. `pids` maps process ids to ranks."""
         if file.kind not in (JobFileKind.RECORDER, JobFileKind.STACKS):
             return
         path = rank_of_path(file.name)
         by_pid = next((pids[pid] for pid in file.stacks if pid in pids), None)
         number = path.number if path.number is not None and path.number < MAX_RANKS else None
-        of_path = path.rank if path.rank is not None else path.local
-        by_name = of_path if of_path is not None else pids.get(path.number or -1, number)
+        path_rank = path.rank if path.rank is not None else path.local
+        by_name = path_rank if path_rank is not None else pids.get(path.number or -1, number)
         rank = by_pid if by_pid is not None else by_name
-        stated = find_rank(file.text) if rank is None else None
-        self._store_dump(file, rank if rank is not None else stated)
+        printed_rank = find_rank(file.text) if rank is None else None
+        self._store_dump(file, rank if rank is not None else printed_rank)
 
     def _store_dump(self, file: JobFile, rank: int | None) -> None:
+        """Store a dump for a rank. If the rank is unknown, use the lowest number that no other file belongs to."""
         if rank is None:
             rank = self._free_rank()
             self.trouble.append(Trouble(what=file.name, why=_UNNAMED_RANK.format(rank)))
-        mine = self._files_of(rank)
+        own = self._files_of(rank)
         if file.recorder is not None:
-            # A pickled dump has frames; a JSON dump of the same moment has none.
-            if mine.recorder is None or file.recorder.frames or not mine.recorder.frames:
-                mine.recorder, mine.recorder_of = file.recorder, file.name
+            # Only pickled dumps have frames, so a JSON dump does not replace a pickled one.
+            if own.recorder is None or file.recorder.frames or not own.recorder.frames:
+                own.recorder, own.recorder_file = file.recorder, file.name
             return
         (pid, stacks), *children = file.stacks.items()
-        mine.stacks, mine.stacks_of, mine.children = stacks, file.name, dict(children)
-        mine.pid = pid or mine.pid
+        own.stacks, own.stacks_file, own.children = stacks, file.name, dict(children)
+        own.pid = pid or own.pid
 
     def _take_orphans(self) -> None:
-        """Assign tracebacks and dumps of threads in logs that name no rank."""
+        """Assign tracebacks and stack dumps in logs without any rank to some rank."""
         for name, text in list(self.launcher):
             if is_launcher_text(text):
-                self._take_unlabelled(name, text)
+                self._take_launcher_traceback(name, text)
             elif last_traceback(text) or parse_faulthandler(text):
                 self.launcher.remove((name, text))
                 self._store_text(name, text, self._free_rank())
 
-    def _take_unlabelled(self, name: str, text: str) -> None:
-        """Assign a traceback among torchrun's own lines to the rank that failed first, if it left no other."""
+    def _take_launcher_traceback(self, name: str, text: str) -> None:
+        """Assign the first traceback in torchrun's output to the rank that failed first, if that has no other."""
         first = next((failure.rank for failure in self.failures if failure.first), None)
         parts = (f"{_TRACEBACK}{part}" for part in text.split(_TRACEBACK)[1:])
-        printed = (part for part in parts if (raised := last_traceback(part)) and not raised[0].endswith(_LAUNCHER))
-        own = next(printed, None)
-        if own is not None and first is not None and not last_traceback(self._files_of(first).text):
-            self._store_text(name, own, first)
+        tracebacks = (
+            part for part in parts if (exception := last_traceback(part)) and not exception[0].endswith(_LAUNCHER)
+        )
+        traceback = next(tracebacks, None)
+        if traceback is not None and first is not None and not last_traceback(self._files_of(first).text):
+            self._store_text(name, traceback, first)
 
     def _store_text(self, name: str, text: str, rank: int) -> None:
         self.trouble.append(Trouble(what=name, why=_UNNAMED_RANK.format(rank)))
@@ -252,7 +262,7 @@ class _Merge:
     def _free_rank(self) -> int:
         return next(number for number in range(MAX_RANKS + 1) if number not in self.ranks)
 
-    # All of it.
+    # The evidence.
 
     def _post_mortem(self, launcher_text: str) -> PostMortem:
         everything = "\n".join((launcher_text, *(rank.text for rank in self.ranks.values())))
@@ -265,13 +275,13 @@ class _Merge:
             if rank.recorder
             for name, members in rank.recorder.groups.items()
         }
-        stated = max(
+        reported_size = max(
             [find_world_size(everything), *(rank + 1 for members in groups.values() for rank in members)], default=0
         )
-        size = max([stated if stated <= MAX_RANKS else 0, *(rank + 1 for rank in self.ranks), 1])
+        size = max([reported_size if reported_size <= MAX_RANKS else 0, *(rank + 1 for rank in self.ranks), 1])
         ranks = tuple(_rank_evidence(rank, self.ranks.get(rank, _Rank())) for rank in range(size))
         exits = tuple(sorted((rank.exit for rank in ranks if rank.exit), key=lambda exit: exit.at_s))
-        looked = tuple(
+        snapshots = tuple(
             snapshot for rank in ranks if (snapshot := _snapshot(rank, self.ranks.get(rank.rank, _Rank()))) is not None
         )
         closing = closing_signals(launcher_text)
@@ -288,7 +298,7 @@ class _Merge:
             launcher_error=None,
             ranks=ranks,
             exits=exits,
-            snapshots=(Snapshot(number=1, at_s=0.0, ranks=looked),) if looked else (),
+            snapshots=(Snapshot(number=1, at_s=0.0, ranks=snapshots),) if snapshots else (),
             samples=(),
             last_progress_s=None,
             leftovers=(),
@@ -315,30 +325,33 @@ class _Merge:
         return next((failure.rank for failure in self.failures if failure.pid == pid), None)
 
     def _proofs(self) -> dict[str, str]:
-        """Return, for each file name that the diagnosis rules cite, the file of this job that replaces it."""
+        """Return, for each file name that diagnosis rules may cite as proof, the job's file with that content."""
         proofs: dict[str, str] = {}
         for rank, files in self.ranks.items():
-            raised = [name for name, text in files.texts if last_traceback(text)] or [name for name, _ in files.texts]
-            proofs |= {f"rank{rank}/stderr.log": raised[-1]} if raised else {}
-            proofs |= {f"rank{rank}/stacks.txt": files.stacks_of or raised[-1]} if files.stacks_of or raised else {}
-            proofs |= {f"rank{rank}/flight.json": files.recorder_of} if files.recorder_of else {}
+            logs = [name for name, text in files.texts if last_traceback(text)] or [name for name, _ in files.texts]
+            proofs |= {f"rank{rank}/stderr.log": logs[-1]} if logs else {}
+            proofs |= {f"rank{rank}/stacks.txt": files.stacks_file or logs[-1]} if files.stacks_file or logs else {}
+            proofs |= {f"rank{rank}/flight.json": files.recorder_file} if files.recorder_file else {}
         for name, _ in self.launcher:
             proofs |= dict.fromkeys(("output.log", "processes.jsonl"), name)
         return proofs
 
 
 def _numbered_ranks(names: Iterable[str]) -> dict[str, int]:
-    """Return the rank of each log whose name differs from others only in its last number: "job_0.out", "job_1.out"."""
-    numbered: dict[str, dict[str, int]] = {}
+    """Return file name -> rank for logs whose names only differ in the last number, such as "job_0.out", "job_1.out".
+
+    This number is taken for the rank.
+    """
+    series: dict[str, dict[str, int]] = {}
     for name in names:
         number = rank_of_path(name).number
         if number is not None and number < MAX_RANKS:
-            numbered.setdefault(re.sub(r"\d+(?=\D*$)", "#", name), {})[name] = number
-    return {name: number for ranks in numbered.values() if len(ranks) > 1 for name, number in ranks.items()}
+            series.setdefault(re.sub(r"\d+(?=\D*$)", "#", name), {})[name] = number
+    return {name: number for ranks in series.values() if len(ranks) > 1 for name, number in ranks.items()}
 
 
 def _latest_attempts(files: Sequence[JobFile]) -> list[JobFile]:
-    """Return the files without logs of attempts that torchrun retried."""
+    """Return the files without the logs of earlier attempts of a launch that torchrun restarted."""
     paths = {file.name: rank_of_path(file.name) for file in files}
     last: dict[str, int] = {}
     for path in paths.values():
@@ -352,36 +365,36 @@ def _latest_attempts(files: Sequence[JobFile]) -> list[JobFile]:
 
 
 def _rank_evidence(rank: int, files: _Rank) -> RankEvidence:
-    errors = files.text
-    raised = _raised(rank, files)
-    fatal = _DIED.search(errors)
-    lines = (*error_lines(errors), *watchdog_lines(errors)) if errors else ()
+    log = files.text
+    exception = _exception(rank, files)
+    fatal = _FATAL_ERROR.search(log)
+    lines = (*error_lines(log), *watchdog_lines(log)) if log else ()
     return RankEvidence(
         rank=rank,
         pid=files.pid or None,
         exit=files.exit,
-        exception=with_passed_on_errors(raised) if raised else None,
+        exception=with_passed_on_errors(exception) if exception else None,
         status_file=None,
         collectives=_collectives(files),
-        death_stacks=parse_faulthandler(errors[fatal.start() :]) if fatal else (),
+        death_stacks=parse_faulthandler(log[fatal.start() :]) if fatal else (),
         peak_rss_bytes=None,
         peak_gpu_bytes=None,
         traces=RankTraces(gradient_count=None, missing_count=None, missing_parameters=(), buckets=()),
         last_loss=None,
         error_lines=tuple(dict.fromkeys(lines)),
-        warnings=known_warnings(errors.splitlines()),
-        debug_message=read_debug_message(errors),
-        exit_messages=read_exit_messages(errors),
-        background_failures=read_background_failures(errors, raised),
+        warnings=known_warnings(log.splitlines()),
+        debug_message=read_debug_message(log),
+        exit_messages=read_exit_messages(log),
+        background_failures=read_background_failures(log, exception),
     )
 
 
-def _raised(rank: int, files: _Rank) -> RaisedException | None:
-    """Return the last exception in the files of a rank, or None. torchrun's own exception does not count."""
+def _exception(rank: int, files: _Rank) -> RaisedException | None:
+    """Return the last exception in the files of a rank, or None. An exception of torchrun itself does not count."""
     for _, text in reversed(files.texts):
-        printed = last_traceback(text)
-        if printed and not printed[0].endswith(_LAUNCHER):
-            kind, message, frames = printed
+        traceback = last_traceback(text)
+        if traceback and not traceback[0].endswith(_LAUNCHER):
+            kind, message, frames = traceback
             return RaisedException(
                 rank=rank, at_s=None, type=kind, message=message, frames=frames, proof=f"rank{rank}/stderr.log"
             )
@@ -389,9 +402,12 @@ def _raised(rank: int, files: _Rank) -> RaisedException | None:
 
 
 def _collectives(files: _Rank) -> tuple[Collective, ...]:
-    """Return the recorder's collectives, with the frames that entered them; else those of watchdogs."""
+    """Return the collectives in the rank's flight recorder dump, with the stacks that entered them.
+
+    Without a dump, return the collectives that NCCL's watchdog or torch's debug mode reports.
+    """
     if files.recorder is None:
-        return files.collectives or ((files.fingerprint,) if files.fingerprint else ())
+        return files.collectives or ((files.mismatch,) if files.mismatch else ())
     frames = files.recorder.frames
     collectives = essential_collectives(files.recorder.collectives)
     return tuple(
@@ -400,16 +416,19 @@ def _collectives(files: _Rank) -> tuple[Collective, ...]:
 
 
 def _snapshot(rank: RankEvidence, files: _Rank) -> RankSnapshot | None:
-    """Return the rank's last state from a dump, or from its own traceback if it gave up waiting there."""
+    """Return the last state of a rank from its dumps, or None if it left none.
+
+    If the rank timed out while it waited for others, the traceback of the timeout replaces a stack dump.
+    """
     stacks, proof = files.stacks, "stacks.txt"
     text = files.text
-    if not stacks and not _DIED.search(text):
+    if not stacks and not _FATAL_ERROR.search(text):
         stacks = parse_faulthandler(text)
     if not stacks and rank.exception and rank.exception.frames and timeout_message(rank):
         proof = "stderr.log"
         stacks = (_stack_of_traceback(rank.exception.frames),)
-    recorded = files.recorder is not None or bool(files.collectives)
-    if not stacks and not recorded:
+    has_collectives = files.recorder is not None or bool(files.collectives)
+    if not stacks and not has_collectives:
         return None
     return RankSnapshot(
         rank=rank.rank,
@@ -417,7 +436,7 @@ def _snapshot(rank: RankEvidence, files: _Rank) -> RankSnapshot | None:
         process=None,
         stacks=stacks,
         child_stacks=files.children,
-        collectives=rank.collectives if recorded else (),
+        collectives=rank.collectives if has_collectives else (),
         proof=f"rank{rank.rank}/{proof}" if stacks else f"rank{rank.rank}/flight.json",
         is_from_dump=True,
     )
@@ -428,9 +447,9 @@ def _stack_of_traceback(frames: tuple[Frame, ...]) -> Stack:
 
 
 def _full_names(ranks: Iterable[_Rank]) -> dict[str, str]:
-    """Return a full file name for each shortened one. py-spy shortens names; other files of the job have them in full.
+    """Return shortened file name -> full file name. py-spy shortens file names; other files of the job have full names.
 
-    A short name that fits several files is left out.
+    A short name that fits several files is not in the result.
     """
     full = {
         frame.file
@@ -438,7 +457,7 @@ def _full_names(ranks: Iterable[_Rank]) -> dict[str, str]:
         for frames in (
             *((rank.recorder.frames.values()) if rank.recorder else ()),
             *(stack.frames for stack in rank.stacks),
-            *(printed[2] for printed in map(last_traceback, [text for _, text in rank.texts]) if printed),
+            *(traceback[2] for traceback in map(last_traceback, [text for _, text in rank.texts]) if traceback),
         )
         for frame in frames
         if frame.file.startswith("/")
@@ -446,7 +465,7 @@ def _full_names(ranks: Iterable[_Rank]) -> dict[str, str]:
     candidates: dict[str, set[str]] = {}
     for file in full:
         parts = file.split("/")
-        for count in range(1, min(len(parts), _NAMED_PARTS)):
+        for count in range(1, min(len(parts), _MAX_SHORT_PARTS)):
             candidates.setdefault("/".join(parts[-count:]), set()).add(file)
     return {short: files.pop() for short, files in candidates.items() if len(files) == 1}
 
@@ -472,7 +491,7 @@ def _first_time(text: str) -> float:
 
 
 def _time_of(text: str, pid: int) -> float:
-    """Return the time of this process's failure in torchrun's summary, in seconds since 1970; 0 if it is not there."""
+    """Return the time at which process `pid` failed, in seconds since 1970, or 0 if torchrun's summary has no time."""
     blocks = (f"time{block}" for block in reversed(text.split("time")) if f"(pid: {pid})" in block)
     stamp = re.match(_TIME, next(blocks, ""))
     return _seconds(stamp[1]) if stamp else 0.0
@@ -486,22 +505,25 @@ def _seconds(stamp: str) -> float:
 
 
 def _launcher(closing: Sequence[tuple[int, str, str]]) -> Exit | None:
-    """Return the launcher's exit by SIGTERM (15) if Slurm cancelled the whole job, else None."""
-    whole = any(not pid and sender.startswith("Slurm") for pid, _, sender in closing)
-    return Exit(pid=0, rank=None, status=-15, at_s=0.0, during_teardown=False) if whole else None
+    """Return an exit of the launcher by SIGTERM if Slurm cancelled the whole job, else None.
+
+    `closing` has the signals that launchers and schedulers report, as (pid, signal, sender).
+    """
+    is_cancelled = any(not pid and sender.startswith("Slurm") for pid, _, sender in closing)
+    return Exit(pid=0, rank=None, status=-15, at_s=0.0, during_teardown=False) if is_cancelled else None
 
 
 def _memory(text: str) -> HostMemory | None:
-    killed = killed_for_memory(text)
-    if not killed:
+    messages = killed_for_memory(text)
+    if not messages:
         return None
     return HostMemory(
         total_bytes=None,
         available_bytes=None,
         limit_bytes=None,
         used_bytes=None,
-        oom_kills=len(killed),
-        kill_messages=killed,
+        oom_kills=len(messages),
+        kill_messages=messages,
     )
 
 
@@ -519,7 +541,7 @@ def _script(text: str) -> str:
     return match[1] if match else ""
 
 
-# What is missing, and how to have it next time.
+# Missing data, and how to record it next time.
 
 _HOW = {
     "logs": (
@@ -540,31 +562,31 @@ _HOW = {
 
 @dataclass(frozen=True, kw_only=True)
 class MissingData:
-    """Data that would have shown more. `how` has commands and settings that record it next time."""
+    """Data of a job that is missing, such as the stacks of rank 3."""
 
     name: str
-    how: tuple[str, ...]
+    how: tuple[str, ...]  # commands and settings that record such data next time
 
 
 def _missing(evidence: Evidence, ranks: Mapping[int, _Rank], files: Sequence[JobFile]) -> Iterator[MissingData]:
-    everyone = range(evidence.world_size)
+    all_ranks = range(evidence.world_size)
     with_stacks = {rank.rank for snapshot in evidence.snapshots for rank in snapshot.ranks if rank.stacks}
-    is_there: dict[str, Callable[[int], bool]] = {
+    checks: dict[str, Callable[[int], bool]] = {
         "logs": lambda rank: rank in ranks and bool(ranks[rank].texts),
         "stacks": lambda rank: rank in with_stacks,
         "flight recorder dumps": lambda rank: rank in ranks and ranks[rank].recorder is not None,
     }
     cores = [file.name for file in files if file.kind is JobFileKind.CORE]
-    for what, there in is_there.items():
-        lacking = [rank for rank in everyone if not there(rank)]
-        whose = "every rank" if len(lacking) == len(everyone) > 1 else _ranks_text(lacking)
+    for kind, has_data in checks.items():
+        lacking = [rank for rank in all_ranks if not has_data(rank)]
+        ranks_text = "every rank" if len(lacking) == len(all_ranks) > 1 else _ranks_text(lacking)
         now = tuple(f"pystack core {core} > rank3.txt  # and read that too" for core in cores[:1])
         if lacking:
-            yield MissingData(name=f"{what} of {whose}", how=(*(now if what == "stacks" else ()), *_HOW[what]))
+            yield MissingData(name=f"{kind} of {ranks_text}", how=(*(now if kind == "stacks" else ()), *_HOW[kind]))
 
 
 def _unused_files(files: Sequence[JobFile]) -> Iterator[Trouble]:
-    """Return the reasons for unused files, except empty logs: most ranks write nothing to stderr."""
+    """Yield the reason why each unused file was not used. Empty logs are skipped, because many ranks print nothing."""
     return (
         Trouble(what=file.name, why=file.reason)
         for file in files
@@ -573,5 +595,5 @@ def _unused_files(files: Sequence[JobFile]) -> Iterator[Trouble]:
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return f"rank{'s' * (len(ranks) > 1)} {shown}{f' and {len(ranks) - 8} more' if len(ranks) > 8 else ''}"
+    first = ", ".join(map(str, ranks[:8]))
+    return f"rank{'s' * (len(ranks) > 1)} {first}{f' and {len(ranks) - 8} more' if len(ranks) > 8 else ''}"

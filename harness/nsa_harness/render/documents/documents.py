@@ -57,7 +57,7 @@ def write_documents(
     failures = []
     for path, render in documents:
         try:
-            run.door.write(path, render())
+            run.directory.write(path, render())
         except Exception as error:
             failures.append(Trouble(what=path.name, why=f"{type(error).__name__}: {error}"))
             log_fault(run, f"{path.name} could not be written:\n{traceback.format_exc()}")
@@ -68,7 +68,7 @@ def _checkout(run: RunDir) -> str:
     """Return the root of the Git repository in which the programs were started, from env.json, or "" if unknown."""
     for attempt in run.attempts():
         try:
-            environment = json.loads(attempt.door.whole(attempt.env, _MAX_ENV_BYTES))
+            environment = json.loads(attempt.directory.read_whole_file(attempt.env, _MAX_ENV_BYTES))
         except (OSError, ValueError, RecursionError):
             continue
         git = environment.get("git") if isinstance(environment, dict) else None
@@ -81,7 +81,7 @@ def _checkout(run: RunDir) -> str:
 def log_fault(run: RunDir, text: str) -> None:
     """Append a text to the run's log. Do nothing if the log is not writable, for instance in another user's run."""
     with suppress(OSError):
-        run.door.append(run.log, run.redaction.text(text))
+        run.directory.append(run.log, run.redaction.text(text))
 
 
 def _stacks(run: RunDir, search: BisectReport) -> dict[str, str]:
@@ -93,8 +93,8 @@ def _stacks(run: RunDir, search: BisectReport) -> dict[str, str]:
         probes = (probe for probe in reversed(search.probes) if probe.counts_as is counts_as and probe.dir)
         name = next((probe.dir for probe in probes), None)
         if name in attempts:
-            for path in run.door.files(attempts[name].dumps, "rank*.txt")[:_MAX_RANKS]:
-                lines = run.door.text_lines(path, _STACK_COLUMNS)
+            for path in run.directory.list_files(attempts[name].dumps, "rank*.txt")[:_MAX_RANKS]:
+                lines = run.directory.read_lines(path, _STACK_COLUMNS)
                 stacks[str(path.relative_to(run.path))] = "".join(islice(lines, _STACK_LINES))
     return stacks
 
@@ -121,5 +121,5 @@ def _collected_text(run: RunDir, report: Report, marker: str) -> str:
 
 def _collected_lines(run: RunDir, report: Report, marker: str) -> Iterator[str]:
     for outcome in report.outcomes:
-        lines = run.door.text_lines(run.path / outcome.dir / "traces.log", _TRACE_COLUMNS) if outcome.dir else ()
+        lines = run.directory.read_lines(run.path / outcome.dir / "traces.log", _TRACE_COLUMNS) if outcome.dir else ()
         yield from (f"{outcome.dir} {line.rstrip()}\n" for line in lines if marker in line)

@@ -49,7 +49,7 @@ from nsa_harness.core.report import (
 from nsa_harness.core.stored_keys import stored_keys, to_stored
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render.text import escape, escaped
-from nsa_harness.supervisor.storage.adapters import adapter, json_value, mistakes
+from nsa_harness.supervisor.storage.adapters import error_texts, json_value, type_adapter
 
 SCHEMA: Literal[1] = 1
 
@@ -203,7 +203,7 @@ def to_json(report: Report, playbook: Playbook | None = None) -> str:
     """
     report = escaped(report)
     values = asdict(replace(report, outcomes=()))
-    detail = json_value({key: values[key] for key in ReportDetail.__annotations__}, names_numbers=True)
+    detail = json_value({key: values[key] for key in ReportDetail.__annotations__}, keeps_names=True)
     if playbook:
         hypotheses = playbook_for(playbook, report.outcomes).hypotheses
         detail["hypotheses"] = [_hypothesis(row) for row in hypothesis_rows(report.outcomes, hypotheses)]
@@ -224,7 +224,7 @@ def outcome_values(outcome: Outcome) -> dict[str, Any]:
     }
     detail = {key: values.pop(key) for key in OUTCOME_DETAIL}
     contract = {key: values[key] for key in StoredOutcome.__annotations__ if key != "detail"}
-    return {**json_value(contract), "detail": json_value(detail, names_numbers=True)}
+    return {**json_value(contract), "detail": json_value(detail, keeps_names=True)}
 
 
 def from_json(text: str, where: str = "report.json") -> Report:
@@ -241,7 +241,7 @@ def from_json(text: str, where: str = "report.json") -> Report:
         raise _unreadable(where, [f"schema: expected {SCHEMA}, got {schema!r}; this nsa-harness reads schema {SCHEMA}"])
     try:
         # Converted back to JSON, because pydantic's strict mode accepts lists for tuples only in JSON.
-        values = adapter(StoredReport).validate_json(json.dumps(values), strict=True)
+        values = type_adapter(StoredReport).validate_json(json.dumps(values), strict=True)
         values |= values.pop("detail")
         values["outcomes"] = tuple(
             _outcome(outcome, f"outcomes.{number}") for number, outcome in enumerate(values["outcomes"])
@@ -249,7 +249,7 @@ def from_json(text: str, where: str = "report.json") -> Report:
         del values["schema"]
         return Report(**values)
     except ValidationError as error:
-        raise _unreadable(where, mistakes(error)) from None
+        raise _unreadable(where, error_texts(error)) from None
     except (_WrongShapeError, RecursionError) as error:
         raise _unreadable(where, [str(error)]) from None
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from nsa_harness.core.comparison.config_matrix import config_matrix
+from nsa_harness.core.comparison.decision_rules import has_failed, outcome_names
 from nsa_harness.core.comparison.decisions import Playbook, explained_failures, fired_rules, playbook_for
-from nsa_harness.core.comparison.gates import has_failed, outcome_names
 from nsa_harness.core.comparison.hypotheses import Arm, HypothesisAnswer, HypothesisRow, hypothesis_rows, is_row_shown
 from nsa_harness.core.comparison.sweeps import sweeps
 from nsa_harness.core.report import (

@@ -29,7 +29,7 @@ from nsa_harness.core.search.subject import Subject, SubjectForm
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render.experiments.words import open_indices
 from nsa_harness.render.text import escape, escaped
-from nsa_harness.supervisor.storage.adapters import adapter, mistakes
+from nsa_harness.supervisor.storage.adapters import error_texts, type_adapter
 from nsa_harness.supervisor.storage.rundir import RunDir
 
 SCHEMA: Literal[1] = 1
@@ -45,7 +45,7 @@ def _check_spans(value: Spans, info: ValidationInfo) -> Spans:
 
 
 def _parse_indices(value: Any, info: ValidationInfo) -> Subset:
-    return indices_in(_check_spans(adapter(Spans).validate_python(value), info))
+    return indices_in(_check_spans(type_adapter(Spans).validate_python(value), info))
 
 
 def _check_bounds(value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
@@ -158,7 +158,7 @@ class SearchRecord:
 
 
 def bisect_json(report: BisectReport) -> str:
-    values = adapter(SearchRecord).dump_python(_record(escaped(report)), mode="json")
+    values = type_adapter(SearchRecord).dump_python(_record(escaped(report)), mode="json")
     return json.dumps({**values, "answer": _without_null_rate(values["answer"])}, indent=1, allow_nan=False) + "\n"
 
 
@@ -166,9 +166,9 @@ def from_json(text: str, where: str = "bisect.json") -> BisectReport:
     """Return the bisection from the text of a file. Raises StoredRunError, which names every wrong value."""
     try:
         items = len(json.loads(text)["detail"]["subject"]["items"])
-        record = adapter(SearchRecord).validate_json(text, strict=True, context={"items": items})
+        record = type_adapter(SearchRecord).validate_json(text, strict=True, context={"items": items})
     except ValidationError as error:
-        raise _unreadable(where, mistakes(error)) from None
+        raise _unreadable(where, error_texts(error)) from None
     except (ValueError, RecursionError) as error:
         raise _unreadable(where, [f"not JSON, or cut short: {error}"]) from None
     except (KeyError, TypeError) as error:
@@ -179,7 +179,7 @@ def from_json(text: str, where: str = "bisect.json") -> BisectReport:
 def stored_search(run: RunDir) -> BisectReport:
     """Return the stored bisection of a run. Raises StoredRunError, also if the run is not a bisection."""
     try:
-        text = run.door.whole(run.search, _MAX_BYTES).decode("utf-8", errors="replace")
+        text = run.directory.read_whole_file(run.search, _MAX_BYTES).decode("utf-8", errors="replace")
     except OSError as error:
         why = f"{error.strerror}; a bisection that was cut short goes on by its command"
         raise StoredRunError(f"{run.path} holds no {run.search.name}: {why}") from None
@@ -191,14 +191,14 @@ def stored_search(run: RunDir) -> BisectReport:
 def probe_event(subject: Subject, probe: ProbeReport) -> dict[str, object]:
     """Return the event of a probe in the `--json` stream, with the keys of bisect.json."""
     stored = _stored_probe(subject, escaped(probe))
-    values = adapter(ProbeEvent).dump_python(_as_base_type(ProbeEvent, stored), mode="json")
+    values = type_adapter(ProbeEvent).dump_python(_as_base_type(ProbeEvent, stored), mode="json")
     return {"event": "probe", "scenario": stored.dir, **values}
 
 
 def answer_event(report: BisectReport, run_dir: str) -> dict[str, object]:
     """Return the last event in the `--json` stream of a bisection."""
     report = escaped(report)
-    answer = _without_null_rate(adapter(AnswerEntry).dump_python(_answer(report), mode="json"))
+    answer = _without_null_rate(type_adapter(AnswerEntry).dump_python(_answer(report), mode="json"))
     return {"event": "done", "scenario": report.scenario, "answer": answer, "run_dir": escape(run_dir)}
 
 

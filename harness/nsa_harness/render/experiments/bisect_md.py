@@ -46,7 +46,7 @@ def _head_section(report: BisectReport) -> list[str]:
     if setting := bisect_words.setting_text(report):
         lines += ["", f"That is {markdown_code(setting)}."]
     if report.interrupted:
-        lines += ["", "**Interrupted.** The same command goes on where it stopped."]
+        lines += ["", "**Interrupted.** The same command continues the search."]
     if report.answer.kind is AnswerKind.UNDECIDED:
         lines += ["", f"{markdown(bisect_words.open_text(report))}."]
     return lines

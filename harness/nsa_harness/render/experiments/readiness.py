@@ -33,7 +33,7 @@ from nsa_harness.render.text import (
     markdown_link,
     markdown_table,
 )
-from nsa_harness.supervisor.storage.adapters import plain
+from nsa_harness.supervisor.storage.adapters import json_object
 from nsa_harness.texts import words
 
 SCHEMA = 1
@@ -63,7 +63,7 @@ class ReadinessRecord:
 
 
 def readiness_json(record: ReadinessRecord) -> str:
-    return json.dumps(plain(record), indent=1) + "\n"
+    return json.dumps(json_object(record), indent=1) + "\n"
 
 
 def readiness_md(record: ReadinessRecord) -> str:

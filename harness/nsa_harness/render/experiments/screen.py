@@ -191,8 +191,8 @@ class BisectScreen(ExperimentScreen):
 
     styles = STYLES
     interruptions = (
-        "interrupted: ending this probe; the same command goes on where it stopped",
-        "interrupted twice: killing now; the same command goes on where it stopped",
+        "interrupted: ending this probe; the same command continues the search",
+        "interrupted twice: killing the processes now; the same command continues the search",
     )
 
     def __init__(self, stream: TextIO, **options: Any) -> None:

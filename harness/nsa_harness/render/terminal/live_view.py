@@ -16,7 +16,7 @@ from nsa_harness.texts import words
 MAX_RANKS = 8  # rows per attempt
 _NAME_COLUMNS, _MODULE_COLUMNS = 12, 12  # minimum widths; a module is not shown in less
 _ONCE = "interrupted: reading stacks, ending the processes, writing the report; Ctrl-C again kills at once"
-_TWICE = "interrupted twice: killing now; `nsa-harness report` judges what was recorded"
+_TWICE = "interrupted twice: killing the processes now; the report is still written"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from ruamel.yaml.error import YAMLError
 from nsa_harness.core.scenario.yaml_tree import Plain, value_text, visible
 from nsa_harness.core.search.subject import PACKAGE
 from nsa_harness.errors import HarnessError, UsageError
-from nsa_harness.supervisor.storage.safe_directory import SafeDirectory, named
+from nsa_harness.supervisor.storage.safe_directory import SafeDirectory, safe_file
 
 _MAX_BYTES = 4 << 20
 _ABSENT = object()  # a key that one of two files does not have
@@ -71,14 +71,14 @@ def mixed_text(good: Path, bad: Path, bad_keys: Collection[str]) -> str:
 
 def digest(path: Path) -> str:
     """Return the digest of the whole file."""
-    door, file = named(path)
-    return hashlib.sha256(door.whole(file, _MAX_BYTES)).hexdigest()
+    door, file = safe_file(path)
+    return hashlib.sha256(door.read_whole_file(file, _MAX_BYTES)).hexdigest()
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        door, file = named(path)
-        text = door.whole(file, _MAX_BYTES).decode("utf-8")
+        door, file = safe_file(path)
+        text = door.read_whole_file(file, _MAX_BYTES).decode("utf-8")
         config = json.loads(text) if path.suffix == ".json" else _yaml().load(text)
     except (OSError, ValueError, YAMLError) as error:
         why = visible(" ".join(str(error).split()), 200)
@@ -178,8 +178,8 @@ def read_environment(path: Path) -> Environment:
         packages = {name: version for name, (version, _) in installed_packages(str(python)).items()}
         return Environment(variables={}, packages=packages, python=str(python))
     try:
-        door, file = named(path)
-        text = door.whole(file, _MAX_BYTES).decode("utf-8")
+        door, file = safe_file(path)
+        text = door.read_whole_file(file, _MAX_BYTES).decode("utf-8")
     except (OSError, ValueError) as error:
         raise UsageError(f"--env-file: {value_text(str(path))} cannot be read: {error}") from None
     return _parse_environment(path, text)
@@ -298,7 +298,7 @@ class Mixtures:
         folder = self.home / f"without-{name}"
         self._make_home()
         door = SafeDirectory(self.home)
-        door.make_folder(folder)
+        door.make_directory(folder)
         for module in modules:
             text = f"raise ModuleNotFoundError({f'No module named {module!r}'!r}, name={module!r})\n"
             door.write(folder / f"{module}.py", text)

@@ -30,8 +30,8 @@ from nsa_harness.supervisor.experiments.cache_key import (
     names_with_verb,
     sealed_digest,
 )
-from nsa_harness.supervisor.storage.adapters import adapter, json_text
-from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, append_line, create_run, locked, newest
+from nsa_harness.supervisor.storage.adapters import json_text, type_adapter
+from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, append_line, create_run, latest_runs, lock_run
 from nsa_harness.texts.words import plural
 
 _MAX_STATE_BYTES = 4 << 20
@@ -68,9 +68,9 @@ class SearchDirectory:
         redaction = self.run.redaction
         self.state = replace(self.state, **changes)
         redacted_state = replace(
-            self.state, question=redaction.text(self.state.question), command=redaction.typed(self.state.command)
+            self.state, question=redaction.text(self.state.question), command=redaction.command_text(self.state.command)
         )
-        self.run.door.write(self.state_file, json.dumps(asdict(redacted_state), indent=1) + "\n")
+        self.run.directory.write(self.state_file, json.dumps(asdict(redacted_state), indent=1) + "\n")
 
     def ignore_program_outputs(self) -> None:
         """Leave out what has changed during the first probe: the program writes that itself."""
@@ -138,7 +138,7 @@ def open_search(
     note, has_answer = "", False
     run_options = {"redact": options.redact, "git_diff": options.git_diff}
     with ExitStack() as stack:
-        for run in [RunDir(path, **run_options) for path in newest(options.parent)]:
+        for run in [RunDir(path, **run_options) for path in latest_runs(options.parent)]:
             earlier_state = _read_state(run, state_file)
             if earlier_state is None or earlier_state.ended:
                 has_answer = has_answer or (earlier_state is not None and earlier_state.typed == state.typed)
@@ -159,7 +159,7 @@ def open_search(
             elif earlier_state.typed == state.typed and not has_answer:
                 note = note or f"{names_with_verb(changes)} changed since the {noun} in {run.path}; a new {noun} begins"
         run = create_run(options.parent, **run_options)
-        stack.enter_context(locked(run))
+        stack.enter_context(lock_run(run))
         yield _with_state_written(
             SearchDirectory(run=run, state=state, file_entries=files, state_file=state_file(run), note=note)
         )
@@ -173,7 +173,7 @@ def _with_state_written(folder: SearchDirectory) -> SearchDirectory:
 
 def _try_to_lock(run: RunDir, stack: ExitStack) -> bool:
     try:
-        stack.enter_context(locked(run))
+        stack.enter_context(lock_run(run))
     except StoredRunError:
         return False
     return True
@@ -192,7 +192,7 @@ def unfinished_search_text(run: RunDir) -> str:
 
 def _read_state(run: RunDir, state_file: Callable[[RunDir], Path]) -> SearchState | None:
     try:
-        return adapter(SearchState).validate_json(run.door.whole(state_file(run), _MAX_STATE_BYTES))
+        return type_adapter(SearchState).validate_json(run.directory.read_whole_file(state_file(run), _MAX_STATE_BYTES))
     except (OSError, ValueError):
         return None
 
@@ -209,8 +209,8 @@ def _command_words(command: str) -> list[str]:
 
 def _stored_probes(run: RunDir) -> Iterable[ProbeReport]:
     """A torn last line is a probe that has not ended."""
-    for record in run.door.records(run.search_probes):
+    for record in run.directory.read_records(run.search_probes):
         try:
-            yield adapter(ProbeReport).validate_python(record)
+            yield type_adapter(ProbeReport).validate_python(record)
         except ValidationError:
             continue

@@ -34,7 +34,7 @@ from nsa_harness.supervisor.experiments.cache_key import (
 )
 from nsa_harness.supervisor.experiments.intermediate_configs import Mixtures, Worktrees, digest, mixed_text
 from nsa_harness.supervisor.launch.planning import Invocation, plan_launches, spec_in_checkout
-from nsa_harness.supervisor.storage.rundir import Ended, RunOptions, ended_before
+from nsa_harness.supervisor.storage.rundir import RunOptions, StoredResult, earlier_results
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]+)\}")
 # Set in front of a command, these also affect the harness, its Python or the loader, or do not reach the program.
@@ -380,15 +380,15 @@ _KINDS = {
 class EarlierRuns:
     """Stored runs of both ends of the question, the latest first."""
 
-    good: tuple[Ended, ...] = ()
-    bad: tuple[Ended, ...] = ()  # for a choice the runs of every value
+    good: tuple[StoredResult, ...] = ()
+    bad: tuple[StoredResult, ...] = ()  # for a choice the runs of every value
 
     @property
-    def failures(self) -> tuple[Ended, ...]:
+    def failures(self) -> tuple[StoredResult, ...]:
         return tuple(run for run in self.bad if run.verdict in FAILED_STATUSES)
 
     @property
-    def contradiction(self) -> tuple[Ended, ...]:
+    def contradiction(self) -> tuple[StoredResult, ...]:
         """The latest passed and failed run of one spec, or nothing if no spec both passed and failed."""
         for passing_run in (*self.good, *self.bad):
             for failing_run in (*self.good, *self.bad):
@@ -420,7 +420,7 @@ def find_earlier_runs(launches: Launches, parent: Path, but: str = "") -> Earlie
     all_indices = range(len(subject.items))
     bad = [(index,) for index in all_indices] if subject.form is SubjectForm.CHOICE else [tuple(all_indices)]
     good_hashes, bad_hashes = (frozenset().union(*map(launches.hashes, subsets)) for subsets in ([()], bad))
-    runs = tuple(ended_before(parent, good_hashes | bad_hashes, but))
+    runs = tuple(earlier_results(parent, good_hashes | bad_hashes, but))
     return EarlierRuns(
         good=tuple(run for run in runs if run.spec_hash in good_hashes - bad_hashes),
         bad=tuple(run for run in runs if run.spec_hash in bad_hashes),

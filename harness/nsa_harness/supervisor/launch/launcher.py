@@ -239,9 +239,9 @@ def launch(
         "tag": tag,
         "output": str(attempt.output.resolve()),
         "boards": str(probe_dir),
-        "keep": str(attempt.boards.resolve()),
+        "keep": str(attempt.probe_files.resolve()),
         "journal": str(attempt.processes.resolve()),
-        "interrupted": str(attempt.abandoned.resolve()),
+        "interrupted": str(attempt.interruption_note.resolve()),
         "reserve": str(attempt.ballast_file.resolve()),
         "controller": this_process(),
     }

@@ -352,4 +352,4 @@ def _store_recorders(observer: PassiveObserver, attempt: AttemptDir) -> None:
     files = [observer.probe_dir / protocol.FLIGHT.format(pid=pid) for pid in observer.job.ranks.values()]
     if not observer.job.probe_dir and all(file.exists() for file in files):
         for file in files:
-            write_document(attempt.boards / file.name, file.read_text(errors="replace"))
+            write_document(attempt.probe_files / file.name, file.read_text(errors="replace"))

@@ -119,7 +119,7 @@ class ObservedJob:
     def _report(self, ending: Ending) -> None:
         """Write a report now, from the same files as a report at the end."""
         self.watch.close(ending)
-        self.command.copy_probe_files(Path(self.attempt.boards))
+        self.command.copy_probe_files(Path(self.attempt.probe_files))
         self.on_ending(ending)
 
     def _was_asked_to_end(self) -> bool:
@@ -210,7 +210,7 @@ class WatchedCommand(LaunchedRun):
 
     def next_attempt(self, attempt: AttemptDir) -> None:
         """Have the reaper write to this attempt from now on."""
-        paths = {"keep": str(attempt.boards.resolve()), "journal": str(attempt.processes.resolve())}
+        paths = {"keep": str(attempt.probe_files.resolve()), "journal": str(attempt.processes.resolve())}
         self.order = {**self.order, **paths}
         self.watch_commands = {pid: command for pid, command in self.watch_commands.items() if command["do"] == "adopt"}
         self.send_command(do="journal", **paths)
@@ -237,7 +237,7 @@ def start_watched_command(
         "argv": None,
         "tag": tag,
         "boards": str(probe_dir),
-        "keep": str(attempt.boards.resolve()),
+        "keep": str(attempt.probe_files.resolve()),
         "journal": str(attempt.processes.resolve()),
         "reserve": str(attempt.ballast_file.resolve()),
         "controller": this_process(),

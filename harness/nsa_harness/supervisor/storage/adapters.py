@@ -19,86 +19,86 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Value = TypeVar("Value")
-_MADE: dict[Any, TypeAdapter[Any]] = {}
+_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
 
-def adapter(of: type[Value]) -> TypeAdapter[Value]:
+def type_adapter(value_type: type[Value]) -> TypeAdapter[Value]:
     """Return the adapter that validates and builds values of this type."""
-    if of not in _MADE:
-        form: Any = Annotated[Evidence, BeforeValidator(_unpacked)] if of is Evidence else of
-        _MADE[of] = TypeAdapter(form)
-    made: TypeAdapter[Value] = _MADE[of]
-    return made
+    if value_type not in _ADAPTERS:
+        annotated_type: Any = Annotated[Evidence, BeforeValidator(_unpack)] if value_type is Evidence else value_type
+        _ADAPTERS[value_type] = TypeAdapter(annotated_type)
+    result: TypeAdapter[Value] = _ADAPTERS[value_type]
+    return result
 
 
-def mistakes(error: ValidationError) -> list[str]:
+def error_texts(error: ValidationError) -> list[str]:
     """Return each mistake with its location, such as "outcomes.0.ranks: Input should be a valid integer"."""
     return [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]
 
 
-def plain(value: DataclassInstance) -> dict[str, Any]:
+def json_object(value: DataclassInstance) -> dict[str, Any]:
     """Return the value in the types of JSON; a number that is not finite becomes null."""
     return {key: json_value(item) for key, item in to_stored(value).items()}
 
 
-def json_value(value: Any, *, names_numbers: bool = False) -> Any:
+def json_value(value: Any, *, keeps_names: bool = False) -> Any:
     """Return the value in the types of JSON. A number that is not finite becomes null, or its name as a text."""
     if isinstance(value, dict):
-        return {str(key): json_value(item, names_numbers=names_numbers) for key, item in value.items()}
+        return {str(key): json_value(item, keeps_names=keeps_names) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [json_value(item, names_numbers=names_numbers) for item in value]
+        return [json_value(item, keeps_names=keeps_names) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value) if names_numbers else None
+        return str(value) if keeps_names else None
     return value
 
 
 def json_text(value: DataclassInstance, indent: int | None = None) -> str:
-    return json.dumps(plain(value), indent=indent)
+    return json.dumps(json_object(value), indent=indent)
 
 
 def evidence_text(evidence: Evidence) -> str:
     """Return compact JSON: a long list of objects with equal keys is stored by columns, repeated values once."""
-    return json.dumps(_packed(plain(evidence)), separators=(",", ":"))
+    return json.dumps(_pack(json_object(evidence)), separators=(",", ":"))
 
 
 _COLUMNS = "by columns"
-_LONG = 16
+_MIN_ROWS = 16
 
 
-def _packed(value: Any) -> Any:
+def _pack(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _packed(item) for key, item in value.items()}
+        return {key: _pack(item) for key, item in value.items()}
     if not isinstance(value, list):
         return value
-    keys = list(value[0]) if len(value) >= _LONG and isinstance(value[0], dict) else []
+    keys = list(value[0]) if len(value) >= _MIN_ROWS and isinstance(value[0], dict) else []
     if not keys or any(not isinstance(row, dict) or list(row) != keys for row in value):
-        return [_packed(item) for item in value]
+        return [_pack(item) for item in value]
     return {_COLUMNS: {key: _column([row[key] for row in value]) for key in keys}, "rows": len(value)}
 
 
 def _column(items: list[Any]) -> dict[str, Any]:
     """Return the items in order; or the distinct items, and for each row the index of its item."""
     texts = [json.dumps(item) for item in items]
-    at = {text: number for number, text in enumerate(dict.fromkeys(texts))}
-    if len(at) * 2 > len(items):
-        return {"each": [_packed(item) for item in items]}
-    different = [_packed(json.loads(text)) for text in at]
-    return {"of": different} if len(at) == 1 else {"of": different, "at": [at[text] for text in texts]}
+    index_of = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    if len(index_of) * 2 > len(items):
+        return {"each": [_pack(item) for item in items]}
+    distinct = [_pack(json.loads(text)) for text in index_of]
+    return {"of": distinct} if len(index_of) == 1 else {"of": distinct, "at": [index_of[text] for text in texts]}
 
 
-def _unpacked(value: Any) -> Any:
+def _unpack(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_unpacked(item) for item in value]
+        return [_unpack(item) for item in value]
     if not isinstance(value, dict):
         return value
     if _COLUMNS not in value:
-        return {key: _unpacked(item) for key, item in value.items()}
+        return {key: _unpack(item) for key, item in value.items()}
     columns = {key: _items(column, value["rows"]) for key, column in value[_COLUMNS].items()}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _items(column: dict[str, Any], rows: int) -> list[Any]:
     if "each" in column:
-        return [_unpacked(item) for item in column["each"]]
-    different = [_unpacked(item) for item in column["of"]]
-    return [different[at] for at in column.get("at", [0] * rows)]
+        return [_unpack(item) for item in column["each"]]
+    distinct = [_unpack(item) for item in column["of"]]
+    return [distinct[index] for index in column.get("at", [0] * rows)]

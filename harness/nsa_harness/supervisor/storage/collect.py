@@ -64,9 +64,9 @@ from nsa_harness.core.report import HangKind, Trouble
 from nsa_harness.core.scenario.observed_job import starts_ranks
 from nsa_harness.core.scenario.program import ReadReported
 from nsa_harness.core.verdict.verdict import judge
-from nsa_harness.supervisor.storage.adapters import adapter, evidence_text
+from nsa_harness.supervisor.storage.adapters import evidence_text, type_adapter
 from nsa_harness.supervisor.storage.journals import Journals, first_line
-from nsa_harness.supervisor.storage.metrics import last_number, number, table, whole
+from nsa_harness.supervisor.storage.metrics import as_integer, last_number, number_in, read_table
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 _MAX_HALF_BYTES = 32 << 20
@@ -84,35 +84,39 @@ def copy_probe_files(attempt: AttemptDir, rank: int, pid: int | None) -> Iterato
     """Copy the rank's logs and probe files into its directory, and yield an error for each that cannot be copied."""
     rank_dir = attempt.rank(rank)
     try:
-        attempt.door.make_folder(rank_dir)
+        attempt.directory.make_directory(rank_dir)
     except OSError as error:
         yield error
         return
     for source, name in [*_logs(attempt, rank), *_probe_files(attempt, pid)]:
         try:
-            if left_out := attempt.door.copy_ends(source, rank_dir / name, _MAX_HALF_BYTES):
-                attempt.door.note(rank_dir / name, f"{left_out} bytes in the middle of {source.name} were skipped")
+            if skipped_bytes := attempt.directory.copy_ends(source, rank_dir / name, _MAX_HALF_BYTES):
+                attempt.directory.note_incomplete(
+                    rank_dir / name, f"{skipped_bytes} bytes in the middle of {source.name} were skipped"
+                )
         except OSError as error:
             yield error
 
 
-def seconds_a_step(attempt: AttemptDir, ranks: int) -> float | None:
+def step_time_s(attempt: AttemptDir, ranks: int) -> float | None:
     """Return the step time of the slowest rank; None without a status file that has two finished steps."""
     steps_s = []
     for rank in range(ranks):
         with suppress(OSError, ValueError):
-            board = parse_board(attempt.door.whole(attempt.rank(rank) / "board", _MAX_HALF_BYTES), 0)
-            steps_s.append(step_s(board))
+            status_file = parse_board(
+                attempt.directory.read_whole_file(attempt.rank(rank) / "board", _MAX_HALF_BYTES), 0
+            )
+            steps_s.append(step_s(status_file))
     return max((step for step in steps_s if step is not None), default=None)
 
 
 def _logs(attempt: AttemptDir, rank: int) -> Iterator[tuple[Path, str]]:
     """Yield the rank's logs: torchrun writes a directory per rank; a plain launch has one log, which is rank 0's."""
     for stream in ("stdout", "stderr"):
-        written = attempt.door.files(attempt.logs, f"*/attempt_*/{rank}/{stream}.log")
-        if written:
-            yield written[-1], f"{stream}.log"
-        elif not attempt.door.exists(attempt.logs) and rank == 0 and attempt.door.exists(attempt.output):
+        log_files = attempt.directory.list_files(attempt.logs, f"*/attempt_*/{rank}/{stream}.log")
+        if log_files:
+            yield log_files[-1], f"{stream}.log"
+        elif not attempt.directory.exists(attempt.logs) and rank == 0 and attempt.directory.exists(attempt.output):
             yield attempt.output, f"{stream}.log"
 
 
@@ -123,9 +127,9 @@ def _probe_files(attempt: AttemptDir, pid: int | None) -> Iterator[tuple[Path, s
     yielded, so that copying it fails and is reported.
     """
     for pattern, name in _PROBE_FILES.items() if pid is not None else ():
-        source = attempt.boards / pattern.format(pid=pid)
-        is_empty = attempt.door.is_file(source) and not attempt.door.size_bytes(source)
-        if attempt.door.exists(source) and (not is_empty or pattern == protocol.STATUS_FILE):
+        source = attempt.probe_files / pattern.format(pid=pid)
+        is_empty = attempt.directory.is_file(source) and not attempt.directory.size_bytes(source)
+        if attempt.directory.exists(source) and (not is_empty or pattern == protocol.STATUS_FILE):
             yield source, name
 
 
@@ -133,13 +137,13 @@ _MAX_HINTS = 32
 _MAX_CHAIN = 8
 
 
-def raised_record(rank: int, record: dict[str, Any], origin_ns: int) -> RaisedException:
+def raised_exception(rank: int, record: dict[str, Any], origin_ns: int) -> RaisedException:
     """Return the exception that a probe recorded.
 
     Raises KeyError, TypeError, ValueError or OverflowError for a record of another form.
     """
-    last, *before = (_earlier(error) for error in (record, *record.get("chain", ())[:_MAX_CHAIN]))
-    raised = RaisedException(
+    last, *earlier = (_earlier_error(error) for error in (record, *record.get("chain", ())[:_MAX_CHAIN]))
+    exception = RaisedException(
         rank=rank,
         at_s=(int(record["at_ns"]) - origin_ns) / 1e9,
         type=last.type,
@@ -147,12 +151,12 @@ def raised_record(rank: int, record: dict[str, Any], origin_ns: int) -> RaisedEx
         frames=last.frames,
         proof=f"rank{rank}/raised.json",
         hints=tuple(_hint(hint) for hint in record.get("hints", ())[:_MAX_HINTS] if isinstance(hint, dict)),
-        chain=tuple(before),
+        chain=tuple(earlier),
     )
-    return with_passed_on_errors(raised)
+    return with_passed_on_errors(exception)
 
 
-def _earlier(record: dict[str, Any]) -> EarlierError:
+def _earlier_error(record: dict[str, Any]) -> EarlierError:
     frames = (
         Frame(file=str(frame["file"]), line=int(frame["line"]), function=str(frame["function"]))
         for frame in record["frames"]
@@ -164,9 +168,11 @@ def _earlier(record: dict[str, Any]) -> EarlierError:
 
 
 def _hint(record: dict[str, Any]) -> Hint:
-    placed = record.get("file") is not None
+    has_location = record.get("file") is not None
     frame = (
-        Frame(file=str(record["file"]), line=int(record["line"]), function=str(record["function"])) if placed else None
+        Frame(file=str(record["file"]), line=int(record["line"]), function=str(record["function"]))
+        if has_location
+        else None
     )
     return Hint(kind=str(record["kind"]), name=str(record["name"]), frame=frame)
 
@@ -175,7 +181,7 @@ _MAX_DOCUMENT_BYTES = 16 << 20
 _MAX_TRACE_CHARS = 32 << 20  # all ranks together
 _MAX_TROUBLE = 256
 _MAX_LINE = 4096
-_MAX_HOLES = 8  # gaps in the numbers of a rank's flight recorder
+_MAX_GAPS = 8  # gaps in the numbers of a rank's flight recorder
 _MAX_TRACE_LINE = 1 << 20
 _MAX_ORDER_BYTES = 8 << 20
 _STREAMS = ("stdout.log", "stderr.log")
@@ -184,37 +190,37 @@ _SIZES = ("rss_bytes", "allocated_bytes", "reserved_bytes")
 _Value = TypeVar("_Value")
 
 
-def collect(attempt: AttemptDir, spec: RunSpec, node: str, reported: ReadReported | None = None) -> Evidence:
+def collect(attempt: AttemptDir, spec: RunSpec, node: str, read_reported: ReadReported | None = None) -> Evidence:
     """Return the evidence of one attempt, and write it to evidence/<node>.json.
 
     `reported` reads the program's own tables.
     """
-    gather = _Gather(attempt=attempt, spec=spec)
-    evidence, text = bounded(attempt.redaction.value(gather.evidence(node, reported)))
+    collector = _EvidenceCollector(attempt=attempt, spec=spec)
+    evidence, text = reduce_to_limit(attempt.redaction.value(collector.evidence(node, read_reported)))
     try:
-        attempt.door.make_folder(attempt.evidence)
-        attempt.door.write(attempt.evidence / f"{node}.json", text)
+        attempt.directory.make_directory(attempt.evidence)
+        attempt.directory.write(attempt.evidence / f"{node}.json", text)
     except OSError as error:
         evidence = replace(evidence, trouble=(*evidence.trouble, Trouble(what="evidence", why=first_line(error))))
     return evidence
 
 
-def bounded(evidence: Evidence) -> tuple[Evidence, str]:
+def reduce_to_limit(evidence: Evidence) -> tuple[Evidence, str]:
     """Return the evidence and its JSON, reduced towards the size limit while its proof still holds."""
     limit_bytes = MAX_RANK_BYTES * max(1, evidence.world_size)
-    kept, text = evidence, evidence_text(evidence)
+    reduced, text = evidence, evidence_text(evidence)
     for calls in HISTORIES:
-        kept = with_history(evidence, calls)
-        text = evidence_text(kept)
+        reduced = with_history(evidence, calls)
+        text = evidence_text(reduced)
         if len(text.encode()) <= limit_bytes:
-            return kept, text
-    proven = _proven_kind(evidence)
-    for keep in LEVELS:
-        smaller = reduce_evidence(evidence, keep)
-        if len(text.encode()) <= limit_bytes or _proven_kind(smaller) != proven:
+            return reduced, text
+    proven_kind = _proven_kind(evidence)
+    for level in LEVELS:
+        smaller = reduce_evidence(evidence, level)
+        if len(text.encode()) <= limit_bytes or _proven_kind(smaller) != proven_kind:
             break
-        kept, text = smaller, evidence_text(smaller)
-    return kept, text
+        reduced, text = smaller, evidence_text(smaller)
+    return reduced, text
 
 
 def _step_number(path: Path) -> int:
@@ -223,10 +229,10 @@ def _step_number(path: Path) -> int:
     return int(digits) if digits.isdecimal() else -1
 
 
-def _first_troubles(trouble: Iterator[Trouble]) -> tuple[Trouble, ...]:
-    listed = tuple(islice(trouble, _MAX_TROUBLE))
+def _limit_trouble(trouble: Iterator[Trouble]) -> tuple[Trouble, ...]:
+    first_notes = tuple(islice(trouble, _MAX_TROUBLE))
     more = sum(1 for _ in trouble)
-    return (*listed, Trouble(what="trouble", why=f"{more} more of it is not listed")) if more else listed
+    return (*first_notes, Trouble(what="trouble", why=f"{more} more of it is not listed")) if more else first_notes
 
 
 def _proven_kind(evidence: Evidence) -> HangKind | None:
@@ -236,29 +242,31 @@ def _proven_kind(evidence: Evidence) -> HangKind | None:
 
 
 @dataclass(kw_only=True)
-class _Gather:
+class _EvidenceCollector:
     """One attempt while its files are read; the journals are read once."""
 
     attempt: AttemptDir
     spec: RunSpec
     trouble: list[Trouble] = field(default_factory=list)
-    traced: list[str] = field(default_factory=list)  # lines of all ranks' own traces
+    trace_lines: list[str] = field(default_factory=list)  # lines of all ranks' own traces
 
     def __post_init__(self) -> None:
-        self.door = self.attempt.door
+        self.directory = self.attempt.directory
         self._trace_chars = _MAX_TRACE_CHARS
         self.journals = Journals(attempt=self.attempt, trouble=self.trouble)
 
-    def evidence(self, node: str, reported: ReadReported | None) -> Evidence:
+    def evidence(self, node: str, read_reported: ReadReported | None) -> Evidence:
         journals = self.journals
         metrics, rows = (
-            reported(lambda name: table(self.door, self.attempt.path / name, self._note)) if reported else ({}, ())
+            read_reported(lambda name: read_table(self.directory, self.attempt.path / name, self._note))
+            if read_reported
+            else ({}, ())
         )
         exits = tuple(journals.exits())
         ending = journals.last_record("ending")
         ranks = tuple(self._rank(rank, exits) for rank in range(self.spec.ranks))
-        if any(self.door.is_file(self.attempt.rank(rank) / "stdout.log") for rank in range(self.spec.ranks)):
-            self._write(self.attempt.traces, self.traced)
+        if any(self.directory.is_file(self.attempt.rank(rank) / "stdout.log") for rank in range(self.spec.ranks)):
+            self._write(self.attempt.traces, self.trace_lines)
         if ledgers := {rank.rank: rank.ledger for rank in ranks if rank.ledger}:
             self._write(self.attempt.path / "step_ledger.txt", ledger_table(ledgers))
         ended_s = float(ending.get("t_s") or max((exit.at_s for exit in exits), default=0.0))
@@ -271,36 +279,38 @@ class _Gather:
             ended_s=ended_s,
             launch_s=journals.last_record("started").get("t_s"),
             teardown_s=journals.teardown_s(),
-            launcher=next((replace(exit, rank=None) for exit in exits if exit.pid == journals.launcher), None),
+            launcher=next((replace(exit, rank=None) for exit in exits if exit.pid == journals.launcher_pid), None),
             launcher_error=ending.get("error"),
-            last_lines=() if any(rank.pid for rank in ranks) else error_lines(self.door.tail(self.attempt.output)),
+            last_lines=()
+            if any(rank.pid for rank in ranks)
+            else error_lines(self.directory.read_tail(self.attempt.output)),
             ranks=ranks,
             exits=exits,
             snapshots=tuple(self._snapshots()),
             samples=tuple(journals.samples()),
             last_progress_s=ending.get("last_progress_s"),
-            leftovers=journals.outlived(),
-            unkillable=journals.undead(),
+            leftovers=journals.leftovers(),
+            unkillable=journals.unkillable(),
             metrics=metrics,
-            trouble=_first_troubles(self._all_trouble()),
+            trouble=_limit_trouble(self._all_trouble()),
             signals=journals.signals(),
             memory=journals.memory(),
-            retractions=tuple(journals.retracted()),
+            retractions=tuple(journals.retractions()),
             gradient_order=first_order_difference(self._gradient_orders(read_orders)),
             bucket_order=compare_bucket_order(self._gradient_orders(read_bucket_orders)),
             launcher_reports_ranks=self.spec.launcher is not Launcher.PLAIN or starts_ranks(self.spec.program),
             is_observed=bool(journals.last_record("observed")),
             is_attached=bool(journals.last_record("attached")),
             program_records=rows,
-            disk_full=journals.disk_full(),
+            disk_full=journals.full_disk_text(),
             nccl=self._nccl(),
         )
 
     # Ranks.
 
     def _snapshots(self) -> list[Snapshot]:
-        paths = self.door.files(self.attempt.dumps, "snapshot*.json")
-        read = (self._read(path, adapter(Snapshot).validate_json) for path in paths)
+        paths = self.directory.list_files(self.attempt.dumps, "snapshot*.json")
+        read = (self._read(path, type_adapter(Snapshot).validate_json) for path in paths)
         return sorted(
             (without_finished_calls(snapshot) for snapshot in read if snapshot is not None),
             key=lambda snapshot: snapshot.number,
@@ -311,64 +321,64 @@ class _Gather:
         pid = self.journals.pids.get(rank)
         for error in copy_probe_files(self.attempt, rank, pid):
             self._note(rank_dir.name, first_line(error), rank)
-        board = self._status_file(rank_dir, rank, pid)
-        if board is not None:
-            self._write(rank_dir / "calls.txt", ledger_lines(board), rank)
-        errors = self.door.tail(rank_dir / "stderr.log")
-        raised = self._exception(rank, rank_dir, errors)
+        status_file = self._status_file(rank_dir, rank, pid)
+        if status_file is not None:
+            self._write(rank_dir / "calls.txt", ledger_lines(status_file), rank)
+        errors = self.directory.read_tail(rank_dir / "stderr.log")
+        exception = self._exception(rank, rank_dir, errors)
         flight = self._flight(rank_dir, rank)
         collectives = flight.collectives if flight else ()
-        for group, first, last in islice(missing_numbers(collectives), _MAX_HOLES):
+        for group, first, last in islice(missing_numbers(collectives), _MAX_GAPS):
             self._note("flight recorder", f"the numbers {first} to {last} of group {group} are missing", rank)
-        if board is not None and flight is not None:
-            board = replace(board, groups={**flight.groups, **board.groups})
+        if status_file is not None and flight is not None:
+            status_file = replace(status_file, groups={**flight.groups, **status_file.groups})
         peaks = self.journals.last_record("peaks").get("rss_bytes") or {}
-        beats = list(self.door.records(self.attempt.path / f"heartbeat_rank{rank}.jsonl"))
-        if not beats and board is not None:
-            self._heartbeat_from_board(rank, board)
+        heartbeats = list(self.directory.read_records(self.attempt.path / f"heartbeat_rank{rank}.jsonl"))
+        if not heartbeats and status_file is not None:
+            self._write_heartbeat(rank, status_file)
         return RankEvidence(
             rank=rank,
             pid=pid,
             exit=next((exit for exit in exits if exit.rank == rank), None),
-            exception=raised,
-            status_file=board,
+            exception=exception,
+            status_file=status_file,
             collectives=essential_collectives(collectives, HISTORIES[0]),
-            death_stacks=parse_faulthandler(self.door.tail(rank_dir / "stacks.txt")),
+            death_stacks=parse_faulthandler(self.directory.read_tail(rank_dir / "stacks.txt")),
             peak_rss_bytes=peaks.get(str(rank)),
-            peak_gpu_bytes=whole(last_number(beats, "gpu_peak_bytes")),
+            peak_gpu_bytes=as_integer(last_number(heartbeats, "gpu_peak_bytes")),
             traces=self._traces(rank, rank_dir),
-            last_loss=last_number(beats, "loss"),
+            last_loss=last_number(heartbeats, "loss"),
             error_lines=error_lines(errors),
             # Search the whole log: Python prints a warning once, near the beginning.
-            warnings=known_warnings(self.door.text_lines(rank_dir / "stderr.log", _MAX_LINE)),
-            ledger=step_rows(board, collectives) if board else (),
-            planned_steps=whole(last_number(beats, "of_steps")),
-            memory=tuple(self._memory(rank, beats)),
+            warnings=known_warnings(self.directory.read_lines(rank_dir / "stderr.log", _MAX_LINE)),
+            ledger=step_rows(status_file, collectives) if status_file else (),
+            planned_steps=as_integer(last_number(heartbeats, "of_steps")),
+            memory=tuple(self._memory(rank, heartbeats)),
             debug_message=read_debug_message(errors),
             health=self._health_samples(rank_dir, rank),
             exit_messages=read_exit_messages(errors),
-            background_failures=read_background_failures(errors, raised),
+            background_failures=read_background_failures(errors, exception),
         )
 
-    def _memory(self, rank: int, beats: Sequence[dict[str, Any]]) -> Iterator[MemoryAtEvent]:
+    def _memory(self, rank: int, heartbeats: Sequence[dict[str, Any]]) -> Iterator[MemoryAtEvent]:
         """Yield the memory at boot, in the latest dump and in the latest heartbeat, if the program reports it."""
-        measured = [beat for beat in beats if number(beat, "rss_bytes") is not None]
-        boot = next((beat for beat in reversed(measured) if beat.get("phase") == "start"), None)
-        dumps = self.door.files(self.attempt.path, f"mem*rank{rank}_step*.json")
-        newest = max(dumps, key=_step_number, default=None)
-        dump = None if newest is None else self._read(newest, json.loads, rank)
-        last = measured[-1] if measured and measured[-1] is not boot else None
+        with_memory = [heartbeat for heartbeat in heartbeats if number_in(heartbeat, "rss_bytes") is not None]
+        boot = next((heartbeat for heartbeat in reversed(with_memory) if heartbeat.get("phase") == "start"), None)
+        dumps = self.directory.list_files(self.attempt.path, f"mem*rank{rank}_step*.json")
+        latest_dump = max(dumps, key=_step_number, default=None)
+        dump = None if latest_dump is None else self._read(latest_dump, json.loads, rank)
+        last = with_memory[-1] if with_memory and with_memory[-1] is not boot else None
         for moment, record in (("boot", boot), ("dump", dump), ("last", last)):
-            step = whole(number(record, "step")) if isinstance(record, dict) else None
+            step = as_integer(number_in(record, "step")) if isinstance(record, dict) else None
             if isinstance(record, dict) and step is not None:
-                sizes = {name: whole(number(record, name)) for name in _SIZES}
+                sizes = {name: as_integer(number_in(record, name)) for name in _SIZES}
                 yield MemoryAtEvent(moment=moment, step=step, **sizes)
 
     def _nccl(self) -> NcclInfo | None:
         rank_dirs = {rank: self.attempt.rank(rank) for rank in range(self.spec.ranks)}
         return read_nccl(
             {
-                rank: chain.from_iterable(self.door.text_lines(rank_dir / name, _MAX_LINE) for name in _STREAMS)
+                rank: chain.from_iterable(self.directory.read_lines(rank_dir / name, _MAX_LINE) for name in _STREAMS)
                 for rank, rank_dir in rank_dirs.items()
             }
         )
@@ -376,60 +386,62 @@ class _Gather:
     def _status_file(self, rank_dir: Path, rank: int, pid: int | None) -> StatusFile | None:
         """Return the rank's status file, or None with a note of the reason."""
         path = rank_dir / "board"
-        if not self.door.exists(path):
-            unseen = "no process was found for the rank while it lived, and no board names it"
-            absent = "none was written: probe off, or not a Python program of torch's"
-            self._note("board", unseen if pid is None else absent, rank)
+        if not self.directory.exists(path):
+            no_process = "no process was found for the rank while it lived, and no board names it"
+            not_written = "none was written: probe off, or not a Python program of torch's"
+            self._note("board", no_process if pid is None else not_written, rank)
             return None
         return self._read(path, lambda raw: parse_board(raw, self.journals.origin_ns), rank)
 
     def _flight(self, rank_dir: Path, rank: int) -> FlightDump | None:
         """Return the flight recorder from the probe's dump, else from the dump that NCCL wrote before an abort."""
-        paths = (rank_dir / "flight.json", self.attempt.boards / protocol.NCCL_DUMP.format(rank=rank))
-        path = next((path for path in paths if self.door.exists(path)), None)
+        paths = (rank_dir / "flight.json", self.attempt.probe_files / protocol.NCCL_DUMP.format(rank=rank))
+        path = next((path for path in paths if self.directory.exists(path)), None)
         return None if path is None else self._read(path, parse_dump, rank)
 
     def _health_samples(self, rank_dir: Path, rank: int) -> HealthSamples | None:
         try:
-            return read_health_samples(self.door.records(rank_dir / "looks.jsonl"))
+            return read_health_samples(self.directory.read_records(rank_dir / "looks.jsonl"))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             self._note("looks.jsonl", repr(error), rank)
             return None
 
     def _exception(self, rank: int, rank_dir: Path, errors: str) -> RaisedException | None:
         path = rank_dir / "raised.json"
-        record = self._read(path, json.loads, rank) if self.door.exists(path) else None
+        record = self._read(path, json.loads, rank) if self.directory.exists(path) else None
         if isinstance(record, dict):
             try:
-                return raised_record(rank, record, self.journals.origin_ns)
+                return raised_exception(rank, record, self.journals.origin_ns)
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 self._note("raised.json", repr(error), rank)
-        printed = last_traceback(errors)
-        if printed is None:
+        traceback = last_traceback(errors)
+        if traceback is None:
             return None
-        kind, message, frames = printed
+        kind, message, frames = traceback
         return RaisedException(
             rank=rank, at_s=None, type=kind, message=message, frames=frames, proof=f"{rank_dir.name}/stderr.log"
         )
 
     def _traces(self, rank: int, rank_dir: Path) -> RankTraces:
-        printed = self.door.text_lines(rank_dir / "stdout.log", _MAX_TRACE_LINE)
-        lines = list(self._within_bound(trace_lines(line.rstrip("\n") for line in printed), rank_dir))
-        self.traced += [f"[rank{rank}] {line}" for line in lines]
+        output_lines = self.directory.read_lines(rank_dir / "stdout.log", _MAX_TRACE_LINE)
+        lines = list(self._within_bound(trace_lines(line.rstrip("\n") for line in output_lines), rank_dir))
+        self.trace_lines += [f"[rank{rank}] {line}" for line in lines]
         return read_traces(lines)
 
     def _within_bound(self, lines: Iterable[str], rank_dir: Path) -> Iterator[str]:
         for line in lines:
             self._trace_chars -= len(line) + 1
             if self._trace_chars < 0:
-                self.door.note(
+                self.directory.note_incomplete(
                     rank_dir / "stdout.log", f"of all traces only the first {_MAX_TRACE_CHARS >> 20} MiB are kept"
                 )
                 return
             yield line
 
-    def _heartbeat_from_board(self, rank: int, board: StatusFile) -> None:
-        lines = [json.dumps({"step": step, "t_s": round(at_s, 4), "source": "board"}) for step, at_s in board.steps_s]
+    def _write_heartbeat(self, rank: int, status_file: StatusFile) -> None:
+        lines = [
+            json.dumps({"step": step, "t_s": round(at_s, 4), "source": "board"}) for step, at_s in status_file.steps_s
+        ]
         if lines:
             self._write(self.attempt.path / f"heartbeat_rank{rank}.jsonl", lines, rank)
 
@@ -441,24 +453,24 @@ class _Gather:
         """Return the program's own records of the order in which gradients arrived, by rank."""
         paths = {rank: self.attempt.path / f"grad_order_rank{rank}.jsonl" for rank in range(self.spec.ranks)}
         return {
-            rank: read(self.door.records(path))
+            rank: read(self.directory.read_records(path))
             for rank, path in paths.items()
-            if self.door.is_file(path) and self.door.size_bytes(path) <= _MAX_ORDER_BYTES
+            if self.directory.is_file(path) and self.directory.size_bytes(path) <= _MAX_ORDER_BYTES
         }
 
     def _all_trouble(self) -> Iterator[Trouble]:
-        yield from self.door.cuts()
+        yield from self.directory.take_notes()
         yield from self.trouble
-        for record in self.journals.watched + self.journals.processes:
+        for record in self.journals.watch_records + self.journals.process_records:
             if record.get("event") == "trouble":
                 yield Trouble(what=str(record.get("what")), why=str(record.get("why")), rank=record.get("rank"))
         for rank in self.journals.pids:
-            for record in self.door.records(self.attempt.rank(rank) / "trouble.jsonl"):
+            for record in self.directory.read_records(self.attempt.rank(rank) / "trouble.jsonl"):
                 yield Trouble(what=f"probe: {record.get('piece')}", why=str(record.get("error"))[:500], rank=rank)
 
     def _read(self, path: Path, parse: Callable[[bytes], _Value], rank: int | None = None) -> _Value | None:
         try:
-            return parse(self.door.whole(path, _MAX_DOCUMENT_BYTES))
+            return parse(self.directory.read_whole_file(path, _MAX_DOCUMENT_BYTES))
         except (OSError, ValueError, RecursionError) as error:
             self._note(path.name, first_line(error), rank)
             return None
@@ -466,9 +478,9 @@ class _Gather:
     def _write(self, path: Path, lines: Iterable[str], rank: int | None = None) -> None:
         """Write a file; a failure, as in a read-only run, becomes trouble and does not change the verdict."""
         try:
-            self.door.write(path, self.attempt.redaction.text("".join(f"{line}\n" for line in lines)))
+            self.directory.write(path, self.attempt.redaction.text("".join(f"{line}\n" for line in lines)))
         except OSError as error:
             self._note(path.name, first_line(error), rank)
 
-    def _note(self, what: str, why: str, rank: int | None = None) -> None:
-        self.trouble.append(Trouble(what=what, why=why, rank=rank))
+    def _note(self, source: str, reason: str, rank: int | None = None) -> None:
+        self.trouble.append(Trouble(what=source, why=reason, rank=rank))

@@ -29,7 +29,7 @@ def last_matches(expressions: Mapping[str, str], text: str, limit_s: float = LIM
 
     Raises EndlessExpression.
     """
-    order = json.dumps([limit_s, list(expressions.values()), text])
+    request = json.dumps([limit_s, list(expressions.values()), text])
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__],
         stdin=subprocess.PIPE,
@@ -37,11 +37,11 @@ def last_matches(expressions: Mapping[str, str], text: str, limit_s: float = LIM
         stderr=subprocess.DEVNULL,
     )
     try:
-        answer, _ = process.communicate(order.encode(), timeout=_WAIT_S)
+        output, _ = process.communicate(request.encode(), timeout=_WAIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        answer, _ = process.communicate()
-    matches = [json.loads(line) for line in answer.splitlines(keepends=True) if line.endswith(b"\n")]
+        output, _ = process.communicate()
+    matches = [json.loads(line) for line in output.splitlines(keepends=True) if line.endswith(b"\n")]
     names = list(expressions)
     if len(matches) < len(names):
         raise EndlessExpression(names[len(matches)])

@@ -11,16 +11,18 @@ from nsa_harness.core.evidence.flight import MAX_BYTES
 from nsa_harness.core.evidence.job_files import JobFile, is_document, read_job_file
 from nsa_harness.core.report import Trouble
 from nsa_harness.supervisor.storage.rundir import RunDir
-from nsa_harness.supervisor.storage.safe_directory import Budget, SafeDirectory, named
+from nsa_harness.supervisor.storage.safe_directory import Budget, SafeDirectory, safe_file
 
 _MAX_FILES = 4096  # 1024 ranks with two logs and two dumps each
 _MAX_DEPTH = 12
 _HEAD_BYTES, _TAIL_BYTES = 1 << 20, 8 << 20  # read of a log: the first error may be far before its end
-_SNIFFED_BYTES = 1 << 14
-_ALL_BYTES, _SECONDS = 128 << 20, 60.0
+_DETECTION_BYTES = 1 << 14
+_MAX_TOTAL_BYTES, _MAX_TOTAL_S = 128 << 20, 60.0
 # Names that jobs use are read first, in case there are too many files. The content decides what a file is.
-_PROMISING = re.compile(r"rank|log|err|out|trace|dump|stack|spy|slurm|nccl|core|\.txt$|\.json$|pickle|attempt_", re.I)
-_PROGRAM = (".py", ".pyc", ".so", ".md", ".yaml", ".yml", ".toml", ".sh")  # found next to logs, and quote them
+_LIKELY_NAMES = re.compile(
+    r"rank|log|err|out|trace|dump|stack|spy|slurm|nccl|core|\.txt$|\.json$|pickle|attempt_", re.I
+)
+_SOURCE_SUFFIXES = (".py", ".pyc", ".so", ".md", ".yaml", ".yml", ".toml", ".sh")  # found next to logs, and quote them
 
 
 @dataclass(kw_only=True)
@@ -29,85 +31,87 @@ class JobFiles:
 
     files: list[JobFile] = field(default_factory=list)
     trouble: list[Trouble] = field(default_factory=list)
-    newest_ns: int = 0  # latest change of a file that was read
+    latest_change_ns: int = 0  # latest change of a file that was read
 
 
-def left_files(paths: Sequence[Path]) -> JobFiles:
+def read_job_files(paths: Sequence[Path]) -> JobFiles:
     """Return all files below these paths. Never raises for an unusable file: that becomes a line of `trouble`."""
     files = JobFiles()
-    budget = Budget(_ALL_BYTES, _SECONDS)
+    budget = Budget(_MAX_TOTAL_BYTES, _MAX_TOTAL_S)
     for path in paths:
         if not path.exists():
-            why = "a link that leads nowhere" if path.is_symlink() else "no such file or directory"
-            files.trouble.append(Trouble(what=str(path), why=why))
+            reason = "a link that leads nowhere" if path.is_symlink() else "no such file or directory"
+            files.trouble.append(Trouble(what=str(path), why=reason))
         elif path.is_dir():
-            _read_folder(path, budget, files)
+            _read_directory(path, budget, files)
         else:
-            door, file = named(path)
-            _read(door, file, str(path), budget, files)
+            directory, file = safe_file(path)
+            _read(directory, file, str(path), budget, files)
     return files
 
 
-def _read_folder(path: Path, budget: Budget, files: JobFiles) -> None:
-    door = SafeDirectory(path.resolve())
-    below = list(_below(door, door.root, path, files))
-    wanted = sorted(below, key=lambda file: (not _PROMISING.search(file.relative_to(door.root).as_posix()), file))
-    for file in wanted[:_MAX_FILES]:
-        _read(door, file, str(path / file.relative_to(door.root)), budget, files)
-    if len(wanted) > _MAX_FILES:
-        why = f"{len(wanted)} files: {len(wanted) - _MAX_FILES} of them were not looked at; name those that matter"
-        files.trouble.append(Trouble(what=str(path), why=why))
+def _read_directory(path: Path, budget: Budget, files: JobFiles) -> None:
+    directory = SafeDirectory(path.resolve())
+    all_files = list(_files_below(directory, directory.root, path, files))
+    sorted_files = sorted(
+        all_files, key=lambda file: (not _LIKELY_NAMES.search(file.relative_to(directory.root).as_posix()), file)
+    )
+    for file in sorted_files[:_MAX_FILES]:
+        _read(directory, file, str(path / file.relative_to(directory.root)), budget, files)
+    if len(sorted_files) > _MAX_FILES:
+        reason = f"{len(sorted_files)} files: {len(sorted_files) - _MAX_FILES} of them were not looked at; name those that matter"
+        files.trouble.append(Trouble(what=str(path), why=reason))
 
 
-def _below(door: SafeDirectory, folder: Path, path: Path, files: JobFiles, depth: int = 0) -> Iterator[Path]:
-    shown = path / folder.relative_to(door.root)
-    if RunDir(folder).stored:
-        why = f"a run of nsa-harness, which `nsa-harness report {shown}` judges; it was not read here"
-        files.trouble.append(Trouble(what=str(shown), why=why))
+def _files_below(directory: SafeDirectory, folder: Path, path: Path, files: JobFiles, depth: int = 0) -> Iterator[Path]:
+    label = path / folder.relative_to(directory.root)
+    if RunDir(folder).is_stored_run:
+        reason = f"a run of nsa-harness, which `nsa-harness report {label}` judges; it was not read here"
+        files.trouble.append(Trouble(what=str(label), why=reason))
         return
-    yield from (file for file in door.files(folder, "*") if file.suffix not in _PROGRAM)
-    for below in door.folders(folder):
-        if below.name.startswith("."):
+    yield from (file for file in directory.list_files(folder, "*") if file.suffix not in _SOURCE_SUFFIXES)
+    for child in directory.subdirectories(folder):
+        if child.name.startswith("."):
             continue
         if depth == _MAX_DEPTH:
-            files.trouble.append(Trouble(what=str(shown), why=f"more than {_MAX_DEPTH} folders deep: not looked at"))
+            files.trouble.append(Trouble(what=str(label), why=f"more than {_MAX_DEPTH} folders deep: not looked at"))
             return
-        yield from _below(door, below, path, files, depth + 1)
+        yield from _files_below(directory, child, path, files, depth + 1)
 
 
-def _read(door: SafeDirectory, file: Path, shown: str, budget: Budget, files: JobFiles) -> None:
-    door.budget = budget
+def _read(directory: SafeDirectory, file: Path, label: str, budget: Budget, files: JobFiles) -> None:
+    directory.budget = budget
     try:
-        data, cut = _data(door, file)
+        data, cut_note = _file_data(directory, file)
     except OSError as error:
-        files.trouble.append(Trouble(what=shown, why=(error.strerror or type(error).__name__).lower()))
+        files.trouble.append(Trouble(what=label, why=(error.strerror or type(error).__name__).lower()))
         return
     except ValueError as error:
-        files.trouble.append(Trouble(what=shown, why=str(error)))
+        files.trouble.append(Trouble(what=label, why=str(error)))
         return
-    changed_ns = door.changed_ns(file)
-    files.newest_ns = max(files.newest_ns, changed_ns)
-    files.files.append(read_job_file(shown, data, changed_ns))
-    files.trouble += [Trouble(what=shown, why=cut)] if cut else []
-    files.trouble += [Trouble(what=shown, why=note.why) for note in door.cuts()]
+    changed_ns = directory.modified_ns(file)
+    files.latest_change_ns = max(files.latest_change_ns, changed_ns)
+    files.files.append(read_job_file(label, data, changed_ns))
+    files.trouble += [Trouble(what=label, why=cut_note)] if cut_note else []
+    files.trouble += [Trouble(what=label, why=note.why) for note in directory.take_notes()]
 
 
-def _data(door: SafeDirectory, file: Path) -> tuple[bytes, str]:
+def _file_data(directory: SafeDirectory, file: Path) -> tuple[bytes, str]:
     """Return a whole document, or the beginning and end of a log, and a note on what was skipped.
 
     Raises OSError, and ValueError for a pickle that is too large.
     """
-    size = door.size_bytes(file)
-    with door.opened(file) as opened:
-        head = opened.read(_SNIFFED_BYTES)
+    size = directory.size_bytes(file)
+    with directory.open_file(file) as stream:
+        head = stream.read(_DETECTION_BYTES)
         if is_document(head) and size <= MAX_BYTES:
-            return head + opened.read(MAX_BYTES - len(head)), ""
+            return head + stream.read(MAX_BYTES - len(head)), ""
         if head[:1] == b"\x80":
             raise ValueError(f"a pickle of {size} bytes; at most {MAX_BYTES} are read")
-        head += opened.read(_HEAD_BYTES + _TAIL_BYTES - len(head) if size <= _HEAD_BYTES + _TAIL_BYTES else _HEAD_BYTES)
+        head += stream.read(_HEAD_BYTES + _TAIL_BYTES - len(head) if size <= _HEAD_BYTES + _TAIL_BYTES else _HEAD_BYTES)
         if size <= _HEAD_BYTES + _TAIL_BYTES:
             return head, ""
-        opened.seek(size - _TAIL_BYTES)
-        tail = opened.read(_TAIL_BYTES).partition(b"\n")[2]
-    left_out = size - len(head) - len(tail)
-    return head + b"\n" + tail, f"{left_out} bytes in its middle were not read"
+        stream.seek(size - _TAIL_BYTES)
+        tail = stream.read(_TAIL_BYTES).partition(b"\n")[2]
+    skipped_bytes = size - len(head) - len(tail)
+    return head + b"\n" + tail, f"{skipped_bytes} bytes in its middle were not read"

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from nsa_harness.core.report import doc
 from nsa_harness.errors import StoredRunError
-from nsa_harness.supervisor.storage.adapters import adapter, plain
+from nsa_harness.supervisor.storage.adapters import json_object, type_adapter
 from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.supervisor.storage.safe_directory import SafeDirectory
 
@@ -70,16 +70,16 @@ class LedgerLine:
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
     lines: tuple[LedgerLine, ...]  # oldest first
-    unread: int  # how many lines could not be read
+    unread_count: int  # how many lines could not be read
 
 
 def add_line(parent: Path, line: LedgerLine, redaction: Redaction) -> Path:
     """Add a line to the ledger of the runs below `parent`, and return its path. Raises StoredRunError, OSError."""
-    path, door = parent / NAME, SafeDirectory(parent)
-    text = redaction.json(json.dumps(plain(line), separators=(",", ":")))
+    path, directory = parent / NAME, SafeDirectory(parent)
+    text = redaction.json(json.dumps(json_object(line), separators=(",", ":")))
     try:
         with FileLock(parent / _LOCK, timeout=_LOCK_LIMIT_S):
-            door.append(path, f"{_newline_if_torn(door, path)}{text}\n")
+            directory.append(path, f"{_newline_if_incomplete(directory, path)}{text}\n")
     except Timeout:
         raise StoredRunError(f"{path}: another nsa-harness has been writing to it for {_LOCK_LIMIT_S:g} s") from None
     return path
@@ -87,21 +87,21 @@ def add_line(parent: Path, line: LedgerLine, redaction: Redaction) -> Path:
 
 def read_ledger(parent: Path) -> Ledger:
     """Return the ledger of the runs below `parent`, which is empty if no claim was tested."""
-    door, path = SafeDirectory(parent), parent / NAME
-    lines, unread = [], 0
-    for text in door.text_lines(path, _MAX_LINE):
+    directory, path = SafeDirectory(parent), parent / NAME
+    lines, unread_count = [], 0
+    for text in directory.read_lines(path, _MAX_LINE):
         if not text.strip():
             continue
         try:
-            lines.append(adapter(LedgerLine).validate_json(text))
+            lines.append(type_adapter(LedgerLine).validate_json(text))
         except ValidationError:
-            unread += 1
-    return Ledger(lines=tuple(lines), unread=unread)
+            unread_count += 1
+    return Ledger(lines=tuple(lines), unread_count=unread_count)
 
 
 _MAX_LINE = 1 << 20
 
 
-def _newline_if_torn(door: SafeDirectory, path: Path) -> str:
+def _newline_if_incomplete(directory: SafeDirectory, path: Path) -> str:
     """Return a newline if the last line of the file has none, because its writer was killed."""
-    return "" if door.tail(path)[-1:] in ("", "\n") else "\n"
+    return "" if directory.read_tail(path)[-1:] in ("", "\n") else "\n"

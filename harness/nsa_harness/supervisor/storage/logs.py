@@ -22,33 +22,33 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @contextmanager
-def bounded_logs(attempt: AttemptDir, half_bytes: int = HALF_BYTES) -> Iterator[None]:
+def limit_logs(attempt: AttemptDir, half_bytes: int = HALF_BYTES) -> Iterator[None]:
     """Keep each log near twice `half_bytes` while the block runs, and cut it to that size afterwards.
 
     On a file system that cannot free a part of a file, only the cut at the end frees space. The missing middle becomes
     `trouble`.
     """
-    ended = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(attempt, half_bytes, ended), name="logs", daemon=True)
+    is_finished = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(attempt, half_bytes, is_finished), name="logs", daemon=True)
     watcher.start()
     try:
         yield
     finally:
-        ended.set()
+        is_finished.set()
         watcher.join()
         _cut(attempt, half_bytes)
 
 
-def _watch(attempt: AttemptDir, half_bytes: int, ended: threading.Event) -> None:
-    while not ended.wait(_INTERVAL_S):
-        for path in _large(attempt, half_bytes):
+def _watch(attempt: AttemptDir, half_bytes: int, is_finished: threading.Event) -> None:
+    while not is_finished.wait(_INTERVAL_S):
+        for path in _large_logs(attempt, half_bytes):
             with suppress(OSError):
                 free_middle(path, half_bytes)
 
 
-def _large(attempt: AttemptDir, half_bytes: int) -> list[Path]:
-    logs = [attempt.output, *attempt.door.files(attempt.logs, "*/attempt_*/*/*.log")]
-    return [path for path in logs if attempt.door.size_bytes(path) > 2 * half_bytes]
+def _large_logs(attempt: AttemptDir, half_bytes: int) -> list[Path]:
+    logs = [attempt.output, *attempt.directory.list_files(attempt.logs, "*/attempt_*/*/*.log")]
+    return [path for path in logs if attempt.directory.size_bytes(path) > 2 * half_bytes]
 
 
 def free_middle(path: Path, half_bytes: int) -> None:
@@ -65,14 +65,14 @@ def free_middle(path: Path, half_bytes: int) -> None:
 
 def _cut(attempt: AttemptDir, half_bytes: int) -> None:
     """Cut the middle out of each large file: no process writes to it any more."""
-    for path in _large(attempt, half_bytes):
-        name, ends = os.path.relpath(path, attempt.path), f"its first and its last {_size(half_bytes)}"
+    for path in _large_logs(attempt, half_bytes):
+        name, kept_parts = os.path.relpath(path, attempt.path), f"its first and its last {_size(half_bytes)}"
         try:
-            left_out = attempt.door.copy_ends(path, path, half_bytes)
-            why = f"{left_out} bytes in its middle were not kept; a log keeps {ends}"
+            skipped_bytes = attempt.directory.copy_ends(path, path, half_bytes)
+            reason = f"{skipped_bytes} bytes in its middle were not kept; a log keeps {kept_parts}"
         except OSError as error:
-            why = f"it could not be brought down to {ends}: {error}"
-        append_line(attempt.watch, {"event": "trouble", "what": name, "why": why, "rank": None})
+            reason = f"it could not be brought down to {kept_parts}: {error}"
+        append_line(attempt.watch, {"event": "trouble", "what": name, "why": reason, "rank": None})
 
 
 def _size(count: int) -> str:

@@ -20,12 +20,12 @@ from nsa_harness.supervisor.storage.safe_directory import SafeDirectory
 _MAX_TABLE_BYTES = 16 << 20
 
 
-def table(door: SafeDirectory, path: Path, note: Callable[[str, str], None]) -> list[Row] | None:
+def read_table(directory: SafeDirectory, path: Path, note: Callable[[str, str], None]) -> list[Row] | None:
     """Return the rows of a CSV file, numbers as floats; a torn line lacks its last cells. None without a file."""
-    if not door.exists(path):
+    if not directory.exists(path):
         return None
     try:
-        text = door.whole(path, _MAX_TABLE_BYTES).decode("utf-8", errors="replace").replace("\0", "")
+        text = directory.read_whole_file(path, _MAX_TABLE_BYTES).decode("utf-8", errors="replace").replace("\0", "")
         rows = list(csv.DictReader(io.StringIO(text, newline="")))
     except (OSError, ValueError, csv.Error) as error:
         note(path.name, str(error))
@@ -34,26 +34,26 @@ def table(door: SafeDirectory, path: Path, note: Callable[[str, str], None]) -> 
 
 
 def _cell(text: str) -> float | str:
-    number = _number(text)
-    return text if number is None else number
+    value = _number(text)
+    return text if value is None else value
 
 
-def foreign_metrics(attempt: AttemptDir, expect: Expect) -> dict[str, float]:
+def printed_metrics(attempt: AttemptDir, expect: Expect) -> dict[str, float]:
     """Return the numbers that a foreign program prints: group 1 of each expression's last match in output.log.
 
     Raises ScenarioError for an expression that does not end, because its number stays unknown.
     """
-    expressions = {name: bound.regex for name, bound in expect.metrics if bound.regex}
+    expressions = {name: metric.regex for name, metric in expect.metrics if metric.regex}
     if not expressions:
         return {}
     try:
-        matches = last_matches(expressions, attempt.door.tail(attempt.output))
+        matches = last_matches(expressions, attempt.directory.read_tail(attempt.output))
     except EndlessExpression as error:
         name = str(error)
         expression = value_text(expressions[name])
         message = f"{expression} takes longer than {LIMIT_S:g} s on output.log; write it without nested repeats"
-        place = f"{visible(str(attempt.spec))}: expect.metrics.{visible(name)}.regex"
-        raise ScenarioError([f"{place}: {message}"]) from None
+        location = f"{visible(str(attempt.spec))}: expect.metrics.{visible(name)}.regex"
+        raise ScenarioError([f"{location}: {message}"]) from None
     values = {name: _number(text) for name, text in matches.items()}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -65,15 +65,15 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-def number(record: dict[str, Any], key: str) -> float | None:
+def number_in(record: dict[str, Any], key: str) -> float | None:
     value = record.get(key)
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def last_number(records: list[dict[str, Any]], key: str) -> float | None:
-    numbers = [value for record in records if (value := number(record, key)) is not None]
+    numbers = [value for record in records if (value := number_in(record, key)) is not None]
     return numbers[-1] if numbers else None
 
 
-def whole(number: float | None) -> int | None:
-    return int(number) if number is not None and math.isfinite(number) else None
+def as_integer(value: float | None) -> int | None:
+    return int(value) if value is not None and math.isfinite(value) else None

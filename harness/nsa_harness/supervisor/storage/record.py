@@ -19,11 +19,12 @@ from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.scenario import NAME, FaultKind
 from nsa_harness.core.scenario.yaml_tree import origin_of, parse_yaml, value_text, visible
 from nsa_harness.core.schedule import ONCE, Policy
+from nsa_harness.core.stored_keys import stored_as
 from nsa_harness.errors import ScenarioError, StoredRunError, did_you_mean
 from nsa_harness.protocol import PROBE_FULL
-from nsa_harness.supervisor.storage.adapters import adapter, json_text
+from nsa_harness.supervisor.storage.adapters import json_text, type_adapter
 from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, append_line
-from nsa_harness.supervisor.storage.safe_directory import SafeDirectory, named
+from nsa_harness.supervisor.storage.safe_directory import SafeDirectory, safe_file
 
 SIZE_LIMIT_BYTES = 1_000_000
 
@@ -31,28 +32,28 @@ Location = tuple[str | int, ...]
 Mistake = tuple[Location, str]
 
 
-def load_spec(path: Path, door: SafeDirectory | None = None) -> RunSpec:
+def load_spec(path: Path, directory: SafeDirectory | None = None) -> RunSpec:
     """Return the spec stored at `path`. Raises ScenarioError with all mistakes.
 
     `door` is safe access to the file's run; None means that the user named the file.
     """
     label = visible(str(path))
-    text = _spec_text(label, *(named(path) if door is None else (door, path)))
+    text = _spec_text(label, *(safe_file(path) if directory is None else (directory, path)))
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise ScenarioError([f"{label}:{error.lineno}:{error.colno}: not JSON: {error.msg}"]) from None
     except RecursionError:
         raise ScenarioError([f"{label}:1:1: not a spec: nested too deep"]) from None
-    spec, mistakes = _validated(text, document)
+    spec, mistakes = _parse_spec(text, document)
     if mistakes or spec is None:
-        raise ScenarioError([_located(text, label, location, message) for location, message in mistakes])
+        raise ScenarioError([_with_position(text, label, location, message) for location, message in mistakes])
     return spec
 
 
-def _spec_text(label: str, door: SafeDirectory, path: Path) -> str:
+def _spec_text(label: str, directory: SafeDirectory, path: Path) -> str:
     try:
-        return door.whole(path, SIZE_LIMIT_BYTES).decode("utf-8")
+        return directory.read_whole_file(path, SIZE_LIMIT_BYTES).decode("utf-8")
     except UnicodeDecodeError:
         raise ScenarioError([f"{label}:1:1: is not UTF-8"]) from None
     except ValueError as error:
@@ -61,38 +62,38 @@ def _spec_text(label: str, door: SafeDirectory, path: Path) -> str:
         raise ScenarioError([f"{label}:1:1: cannot be read: {error.strerror}"]) from None
 
 
-def _validated(text: str, document: object) -> tuple[RunSpec | None, list[Mistake]]:
+def _parse_spec(text: str, document: object) -> tuple[RunSpec | None, list[Mistake]]:
     """Return the spec in the text and its mistakes; None where its types are wrong."""
     if not isinstance(document, dict):
         return None, [((), "not a spec: expected the spec.json of an attempt")]
     schema = document.get("schema")
     if schema != 1:
         newer = isinstance(schema, int | float) and schema > 1
-        then = "a newer nsa-harness wrote it: use that one" if newer else "run the scenario again with this version"
-        return None, [(("schema",), f"expected 1, got {value_text(schema)}; {then}")]
+        advice = "a newer nsa-harness wrote it: use that one" if newer else "run the scenario again with this version"
+        return None, [(("schema",), f"expected 1, got {value_text(schema)}; {advice}")]
     try:
-        spec = adapter(RunSpec).validate_json(text, strict=True)
+        spec = type_adapter(RunSpec).validate_json(text, strict=True)
     except ValidationError as error:
         details = error.errors(include_url=False)
         return None, [(detail["loc"], _error_text(detail["msg"], detail["input"])) for detail in details]
     return spec, list(_unknown_keys(document, asdict(spec), ())) or list(value_mistakes(spec))
 
 
-def _error_text(message: str, given: object) -> str:
+def _error_text(message: str, value: object) -> str:
     if message == "Field required":
         return "is required"
-    got = f", got {value_text(given)}" if isinstance(given, str | int | float | None) else ""
+    got = f", got {value_text(value)}" if isinstance(value, str | int | float | None) else ""
     return message[0].lower() + message[1:] + got
 
 
-def _unknown_keys(given: object, known: object, location: Location) -> Iterator[Mistake]:
+def _unknown_keys(document: object, fields: object, location: Location) -> Iterator[Mistake]:
     """Yield the keys that no field has: a misspelled key must not be ignored."""
-    if isinstance(given, dict) and isinstance(known, dict):
-        for key, value in given.items():
-            if key in known:
-                yield from _unknown_keys(value, known[key], (*location, key))
+    if isinstance(document, dict) and isinstance(fields, dict):
+        for key, value in document.items():
+            if key in fields:
+                yield from _unknown_keys(value, fields[key], (*location, key))
             else:
-                yield (*location, key), f"unknown key{did_you_mean(key, known)}"
+                yield (*location, key), f"unknown key{did_you_mean(key, fields)}"
 
 
 def value_mistakes(spec: RunSpec) -> Iterator[Mistake]:
@@ -120,11 +121,11 @@ def value_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         yield (), "a NUL character cannot be passed to a program"
 
 
-def _located(text: str, label: str, location: Location, message: str) -> str:
+def _with_position(text: str, label: str, location: Location, message: str) -> str:
     """Return the message with the position of the key, which the YAML parser finds in JSON; line 1 if it cannot."""
     root = parse_yaml(text, label).root
-    place = str(origin_of(root, location)) if root else f"{label}:1:1"
-    return ": ".join(part for part in (place, ".".join(visible(str(step)) for step in location), message) if part)
+    position = str(origin_of(root, location)) if root else f"{label}:1:1"
+    return ": ".join(part for part in (position, ".".join(visible(str(step)) for step in location), message) if part)
 
 
 _HASH = "spec"  # the event in the watcher's journal that has the hash
@@ -133,18 +134,20 @@ _HASH = "spec"  # the event in the watcher's journal that has the hash
 def write_spec(attempt: AttemptDir, spec: RunSpec) -> None:
     """Write the spec that is launched, and its hash into the watcher's journal, which reveals a later edit."""
     text = json_text(spec, indent=1) + "\n"
-    attempt.door.write(attempt.spec, text)
+    attempt.directory.write(attempt.spec, text)
     append_line(attempt.watch, {"event": _HASH, "sha256": _sha256(text.encode())})
 
 
-def judged_spec(attempt: AttemptDir) -> RunSpec:
+def load_judged_spec(attempt: AttemptDir) -> RunSpec:
     """Return the spec of a stored attempt. Raises ScenarioError, also if it was edited after the launch."""
-    spec = load_spec(attempt.spec, attempt.door)
-    hashes = [record.get("sha256") for record in attempt.door.records(attempt.watch) if record.get("event") == _HASH]
-    if hashes and hashes[-1] != _sha256(attempt.door.whole(attempt.spec, SIZE_LIMIT_BYTES)):
+    spec = load_spec(attempt.spec, attempt.directory)
+    hashes = [
+        record.get("sha256") for record in attempt.directory.read_records(attempt.watch) if record.get("event") == _HASH
+    ]
+    if hashes and hashes[-1] != _sha256(attempt.directory.read_whole_file(attempt.spec, SIZE_LIMIT_BYTES)):
         message = "it was edited after its launch, and a verdict by it would be about another one"
-        then = f"put the launched one back, or launch this one: nsa-harness run {shlex.quote(str(attempt.spec))}"
-        raise ScenarioError([f"{visible(str(attempt.spec))}:1:1: {message}; {visible(then)}"])
+        advice = f"put the launched one back, or launch this one: nsa-harness run {shlex.quote(str(attempt.spec))}"
+        raise ScenarioError([f"{visible(str(attempt.spec))}:1:1: {message}; {visible(advice)}"])
     return spec
 
 
@@ -155,8 +158,9 @@ def _sha256(text: bytes) -> str:
 _MAX_BYTES = 16 << 20
 
 
+@stored_as(was_interrupted="interrupted", plan_text="agreed")
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class RunRecord:
     """One command: its plan and options, the harness that ran it, and the machine."""
 
     schema: int = 1
@@ -169,8 +173,8 @@ class Record:
     jobs: int | None = 1
     probe: str = PROBE_FULL
     deepen: bool = False
-    interrupted: bool = False  # Ctrl-C or TERM ended the command
-    agreed: PlanText | None = None  # the plan file at the start; None: written by a harness that stored none
+    was_interrupted: bool = False  # Ctrl-C or TERM ended the command
+    plan_text: PlanText | None = None  # the plan file at the start; None: written by a harness that stored none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,15 +182,17 @@ class _Plan:
     plan: tuple[RunSpec | Skip, ...]
 
 
-def write_record(run: RunDir, record: Record) -> None:
+def write_record(run: RunDir, record: RunRecord) -> None:
     """Write run.json without the secrets of its launches, and a separate file with them, for resuming the run."""
     learn_launch_secrets(run, record.plan)
     plan = tuple(map(run.redaction.spec, record.plan))
     if plan != record.plan:
-        run.door.write(run.plan, json_text(_Plan(plan=record.plan), indent=1) + "\n")
-    agreed = run.redaction.value(record.agreed)
-    value_text = replace(record, plan=plan, command=run.redaction.typed(record.command), agreed=agreed)
-    run.door.write(run.request, json_text(value_text, indent=1) + "\n")
+        run.directory.write(run.plan, json_text(_Plan(plan=record.plan), indent=1) + "\n")
+    plan_text = run.redaction.value(record.plan_text)
+    redacted_record = replace(
+        record, plan=plan, command=run.redaction.command_text(record.command), plan_text=plan_text
+    )
+    run.directory.write(run.record, json_text(redacted_record, indent=1) + "\n")
 
 
 def learn_launch_secrets(run: RunDir, plan: Iterable[RunSpec | Skip]) -> None:
@@ -197,43 +203,45 @@ def learn_launch_secrets(run: RunDir, plan: Iterable[RunSpec | Skip]) -> None:
     for spec in plan:
         if isinstance(spec, RunSpec):
             run.redaction.learn_launch(spec)
-    run.redaction.suspect(os.environ)
+    run.redaction.suspect_environment(os.environ)
 
 
-def plan_to_resume(run: RunDir) -> Record:
+def plan_to_resume(run: RunDir) -> RunRecord:
     """Return the record of a run to resume. Raises StoredRunError if it is unreadable or has an impossible plan."""
-    record = with_raw_plan(run, read_record(run))
+    record = with_unredacted_plan(run, read_record(run))
     if not record.plan:
-        raise StoredRunError(f"{run.request}: the plan is missing or unreadable, so the run cannot be resumed")
-    for place, spec in enumerate(record.plan):
+        raise StoredRunError(f"{run.record}: the plan is missing or unreadable, so the run cannot be resumed")
+    for index, spec in enumerate(record.plan):
         for location, message in value_mistakes(spec) if isinstance(spec, RunSpec) else ():
-            where = ".".join(map(str, ("plan", place, *location)))
-            raise StoredRunError(f"{run.request}: {where}: {message}; the run cannot be resumed")
+            where = ".".join(map(str, ("plan", index, *location)))
+            raise StoredRunError(f"{run.record}: {where}: {message}; the run cannot be resumed")
     return record
 
 
-def with_raw_plan(run: RunDir, record: Record) -> Record:
+def with_unredacted_plan(run: RunDir, record: RunRecord) -> RunRecord:
     """Return the record with its launches unredacted. Raises StoredRunError."""
     try:
-        return replace(record, plan=adapter(_Plan).validate_json(run.door.whole(run.plan, _MAX_BYTES)).plan)
+        return replace(
+            record, plan=type_adapter(_Plan).validate_json(run.directory.read_whole_file(run.plan, _MAX_BYTES)).plan
+        )
     except FileNotFoundError:
         return record
     except (OSError, ValueError, RecursionError) as error:
-        why = str(error).partition("\n")[0]
-        raise StoredRunError(f"{run.plan}: cannot be read: {why}; the run cannot be resumed") from None
+        reason = str(error).partition("\n")[0]
+        raise StoredRunError(f"{run.plan}: cannot be read: {reason}; the run cannot be resumed") from None
 
 
-def read_record(run: RunDir) -> Record:
+def read_record(run: RunDir) -> RunRecord:
     """Return run.json, or a placeholder if it is unreadable: such a run is still judged.
 
     Raises StoredRunError for a run of a later harness.
     """
     try:
-        text = run.door.whole(run.request, _MAX_BYTES)
+        text = run.directory.read_whole_file(run.record, _MAX_BYTES)
         _refuse_newer(run, text)
-        return adapter(Record).validate_json(text)
+        return type_adapter(RunRecord).validate_json(text)
     except (OSError, ValueError, RecursionError):
-        return Record(
+        return RunRecord(
             command="unknown (run.json is missing or unreadable)",
             harness=__version__,
             machine=MachineFacts(host="unknown", cpus=0, gpus=(), torch=None),
@@ -246,8 +254,8 @@ def _refuse_newer(run: RunDir, text: bytes) -> None:
     """Raise StoredRunError if a later harness wrote the run: this version might misread it and judge wrongly."""
     document = json.loads(text)
     schema = document.get("schema") if isinstance(document, dict) else None
-    if isinstance(schema, int) and schema > Record.schema:
+    if isinstance(schema, int) and schema > RunRecord.schema:
         raise StoredRunError(
-            f"{run.request}: schema: expected {Record.schema}, got {schema}; a newer nsa-harness wrote this run: "
+            f"{run.record}: schema: expected {RunRecord.schema}, got {schema}; a newer nsa-harness wrote this run: "
             "use that one"
         )

@@ -17,13 +17,13 @@ from typing import IO, BinaryIO
 from nsa_harness.core.redaction import mask_bytes
 from nsa_harness.core.report import Trouble
 from nsa_harness.errors import HarnessError, UsageError
-from nsa_harness.supervisor.storage.record import learn_launch_secrets, load_spec, read_record, with_raw_plan
+from nsa_harness.supervisor.storage.record import learn_launch_secrets, load_spec, read_record, with_unredacted_plan
 from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.supervisor.storage.rundir import SPEC, AttemptDir, RunDir
 from nsa_harness.supervisor.storage.safe_directory import BALLAST, SafeDirectory
 
 # Without the program's own logs and files, and without spec.json, which repeats the run.
-_OF_AN_ATTEMPT = (
+_ATTEMPT_FILES = (
     "watch.jsonl", "processes.jsonl", "interrupted", "command.txt", "env.json", "sources.json", "profile.txt",
     "verdict.json", "trace.json",
     "dumps/*.json", "dumps/*.txt", "boards/*.json", "boards/*.jsonl", "boards/*.txt", "evidence/*.json", "repro/*",
@@ -34,8 +34,8 @@ _MAX_BYTES = 64 << 20
 
 def redact_files(attempt: AttemptDir) -> tuple[Trouble, ...]:
     """Redact the files of one attempt. Return those that could not be written; links are not followed."""
-    paths = (path for pattern in _OF_AN_ATTEMPT for path in attempt.door.files(attempt.path, pattern))
-    return tuple(_redact(paths, attempt.door, attempt.redaction))
+    paths = (path for pattern in _ATTEMPT_FILES for path in attempt.directory.list_files(attempt.path, pattern))
+    return tuple(_redact(paths, attempt.directory, attempt.redaction))
 
 
 def redact_run(run: RunDir) -> None:
@@ -46,21 +46,21 @@ def redact_run(run: RunDir) -> None:
     if run.redaction.secrets.numbered:
         for attempt in run.attempts():
             redact_files(attempt)
-            list(_redact([attempt.trace], run.door, run.redaction))  # each judgement writes it again
-        list(_redact([run.events, run.log, run.search_probes], run.door, run.redaction))
-    if printed := run.redaction.printed:
-        run.door.write(run.secrets, json.dumps(printed) + "\n")
+            list(_redact([attempt.trace], run.directory, run.redaction))  # each judgement writes it again
+        list(_redact([run.events, run.log, run.search_probes], run.directory, run.redaction))
+    if printed_secrets := run.redaction.printed_secrets:
+        run.directory.write(run.secrets, json.dumps(printed_secrets) + "\n")
 
 
-def _redact(paths: Iterator[Path] | list[Path], door: SafeDirectory, redaction: Redaction) -> Iterator[Trouble]:
+def _redact(paths: Iterator[Path] | list[Path], directory: SafeDirectory, redaction: Redaction) -> Iterator[Trouble]:
     for path in paths:
         try:
-            if not door.is_file(path):
+            if not directory.is_file(path):
                 continue
-            text = door.whole(path, _MAX_BYTES).decode("utf-8", errors="surrogateescape")
+            text = directory.read_whole_file(path, _MAX_BYTES).decode("utf-8", errors="surrogateescape")
             clean = redaction.json(text) if path.suffix in (".json", ".jsonl") else redaction.text(text)
             if clean != text:
-                door.write(path, clean)
+                directory.write(path, clean)
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
@@ -70,7 +70,7 @@ def _redact(paths: Iterator[Path] | list[Path], door: SafeDirectory, redaction: 
 # Packing a run into one file.
 
 _CHUNK_BYTES = 8 << 20
-_CARRIED_BYTES = 64 << 10  # of a chunk without a line end: a value may continue in the next one
+_OVERLAP_BYTES = 64 << 10  # of a chunk without a line end: a value may continue in the next one
 _MAX_JSON_BYTES = 32 << 20
 
 
@@ -97,7 +97,7 @@ def learn_all_secrets(run: RunDir) -> None:
     """Read all files of the run, so that its redaction has found every secret before the first file is packed."""
     _learn_launches(run)
     for path in _files(run):
-        for text in _texts(run.door, path):
+        for text in _texts(run.directory, path):
             run.redaction.text(text)
 
 
@@ -114,21 +114,25 @@ def _new_bundle(target: Path) -> Iterator[tarfile.TarFile]:
 def _learn_launches(run: RunDir) -> None:
     """Add the secrets of the run's launches to its redaction, if the launches can be read."""
     with suppress(HarnessError):
-        learn_launch_secrets(run, with_raw_plan(run, read_record(run)).plan)
+        learn_launch_secrets(run, with_unredacted_plan(run, read_record(run)).plan)
     for attempt in run.attempts():
         with suppress(HarnessError):
-            run.redaction.learn_launch(load_spec(attempt.spec, attempt.door))
+            run.redaction.learn_launch(load_spec(attempt.spec, attempt.directory))
 
 
 def _files(run: RunDir) -> Iterator[Path]:
     """Yield the regular files; links may lead anywhere."""
-    left_out = {SPEC, run.plan.name, run.secrets.name, run.lock.name, BALLAST}
-    folders = [run.path]
-    while folders:
-        folder = folders.pop(0)
-        folders += [below for below in run.door.folders(folder) if below not in (run.worktrees, run.mixtures)]
+    excluded_names = {SPEC, run.plan.name, run.secrets.name, run.lock.name, BALLAST}
+    directories = [run.path]
+    while directories:
+        directory = directories.pop(0)
+        directories += [
+            child for child in run.directory.subdirectories(directory) if child not in (run.worktrees, run.mixtures)
+        ]
         yield from (
-            path for path in run.door.files(folder, "*") if path.name not in left_out and run.door.is_file(path)
+            path
+            for path in run.directory.list_files(directory, "*")
+            if path.name not in excluded_names and run.directory.is_file(path)
         )
 
 
@@ -144,31 +148,31 @@ def _add(bundle: tarfile.TarFile, path: Path, name: str, run: RunDir) -> None:
 def _write(clean: IO[bytes], path: Path, run: RunDir) -> None:
     redaction = run.redaction
     if path.suffix in (".json", ".jsonl") and path.lstat().st_size <= _MAX_JSON_BYTES:
-        clean.write(redaction.json("".join(_texts(run.door, path))).encode("utf-8", "surrogateescape"))
+        clean.write(redaction.json("".join(_texts(run.directory, path))).encode("utf-8", "surrogateescape"))
         return
-    for text in _texts(run.door, path):
+    for text in _texts(run.directory, path):
         if "\0" in text:  # a status file: every byte must keep its position
             data = text.encode("utf-8", "surrogateescape")
-            clean.write(mask_bytes(data, redaction.secrets) if redaction.on else data)
+            clean.write(mask_bytes(data, redaction.secrets) if redaction.is_on else data)
         else:
             clean.write(redaction.text(text).encode("utf-8", "surrogateescape"))
 
 
-def _texts(door: SafeDirectory, path: Path) -> Iterator[str]:
+def _texts(directory: SafeDirectory, path: Path) -> Iterator[str]:
     """Yield a file's text in pieces that end at a line end, if possible."""
-    with door.opened(path) as file:
-        for piece in _pieces(file):
-            yield piece.decode("utf-8", "surrogateescape")
+    with directory.open_file(path) as file:
+        for chunk in _chunks(file):
+            yield chunk.decode("utf-8", "surrogateescape")
 
 
-def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    carried = b""
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    remainder = b""
     while chunk := file.read(_CHUNK_BYTES):
-        data = carried + chunk
-        end = data.rfind(b"\n") + 1 or data.rfind(b" ") + 1 or max(0, len(data) - _CARRIED_BYTES)
-        key = data.rfind(b"-----BEGIN ", max(0, end - _CARRIED_BYTES), end)
+        data = remainder + chunk
+        end = data.rfind(b"\n") + 1 or data.rfind(b" ") + 1 or max(0, len(data) - _OVERLAP_BYTES)
+        key = data.rfind(b"-----BEGIN ", max(0, end - _OVERLAP_BYTES), end)
         if key >= 0 and data.find(b"-----END ", key, end) < 0:  # a key of several lines stays whole
             end = key
         yield data[:end]
-        carried = data[end:]
-    yield carried
+        remainder = data[end:]
+    yield remainder

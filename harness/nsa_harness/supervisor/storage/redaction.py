@@ -25,7 +25,7 @@ from nsa_harness.core.redaction import (
     shell_line,
     shell_words,
 )
-from nsa_harness.supervisor.storage.safe_directory import named
+from nsa_harness.supervisor.storage.safe_directory import safe_file
 
 T = TypeVar("T")
 Launch = TypeVar("Launch", RunSpec, RunSpec | Skip)
@@ -40,9 +40,9 @@ class Redaction:
     later judgement, in another environment, would not recognise them as secrets.
     """
 
-    def __init__(self, file: Path | None = None, *, on: bool = True) -> None:
+    def __init__(self, file: Path | None = None, *, is_on: bool = True) -> None:
         self._file = file
-        self.on = on
+        self.is_on = is_on
         self._lock = threading.RLock()
         self._secrets: Secrets | None = None
 
@@ -56,7 +56,7 @@ class Redaction:
             return self._secrets
 
     @property
-    def printed(self) -> tuple[str, ...]:
+    def printed_secrets(self) -> tuple[str, ...]:
         """The secret values of the environment that a text has contained."""
         secrets = self.secrets
         return tuple(secret.value for secret in secrets.numbered if secret.value in secrets.suspected)
@@ -66,30 +66,30 @@ class Redaction:
     def learn_launch(self, spec: RunSpec) -> None:
         self._learn([*secrets_of_command(spec.program), *secrets_of_environment(spec.env)])
 
-    def suspect(self, environment: Mapping[str, str]) -> None:
+    def suspect_environment(self, environment: Mapping[str, str]) -> None:
         """Redact secrets of the environment from now on. Each gets its number when a text first contains it."""
         values = [secret.value for secret in secrets_of_environment(environment.items()) if secret.everywhere]
         with self._lock:
             self._secrets = self.secrets.with_suspected(values)
 
-    def _learn(self, found: Iterable[Secret]) -> None:
+    def _learn(self, secrets: Iterable[Secret]) -> None:
         with self._lock:
-            self._secrets = self.secrets.with_secrets(found)
+            self._secrets = self.secrets.with_secrets(secrets)
 
     # Redacting what is passed on.
 
     def text(self, text: str, *, code: bool = False) -> str:
         """Return the text redacted. `code`: the text is source, so an unquoted word is a name and not a value."""
-        return redact(text, self._learn_from(text, code=code), code=code) if self.on else text
+        return redact(text, self._learn_from(text, code=code), code=code) if self.is_on else text
 
     def json(self, text: str) -> str:
         """Return a JSON document, or lines of JSON, redacted; it is parsed only if it contains a secret."""
         secrets = self._learn_from(text)
-        return redact_json(text, secrets) if self.on and redact(text, secrets) != text else text
+        return redact_json(text, secrets) if self.is_on and redact(text, secrets) != text else text
 
     def value(self, value: T) -> T:
         """Return a value of the core with all texts in it redacted."""
-        if not self.on:
+        if not self.is_on:
             return value
         texts = joined_texts(value)
         secrets = self._learn_from(texts)
@@ -97,7 +97,7 @@ class Redaction:
 
     def spec(self, spec: Launch) -> Launch:
         """Return the launch redacted word by word: its option reveals even a secret of two letters."""
-        if not self.on or not isinstance(spec, RunSpec):
+        if not self.is_on or not isinstance(spec, RunSpec):
             return spec
         self.learn_launch(spec)
         words = redact_words(spec.program, self.secrets)
@@ -105,12 +105,12 @@ class Redaction:
 
     def command(self, words: Sequence[str], environment: Sequence[tuple[str, str]] = ()) -> str:
         """Return a redacted shell command, in which variables replace the secrets."""
-        if not self.on:
+        if not self.is_on:
             return " ".join([*(f"{name}={shell_words([value])}" for name, value in environment), shell_words(words)])
         self._learn(secrets_of_command(words))
         return shell_line(redact_words(words, self.secrets), self.pairs(environment))
 
-    def typed(self, command: str) -> str:
+    def command_text(self, command: str) -> str:
         """Return a shell command, given as one text, redacted."""
         try:
             return self.command(shlex.split(command))
@@ -119,13 +119,13 @@ class Redaction:
 
     def pairs(self, environment: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
         """Return variables with redacted values: the variable's name reveals even a secret of two letters."""
-        if not self.on:
+        if not self.is_on:
             return tuple(environment)
         self._learn(secrets_of_environment(environment))
         return redact_environment(environment, self.secrets)
 
     def _learn_from(self, text: str, *, code: bool = False) -> Secrets:
-        if not self.on:
+        if not self.is_on:
             return Secrets()
         with self._lock:
             self._secrets = self.secrets.with_secrets_of(text, code=code)
@@ -134,9 +134,9 @@ class Redaction:
     def _stored_values(self) -> Iterator[str]:
         if self._file is None:
             return
-        door, file = named(self._file)
+        directory, file = safe_file(self._file)
         try:
-            values = json.loads(door.whole(file, _MAX_BYTES))
+            values = json.loads(directory.read_whole_file(file, _MAX_BYTES))
         except (OSError, ValueError, RecursionError):
             return
         yield from (value for value in values if isinstance(value, str)) if isinstance(values, list) else ()

@@ -14,9 +14,9 @@ from nsa_harness.core.ci import UnreadFile
 from nsa_harness.core.scenario.yaml_tree import parse_yaml, plain
 from nsa_harness.supervisor.storage.safe_directory import SafeDirectory
 
-MOST_BYTES = 64 << 20  # a plan of a thousand scenarios stays far below
+MAX_REPORT_BYTES = 64 << 20  # a plan of a thousand scenarios stays far below
 _RUN_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]+|latest")
-_REPORT, _BEGUN = "report.json", "run.json"
+_REPORT, _RUN_RECORD = "report.json", "run.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,44 +78,44 @@ def matrix_jobs(file: Path) -> tuple[str, ...] | UnreadFile:
 def _runs(directory: Path, unread: list[UnreadFile]) -> Iterator[tuple[Path, bool]]:
     """Yield the run directories below, and whether each has a report. Links are skipped: they may lead anywhere."""
 
-    def trouble(error: OSError) -> None:
+    def note_error(error: OSError) -> None:
         unread.append(UnreadFile(file=str(error.filename), why=error.strerror or "cannot be read"))
 
-    for path, folders, files in os.walk(directory, onerror=trouble):
+    for path, folders, files in os.walk(directory, onerror=note_error):
         folders.sort()
-        here = Path(path)
+        directory_path = Path(path)
         # A directory named report.json is reported as unreadable.
         has_report = _REPORT in files or _REPORT in folders
-        if has_report or _BEGUN in files:
-            yield here, has_report
-        if _BEGUN in files:
+        if has_report or _RUN_RECORD in files:
+            yield directory_path, has_report
+        if _RUN_RECORD in files:
             folders.clear()  # programs under test write anything into their own directories
 
 
-def _report_text(door: SafeDirectory, file: Path) -> str | UnreadFile:
+def _report_text(directory: SafeDirectory, file: Path) -> str | UnreadFile:
     try:
-        return _text_or_reason(door, file)
+        return _text_or_reason(directory, file)
     except OSError as error:
-        why = "not a file" if error.errno == errno.EINVAL else error.strerror
-        return UnreadFile(file=str(file), why=why or "cannot be read")
+        reason = "not a file" if error.errno == errno.EINVAL else error.strerror
+        return UnreadFile(file=str(file), why=reason or "cannot be read")
     except UnicodeDecodeError as error:
         return UnreadFile(file=str(file), why=f"no text: {error}")
 
 
-def _text_or_reason(door: SafeDirectory, file: Path) -> str | UnreadFile:
-    with door.opened(file) as report:
+def _text_or_reason(directory: SafeDirectory, file: Path) -> str | UnreadFile:
+    with directory.open_file(file) as report:
         size = os.fstat(report.fileno()).st_size
-        if size > MOST_BYTES:
-            return UnreadFile(file=str(file), why=f"{size} bytes, over the limit of {MOST_BYTES} for a report")
-        return report.read(MOST_BYTES).decode("utf-8")
+        if size > MAX_REPORT_BYTES:
+            return UnreadFile(file=str(file), why=f"{size} bytes, over the limit of {MAX_REPORT_BYTES} for a report")
+        return report.read(MAX_REPORT_BYTES).decode("utf-8")
 
 
 def _job(directory: Path, run: Path, expected_jobs: Sequence[str]) -> str:
-    whole = run.absolute().parts
-    named = [part for part in reversed(whole) if part in expected_jobs]
-    if named:
-        return named[0]
-    below = run.relative_to(directory).parts
-    if below and _RUN_ID.fullmatch(below[-1]):
-        below = below[:-1]
-    return "/".join(below) or directory.name or str(directory)
+    parts = run.absolute().parts
+    expected_parts = [part for part in reversed(parts) if part in expected_jobs]
+    if expected_parts:
+        return expected_parts[0]
+    relative_parts = run.relative_to(directory).parts
+    if relative_parts and _RUN_ID.fullmatch(relative_parts[-1]):
+        relative_parts = relative_parts[:-1]
+    return "/".join(relative_parts) or directory.name or str(directory)

@@ -37,7 +37,7 @@ class AttemptDir:
     ) -> None:
         """`root` is the directory of its run. Without it the attempt's directory counts as the run."""
         self.path = path
-        self.door = SafeDirectory(root or path)
+        self.directory = SafeDirectory(root or path)
         self.redaction = redaction or Redaction(path.parent / _SECRETS)
         self.git_diff = git_diff  # whether env.json has the uncommitted changes
         self.spec = path / SPEC  # the only file with the command unredacted
@@ -47,11 +47,13 @@ class AttemptDir:
         self.traces = path / "traces.log"
         self.result = path / "result.txt"
         self.logs = path / "logs"  # torchrun's --log-dir: a stdout.log and a stderr.log per rank
-        self.boards = path / "boards"  # the ranks' status files, copied by the reaper
+        self.probe_files = path / "boards"  # the ranks' status files, copied by the reaper
         self.dumps = path / "dumps"
         self.processes = path / _JOURNAL  # the reaper's journal
         self.watch = path / "watch.jsonl"  # the watcher's journal
-        self.abandoned = path / "interrupted"  # written by the reaper when the controller has died, not for Ctrl-C
+        self.interruption_note = (
+            path / "interrupted"
+        )  # written by the reaper when the controller has died, not for Ctrl-C
         self.evidence = path / "evidence"
         self.verdict = path / "verdict.json"
         self.trace = path / "trace.json"
@@ -71,9 +73,9 @@ class RunDir:
 
     def __init__(self, path: Path, *, redact: bool = True, git_diff: bool = False) -> None:
         self.path = path
-        self.door = SafeDirectory(path)
+        self.directory = SafeDirectory(path)
         self.secrets = path / _SECRETS  # values of the environment that its programs printed
-        self.redaction = Redaction(self.secrets, on=redact)
+        self.redaction = Redaction(self.secrets, is_on=redact)
         self.git_diff = git_diff
         self.log = path / "test_execution.log"
         self.summary = path / "SUMMARY.md"
@@ -82,7 +84,7 @@ class RunDir:
         self.sarif = path / "report.sarif"
         self.html = path / "report.html"
         self.events = path / "events.jsonl"
-        self.request = path / "run.json"
+        self.record = path / "run.json"
         self.plan = path / "plan.json"  # the launches unredacted, if run.json cannot store them
         self.lock = path / ".lock"  # held while a controller runs it
         self.missing_params = path / "all_missing_params.txt"
@@ -109,31 +111,33 @@ class RunDir:
 
     def attempts(self) -> Iterator[AttemptDir]:
         """Return the attempts on disk in the order of their launches; a journal without a spec counts as an attempt."""
-        exists = self.door.exists
-        paths = [path for path in self.door.folders(self.path) if exists(path / SPEC) or exists(path / _JOURNAL)]
-        return (self._attempt(path) for path in sorted(paths, key=self._begun_ns))
+        exists = self.directory.exists
+        paths = [
+            path for path in self.directory.subdirectories(self.path) if exists(path / SPEC) or exists(path / _JOURNAL)
+        ]
+        return (self._attempt(path) for path in sorted(paths, key=self._start_ns))
 
     def _attempt(self, path: Path) -> AttemptDir:
         return AttemptDir(path, self.path, self.redaction, git_diff=self.git_diff)
 
-    def _begun_ns(self, attempt: Path) -> int:
-        return self.door.changed_ns(attempt / "spec.json") or self.door.changed_ns(attempt)
+    def _start_ns(self, attempt: Path) -> int:
+        return self.directory.modified_ns(attempt / "spec.json") or self.directory.modified_ns(attempt)
 
     @property
-    def stored(self) -> bool:
+    def is_stored_run(self) -> bool:
         """Whether this is a run of nsa-harness by its name or contents, not a foreign directory with such files."""
-        request = [self.request] if self.door.is_file(self.request) else []
-        specs = [path / SPEC for path in self.door.folders(self.path) if self.door.exists(path / SPEC)]
-        named = fnmatchcase(self.path.name, _RUN_ID) and bool(request or specs)
+        records = [self.record] if self.directory.is_file(self.record) else []
+        specs = [path / SPEC for path in self.directory.subdirectories(self.path) if self.directory.exists(path / SPEC)]
+        is_named_like_run = fnmatchcase(self.path.name, _RUN_ID) and bool(records or specs)
         return (
-            named
-            or any(self._holds(path, "schema", "plan") for path in request)
-            or any(self._holds(path, "schema", "scenario", "program") for path in specs)
+            is_named_like_run
+            or any(self._has_keys(path, "schema", "plan") for path in records)
+            or any(self._has_keys(path, "schema", "scenario", "program") for path in specs)
         )
 
-    def _holds(self, path: Path, *keys: str) -> bool:
+    def _has_keys(self, path: Path, *keys: str) -> bool:
         try:
-            document = json.loads(self.door.whole(path, _MAX_BYTES))
+            document = json.loads(self.directory.read_whole_file(path, _MAX_BYTES))
         except (OSError, ValueError, RecursionError):
             return False
         return isinstance(document, dict) and document.keys() >= set(keys)
@@ -171,20 +175,20 @@ def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False) -> 
         raise UsageError(
             f"cannot make a run directory below {parent}: {reason}; name a folder with --out DIR"
         ) from None
-    aside = parent / f".latest.{secrets.token_hex(8)}"
-    aside.symlink_to(run_id)
-    aside.replace(parent / "latest")
+    temporary = parent / f".latest.{secrets.token_hex(8)}"
+    temporary.symlink_to(run_id)
+    temporary.replace(parent / "latest")
     return RunDir(path, redact=redact, git_diff=git_diff)
 
 
 @contextmanager
-def locked(run: RunDir) -> Iterator[None]:
+def lock_run(run: RunDir) -> Iterator[None]:
     """Lock the run for this process while the block runs. Raises StoredRunError if another controller has the lock."""
     try:
-        held = FileLock(run.lock).acquire(timeout=0)
+        lock = FileLock(run.lock).acquire(timeout=0)
     except Timeout:
         raise StoredRunError(f"{run.path}: another nsa-harness is running it; wait for its end") from None
-    with held:
+    with lock:
         yield
         release_ballast(run.path)
 
@@ -196,7 +200,7 @@ def refuse_if_running(run: RunDir) -> Iterator[None]:
     If there is no lock file, or it may not be opened, another user stored the run, and the block simply runs.
     """
     try:
-        lock = run.door.opened(run.lock)
+        lock = run.directory.open_file(run.lock)
     except OSError:
         yield
         return
@@ -204,17 +208,19 @@ def refuse_if_running(run: RunDir) -> Iterator[None]:
         try:
             fcntl.flock(lock.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StillRunning(f"{run.path}: still running; nothing was judged or written{_so_far(run)}") from None
+            raise StillRunning(
+                f"{run.path}: still running; nothing was judged or written{_verdicts_so_far(run)}"
+            ) from None
         yield
 
 
-def _so_far(run: RunDir) -> str:
+def _verdicts_so_far(run: RunDir) -> str:
     """Return the verdicts of the run's attempts so far, as the end of a message."""
     verdicts = []
     for attempt in run.attempts():
         verdict = "running"
         with suppress(OSError, ValueError):
-            verdict = attempt.door.whole(attempt.result, 100).decode("ascii").strip()
+            verdict = attempt.directory.read_whole_file(attempt.result, 100).decode("ascii").strip()
         verdicts.append(visible(f"{attempt.path.name} {verdict}"))
     return f"; so far: {', '.join(verdicts)}" if verdicts else ""
 
@@ -224,28 +230,30 @@ def find_run(path: Path | None, parent: Path, *, redact: bool = True) -> RunDir:
 
     None means the latest run. Raises StoredRunError if there is none.
     """
-    wanted = parent / "latest" if path is None else path
-    for candidate in (wanted, parent / wanted):
-        resolved = candidate.resolve()
-        for directory in (resolved, *list(resolved.parents)[:2]) if resolved.exists() else ():
+    requested = parent / "latest" if path is None else path
+    for candidate in (requested, parent / requested):
+        target = candidate.resolve()
+        for directory in (target, *list(target.parents)[:2]) if target.exists() else ():
             run = RunDir(directory, redact=redact)
-            if directory.is_dir() and run.stored:
+            if directory.is_dir() and run.is_stored_run:
                 return run
-    known = [path.name for path in newest(parent)[:_LOOKED_INTO] if RunDir(path).stored][:_HINTED]
-    hint = f"the newest runs in {parent} are {', '.join(known)}" if known else f"{parent} holds no run"
-    raise StoredRunError(f"{wanted}: not a stored run (no run.json and no */spec.json below it); {hint}")
+    run_ids = [path.name for path in latest_runs(parent)[:_MAX_INSPECTED_RUNS] if RunDir(path).is_stored_run][
+        :_MAX_HINTED_RUNS
+    ]
+    hint = f"the newest runs in {parent} are {', '.join(run_ids)}" if run_ids else f"{parent} holds no run"
+    raise StoredRunError(f"{requested}: not a stored run (no run.json and no */spec.json below it); {hint}")
 
 
-_HINTED, _LOOKED_INTO = 3, 30
+_MAX_HINTED_RUNS, _MAX_INSPECTED_RUNS = 3, 30
 
 
-def newest(parent: Path) -> list[Path]:
+def latest_runs(parent: Path) -> list[Path]:
     """Return the directories named like a run, the latest first."""
-    return [path for path in reversed(SafeDirectory(parent).folders(parent)) if fnmatchcase(path.name, _RUN_ID)]
+    return [path for path in reversed(SafeDirectory(parent).subdirectories(parent)) if fnmatchcase(path.name, _RUN_ID)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class StoredResult:
     """The result of an attempt of a stored run, from its report."""
 
     run_id: str
@@ -254,17 +262,17 @@ class Ended:
     wall_s: float
 
 
-def ended_before(parent: Path, spec_hashes: Collection[str], but: str = "") -> Iterator[Ended]:
+def earlier_results(parent: Path, spec_hashes: Collection[str], excluded_run: str = "") -> Iterator[StoredResult]:
     """Yield the attempts with one of these specs in the latest runs below `parent`, the latest run first.
 
     Unreadable reports are skipped, and the run named `but`.
     """
-    for run in (RunDir(path) for path in newest(parent)[:_REMEMBERED] if path.name != but):
+    for run in (RunDir(path) for path in latest_runs(parent)[:_MAX_EARLIER_RUNS] if path.name != excluded_run):
         with suppress(OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
-            for outcome in json.loads(run.door.whole(run.report, _MAX_BYTES))["outcomes"]:
+            for outcome in json.loads(run.directory.read_whole_file(run.report, _MAX_BYTES))["outcomes"]:
                 if outcome["spec_hash"] in spec_hashes:
                     wall_s = float(outcome["timing"]["wall_s"])
-                    yield Ended(
+                    yield StoredResult(
                         run_id=run.run_id,
                         spec_hash=outcome["spec_hash"],
                         verdict=str(outcome["verdict"]),
@@ -272,7 +280,7 @@ def ended_before(parent: Path, spec_hashes: Collection[str], but: str = "") -> I
                     )
 
 
-_REMEMBERED = 50
+_MAX_EARLIER_RUNS = 50
 
 
 def write_document(path: Path, text: str) -> None:

@@ -31,7 +31,7 @@ _MAX_HALF_RECORDS = 50_000
 _MAX_ENTRIES = 100_000  # entries of a directory that are read
 _MAX_NOTES = 32
 _BUFFER_BYTES = 1 << 16
-_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a pipe of that name would block.
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -42,18 +42,18 @@ class Budget:
     """The limit for reading all files of a run. Time is this thread's CPU time: a busy machine does not shorten it."""
 
     def __init__(self, left_bytes: int = 1 << 30, seconds: float = 10.0) -> None:
-        self.left_bytes = left_bytes
+        self.remaining_bytes = left_bytes
         self._until_s = time.thread_time() + seconds
 
     def add_ranks(self, ranks: int) -> None:
         """Increase the budget for a run of many ranks: each has logs, a status file and a flight recorder."""
-        self.left_bytes += ranks * (64 << 20)
+        self.remaining_bytes += ranks * (64 << 20)
         self._until_s += ranks * 0.2
 
     @property
-    def spent(self) -> str:
+    def exceeded_limit(self) -> str:
         """The limit that was reached, or "" while there is budget left."""
-        if self.left_bytes <= 0:
+        if self.remaining_bytes <= 0:
             return "bytes"
         return "time" if time.thread_time() > self._until_s else ""
 
@@ -64,26 +64,26 @@ class SafeDirectory:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.budget: Budget | None = None  # None: unlimited, for commands that judge nothing
-        self._cut: list[Trouble] = []
-        self._more = 0
+        self._notes: list[Trouble] = []
+        self._unlisted_notes = 0
 
     # Reading.
 
-    def opened(self, path: Path) -> BinaryIO:
+    def open_file(self, path: Path) -> BinaryIO:
         """Open a regular file for reading. Raises OSError for anything else.
 
         A device may be endless, and a link may lead to any file.
         """
-        with self._folder(path.parent) as folder:
-            descriptor = _call_at(os.open, path, _READ, dir_fd=folder)
+        with self._open_directory(path.parent) as folder:
+            descriptor = _call_in_directory(os.open, path, _READ, dir_fd=folder)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return io.BufferedReader(_BudgetedFile(descriptor, self, path), _BUFFER_BYTES)
         os.close(descriptor)
         raise OSError(errno.EINVAL, "no regular file", str(path))
 
-    def whole(self, path: Path, most_bytes: int) -> bytes:
+    def read_whole_file(self, path: Path, most_bytes: int) -> bytes:
         """Return all bytes of a file. Raises OSError if it is unreadable, ValueError if longer than `most_bytes`."""
-        with self.opened(path) as file:
+        with self.open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             # One byte more, because the file may have grown. A file that is too large is not read.
             data = b"" if size > most_bytes else file.read(most_bytes + 1)
@@ -91,118 +91,128 @@ class SafeDirectory:
             raise ValueError(f"larger than {most_bytes} bytes")
         return data
 
-    def tail(self, path: Path) -> str:
+    def read_tail(self, path: Path) -> str:
         """Return the end of a log as text; "" without a log."""
         try:
-            with self.opened(path) as log:
+            with self.open_file(path) as log:
                 log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
                 return log.read(_TAIL_BYTES).decode("utf-8", errors="replace")
         except OSError:
             return ""
 
-    def text_lines(self, path: Path, most_chars: int) -> Iterator[str]:
+    def read_lines(self, path: Path, most_chars: int) -> Iterator[str]:
         """Yield the lines of a log, those over `most_chars` in pieces; nothing without a log."""
         try:
-            with io.TextIOWrapper(self.opened(path), encoding="utf-8", errors="replace") as log:
-                read = 0
+            with io.TextIOWrapper(self.open_file(path), encoding="utf-8", errors="replace") as log:
+                read_chars = 0
                 while line := log.readline(most_chars):
-                    read += len(line)
-                    if read > _MAX_LOG_CHARS:
-                        self.note(path, f"what follows the first {_MAX_LOG_CHARS >> 20} MiB was not read")
+                    read_chars += len(line)
+                    if read_chars > _MAX_LOG_CHARS:
+                        self.note_incomplete(path, f"what follows the first {_MAX_LOG_CHARS >> 20} MiB was not read")
                         return
                     yield line
         except OSError:
             return
 
-    def records(self, path: Path) -> Iterator[dict[str, Any]]:
+    def read_records(self, path: Path) -> Iterator[dict[str, Any]]:
         """Yield the records of a journal. A torn or foreign line is skipped: the writer may have been killed in it."""
         try:
-            with self.opened(path) as journal:
-                for line in self._bounded(journal, path):
+            with self.open_file(path) as journal:
+                for line in self._journal_lines(journal, path):
                     record = _parse_or_none(line)
                     if isinstance(record, dict):
                         yield record
         except OSError:
             return
 
-    def _bounded(self, journal: BinaryIO, path: Path) -> Iterator[bytes]:
+    def _journal_lines(self, journal: BinaryIO, path: Path) -> Iterator[bytes]:
         """Yield the lines of a journal; only the first and the last, with origin and ending, if it is far too long."""
         size = os.fstat(journal.fileno()).st_size
         head_end = size if size <= 2 * _MAX_HALF_BYTES else _MAX_HALF_BYTES
         yield from islice(_lines_until(journal, head_end), _MAX_HALF_RECORDS)
-        at = journal.tell()
-        if at >= size:
+        position = journal.tell()
+        if position >= size:
             return
-        journal.seek(max(at, size - _MAX_HALF_BYTES))
-        rest = deque[bytes](maxlen=_MAX_HALF_RECORDS)
-        passed_over = journal.tell() > at
+        journal.seek(max(position, size - _MAX_HALF_BYTES))
+        last_lines = deque[bytes](maxlen=_MAX_HALF_RECORDS)
+        skipped_lines = journal.tell() > position
         for line in _lines_until(journal, size):
-            passed_over = passed_over or len(rest) == _MAX_HALF_RECORDS
-            rest.append(line)
-        if passed_over:
-            self.note(path, f"{size} bytes: of its records only the first and the last were read")
-        yield from rest
+            skipped_lines = skipped_lines or len(last_lines) == _MAX_HALF_RECORDS
+            last_lines.append(line)
+        if skipped_lines:
+            self.note_incomplete(path, f"{size} bytes: of its records only the first and the last were read")
+        yield from last_lines
 
     # What is there.
 
     def exists(self, path: Path) -> bool:
         """Whether a file, directory or link has this path. A path through a link does not exist."""
-        return self._facts(path) is not None
+        return self._status(path) is not None
 
     def is_file(self, path: Path) -> bool:
-        facts = self._facts(path)
+        facts = self._status(path)
         return facts is not None and stat.S_ISREG(facts.st_mode)
 
     def is_link(self, path: Path) -> bool:
-        facts = self._facts(path)
+        facts = self._status(path)
         return facts is not None and stat.S_ISLNK(facts.st_mode)
 
     def size_bytes(self, path: Path) -> int:
         """Return the size of a regular file; 0 without one."""
-        facts = self._facts(path)
+        facts = self._status(path)
         return facts.st_size if facts is not None and stat.S_ISREG(facts.st_mode) else 0
 
-    def changed_ns(self, path: Path) -> int:
+    def modified_ns(self, path: Path) -> int:
         """Return the time of the last change; 0 if nothing has this path."""
-        facts = self._facts(path)
+        facts = self._status(path)
         return 0 if facts is None else facts.st_mtime_ns
 
-    def folders(self, path: Path) -> list[Path]:
+    def subdirectories(self, path: Path) -> list[Path]:
         """Return the directories directly in a directory, by name."""
         return [path / name for name, is_folder in self._entries(path) if is_folder]
 
-    def files(self, path: Path, pattern: str) -> list[Path]:
+    def list_files(self, path: Path, pattern: str) -> list[Path]:
         """Return what matches the pattern below a directory and is no directory, by name; `*` does not match `/`."""
-        *above, last = pattern.split("/")
-        places = [path]
-        for part in above:
-            places = [folder for place in places for folder in self.folders(place) if fnmatchcase(folder.name, part)]
-        entries = ((place, name) for place in places for name, is_folder in self._entries(place) if not is_folder)
-        return [place / name for place, name in entries if fnmatchcase(name, last)]
+        *parents, last = pattern.split("/")
+        directories = [path]
+        for part in parents:
+            directories = [
+                folder
+                for directory in directories
+                for folder in self.subdirectories(directory)
+                if fnmatchcase(folder.name, part)
+            ]
+        entries = (
+            (directory, name)
+            for directory in directories
+            for name, is_folder in self._entries(directory)
+            if not is_folder
+        )
+        return [directory / name for directory, name in entries if fnmatchcase(name, last)]
 
-    def _facts(self, path: Path) -> os.stat_result | None:
+    def _status(self, path: Path) -> os.stat_result | None:
         try:
-            with self._folder(path.parent) as folder:
+            with self._open_directory(path.parent) as folder:
                 return os.stat(path.name, dir_fd=folder, follow_symlinks=False)
         except (OSError, ValueError):  # a name with a NUL
             return None
 
     def _entries(self, path: Path) -> list[tuple[str, bool]]:
         try:
-            with self._folder(path) as folder:
+            with self._open_directory(path) as folder:
                 listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
         except OSError:
             return []
         try:
             with os.scandir(listing) as entries:
-                found = [
+                names = [
                     (entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(entries, _MAX_ENTRIES + 1)
                 ]
         finally:
             os.close(listing)
-        if len(found) > _MAX_ENTRIES:
-            self.note(path, f"it holds more than {_MAX_ENTRIES} files; the others were not looked at")
-        return sorted(found[:_MAX_ENTRIES])
+        if len(names) > _MAX_ENTRIES:
+            self.note_incomplete(path, f"it holds more than {_MAX_ENTRIES} files; the others were not looked at")
+        return sorted(names[:_MAX_ENTRIES])
 
     # Writing.
 
@@ -212,43 +222,43 @@ class SafeDirectory:
         If the disk is full, the run's ballast file is emptied to make room. Raises OSError.
         """
         data = text.encode("utf-8", errors="backslashreplace")
-        with_room(path, lambda: self._write_aside(path, data))
+        write_with_ballast(path, lambda: self._write_atomically(path, data))
 
-    def _write_aside(self, path: Path, data: bytes) -> None:
-        with self.replacing(path) as file:
+    def _write_atomically(self, path: Path, data: bytes) -> None:
+        with self.replace_file(path) as file:
             file.write(data)
 
     @contextmanager
-    def replacing(self, path: Path) -> Iterator[BinaryIO]:
+    def replace_file(self, path: Path) -> Iterator[BinaryIO]:
         """Yield a new file, which takes the name once it is complete. Its temporary name cannot be predicted."""
-        with self._folder(path.parent) as folder:
-            aside = f".{path.name[:200]}.{secrets.token_hex(8)}"
-            descriptor = _call_at(os.open, path.with_name(aside), _NEW, 0o600, dir_fd=folder)
+        with self._open_directory(path.parent) as folder:
+            temporary = f".{path.name[:200]}.{secrets.token_hex(8)}"
+            descriptor = _call_in_directory(os.open, path.with_name(temporary), _NEW, 0o600, dir_fd=folder)
             try:
                 with open(descriptor, "wb") as file:
                     yield file
-                os.rename(aside, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+                os.rename(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
                 with suppress(OSError):
-                    os.unlink(aside, dir_fd=folder)
+                    os.unlink(temporary, dir_fd=folder)
                 raise
 
     def append(self, path: Path, text: str) -> None:
         """Append the whole text or nothing. Raises OSError as `appending` does, and if the disk is full."""
         data = text.encode("utf-8", errors="backslashreplace")
-        with self.appending(path) as file:
-            written = os.write(file.fileno(), data)
-            if written != len(data):
-                os.ftruncate(file.fileno(), os.fstat(file.fileno()).st_size - written)
+        with self.open_for_append(path) as file:
+            count = os.write(file.fileno(), data)
+            if count != len(data):
+                os.ftruncate(file.fileno(), os.fstat(file.fileno()).st_size - count)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    def appending(self, path: Path) -> TextIO:
+    def open_for_append(self, path: Path) -> TextIO:
         """Open a journal or log for appending.
 
         Raises OSError for a pipe, or a file with a second name: the text would be written elsewhere too.
         """
-        with self._folder(path.parent) as folder:
-            descriptor = _call_at(os.open, path, _APPEND, 0o600, dir_fd=folder)
+        with self._open_directory(path.parent) as folder:
+            descriptor = _call_in_directory(os.open, path, _APPEND, 0o600, dir_fd=folder)
         facts = os.fstat(descriptor)
         if stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1:
             return open(descriptor, "a", encoding="utf-8", errors="backslashreplace")
@@ -257,59 +267,63 @@ class SafeDirectory:
 
     def copy_ends(self, source: Path, target: Path, half_bytes: int) -> int:
         """Copy a file; replace the middle of a large file by one line. Return the bytes skipped. Raises OSError."""
-        with self.opened(source) as read, self.replacing(target) as written:
-            size = os.fstat(read.fileno()).st_size
-            left_out = size - 2 * half_bytes
-            written.writelines(_pieces(read, size if left_out <= 0 else half_bytes))
-            if left_out > 0:
-                written.write(f"\n[{left_out} bytes were cut here]\n".encode())
-                read.seek(size - half_bytes)
-                written.writelines(_pieces(read, half_bytes))
-        return max(0, left_out)
+        with self.open_file(source) as original, self.replace_file(target) as copy:
+            size = os.fstat(original.fileno()).st_size
+            skipped_bytes = size - 2 * half_bytes
+            copy.writelines(_chunks(original, size if skipped_bytes <= 0 else half_bytes))
+            if skipped_bytes > 0:
+                copy.write(f"\n[{skipped_bytes} bytes were cut here]\n".encode())
+                original.seek(size - half_bytes)
+                copy.writelines(_chunks(original, half_bytes))
+        return max(0, skipped_bytes)
 
-    def make_folder(self, path: Path) -> None:
+    def make_directory(self, path: Path) -> None:
         """Make a directory. Raises OSError if a file or link has its name."""
-        with self._folder(path.parent) as folder:
+        with self._open_directory(path.parent) as folder:
             try:
                 os.mkdir(path.name, dir_fd=folder)
             except FileExistsError:
-                os.close(_call_at(os.open, path, _FOLDER | os.O_NOFOLLOW, dir_fd=folder))
+                os.close(_call_in_directory(os.open, path, _DIRECTORY | os.O_NOFOLLOW, dir_fd=folder))
 
     def remove(self, path: Path) -> None:
         """Remove a file or a link, if it exists. Raises OSError."""
-        with self._folder(path.parent) as folder, suppress(FileNotFoundError):
+        with self._open_directory(path.parent) as folder, suppress(FileNotFoundError):
             os.unlink(path.name, dir_fd=folder)
 
     # Notes on what was not read.
 
-    def note(self, path: Path, why: str) -> None:
+    def note_incomplete(self, path: Path, why: str) -> None:
         """Note that a file was not read completely."""
         name = os.path.relpath(path, self.root)
-        if len(self._cut) < _MAX_NOTES:
-            self._cut.append(Trouble(what=name, why=why))
+        if len(self._notes) < _MAX_NOTES:
+            self._notes.append(Trouble(what=name, why=why))
         else:
-            self._more += 1
+            self._unlisted_notes += 1
 
-    def cuts(self) -> tuple[Trouble, ...]:
+    def take_notes(self) -> tuple[Trouble, ...]:
         """Return the notes since the last call."""
-        more = [Trouble(what="files of the run", why=f"{self._more} more were cut")] if self._more else []
-        notes, self._cut, self._more = (*self._cut, *more), [], 0
+        more = (
+            [Trouble(what="files of the run", why=f"{self._unlisted_notes} more were cut")]
+            if self._unlisted_notes
+            else []
+        )
+        notes, self._notes, self._unlisted_notes = (*self._notes, *more), [], 0
         return notes
 
     @contextmanager
-    def _folder(self, path: Path) -> Iterator[int]:
+    def _open_directory(self, path: Path) -> Iterator[int]:
         """Yield a descriptor of a directory of the run. Raises OSError if the path to it has a link."""
         parts = path.relative_to(self.root).parts
         if ".." in parts:
             raise OSError(errno.EINVAL, "a name that leads out of the run", str(path))
-        folder = os.open(self.root, _FOLDER)
+        folder = os.open(self.root, _DIRECTORY)
         try:
-            at = self.root
+            current = self.root
             for part in parts:
-                at = at / part
-                below = _call_at(os.open, at, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+                current = current / part
+                child = _call_in_directory(os.open, current, _DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
                 os.close(folder)
-                folder = below
+                folder = child
             yield folder
         finally:
             os.close(folder)
@@ -320,35 +334,37 @@ class _BudgetedFile(io.FileIO):
 
     def __init__(self, descriptor: int, door: SafeDirectory, path: Path) -> None:
         super().__init__(descriptor, "rb")
-        self._door, self._path, self._ended = door, path, False
+        self._directory, self._path, self._is_cut = door, path, False
 
     def readinto(self, buffer: Any) -> int:
         """Fill `buffer` and charge the budget. Return 0, the end of the file, if the budget is spent."""
-        budget = self._door.budget
-        if budget is not None and (limit := budget.spent):
-            if not self._ended:
-                self._door.note(self._path, f"not read to its end: the {limit} that reading a run may take are spent")
-            self._ended = True
+        budget = self._directory.budget
+        if budget is not None and (limit := budget.exceeded_limit):
+            if not self._is_cut:
+                self._directory.note_incomplete(
+                    self._path, f"not read to its end: the {limit} that reading a run may take are spent"
+                )
+            self._is_cut = True
             return 0
         count = super().readinto(buffer) or 0
         if budget is not None:
-            budget.left_bytes -= count
+            budget.remaining_bytes -= count
         return count
 
 
-def named(path: Path) -> tuple[SafeDirectory, Path]:
+def safe_file(path: Path) -> tuple[SafeDirectory, Path]:
     """Return safe access to a file that the user named, and its resolved path: the user's own links are allowed."""
     resolved = path.resolve()
     return SafeDirectory(resolved.parent), resolved
 
 
-def _call_at(call: Any, path: Path, *words: int, dir_fd: int) -> int:
+def _call_in_directory(call: Any, path: Path, *arguments: int, dir_fd: int) -> int:
     """Call an `os` function with the last name of the path, relative to its open directory.
 
     Raises OSError with the whole path, and with a clear text if the name is a link.
     """
     try:
-        result: int = call(path.name, *words, dir_fd=dir_fd)
+        result: int = call(path.name, *arguments, dir_fd=dir_fd)
     except ValueError:  # a name with a NUL
         raise OSError(errno.EINVAL, "no name of a file", str(path)) from None
     except OSError as error:
@@ -364,7 +380,7 @@ def _is_link(name: str, folder: int) -> bool:
     return False
 
 
-def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
+def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
     while size > 0 and (piece := file.read(min(size, 1 << 20))):
         size -= len(piece)
         yield piece
@@ -391,12 +407,12 @@ _LEVELS = 3  # the deepest document of a run is this many directories below it
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def is_full(error: BaseException) -> bool:
+def is_disk_full(error: BaseException) -> bool:
     """Whether the disk or the user's quota is full."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
-def keep_ballast(run: Path) -> None:
+def fill_ballast(run: Path) -> None:
     """Fill the ballast file before an attempt: an earlier attempt may have emptied it."""
     with suppress(OSError):
         descriptor = os.open(run / BALLAST, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -415,17 +431,19 @@ def release_ballast(run: Path) -> None:
         (run / BALLAST).unlink()
 
 
-def with_room(path: Path, write: Callable[[], None]) -> None:
+def write_with_ballast(path: Path, write: Callable[[], None]) -> None:
     """Call `write`; if the disk is full, empty the ballast file and call it again. Raises OSError."""
     try:
         write()
     except OSError as error:
-        if not is_full(error) or not any(_empty(home / BALLAST) for home in list(path.parents)[:_LEVELS]):
+        if not is_disk_full(error) or not any(
+            _empty_ballast(directory / BALLAST) for directory in list(path.parents)[:_LEVELS]
+        ):
             raise
         write()
 
 
-def _empty(ballast: Path) -> bool:
+def _empty_ballast(ballast: Path) -> bool:
     """Empty the ballast file, and return whether that freed any space."""
     try:
         descriptor = os.open(ballast, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -12,11 +12,11 @@ from nsa_harness.core.report import Outcome, Place, Trouble
 from nsa_harness.core.source_code.collection import program_sources
 from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.supervisor.capture.procfs import path_in_process
-from nsa_harness.supervisor.storage.adapters import adapter
+from nsa_harness.supervisor.storage.adapters import type_adapter
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 FILE = "sources.json"
-_STORED = adapter(tuple[Source, ...])
+_STORED = type_adapter(tuple[Source, ...])
 _MAX_BYTES = 256 << 10  # all functions together
 _MAX_FILE_BYTES = 1 << 20
 
@@ -27,16 +27,16 @@ def with_sources(attempt: AttemptDir, evidence: Evidence, *, launched_here: bool
     A file that was changed since the launch, or that is not a small regular file, is skipped. For an attempt that this
     process did not launch, no file is read: the author of its evidence chose their names.
     """
-    door, stored = attempt.door, attempt.path / FILE
+    directory, path = attempt.directory, attempt.path / FILE
     try:
-        if door.exists(stored):
+        if directory.exists(path):
             sources = stored_sources(attempt)
         elif not launched_here:
             return evidence
         else:
             read = _within_bound(_read(attempt, evidence))
             sources = tuple(replace(source, text=attempt.redaction.text(source.text, code=True)) for source in read)
-            door.write(stored, _STORED.dump_json(sources).decode())
+            directory.write(path, _STORED.dump_json(sources).decode())
     except (OSError, ValueError) as error:
         trouble = Trouble(what=FILE, why=f"{type(error).__name__}: {str(error)[:200]}")
         return replace(evidence, trouble=(*evidence.trouble, trouble))
@@ -45,19 +45,19 @@ def with_sources(attempt: AttemptDir, evidence: Evidence, *, launched_here: bool
 
 def stored_sources(attempt: AttemptDir) -> tuple[Source, ...]:
     """Return the stored sources. Raises OSError or ValueError."""
-    return _STORED.validate_json(attempt.door.whole(attempt.path / FILE, 4 * _MAX_BYTES))
+    return _STORED.validate_json(attempt.directory.read_whole_file(attempt.path / FILE, 4 * _MAX_BYTES))
 
 
 def _within_bound(sources: Iterator[Source]) -> Iterator[Source]:
-    left = _MAX_BYTES
+    remaining_bytes = _MAX_BYTES
     for source in sources:
-        left -= len(source.text.encode("utf-8", "replace"))
-        if left >= 0:
+        remaining_bytes -= len(source.text.encode("utf-8", "replace"))
+        if remaining_bytes >= 0:
             yield source
 
 
 def _read(attempt: AttemptDir, evidence: Evidence) -> Iterator[Source]:
-    since_s = attempt.door.changed_ns(attempt.spec) / 1e9 or None
+    since_s = attempt.directory.modified_ns(attempt.spec) / 1e9 or None
     if evidence.is_attached:  # the job was running before us: its ranks have read the files as they were at its start
         since_s = time.time() - evidence.ended_s
     pid = next((rank.pid for rank in evidence.ranks if rank.pid), None) if evidence.is_attached else None
@@ -72,13 +72,15 @@ def text_as_launched(file: str, since_s: float | None, pid: int | None = None) -
     try:
         path = Path(file) if pid is None else path_in_process(pid, file)
         status = path.stat()
-        plain = path.is_file() and status.st_size <= _MAX_FILE_BYTES and (since_s is None or status.st_mtime <= since_s)
-        return path.read_text(encoding="utf-8", errors="replace") if plain else ""
+        is_readable = (
+            path.is_file() and status.st_size <= _MAX_FILE_BYTES and (since_s is None or status.st_mtime <= since_s)
+        )
+        return path.read_text(encoding="utf-8", errors="replace") if is_readable else ""
     except (OSError, ValueError):  # a name with a NUL
         return ""
 
 
-def quoted(outcome: Outcome, sources: Sequence[Source]) -> Outcome:
+def with_source_text(outcome: Outcome, sources: Sequence[Source]) -> Outcome:
     """Return the outcome with the program's statement at each of its locations."""
     program = ProgramSource(tuple(sources))
 

@@ -22,9 +22,9 @@ from nsa_harness.core.verdict.wait_graph import rank_samples
 from nsa_harness.supervisor.capture.node import MemoryWatch
 from nsa_harness.supervisor.capture.snapshot import StackSampler
 from nsa_harness.supervisor.launch.launcher import JobProcesses
-from nsa_harness.supervisor.storage.adapters import json_text, plain
+from nsa_harness.supervisor.storage.adapters import json_object, json_text
 from nsa_harness.supervisor.storage.rundir import AttemptDir, append_line, write_document
-from nsa_harness.supervisor.storage.safe_directory import is_full, with_room
+from nsa_harness.supervisor.storage.safe_directory import is_disk_full, write_with_ballast
 from nsa_harness.supervisor.watch.ranks import Ranks
 from nsa_harness.texts.sentences import stall_text
 
@@ -141,7 +141,7 @@ class Snapshots:
     def _take_samples(self, previous: Snapshot | None, snapshot: Snapshot) -> None:
         for sample in rank_samples(previous, snapshot, self.ranks.exited, self.backend):
             self.samples.append(sample)
-            self.write("sample", **plain(sample))
+            self.write("sample", **json_object(sample))
 
 
 @dataclass(kw_only=True)
@@ -366,12 +366,12 @@ class Watch:
             write_document(self.attempt.dumps / f"snapshot{snapshot.number}.json", text)
         for trouble in self.ranks.sampler.trouble:
             self.write("trouble", what=trouble.what, why=trouble.why, rank=trouble.rank)
-        self.write("memory", **plain(self.memory.changes()))
+        self.write("memory", **json_object(self.memory.changes()))
         self.write("peaks", rss_bytes={str(rank): peak for rank, peak in self.ranks.peaks.items()})
-        self.write("limits", **plain(self._limits))
+        self.write("limits", **json_object(self._limits))
         last_progress_s = self.ranks.last_progress_s()
         self.write("ending", ending=str(ending), last_progress_s=last_progress_s, error=self.launcher_error)
-        with_room(self.attempt.watch, self._append)
+        write_with_ballast(self.attempt.watch, self._append)
 
     def write(self, event: str, **facts: Any) -> None:
         """Write to the journal, on a full disk later: the ranks would use up space that is freed now."""
@@ -380,7 +380,7 @@ class Watch:
         try:
             self._append()
         except OSError as error:
-            if not is_full(error):
+            if not is_disk_full(error):
                 raise
 
     def _append(self) -> None:

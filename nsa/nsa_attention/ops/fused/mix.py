@@ -143,7 +143,7 @@ def _plan(outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[int, dict[str, Any
 
 
 def _for_three(outputs: list[Tensor]) -> list[Any]:
-    """Return outputs and strides as arguments of three branches. Missing branches are filled up and never read."""
+    """Return outputs and strides as arguments for three branches. Missing branches repeat others and are never read."""
     return [part for output in (outputs * MAX_BRANCHES)[:MAX_BRANCHES] for part in with_strides(output)]
 
 
