@@ -1,6 +1,6 @@
 """nsa-harness runs training scenarios under torchrun, watches them, and reports what happened.
 
-From Python, `plan` returns launches and `run_one` carries one out; the types are those of what they take and return.
+The public Python interface: `plan` returns the launches of a command line, and `run_one` runs one launch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name on first use: `--help`, and a rank of another program, load nothing of it."""
+    """Import a public name when it is first used, so that `--help` and the ranks of user programs import none of the
+    modules.
+    """
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

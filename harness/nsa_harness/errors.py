@@ -27,7 +27,9 @@ class UsageError(HarnessError):
 
 
 class ScenarioError(HarnessError):
-    """All mistakes of the files that were read, one line each, `file:line:column: key: what is wrong`."""
+    """Raised for mistakes in scenario files. The text has one line per mistake: `file:line:column: key: what is
+    wrong`.
+    """
 
     def __init__(self, mistakes: Sequence[str]) -> None:
         self.mistakes = tuple(mistakes)
@@ -55,7 +57,7 @@ class NoSuchJob(HarnessError):
 
 
 class CommandNotStarted(HarnessError):
-    """With the exit code that a shell would give."""
+    """Raised if the command of `watch` cannot be started. The exit code is the code that a shell would return."""
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)

@@ -11,7 +11,7 @@ from runs import PLAN, run
 from nsa_harness.core.comparison.decisions import answer_rules
 from nsa_harness.core.comparison.hypotheses import HypothesisAnswer, hypothesis_rows
 from nsa_harness.core.plan import Skip
-from nsa_harness.core.report import GateState, MachineFacts, Outcome, Status
+from nsa_harness.core.report import MachineFacts, Outcome, RuleState, Status
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.launch.planning import Invocation, plan_launches
 
@@ -39,7 +39,7 @@ def healthy(machine: MachineFacts, *tags: str) -> Iterator[Outcome]:
 
 def silent_gates(machine: MachineFacts, *tags: str) -> set[str]:
     gates = answer_rules(tuple(healthy(machine, *tags)), PLAN)
-    return {one.name for one in gates if one.state is GateState.NOT_REACHED}
+    return {one.name for one in gates if one.state is RuleState.UNANSWERED}
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from nsa_harness.core.comparison.plan_file import (
     plan_schema,
     read_plan,
 )
-from nsa_harness.core.report import GateAnswer, GateState, Outcome, Status
+from nsa_harness.core.report import Outcome, RuleAnswer, RuleState, Status
 from nsa_harness.core.scenario.yaml_tree import parse_yaml
 
 SHIPPED = Path(__file__).parents[2] / "scenarios" / "plans"
@@ -66,7 +66,7 @@ def gate(condition: str, *more: str) -> str:
     return "tags: [mine]\ngates:\n  one:\n" + "".join(f"    {line}\n" for line in lines)
 
 
-def answer(condition: str, outcomes: Sequence[Outcome], *more: str) -> GateAnswer:
+def answer(condition: str, outcomes: Sequence[Outcome], *more: str) -> RuleAnswer:
     read_one = read(gate(condition, *more))
     assert read_one.mistakes == ()
     (told,) = answer_rules(outcomes, read_one.plan)
@@ -114,7 +114,7 @@ A_FAILS, B_PASSES = theirs("train_a", FAIL, run__env__FAST="1"), theirs("train_b
             "{fails: train_a, passes: train_b, differ_in: run.env.FAST}",
             [A_FAILS, theirs("train_b", run__args='["--tiny"]')],
             "not reached",
-            "missing: train_a and train_b, in two runs that differ in run.env.FAST alone",
+            "missing: train_a and train_b, in two runs that differ only in run.env.FAST",
         ),
         (
             "{fails: train_a, fails_alike: train_b, differ_in: run.env.FAST}",
@@ -134,7 +134,7 @@ def test_a_user_asks_about_scenarios_of_a_program_of_their_own(
     condition: str, outcomes: list[Outcome], state: str, why: str
 ) -> None:
     told = answer(condition, outcomes)
-    assert (told.state, told.why) == (GateState(state), why)
+    assert (told.state, told.why) == (RuleState(state), why)
 
 
 def test_what_was_agreed_about_a_run_by_its_name_leads_whatever_its_cause() -> None:
@@ -146,28 +146,28 @@ def test_what_was_agreed_about_a_run_by_its_name_leads_whatever_its_cause() -> N
 def test_fewer_ranks_that_fail_are_not_more() -> None:
     condition = "{fails: {run.ranks: more}, passes: {run.ranks: less}, differ_in: run.ranks}"
     ends = [theirs("smoke", FAIL), theirs("wide@run.ranks=4", run__ranks="4")]
-    assert answer(condition, ends).state is GateState.HELD
+    assert answer(condition, ends).state is RuleState.NOT_MATCHED
     other_way = "{fails: {run.ranks: less}, passes: {run.ranks: more}, differ_in: run.ranks}"
-    assert answer(other_way, ends).state is GateState.FIRED
+    assert answer(other_way, ends).state is RuleState.MATCHED
 
 
 @pytest.mark.parametrize("ends", ["fails: wide, passes: train_b", "fails: train_b, passes: wide"])
 def test_a_run_stands_for_no_other_end_than_its_own(ends: str) -> None:
     variants = [theirs("wide@run.ranks=4", FAIL, run__ranks="4"), theirs("wide@run.ranks=2")]
-    assert answer(f"{{{ends}, differ_in: run.ranks}}", variants).state is GateState.NOT_REACHED
+    assert answer(f"{{{ends}, differ_in: run.ranks}}", variants).state is RuleState.UNANSWERED
 
 
 def test_a_run_that_is_not_named_stands_for_none_that_is_set_to_the_same() -> None:
     condition = "{fails: train_a, passes: train_b, differ_in: run.env.FAST}"
     told = answer(condition, [A_FAILS, theirs("another"), B_PASSES])
-    assert (told.state, told.why) == (GateState.FIRED, "train_b PASS, train_a FAIL")
+    assert (told.state, told.why) == (RuleState.MATCHED, "train_b PASS, train_a FAIL")
 
 
 def test_attempts_that_disagree_are_no_end_of_a_contrast() -> None:
     first, last = replace(B_PASSES, final=False, dir="1"), replace(B_PASSES, attempt=2, flaky=True, dir="2")
     first = replace(first, verdict=A_FAILS.verdict, flaky=True)
     told = answer("{fails: train_a, passes: train_b, differ_in: run.env.FAST}", [A_FAILS, first, last])
-    assert (told.state, told.why) == (GateState.NOT_REACHED, "train_b PASS: attempts disagree")
+    assert (told.state, told.why) == (RuleState.UNANSWERED, "train_b PASS: attempts disagree")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_attempts_that_disagree_are_no_end_of_a_contrast() -> None:
 )
 def test_a_command_is_made_of_the_run_that_it_names(condition: str, command: str, filled: str | None) -> None:
     told = answer(condition, [A_FAILS, B_PASSES], f"try: {command}")
-    assert told.state is GateState.FIRED
+    assert told.state is RuleState.MATCHED
     assert told.commands == ((f"nsa-harness {filled}",) if filled else ())
 
 
@@ -200,28 +200,28 @@ MISTAKES = """\
 4:1: gatez: unknown key; did you mean "gates"?
 6:3: gates.one.because: is required
 7:10: gates.one.if.fails: no scenario named "trian_a"; did you mean "train_a"?
-10:10: gates.two.if.fails: "other" is not among what this plan runs; add it to `scenarios`
+10:10: gates.two.if.fails: this plan does not run "other"; add it to `scenarios`
 10:24: gates.two.if.cause: no cause "redy_twice"; did you mean "ready_twice"?
 12:5: gates.two.because: expected text, got 7; quote it
-14:5: gates.three.if.differ_in: is required: two runs tell something where they differ in what it names and in nothing else
-14:18: gates.three.if.fails.gc.laiers: no key "gc.laiers" by which runs differ; did you mean "gc.layers"?
+14:5: gates.three.if.differ_in: is required: two runs can only be compared if they differ in these keys and in no other key
+14:18: gates.three.if.fails.gc.laiers: "gc.laiers" is no key in which runs can differ; did you mean "gc.layers"?
 14:34: gates.three.if.fails.gc.mode: expected one of non_reentrant, reentrant, got "sideways"
 17:11: gates.three.try.0: no command "dance"; known: run, bisect, claim
-17:18: gates.three.try.1: nothing stands for {passed} here; known: {fails}, {passes}
+17:18: gates.three.try.1: {passed} has no value here; known: {fails}, {passes}
 17:18: gates.three.try.1: gc.layers: expected "start:stop" with start < stop, got "8:4"
 17:48: gates.three.try.2: gc.mode: expected one of non_reentrant, reentrant, got "sideways"
 17:92: gates.three.try.3: No closing quotation in "run ""
 19:5: gates.four.if: expected one of: flaky, missing_gradients, fails, passes, fails with passes, each_passes with fails, fails with fails_alike, cause; got fails, flaky
-23:22: gates.five.if.differ_in: belongs to two ends, such as `fails` and `passes`; remove it
-23:42: gates.five.if.cause: is that of a failure; remove it, or ask what `fails`
+23:22: gates.five.if.differ_in: needs two sides, such as `fails` and `passes`; remove it, or add the other side
+23:42: gates.five.if.cause: is the cause of a failure; remove it, or use `fails`
 23:55: gates.five.if.where: expected at least one item, got an empty list
 26:5: gates.five.whatever: unknown key; keys here: if, then, because, try
 28:10: gates.six.if.missing_gradients: expected same, got "other"
-32:10: gates.seven.if.fails: `more` at one end and `less` at the other, both of the first key of `differ_in`
-36:22: gates.eight.if.each_passes: expected two values of gc.mode or more, as in {gc.mode: [A, B]}
-39:15: gates.nine.if.cause: uncertain cannot stand beside a cause
+32:10: gates.seven.if.fails: write `more` on one side and `less` on the other, for the first key of `differ_in`
+36:22: gates.eight.if.each_passes: expected at least two values of gc.mode, such as {gc.mode: [A, B]}
+39:15: gates.nine.if.cause: uncertain cannot be combined with a cause
 40:9: gates.ten.if: expected one of: flaky, missing_gradients, fails, passes, fails with passes, each_passes with fails, fails with fails_alike, cause; got differ_in
-40:14: gates.ten.if.differ_in: belongs to two ends, such as `fails` and `passes`; remove it
+40:14: gates.ten.if.differ_in: needs two sides, such as `fails` and `passes`; remove it, or add the other side
 42:6: tree.0.gate: no gate "on"; did you mean "one"?
 42:31: tree.0.yes: expected text, got an empty list
 42:48: tree.0.no_if.tow: no gate "tow"; did you mean "two"?
@@ -373,16 +373,16 @@ def test_the_plan_that_ships_has_each_form_and_commands_that_there_are() -> None
 @pytest.mark.parametrize(
     ("condition", "words"),
     [
-        ("{passes: [smoke, train_a]}", "smoke and train_a passes"),
+        ("{passes: [smoke, train_a]}", "smoke and train_a pass"),
         (
             "{fails: {gc.layers: {not: [none, all]}}, cause: uncertain}",
-            "a run with gc.layers other than none or all fails, its cause not certain",
+            "a run with gc.layers other than none or all fails and its cause is not certain",
         ),
-        ("{flaky: smoke}", "attempts of smoke disagree"),
-        ("{cause: [slow, killed], where: {run.ranks: 2}}", "a run fails by slow or killed (run.ranks=2)"),
+        ("{flaky: smoke}", "attempts of smoke end differently"),
+        ("{cause: [slow, killed], where: {run.ranks: 2}}", "a run fails with slow or killed (run.ranks=2)"),
         (
             "{fails: {run.ranks: more}, passes: {run.ranks: less}, differ_in: run.ranks}",
-            "more run.ranks fails and less run.ranks passes",
+            "a larger run.ranks fails and a smaller run.ranks passes",
         ),
     ],
 )
@@ -392,7 +392,7 @@ def test_a_condition_is_told_in_words(condition: str, words: str) -> None:
 
 def test_a_number_is_the_same_however_it_is_written() -> None:
     assert read(gate("{fails: {parallel.bucket_cap_mb: 25}}")).plan.gates["one"].condition.runs.values == (
-        KeyFilter(key="parallel.bucket_cap_mb", test=Asked.ONE_OF, values=("25",)),
+        KeyFilter(key="parallel.bucket_cap_mb", comparison=Asked.ONE_OF, values=("25",)),
     )
     told = answer("{fails: {parallel.bucket_cap_mb: 25}}", [run("ddp", HANG)])
     assert told.why == "ddp HANG"  # whose default is 25.0

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from runs import PLAN, RUNS, failed_in, run, sure
 
 from nsa_harness.core.comparison.decision_rules import has_failed
-from nsa_harness.core.comparison.decisions import answer_rules, explained_failures, fired_rules, next_commands
+from nsa_harness.core.comparison.decisions import answer_rules, explained_failures, matched_rules, next_commands
 from nsa_harness.core.diagnosis.causes import Cause, DecisionTreePolicy
-from nsa_harness.core.report import GateAnswer, GateState, Outcome, Status, Verdict
+from nsa_harness.core.report import Outcome, RuleAnswer, RuleState, Status, Verdict
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR
 STATIC = {"parallel.static_graph": "true"}
@@ -33,7 +33,7 @@ def layers(name: str) -> dict[str, str]:
     return {"gc.layers": name, "model.layers": "12", **ALONE}
 
 
-def answer(gate: str, *outcomes: Outcome) -> GateAnswer:
+def answer(gate: str, *outcomes: Outcome) -> RuleAnswer:
     return next(one for one in answer_rules(outcomes, PLAN) if one.name == gate)
 
 
@@ -123,7 +123,7 @@ def test_a_gate_that_fires_names_the_runs_and_the_next_commands(
     gate: str, outcomes: list[Outcome], why: str, commands: list[str]
 ) -> None:
     told = answer(gate, *outcomes)
-    assert (told.state, told.why) == (GateState.FIRED, why)
+    assert (told.state, told.why) == (RuleState.MATCHED, why)
     assert told.commands == tuple(f"nsa-harness {one}" for one in commands)
     assert {one.dir for one in outcomes} == set(told.runs)
 
@@ -139,7 +139,7 @@ NEEDS_RUNS = [name for name in PLAN.gates if name not in ("unstable", "slow", "r
 def test_a_gate_without_its_runs_is_not_reached_and_says_which_are_missing(gate: str) -> None:
     """The one run that was made can be asked for nothing: its program is another one."""
     told = answer(gate, run("foreign", PASS, {"run.program": "train.py"}, backend="any"), OURS_SKIPPED)
-    assert told.state is GateState.NOT_REACHED
+    assert told.state is RuleState.UNANSWERED
     assert told.why.startswith("missing: ")
     assert told.commands == told.runs == ()
 
@@ -150,7 +150,7 @@ def test_no_gate_fires_where_all_passed_or_was_announced(gate: str, outcomes: li
         run(one.spec.scenario, PASS, dict(one.spec.settings), backend=one.spec.backend, device=one.spec.device)
         for one in outcomes
     ]
-    assert answer(gate, *well).state is not GateState.FIRED
+    assert answer(gate, *well).state is not RuleState.MATCHED
     if gate not in ("unstable", "missing_gradients"):
         announced = [
             run(
@@ -165,7 +165,7 @@ def test_no_gate_fires_where_all_passed_or_was_announced(gate: str, outcomes: li
             )
             for one in outcomes
         ]
-        assert answer(gate, *announced).state is not GateState.FIRED
+        assert answer(gate, *announced).state is not RuleState.MATCHED
 
 
 def test_the_run_that_was_skipped_is_named() -> None:
@@ -176,7 +176,7 @@ def test_the_run_that_was_skipped_is_named() -> None:
 def test_what_steers_nccl_is_no_difference_from_a_run_over_gloo() -> None:
     gloo = run("gloo", PASS, {"needs.backend": "gloo"}, device="cuda")
     steered = run("nccl", HANG, {"run.env.NCCL_IB_DISABLE": "1"}, backend="nccl", device="cuda")
-    assert answer("nccl_only", gloo, steered).state is GateState.FIRED
+    assert answer("nccl_only", gloo, steered).state is RuleState.MATCHED
     assert (
         answer(
             "nccl_only",
@@ -186,7 +186,7 @@ def test_what_steers_nccl_is_no_difference_from_a_run_over_gloo() -> None:
                 spec=replace(steered.spec, settings=(("run.env.X", "1"),)),
             ),
         ).state
-        is GateState.NOT_REACHED
+        is RuleState.UNANSWERED
     )
 
 
@@ -200,7 +200,10 @@ def test_ready_twice_of_another_program_may_have_been_checkpointed() -> None:
 
 def test_ready_twice_without_checkpointing_is_no_matter_of_its_form() -> None:
     told = answer("ready_twice", run("shared", FAIL, cause="ready_twice"))
-    assert (told.state, told.why) == (GateState.HELD, "no run with gc.layers other than none ended so")
+    assert (told.state, told.why) == (
+        RuleState.NOT_MATCHED,
+        "no run with gc.layers other than none failed with this cause",
+    )
 
 
 def test_ready_twice_proposes_no_claim_from_what_the_run_has_not() -> None:
@@ -213,29 +216,29 @@ def test_ready_twice_proposes_no_claim_from_what_the_run_has_not() -> None:
 
 def test_static_graph_that_hangs_too_is_no_mitigation() -> None:
     told = answer("static_graph", run("plain", HANG), run("static", HANG, STATIC))
-    assert (told.state, told.why) == (GateState.HELD, "static HANG, plain HANG")
+    assert (told.state, told.why) == (RuleState.NOT_MATCHED, "static HANG, plain HANG")
 
 
 def test_branches_that_all_fail_point_at_none_of_them() -> None:
     outcomes = [run(name, HANG, branch(name)) for name in ("cmp", "sel", "win")]
-    assert answer("single_branch", *outcomes).state is GateState.HELD
+    assert answer("single_branch", *outcomes).state is RuleState.NOT_MATCHED
 
 
 @pytest.mark.parametrize(("fails", "passes"), [("all", "6:12"), ("0:6", "none")])
 def test_only_the_runs_that_a_gate_names_are_its_ends(fails: str, passes: str) -> None:
     """Of a range of layers neither all of them nor none tells which."""
     told = answer("checkpointed_layers", run("bad", HANG, layers(fails)), run("good", PASS, layers(passes)))
-    assert told.state is GateState.NOT_REACHED
+    assert told.state is RuleState.UNANSWERED
 
 
 def test_two_branches_that_pass_do_not_show_that_all_of_them_do() -> None:
     outcomes = [run("cmp", PASS, branch("cmp")), run("sel", PASS, branch("sel")), run("whole", HANG)]
-    assert answer("branches_together", *outcomes).state is GateState.NOT_REACHED
+    assert answer("branches_together", *outcomes).state is RuleState.UNANSWERED
 
 
 def test_a_branch_that_fails_alone_is_no_matter_of_the_sum() -> None:
     alone = [run("cmp", PASS, branch("cmp")), run("sel", HANG, branch("sel")), run("win", PASS, branch("win"))]
-    assert answer("branches_together", *alone, run("whole", HANG)).state is GateState.HELD
+    assert answer("branches_together", *alone, run("whole", HANG)).state is RuleState.NOT_MATCHED
 
 
 def test_parameters_that_change_from_run_to_run_are_no_module_to_mend() -> None:
@@ -244,19 +247,19 @@ def test_parameters_that_change_from_run_to_run_are_no_module_to_mend() -> None:
         run("one", FAIL, missing_gradients=("a",)),
         run("two", FAIL, STATIC, missing_gradients=("b",)),
     )
-    assert (told.state, told.why) == (GateState.HELD, "not the same parameters in one FAIL, two FAIL")
+    assert (told.state, told.why) == (RuleState.NOT_MATCHED, "the parameters differ: one FAIL, two FAIL")
 
 
 @pytest.mark.parametrize("key", ["train.freeze", "model.branch", "model.stop_gradient_gates"])
 def test_parameters_left_without_gradient_on_purpose_are_no_finding(key: str) -> None:
     one = run("one", PASS, {key: "x"}, missing_gradients=("a",))
-    assert answer("missing_gradients", one).state is GateState.NOT_REACHED
+    assert answer("missing_gradients", one).state is RuleState.UNANSWERED
 
 
 def test_a_fsdp_run_with_accumulation_does_not_answer_for_ddp_without() -> None:
     more = {"train.accumulate": "4"}
     outcomes = [run("ddp", HANG, more), run("fsdp", PASS, {**more, "parallel.wrapper": "fsdp"})]
-    assert answer("fsdp", *outcomes).state is GateState.NOT_REACHED
+    assert answer("fsdp", *outcomes).state is RuleState.UNANSWERED
 
 
 def test_a_foreign_program_is_repeated_as_it_is() -> None:
@@ -275,7 +278,7 @@ def test_runs_of_another_program_are_not_asked_what_only_ours_can_answer() -> No
 def test_the_plan_of_the_seeds_is_decided_whatever_the_number_of_its_steps() -> None:
     plain = run("ddp_onestep", HANG, culprit=failed_in(1))
     static = run("ddp_static_graph", PASS, {**STATIC, "train.steps": "2"})
-    told = fired_rules(answer_rules([plain, static], PLAN))
+    told = matched_rules(answer_rules([plain, static], PLAN))
     assert [(one.name, one.leads) for one in told] == [("static_graph", True), ("gloo_too", False)]
 
 
@@ -284,11 +287,11 @@ def test_the_plan_of_the_seeds_is_decided_whatever_the_number_of_its_steps() -> 
 
 def test_it_is_not_nccl_is_said_only_where_nccl_ran_and_ended_alike() -> None:
     gloo = run("gloo", HANG, {"needs.backend": "gloo"}, device="cuda")
-    assert answer("not_nccl", gloo).state is GateState.NOT_REACHED
+    assert answer("not_nccl", gloo).state is RuleState.UNANSWERED
     otherwise = replace(NCCL, verdict=replace(NCCL.verdict, cause="transport"))
-    assert answer("not_nccl", gloo, otherwise).state is GateState.HELD
-    assert answer("not_nccl", gloo, NCCL).state is GateState.FIRED
-    for gate in fired_rules(answer_rules([gloo], PLAN)):
+    assert answer("not_nccl", gloo, otherwise).state is RuleState.NOT_MATCHED
+    assert answer("not_nccl", gloo, NCCL).state is RuleState.MATCHED
+    for gate in matched_rules(answer_rules([gloo], PLAN)):
         assert "not NCCL" not in gate.then.replace("not NCCL alone", "")
 
 
@@ -307,14 +310,14 @@ def test_no_gate_reads_anything_from_a_run_that_was_ended_from_outside(gate: str
         ended = Verdict(status=FAIL, kind=None, cause=cause, summary="")
         told = answer(gate, *(replace(one, verdict=ended) if has_failed(one) else one for one in outcomes))
         others = "cmp PASS, win PASS" if gate == "single_branch" else None  # two that passed are left
-        assert told.state is (GateState.HELD if others else GateState.NOT_REACHED)
-        assert told.why == others or told.why.endswith(f"{cause} tells nothing of the program's parts")
+        assert told.state is (RuleState.NOT_MATCHED if others else RuleState.UNANSWERED)
+        assert told.why == others or told.why.endswith(f"{cause} says nothing about the program")
 
 
 def test_a_certain_cause_leads_and_no_gate_that_asks_for_causes_beside_it() -> None:
     ends = [sure(run("plain", HANG)), run("static", PASS, STATIC)]
     gates = answer_rules(ends, PLAN)
-    assert [one.name for one in fired_rules(gates)] == ["static_graph"]  # a mitigation that was seen stays one
+    assert [one.name for one in matched_rules(gates)] == ["static_graph"]  # a mitigation that was seen stays one
     assert not any(one.leads for one in gates)
     assert next_commands(gates) == ()
     assert [(one.spec.scenario, finding.advice) for one, finding in explained_failures(ends)] == [
@@ -326,7 +329,7 @@ def test_a_certain_cause_leads_and_no_gate_that_asks_for_causes_beside_it() -> N
 def test_a_certain_ready_twice_leads_to_its_own_gate() -> None:
     gc = {"gc.layers": "all", "gc.mode": "reentrant"}
     gates = answer_rules([sure(run("gc", FAIL, gc, cause="ready_twice")), run("static", PASS, {**gc, **STATIC})], PLAN)
-    assert [(one.name, one.leads) for one in fired_rules(gates)] == [("ready_twice", True), ("static_graph", False)]
+    assert [(one.name, one.leads) for one in matched_rules(gates)] == [("ready_twice", True), ("static_graph", False)]
     assert next_commands(gates)[0] == "nsa-harness claim gc gc.mode=reentrant,non_reentrant"
 
 
@@ -340,7 +343,7 @@ def test_one_failure_that_is_not_explained_is_enough_to_ask_on() -> None:
 def test_that_something_was_raised_is_certain_and_explains_nothing(cause: str) -> None:
     outcome = sure(run("ddp", FAIL, cause=cause))
     assert explained_failures([outcome]) == ()
-    assert answer("gloo_too", outcome).state is GateState.FIRED
+    assert answer("gloo_too", outcome).state is RuleState.MATCHED
 
 
 @given(RUNS, st.randoms(use_true_random=False))
@@ -352,4 +355,4 @@ def test_the_order_of_the_runs_changes_no_decision(outcomes: list[Outcome], rand
 def test_a_gate_fires_only_where_a_run_failed_or_is_flaky_or_lacks_gradients(outcomes: Sequence[Outcome]) -> None:
     counting = [one for one in outcomes if one.final]
     if not any(has_failed(one) or one.flaky for one in counting):
-        assert fired_rules(answer_rules(outcomes, PLAN)) == ()
+        assert matched_rules(answer_rules(outcomes, PLAN)) == ()

@@ -209,21 +209,21 @@ def test_each_implementation_has_a_fit_of_its_own() -> None:
         (
             SHORT,
             8192,
-            "the cells up to 512 tokens ran with one implementation, and from 1024 tokens on another implementation"
-            " runs: measure three lengths from there on",
+            "the runs up to 512 tokens ran with one implementation, and from 1024 tokens another implementation"
+            " runs: measure three lengths above that",
         ),
         (
             [*UNTOLD, *LONG],
             800,
-            "from 1024 tokens on the cells ran with sel blockwise, up to 512 tokens with sel fused, and where between"
-            " it changes no cell says",
+            "up to 512 tokens the runs ran with sel fused, from 1024 tokens with sel blockwise, and where in between"
+            " it changes is not known",
         ),
         (
             [*SHORT, LONG[-1]],
             8192,
-            "1 size ran with sel blockwise, and a fit takes 3 lengths or numbers of layers",
+            "1 size ran with sel blockwise, and a fit needs 3 lengths or numbers of layers",
         ),
-        (LONG, 512, "the smallest cell has 1024 tokens, and below nothing is known"),
+        (LONG, 512, "the smallest run has 1024 tokens, and nothing is known below that"),
     ],
 )
 def test_a_prediction_across_a_change_of_implementation_is_refused_with_the_reason(

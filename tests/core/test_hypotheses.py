@@ -35,12 +35,12 @@ def answer(outcomes: Sequence[Outcome], hypothesis: str) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("control", "changed", "result", "reason"),
     [
-        (PASS, HANG, "supported", "breaks it"),
-        (PASS, FAIL, "supported", "breaks it"),
+        (PASS, HANG, "supported", "fails with it"),
+        (PASS, FAIL, "supported", "fails with it"),
         (HANG, PASS, "refuted", "passes with it, not without it"),
         (PASS, PASS, "refuted", "passes with and without it"),
         (HANG, HANG, "refuted", "ends the same way with and without it"),
-        (FAIL, HANG, "undecided", "ends badly with and without it, not alike"),
+        (FAIL, HANG, "undecided", "fails with and without it, in different ways"),
         (SKIP, HANG, "not tested", "manual was SKIP"),
         (PASS, ERROR, "not tested", "ddp was ERROR"),
         (SKIP, ERROR, "not tested", "manual was SKIP; ddp was ERROR"),
@@ -249,7 +249,7 @@ def test_a_backend_that_auto_chose_is_the_backend_that_ran() -> None:
     assert differences(*outcomes) == set()
     over_nccl = run("auto", HANG, backend="nccl", device="cuda")
     over_gloo = run("gloo", PASS, {"needs.backend": "gloo"}, device="cuda")
-    assert answer([over_nccl, over_gloo], "NCCL is the cause") == ("supported", "breaks it")
+    assert answer([over_nccl, over_gloo], "NCCL is the cause") == ("supported", "fails with it")
 
 
 def test_settings_of_nccl_belong_to_it_and_names_that_only_log_to_nobody() -> None:
@@ -350,7 +350,7 @@ def test_what_breaks_it_in_one_place_is_not_refuted_by_another_but_by_what_fails
     assert (row.answer.value, row.contrast_counts, row.reason) == (
         "supported",
         (1, 2),
-        "breaks it; no difference in ddp",
+        "fails with it; no difference in ddp",
     )
     outcomes += [run("wide_ddp", HANG, {"model.seq_len": "512"}), run("wide", HANG, {"model.seq_len": "512", **MANUAL})]
     told = [(row.answer.value, row.contrast_counts) for row in rows(outcomes, "DDP is the cause")]

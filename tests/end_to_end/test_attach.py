@@ -230,7 +230,7 @@ def test_a_process_that_is_gone_or_no_rank_is_exit_2_with_what_to_do(workspace):
         " name torchrun, a rank, or a process above them\n"
     )
     assert gone.err == (
-        f"attach: no process {other.pid} is running here; `nsa-harness attach` without it lists the jobs\n"
+        f"attach: no process {other.pid} is running here; `nsa-harness attach` without a PID finds your job\n"
     )
     assert not (workspace.directory / "reports").exists()
 

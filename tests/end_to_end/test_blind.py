@@ -39,7 +39,7 @@ def test_without_a_probe_a_healthy_run_passes_and_says_what_was_not_seen(workspa
     ran = workspace.harness("run", "ddp_onestep", "--probe", "off")
 
     assert (ran.code, ran.outcome["verdict"]) == (0, "PASS")
-    assert {trouble["what"] for trouble in ran.outcome["trouble"]} == {"board"}
+    assert {trouble["what"] for trouble in ran.outcome["trouble"]} == {"status file"}
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ def test_a_rank_that_takes_no_probe_passes_and_the_report_says_what_was_not_seen
     ran = workspace.harness("run", "stranger")
 
     assert (ran.code, ran.outcome["verdict"]) == (0, "PASS")
-    assert {trouble["what"] for trouble in ran.outcome["trouble"]} == {"board"}
+    assert {trouble["what"] for trouble in ran.outcome["trouble"]} == {"status file"}
     assert (ran.run_dir / "stranger" / "output.log").read_text().endswith("1\n")
 
 

@@ -94,7 +94,7 @@ def outcome_of_stored(stored: dict[str, Any]) -> Any:
 def evidence_of(stored: dict[str, Any]) -> Any:
     """What the program reported was kept with its rank when it was frozen."""
     reported = [row for rank in stored["ranks"] for row in rank.get("gates", ())]
-    return named("adapter")(named("Evidence")).validate_python({**stored, "reported": reported})
+    return named("type_adapter")(named("Evidence")).validate_python({**stored, "reported": reported})
 
 
 def _spec(ranks: int) -> Any:

@@ -597,7 +597,7 @@ def test_a_rehearsal_tells_all_its_mistakes(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", rehearse.Kind)
+@pytest.mark.parametrize("kind", rehearse.RehearsalKind)
 def test_a_rehearsal_ends_as_the_run_without_a_break(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
 ) -> None:

@@ -384,11 +384,11 @@ def test_numbers_of_ranks_are_compared_exactly_in_float32(numbers: list[int]) ->
     [
         (
             ("--data", "text", "--packing", "documents", "--attention", "stock"),
-            "--packing: documents need an attention",
+            "--packing: --attention stock cannot separate documents",
         ),
         (
             ("--data", "stories", "--packing", "documents", "--compile"),
-            "--packing: documents have other lengths in each",
+            "--packing: document lengths differ in each step",
         ),
         (
             ("--packing", "documents"),

@@ -59,7 +59,7 @@ def test_the_sample_is_a_proven_hang_with_every_proof_in_place() -> None:
 
 def test_the_sample_is_no_run_that_a_command_would_find(tmp_path: Path) -> None:
     shutil.copytree(SAMPLE, tmp_path / "reports" / "sample")
-    with pytest.raises(StoredRunError, match="holds no run"):
+    with pytest.raises(StoredRunError, match="contains no run"):
         find_run(None, tmp_path / "reports")
 
 

@@ -151,7 +151,7 @@ def test_a_run_that_was_ended_before_its_report_is_said(tmp_path: Path) -> None:
     (tmp_path / "20261121T101500-3f2a").mkdir()
     (tmp_path / "20261121T101500-3f2a" / "run.json").write_text("{}")
     (item,) = stored_reports([tmp_path]).unread
-    assert item.why == "the run began and left no report; it was ended before it was judged"
+    assert item.why == "the run started but has no report; it was ended before it was judged"
 
 
 def test_what_a_program_under_test_calls_its_report_is_not_ours(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_pipe_a_link_a_folder_and_binary_in_place_of_a_report_are_told_and_nev
     found = stored_reports([tmp_path])
     assert found.reports == ()
     assert {Path(item.file).parent.name: item.why[:20] for item in found.unread} == {
-        "binary": "no text: 'utf-8' cod",
+        "binary": "not a text file: 'ut",
         "folder": "not a file",
         "large": "2000 bytes, over the",
         "link": "a link, which is not",
@@ -196,7 +196,7 @@ def test_a_matrix_that_cannot_be_read_is_said_because_no_missing_job_would_be_no
     (tmp_path / "matrix.json").write_text(text)
     lost = matrix_jobs(tmp_path / "matrix.json")
     assert isinstance(lost, UnreadFile)
-    assert lost.why.endswith("so no missing job is noticed")
+    assert lost.why.endswith("so missing jobs are not noticed")
 
 
 def test_the_machines_of_a_job_are_shown_once() -> None:

@@ -402,7 +402,7 @@ def test_a_folder_that_is_no_run_is_not_recommended_as_one(tmp_path: Path) -> No
     run.record.write_text("{}")
     with pytest.raises(StoredRunError) as refused:
         find_run(reports / "20260101T000000-dead", reports)
-    assert str(refused.value).endswith(f"the newest runs in {reports} are {run.run_id}")
+    assert str(refused.value).endswith(f"the latest runs in {reports} are {run.run_id}")
 
 
 def _stored(parent: Path, *ends: tuple[str, str, float]) -> str:

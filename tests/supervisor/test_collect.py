@@ -130,8 +130,8 @@ def test_a_run_without_a_probe_comes_to_evidence_of_its_exits_alone(tmp_path: Pa
         )
         for rank in (0, 1)
     )
-    why = "none was written: probe off, or not a Python program of torch's"
-    assert seen.trouble == tuple(Trouble(what="board", why=why, rank=rank) for rank in (0, 1))
+    why = "it was not written: the probe is off, or the program is not Python with torch"
+    assert seen.trouble == tuple(Trouble(what="status file", why=why, rank=rank) for rank in (0, 1))
 
 
 def test_the_evidence_is_also_written_down(tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ def test_a_run_of_a_later_version_is_refused_in_one_line(tmp_path: Path) -> None
     with pytest.raises(StoredRunError) as refused:
         rejudge(run)
     assert str(refused.value) == (
-        f"{run.resolve()}/run.json: schema: expected 1, got 2; a newer nsa-harness wrote this run: use that one"
+        f"{run.resolve()}/run.json: schema: expected 1, got 2; use the newer nsa-harness that wrote this run"
     )
 
 
@@ -276,7 +276,7 @@ def test_an_attempt_of_a_later_version_is_an_error_that_says_so(tmp_path: Path) 
     spec = run / "rank_raises" / "spec.json"
     spec.write_text(json.dumps({**json.loads(spec.read_text()), "schema": 2}))
     assert rejudge(run) == 125
-    why = "schema: expected 1, got 2; a newer nsa-harness wrote it: use that one"
+    why = "schema: expected 1, got 2; use the newer nsa-harness that wrote it"
     assert summary_of(run, "rank_raises").endswith(why)
 
 

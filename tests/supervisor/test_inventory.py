@@ -35,12 +35,12 @@ def absent(attempt: AttemptDir, program: tuple[str, ...] = ("train.py",)) -> dic
 def test_a_foreign_program_is_not_asked_for_the_files_of_ours(tmp_path: Path) -> None:
     assert absent(clean(tmp_path)) == {
         "output.log": "the program was not started",
-        "heartbeat_rank*.jsonl": "not reached: no optimizer step was done",
-        "profile.txt": "nothing was suspected",
-        "dumps/rank*.txt": "nothing was suspected",
+        "heartbeat_rank*.jsonl": "no optimizer step was finished",
+        "profile.txt": "no stall was suspected",
+        "dumps/rank*.txt": "no stall was suspected",
         "step_ledger.txt": "no rank has both finished steps and a flight recorder",
         "rank*/flight.json": "torch.distributed was not used, or the rank died before its exit",
-        "rank*/raised.json": "no rank raised",
+        "rank*/raised.json": "no rank raised an exception",
         "rank*/stacks.txt": "no rank died of a fatal signal",
         "env.json": "it could not be written",
     }
@@ -97,7 +97,7 @@ def test_a_sharded_run_is_asked_for_the_names_of_the_reports(tmp_path: Path) -> 
 def test_a_run_that_was_ended_without_stacks_says_so(tmp_path: Path) -> None:
     attempt = clean(tmp_path)
     journal(attempt.watch, said("ending", 6.0, ending="deadline"))
-    assert absent(attempt)["dumps/rank*.txt"] == "the run was over before stacks could be taken"
+    assert absent(attempt)["dumps/rank*.txt"] == "the run ended before stacks could be taken"
 
 
 def test_what_is_there_is_counted_in_lines_rows_or_files(tmp_path: Path) -> None:
@@ -146,11 +146,11 @@ def test_what_the_probe_writes_is_missing_of_a_job_that_was_started_without_it_a
     attempt, asked = clean(tmp_path), spec()
     found = replace(collect(attempt, asked, "n"), is_attached=True)
     reasons = {one.path: one.absent for one in inventory(attempt, found, ())}
-    blind = "it is written by the probe, and the job was started without it"
+    blind = "the probe writes it, and the job was started without the probe"
     assert {path for path, reason in reasons.items() if reason == blind} == {
         "heartbeat_rank*.jsonl",
         "step_ledger.txt",
         "rank*/raised.json",
         "rank*/stacks.txt",
     }
-    assert reasons["rank*/flight.json"] == "the job offers no flight recorder that could be asked"
+    assert reasons["rank*/flight.json"] == "the job has no flight recorder that can be read from outside"

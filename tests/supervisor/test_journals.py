@@ -189,7 +189,7 @@ def test_samples_are_read_back_and_a_garbled_one_is_trouble(attempt: AttemptDir)
     assert list(journals.samples()) == [
         Sample(**facts, user_frame=None, leaf=Frame(file="a.py", line=3, function="f")),
     ]
-    assert [one.what for one in journals.trouble] == ["a sample of the watcher"]
+    assert [one.what for one in journals.trouble] == ["sample of the watcher"]
 
 
 def test_only_the_newest_samples_are_kept(attempt: AttemptDir) -> None:

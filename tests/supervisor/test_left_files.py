@@ -49,7 +49,7 @@ def test_what_cannot_be_read_is_one_line_and_the_others_are_read(logs: Path) -> 
     assert [(Path(one.what).name, one.why) for one in found.trouble] == [
         ("link.log", "a link, which is not followed"),
         ("nowhere.log", "a link, which is not followed"),
-        ("pipe.log", "no regular file"),
+        ("pipe.log", "not a regular file"),
         ("nowhere.log", "a link that leads nowhere"),
     ]
     kinds = {Path(one.name).name: one.kind for one in found.files}
@@ -71,7 +71,7 @@ def test_of_a_huge_log_its_beginning_and_its_end_are_read(logs: Path, monkeypatc
         file.write(f"\n{TRACEBACK}".encode())
     found = read_job_files([log])
     (one,) = found.trouble
-    assert one.why.endswith("bytes in its middle were not read")
+    assert one.why.endswith("bytes in the middle were not read")
     assert [one.kind for one in found.files] == [JobFileKind.NOTHING]  # zeros are no text
     log.write_bytes(b"RANK=3\n" + b"loss 0.1\n" * 20_000 + TRACEBACK.encode())
     found = read_job_files([log])
@@ -88,7 +88,7 @@ def test_of_very_many_files_those_are_read_that_look_like_what_a_job_leaves(
         (logs / f"batch{number}.bin").write_text("x\n")
     found = read_job_files([logs])
     assert "stderr.log" in {Path(one.name).name for one in found.files}
-    assert lines_of([logs]) == ["logs: 6 files: 4 of them were not looked at; name those that matter"]
+    assert lines_of([logs]) == ["logs: 6 files: 4 of them were not read; name the files that matter"]
 
 
 def test_a_run_of_ours_is_said_to_be_judged_by_report(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_run_of_ours_is_said_to_be_judged_by_report(tmp_path: Path) -> None:
     (run / "run.json").write_text(json.dumps({"schema": 1, "plan": []}))
     (run / "job" / "stderr.log").write_text(TRACEBACK)
     (line,) = lines_of([tmp_path])
-    assert "a run of nsa-harness, which `nsa-harness report" in line
+    assert "a run of nsa-harness, which was not read; to judge it, run `nsa-harness report" in line
     assert read_job_files([run]).files == []
 
 
@@ -105,7 +105,7 @@ def test_folders_without_end_are_left_at_some_depth(tmp_path: Path) -> None:
     deepest = tmp_path.joinpath(*["d"] * 20)
     deepest.mkdir(parents=True)
     (deepest / "rank0.log").write_text(TRACEBACK)
-    assert [line.partition(": ")[2] for line in lines_of([tmp_path])] == ["more than 12 folders deep: not looked at"]
+    assert [line.partition(": ")[2] for line in lines_of([tmp_path])] == ["more than 12 directories deep: not read"]
 
 
 # The command.

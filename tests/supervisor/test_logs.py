@@ -44,7 +44,7 @@ def test_a_large_log_keeps_both_ends_and_the_run_says_what_is_left_out(attempt: 
         kept = log.read_bytes()
         assert kept == whole[:HALF] + f"\n[{left_out} bytes were cut here]\n".encode() + whole[-HALF:]
     assert small.read_text() == "whole\n"
-    why = f"{left_out} bytes in its middle were not kept; a log keeps its first and its last 65536 bytes"
+    why = f"{left_out} bytes in the middle were removed; a log keeps its first and last 65536 bytes"
     assert told(attempt) == [("output.log", why), ("logs/id/attempt_0/0/stdout.log", why)]
 
 
@@ -81,4 +81,4 @@ def test_a_log_that_cannot_be_brought_down_is_told(attempt: AttemptDir, monkeypa
         fill(attempt.output)
     ((what, why),) = told(attempt)
     assert what == "output.log"
-    assert why.endswith("its last 65536 bytes: [Errno 28] No space left on device")
+    assert why.endswith("its first and last 65536 bytes: [Errno 28] No space left on device")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from nsa_harness.commands.run import resumed_request, stored_plan_file
+from nsa_harness.commands.run import request_to_resume, stored_plan_file
 from nsa_harness.commands.scheduler import RunRequest
 from nsa_harness.commands.session import report_of
 from nsa_harness.core.comparison.plan_file import PlanText, read_plan, read_stored_plan
-from nsa_harness.core.report import GateState, MachineFacts, Report, Status
+from nsa_harness.core.report import MachineFacts, Report, RuleState, Status
 from nsa_harness.errors import ScenarioError, UsageError
 from nsa_harness.supervisor.launch import planning
 from nsa_harness.supervisor.launch.planning import Invocation, LaunchPlan, all_scenarios, plan_launches
@@ -138,7 +138,7 @@ def judged(folder: RunDir, record: RunRecord) -> Report:
 def test_a_stored_run_is_judged_by_the_gates_that_stood_when_it_was_started(tmp_path: Path) -> None:
     folder, record = stored(tmp_path, PlanText(file="scenarios/plans/mine.yaml", text=PLAN))
     (gate,) = judged(folder, record).gates  # no file of that name is there any more
-    assert (gate.name, gate.state, gate.why, gate.leads) == ("smoke", GateState.FIRED, "smoke FAIL", True)
+    assert (gate.name, gate.state, gate.why, gate.leads) == ("smoke", RuleState.MATCHED, "smoke FAIL", True)
     assert resumed_agreed(folder) == record.plan_text
     assert stored_plan_file(folder.path, None) == record.plan_text
 
@@ -147,7 +147,7 @@ def resumed_agreed(folder: RunDir) -> PlanText | None:
     spec = plan_launches(Invocation(arguments=("ddp_onestep",), working_dir=folder.path, environ={}), MACHINE).specs
     write_record(folder, replace(read_record(folder), plan=spec))
     request = RunRequest(specs=(), options=RunOptions(command="c"))
-    return resumed_request(folder.path, request).plan_file
+    return request_to_resume(folder.path, request).plan_file
 
 
 def test_a_run_that_stored_no_gates_is_judged_by_those_that_ship(tmp_path: Path) -> None:

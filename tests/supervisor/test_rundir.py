@@ -98,7 +98,7 @@ def test_a_run_that_is_not_there_is_an_error_that_names_the_newest_ones(run: Run
         find_run(Path("20200101T000000-dead"), parent)
     assert str(error.value) == (
         "20200101T000000-dead: not a stored run (no run.json and no */spec.json below it);"
-        f" the newest runs in {parent} are {run.run_id}"
+        f" the latest runs in {parent} are {run.run_id}"
     )
 
 
@@ -106,7 +106,7 @@ def test_without_any_run_the_error_says_so(tmp_path: Path) -> None:
     with pytest.raises(StoredRunError) as error:
         find_run(None, tmp_path)
     assert str(error.value) == (
-        f"{tmp_path / 'latest'}: not a stored run (no run.json and no */spec.json below it); {tmp_path} holds no run"
+        f"{tmp_path / 'latest'}: not a stored run (no run.json and no */spec.json below it); {tmp_path} contains no run"
     )
 
 
@@ -163,6 +163,6 @@ def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
 
 def test_a_run_that_can_be_stored_nowhere_is_refused_with_what_to_name_instead(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
-    with pytest.raises(UsageError, match=r"below .*file: not a directory; name a folder with --out DIR"):
+    with pytest.raises(UsageError, match=r"below .*file: not a directory; choose a directory with --out DIR"):
         create_run(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "kept"

@@ -47,7 +47,10 @@ def summary(
 
 
 def _night(directories: Sequence[Path], matrix_file: Path | None) -> NightSummary:
-    """Read the reports below `directories`, and compare them with the jobs of the workflow's matrix, if given."""
+    """Read the reports in `directories` and return a summary of them.
+
+    `matrix_file`: a workflow whose matrix lists the expected jobs, or None. Jobs without a report count as missing.
+    """
     from nsa_harness.core.ci import UnreadFile, night_summary
     from nsa_harness.supervisor.storage.reports import matrix_jobs, stored_reports
 

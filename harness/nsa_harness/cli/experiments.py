@@ -1,4 +1,4 @@
-"""`nsa-harness bisect`, `claim` and `ready`: commands that answer a question by many launches."""
+"""`nsa-harness bisect`, `claim` and `ready`: commands that launch many runs to answer one question."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _SIDE_ARG = "One argument of your script per side: --arg=--fp16,--bf16. Shared a
 
 
 def _with_subjects(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter **subject of `command` by one option for each entry of _SUBJECTS."""
+    """Change the signature of `command`: its parameter **subject becomes one option for each entry of _SUBJECTS."""
     keyword = inspect.Parameter.KEYWORD_ONLY
     subjects = []
     for form, text in _SUBJECTS.items():
@@ -157,7 +157,8 @@ def bisect(
     request = BisectRequest(
         question=invocation, subject=replace(bisect_subject, in_a_row=templates.takes_range), templates=templates,
         base_args=program_arguments(invocation), sought=bad_outcome, confidence=confidence,
-        confidence_requested=is_given(context, "confidence"), repeat=repeat, jobs=jobs, budget_s=parse_budget(budget), fork=fork,
+        confidence_requested=is_given(context, "confidence"), repeat=repeat, jobs=jobs,
+        budget_s=parse_budget(budget), fork=fork,
         options=run_options(out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff),
     )  # fmt: skip
     if dry_run:
@@ -229,7 +230,10 @@ def claim(
 
 
 def _split_pair(option: str, value: str, separator: str, example: str) -> tuple[str, str]:
-    """Split the value of an option into its two sides. Raises UsageError unless there are exactly two."""
+    """Return the two sides of an option's value, which are separated by `separator`.
+
+    `example`: a correct value, for the message. Raise UsageError unless there are exactly two sides.
+    """
     first, has_separator, second = value.partition(separator)
     if not has_separator or separator in second or (separator == ".." and not (first and second)):
         raise UsageError(f"{option}: expected two values, such as {example}; got {value!r}")

@@ -1,4 +1,4 @@
-"""`nsa-harness doctor` and `selftest`: check this machine, and check that nsa-harness works on it."""
+"""`nsa-harness doctor` and `selftest`: check this machine, and check that nsa-harness works on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entry point of `nsa-harness`: its commands, exit codes and error messages.
+"""The entry point of `nsa-harness`: its commands, exit codes and error messages.
 
 Heavy modules are imported only when a command runs, so that --help and shell completion stay fast.
 """
@@ -136,7 +136,7 @@ app.add_typer(ci_app)
 
 
 def main() -> NoReturn:
-    """Run the command line of this process and exit with its code."""
+    """Run nsa-harness with the command line of this process, and exit with the code of the command."""
     for stream in (sys.stdout, sys.stderr):
         # A character that the terminal's encoding lacks must not raise UnicodeEncodeError.
         if hasattr(stream, "reconfigure"):
@@ -150,7 +150,10 @@ def main() -> NoReturn:
 
 
 def _flush_output() -> None:
-    """Flush stdout and stderr. If a flush fails, discard the output, or Python would exit with code 120 instead."""
+    """Flush stdout and stderr. If that fails, discard the remaining output.
+
+    Otherwise Python would try to flush it again at exit, fail, and exit with code 120.
+    """
     for stream in (sys.stdout, sys.stderr):
         if stream.closed:
             continue
@@ -163,12 +166,18 @@ def _flush_output() -> None:
 
 
 def _is_for_git_bisect(argv: Sequence[str]) -> bool:
-    """Whether a usage error must exit with 125, because `git bisect run` takes code 2 for a bad commit."""
+    """Whether the command was started by `git bisect run`, according to --git-bisect or its environment variable.
+
+    A usage error must then exit with 125, because `git bisect run` would take code 2 for a bad commit.
+    """
     return "--git-bisect" in argv or os.environ.get("NSA_HARNESS_GIT_BISECT", "") not in ("", "0")
 
 
 def run_command_line(argv: Sequence[str]) -> int:
-    """Run the command in `argv` and return its exit code. A user's error is printed to stderr, without a traceback."""
+    """Run the command in `argv` and return its exit code.
+
+    Errors are printed to stderr, without a traceback unless the debug variable is set.
+    """
     own_args, program_args = _split(argv)
     try:
         _check_environment(os.environ)
@@ -190,7 +199,10 @@ def run_command_line(argv: Sequence[str]) -> int:
 
 
 def _hint_for_foreign_options(argv: Sequence[str]) -> str | None:
-    """Return a hint with a correct command line if an option belongs to the user's program or launcher, or None."""
+    """Return a hint with a correct command line if an option seems to belong to the user's program or launcher.
+
+    Return None if there is no such option.
+    """
     if "--" in argv or argv[:1] not in (["run"], ["watch"]):
         return None
     params = typer.main.get_command(app).commands[argv[0]].params  # type: ignore[attr-defined]
@@ -207,13 +219,19 @@ def _hint_for_foreign_options(argv: Sequence[str]) -> str | None:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Return the arguments for nsa-harness, and those after the first `--`, which are for the user's program."""
+    """Split the arguments at the first `--`.
+
+    Return those before it, which are for nsa-harness, and those after it, which are for the user's program.
+    """
     end = argv.index("--") if "--" in argv else len(argv)
     return [f"{word}=auto" if word in _AUTO_WITHOUT_VALUE else word for word in argv[:end]], tuple(argv[end + 1 :])
 
 
 def _report_error(text: str, code: int, *, as_json: bool) -> int:
-    """Print an error to stderr and, with --json, as an event to stdout. Return `code`."""
+    """Print an error to stderr, and return `code`.
+
+    `as_json`: also print the error as an event to stdout.
+    """
     print(text, file=sys.stderr)
     if as_json:
         event = {"schema": 1, "event": "error", "t_s": None, "run_id": None, "scenario": None, "message": text}
@@ -222,7 +240,7 @@ def _report_error(text: str, code: int, *, as_json: bool) -> int:
 
 
 def _check_environment(environ: os._Environ[str]) -> None:
-    """Raise UsageError if a variable NSA_HARNESS_<NAME> belongs to no option, because it may be misspelled."""
+    """Raise UsageError if a variable NSA_HARNESS_<NAME> belongs to no option. Its name may be misspelled."""
     variables = sorted(name for name in environ if name.startswith("NSA_HARNESS_") and name != _DEBUG)
     if not variables:
         return
@@ -241,7 +259,7 @@ def _check_environment(environ: os._Environ[str]) -> None:
 
 
 def _option_variables() -> set[str]:
-    """Return the environment variables of all options of all commands."""
+    """Return the names of the environment variables that set options, for all options of all commands."""
 
     def below(command: object) -> Iterator[object]:
         yield from (param.envvar for param in getattr(command, "params", ()))

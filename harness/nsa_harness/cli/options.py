@@ -34,18 +34,28 @@ _VARIABLES = "Every option can also be set in the environment: --dry-run is NSA_
 
 
 def option(form: str, text: str, group: str | None = None, **more: Any) -> Any:
-    """Return the typer declaration of an option. `form` is written as help shows it, such as "-t --tag TAG"."""
+    """Return the typer declaration of an option.
+
+    `form`: the option as --help shows it, such as "-t --tag TAG". `text`: its description. `group`: the heading above
+    it.
+    """
     names, metavar = re.fullmatch(r"((?:-\S+ ?)+)(.*)", form).groups()  # type: ignore[union-attr]
     return typer.Option(*names.split(), metavar=metavar or None, help=text, rich_help_panel=group, **more)
 
 
 def argument(form: str, text: str, **more: Any) -> Any:
-    """Return the typer declaration of an argument. `form` is written as help shows it, such as "[RUN]"."""
+    """Return the typer declaration of an argument.
+
+    `form`: the argument as --help shows it, such as "[RUN]". `text`: its description.
+    """
     return typer.Argument(metavar=form, help=text, **more)
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help shows its options in groups. Each option can also be set by an environment variable."""
+    """A typer command whose --help shows the options in groups.
+
+    It also makes an environment variable set each option, such as NSA_HARNESS_DRY_RUN for --dry-run.
+    """
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -78,7 +88,10 @@ class GroupedCommand(TyperCommand):
 
 
 def _variable(names: Sequence[str]) -> str:
-    """Return the environment variable of an option, from its first long name: --dry-run is NSA_HARNESS_DRY_RUN."""
+    """Return the name of the environment variable for an option, such as NSA_HARNESS_DRY_RUN for --dry-run.
+
+    `names`: the names of the option. The first long one is used.
+    """
     name = next((name for name in names if name.startswith("--")), names[0])
     return f"NSA_HARNESS_{name.lstrip('-').replace('-', '_').upper()}"
 
@@ -90,7 +103,10 @@ def _in_usage(param: TyperArgument) -> str:
 
 
 def _without_variable(param: TyperOption) -> TyperOption:
-    """Return a copy whose help omits the environment variable, which the last line of the help explains."""
+    """Return a copy of the option whose help does not mention its environment variable.
+
+    The last line of the help explains these variables for all options.
+    """
     plain = copy.copy(param)
     plain.show_envvar = False
     return plain
@@ -122,12 +138,15 @@ StoredRun = Annotated[Path | None, argument("[RUN]", "A run directory. Default: 
 
 
 def typed_command() -> str:
-    """Return the command line of this process, quoted for a shell."""
+    """Return the command line of this process as the user typed it, quoted for a shell."""
     return shlex.join(["nsa-harness", *sys.argv[1:]])
 
 
 def run_options(out: Path | None, probe: Probe, *, as_json: bool, no_redact: bool, git_diff: bool) -> RunOptions:
-    """Return the options that all commands that launch runs share, together with the typed command line."""
+    """Return the RunOptions for these options, which all commands that launch runs share.
+
+    They also contain the command line that the user typed.
+    """
     from nsa_harness.supervisor.storage.rundir import RunOptions
 
     return RunOptions(
@@ -136,13 +155,19 @@ def run_options(out: Path | None, probe: Probe, *, as_json: bool, no_redact: boo
 
 
 def is_given(context: typer.Context, name: str) -> bool:
-    """Whether the user set the option, on the command line or in the environment, even to its default value."""
+    """Whether the user set the option, on the command line or in the environment.
+
+    This is also True if the user set it to its default value.
+    """
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 
 
 def parse_jobs(text: str) -> int | None:
-    """Parse --jobs. Return the number of parallel runs, or None for "auto". Raises UsageError."""
+    """Return the number of parallel runs that --jobs asks for, or None for "auto".
+
+    Raise UsageError if the value is invalid.
+    """
     if text == AUTO:
         return None
     if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
@@ -151,7 +176,10 @@ def parse_jobs(text: str) -> int | None:
 
 
 def parse_budget(text: str | None) -> float | None:
-    """Parse --budget. Return the budget in seconds, or None if there is no budget. Raises UsageError."""
+    """Return the value of --budget in seconds, or None if the option is not set.
+
+    Raise UsageError if the value is invalid.
+    """
     if text is None:
         return None
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smh]?)", text)
@@ -174,14 +202,17 @@ def scenario_tags(incomplete: str) -> list[str]:
 
 
 def shape_names(incomplete: str) -> list[str]:
-    """Return the model configurations of nsa.train that begin with `incomplete`, for shell completion."""
+    """Return the names of model sizes of nsa.train that begin with `incomplete`, for shell completion."""
     from nsa_harness.subject.options import SHAPES
 
     return [name for name in SHAPES if name.startswith(incomplete)]
 
 
 def _catalog() -> Sequence[SelectedScenario]:
-    """Return every scenario, or () if a scenario file is invalid, because shell completion cannot show an error."""
+    """Return all scenarios, for shell completion.
+
+    Return () if a scenario file is invalid, because shell completion cannot show an error.
+    """
     from nsa_harness.errors import HarnessError
     from nsa_harness.supervisor.launch.planning import all_scenarios
 

@@ -189,7 +189,10 @@ def invocation_from_args(
 
 
 def _repeat_failures(request: RunRequest, *, dry_run: bool) -> NoReturn:
-    """Launch the failed scenarios of the latest run again, and exit."""
+    """Launch the failed scenarios of the latest run again, and exit with the code of the new run.
+
+    `dry_run`: only print the commands.
+    """
     from nsa_harness.commands.run import failed_specs, stored_plan_file
     from nsa_harness.supervisor.launch.planning import LaunchPlan
 
@@ -214,17 +217,20 @@ def _verify(request: RunRequest, run_path: Path, *, dry_run: bool) -> NoReturn:
 
 
 def _resume(request: RunRequest, run_name: str, *, dry_run: bool) -> NoReturn:
-    from nsa_harness.commands.run import resumed_request, run_all
+    from nsa_harness.commands.run import request_to_resume, run_all
     from nsa_harness.supervisor.launch.planning import LaunchPlan
 
-    resumed_run_request = resumed_request(None if run_name == AUTO else Path(run_name), request)
+    resume_request = request_to_resume(None if run_name == AUTO else Path(run_name), request)
     if dry_run:
-        _launch(resumed_run_request, LaunchPlan(specs=resumed_run_request.specs, notes=()), dry_run=True)
-    raise typer.Exit(run_all(resumed_run_request))
+        _launch(resume_request, LaunchPlan(specs=resume_request.specs, notes=()), dry_run=True)
+    raise typer.Exit(run_all(resume_request))
 
 
 def _launch(request: RunRequest, plan: LaunchPlan, *, dry_run: bool) -> NoReturn:
-    """Launch the plan, or print it if `dry_run` is set, and exit with the code of the run."""
+    """Launch the runs of `plan`, and exit with their exit code.
+
+    `dry_run`: only print the commands.
+    """
     if dry_run:
         from nsa_harness.cli.text import command_events, command_lines
         from nsa_harness.supervisor.storage.redaction import Redaction
@@ -243,13 +249,16 @@ def _launch(request: RunRequest, plan: LaunchPlan, *, dry_run: bool) -> NoReturn
 
 
 def _refuse_others(reason: str, conflicting: Sequence[str]) -> None:
-    """Raise UsageError naming the first of `conflicting`, the arguments that an option excludes."""
+    """Raise UsageError if there are arguments that must not be combined with an option.
+
+    `reason`: the start of the message. `conflicting`: these arguments; the message names the first one.
+    """
     if conflicting:
         raise UsageError(f"{reason}; remove {conflicting[0]}")
 
 
 def _parse_shard(text: str | None) -> tuple[int, int] | None:
-    """Parse --shard. Return (K, N), or None if the option is not set. Raises UsageError."""
+    """Return the numbers (K, N) of --shard, or None if the option is not set. Raise UsageError if it is invalid."""
     if text is None:
         return None
     parts = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", text)

@@ -1,4 +1,4 @@
-"""The output of `list`, `explain` and `run --dry-run`."""
+"""The texts that `nsa-harness list`, `explain` and `run --dry-run` print."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ _NAME_COLUMNS = 22
 
 
 def catalog_lines(items: Sequence[SelectedScenario], width: int) -> Iterator[str]:
-    """Yield the lines of `list`: each directory with its scenarios, their descriptions, tags, aliases and variants.
+    """Yield the output of `list`: each directory with its scenarios.
 
-    The variants of a matrix share the lines of their family. `width`: columns of the terminal.
+    A scenario is shown with its description, tags, aliases and variants. `width`: the number of columns of the
+    terminal.
     """
     by_directory: dict[str, dict[str, list[SelectedScenario]]] = {}
     for item in sorted(items, key=lambda item: (-item.priority, item.family)):
@@ -64,7 +65,7 @@ def _family_lines(family: str, members: Sequence[SelectedScenario], column: int,
 
 
 def catalog_json(items: Sequence[SelectedScenario]) -> str:
-    """Return the output of `list --json`: one object per scenario and variant."""
+    """Return the output of `list --json`: a JSON list with one object per scenario and variant."""
     fields = [
         {
             "name": item.name,
@@ -80,7 +81,7 @@ def catalog_json(items: Sequence[SelectedScenario]) -> str:
 
 
 def explanation(invocation: Invocation, facts: MachineFacts) -> Iterator[str]:
-    """Yield the resolved YAML of each selected scenario, with `---` between documents."""
+    """Yield the output of `explain` for scenarios: the resolved YAML of each, separated by `---`."""
     items, notes = select_scenarios(invocation)
     yield from (f"# {note}" for note in notes)
     for number, (item, scenario) in enumerate(zip(items, check_scenarios(items), strict=True)):
@@ -92,14 +93,14 @@ def explanation(invocation: Invocation, facts: MachineFacts) -> Iterator[str]:
 
 
 def cause_lines(cause: Cause, width: int) -> Iterator[str]:
-    """Yield the meaning of a cause, its proof and its remedy, as in docs/findings.md."""
+    """Yield the output of `explain` for a cause: its meaning, how it is proven, and its remedy."""
     yield cause.value
     for label, key in (("means", "means"), ("proven by", "proven_by"), ("try", "remedy")):
         yield from labelled(label, text_of(cause, key), width, len("proven by") + 2)
 
 
 def kind_lines(kind: HangKind, width: int) -> Iterator[str]:
-    """Yield the meaning of a kind of HANG, and its causes."""
+    """Yield the output of `explain` for a kind of HANG: its meaning, and the causes that it can have."""
     yield kind.value
     yield from labelled("means", MEANING[kind], width, len("causes") + 2)
     yield from labelled(
@@ -108,9 +109,9 @@ def kind_lines(kind: HangKind, width: int) -> Iterator[str]:
 
 
 def command_lines(plan: LaunchPlan, redaction: Redaction) -> Iterator[str]:
-    """Yield the lines of `run --dry-run`: each exact command below comments with its settings.
+    """Yield the output of `run --dry-run`: the exact command of each run, with its settings as comments above it.
 
-    For a scenario that cannot run on this machine, the comment shows the reason.
+    For a scenario that cannot run on this machine, a comment shows the reason.
     """
     yield from (f"# {note}" for note in plan.notes)
     for spec in map(redaction.spec, plan.specs):
@@ -128,7 +129,7 @@ def command_lines(plan: LaunchPlan, redaction: Redaction) -> Iterator[str]:
 
 
 def command_events(plan: LaunchPlan, redaction: Redaction) -> Iterator[str]:
-    """Yield one `plan` event per scenario as a JSON line, for `run --dry-run --json`."""
+    """Yield the output of `run --dry-run --json`: one `plan` event per scenario, as a line of JSON."""
     for spec in map(redaction.spec, plan.specs):
         event = {"schema": 1, "event": "plan", "t_s": 0.0, "run_id": None, "scenario": spec.scenario, "dry_run": True}
         if isinstance(spec, Skip):
@@ -146,14 +147,14 @@ def command_events(plan: LaunchPlan, redaction: Redaction) -> Iterator[str]:
 
 
 def shell_command(spec: RunSpec, redaction: Redaction) -> str:
-    """Return the command of a launch, with its environment, as one line to paste into a shell."""
+    """Return the command that launches a run, with its environment variables, as one line for a shell."""
     words = command_line(spec, sys.executable, None)
     variables = [f"{name}={value}" for name, value in spec.env]
     return redaction.command(["env", *variables, *words] if variables else words)
 
 
 def _about(item: SelectedScenario) -> str:
-    """Return the description of a scenario on one line, or ""."""
+    """Return the description of a scenario on one line, or "" if it has no description."""
     value = plain(item.tree)
     assert isinstance(value, dict)
     return visible(str(value.get("about") or ""))

@@ -1,4 +1,4 @@
-"""`nsa-harness watch`, `attach` and `read`: jobs that nsa-harness does not start."""
+"""`nsa-harness watch`, `attach` and `read`: commands that observe a job instead of launching scenarios."""
 
 from __future__ import annotations
 
@@ -80,7 +80,10 @@ def watch(
 
 
 def _parse_on_hang(text: str) -> tuple[OnHang, str]:
-    """Parse --on-hang. Return the action, and the command of `exec` or "". Raises UsageError."""
+    """Return the action that --on-hang names, and the command that `exec` is to run, or "" for other actions.
+
+    Raise UsageError if the value is invalid.
+    """
     from nsa_harness.commands.watch import OnHang
 
     kind, _, hook = text.strip().partition(" ")
@@ -122,7 +125,10 @@ def attach(
 
 
 def _choose_job(jobs: Sequence[str]) -> int | None:
-    """Ask the user for the process ID of one of several jobs. Return None without a terminal."""
+    """Ask the user which of several jobs to inspect, and return its process ID.
+
+    Return None if there is no terminal on which to ask.
+    """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     for job in jobs:

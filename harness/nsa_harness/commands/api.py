@@ -29,8 +29,8 @@ def plan(
     Raises UsageError if an argument is invalid, ScenarioError with all mistakes of the scenario files, and MissingNeed
     if an argument requires something that this machine lacks, such as a GPU.
     """
-    chosen = None if script is None else Script(file=os.fspath(script), ranks=ranks, args=tuple(args))
-    invocation = Invocation(arguments=words, script=chosen, working_dir=Path.cwd(), environ=dict(os.environ))
+    program = None if script is None else Script(file=os.fspath(script), ranks=ranks, args=tuple(args))
+    invocation = Invocation(arguments=words, script=program, working_dir=Path.cwd(), environ=dict(os.environ))
     return plan_launches(invocation, machine_facts()).specs
 
 
@@ -46,15 +46,15 @@ def run_one(spec: RunSpec | Skip, *, out: str | os.PathLike[str] | None = None, 
     """
     options = RunOptions(command="nsa_harness.run_one", out=None if out is None else Path(out), probe=probe)
     end_dead_runs()
-    with run_directory(options) as run, session(run, options, [spec], screen=Listener()) as opened:
+    with run_directory(options) as run, session(run, options, [spec], screen=Listener()) as running:
         if isinstance(spec, Skip):
             from nsa_harness.commands.judge import record_skip
 
             outcome = record_skip(run.attempt(spec.scenario), spec)
         else:
-            outcome = opened.launch(spec)
-        opened.announce(outcome)
-        (final,) = opened.write_documents([outcome]).outcomes
-        if opened.interrupted:
+            outcome = running.launch(spec)
+        running.announce(outcome)
+        (final,) = running.write_documents([outcome]).outcomes
+        if running.interrupted:
             raise KeyboardInterrupt
     return final

@@ -71,10 +71,10 @@ def run_one(
         prepare(attempt, spec, facts)
         redacted_spec = attempt.redaction.spec(replace(spec, scenario=attempt.path.name))
         notify(lambda listener: listener.on_launch(redacted_spec))
-        guarded = (server.launch if server else launch)(spec, attempt, probe, devices)
+        guarded_run = (server.launch if server else launch)(spec, attempt, probe, devices)
         audience = AttemptAudience(name=attempt.path.name, notify=notify)
         with limit_logs(attempt):
-            _follow(guarded, spec, attempt, audience, interruption, should_stop)
+            _follow(guarded_run, spec, attempt, audience, interruption, should_stop)
         from nsa_harness.commands.judge import judge_attempt
 
         return judge_attempt(attempt, spec, facts.host, number)
@@ -90,7 +90,7 @@ def run_one(
 
 
 def _follow(
-    guarded: LaunchedRun,
+    guarded_run: LaunchedRun,
     spec: RunSpec,
     attempt: AttemptDir,
     audience: AttemptAudience,
@@ -105,7 +105,7 @@ def _follow(
         from nsa_harness.supervisor.watch.watch import Watch, WatchPolicy
 
         watch = Watch(
-            job=guarded,
+            job=guarded_run,
             spec=spec,
             attempt=attempt,
             listener=audience,
@@ -117,7 +117,7 @@ def _follow(
     except KeyboardInterrupt:
         append_line(attempt.watch, {"event": "ending", "ending": "interrupted"})
     finally:
-        events = guarded.end(_GRACE_S if interruption.count < 2 else 0.0)
+        events = guarded_run.end(_GRACE_S if interruption.count < 2 else 0.0)
         if not any(event["event"] == "ended" for event in events):
             reason = "the reaper did not report that every process of the run has ended"
             append_line(attempt.watch, {"event": "trouble", "what": "guardian", "why": reason, "rank": None})

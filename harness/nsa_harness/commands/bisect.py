@@ -75,7 +75,7 @@ class _LauncherDecides(Exception):
     """Raised if a forked probe and one under torchrun give different results. The search restarts without forks."""
 
 
-class _Interrupted(OutOfBudget):
+class _SearchInterrupted(OutOfBudget):
     """Raised after Ctrl-C or SIGTERM. The results so far are reported, and the same command continues the search."""
 
     def __str__(self) -> str:
@@ -94,8 +94,8 @@ def run_bisection(request: BisectRequest) -> int:
         _open(request, folder, launches, facts) as bisection,
     ):
         if folder.is_continued:
-            finished = words.plural(len(bisection.journal.stored), "probe")
-            bisection.screen.note(f"continues {folder.run.path}: {finished} already finished")
+            finished_probes = words.plural(len(bisection.journal.stored), "probe")
+            bisection.screen.note(f"continues {folder.run.path}: {finished_probes} already finished")
         elif folder.note:
             bisection.note(folder.note)
         code = bisection.carry_out()
@@ -144,11 +144,11 @@ class Bisection(SearchProgress):
     waits: set[WaitSignature] = field(default_factory=set)  # waits of probes of this session with a proven HANG
     stages: tuple[Stage, ...] = ()  # stages of the search, with the number of probes in the worst case
     forks: bool = True  # False once a fork and torchrun gave different results
-    confirmed: set[Spans] = field(default_factory=set)  # configurations whose fork was repeated under torchrun
+    confirmed_configs: set[Spans] = field(default_factory=set)  # configurations whose fork was repeated under torchrun
     baseline_s: list[float] = field(default_factory=list)  # with --outcome slow: step times of runs of the good end
     slow_from_s: float | None = None  # with --outcome slow: shortest step time that counts as bad; None: not known yet
     out_of_budget: bool = False  # the same command with a larger budget continues the search
-    interrupted: bool = False
+    was_interrupted: bool = False
     began_s: float = field(init=False)  # zero of the search's clock, which does not run between sessions
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))  # numbers for new probes
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -160,16 +160,16 @@ class Bisection(SearchProgress):
         """Search, prove the answer, and write it. Return the exit code."""
         self.screen.show_header(report_so_far(self))
         answer = answer_for_subject(self.request.subject, self._search())
-        if not self.interrupted:
+        if not self.was_interrupted:
             self._confirm_commands(answer)
         if edited_files := self.folder.changed_files():
             self.note(
-                f"{names_with_verb(edited_files)} changed during the search: its probes did not all run the same program"
+                f"{names_with_verb(edited_files)} changed during the search: the probes did not all run one program"
             )
-        report = write_answer(self, self.session, answer, self.outcomes, self.specs, cut_short=self.interrupted)
+        report = write_answer(self, self.session, answer, self.outcomes, self.specs, cut_short=self.was_interrupted)
         self.screen.show_answer(report, self.run.path)
         self.session.stream(answer_event(report, str(self.run.path)))
-        if self.interrupted:
+        if self.was_interrupted:
             return INTERRUPTED
         return UNDECIDED if answer.kind is AnswerKind.UNDECIDED else ANSWERED
 
@@ -252,8 +252,8 @@ class Bisection(SearchProgress):
     def _in_full(self, subset: Subset, purpose: Purpose) -> bool:
         """Whether the probe must run under torchrun: each proof must, as often as `--repeat` says."""
         spans = spans_of(subset)
-        finished = sum(probe.in_full and probe.subset == spans for probe in self.journal.session_probes)
-        return purpose in _PROOFS and finished < self.request.repeat
+        proof_count = sum(probe.in_full and probe.subset == spans for probe in self.journal.session_probes)
+        return purpose in _PROOFS and proof_count < self.request.repeat
 
     def _new_probe(self, n: int, subset: Subset, round_: Round, *, in_full: bool) -> ProbeReport:
         """Launch a probe and store it in the journal. Raises OutOfBudget if the budget is used up."""
@@ -316,8 +316,8 @@ class Bisection(SearchProgress):
 
     def _raise_if_interrupted(self) -> None:
         if self.session.interrupted:
-            self.interrupted = True
-            raise _Interrupted
+            self.was_interrupted = True
+            raise _SearchInterrupted
 
     def _with_launcher(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
         """Return the spec with its launcher: a fork if forking is safe and the probe need not run under torchrun."""
@@ -342,9 +342,9 @@ class Bisection(SearchProgress):
         torchrun.
         """
         fork = contradicted_fork(new, self.probes)
-        if fork is None or fork.subset in self.confirmed or len(self.confirmed) == _MAX_CONFIRMED_FORKS:
+        if fork is None or fork.subset in self.confirmed_configs or len(self.confirmed_configs) == _MAX_CONFIRMED_FORKS:
             return
-        self.confirmed.add(fork.subset)
+        self.confirmed_configs.add(fork.subset)
         under_torchrun = self._probe_again(fork.indices, Purpose.REPEAT)
         if under_torchrun.counts_as in (fork.counts_as, ProbeResult.UNRESOLVED):
             return

@@ -100,7 +100,10 @@ def write_answer(
     dirs = [probe.dir for probe in search.probes if probe.dir]
     all_outcomes = {**_judge_again(run, [name for name in dirs if name not in outcomes]), **outcomes}
     session.write_documents(
-        [all_outcomes[name] for name in dirs if name in all_outcomes], plan=specs, search=search, interrupted=cut_short
+        [all_outcomes[name] for name in dirs if name in all_outcomes],
+        plan=specs,
+        search=search,
+        was_interrupted=cut_short,
     )
     return search
 

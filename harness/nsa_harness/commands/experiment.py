@@ -116,14 +116,14 @@ def open_experiment(options: RunOptions, configs: Sequence[RunSpec], facts: Mach
 
 
 def ledger_side(
-    label: str, spec_hash: str, failed: int, runs: int, confidence: float, ends: Mapping[str, int]
+    label: str, spec_hash: str, failures: int, runs: int, confidence: float, ends: Mapping[str, int]
 ) -> LedgerSide:
     """Return one side of a ledger line: how many of its `runs` failed, and the confidence interval of that rate.
 
     `ends` counts how the runs ended, for example {"HANG": 3}.
     """
-    low, high = interval(failed, runs, confidence)
+    low, high = interval(failures, runs, confidence)
     return LedgerSide(
-        what=label, spec_hash=spec_hash, failed=failed, of=runs, rate=round(failed / runs, 4) if runs else None,
+        what=label, spec_hash=spec_hash, failed=failures, of=runs, rate=round(failures / runs, 4) if runs else None,
         low=round(low, 4), high=round(high, 4), ends=dict(ends),
     )  # fmt: skip

@@ -289,8 +289,8 @@ def _line(
             line,
             tuple(replace(source, text=attempt.redaction.text(source.text, code=True)) for source in sources),
         )
-    stored = [source for source in evidence.sources if source.file == file]
-    spans = {(source.first, source.first + len(source.text.splitlines()) - 1) for source in stored}
+    sources_of_file = [source for source in evidence.sources if source.file == file]
+    spans = {(source.first, source.first + len(source.text.splitlines()) - 1) for source in sources_of_file}
     spans |= {(at, at) for at in places.get(file, ())}
     lines_text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in sorted(spans))
     raise UsageError(

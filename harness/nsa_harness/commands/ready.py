@@ -173,7 +173,7 @@ class Check:
     plan: ReadyPlan
     execution: Execution
     screen: ReadyScreen
-    finished: list[PhaseRuns] = field(default_factory=list)  # one entry per phase; empty for a phase that has not run
+    phase_runs: list[PhaseRuns] = field(default_factory=list)  # one entry per phase; empty for a phase that has not run
 
     @property
     def run(self) -> RunDir:
@@ -186,15 +186,15 @@ class Check:
     def begin(self, before: Sequence[Outcome], folder: SearchDirectory) -> None:
         """Take over the attempts of an interrupted check, and print the header."""
         self.execution.remember(before)
-        self.finished = [PhaseRuns(names=phase_plan.names) for phase_plan in self.plan.phases]
-        reused = sum(not is_interrupted(outcome) for outcome in before)
-        note = f"continues {self.run.path}: {reused} runs already finished" if folder.is_continued else folder.note
+        self.phase_runs = [PhaseRuns(names=phase_plan.names) for phase_plan in self.plan.phases]
+        reused_runs = sum(not is_interrupted(outcome) for outcome in before)
+        note = f"continues {self.run.path}: {reused_runs} runs already finished" if folder.is_continued else folder.note
         takes = TimeEstimate(about_s=None, at_most_s=self._at_most_s(0))
         self._print(header_lines(self.request.shape, self.plan.checklist, takes, note, self.screen.width))
 
     def carry_out(self) -> Readiness:
         """Run every phase that no failed phase blocks, and return the result. An interruption ends this early."""
-        result = judge_checklist(self.plan.checklist, self.finished, self.facts)
+        result = judge_checklist(self.plan.checklist, self.phase_runs, self.facts)
         for number, phase_plan in enumerate(self.plan.phases):
             if self.execution.session.interrupted:
                 break
@@ -203,7 +203,7 @@ class Check:
                 self._print([unreached_line(phase_plan.phase, reason, self.screen.width)])
                 continue
             self._run_phase(number, phase_plan)
-            result = judge_checklist(self.plan.checklist, self.finished, self.facts)
+            result = judge_checklist(self.plan.checklist, self.phase_runs, self.facts)
             self._write(result, ended=False)
         return result
 
@@ -214,7 +214,7 @@ class Check:
 
     def _run_phase(self, number: int, plan: PhasePlan) -> None:
         """Launch the runs of a phase that have no final attempt yet, and store their outcomes and measurements."""
-        earlier = [outcome for phase in self.finished for outcome in phase.outcomes if outcome.dir]
+        earlier = [outcome for phase in self.phase_runs for outcome in phase.outcomes if outcome.dir]
         specs = plan.launches(
             self.facts, {outcome.spec.scenario: str(self.run.path / outcome.dir) for outcome in earlier}
         )
@@ -239,7 +239,7 @@ class Check:
         """Store the outcomes and the measurements of a phase."""
         outcomes = tuple(outcome for name in plan.names if (outcome := self._final(name)) is not None)
         numbers = {outcome.spec.scenario: self._numbers(outcome) for outcome in outcomes}
-        self.finished[number] = PhaseRuns(names=plan.names, outcomes=outcomes, numbers=numbers)
+        self.phase_runs[number] = PhaseRuns(names=plan.names, outcomes=outcomes, numbers=numbers)
 
     def _final(self, name: str) -> Outcome | None:
         """Return the final attempt of a run, or None if no attempt has ended."""
@@ -273,7 +273,7 @@ class Check:
         ]
         # A run that only loads data takes almost no time, so its steps count as 0.
         steps = [0 if run.get("train.phase") == "data" else int(run.get("train.steps", "1")) for run in remaining]
-        return expected_s(steps, [outcome for phase in self.finished for outcome in phase.outcomes])
+        return expected_s(steps, [outcome for phase in self.phase_runs for outcome in phase.outcomes])
 
     def _at_most_s(self, begin: int, end: int | None = None) -> float | None:
         """Return the longest possible time of the phases begin:end, from the deadlines of their runs, in seconds.

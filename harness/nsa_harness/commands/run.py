@@ -70,15 +70,15 @@ def run_all(request: RunRequest, screen: Listener | None = None) -> int:
     `screen`: a listener that replaces the terminal output.
     """
     end_dead_runs()
-    with run_directory(request.options, request.resumed) as run:
+    with run_directory(request.options, request.resume_in) as run:
         report = _run_in(run, request, screen)
     return strict_exit_code(report) if request.options.strict else exit_code(report)
 
 
 def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> Report:
     """Run the request in the directory `run` and return the report. A resumed run keeps its finished attempts."""
-    before = [] if request.resumed is None else judge_attempts(run)
-    plan_file = request.plan_file or (shipped_plan() if request.resumed is None else None)
+    before = [] if request.resume_in is None else judge_attempts(run)
+    plan_file = request.plan_file or (shipped_plan() if request.resume_in is None else None)
     with session(
         run, request.options, request.specs, screen=screen, in_parallel=request.jobs != 1, policy=request.policy,
         jobs=request.jobs, deepen=request.deepen, plan_file=plan_file,
@@ -167,7 +167,7 @@ def failed_specs(path: Path | None, out: Path | None) -> tuple[RunSpec, ...]:
     return tuple(load_spec(run.path / outcome.dir / "spec.json", run.directory) for outcome in failures)
 
 
-def resumed_request(path: Path | None, request: RunRequest) -> RunRequest:
+def request_to_resume(path: Path | None, request: RunRequest) -> RunRequest:
     """Return `request` with the plan and options of a stored run, so that it continues in the same directory.
 
     Raises StoredRunError if the run cannot be continued.
@@ -181,7 +181,7 @@ def resumed_request(path: Path | None, request: RunRequest) -> RunRequest:
         policy=record.policy,
         jobs=record.jobs,
         deepen=record.deepen,
-        resumed=run.path,
+        resume_in=run.path,
         plan_file=record.plan_text,
     )
 

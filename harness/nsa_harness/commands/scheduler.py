@@ -30,7 +30,7 @@ class RunRequest:
     policy: Policy = ONCE
     deepen: bool = False  # launch diagnostic reruns, each with one change, to explain failures
     jobs: int | None = 1  # parallel runs; None: as many as cores, devices and memory allow
-    resumed: Path | None = None  # the run directory to continue in; None: a new one
+    resume_in: Path | None = None  # the run directory to continue in; None: a new one
     plan_file: PlanText | None = None  # has the decision rules for all runs together; None: the shipped plan file
 
 
@@ -89,8 +89,8 @@ class Execution:
                 while (index := first_that_fits([*map(self._load, waiting)], [*running.values()], room)) is not None:
                     spec = waiting.pop(index)
                     running[pool.submit(self._scenario_on_own_devices, spec)] = self._load(spec)
-                finished, _ = wait(running, timeout=_POLL_S, return_when=FIRST_COMPLETED)
-                for future in finished:
+                done_futures, _ = wait(running, timeout=_POLL_S, return_when=FIRST_COMPLETED)
+                for future in done_futures:
                     del running[future]
                     future.result()
 

@@ -118,7 +118,7 @@ class Session:
         *,
         plan: Sequence[RunSpec | Skip] | None = None,
         search: BisectReport | None = None,
-        interrupted: bool | None = None,
+        was_interrupted: bool | None = None,
     ) -> Report:
         """Write run.json and every document of the run, and return the report.
 
@@ -128,7 +128,7 @@ class Session:
         self.record = replace(
             self.record,
             plan=self.record.plan if plan is None else tuple(plan),
-            was_interrupted=self.interrupted if interrupted is None else interrupted,
+            was_interrupted=self.interrupted if was_interrupted is None else was_interrupted,
         )
         write_record(self.run, self.record)
         report = report_of(self.run, self.record, outcomes)
@@ -323,7 +323,7 @@ def report_of(run: RunDir, record: RunRecord, outcomes: Sequence[Outcome]) -> Re
     """
     positions = {spec.scenario: position for position, spec in enumerate(record.plan)}
     in_order = sorted(outcomes, key=lambda run: (positions.get(run.spec.scenario, len(positions)), run.attempt))
-    launched = {outcome.spec.scenario for outcome in outcomes}
+    launched_names = {outcome.spec.scenario for outcome in outcomes}
     report = Report(
         run_id=run.run_id,
         harness=record.harness,
@@ -331,7 +331,7 @@ def report_of(run: RunDir, record: RunRecord, outcomes: Sequence[Outcome]) -> Re
         command=run.redaction.command_text(record.command),
         interrupted=record.was_interrupted,
         outcomes=with_words(with_growth_findings(with_diagnostic_reruns(with_flakiness(in_order)))),
-        not_run=tuple(spec.scenario for spec in record.plan if spec.scenario not in launched),
+        not_run=tuple(spec.scenario for spec in record.plan if spec.scenario not in launched_names),
     )
     return run.redaction.value(with_decisions(report, _plan_file(run, record)))
 

@@ -98,8 +98,9 @@ def _before(run: RunDir, request: VerifyRequest) -> _Before:
     # The stored launch ran other code. With the same hash, passes of the new code would count for the old code.
     new_hash = hashlib.sha256(f"{spec.spec_hash} verifies {run.run_id}".encode()).hexdigest()[:12]
     report = VerifyReport(
-        scenario=last.spec.scenario, run_id=run.run_id, end=str(signature), count_in_run=here, count_in_all_runs=everywhere,
-        lowest_count=rate, passes_needed=max(request.min_passes, passes_needed(*rate, _CONFIDENCE)), confidence=_CONFIDENCE,
+        scenario=last.spec.scenario, run_id=run.run_id, end=str(signature), count_in_run=here,
+        count_in_all_runs=everywhere, lowest_count=rate,
+        passes_needed=max(request.min_passes, passes_needed(*rate, _CONFIDENCE)), confidence=_CONFIDENCE,
     )  # fmt: skip
     return _Before(
         spec=replace(spec, spec_hash=new_hash), spec_hash=last.spec.spec_hash, signature=signature, report=report
@@ -134,17 +135,17 @@ def _failed_attempts(run: RunDir, path: Path, attempts: Sequence[Outcome]) -> li
 
 def _verify(experiment: Experiment, before: _Before) -> int:
     """Run trials until the fix is verified or refuted, and report the result. Return the exit code."""
-    report, needed = before.report, before.report.passes_needed
+    report, needed_passes = before.report, before.report.passes_needed
     experiment.show(lambda width: shown.verify_header(report, width))
     for _ in experiment.trials_until(
-        lambda: verification_result(experiment.trials, needed) is not None,
+        lambda: verification_result(experiment.trials, needed_passes) is not None,
         next_config=lambda: 0,
         judge=lambda outcome, _: make_trial(outcome, before.fails_alike),
-        progress=lambda _: f"run {len(experiment.trials) + 1} of at most {needed}",
+        progress=lambda _: f"run {len(experiment.trials) + 1} of at most {needed_passes}",
     ):
         report = replace(report, trials=tuple(experiment.trials))
         experiment.show_line(partial(shown.verify_line, report))
-    result = verification_result(experiment.trials, needed) or VerificationResult.UNDECIDED
+    result = verification_result(experiment.trials, needed_passes) or VerificationResult.UNDECIDED
     report = replace(report, result=result, interrupted=experiment.session.interrupted)
     code, ledger = experiment.finish(_ledger_line(experiment, before, report), _EXIT[result])
     experiment.show(lambda width: ["", *shown.verify_answer(report, experiment.session.run.path, ledger, width)])

@@ -129,8 +129,8 @@ class WatchSession:
         """Run the command with all listeners open. Return its exit status, or 124 if nsa-harness ended it."""
         began = time.monotonic()
         clock: Callable[[], float] = lambda: time.monotonic() - began  # noqa: E731
-        door = self.run.directory
-        with door.open_for_append(self.run.events) as events, door.open_for_append(self.run.log) as log:
+        directory = self.run.directory
+        with directory.open_for_append(self.run.events) as events, directory.open_for_append(self.run.log) as log:
             screen = Events(sys.stderr, self.run.run_id, clock) if self.request.json else self.output
             files = (Events(events, self.run.run_id, clock), WatchedCommandOutput(log, quiet=False))
             self.broadcast = Broadcast(listeners=(*files, screen))
@@ -349,9 +349,9 @@ def attach(request: AttachRequest) -> int:
         notify(lambda listener: listener.on_plan(facts, [run.redaction.spec(spec)]))
         prepare(attempt, spec, facts)
         notify(lambda listener: listener.on_launch(run.redaction.spec(spec)))
-        with passive_observer(job) as guarded:
+        with passive_observer(job) as guarded_job:
             observe_until_decided(
-                guarded,
+                guarded_job,
                 spec,
                 attempt,
                 ObserverAudience(name=spec.scenario, notify=notify),

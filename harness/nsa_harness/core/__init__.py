@@ -1,1 +1,1 @@
-"""Pure functions and frozen values: no file, process, clock or environment."""
+"""Pure functions and immutable values. Nothing in this package reads a file, a process, a clock or the environment."""

@@ -1,4 +1,4 @@
-"""The reports of many jobs as one summary."""
+"""Summary of the reports of many CI jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORST_FIRST = (Status.HANG, Status.FAIL, Status.PASS, Status.ERROR, Status.SKIP
 
 @dataclass(frozen=True, kw_only=True)
 class StoredReport:
-    """A report and the job that left it."""
+    """A report that was read, and the CI job that stored it."""
 
     job: str
     file: str
@@ -22,7 +22,7 @@ class StoredReport:
 
 @dataclass(frozen=True, kw_only=True)
 class UnreadFile:
-    """A file without a readable report, or a place where a report should be."""
+    """A file that could not be read as a report, or a path at which an expected report is missing."""
 
     file: str
     why: str
@@ -30,7 +30,7 @@ class UnreadFile:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSummary:
-    """All runs of one job. Without a report there is no machine, and the exit code is 125."""
+    """All runs of one CI job. If the job stored no report, its machine is unknown and its exit code is 125."""
 
     job: str
     outcomes: tuple[Outcome, ...]
@@ -46,7 +46,7 @@ class JobSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class NightSummary:
-    """All jobs. `reasons` lists why the exit code is not 0, the worst reason first."""
+    """The summary of all jobs of a nightly. `reasons` lists why the exit code is not 0, the worst reason first."""
 
     jobs: tuple[JobSummary, ...]
     missing: tuple[str, ...]  # expected jobs without a report
@@ -55,7 +55,7 @@ class NightSummary:
     reasons: tuple[str, ...]
 
     def outcomes(self) -> Iterator[tuple[str, Outcome]]:
-        """Yield every final outcome with its job."""
+        """Yield the name of the job and the outcome for every final outcome."""
         for job in self.jobs:
             yield from ((job.job, outcome) for outcome in job.outcomes if outcome.final)
 
@@ -72,7 +72,9 @@ class SkipReason:
 def night_summary(
     reports: Sequence[StoredReport], unread: Sequence[UnreadFile] = (), expected_jobs: Sequence[str] = ()
 ) -> NightSummary:
-    """Return the summary of `reports`. `expected_jobs` are the names in the matrix; none if the matrix is unknown."""
+    """Return the summary of `reports`. `expected_jobs` are the names of the jobs in the matrix; leave it empty if the
+    matrix is unknown.
+    """
     by_job: dict[str, list[Report]] = {name: [] for name in expected_jobs}
     for item in reports:
         by_job.setdefault(item.job, []).append(item.report)
@@ -91,7 +93,7 @@ def night_summary(
 
 
 def surprises(summary: NightSummary) -> tuple[tuple[str, Outcome], ...]:
-    """Return the outcomes that are not as expected, worst first."""
+    """Return the name of the job and the outcome for each outcome that is not as expected, worst first."""
     items = [item for item in summary.outcomes() if _is_surprising(item[1])]
     return tuple(sorted(items, key=lambda item: _WORST_FIRST.index(item[1].verdict.status)))
 
@@ -140,7 +142,9 @@ def _unexpected(status: Status, number: int) -> str:
 
 
 def _merge(reports: Sequence[Report]) -> Report:
-    """Return one report, so that one rule gives every exit code."""
+    """Return one report with the outcomes of all reports, so that `exit_code` can be applied to all of them
+    together.
+    """
     return Report(
         run_id="",
         harness="",

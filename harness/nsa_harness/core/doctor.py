@@ -1,4 +1,4 @@
-"""`nsa-harness doctor`: the facts that are measured on a machine, and the check for each of them."""
+"""The checks of `nsa-harness doctor`: the facts measured on a machine, and one check for each fact."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEWEST_TORCH = (2, 13)
 
 
 class CheckState(StrEnum):
-    """The result of a check."""
+    """The result of a check: ok, a warning, a missing optional component, or broken."""
 
     OK = "ok"
     WARN = "warn"  # runs work, but something will be slower, less precise or surprising
@@ -146,7 +146,7 @@ def _check_amount(amount: int, fact: str, advice: str, *levels: tuple[CheckState
 
 
 def _count_names(names: Sequence[str]) -> str:
-    """Return names with their number, such as "2 x A100, 1 x T4"."""
+    """Return the names with the number of their occurrences, such as "2 x A100, 1 x T4"."""
     return ", ".join(f"{names.count(kind)} x {kind}" for kind in dict.fromkeys(names))
 
 
@@ -155,14 +155,14 @@ def _count_names(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class UnknownFacts:
-    """A fact that could not be measured, with the reason."""
+    """Facts that could not be measured, with the reason."""
 
     why: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class PythonFacts:
-    """This Python, and whether the instrumentation loads into its child processes."""
+    """The Python interpreter, and whether the probe loads in its child processes."""
 
     version: str
     probe_trouble: str | None  # why the probe does not load into a child process; None: it loads
@@ -208,7 +208,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchFacts:
-    """The installed torch."""
+    """The installed torch: its version, and whether it imports and contains gloo and NCCL."""
 
     version: str
     cuda: str | None  # the CUDA version it was built for; None: CPU only
@@ -257,7 +257,7 @@ class TorchFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleFacts:
-    """An optional package."""
+    """An optional package: whether it is installed, and whether it imports."""
 
     version: str | None  # None: it is not installed
     trouble: str | None  # why it cannot be imported
@@ -273,7 +273,7 @@ class ModuleFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class PySpyFacts:
-    """py-spy, and whether it can read the stacks of a child process."""
+    """The py-spy program: whether it is installed, and whether it can read the stacks of a child process."""
 
     path: str | None  # None: it was not found
     threads: int  # how many threads of a child process it could read; 0: it failed
@@ -297,7 +297,7 @@ class PySpyFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class SpaceFacts:
-    """A directory that nsa-harness writes to."""
+    """A directory in which nsa-harness writes files: whether it is writable, its size and its free space."""
 
     path: str
     trouble: str | None  # why a file could not be written
@@ -339,7 +339,7 @@ class SpaceFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitFacts:
-    """Resource limits of this process. None: there is no limit, or it cannot be read."""
+    """Resource limits of this process. A limit is None if there is no limit or if it cannot be read."""
 
     processes: int | None  # including threads
     processes_used: int
@@ -393,7 +393,7 @@ class LimitFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryFacts:
-    """The memory of the machine, or of the control group if that is less."""
+    """The available memory of the machine, or of the control group if that is less."""
 
     total_bytes: int
     available_bytes: int
@@ -410,7 +410,7 @@ class MemoryFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class CoreFacts:
-    """The CPU cores that this process may use."""
+    """The CPU cores and the CPU quota that this process may use."""
 
     usable: int
     quota: float | None  # CPU quota of the control group, in cores; None: no quota
@@ -433,7 +433,7 @@ class CoreFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class NameFacts:
-    """The host name that torchrun passes to the ranks as MASTER_ADDR."""
+    """The host name that torchrun passes to the ranks as MASTER_ADDR, and whether it can be resolved and used."""
 
     hostname: str
     addresses: tuple[str, ...]  # the addresses that it resolves to
@@ -460,7 +460,7 @@ class NameFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class InterfaceFacts:
-    """The network interfaces, and the one that gloo is told to use."""
+    """The network interfaces of this machine, and the interface that GLOO_SOCKET_IFNAME names."""
 
     requested: str | None  # the value of GLOO_SOCKET_IFNAME
     available: tuple[str, ...]
@@ -478,7 +478,7 @@ class InterfaceFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class PortFacts:
-    """The range of ports that the kernel chooses from, and whether such a port works."""
+    """The range from which the kernel picks free ports, and whether a process can connect to such a port."""
 
     trouble: str | None  # why a port of this machine could not be bound and reached
     first: int
@@ -499,7 +499,7 @@ class PortFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ClockFacts:
-    """The monotonic clock and the wall clock, compared with each other."""
+    """The behaviour of the monotonic clock and of the wall clock, compared with each other."""
 
     over_s: float  # how long the clocks were compared
     backwards: int  # how often a reading of the monotonic clock was before the previous reading
@@ -529,7 +529,7 @@ class ClockFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmFacts:
-    """The Slurm commands on this machine."""
+    """The Slurm commands on this machine, and whether Slurm answers."""
 
     version: str | None  # None if sinfo is not installed or does not answer
     missing: tuple[str, ...]  # those of sinfo, scontrol and srun that are not on PATH
@@ -550,7 +550,7 @@ class SlurmFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOver:
-    """A directory of status files whose run has no process any more."""
+    """A directory with the status files of a run that no longer has a living process."""
 
     path: str
     size_bytes: int

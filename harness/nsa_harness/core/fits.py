@@ -1,20 +1,21 @@
-"""Fits: how time, memory and graph of a step grow with tokens and layers, and what a larger step will cost.
+"""Predict the time, memory and graph size of a larger training step from measured smaller steps.
 
-Two things are fitted to the same cells. The exponent of one power law, least squares over logarithms, says how it grew
-over what was measured. It does not predict: a step has a part that does not grow, one that grows with the tokens and
-perhaps one with their square, so that its exponent rises with the size, and one exponent over all falls short of what
-comes. What predicts is the sum of such parts, none of a time negative. How many of them, the cells themselves decide:
-each form is fitted without the largest ones and asked for those, and of the forms that come close, there and at the
-cells that they were fitted to, the shortest counts. The power law itself is a form like the others, for where no sum
-of parts comes close. What is said of a larger step is as sure as the cells allow: a part with the square of the tokens
-that is too small to be seen in them is in the interval all the same.
+The measured sizes (cells) are used for two fits. The first fit is a single power law, by least squares over logarithms.
+Its exponent describes how the quantity grew over the measured sizes, but it is not used for predictions: a step has a
+constant part, a part that grows with the tokens and perhaps a part that grows with their square, so the exponent itself
+grows with the size.
 
-Of the time of a step on a CPU only the work is such a sum. Over how many cores it is spread, an operation decides by
-its size, so that a short step may keep one busy and a long one all. Where the cells show that, the processor time is
-what is predicted, and shared by the cores that the largest cells kept busy.
+The second fit, which makes the predictions, is a sum of such parts. No part of a time may be negative. Each form of the
+sum is fitted without the largest cells and compared with them; among the forms that come close there and at the other
+cells, the form with the fewest parts is used. A power law is used if no sum comes close. A prediction is only as
+certain as the cells allow: the interval includes a quadratic part that is too small to show in the cells.
 
-A fit holds for one implementation. Cells in which another one ran are another fit, and no prediction crosses from one
-to the other.
+On a CPU, only the processor time of a step is such a sum. An operation decides by its size over how many cores it is
+spread, so a short step may keep one core busy and a long step all cores. If the cells show this, the processor time is
+predicted, and then divided by the number of cores that the largest cells kept busy.
+
+A fit is valid for one implementation. Cells that used another implementation have a fit of their own, and no prediction
+crosses from one implementation to another.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Quantity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Of a sequence, and of the model."""
+    """The number of tokens in a sequence, and the number of layers of the model."""
 
     tokens: int
     layers: int
@@ -61,7 +62,7 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One cell. `error`: the standard error of its value, as a share of it."""
+    """The measured value at one size. `error` is the standard error of the value, relative to the value."""
 
     size: Size
     value: float
@@ -70,7 +71,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A value, and between which it lies at `CONFIDENCE`."""
+    """A predicted value, with the bounds of its interval at the confidence `CONFIDENCE`."""
 
     value: float
     low: float
@@ -82,7 +83,7 @@ Term = tuple[int, int]  # exponents of tokens and layers
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """A sum of terms, or where there is none a power law of the tokens or the layers."""
+    """A sum of terms in tokens and layers, or a power law if `terms` is empty."""
 
     terms: tuple[Term, ...]
 
@@ -100,7 +101,7 @@ _IN_A_LAYER = ((0,), (1,), (0, 1), (1, 2), (0, 1, 2))
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How one quantity of one implementation grows."""
+    """The fitted growth of one quantity for one implementation."""
 
     quantity: Quantity
     over: tuple[str, ...]  # which of TOKENS and LAYERS vary
@@ -111,7 +112,7 @@ class Fit:
 
     @cached_property
     def exponent(self) -> Interval | None:
-        """Of a power law through the cells; None where both tokens and layers vary."""
+        """Return the exponent of a power law through the cells, or None if both tokens and layers vary."""
         if len(self.over) != 1:
             return None
         _, slope, error = _power(self.points, self.over[0])
@@ -119,7 +120,9 @@ class Fit:
         return Interval(value=slope, low=slope - reach, high=slope + reach)
 
     def predict(self, size: Size) -> Interval:
-        """What a step of that size costs. Forms that are as possible widen the interval."""
+        """Return the predicted value for a step of this size. The interval includes the predictions of all alternative
+        forms.
+        """
         if self.work is not None:
             return self._shared(self.work, size)
         main = _predicted(self.form, self.points, self.over, size)
@@ -132,20 +135,26 @@ class Fit:
         return Interval(value=main.value, low=low, high=max(one.high for one in (main, *rest)))
 
     def spread_over_cores(self, work: Fit) -> Fit:
-        """This fit of the time, by way of the processor time where larger cells kept more cores busy."""
+        """Return this fit of the wall time, based on the fit `work` of the processor time if larger cells kept more
+        cores busy.
+        """
         cores = self._cores(work)
         if len(cores) < LEAST_SIZES or min(cores[-2:]) < _MORE_CORES * min(cores):
             return self
         return replace(self, form=work.form, alternatives=work.alternatives, work=work)
 
     def _cores(self, work: Fit) -> Sequence[float]:
-        """How many each cell kept busy; none where the two were not measured in the same cells."""
+        """Return the number of cores that each cell kept busy; empty if time and processor time were not measured at
+        the same sizes.
+        """
         if [one.size for one in self.points] != [one.size for one in work.points]:
             return ()
         return [busy.value / time.value for busy, time in zip(work.points, self.points, strict=True)]
 
     def _shared(self, work: Fit, size: Size) -> Interval:
-        """As many cores as the two largest cells kept busy; at most as many more as their number goes on to grow."""
+        """Return the predicted wall time: the processor time divided by the cores that the two largest cells kept busy.
+        The lower bound assumes that the number of busy cores continues to grow with the size.
+        """
         cores, largest, whole = self._cores(work), self.points[-1].size, work.predict(size)
         now = (cores[-1] + cores[-2]) / 2
         halves = [one for one, point in zip(cores, self.points, strict=True) if 2 * point.size.tokens <= largest.tokens]
@@ -157,13 +166,15 @@ class Fit:
 
     @property
     def is_square(self) -> bool:
-        """It grows with the square of the tokens, and more than the doubt about that."""
+        """Whether the quantity grows with the square of the tokens, beyond the uncertainty of the exponent."""
         exponent = self.exponent
         return self.over == (TOKENS,) and exponent is not None and exponent.low >= _SURE_OF_SQUARE
 
 
 def fit_points(quantity: Quantity, points: Iterable[Point]) -> Fit | None:
-    """None where too few sizes were measured, or what was is no number above 0."""
+    """Return the fit of the measured points, or None if too few sizes were measured, if a value is not above 0, or if
+    no form fits.
+    """
     by_size = tuple(sorted(points, key=lambda one: (one.size.layers, one.size.tokens)))
     over = _varied(by_size)
     if not over or any(one.value <= 0 for one in by_size):
@@ -188,7 +199,9 @@ def fit_points(quantity: Quantity, points: Iterable[Point]) -> Fit | None:
 
 
 def _varied(points: Sequence[Point]) -> tuple[str, ...]:
-    """What has sizes enough. What has two is no line, and cells that differ in it as well belong to no fit."""
+    """Return which of TOKENS and LAYERS vary enough for a fit. One of them needs at least LEAST_SIZES values while the
+    other is constant; for both, the layers need at least two values.
+    """
     tokens, layers = ({getattr(point.size, name) for point in points} for name in ("tokens", "layers"))
     if len(tokens) >= LEAST_SIZES and len(layers) >= 2:
         return TOKENS, LAYERS
@@ -209,7 +222,9 @@ def _forms(over: tuple[str, ...]) -> Iterator[Form]:
 
 
 def _whole(over: tuple[str, ...]) -> Iterator[Form]:
-    """With all that may be there. What the cells say against a part of it, they say in its error."""
+    """Yield the form with all possible terms. It widens the interval of a prediction by terms that the cells can
+    neither confirm nor exclude.
+    """
     if TOKENS in over:
         yield Form(terms=((0, 0), (1, 0), (2, 0)) if over == (TOKENS,) else ((0, 0), (1, 0), (0, 1), (1, 1), (2, 1)))
 
@@ -219,7 +234,9 @@ def _is_within(one: Size, other: Size) -> bool:
 
 
 def _holds(form: Form, points: Sequence[Point], over: tuple[str, ...], counted: bool) -> bool:
-    """No part is negative, but a constant of what is counted: what the first tokens are spared, no later one has."""
+    """Whether the fitted form has no negative part. The constant part of a counted quantity may be negative, because
+    the first tokens can cost less than later tokens.
+    """
     if not form.terms:
         return _power(points, over[0])[1] >= 0
     try:
@@ -232,7 +249,9 @@ def _holds(form: Form, points: Sequence[Point], over: tuple[str, ...], counted: 
 
 
 def _miss(form: Form, points: Sequence[Point], over: tuple[str, ...]) -> float | None:
-    """By how much it misses the largest cells, fitted without them; None where what is left is too little for it."""
+    """Return how far the form, fitted without the largest cells, misses them; None if too few cells remain for the
+    fit.
+    """
     left_out = [number for number in (1, 2) if len(points) - number >= form.coefficients]
     try:
         misses = [_off(form, points[:-number], points[-number:], over) for number in left_out]
@@ -242,7 +261,9 @@ def _miss(form: Form, points: Sequence[Point], over: tuple[str, ...]) -> float |
 
 
 def _off(form: Form, known: Sequence[Point], asked: Sequence[Point], over: tuple[str, ...]) -> float:
-    """By how much it differs from the cells that are asked, on the whole, fitted to those that are known."""
+    """Return the root mean square of the logarithmic differences between the cells `asked` and the form fitted to the
+    cells `known`.
+    """
     away = [log(_value(form, known, over, one.size) / one.value) for one in asked]
     return sqrt(sum(one**2 for one in away) / len(away))
 
@@ -278,14 +299,16 @@ def _term(term: Term, size: Size) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class _Error:
-    """A standard error, and how many of them are to be reckoned with."""
+    """A standard error, and the factor by which it is multiplied for an interval at `CONFIDENCE`."""
 
     spread: float
     reach: float
 
 
 def _error(left: float, freedom: int) -> _Error:
-    """From the squares that are left over, each in units of its cell's own error: theirs where that explains them."""
+    """Return the error for a sum of squared residuals, each in units of its cell's own error. If the cells' own errors
+    explain the residuals, they are used instead.
+    """
     factor = left / max(1, freedom)
     if factor <= 1:
         return _Error(spread=1.0, reach=student_quantile(CONFIDENCE, _MANY))
@@ -293,7 +316,7 @@ def _error(left: float, freedom: int) -> _Error:
 
 
 def _power(points: Sequence[Point], key: str) -> tuple[float, float, _Error]:
-    """Constant and slope over the logarithms, with the slope's error."""
+    """Return the constant and the slope of a straight line through the logarithms, and the error of the slope."""
     xs, ys = [log(_along(key, point.size)) for point in points], [log(point.value) for point in points]
     middle, level = sum(xs) / len(xs), sum(ys) / len(ys)
     spread = sum((x - middle) ** 2 for x in xs)
@@ -311,16 +334,17 @@ class _Solved:
     error: _Error  # in units of those
 
     def error_at(self, terms: Sequence[float]) -> float:
-        """How far off a sum of these terms may be."""
+        """Return the error of a sum with these terms, at the confidence `CONFIDENCE`."""
         pairs = product(range(len(terms)), repeat=2)
         own = sqrt(max(0.0, sum(terms[i] * self.covariance[i][j] * terms[j] for i, j in pairs)))
         return own * self.error.spread * self.error.reach
 
 
 def _solved(form: Form, points: Sequence[Point]) -> _Solved:
-    """Least squares of the relative differences: a cell of milliseconds counts as much as one of minutes.
+    """Fit the terms by least squares of the relative differences, so that a cell of milliseconds counts as much as a
+    cell of minutes.
 
-    Raises ZeroDivisionError where the points do not tell the terms apart.
+    Raises ZeroDivisionError if the points cannot distinguish the terms.
     """
     weights = [1 / (point.value * max(point.error, _EXACT)) for point in points]
     # Columns of one size, so that a square of tokens and a constant can stand in one matrix.
@@ -346,7 +370,9 @@ def _times(one: float, other: float) -> float:
 
 
 def _inverse(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
-    """By Gauss and Jordan with pivots. Raises ZeroDivisionError for one that has none."""
+    """Return the inverse of a matrix, by Gauss-Jordan elimination with pivoting. Raises ZeroDivisionError if the matrix
+    is singular.
+    """
     size = len(matrix)
     rows = [[*line, *(float(i == j) for j in range(size))] for i, line in enumerate(matrix)]
     largest = max(abs(one) for line in matrix for one in line)

@@ -1,4 +1,4 @@
-"""RunSpec: one launch, fully resolved. It repeats the run."""
+"""RunSpec: the complete settings of one launch. A stored RunSpec is enough to repeat the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ class Launcher(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Seconds. None means: chosen while watching (`auto`), or no limit for the deadline."""
+    """Time limits of a run in seconds. None means `auto`, which is chosen while the run is watched; a deadline of None
+    means no deadline.
+    """
 
     stall_s: float | None = None
     busy_s: float | None = None
@@ -30,7 +32,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class FaultWhen:
-    """The conditions of a fault in addition to its rank and step. All that are given must hold."""
+    """Conditions of a planted fault in addition to its rank and step. Every condition that is set must hold."""
 
     recomputed: tuple[int, ...] = ()  # each of these layers was recomputed in this backward pass
     any_recomputed: tuple[int, ...] = ()  # one of these layers was
@@ -47,7 +49,9 @@ class FaultWhen:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A fault planted on purpose. Only the launch knows it; judge and diagnosis do not."""
+    """A fault that is planted on purpose. Only the launch knows about the fault; the code that decides verdict and
+    cause does not.
+    """
 
     kind: str
     rank: int | None  # None: every rank
@@ -61,7 +65,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """The bounds of a metric; all that are given must hold."""
+    """Bounds of a metric. The metric must be within every bound that is set."""
 
     lt: float | None = None
     le: float | None = None
@@ -82,7 +86,9 @@ class Expect:
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosticRerun:
-    """This launch repeats another with one thing changed, because the other left a question open."""
+    """Marks a launch that repeats an earlier launch with one change, to answer a question that the earlier launch left
+    open.
+    """
 
     of: Annotated[int, Field(description="the attempt that it asks about")]
     change: Annotated[str, Field(description="the one thing that was changed")]
@@ -91,7 +97,9 @@ class DiagnosticRerun:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """One launch. `spec_hash` covers everything that decides what runs, but not where it runs."""
+    """The settings of one launch. `spec_hash` covers everything that determines what runs, but not on which machine or
+    in which directory.
+    """
 
     schema: int = 1
     scenario: str
@@ -119,7 +127,7 @@ class RunSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Skip:
-    """A scenario this machine cannot run."""
+    """A scenario that this machine cannot run, with the reason."""
 
     scenario: str
     about: str

@@ -35,7 +35,7 @@ class Secret:
 
 @dataclass(frozen=True, kw_only=True)
 class Secrets:
-    """The known secrets of one run. A number never changes."""
+    """The secrets that are known so far in one run, each with a number that never changes."""
 
     numbered: tuple[Secret, ...] = ()  # the first is $SECRET_1
     suspected: tuple[str, ...] = ()  # values of the environment, which get a number once a text contains them
@@ -59,7 +59,9 @@ class Secrets:
         return replace(self, suspected=(*self.suspected, *new)) if new else self
 
     def with_secrets_of(self, text: str, *, code: bool = False) -> Secrets:
-        """Return the secrets with those of this text. `code` means source, in which an unquoted word is no value."""
+        """Return these secrets together with the secrets found in `text`. Set `code` for source code, where an unquoted
+        word after a name is a variable and not a value.
+        """
         printed = [
             Secret(value=value, everywhere=True)
             for value in self.suspected
@@ -69,7 +71,9 @@ class Secrets:
 
 
 def secrets_of_command(words: Sequence[str]) -> list[Secret]:
-    """Return the secrets of a command line: `--api-key X`, `--api-key=X`, `name=X`, and those of any text."""
+    """Return the secrets in a command line. They may appear as `--api-key X`, `--api-key=X` or `name=X`, or have the
+    shape of a token.
+    """
     found: list[Secret] = []
     name = ""
     for word in words:
@@ -94,9 +98,9 @@ def secrets_of_environment(environment: Iterable[tuple[str, str]]) -> list[Secre
 
 
 def redact(text: str, secrets: Secrets, *, code: bool = False) -> str:
-    """Return the text with a placeholder for every secret. A second application changes nothing.
+    """Return the text with a placeholder instead of each secret. Redacting the result again changes nothing.
 
-    A placeholder has at most 15 characters and replaces at least one.
+    A placeholder has at most 15 characters.
     """
     changed = _once(text, secrets, code=code)
     while changed != text:
@@ -113,7 +117,7 @@ def redact_value(value: T, secrets: Secrets) -> T:
 
 
 def joined_texts(value: object) -> str:
-    """Return all texts of a value as one, separated by characters that no secret contains."""
+    """Return all strings in a nested value as one string, separated by characters that no secret contains."""
     texts: dict[str, str] = {}
     _collect_texts(value, texts)
     return "\0\n".join(texts)
@@ -128,7 +132,9 @@ def mask_bytes(data: bytes, secrets: Secrets) -> bytes:
 
 
 def redact_json(text: str, secrets: Secrets) -> str:
-    """Return a redacted JSON document, or lines of JSON, which stays valid; other text is redacted as text."""
+    """Return a JSON document, or lines of JSON, with its secrets redacted so that it remains valid JSON. A text that is
+    not JSON is redacted as plain text.
+    """
     ending = "\n" if text.endswith("\n") else ""
     try:
         document = json.loads(text)
@@ -171,12 +177,16 @@ def shell_line(words: Iterable[str], environment: Iterable[tuple[str, str]] = ()
 
 
 def where_to_set(text: str, where: str) -> tuple[str, ...]:
-    """Return a line for each placeholder of a printed command. `where` is the file with the values."""
+    """Return one line for each placeholder in a printed command. The line shows which file (`where`) contains the
+    value.
+    """
     return tuple(f"# export {name}=...: the value is in {where}" for name in placeholders([text]))
 
 
 def placeholders(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the placeholders in the texts, longer names first: one may begin with another."""
+    """Return the placeholders that occur in the texts. Longer names come first, because one name can be the beginning
+    of another.
+    """
     found = {name.removeprefix("$") for text in texts for name in _PLACEHOLDER.findall(text)}
     return tuple(sorted(found, key=lambda name: (-len(name), name)))
 
@@ -247,7 +257,9 @@ def _with_placeholders(text: str, spans: list[tuple[int, int, str]], secrets: Se
 
 
 def _forms(value: str) -> tuple[str, ...]:
-    """Return the ways to write a value: as it is, and in JSON, Python, a shell, HTML and a URL."""
+    """Return all notations in which the value may occur: unchanged, and as written in JSON, Python, a shell, HTML and a
+    URL.
+    """
     if value.isalnum() and value.isascii():
         return (value,)
     written = (
@@ -356,7 +368,7 @@ def _shapes(text: str) -> Iterator[Span]:
 
 
 def _begins(text: str, at: int) -> bool:
-    """Whether no letter or digit comes before, except that of an escaped line end."""
+    """Whether a word begins at position `at`: no letter or digit comes before, except in an escaped line end."""
     return at == 0 or not text[at - 1].isalnum() or text[max(0, at - 2) : at] in ("\\n", "\\t", "\\r")
 
 
@@ -402,7 +414,9 @@ _PATH = re.compile(
 
 
 def _secret_by_name(name: str, value: str, *, typed: bool) -> Secret | None:
-    """Return the value as a secret if its name is that of one. `typed` means an option or a variable."""
+    """Return the value as a Secret if `name` suggests a secret, otherwise None. Set `typed` for a command-line option
+    or an environment variable.
+    """
     sure = _names_secret(name, typed=typed)
     if sure is None or not _may_be_secret(value) or value.lower() in _PLACEHOLDER_VALUES or _is_path(value):
         return None
@@ -416,7 +430,9 @@ def _secret_by_name(name: str, value: str, *, typed: bool) -> Secret | None:
 
 
 def _names_secret(name: str, *, typed: bool) -> bool | None:
-    """Whether values of this name are secrets: True for all, False for those like a token, None for none."""
+    """Return True if every value with this name is a secret, False if only values that look like a token are, and None
+    if none is.
+    """
     words = [word.lower() for word in _NAME_PART.findall(name)]
     while words and (words[-1].isdigit() or (len(words) > 1 and words[-1] in _SUFFIX_WORDS)):
         words.pop()
@@ -440,13 +456,15 @@ def _names_secret(name: str, *, typed: bool) -> bool | None:
 
 
 def _like_a_token(value: str, *, typed: bool) -> bool:
-    """Whether a value is long and mixed enough to be a token, unlike `--key 4` and `token: foo`."""
+    """Whether the value is long and mixed enough to be a token, in contrast to the values of `--key 4` and `token:
+    foo`.
+    """
     mixed = any(character.isdigit() for character in value) and any(character.isalpha() for character in value)
     return len(value) >= (8 if typed else 16) and mixed
 
 
 def _is_path(value: str) -> bool:
-    """Whether the value is a path, and no random text: long, in one part, with digits and letters of both cases."""
+    """Whether the value is a path and not a token. A long part with digits and letters of both cases is a token."""
     random = (
         len(value) >= 32
         and "." not in value
@@ -468,7 +486,9 @@ _BARE = re.compile(rf"[ \t]{{0,4}}([^\s\"'`,;&<>()\[\]{{}}|\\\0]{{1,{_MAX_CHARS}
 
 
 def _named_values(text: str, *, code: bool) -> Iterator[tuple[Span, bool]]:
-    """`name=value`, `"name": "value"`, `--name value`."""
+    """Yield the span of each value that follows a name, as in `name=value`, `"name": "value"` and `--name value`, and
+    whether the value is a secret everywhere.
+    """
     lower = text.lower()
     if len(lower) != len(text):  # one letter has a longer lower-case form
         lower = text.replace("\u0130", "I").lower()
@@ -492,7 +512,9 @@ def _name_begins(text: str, at: int) -> int:
 
 
 def _value_after(text: str, start: int, end: int, *, code: bool) -> tuple[Span, bool | None]:
-    """Return the span of the value after a name, and whether it is a secret everywhere; None: it is none."""
+    """Return the span of the value that follows a name, and whether the value is a secret everywhere (True), only here
+    (False), or not a secret (None).
+    """
     name = text[start:end].rstrip(" \t=:>,\"'\\").lstrip("-")
     nothing = (end, end), None
     if _names_secret(name, typed=False) is None or text[max(0, start - 1) : start] == "$":

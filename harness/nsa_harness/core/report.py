@@ -1,4 +1,4 @@
-"""Report: the verdicts and findings of a run, and its exit code."""
+"""Report: the outcomes of a run with their verdicts and findings, and the exit code."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from nsa_harness.core.stored_keys import stored_as
 
 
 def doc(text: str) -> FieldInfo:
-    """Return the description of a field that `nsa-harness schema` prints: for readers of the JSON, hence "null"."""
+    """Return a pydantic field with this description. `nsa-harness schema` prints the description, so it is written for
+    readers of the JSON file.
+    """
     info: FieldInfo = Field(description=text)
     return info
 
 
 def _number_from_json(value: object) -> object:
-    """Return the number that JSON stores as a text; any other value is left for the validation to judge."""
+    """Return the number for a text such as "NaN", with which JSON stores a number that is not finite. Return any other
+    value unchanged.
+    """
     return float(value) if isinstance(value, str) and value in NOT_FINITE else value
 
 
@@ -59,7 +63,7 @@ Facts: TypeAlias = Mapping[str, Fact]
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """Something that could not be observed, and why."""
+    """Something that could not be observed, with the reason."""
 
     what: Annotated[str, doc("what could not be observed")]
     why: Annotated[str, doc("the reason")]
@@ -98,7 +102,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The result of an attempt, with the sentence that justifies it."""
+    """The verdict of an attempt, with the sentence that explains it."""
 
     status: Status
     kind: HangKind | None  # only for HANG
@@ -108,7 +112,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveRef:
-    """One collective, by its number in its process group."""
+    """A reference to a collective: its operation, its process group, and its number in this group."""
 
     group: Annotated[str, doc("name of the process group")]
     seq: Annotated[int | None, doc("number in its group, as the flight recorder counts; null when unknown")]
@@ -117,7 +121,7 @@ class CollectiveRef:
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
-    """The ranks that others wait for, or fail because of."""
+    """The ranks at fault: the other ranks wait for them, or fail because of them."""
 
     ranks: Ranks
     step: Annotated[int | None, doc("optimizer step in progress, from 1; null where no steps are counted")]
@@ -127,7 +131,9 @@ class Culprit:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A stable code, a claim, and where the proof lies."""
+    """A cause or observation about a run, identified by a stable code, with a sentence, a confidence, and the files
+    that prove it.
+    """
 
     code: Annotated[str, doc("a code of docs/findings.md")]
     claim: Annotated[str, doc("what was found, as a sentence")]
@@ -150,7 +156,7 @@ class Finding:
 @stored_as(blocked_in="stands_in", no_progress_s="quiet_s", is_culprit="culprit")
 @dataclass(frozen=True, kw_only=True)
 class RankStatus:
-    """The state of one rank at the end: a row of the table that people read first."""
+    """The state of one rank at the end of a run, as a row of the table of ranks."""
 
     rank: Rank
     blocked_in: Annotated[str, doc("what the rank is blocked in, or did last")]
@@ -162,7 +168,9 @@ class RankStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class CallStack:
-    """The call stack in which ranks were blocked at the end, or that raised: the program's own lines."""
+    """The lines of the user's program in the call stack of one or more ranks: where they were blocked at the end, or
+    where they raised an exception.
+    """
 
     ranks: Ranks
     of: Annotated[str, doc('"thread reader", "process 4711" or "ValueError"; empty: the thread that trains')]
@@ -180,7 +188,7 @@ class CallStack:
 
 @dataclass(frozen=True, kw_only=True)
 class EnteredCall:
-    """A collective that ranks entered."""
+    """A collective, with the ranks that entered it."""
 
     op: Annotated[str, doc("the collective")]
     seq: Annotated[int | None, doc("the recorder's number in the group; null when unknown")]
@@ -194,7 +202,9 @@ class EnteredCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """The collectives of one group around the first call where its ranks diverge, a column per class of ranks."""
+    """The collectives of one process group around the first call at which its ranks diverge. Ranks with the same calls
+    share a column.
+    """
 
     group: Annotated[str, doc("the process group")]
     ranks: Annotated[tuple[tuple[int, ...], ...], doc("the ranks of each column, the culprit's first")]
@@ -208,7 +218,7 @@ class Divergence:
 @stored_as(longest_gap_s="longest_quiet_s")
 @dataclass(frozen=True, kw_only=True)
 class RankSummary:
-    """One rank of a run that ended: a row of the PASS screen."""
+    """The numbers of one rank in a run that ended normally, as a row of the terminal output for PASS."""
 
     rank: Rank
     loss: Annotated[Number | None, doc("the last one; null when unknown")]
@@ -221,7 +231,7 @@ class RankSummary:
 @stored_as(no_progress_s="quiet_s")
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Durations of one attempt."""
+    """The durations of one attempt, in seconds."""
 
     launch_s: Annotated[
         float | None, doc("from the launch to the first progress event of the slowest rank; null when unknown")
@@ -236,7 +246,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """The most that one attempt used, and its speed."""
+    """Peak resource usage and training speed of one attempt."""
 
     peak_rss_bytes: Annotated[int | None, doc("the most memory of any rank; null when unknown")]
     peak_gpu_bytes: Annotated[int | None, doc("the most GPU memory of any rank; null when unknown")]
@@ -245,7 +255,7 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class Artifact:
-    """A file of the run, or the reason why it is not there."""
+    """A file that belongs to the run, or the reason why the file was not written."""
 
     path: Annotated[str, doc("relative to the attempt; may be a pattern")]
     count: Annotated[int | None, doc("lines, rows or files; null when absent")]
@@ -260,7 +270,7 @@ class CountedIn(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramFile:
-    """A file that our program may write into the directory of its attempt."""
+    """A file that a program of this project may write into the directory of its attempt."""
 
     pattern: str
     counted_in: CountedIn
@@ -270,7 +280,9 @@ class ProgramFile:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryAt:
-    """The memory of one rank at one moment; None = unknown. At the end a blocked rank cannot report it."""
+    """The memory of one rank at one moment. A value is None if it is unknown; a blocked rank cannot report its memory
+    at the end.
+    """
 
     rank: Rank
     moment: Annotated[str, doc("boot, dump or end")]
@@ -286,7 +298,9 @@ class MemoryAt:
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """The cost of a step, and the size of the model and batch; None = the program did not report it."""
+    """The cost of a training step, and the size of the model and of the batch. A value is None if the program did not
+    report it.
+    """
 
     tokens: Annotated[int, doc("of a sequence")]
     layers: Annotated[int, doc("of the model")]
@@ -311,7 +325,9 @@ class StepCost:
 
 @dataclass(frozen=True, kw_only=True)
 class SpecSummary:
-    """The part of a RunSpec that a report stores, so that two runs can be compared. A Skip has only the first two."""
+    """The part of a RunSpec that a report stores, so that two runs can be compared. For a Skip, only the first two
+    fields are set.
+    """
 
     scenario: str
     about: str
@@ -386,21 +402,21 @@ class Outcome:
     own_status: Status | None = None
 
 
-class GateState(StrEnum):
-    FIRED = "fired"
-    HELD = "held"
-    NOT_REACHED = "not reached"
+class RuleState(StrEnum):
+    MATCHED = "fired"
+    NOT_MATCHED = "held"
+    UNANSWERED = "not reached"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateAnswer:
-    """If this, then that, agreed before the run; and the answer that the runs give."""
+class RuleAnswer:
+    """A decision rule that was written before the run, with the answer that the runs give to it."""
 
     name: Annotated[str, doc("as the plan names it")]
     when: Annotated[str, doc("its condition, as a text")]
     then: Annotated[str, doc("what was agreed to do")]
     because: Annotated[str, doc("why that follows")]
-    state: Annotated[GateState, doc("fired, held or not reached")]
+    state: Annotated[RuleState, doc("fired, held or not reached")]
     why: Annotated[str, doc("the runs that decide it, or what is missing")]
     runs: Annotated[tuple[str, ...], doc("directories of the attempts that decide it")]
     commands: Annotated[tuple[str, ...], doc("the runs to make next, where the gate fired")]
@@ -418,7 +434,7 @@ class TreeAnswer(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TreeStep:
-    """One question of a decision tree, with its answer."""
+    """One question of a decision tree, with the answer that the runs give."""
 
     question: Annotated[str, doc("as the plan asks it")]
     answer: Annotated[TreeAnswer, doc("yes, no, open or not asked")]
@@ -429,7 +445,7 @@ class TreeStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """The path through a decision tree, over the failures whose cause is not certain."""
+    """The path through a decision tree. Only failures whose cause is not certain take part."""
 
     steps: Annotated[
         tuple[TreeStep, ...], doc("its questions in order; empty where the cause of every failure is certain")
@@ -444,7 +460,7 @@ class Walk:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineFacts:
-    """The machine that the harness ran on."""
+    """The machine on which nsa-harness ran."""
 
     host: Annotated[str, doc("name of the machine")]
     cpus: Annotated[int, doc("cores")]
@@ -454,7 +470,7 @@ class MachineFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """One run of one or more scenarios."""
+    """The result of one run, which consists of the outcomes of one or more scenarios."""
 
     run_id: str
     harness: str
@@ -464,12 +480,13 @@ class Report:
     outcomes: tuple[Outcome, ...]
     not_run: tuple[str, ...] = ()
     files: tuple[Artifact, ...] = ()
-    gates: tuple[GateAnswer, ...] = ()
+    gates: tuple[RuleAnswer, ...] = ()
     tree: Walk | None = None
 
 
 def exit_code(report: Report, *, strict: bool = False) -> int:
-    """Return 124 for an unexpected HANG, else 1 for an unexpected FAIL or PASS, else 125 if not judged, else 0.
+    """Return 124 if there is an unexpected HANG, otherwise 1 for an unexpected FAIL or PASS, 125 if an outcome was not
+    judged, and 0 if all is as expected. With `strict`, skips and silent faults count too.
 
     An interrupted run returns 130.
     """
@@ -490,5 +507,5 @@ def exit_code(report: Report, *, strict: bool = False) -> int:
 
 
 def counts(outcomes: Sequence[Outcome]) -> dict[Status, int]:
-    """Return how often each verdict was given in the outcomes that count, in the order of `Status`."""
+    """Return the number of outcomes with each verdict, in the order of `Status`. Only final outcomes count."""
     return {status: sum(o.final and o.verdict.status is status for o in outcomes) for status in Status}

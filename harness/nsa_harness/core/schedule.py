@@ -1,4 +1,6 @@
-"""The number of attempts of a scenario, the early end of a plan, and the runs that may run in parallel."""
+"""Decisions of the scheduler: whether a scenario needs another attempt, whether a plan ends early, and which runs may
+run in parallel.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from nsa_harness.core.report import Outcome, Status
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The options of the command line about attempts."""
+    """The command-line options that control attempts: repetitions, retries and the maximum number of failures."""
 
     repeat: int = 1  # attempts of each scenario, whatever their outcome
     retries: int = 0  # further attempts while the last attempt is not as expected
@@ -31,7 +33,9 @@ def needs_another_attempt(policy: Policy, attempts: Sequence[Outcome]) -> bool:
 
 
 def failed_enough(policy: Policy, scenarios: Iterable[Sequence[Outcome]]) -> bool:
-    """Whether these scenarios, each given by its attempts, reach --maxfail. Unfinished scenarios do not count."""
+    """Whether enough scenarios have failed to reach --maxfail. Each scenario is given by its attempts; unfinished
+    scenarios do not count.
+    """
     if policy.maxfail is None:
         return False
     done = [attempts for attempts in scenarios if attempts and not needs_another_attempt(policy, attempts)]
@@ -40,7 +44,7 @@ def failed_enough(policy: Policy, scenarios: Iterable[Sequence[Outcome]]) -> boo
 
 
 def is_as_expected(outcome: Outcome) -> bool:
-    """Whether the outcome is the expected one. An ERROR never is."""
+    """Whether the outcome is the one that its scenario expects. An ERROR is never expected."""
     return outcome.expected and outcome.verdict.status is not Status.ERROR
 
 
@@ -59,7 +63,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """The resources of the machine for all runs together; None means no limit."""
+    """The resources that the machine has for all parallel runs together. None means that a resource is not limited."""
 
     jobs: int | None  # runs at the same time
     cores: int | None  # a core for each rank
@@ -68,7 +72,9 @@ class Room:
 
 
 def first_that_fits(waiting: Sequence[Load], running: Collection[Load], room: Room) -> int | None:
-    """Return the index of the first waiting run that can start, or None. With none running, the first always can."""
+    """Return the index of the first waiting run for which there are enough resources, or None if there is none. If
+    nothing is running, the first run always fits.
+    """
     if not waiting:
         return None
     if not running:
@@ -89,9 +95,10 @@ def _fits(loads: Sequence[Load], room: Room) -> bool:
 
 
 def parallel_runs(load: Load, room: Room) -> tuple[int, str]:
-    """Return how many such runs fit in parallel, at least 1, and the resource that limits them; "" without a limit.
+    """Return how many runs with this load fit on the machine in parallel (at least 1), and the name of the resource
+    that limits them, or "" if nothing does.
 
-    A run with devices is limited by those and not by cores.
+    A run with GPUs is limited by GPUs and not by cores.
     """
     bounds = [] if room.jobs is None else [(room.jobs, "")]
     if load.gpus:
@@ -104,6 +111,8 @@ def parallel_runs(load: Load, room: Room) -> tuple[int, str]:
 
 
 def free_devices(taken: Collection[int], count: int, gpus: int) -> tuple[int, ...]:
-    """Return the first `count` free devices of `gpus`, or all devices if fewer are free."""
+    """Return the first `count` of the `gpus` devices that are not in `taken`, or all free devices if there are
+    fewer.
+    """
     free = tuple(device for device in range(gpus) if device not in taken)[:count]
     return free if len(free) == count else tuple(range(gpus))

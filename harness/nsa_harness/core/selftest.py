@@ -1,4 +1,4 @@
-"""The faults that `nsa-harness selftest` plants, and the comparison of a report with its fault."""
+"""The faults that `nsa-harness selftest` plants, and the comparison of each report with its planted fault."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ LAYERS, STEPS = 4, 3  # size of the model, and steps of the run, that a fault is
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedVerdict:
-    """The parts of a report that are compared with the planted fault. Ranks, layers and steps may be unknown."""
+    """The parts of an answer that are compared: verdict, cause, ranks, layer and step. Ranks, layer and step may be
+    unknown.
+    """
 
     verdict: str
     cause: str | None = None
@@ -48,7 +50,9 @@ class SelftestFault:
 
 @dataclass(frozen=True, kw_only=True)
 class Planting:
-    """One run of the selftest: a fault at a rank, layer and step, or the healthy twin, whose fault heals in time."""
+    """One run of the selftest: a fault at a rank, layer and step, or its healthy twin, in which the fault ends by
+    itself.
+    """
 
     name: str
     fault: Fault
@@ -61,7 +65,7 @@ class Planting:
         return " ".join([f"rank {self.fault.rank}", *layer, f"step {self.fault.step}", *healing])
 
     def overrides(self) -> tuple[str, ...]:
-        """Return the overrides that plant the fault, as on a command line."""
+        """Return the `KEY=VALUE` arguments that plant the fault."""
         set_keys = {key: value for key, value in vars(self.fault).items() if value is not None}
         fault = ", ".join(f"{key}: {set_keys[key]}" for key in _FAULT_KEYS if key in set_keys)
         cause = [f"expect.cause={self.expected.cause}"] if self.expected.cause else []
@@ -73,7 +77,7 @@ _FAULT_KEYS = ("kind", "rank", "layer", "step", "heals_s")
 
 @dataclass(frozen=True, kw_only=True)
 class PlantingResult:
-    """The comparison of a planting with its report. `wrong` names the parts that differ."""
+    """The comparison of a planted fault with its report. `wrong` lists the parts in which they differ."""
 
     planting: Planting
     reported: ComparedVerdict
@@ -81,9 +85,8 @@ class PlantingResult:
     wall_s: float
 
     def line(self, width: int) -> str:
-        """Return one line: where the fault was planted, what was reported, and what is wrong.
-
-        `width`: columns for the name.
+        """Return one line of output: the planted fault, the reported answer, and the parts that are wrong. `width` is
+        the width of the name column.
         """
         planting, word = self.planting, "WRONG" if self.wrong else "right"
         line = (
@@ -93,7 +96,7 @@ class PlantingResult:
 
 
 def planting_result(planting: Planting, outcome: Outcome) -> PlantingResult:
-    """Compare every part of the report with the planted fault."""
+    """Return the comparison of the planted fault with the outcome of its run."""
     culprit, expected = outcome.culprit, planting.expected
     reported = ComparedVerdict(
         verdict=outcome.verdict.status,

@@ -1,5 +1,6 @@
-"""Planted faults, which test the verdicts. They are loaded only into ranks of a run with a planted fault.
+"""Planted faults: deliberate failures in a training run, used to test the verdicts of nsa-harness.
 
-A fault does not depend on probe or watcher. It happens during training, at a given rank, layer and step. `heals_s`
-makes its healthy twin: the same code path, which ends after that many seconds, so that training continues.
+This package is loaded only in the ranks of a run with a planted fault, and is independent of the probe and the watcher.
+A fault happens during training, at a given rank, layer and step. With `heals_s`, the fault has a healthy twin: the same
+code runs, but it ends after `heals_s` seconds and training continues.
 """

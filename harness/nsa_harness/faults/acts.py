@@ -1,4 +1,9 @@
-"""The actions of the faults. Each line that blocks, spins, raises or dies is in its own function, for clear stacks."""
+"""The actions of planted faults, such as blocking, raising an exception, or exiting.
+
+For every action, `heals_s` is None for the real fault. Otherwise it is the number of seconds after which the healthy
+twin of the fault continues. Each line that blocks, loops, raises or exits is in a function of its own, so that stacks
+show it clearly.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,9 @@ CONTINUE_AFTER = "import os, sys, time; time.sleep(float(sys.argv[2])); os.kill(
 
 
 def take_a_held_lock(heals_s: float | None) -> None:
-    """Take a non-reentrant lock a second time."""
+    """Deadlock by acquiring a lock that this thread already holds. With `heals_s`, the lock is released after that many
+    seconds.
+    """
     lock = threading.Lock()
     lock.acquire()
     if heals_s is not None:
@@ -33,7 +40,7 @@ def _wait_for_the_lock(lock: threading.Lock) -> None:
 
 
 def spin_in_python(heals_s: float | None) -> None:
-    """Run an endless busy loop. The twin ends it."""
+    """Run a busy loop that never ends, or that ends after `heals_s` seconds if `heals_s` is given."""
     _spin_until(float("inf") if heals_s is None else time.monotonic() + heals_s)
 
 
@@ -44,9 +51,10 @@ def _spin_until(end_s: float) -> None:
 
 
 def crawl_token_by_token(torch: Any, hidden: Any, heals_s: float | None) -> None:
-    """Run slowly without being stuck: a Python loop over tokens with small operations, as in the original reports.
+    """Do slow work without being stuck: a Python loop over the tokens of `hidden` that runs small torch operations.
 
-    The graph is a side branch. Its saved tensors are hidden from an enclosing checkpoint, which would count them.
+    The loop ends after `heals_s` seconds, by default SLOW_STEP_S. Its result is not used. Its saved tensors are hidden
+    from an enclosing checkpoint, which would otherwise count them.
     """
     end_s = time.monotonic() + (SLOW_STEP_S if heals_s is None else heals_s)
     tokens = hidden.detach().float().reshape(-1, hidden.shape[-1])[:512].clone().requires_grad_()
@@ -68,11 +76,12 @@ def _select_token_by_token(torch: Any, tokens: Any, end_s: float) -> Any:
 
 
 def _as_it_is(tensor: Any) -> Any:
+    """Return the tensor unchanged. Used as pack and unpack hook for saved tensors."""
     return tensor
 
 
 def raise_an_error(where: str, heals_s: float | None) -> None:
-    """Raise an exception. The twin catches it here."""
+    """Raise a RuntimeError that names `where`. If `heals_s` is given, catch it and return."""
     if heals_s is None:
         _raise(where)
     try:
@@ -86,11 +95,12 @@ def _raise(where: str) -> None:
 
 
 def send_itself_sigkill(heals_s: float | None) -> None:
+    """Kill this process with SIGKILL. If `heals_s` is given, send the harmless SIGCONT instead."""
     os.kill(os.getpid(), signal.SIGKILL if heals_s is None else signal.SIGCONT)
 
 
 def send_itself_sigstop(heals_s: float | None) -> None:
-    """Stop this process. The twin starts a helper first, which sends SIGCONT."""
+    """Stop this process with SIGSTOP. If `heals_s` is given, a helper process sends SIGCONT after that many seconds."""
     helper = None
     if heals_s is not None:
         command = [sys.executable, "-I", "-S", "-c", CONTINUE_AFTER, str(os.getpid()), str(heals_s)]
@@ -101,7 +111,7 @@ def send_itself_sigstop(heals_s: float | None) -> None:
 
 
 def leave_with_status_0(heals_s: float | None) -> None:
-    """Exit with status 0 in the middle of training. The twin exits in a child process."""
+    """Exit with status 0 in the middle of training. If `heals_s` is given, only a forked child exits."""
     child = 0 if heals_s is None else os.fork()
     if child == 0:
         os._exit(0)
@@ -109,19 +119,28 @@ def leave_with_status_0(heals_s: float | None) -> None:
 
 
 def come_late(heals_s: float | None) -> None:
-    """Sleep, as the twin of a skipped collective or as the slow step of a recomputed layer."""
+    """Sleep for `heals_s` seconds, or SLOW_STEP_S if `heals_s` is None.
+
+    Used as the healthy twin of a skipped collective, and as the slow step of a recomputed layer.
+    """
     time.sleep(SLOW_STEP_S if heals_s is None else heals_s)
 
 
 def a_copy_to_keep(torch: Any, hidden: Any) -> Any:
-    """Return a leaked tensor of some megabytes: a layer's output, repeated."""
+    """Return a float copy of a layer's output `hidden`, repeated until it has at least LEAK_FLOATS elements (8 MiB).
+
+    The caller keeps it to simulate a memory leak.
+    """
     times = -(-LEAK_FLOATS // hidden.numel())
     with torch.no_grad():
         return hidden.detach().float().flatten().repeat(times)
 
 
 def wait_for_a_feeder(heals_s: float | None) -> None:
-    """Read from a process that never writes, as a starved loader does. The twin's process writes in time."""
+    """Wait for a byte from a helper process, as a starved data loader would.
+
+    The helper sends it after `heals_s` seconds. If `heals_s` is None, it practically never does.
+    """
     reading, writing = os.pipe()
     command = [sys.executable, "-I", "-S", "-c", FEED_AFTER, str(writing), str(NEVER_S if heals_s is None else heals_s)]
     feeder = subprocess.Popen(command, pass_fds=(writing,))

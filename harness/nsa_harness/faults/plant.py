@@ -1,4 +1,4 @@
-"""Decides where and when a planted fault happens: at which rank, step and module, in any model."""
+"""Plants a fault in a running program: decides at which rank, step and module it happens, in any model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ LOADER = "nsa_attention.data"
 
 
 def plant(text: str) -> None:
-    """Plant the fault that `text` describes as JSON. Call it after torch was imported. Raises ValueError."""
+    """Plant the fault that the JSON `text` describes in this process. Raise ValueError if the text is wrong.
+
+    Call this function after torch has been imported.
+    """
     fault = PlantedFault(FaultSpec(text), sys.modules["torch"])
     fault.count_steps()
     if fault.spec.kind in COLLECTIVE:
@@ -32,7 +35,9 @@ def plant(text: str) -> None:
 
 
 class PlantedFault:
-    """One fault in one process. It happens once, or from its step on in every step."""
+    """A fault planted in this process. It happens once; a lasting fault, such as a leak, happens in every step from its
+    step on.
+    """
 
     def __init__(self, spec: FaultSpec, torch: Any) -> None:
         self.spec = spec
@@ -51,7 +56,9 @@ class PlantedFault:
         self._counting: Callable[[], object] = lambda: None
 
     def count_steps(self) -> None:
-        """Count the steps of the first optimizer that steps."""
+        """Register a hook that counts the steps of the first optimizer that steps. Steps of other optimizers are
+        ignored.
+        """
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         def after_step(optimizer: Any, _arguments: Any, _options: Any) -> None:
@@ -63,7 +70,10 @@ class PlantedFault:
         register_optimizer_step_post_hook(after_step)
 
     def patch_all_reduce(self) -> None:
-        """Patch all_reduce outside of the probe's patch, so that a skipped call does not reach the probe."""
+        """Patch all_reduce to skip or delay one call that averages the loss.
+
+        The patch is outside of the probe's patch, so the probe does not see a skipped call.
+        """
         c10d = sys.modules["torch.distributed.distributed_c10d"]
         all_reduce = self._torch.distributed.all_reduce
 
@@ -80,7 +90,11 @@ class PlantedFault:
         c10d.all_reduce = perhaps_all_reduce  # type: ignore[attr-defined]
 
     def watch_for_model(self) -> None:
-        """Install the fault's hooks in the model: the first called module with its layer, or a later wrapper."""
+        """Register a forward hook that finds the model and installs the fault's hooks in it.
+
+        The model is the first called module that has the fault's layer. A wrapper of it that is called later is treated
+        as the model again.
+        """
 
         def inspect(module: Any, _arguments: Any) -> None:
             if module in self._seen:
@@ -94,10 +108,13 @@ class PlantedFault:
         self._torch.nn.modules.module.register_module_forward_pre_hook(inspect)
 
     def _is_the_model(self, layers: dict[int, Any]) -> bool:
+        """Whether a module with these layers is the model: it has the fault's layer, or any layer if the fault names
+        none.
+        """
         return self.spec.layer in layers or (self.spec.layer < 0 and bool(layers))
 
     def _install_hooks(self, model: Any, layers: dict[int, Any]) -> None:
-        """Install the hooks that the fault needs in a model, once."""
+        """Install the hooks that the fault needs in the model and its `layers`. A layer gets each hook only once."""
         if self.spec.kind in OF_THE_LOADER:
             self._patch_loaders()
         elif self.spec.kind in OF_THE_MODEL:
@@ -112,11 +129,13 @@ class PlantedFault:
             layer.register_forward_hook(self._after_forward)
 
     def _is_new(self, layer: Any) -> bool:
+        """Whether the layer has no hooks of the fault yet. Remember that it has them now."""
         known = layer in self._hooked
         self._hooked.add(layer)
         return not known
 
     def _before_model(self, model: Any, _arguments: Any) -> None:
+        """If the fault is due, overwrite the matching parameters of the model with its value."""
         if not self._is_due():
             return
         for name, parameter in model.named_parameters():
@@ -126,7 +145,10 @@ class PlantedFault:
                     parameter.fill_(self.spec.value)
 
     def _patch_loaders(self) -> None:
-        """Patch the loaders of nsa.train and torch. They have returned the first batch: the model was called."""
+        """Patch the data loaders of the training package and of torch, so that a due fault delays the next batch.
+
+        Called when the model is called for the first time, so the loaders have already returned the first batch.
+        """
         for loader, name in _loaders():
             fetch = getattr(loader, name)
             if not hasattr(fetch, _PATCHED):
@@ -144,7 +166,11 @@ class PlantedFault:
         return perhaps_starved
 
     def _before_layer(self, number: int, _module: Any, arguments: Any) -> None:
-        """Note a recomputed layer, whose forward runs inside a backward pass, and act once the condition is met."""
+        """Add layer `number` to the layers recomputed in this backward pass, and act if the fault's condition is now
+        met.
+
+        A forward that runs inside a backward pass is a recomputation; other forwards are ignored.
+        """
         task = self._torch._C._current_graph_task_id()
         if task < 0 or not self._is_due() or not self._long_enough(arguments):
             return
@@ -156,17 +182,22 @@ class PlantedFault:
             self._act(f"step {self.spec.step}, layer {number}, {self.spec.who}")
 
     def _long_enough(self, arguments: Any) -> bool:
-        """Whether a layer's input, [..., tokens, features], has as many tokens as the fault's condition requires."""
+        """Whether the input of a layer, of shape [..., tokens, features], has at least as many tokens as the fault
+        requires.
+        """
         tensor = _first_tensor(arguments, self._torch.Tensor)
         return not self.spec.when.seq_len or (tensor is not None and tensor.shape[-2] >= self.spec.when.seq_len)
 
     def warn_if_it_never_happened(self) -> None:
-        """Warn at exit that an unconditional fault never happened, so that the run does not pass for a healthy one."""
+        """Print a warning at exit if an unconditional fault never happened. Otherwise the run would be mistaken for a
+        healthy one.
+        """
         is_conditional = self.spec.when.is_conditional
         if os.getpid() == self._pid and self._is_our_rank() and not self._happened and not is_conditional:
             print(f"nsa-harness: the planted fault never happened: {self.spec}", file=sys.stderr, flush=True)
 
     def _is_our_rank(self) -> bool:
+        """Whether this process is the rank in which the fault happens. A fault without a rank happens in every rank."""
         if self.spec.rank is None:
             return True
         distributed = self._torch.distributed
@@ -175,29 +206,33 @@ class PlantedFault:
         return os.environ.get("RANK", "0") == str(self.spec.rank)
 
     def _is_the_reduction(self) -> bool:
-        """Count a loss reduction, one per step, and return whether it is the one to skip."""
+        """Count a call that averages the loss (one per step). Return whether this call is the one to skip or delay."""
         self._reductions += 1
         return not self._happened and self._reductions == self.spec.step and self._is_our_rank()
 
     def _is_due(self) -> bool:
+        """Whether the fault must happen now: in this rank and step, in a suitable model, and if chance has selected
+        this run.
+        """
         lasts = self.spec.kind in LASTING
         now = self._step >= self.spec.step if lasts else not self._happened and self._step == self.spec.step
         return self._is_drawn and self._possible and now and self._is_our_rank()
 
     def _before_forward(self, _module: Any, arguments: Any) -> None:
+        """Act when the fault's layer begins its forward, if the fault happens there and is due."""
         if self.spec.kind in AT_ONCE and self._is_due() and self._long_enough(arguments):
             self._happened = True
             self._act(f"step {self.spec.step}, layer {self.spec.layer}, {self.spec.who}")
 
     def _act(self, where: str) -> None:
-        """Do what the fault does at this point: block, spin, raise `where`, or end the process."""
+        """Perform the action of the fault: block, loop, raise an exception that names `where`, or end the process."""
         if self.spec.kind == "raise":
             acts.raise_an_error(where, self.spec.heals_s)
         else:
             _ACTS[self.spec.kind](self.spec.heals_s)
 
     def _after_forward(self, _module: Any, arguments: Any, output: Any) -> None:
-        """Act at the output of the fault's layer, or let the fault happen in the layer's backward."""
+        """Act after the forward of the fault's layer, or register a hook that acts in the backward of this layer."""
         tensor = _first_tensor(output, self._torch.Tensor)
         if tensor is None or not self._is_due() or not self._long_enough(arguments):
             return
@@ -212,7 +247,7 @@ class PlantedFault:
             tensor.grad_fn.register_prehook(self._in_backward)
 
     def _in_backward(self, _gradients: Any) -> None:
-        """Act at the layer's backward, once: several recomputed forwards may have registered this hook."""
+        """Act in the backward of the layer, only once. Several recomputed forwards may have registered this hook."""
         if self._happened:
             return
         self._happened = True
@@ -220,7 +255,7 @@ class PlantedFault:
 
 
 def _loaders() -> Iterator[tuple[Any, str]]:
-    """Yield each class that returns batches, with the method's name."""
+    """Yield (class, method name) for each data loader class that the process has loaded. The method returns a batch."""
     for name, module in list(sys.modules.items()):
         if name == LOADER:
             yield module.Batches, "fetch"
@@ -230,11 +265,13 @@ def _loaders() -> Iterator[tuple[Any, str]]:
 
 
 def _first_tensor(output: Any, tensor_type: type) -> Any:
+    """Return the first tensor in a value or in a tuple or list of values, or None if there is none."""
     items = output if isinstance(output, (tuple, list)) else (output,)
     return next((item for item in items if isinstance(item, tensor_type)), None)
 
 
 def averages_the_loss(caller: dict[str, Any]) -> bool:
+    """Whether the calling module, given by its globals, is one that calls all_reduce to average the loss."""
     return caller.get("__name__") in CALLERS
 
 

@@ -1,4 +1,4 @@
-"""A planted fault as the launch describes it: kind, location and conditions."""
+"""Reads the JSON description of a planted fault: its kind, location and conditions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ WITHOUT_A_TWIN = (*LASTING, *OF_THE_MODEL)  # their effect does not end
 
 
 class FaultSpec:
-    """A fault from JSON. Raises ValueError with the reason. `layer` is 0-based, -1 = none; `step` is 1-based."""
+    """The description of a planted fault, read from JSON. Raises ValueError if the text is wrong.
+
+    `layer` counts from 0, and -1 means no layer. `step` counts from 1. `rank` is None if the fault happens in every
+    rank.
+    """
 
     def __init__(self, text: str) -> None:
         fields = json.loads(text)
@@ -48,7 +52,7 @@ class FaultSpec:
 
 
 class FaultCondition:
-    """The conditions of a fault in addition to its rank and step. A missing or null key is no condition."""
+    """The conditions of a fault in addition to its rank and step. A key that is missing or null sets no condition."""
 
     def __init__(self, fields: Any) -> None:
         if not isinstance(fields, dict):
@@ -74,21 +78,28 @@ class FaultCondition:
 
     @property
     def depends_on_job(self) -> bool:
-        """Whether the fault happens only with certain models or jobs: layers, ranks, module, backend or DDP options."""
+        """Whether the fault requires a certain model or job: its number of layers or ranks, a module, a backend, or DDP
+        options.
+        """
         return bool(self.layers or self.ranks or self.module or self.backend or self.of_ddp)
 
     @property
     def is_conditional(self) -> bool:
-        """Whether the fault has a condition that a run may not meet, so that a run without the fault is no mistake."""
+        """Whether the fault has a condition that a correct run may not meet, so it is no mistake if the fault never
+        happens.
+        """
         return self.in_recomputation or self.depends_on_job or self.seq_len > 0 or self.chance < 1.0
 
     def met_by(self, recomputed_now: set[int]) -> bool:
-        """Whether the conditions on recomputed layers hold for the layers recomputed in this backward pass so far."""
+        """Whether the layers that this backward pass has recomputed so far meet the conditions on recomputed layers."""
         some = not self.any_recomputed or bool(self.any_recomputed & recomputed_now)
         return some and self.recomputed <= recomputed_now and len(recomputed_now) >= self.recomputed_layers
 
     def met_in(self, model: Any, distributed: Any) -> bool:
-        """Whether the conditions on model and job hold for the outermost module that the program calls."""
+        """Whether the model and the distributed job meet the conditions.
+
+        `model` is the outermost module that the program calls, and `distributed` is torch.distributed.
+        """
         grouped = distributed.is_initialized()
         if self.ranks > (distributed.get_world_size() if grouped else 1):
             return False
@@ -109,15 +120,16 @@ _OF_DDP = ("find_unused_parameters", "static_graph")
 
 
 def find_layer(root: Any, layer: int) -> Any:
-    """Return the layer with this number: the shallowest module with `layer` as first number in its qualified name.
+    """Return the model's layer with this number, or None if there is none.
 
-    If it has a submodule `attn`, return that.
+    The layer is the shallowest module whose qualified name has `layer` as its first number. If this module contains a
+    module named `attn`, return that module instead.
     """
     return dict(every_layer(root)).get(layer)
 
 
 def every_layer(root: Any) -> Iterator[tuple[int, Any]]:
-    """Yield each layer's number and module, as `find_layer` returns it."""
+    """Yield (number, module) for each layer of the model. The module is the one that `find_layer` returns."""
     best: dict[int, tuple[int, Any]] = {}
     for path, module in root.named_modules():
         parts = path.split(".")
@@ -129,7 +141,7 @@ def every_layer(root: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _attention(block: Any) -> Any:
-    """Return the submodule `attn` of a block, which FSDP or a checkpoint may wrap, or None."""
+    """Return the module named `attn` inside a block, or None if there is none. FSDP or a checkpoint may wrap it."""
     for path, module in block.named_modules():
         if path.split(".")[-1] == "attn":
             return module
@@ -137,18 +149,23 @@ def _attention(block: Any) -> Any:
 
 
 def _whole_number(name: str, value: Any, *, at_least: int) -> int:
+    """Return `value` if it is an integer of at least `at_least`. Otherwise raise a ValueError that names the key
+    `name`.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise ValueError(f"fault {name} is a whole number from {at_least}, got {value!r}")
     return value
 
 
 def _number(name: str, value: Any) -> float:
+    """Return `value` as a float. Raise a ValueError that names the key `name` if it is not a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"fault {name} is a number, got {value!r}")
     return float(value)
 
 
 def _seconds(name: str, value: Any) -> float | None:
+    """Return a number of seconds, or None if `value` is None. Raise a ValueError if it is negative or not a number."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:

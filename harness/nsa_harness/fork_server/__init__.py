@@ -1,5 +1,5 @@
-"""The fork server: a process that has imported torch once, and becomes the launches of a bisection by forking.
+"""The fork server: a process that imports torch once, and then forks the processes of each launch of a bisection.
 
-The server is a separate program. Like the probe, it is loaded by file path under a private package name. Thus a launch
-of a bisection need not import torch in each of its processes.
+The forked processes need not import torch again, which saves most of the time of a short launch. The server is a
+separate program. Like the probe, it is loaded by file path under a private package name.
 """

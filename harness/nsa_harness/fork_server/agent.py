@@ -1,7 +1,7 @@
-"""torchrun's own agent, with ranks that are forked before it starts and wait for their command line.
+"""Runs torchrun's agent with ranks that were forked in advance and wait for their command line.
 
-They are forked before the agent imports its modules: a rank must have only the modules of a new process, and the agent
-soon has threads, so that it cannot be forked safely.
+The ranks are forked before the agent imports its modules, for two reasons: a rank must start with only the modules of a
+new process, and the agent starts threads, after which forking it is no longer safe.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingFork:
-    """A forked process that will become a rank. It waits for its orders, which the agent sends through `agent_end`."""
+    """A forked process that will become a rank: its pid, and the agent's end of the socket through which it gets its
+    orders.
+    """
 
     pid: int
     agent_end: int
@@ -33,17 +35,17 @@ class WaitingFork:
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """The command line and environment of a rank."""
+    """The command line and environment that the agent sends to a waiting process, which then becomes a rank."""
 
     words: list[str]
     environment: dict[str, str]
 
 
 def fork_waiting_ranks(count: int) -> list[WaitingFork] | Orders:
-    """Fork `count` processes that wait for orders, and return them.
+    """Fork `count` processes that wait for orders, and return them in the parent.
 
-    In each forked process, this function returns that process's orders once the agent has sent them. The process exits
-    if the agent exits first.
+    In each forked process, this function returns that process's orders once the agent has sent them. A forked process
+    exits if the agent exits before sending orders.
     """
     forks = []
     for _ in range(count):
@@ -58,6 +60,9 @@ def fork_waiting_ranks(count: int) -> list[WaitingFork] | Orders:
 
 
 def _await_orders(rank_end: int) -> Orders:
+    """Become a session leader, wait for the orders of the agent, take over the streams that come with them, and return
+    them.
+    """
     os.setsid()
     os.write(rank_end, b"r")
     rank_end = keep_only(rank_end)
@@ -72,6 +77,7 @@ def _await_orders(rank_end: int) -> Orders:
 
 
 def _receive(agent: socket.socket) -> tuple[bytes, list[int], int, Any]:
+    """Receive one byte and two file descriptors from the agent. Exit the process if the agent has closed the socket."""
     received = socket.recv_fds(agent, 1, 2)
     if not received[0]:
         os._exit(0)
@@ -79,12 +85,14 @@ def _receive(agent: socket.socket) -> tuple[bytes, list[int], int, Any]:
 
 
 def start_ranks_from(forks: Sequence[WaitingFork]) -> None:
-    """Make torchrun's agent start its ranks from these waiting processes."""
+    """Make torchrun's agent start its ranks from the waiting processes in `forks` instead of new processes."""
     importlib.import_module(_HANDLER).Popen = functools.partial(Rank, list(forks))  # type: ignore[attr-defined]
 
 
 class Rank:
-    """A rank started from a waiting process, with the part of subprocess.Popen's interface that the agent uses."""
+    """A rank started from a waiting process. It has the part of the interface of subprocess.Popen that the agent
+    uses.
+    """
 
     def __init__(
         self,
@@ -115,7 +123,7 @@ class Rank:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the exit and return its status. Raises TimeoutExpired after `timeout` seconds."""
+        """Wait until the rank exits, and return its exit code. Raise TimeoutExpired after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (status := self.poll()) is None:
             if deadline is not None and time.monotonic() >= deadline:
@@ -135,7 +143,7 @@ class Rank:
 
 
 def keep_only(*kept: int) -> int:
-    """Close every descriptor from 3 on except `kept`, and return the first of `kept`."""
+    """Close every file descriptor from 3 on except `kept`. Return the first of `kept`, or -1 if none are kept."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     start = 3
     for descriptor in sorted(kept):

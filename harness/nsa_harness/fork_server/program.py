@@ -1,4 +1,6 @@
-"""Run a Python command line in a forked process as a new interpreter would, and show it so to other processes."""
+"""Runs a Python command line in a forked process, which looks like a new interpreter to the program and to other
+processes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _OPTIONS = ("-u", "-P")
 
 
 class Program:
-    """The command line PYTHON [-u] [-P] FILE | DIRECTORY | -m MODULE, with arguments."""
+    """A Python program to run in a forked process: PYTHON [-u] [-P] FILE | DIRECTORY | -m MODULE, with arguments."""
 
     def __init__(self, words: Sequence[str]) -> None:
         rest = list(words[1:])
@@ -37,7 +39,11 @@ class Program:
         self._name, *self._arguments = rest[1:] if self._is_module else rest
 
     def prepare(self, environment: Mapping[str, str], *, probed: bool) -> None:
-        """Set what a new interpreter would set before it runs the program."""
+        """Set up the process as a new interpreter would: environment, random seeds, sys.argv, sys.path, and a new
+        __main__.
+
+        If `probed` is True, also start the probe.
+        """
         threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # Python 3.11 keeps the parent's
         os.environ.clear()
         os.environ.update(environment)
@@ -52,7 +58,7 @@ class Program:
             sys.path.insert(0, self._import_directory())
 
     def run(self) -> None:
-        """Run the program. Raises SystemExit if it failed or exited, as the interpreter expects."""
+        """Run the program. Print an uncaught exception as the interpreter does, then raise SystemExit(1)."""
         try:
             if self._is_module:
                 runpy._run_module_as_main(self._name)  # type: ignore[attr-defined]
@@ -67,7 +73,10 @@ class Program:
             raise SystemExit(1) from None
 
     def run_and_exit(self) -> None:
-        """Run the program and exit without exit handlers: destroying all modules would copy the fork's memory."""
+        """Run the program and exit with its status, without exit handlers.
+
+        Destroying all modules at exit would copy the memory that the fork shares with its parent.
+        """
         status: object = 0
         try:
             self.run()
@@ -105,14 +114,20 @@ def _new_main() -> types.ModuleType:
 
 
 def _draw_seeds() -> None:
-    """Seed numpy and torch anew, or every fork would draw the same numbers. Python's `random` seeds itself."""
+    """Seed the random generators of numpy and torch anew; otherwise every fork would draw the same numbers.
+
+    Python's `random` reseeds itself after a fork.
+    """
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     sys.modules["torch"].default_generator.seed()
 
 
 def _start_probe() -> None:
-    """Run the bootstrap, as an interpreter does at its start. The user's sitecustomize has run in the server."""
+    """Run the probe's bootstrap, as a new interpreter does at its start.
+
+    The bootstrap does not run the user's sitecustomize again, which has already run in the server.
+    """
     spec = importlib.util.spec_from_file_location("_nsa_harness_bootstrap", _BOOTSTRAP)
     assert spec is not None
     assert spec.loader is not None
@@ -120,7 +135,7 @@ def _start_probe() -> None:
 
 
 def _print_exception(error: BaseException) -> None:
-    """Print an uncaught exception as the interpreter does, without this package's frames."""
+    """Print an uncaught exception as the interpreter does, without the frames of this package."""
     traceback = _without_fork_server(error.__traceback__)
     error.__traceback__ = traceback
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, traceback
@@ -148,9 +163,10 @@ _COLLECTIVES = "torch.distributed.distributed_c10d"
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyBinding:
-    """One place where a preloaded module refers to a function of torch.distributed.
+    """A reference from a preloaded module to a function of torch.distributed.
 
-    `holder` is the module's namespace or a dict in it. The function is the value of `key`, or `key` itself.
+    `holder` is the namespace of the module, or a dict in this namespace. The function is either the value of `key` in
+    `holder` or the key itself.
     """
 
     holder: dict[Any, Any]
@@ -159,7 +175,9 @@ class EarlyBinding:
 
 
 def early_bindings(modules: Iterable[str]) -> list[EarlyBinding]:
-    """Return the places where these modules refer to functions of torch.distributed."""
+    """Return every reference from the namespaces of `modules`, and from dicts in them, to a function of
+    torch.distributed.
+    """
     # Compare exact types: reading the class of some torch objects prints a warning (torch 2.11: reduce_op).
     functions = vars(sys.modules[_COLLECTIVES]).items()
     names = {function: name for name, function in functions if type(function) is types.FunctionType}
@@ -176,7 +194,7 @@ def early_bindings(modules: Iterable[str]) -> list[EarlyBinding]:
 
 
 def rebind(bindings: Iterable[EarlyBinding]) -> None:
-    """Replace each function by the probe's patch of it, as a new import would."""
+    """Replace each referenced function by the probe's patched version, which a new import would find."""
     current = vars(sys.modules[_COLLECTIVES])
     for binding in bindings:
         function = current[binding.name]
@@ -192,12 +210,12 @@ _FIRST = b"RANK="
 
 
 class ProcessTitle:
-    """The command line and environment that the kernel shows for this process, in the memory that exec gave it.
+    """The command line and environment that the kernel shows for this process, for example in ps.
 
-    A forked process has those of its parent, so that ps, py-spy and the search for the run's tag would mistake it for
-    the server. Therefore the server starts with a long blank last argument and last variable, which provide room to
-    write in. Make this object once, before anything has changed; every fork of the process may then `show` other
-    values.
+    A forked process shows those of its parent. Then ps, py-spy and the search for the run's tag would mistake it for
+    the server. Therefore the server is started with a long blank last argument and a long blank last variable, and
+    `show` writes new values into their memory. Create this object once, before the environment changes; every fork of
+    the process can then call `show`.
     """
 
     def __init__(self) -> None:
@@ -213,7 +231,9 @@ class ProcessTitle:
         self.room_variable = os.fsdecode(room.partition(b"=")[0])
 
     def show(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Write a command line and environment. Raises ValueError if there is not enough room."""
+        """Make the kernel show this command line and environment. Raise ValueError if there is not enough room for
+        them.
+        """
         new = dict.fromkeys(os.fsencode(f"{name}={value}") for name, value in environment.items())
         _write(self._words, [os.fsencode(word) for word in words])
         for at, entry in self._given:
@@ -230,7 +250,10 @@ def _region(fields: Sequence[str]) -> tuple[int, int]:
 
 
 def _write(region: tuple[int, int], entries: Sequence[bytes]) -> None:
-    """Write NUL-separated entries. The first byte comes last, so that a concurrent reader sees all of RANK or none."""
+    """Write NUL-separated entries to a region of memory. Raise ValueError if they do not fit.
+
+    The first byte is written last, so another process never reads a partial value of RANK.
+    """
     start, end = region
     text = b"\0".join(entries)
     if len(text) >= end - start:

@@ -1,4 +1,8 @@
-"""The fork server of a bisection: python -u server.py CONTROL ROOM. ROOM is overwritten."""
+"""The program of the fork server: python -u server.py CONTROL ROOM.
+
+CONTROL is the file descriptor of the control socket. ROOM is a blank argument that reserves memory for the command
+lines of forked processes.
+"""
 
 import os
 import socket
@@ -6,7 +10,10 @@ import sys
 
 
 def _serve() -> object:
-    """Load the other modules by file path under a private name, which no module of the user's can shadow."""
+    """Load the server's modules under a private name, serve, and return the `Program` that a forked process must run.
+
+    The modules are loaded by file path, so no user module can shadow them.
+    """
     del sys.path[0]
     package = type(sys)("_nsa_harness")
     package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]

@@ -1,8 +1,9 @@
-"""The server's loop, and its children: the reaper of one launch, the launcher, the ranks.
+"""The fork server's loop, and the processes forked from it: the reaper of a launch, its launcher, and its ranks.
 
-When it is ready, the server writes one line to the control socket: {"modules": [...]}, or {"refused": reason}. Each
-byte that it then receives comes with two descriptors, the standard input and output of a new reaper, which gets its
-order there like any reaper. When the socket closes, the controller has exited, and so does the server.
+When the server is ready, it writes one line to the control socket: {"modules": [...]}, or {"refused": reason}. The
+controller then sends one byte for each launch, together with two file descriptors: the standard input and output of the
+reaper to fork. This reaper reads its order from its standard input, like any other reaper. When the controller closes
+the socket or exits, the server exits.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ LATER = ("torch._dynamo",)  # imported by the first optimizer of any program (to
 
 
 class StartLauncher(BaseException):
-    """Raised in a forked launcher to leave the reaper's stack, so that the program starts with an empty one."""
+    """Raised in a forked launcher to leave the stack of the reaper, so the program starts at the bottom of the
+    stack.
+    """
 
     def __init__(self, order: dict[str, Any]) -> None:
         super().__init__()
@@ -35,10 +38,10 @@ class StartLauncher(BaseException):
 
 
 class ForkedReaper(reaper.Reaper):
-    """A reaper that forks the launcher from itself."""
+    """A reaper that forks the launcher from itself instead of starting a new process."""
 
     def spawn(self) -> int:
-        """Fork the launcher and return its pid. Raises StartLauncher in the fork."""
+        """Fork the launcher and return the launcher's pid. In the forked process, raise StartLauncher instead."""
         pid = os.fork()
         if pid == 0:
             self._detach_from_reaper()
@@ -46,7 +49,9 @@ class ForkedReaper(reaper.Reaper):
         return pid
 
     def _detach_from_reaper(self) -> None:
-        """Give up the reaper's signal handlers, session and streams in the forked launcher."""
+        """Reset the reaper's signal handlers in the forked launcher, start a new session, and redirect its output to
+        the order's file.
+        """
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -59,7 +64,10 @@ class ForkedReaper(reaper.Reaper):
 
 
 def serve(control: socket.socket) -> Program:
-    """Fork launches until the controller exits. Return only in a forked process, with the program for it to run."""
+    """Fork a reaper for each launch until the controller exits.
+
+    This function returns only in a forked process, and returns the program that this process must run.
+    """
     title = ProcessTitle()
     os.environ.pop(title.room_variable, None)
     bindings = _preload()
@@ -76,6 +84,9 @@ def serve(control: socket.socket) -> Program:
 
 
 def _preload() -> list[EarlyBinding]:
+    """Import torch and the modules that programs usually import later. Return these later modules' references to
+    torch.distributed.
+    """
     for name in AWAITED:
         importlib.import_module(name)
     before = set(sys.modules)
@@ -85,7 +96,7 @@ def _preload() -> list[EarlyBinding]:
 
 
 def _reason_against_forking() -> str | None:
-    """Return the reason why this process is no safe parent of a fork, or None."""
+    """Return why forking this process is not safe (torch has started threads), or None if it is safe."""
     # The garbage collector skips frozen objects. Without this, each collection and each exit would copy their pages.
     gc.collect()
     gc.freeze()
@@ -94,7 +105,10 @@ def _reason_against_forking() -> str | None:
 
 
 def _fork_per_request(control: socket.socket) -> tuple[int, int]:
-    """Fork a process per request of the controller. Return only in that process, with its stdin and stdout."""
+    """Fork a process for each request of the controller, and exit when the controller closes the socket.
+
+    Return only in a forked process: the file descriptors of its standard input and output.
+    """
     poll = select.poll()
     poll.register(control, select.POLLIN)
     children: dict[int, int] = {}  # pidfd -> pid
@@ -120,7 +134,9 @@ def _fork_per_request(control: socket.socket) -> tuple[int, int]:
 
 
 def _run_reaper(stdin: int, stdout: int) -> None:
-    """Run a reaper until it ends, then exit. Raises StartLauncher in its launcher."""
+    """Run a reaper on these standard streams until it is done, then exit. In the launcher that it forks, raise
+    StartLauncher.
+    """
     os.setsid()
     _replace_streams(stdin, stdout, os.open(os.devnull, os.O_WRONLY))
     try:
@@ -142,9 +158,10 @@ def _replace_streams(stdin: int, stdout: int, stderr: int) -> None:
 def _become_launcher(
     order: dict[str, Any], title: ProcessTitle, printed: list[bytes], bindings: list[EarlyBinding]
 ) -> Program:
-    """Run the launcher, or return the program of a rank or of a launch without torchrun.
+    """Run the launcher in this process and exit, or return the program that this process must run.
 
-    `printed` is the output of the imports, which every new process would print again.
+    A program is returned in a rank forked from the launcher, and for a launch without torchrun. `printed` is what the
+    imports of the server wrote to stdout and stderr; a rank writes it again, as a new process would.
     """
     words, environment = order["argv"], order["env"]
     title.show(words, environment)

@@ -1,1 +1,1 @@
-"""Screens and documents: each module turns a report, or the events of a run, into text."""
+"""Terminal output and documents. Each module turns a report, or the events of a run, into text."""

@@ -1,4 +1,4 @@
-"""The answer about one run: title, sentence, call stacks and table of ranks, as text that all formats share."""
+"""The parts of the explanation of one run that all formats share: title, sentence, call stacks and table of ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from nsa_harness.texts import words
 
 
 def title(outcome: Outcome) -> str:
-    """Return the text after the verdict, such as "deadlock · likely cause · 7.0 s after the last progress"."""
+    """Return the text after the verdict and name in the heading of a run.
+
+    Example: "deadlock · likely cause · 7.0 s after the last progress".
+    """
     verdict, timing = outcome.verdict, outcome.timing
     if words.verdict(outcome) != verdict.status.value:
         return {SUSPECTED: "not proven", INCONCLUSIVE: "nothing proven"}.get(
@@ -42,7 +45,7 @@ def title(outcome: Outcome) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return the claim as a sentence: with a capital letter and a full stop.
+    """Return `text` as a sentence, with a capital letter at the start and a full stop at the end.
 
     If its first word is a name, such as `all_reduce`, the case of that word does not change.
     """
@@ -52,7 +55,9 @@ def sentence(text: str) -> str:
 
 
 def stack_lines(stack: CallStack, omit_outermost: int = 0) -> Iterator[str]:
-    """Yield the owner of the stack, then its frames, innermost first, with the source around the innermost line.
+    """Yield the lines of a call stack: its owner, and then its frames, innermost first.
+
+    Source lines are shown around the innermost line.
 
     `omit_outermost`: the number of outermost frames that are left out, because they are shown elsewhere.
     """
@@ -71,7 +76,10 @@ def stack_lines(stack: CallStack, omit_outermost: int = 0) -> Iterator[str]:
 
 
 def stack_owner(stack: CallStack) -> str:
-    """Return "ranks 0, 2, 3", "thread reader of rank 1", "process 4711 of rank 0", or "ValueError on rank 1"."""
+    """Return a name for the ranks, thread or process that a call stack belongs to.
+
+    Examples: "ranks 0, 2, 3", "thread reader of rank 1", "process 4711 of rank 0", "ValueError on rank 1".
+    """
     ranks = words.ranks(stack.ranks)
     if not stack.of:
         return ranks
@@ -79,9 +87,9 @@ def stack_owner(stack: CallStack) -> str:
 
 
 def side_by_side(outcome: Outcome) -> Divergence | None:
-    """Return the collectives around the first call where the ranks diverge, or None if there are none.
+    """Return the collectives around the first call where the ranks diverge, or None if none are stored.
 
-    None is also returned if a row of a stored report does not have one cell per column.
+    None is also returned if a stored row does not have one cell per rank.
     """
     calls = outcome.divergence
     is_complete = calls is not None and calls.rows and all(len(row) == len(calls.ranks) > 0 for row in calls.rows)
@@ -94,15 +102,16 @@ def cause_of(outcome: Outcome) -> Finding | None:
 
 
 def other_findings(outcome: Outcome) -> tuple[Finding, ...]:
-    """Return all findings except the cause of the verdict."""
+    """Return all findings of the run except the one that is the cause of its verdict."""
     cause = cause_of(outcome)
     return tuple(finding for finding in outcome.findings if finding is not cause)
 
 
 def outcomes_in_full(report: Report) -> list[tuple[int, Outcome]]:
-    """Return the outcomes that are described in full, worst first, each with its number in the report, from 1.
+    """Return the outcomes that get a section of their own, worst first.
 
-    A table row is enough for an outcome that went well, unless it is the only outcome of the report.
+    Each comes with its number in the report, counted from 1. Outcomes that went well are left out, because a table row
+    is enough for them. A single outcome is always returned.
     """
     worst_first = words.bad_news_first(report)
     if len(worst_first) == 1:
@@ -119,15 +128,18 @@ def went_well(outcome: Outcome) -> bool:
 
 
 def frame_namer(stacks: Sequence[CallStack]) -> Callable[[Place], str]:
-    """Return a function that names a frame of these stacks, as in `short_names`."""
+    """Return a function that turns a frame of these stacks into a short name such as "train.py:41".
+
+    It works like the function that `short_names` returns.
+    """
     return short_names([frame for stack in stacks for frame in stack.frames])
 
 
 def short_names(places: Iterable[Place]) -> Callable[[Place], str]:
-    """Return a function that names a place by file and line: "train.py:41".
+    """Return a function that turns a place into a short name such as "train.py:41".
 
-    The directory is added ("data/train.py:3") if several files among `places` have the same name. A place without a
-    file is named "".
+    The directory is added ("data/train.py:3") if several files among `places` have the same name. The name of a place
+    without a file is "".
     """
     files_per_name = Counter(_path_end(file, 1) for file in {place.file for place in places if place.file})
 
@@ -154,8 +166,9 @@ def position_head(outcome: Outcome) -> str:
 def rank_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[bool]]:
     """Return the table of ranks: its column names, its rows, and for each row whether its ranks are culprits.
 
-    Ranks that are in the same call and wait for the same ranks share a row, which shows the longest of their times.
-    A column name that ends in a colon aligns the column to the right. Columns without any known value are left out.
+    Ranks that are in the same call and wait for the same ranks share a row. It shows the longest time without progress
+    among them. A column name that ends in a colon aligns the column to the right. Columns without any known value are
+    left out.
     """
     groups: dict[tuple[str, str, bool], list[RankStatus]] = {}
     for row in outcome.rank_statuses:
@@ -174,7 +187,7 @@ def rank_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]
 
 
 def _rank_cell(rows: Sequence[RankStatus]) -> str:
-    """Return the text of the rank column: one rank with its mesh coordinates, or the numbers of several ranks."""
+    """Return the text of the rank column: a single rank with its mesh coordinates, or the numbers of several ranks."""
     if len(rows) == 1:
         return words.rank_with_coordinates(rows[0])
     return words.rank_numbers(row.rank for row in rows)

@@ -1,4 +1,4 @@
-"""The summary of several CI jobs as Markdown, with the failures first, and as JSON (schema 1)."""
+"""The summary of several CI jobs, as Markdown with the failures first and as JSON (schema 1)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ MOST_BYTES = 1_000_000  # GitHub shows nothing at all of a job summary above 102
 
 
 def ci_summary_md(summary: NightSummary) -> str:
-    """Return the whole summary. Its first line is a heading that starts with RED or GREEN."""
+    """Return the summary as Markdown.
+
+    Its first line is a heading that starts with RED if the exit code is not 0, and otherwise with GREEN.
+    """
     summary = escaped(summary)
     sections = (
         _heading(summary),
@@ -68,7 +71,10 @@ def ci_summary_md(summary: NightSummary) -> str:
 
 
 def cut(text: str, limit_bytes: int = MOST_BYTES) -> str:
-    """Return the text. If it is longer than `limit_bytes`, return its first lines and the number of lines left out."""
+    """Return the text, shortened to `limit_bytes` if it is longer.
+
+    A shortened text ends with a note that says how many lines were left out.
+    """
     if len(text.encode()) <= limit_bytes:
         return text
     lines = text.split("\n")

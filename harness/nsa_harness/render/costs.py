@@ -1,4 +1,4 @@
-"""The cost of a training step as text: one row per run of a sweep, how each quantity grows, and predictions."""
+"""Texts about the cost of a training step: a row per run of a sweep, how each quantity grows, and predictions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _FLAT = 0.005  # a smaller exponent rounds to 0.00: the quantity does not grow
 
 
 def cost_row(cost: StepCost) -> tuple[str, ...]:
-    """Return the cells of a run's row, without the first cell, which contains the run's name."""
+    """Return the cells of a run in the cost table.
+
+    There is one cell per column of `COST_HEAD`, except the first column, which contains the name of the run.
+    """
     return (
         words.seconds(cost.seconds),
         words.seconds(cost.cpu_s),
@@ -26,7 +29,7 @@ def cost_row(cost: StepCost) -> tuple[str, ...]:
 
 
 def fit_lines(sweep: Sweep) -> Iterator[str]:
-    """Yield one sentence per range of sizes, or the reason why no curve was fitted.
+    """Yield one sentence per range of sizes: how the cost grows, or why no curve could be fitted.
 
     Example: "Time grows as T^1.1 (1.0 to 1.2), autograd nodes do not grow, from 256 to 2048 tokens."
     """
@@ -40,7 +43,10 @@ def fit_lines(sweep: Sweep) -> Iterator[str]:
 
 
 def _grows(fit: Fit) -> str:
-    """Return how one quantity grows: "time grows as T^1.1 (1.0 to 1.2)"."""
+    """Return how one quantity grows with the size.
+
+    Example: "time grows as T^1.1 (1.0 to 1.2)", where T is the number of tokens.
+    """
     verb = "grow" if fit.quantity is Quantity.NODES else "grows"
     exponent = fit.exponent
     if exponent is None:
@@ -54,7 +60,7 @@ def _grows(fit: Fit) -> str:
 
 
 def _range(regime: Regime) -> str:
-    """Return the range of sizes that were fitted: ", from 256 to 2048 tokens"."""
+    """Return the range of sizes to which the curve was fitted: ", from 256 to 2048 tokens". It ends a sentence."""
     over = regime.fits[0].over
     layers = sorted(cost.layers for cost in regime.costs)
     of_layers = f"{layers[0]} to {layers[-1]} layers"
@@ -64,7 +70,10 @@ def _range(regime: Regime) -> str:
 
 
 def prediction_lines(size: Size, prediction: Mapping[Quantity, Interval] | NoPrediction) -> Iterator[str]:
-    """Yield the predicted cost of a step of this size, one line per quantity, or the reason why there is none."""
+    """Yield the predicted cost of a step of this size, one line per quantity.
+
+    If no prediction is possible, yield a line with the reason.
+    """
     label = size_words(size)
     if isinstance(prediction, NoPrediction):
         yield f"{label}: no prediction, because {prediction.reason}"
@@ -74,25 +83,31 @@ def prediction_lines(size: Size, prediction: Mapping[Quantity, Interval] | NoPre
 
 
 def size_words(size: Size) -> str:
-    """Return "2048 tokens, 4 layers"."""
+    """Return the size of a step as text: "2048 tokens, 4 layers"."""
     return f"{size.tokens} tokens, {words.plural(size.layers, 'layer')}"
 
 
 def interval_text(quantity: Quantity, interval: Interval) -> str:
-    """Return the value with its bounds, "1.4 s (1.3 s to 1.5 s)", or only the value if all three read the same."""
+    """Return the value with its lower and upper bound: "1.4 s (1.3 s to 1.5 s)".
+
+    If all three are equal after rounding, return only the value.
+    """
     value, low, high = (amount_text(quantity, amount) for amount in (interval.value, interval.low, interval.high))
     return value if low == value == high else f"{value} ({low} to {high})"
 
 
 def amount_text(quantity: Quantity, amount: float) -> str:
-    """Return the amount with the unit of its quantity: seconds, bytes, or a plain number."""
+    """Return the amount as text with the unit of its quantity: seconds, bytes, or no unit for a count."""
     if quantity in (Quantity.SECONDS, Quantity.PROCESSOR):
         return words.seconds(amount)
     return words.size(amount, tenths=True) if quantity is Quantity.BYTES else f"{amount:.0f}"
 
 
 def checked_lines(cost: StepCost, checks: Mapping[Quantity, tuple[Interval, float]]) -> Iterator[str]:
-    """Yield the predicted and the measured cost of a run that was not used to fit the prediction."""
+    """Yield lines that compare the predicted with the measured cost of a run. This run was not used to fit the curves.
+
+    `checks`: the prediction and the measured value of each quantity.
+    """
     yield f"checked at {size_words(size_of(cost))}:"
     for quantity, (interval, measurement) in checks.items():
         error = interval.value / measurement - 1
@@ -104,7 +119,7 @@ def checked_lines(cost: StepCost, checks: Mapping[Quantity, tuple[Interval, floa
 
 
 def cells_text(cells: Sequence[Outcome]) -> Iterator[str]:
-    """Yield the table of a sweep for the terminal: one line per run, in aligned columns."""
+    """Yield the cost table of a sweep as lines for the terminal, with one line per run."""
     rows = [COST_HEAD, *((cell.spec.scenario, *cost_row(cell.cost)) for cell in cells if cell.cost)]
     widths = [max(len(row[column].rstrip(":")) for row in rows) for column in range(len(COST_HEAD))]
     for name, *numbers in rows:

@@ -23,7 +23,7 @@ SCHEMA = 1
 
 
 class Events(Listener):
-    """Listener that writes one line per event and flushes it at once.
+    """Listener that writes each event to `stream` as one line of JSON and flushes it at once.
 
     There is no event for Ctrl-C. The `done` event of an interrupted run has exit code 130.
     """
@@ -44,7 +44,7 @@ class Events(Listener):
         self._write("launch", spec.scenario, **_planned_run(escaped(spec)))
 
     def on_phase(self, scenario: str, phase: str, progress: Progress) -> None:
-        """Write an event if the phase of this run has changed since the last call."""
+        """Write a `phase` event, but only if the phase of this run has changed since the last call."""
         if self._phases.get(scenario) == phase:
             return
         self._phases[scenario] = phase
@@ -82,7 +82,10 @@ class Events(Listener):
 
 
 class PlannedRun(TypedDict):
-    """A run of the plan. If this machine cannot run it, `skip` is the reason and all later keys are null."""
+    """A run as the `plan` event describes it.
+
+    If this machine cannot run it, `skip` is the reason and all later keys are null.
+    """
 
     name: str
     about: str

@@ -1,4 +1,7 @@
-"""Listeners, which receive the events of a run. An exception in a listener does not affect the run."""
+"""The base class of listeners, which are objects that are told about the events of a run.
+
+An exception in a listener does not affect the run.
+"""
 
 from __future__ import annotations
 
@@ -14,49 +17,59 @@ from nsa_harness.core.report import MachineFacts, Outcome, Report, Trouble
 
 
 class Listener:
-    """Receiver of the events of a run. A subclass overrides the methods for the events that it needs.
+    """Base class of objects that are told about the events of a run.
 
-    The methods are called one at a time and in order; only `on_interrupt` may be called during another call. If
-    attempts run in parallel, the calls come from several threads and the events of the attempts are mixed. `attempt` is
-    the name of the attempt's directory, as in `Outcome.dir`.
+    A subclass overrides the methods for the events that it needs. The methods are called one at a time and in order;
+    only `on_interrupt` may be called during another call. If attempts run in parallel, the calls come from several
+    threads and the events of the attempts are mixed. `attempt` is the name of the attempt's directory, as in
+    `Outcome.dir`.
     """
 
     def on_plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:
-        """Receive the list of runs before the first launch, with those that this machine cannot run."""
+        """Handle the list of planned runs, before the first launch.
+
+        It includes the runs that this machine cannot run.
+        """
 
     def on_launch(self, spec: RunSpec) -> None:
-        """Receive the specification of a run that is about to be launched."""
+        """Handle the launch of a run, just before its processes are started."""
 
     def on_phase(self, attempt: str, phase: str, progress: Progress) -> None:
-        """Receive the progress of the ranks. Called each time the ranks are polled, even if nothing changed."""
+        """Handle the latest progress of the ranks.
+
+        This method is called each time the ranks are polled, even if nothing changed.
+        """
 
     def on_first_snapshot(self, attempt: str, rows: Sequence[FirstSnapshot]) -> None:
-        """Receive the first stack snapshot of a running job, taken when nsa-harness attaches to the job."""
+        """Handle the first stack snapshot of a running job, taken when nsa-harness attaches to the job."""
 
     def on_stall(self, attempt: str, text: str) -> None:
-        """Receive the description of a stall: no rank makes progress, but it is not proven to be a hang."""
+        """Handle a stall: no rank makes progress, but it is not proven to be a hang. `text` describes it."""
 
     def on_progress_again(self, attempt: str, text: str) -> None:
-        """Receive the end of a stall: a rank has made progress again."""
+        """Handle the end of a stall: a rank has made progress again."""
 
     def on_interrupt(self, count: int) -> None:
-        """Receive the `count`-th SIGINT (Ctrl-C) or SIGTERM.
+        """Handle Ctrl-C (SIGINT) or SIGTERM. `count`: how many of these signals have arrived so far.
 
-        May be called by a signal handler, so it must not take a lock or write to a stream.
+        A signal handler may call this method, so it must not take a lock or write to a stream.
         """
 
     def on_outcome(self, outcome: Outcome, run_dir: Path) -> None:
-        """Receive the outcome of one attempt."""
+        """Handle the outcome of an attempt that has ended."""
 
     def on_done(self, report: Report, run_dir: Path) -> None:
-        """Receive the whole report after the last attempt."""
+        """Handle the report of all attempts, after the last one has ended."""
 
     def close(self) -> None:
-        """Restore the terminal. May be called at any time, and more than once."""
+        """Stop the output and restore the terminal. This method may be called at any time, and more than once."""
 
 
 def notify(listeners: Sequence[Listener], call: Callable[[Listener], None]) -> tuple[Trouble, ...]:
-    """Run `call` for every listener. Return the exceptions; they do not affect the other listeners."""
+    """Call `call` with every listener.
+
+    Return the exceptions that were raised; the other listeners are called nevertheless.
+    """
     trouble = []
     for listener in listeners:
         try:
@@ -69,7 +82,7 @@ def notify(listeners: Sequence[Listener], call: Callable[[Listener], None]) -> t
 
 @dataclass(kw_only=True)
 class Broadcast:
-    """Function that passes an event to all listeners. Only one event is passed at a time, also from several threads."""
+    """Function object that passes an event to all listeners. Events from several threads are passed one at a time."""
 
     listeners: tuple[Listener, ...]
     # Reentrant: the signal handler for Ctrl-C may interrupt the main thread while it holds the lock.

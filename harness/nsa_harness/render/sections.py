@@ -1,6 +1,6 @@
-"""The sections of a report about one run, in the same order for every document.
+"""The types of the sections that reports consist of, and the sections about one run.
 
-`run_section` builds the sections once. Each writer (documents/summary_md.py, documents/html.py, terminal/screen.py)
+`run_section` builds the sections of a run. Each writer (documents/summary_md.py, documents/html.py, terminal/screen.py)
 decides what each kind of section looks like in its format and escapes the text for that format. A writer skips the
 kinds that its format cannot show.
 """
@@ -22,9 +22,10 @@ _MAX_RANK_ROWS = 8  # more ranks are grouped by the call they are in; the row pe
 
 
 class Span(NamedTuple):
-    """A piece of a line, in one style.
+    """A piece of a line that is shown in one style.
 
-    `run`: the number of the run that the piece links to, or None. `status`: the verdict of that run.
+    `run`: the number of the run that this piece links to, or None if it is not a link. `status`: the verdict of that
+    run.
     """
 
     text: str
@@ -39,12 +40,12 @@ Line = tuple[Span, ...]  # writers put a space between two spans
 
 
 def line(text: str) -> Line:
-    """Return a line with the whole text in the default style."""
+    """Return a line that shows the whole text in the default style."""
     return (Span(text),)
 
 
 def lines(rows: Iterable[Iterable[str]]) -> tuple[tuple[Line, ...], ...]:
-    """Convert the texts of a table: each cell becomes a line in the default style."""
+    """Convert the cells of a table from texts to lines in the default style."""
     return tuple(tuple(map(line, row)) for row in rows)
 
 
@@ -54,22 +55,25 @@ def plain(line: Line) -> str:
 
 
 def join_texts(texts: Iterable[str]) -> str:
-    """Join the texts as "a · b · c"."""
+    """Join the texts with " · " between them."""
     return " · ".join(texts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """The heading of a report about several runs: how many runs there are, and how many have each verdict."""
+    """The heading of a report about several runs.
+
+    It shows how many runs there are, and how many of them have each verdict.
+    """
 
     report: Report
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunDetails:
-    """Everything about one run, under a heading with its verdict and name.
+    """The section about one run, with a heading that shows its verdict and name.
 
-    `number`: its number in the report, from 1. `alone`: whether the report has no other run.
+    `number`: its number in the report, counted from 1. `alone`: whether the report has no other run.
     """
 
     number: int
@@ -80,10 +84,10 @@ class RunDetails:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Sections under a title.
+    """A group of sections under a title.
 
-    `chapter`: whether the title has the heading level of a run's title. `folded`: whether the sections are hidden until
-    the reader opens them.
+    `chapter`: whether the title has the same heading level as the title of a run. `folded`: whether the sections are
+    hidden until the reader opens them.
     """
 
     title: str
@@ -94,23 +98,26 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class RunAnswer:
-    """The answer about a run: one sentence, the line to look at, and the call stacks."""
+    """What happened in a run: one sentence, the source line to look at, and the call stacks."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """Pictures for the HTML page: the collectives around the point where the ranks diverge, and the ranks over time."""
+    """The pictures of a run, for the HTML page only.
+
+    They show the collectives around the call where the ranks diverge, and the ranks over time.
+    """
 
     outcome: Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sentence:
-    """A paragraph.
+    """A paragraph of text.
 
-    `label`: shown in bold in front of the line. If there is a label, backticks in the line mark code. `quiet`: whether
+    `label`: shown in bold in front of the text. If there is a label, backticks in the text mark code. `quiet`: whether
     the paragraph is a remark in a paler colour.
     """
 
@@ -121,17 +128,20 @@ class Sentence:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """The bisection whose probes are the runs of the report. Only the HTML page shows it; BISECT.md is its Markdown."""
+    """The bisection that launched the runs of the report.
+
+    Only the HTML page shows this section; BISECT.md has the same content as Markdown.
+    """
 
     report: BisectReport
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table.
+    """A table of text cells.
 
     `head`: the column names. A name that ends in a colon aligns its column to the right.
-    `extra`: the columns that a small screen may leave out.
+    `extra`: the names of columns that may be left out on a small screen.
     """
 
     title: str  # read aloud by screen readers
@@ -146,7 +156,7 @@ class Table:
 class Overview:
     """A table with one row per run, worst first.
 
-    `in_full`: the numbers of the runs that have a section of their own, to which the row links.
+    `in_full`: the numbers of the runs that have a section of their own. Their rows link to it.
     """
 
     runs: tuple[tuple[int, Outcome], ...]
@@ -155,7 +165,7 @@ class Overview:
 
 @dataclass(frozen=True, kw_only=True)
 class Bullets:
-    """A bulleted list under a title."""
+    """A bulleted list with a title."""
 
     title: str
     items: tuple[str, ...]
@@ -163,21 +173,25 @@ class Bullets:
 
 @dataclass(frozen=True, kw_only=True)
 class FactList:
-    """Facts about what was run: the scenario, the launch, remarks and notes. Each fact is one line."""
+    """A list of facts about what was run: the scenario, the launch, remarks and notes. Each fact is one line."""
 
     items: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grounds:
-    """Labelled lists of the observations that the verdict is based on."""
+    """The observations that a verdict is based on, as lists with a label each."""
 
     rows: tuple[tuple[str, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FindingDetails:
-    """A finding with its proof. If it is the cause, its advice and open questions are already in the answer."""
+    """A finding with the files that prove it.
+
+    If it is the cause of the verdict, its advice and open questions are left out, because they are shown at the start
+    of the run's section.
+    """
 
     finding: Finding
     severity: Severity
@@ -192,7 +206,7 @@ class Command:
 
 
 class File(NamedTuple):
-    """A file of the run directory, with a remark such as its number of entries."""
+    """An entry in a list of files. `remark`: a text such as the number of entries in the file."""
 
     path: str
     address: str | None  # relative URL; None if the path is a pattern or leads out of the run directory
@@ -201,7 +215,7 @@ class File(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """A list of files."""
+    """A list of files in the run directory."""
 
     items: tuple[File, ...]
 
@@ -226,9 +240,9 @@ Section = (
 
 
 def run_section(number: int, outcome: Outcome, *, alone: bool) -> RunDetails:
-    """Return the section of one run: the answer, the evidence, how to repeat the run, and its files.
+    """Return the section about one run: what happened, the evidence, how to repeat the run, and its files.
 
-    `number`: the number of the run in the report, from 1. `alone`: whether the report has no other run.
+    `number`: the number of the run in the report, counted from 1. `alone`: whether the report has no other run.
     """
     sections = (
         RunAnswer(outcome=outcome),
@@ -251,7 +265,7 @@ def _what_to_do(outcome: Outcome) -> Iterator[Section]:
 
 
 def evidence_sections(outcome: Outcome) -> Iterator[Section]:
-    """Yield the sections with the evidence for the verdict."""
+    """Yield the sections that contain the evidence for the verdict of a run."""
     if facts := tuple(filter(None, (*words.run_facts(outcome), words.culprit_line(outcome)))):
         yield FactList(items=facts)
     proof = (("why a hang", outcome.proof_reason or ""), ("last shared", words.last_shared(outcome)))
@@ -325,7 +339,11 @@ def _repeat(outcome: Outcome) -> Iterator[Section]:
     yield (
         Command(text=outcome.repeat_command)
         if outcome.repeat_command
-        else Sentence(line=line("There is no command that repeats this run."))
+        else Sentence(
+            line=line(
+                "No command repeats this run. `nsa-harness watch -- COMMAND` observes the next run from its start."
+            )
+        )
     )
     if outcome.next_command:
         yield Sentence(line=line("Continue with:"))

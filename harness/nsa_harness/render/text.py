@@ -1,4 +1,4 @@
-"""Escapes for text from programs under test: for every format, and in addition for Markdown.
+"""Functions that make text from programs under test safe to show, for every format and in addition for Markdown.
 
 Messages, paths and source lines come from programs that nsa-harness does not trust. `escape` turns a text into one line
 of bounded length without control characters, terminal sequences, text-direction overrides, invisible characters or lone
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def escape(text: str) -> str:
-    """Return the text as one line that is safe to show. Lines are joined by " / ".
+    """Return the text as one line that is safe to show. Line breaks become " / ", and a long text is cut in the middle.
 
     Escaping an escaped text does not change it.
     """
@@ -32,7 +32,10 @@ def escape(text: str) -> str:
 
 
 def escape_block(text: str) -> str:
-    """Return the last `BLOCK_LINES` lines of source code, safe to show, with their indentation."""
+    """Return the text as several lines that are safe to show.
+
+    Only the last `BLOCK_LINES` lines are kept, with their indentation.
+    """
     lines = _SEQUENCE.sub("", text).splitlines()
     safe_lines = [_cut(_visible(line.expandtabs(4).rstrip())) for line in lines[-BLOCK_LINES:]]
     return "\n".join(safe_lines).strip("\n")
@@ -46,7 +49,7 @@ def escaped(value: T) -> T:
 def markdown(text: str) -> str:
     """Return Markdown that is rendered as exactly this text, in a paragraph or in a table cell.
 
-    Only characters with a meaning in Markdown are escaped, so that the source stays readable too.
+    Only characters that have a meaning in Markdown are escaped, so that the Markdown itself stays readable.
     """
     return _MARKDOWN_START.sub(r"\1\\\2", _MARKDOWN.sub(_markdown_character, escape(text)))
 
@@ -60,7 +63,7 @@ def markdown_link(text: str, target: str) -> str:
 def markdown_code(text: str, *, in_table: bool = False) -> str:
     """Return the text as a Markdown code span.
 
-    `in_table`: escape pipes, because Markdown splits a table row into cells before it parses code spans.
+    `in_table`: also escape "|", because Markdown splits a table row into cells before it recognizes code spans.
     """
     text = escape(text) or " "
     fence = "`" * (_longest_backticks(text) + 1)
@@ -70,7 +73,7 @@ def markdown_code(text: str, *, in_table: bool = False) -> str:
 
 
 def markdown_fence(text: str, language: str) -> list[str]:
-    """Return the lines of a fenced code block. The fence is longer than any run of backticks in the text."""
+    """Return the lines of a fenced code block. The fence is longer than any sequence of backticks in the text."""
     fence = "`" * max(3, _longest_backticks(text) + 1)
     return [f"{fence}{language}", *escape_block(text).split("\n"), fence]
 
@@ -86,7 +89,7 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[s
 
 
 def link_target(path: str) -> str | None:
-    """Return the relative URL of a file in the run directory, or None for a path that leads out of the directory.
+    """Return the relative URL of a file in the run directory, or None if the path leads out of the directory.
 
     A line number at the end of the path (":12") is removed.
     """
@@ -99,7 +102,8 @@ def link_target(path: str) -> str | None:
 def ascii_only(text: str) -> str:
     """Return the text in ASCII, for a terminal that cannot show symbols such as "▸".
 
-    Each symbol of nsa-harness is replaced by one ASCII character. All other characters become backslash escapes.
+    Each symbol that nsa-harness itself prints is replaced by a similar ASCII character. All other characters become
+    backslash escapes.
     """
     return text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
 
@@ -126,7 +130,7 @@ _ASCII = str.maketrans("━─│└▸◀·×→–—…■▒", "=-|`><-x>--~
 
 
 def _visible(text: str) -> str:
-    """Return the text with a backslash escape for each unsafe character."""
+    """Return the text with each unsafe character replaced by a backslash escape, and each tab by a space."""
     return _UNSAFE.sub(_escape_character, text.replace("\t", " "))
 
 
@@ -138,7 +142,7 @@ def _escape_character(match: re.Match[str]) -> str:
 
 
 def _cut(text: str) -> str:
-    """Return the text, or its start and its end if it is longer than `LIMIT`."""
+    """Return the text. If it is longer than `LIMIT` characters, cut out its middle."""
     if len(text) <= LIMIT:
         return text
     head, tail = text[: LIMIT * 3 // 4].rstrip(), text[-LIMIT // 6 :].lstrip()

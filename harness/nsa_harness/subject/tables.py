@@ -66,8 +66,8 @@ def _of_steps(rows: Sequence[Row]) -> dict[str, list[float]]:
 def _gates(table: Table) -> tuple[Row, ...]:
     """Return the row of each branch and layer at the latest step. A torn last line does not count."""
     whole = [row for row in table("gate_health.csv") or () if isinstance(row.get("branch"), str) and _is_of_a_gate(row)]
-    newest = max((float(row["step"]) for row in whole), default=None)
-    kept = [row for row in whole if row["step"] == newest][:_MAX_GATES]
+    latest = max((float(row["step"]) for row in whole), default=None)
+    kept = [row for row in whole if row["step"] == latest][:_MAX_GATES]
     return tuple({name: row[name] for name in _OF_A_GATE} | {"branch": str(row["branch"])[:40]} for row in kept)
 
 

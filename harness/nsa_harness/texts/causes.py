@@ -1,4 +1,4 @@
-"""Texts of causes.toml: what each cause means, how it is proven, what to do, and the templates of its sentences."""
+"""The texts in causes.toml: what each cause means, how it is proven, what to do, and templates for sentences."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ SHARED = "shared"
 
 @cache
 def sections() -> Mapping[str, Mapping[str, str]]:
-    """Return the texts of causes.toml by section and key, each on one line."""
+    """Return all texts of causes.toml, by section and key. Line breaks within a text are removed."""
     tables = tomllib.loads(files(__package__).joinpath("causes.toml").read_text(encoding="utf-8"))
     return {section: {key: " ".join(text.split()) for key, text in texts.items()} for section, texts in tables.items()}
 
 
 def text_of(code: str | None, key: str) -> str:
-    """Return one text of a cause; "" if it has none. A template is returned unrendered.
+    """Return the text `key` of a cause, or "" if this cause has no such text. Templates are not rendered.
 
-    A code that only another version knows has the texts of the cause `unknown`.
+    `code`: the code of the cause. If it is unknown, for instance because another version wrote it, the texts of the
+    cause `unknown` are used.
     """
     texts = sections()
     return texts.get(code or "", texts[Cause.UNKNOWN]).get(key, "")
 
 
 def remedy(code: str | None) -> str:
-    """Return the remedy of a cause as a sentence."""
+    """Return what to do about a cause, with a capital letter at the start."""
     text = text_of(code, "remedy")
     return text[:1].upper() + text[1:]

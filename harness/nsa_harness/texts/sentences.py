@@ -1,6 +1,7 @@
-"""Sentences: the findings of a run in words, rendered from its facts with the templates of causes.toml.
+"""Sentences about the findings of a run, rendered from the facts of each finding with the templates in causes.toml.
 
-If a template fails, the verdict stands: the finding then shows its cause with the facts, and the error is noted.
+If a template fails, the verdict does not change. The finding then shows its cause code and its facts instead of a
+sentence, and the error is recorded.
 """
 
 from __future__ import annotations
@@ -22,24 +23,27 @@ from nsa_harness.texts.words import duration, place_name, ranks, verb_for
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """The findings of a diagnosis in words, in its order, and the errors of templates that failed."""
+    """The findings of a diagnosis with their sentences, and the errors of templates that failed."""
 
     findings: tuple[Finding, ...]
     trouble: tuple[Trouble, ...]
 
 
 def in_words(diagnosis: Diagnosis) -> Words:
-    """Return the findings of `diagnosis` with mesh coordinates of ranks, and without steps if these mean nothing."""
+    """Return the findings of `diagnosis` with their sentences, in the same order.
+
+    Ranks are followed by their mesh coordinates. Step numbers are removed if the program does not count steps.
+    """
     trouble: list[Trouble] = []
     findings = tuple(_in_words(explanation, diagnosis, trouble) for explanation in diagnosis.explanations)
     return Words(findings=findings, trouble=tuple(trouble))
 
 
 def with_words(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Return the outcomes with all sentences that `in_words` cannot make, because they need more than one diagnosis.
+    """Return the outcomes with the sentences that `in_words` cannot add, because they depend on several attempts.
 
-    Findings from `make_finding` get their claim and advice. A diagnostic rerun gets `showed`, the claim of the finding
-    to which it led. Outcomes that already have these sentences stay unchanged.
+    Findings without a claim get their claim and advice. The outcome of a diagnostic rerun gets `rerun_answer`, the
+    claim of the finding that it led to. Sentences that are already there do not change.
     """
     with_claims = tuple(map(_with_claims, outcomes))
     return tuple(
@@ -60,14 +64,20 @@ def _with_claims(outcome: Outcome) -> Outcome:
 
 
 def with_claim(finding: Finding, trouble: list[Trouble]) -> Finding:
-    """Return the finding with a claim and an advice from its facts."""
+    """Return a copy of the finding with its claim and its advice, rendered from its facts.
+
+    If a template fails, its error is added to `trouble`.
+    """
     facts = _template_facts(finding.code, finding.facts, finding.ranks, finding.place)
     claim, advice = (_render(finding.code, key, facts, trouble) for key in ("claim", "advice"))
     return replace(finding, claim=claim, advice=advice, facts=json_facts(finding.facts))
 
 
 def _rerun_claim(outcome: Outcome, outcomes: Sequence[Outcome]) -> str | None:
-    """Return the claim of the finding to which the diagnostic rerun `outcome` led, or None."""
+    """Return the claim of the finding that resulted from a diagnostic rerun.
+
+    Return None if `outcome` is not a diagnostic rerun or no finding resulted from it.
+    """
     rerun = outcome.spec.deepening
     if rerun is None:
         return None
@@ -77,7 +87,10 @@ def _rerun_claim(outcome: Outcome, outcomes: Sequence[Outcome]) -> str | None:
 
 
 def stall_text(note: StallNote) -> str:
-    """Return "rank 1 is blocked in read (loader.py:13) on data.fifo; ...; HANG in 4 min 52 s unless ..."."""
+    """Return the description of a stall: which ranks are blocked, what could end the stall, and when it becomes a HANG.
+
+    Example: "rank 1 is blocked in read (loader.py:13) on data.fifo; ...; HANG in 4 min 52 s unless ...".
+    """
     reasons = sections()["could_end"]
     possible_ends = [reasons.get(kind, reasons["unknown"]) for kind in note.open_waits]
     if note.moving_ranks:
@@ -88,7 +101,10 @@ def stall_text(note: StallNote) -> str:
 
 
 def _stalled_text(row: StalledRanks) -> str:
-    """Return "ranks 0, 2 are blocked in all_reduce #3 (train.py:18), waiting for rank 1"."""
+    """Return where some ranks are blocked.
+
+    Example: "ranks 0, 2 are blocked in all_reduce #3 (train.py:18), waiting for rank 1".
+    """
     # Only the verb depends on the number of ranks: "is blocked" changes its first word, "computes" its last letter.
     verb, _, rest = row.state.partition(" ")
     text = f"{ranks(row.ranks)} {verb_for(verb, row.ranks)}{rest and f' {rest}'}"
@@ -136,7 +152,10 @@ def _open_question(question: OpenQuestion, trouble: list[Trouble]) -> str:
 
 
 def _render(section: str, key: str, facts: Mapping[str, object], trouble: list[Trouble]) -> str:
-    """Return the rendered template. If that fails, note the error in `trouble` and return the code with its facts."""
+    """Return the template `key` of a section, rendered with these facts.
+
+    If that fails, add the error to `trouble` and return the code with its facts, or "" for an advice.
+    """
     try:
         return render_template(section, key, facts)
     except Exception as error:  # a filter may raise anything, and the verdict matters more than a sentence
@@ -145,7 +164,10 @@ def _render(section: str, key: str, facts: Mapping[str, object], trouble: list[T
 
 
 def _code_with_facts(code: str, facts: Mapping[str, object]) -> str:
-    """Return "pipe_full (line=train.py:12)": what a finding shows in place of a sentence that could not be rendered."""
+    """Return a cause code with its facts, for a finding whose sentence could not be rendered.
+
+    Example: "pipe_full (line=train.py:12)".
+    """
     known_facts = {name: value for name, value in facts.items() if name != "remedy" and value not in (None, "", ())}
     text = ", ".join(f"{name}={place_name(v) if isinstance(v, Place) else v}" for name, v in known_facts.items())
     return f"{code} ({text})" if text else code
@@ -157,7 +179,7 @@ _STEP = re.compile(r",? (?:(?:in|of|since|after|to) )?step \d+\b|\b\d+ steps? do
 
 
 def with_coordinates(claim: str, places: Meshes) -> str:
-    """Return the claim with mesh coordinates after the first mention of each rank."""
+    """Return the claim with the mesh coordinates of each rank after the first mention of this rank."""
     earlier_ranks: set[int] = set()
 
     def add_coordinates(number: re.Match[str]) -> str:
@@ -171,5 +193,5 @@ def with_coordinates(claim: str, places: Meshes) -> str:
 
 
 def without_steps(claim: str) -> str:
-    """Return the claim without step numbers. They mean nothing in a program without an optimizer."""
+    """Return the claim without step numbers, for a program without an optimizer, which does not count steps."""
     return _STEP.sub("", claim)

@@ -1,4 +1,7 @@
-"""Templates of causes.toml. Each is compiled when it is first rendered, and a missing fact is an error."""
+"""Renders the templates in causes.toml.
+
+A template is compiled when it is first rendered. A fact that is missing is an error.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,23 @@ from nsa_harness.texts.template_filters import FILTERS
 
 
 def render_template(section: str, key: str, facts: Mapping[str, object]) -> str:
-    """Return the template rendered with these facts. Raises `jinja2.TemplateError` and any error of a filter."""
+    """Return the template `key` of a section, rendered with these facts.
+
+    Raise jinja2.TemplateError, or any exception that a filter raises, if that fails.
+    """
     return template(section, key).render(facts)
 
 
 @cache
 def template(section: str, key: str) -> Template:
-    """Return the compiled template. A cause without its own advice uses its remedy."""
+    """Return the compiled template `key` of a section. If a cause has no advice, return a template of its remedy."""
     source = sections()[section].get(key, "{{ remedy }}") if key == "advice" else sections()[section][key]
     return environment().from_string(source)
 
 
 @cache
 def environment() -> Environment:
-    """Return the one environment of all templates."""
+    """Return the Jinja environment that all templates share."""
     # Sentences are plain text. The writers of HTML and Markdown escape them.
     # `{% include "name" %}` inserts a sentence of [shared], rendered with the facts of the including template.
     loader = FunctionLoader(lambda name: sections()[SHARED].get(name))
@@ -35,7 +41,7 @@ def environment() -> Environment:
 
 
 def _reject_none(value: object) -> object:
-    """Raise if a template prints None: it has to check first whether the fact is known."""
+    """Return the value. Raise UndefinedError if it is None, because a template must check whether a fact is known."""
     if value is None:
         raise UndefinedError("a fact that is None was printed")
     return value

@@ -1,4 +1,4 @@
-"""Words of reports: a number, place or verdict reads the same in every document."""
+"""Texts for values in reports. A number, place or verdict is written in the same way in every document."""
 
 from __future__ import annotations
 
@@ -34,12 +34,15 @@ from nsa_harness.texts.causes import text_of
 
 
 def verdict(outcome: Outcome) -> str:
-    """Return the verdict for readers. A job that was only inspected has no verdict, but that is not an error."""
+    """Return the verdict as documents show it.
+
+    A job that was only inspected gets MOVES, STALL or OPEN instead of its stored status.
+    """
     return _VERDICTS_OF_INSPECTED_JOBS.get(outcome.verdict.cause or "", outcome.verdict.status.value)
 
 
 def meaning(outcome: Outcome) -> str:
-    """Return what the verdict means, and what it does not mean."""
+    """Return a sentence that explains what the verdict of this run means."""
     verdict = outcome.verdict
     if verdict.status is Status.HANG and outcome.ending_text == UNWATCHED:
         return "Deadlock, according to the files: no rank could release the others. More time would not have helped."
@@ -68,7 +71,7 @@ LOUDEST_FIRST = (Status.HANG, Status.FAIL, Status.ERROR, Status.SKIP, Status.PAS
 
 
 def seconds(value: float | None) -> str:
-    """Return "0.06 s", "14.2 s", "2 min 5 s", or "2 h 1 min"."""
+    """Return a time with its unit, such as "0.06 s", "14.2 s", "2 min 5 s" or "2 h 1 min"."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value < 99.95:
@@ -80,7 +83,10 @@ def seconds(value: float | None) -> str:
 
 
 def size(value_bytes: float | None, *, tenths: bool = False) -> str:
-    """Return "412 MB" or "9.1 GB"; with `tenths` "1.4 MB" for a size below 100 MB."""
+    """Return a size with its unit, such as "412 MB" or "9.1 GB".
+
+    `tenths`: show one decimal place for sizes below 100 MB, such as "1.4 MB".
+    """
     if value_bytes is None:
         return UNKNOWN
     value_bytes = min(value_bytes, 10**18)
@@ -92,7 +98,7 @@ def size(value_bytes: float | None, *, tenths: bool = False) -> str:
 
 
 def number(value: float) -> str:
-    """Return a whole number in full, with commas, and any other with five digits."""
+    """Return a number as text. Whole numbers have commas ("12,345"); other numbers are rounded to five digits."""
     return f"{value:,.0f}" if math.isfinite(value) and value == int(value) and abs(value) < 1e15 else f"{value:.5g}"
 
 
@@ -101,7 +107,10 @@ def loss(value: float | None) -> str:
 
 
 def middle(text: str, limit: int) -> str:
-    """Return at most `limit` characters. The middle is cut out, because similar names differ at their ends."""
+    """Return the text, cut to at most `limit` characters.
+
+    The middle is cut out, because names often differ at their ends.
+    """
     if len(text) <= limit:
         return text
     tail = (limit - 1) // 2
@@ -109,12 +118,12 @@ def middle(text: str, limit: int) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return "1 rank", "2 ranks", "3 entries"."""
+    """Return the number and the noun in singular or plural: "1 rank", "2 ranks", "3 entries"."""
     return f"{count} {noun_for(count, noun)}"
 
 
 def noun_for(count: float, noun: str) -> str:
-    """Return "rank" for one, else "ranks", "entries", "batches"."""
+    """Return the noun in singular if `count` is 1, and otherwise in plural ("ranks", "entries", "batches")."""
     if count == 1:
         return noun
     if noun.endswith("y") and noun[-2:-1] not in "aeiou":
@@ -123,41 +132,44 @@ def noun_for(count: float, noun: str) -> str:
 
 
 def listing(texts: Sequence[str]) -> str:
-    """Return "a", "a and b", or "a, b and c"."""
+    """Return the texts as a list in a sentence: "a", "a and b", or "a, b and c"."""
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
 
 
 def certainty(confidence: float) -> str:
-    """Return "certain", "likely" or "unknown"."""
+    """Return the word for a confidence between 0 and 1: "certain", "likely" or "unknown"."""
     if confidence >= CERTAIN:
         return "certain"
     return "likely" if confidence >= 0.6 else "unknown"
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """Return "rank 1", "ranks 0, 2", "ranks 0-511 and 3 more": inclusive, and never longer than a line."""
+    """Return the ranks as text: "rank 1", "ranks 0, 2", or "ranks 0-511 and 3 more".
+
+    Ranges include both ends. The text is never longer than a line.
+    """
     return ranks_text(tuple(numbers))
 
 
 def rank_numbers(numbers: Iterable[int]) -> str:
-    """Return the ranks without the noun: "1", or "0-2, 5"."""
+    """Return the ranks as text without the word "rank", such as "1" or "0-2, 5"."""
     return ranks(numbers).partition(" ")[2]
 
 
 def rank_with_coordinates(row: RankStatus) -> str:
-    """Return "3 (dp=1 tp=1)", or "3" if the job has no mesh."""
+    """Return the rank with its mesh coordinates: "3 (dp=1 tp=1)". If the job has no mesh, return only the rank."""
     return f"{row.rank} ({row.coordinates})" if row.coordinates else str(row.rank)
 
 
 def place_name(place: Place) -> str:
-    """Return "nsa/model.py:212", or "" if only the module or parameter is known."""
+    """Return the file and line of the place: "nsa/model.py:212". Return "" if the file is not known."""
     if place.file is None:
         return ""
     return place.file if place.line is None else f"{place.file}:{place.line}"
 
 
 def place_details(place: Place, step: int | None = None) -> str:
-    """Return the known details of the place: function, layer, module, parameter, step."""
+    """Return the known details of a place, joined with " · ": function, layer, module, parameter and step."""
     details = (
         place.function,
         None if place.layer is None else f"layer {place.layer}",
@@ -169,12 +181,15 @@ def place_details(place: Place, step: int | None = None) -> str:
 
 
 def statement(place: Place) -> str:
-    """Return the source line of the place, which is the last line of its text."""
+    """Return the source line of the place, without the lines around it and without indentation."""
     return (place.text or "").rpartition("\n")[2].strip()
 
 
 def source_lines(place: Place) -> Iterator[str]:
-    """Yield the statement with its line numbers. The last line is the line of the place."""
+    """Yield the source lines of the place with their numbers.
+
+    The line of the place itself is marked with "▸" and comes last.
+    """
     lines = textwrap.dedent(place.text).split("\n") if place.text else []
     digits = len(str(place.line or ""))
     for offset, line in enumerate(lines, start=1 - len(lines)):
@@ -183,7 +198,10 @@ def source_lines(place: Place) -> Iterator[str]:
 
 
 def numbered_lines(around: Place, marked_line: int | None) -> Iterator[str]:
-    """Yield source lines with their numbers, and "▸" at `marked_line`. The last line is the line of the place."""
+    """Yield source lines with their numbers, the line `marked_line` marked with "▸".
+
+    `around`: a place that contains the source lines. Its own line is the last of them.
+    """
     lines = textwrap.dedent(around.text or "").split("\n")
     first = (around.line or 0) - len(lines) + 1
     digits = len(str(around.line or 0))
@@ -192,13 +210,13 @@ def numbered_lines(around: Place, marked_line: int | None) -> Iterator[str]:
 
 
 def headline_tag(outcome: Outcome) -> str:
-    """Return the text next to the verdict: the kind of a HANG, else the cause."""
+    """Return the word next to the verdict in a heading: the kind of a HANG, or else the cause code. It can be ""."""
     kind = outcome.verdict.kind
     return kind.value if kind is not None else outcome.verdict.cause or ""
 
 
 def remarks(outcome: Outcome) -> Iterator[str]:
-    """Yield remarks on the verdict: expectation, attempt, flakiness."""
+    """Yield remarks on the verdict: whether it was expected, which attempt it is, and whether the run is flaky."""
     status = outcome.verdict.status
     if status is Status.PASS and not outcome.expected:
         yield "PASS was not expected"
@@ -215,9 +233,9 @@ def remarks(outcome: Outcome) -> Iterator[str]:
 
 
 def counts_line(report: Report) -> str:
-    """Return "7 runs: 2 HANG · 1 FAIL · 4 PASS", the most important verdict first; "1 run in 3 attempts: 1 PASS".
+    """Return how many runs have each verdict, the most important first: "7 runs: 2 HANG · 1 FAIL · 4 PASS".
 
-    A repeated run counts once, and diagnostic reruns do not count.
+    A repeated run counts once ("1 run in 3 attempts: 1 PASS"). Diagnostic reruns do not count.
     """
     by_status = counts(report.outcomes)
     total = sum(by_status.values())
@@ -234,17 +252,23 @@ def machine_line(facts: MachineFacts) -> str:
 
 
 def severity_key(outcome: Outcome) -> tuple[bool, bool, int]:
-    """Return a sort key: unexpected outcomes that count come first, then the most important verdict."""
+    """Return a sort key for outcomes, worst first.
+
+    Final outcomes come before others, then unexpected before expected outcomes, then more important verdicts.
+    """
     return not outcome.final, outcome.expected, LOUDEST_FIRST.index(outcome.verdict.status)
 
 
 def bad_news_first(report: Report) -> list[tuple[int, Outcome]]:
-    """Return the outcomes with their numbers from 1, the worst first."""
+    """Return the outcomes, worst first, each with its number in the report, counted from 1."""
     return sorted(enumerate(report.outcomes, start=1), key=lambda pair: severity_key(pair[1]))
 
 
 def launch_line(rank_count: int, backend: str, subject: str) -> str:
-    """Return "2 ranks · gloo · shape ci". The backend "any" of a program that chooses its own is not shown."""
+    """Return what was launched: "2 ranks · gloo · shape ci".
+
+    The backend is left out if it is "any", which means that the program chooses it.
+    """
     parts = (plural(rank_count, "rank"), "" if backend == "any" else backend, subject)
     return " · ".join(word for word in parts if word)
 
@@ -258,7 +282,11 @@ def exit_word(status: int | None) -> str:
 
 
 def exit_of(outcome: Outcome, rank: int) -> str:
-    """Return the exit status of a rank as text. In a post-mortem, None means unknown, not still running."""
+    """Return the exit status of a rank as text.
+
+    For a job that was judged only from its files, a missing status means "not known". Otherwise it means that the rank
+    had not exited.
+    """
     status = outcome.exit_codes.get(rank)
     return UNKNOWN if status is None and outcome.ending_text == UNWATCHED else exit_word(status)
 
@@ -268,7 +296,7 @@ def wall_time(outcome: Outcome) -> str:
 
 
 def run_facts(outcome: Outcome) -> tuple[str, ...]:
-    """Return the facts about a run: its subject, launch, remarks, result of a diagnostic rerun, and notes."""
+    """Return facts about a run: description, launch, remarks, result of a diagnostic rerun, and notes."""
     rerun_result = f"result: {outcome.rerun_answer}" if outcome.rerun_answer else ""
     launch = launch_line(outcome.spec.ranks, outcome.spec.backend, outcome.spec.subject)
     remarks_and_notes = (outcome.spec.about, launch, *remarks(outcome), rerun_result, *outcome.spec.notes)
@@ -280,7 +308,10 @@ def step(value: int | None) -> str:
 
 
 def culprit_line(outcome: Outcome) -> str:
-    """Return "culprit rank 1 · all_reduce #42 (group dp) · step 3 · victims rank 0 · phase backward"."""
+    """Return the facts about the culprit and its victims. Unknown parts are left out.
+
+    Example: "culprit rank 1 · all_reduce #42 (group dp) · step 3 · phase backward · victims: rank 0".
+    """
     culprit = outcome.culprit
     collective = culprit.collective if culprit else None
     seq = "" if collective is None or collective.seq is None else f" #{collective.seq}"
@@ -295,12 +326,15 @@ def culprit_line(outcome: Outcome) -> str:
 
 
 def last_shared(outcome: Outcome) -> str:
-    """Return the last call from Python that every rank completed; DDP's own calls, below Python, do not count."""
+    """Return a phrase that names the last collective that every rank completed, or "" if it is not known.
+
+    Only collectives that were called from Python count. DDP calls its own collectives below Python.
+    """
     return f"{outcome.last_agreed}, the last call from Python that every rank completed" if outcome.last_agreed else ""
 
 
 def numbers(outcome: Outcome) -> Iterator[str]:
-    """Yield every known number of the run, each once."""
+    """Yield a text for each number that is known about the run, such as "12 steps" or "peak memory 412 MB"."""
     metrics = dict(outcome.metrics)
     steps, first, last = (metrics.pop(name, None) for name in ("steps", "loss_first", "loss_last"))
     for shown_elsewhere in ("peak_rss_bytes", "peak_gpu_bytes", *_OF_ALL_STEPS):
@@ -329,14 +363,14 @@ _OF_ALL_STEPS = (
 
 
 def row_sentence(outcome: Outcome) -> str:
-    """Return the text of an outcome's row in a table: steps and loss of a PASS, else the summary of the verdict."""
+    """Return the text for a table row: steps and loss for a PASS, or otherwise the summary of the verdict."""
     shows_steps = outcome.verdict.status is Status.PASS and "steps" in outcome.metrics
     steps_and_loss = " · ".join(islice(numbers(outcome), 2)) if shows_steps else ""
     return steps_and_loss or outcome.verdict.summary
 
 
 def times(outcome: Outcome) -> Iterator[str]:
-    """Yield how long the launch, the detection of a hang, the teardown and the whole run took, if known."""
+    """Yield how long the run took in all and, if known, its launch, the detection of a hang, and the teardown."""
     timing = outcome.timing
     phases = (("launch", timing.launch_s), ("detected after", timing.detected_s), ("teardown", timing.teardown_s))
     yield from (f"{name} {seconds(value)}" for name, value in phases if value is not None)
@@ -344,7 +378,10 @@ def times(outcome: Outcome) -> Iterator[str]:
 
 
 def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the titled lists that show on what the verdict is based. An empty list is shown as "none" or "nothing"."""
+    """Yield the lists of observations that the verdict is based on, as pairs of title and items.
+
+    Some lists are shown even if they are empty, with the item "none" or "nothing".
+    """
     is_skip = outcome.verdict.status is Status.SKIP
     if not outcome.findings and not is_skip:
         yield "findings", ("none",)
@@ -373,7 +410,10 @@ _MOMENTS = {"boot": "at boot", "dump": "in the latest dump", "end": "at the end"
 
 
 def memory(outcome: Outcome) -> Iterator[str]:
-    """Yield the memory of the ranks at boot, in a dump and at the end, if the end or the allocator was recorded."""
+    """Yield one line about the memory of the ranks for each recorded moment: at boot, in the latest dump, at the end.
+
+    Yield nothing if neither the memory at the end nor that of the GPU allocator was recorded.
+    """
     is_shown = any(row.moment == "end" or row.allocated_bytes is not None for row in outcome.memory)
     for moment, name in _MOMENTS.items() if is_shown else ():
         rows = [row for row in outcome.memory if row.moment == moment]
@@ -403,7 +443,7 @@ def _memory_of(row: MemoryAt) -> Iterator[str]:
 
 
 def nccl(info: NcclInfo) -> Iterator[str]:
-    """Yield how NCCL connected the ranks."""
+    """Yield facts about how NCCL connected the ranks, such as its version, channels and transport."""
     if info.version:
         yield f"version {info.version}"
     if info.channels is not None:
@@ -420,7 +460,7 @@ def nccl(info: NcclInfo) -> Iterator[str]:
 
 
 def line_count(file: Artifact) -> str:
-    """Return the number of lines of a file of all attempts, or the reason why it is empty."""
+    """Return how many lines the file has, such as "12 lines", or the reason why it is empty."""
     return file.absent or plural(file.count or 0, "line")
 
 
@@ -433,7 +473,10 @@ _VITAL_HEAD = ("rank:", "loss:", "gradients", "buckets", "longest gap:", "peak m
 
 
 def vital_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the head and rows of the table of ranks, without unknown columns. A colon aligns a column to the right."""
+    """Return the column names and the rows of a table with measurements per rank.
+
+    Columns without any known value are left out. A column name that ends in a colon aligns its column to the right.
+    """
     rows = [
         (
             str(row.rank),
@@ -450,7 +493,10 @@ def vital_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]
 
 
 def ending_counts(endings: FailureCounts) -> str:
-    """Return "3 of 4 failed", or "" for a single attempt, whose verdict is shown next to it."""
+    """Return how many attempts failed: "3 of 4 failed".
+
+    Return "4 of 4" if none of four failed, and "" for a single attempt, because its verdict is shown next to this text.
+    """
     if endings.attempts < 2:
         return ""
     return (
@@ -461,13 +507,19 @@ def ending_counts(endings: FailureCounts) -> str:
 
 
 def hypothesis_reason(row: HypothesisRow) -> str:
-    """Return the reason. If there are several contrasts, add how many of them show it."""
+    """Return why the hypothesis has its result.
+
+    If several pairs of runs were compared, add how many of them show this: "(2 of 3 contrasts)".
+    """
     shown_by, of = row.contrast_counts
     return f"{row.reason} ({shown_by} of {of} contrasts)" if of > 1 and row.changed else row.reason
 
 
 def cost(row: HypothesisRow) -> str:
-    """Return "2 or more runs of 8.1 s each", or "" if the cost of the command is not known."""
+    """Return how much it costs to test the hypothesis, or "" if this is not known.
+
+    Example: "2 or more runs of 8.1 s each".
+    """
     return "" if row.cost_s is None else f"2 or more runs of {seconds(row.cost_s)} each"
 
 
@@ -480,14 +532,17 @@ def hypothesis_answer(row: HypothesisRow) -> tuple[str, str]:
 
 
 def hypothesis_in_line(row: HypothesisRow) -> str:
-    """Return the hypothesis, with the runs that support it or leave it undecided."""
+    """Return the text of the hypothesis. If it is supported or undecided, add the reason in brackets."""
     if row.answer in (HypothesisAnswer.SUPPORTED, HypothesisAnswer.UNDECIDED):
         return f"{row.hypothesis.text} ({hypothesis_because(row)})"
     return row.hypothesis.text
 
 
 def hypothesis_because(row: HypothesisRow) -> str:
-    """Return "passes with and without it: single_no_gc, manual_average", or the command that tests it."""
+    """Return the reason for the result, and the runs that were compared or the command that tests the hypothesis.
+
+    Example: "passes with and without it: single_no_gc, manual_average".
+    """
     runs = [f"{side.run.spec.scenario}{_counts_in_brackets(side)}" for side in (row.control, row.changed) if side]
     evidence = f": {', '.join(runs)}" if runs else f": {row.command}" if row.command else ""
     return f"{hypothesis_reason(row)}{evidence}"
@@ -499,13 +554,16 @@ def _counts_in_brackets(side: Arm) -> str:
 
 
 def duration(value_s: float) -> str:
-    """Return "4 min 52 s"."""
+    """Return a time in minutes and seconds: "4 min 52 s". Return only the seconds if it is shorter than a minute."""
     minutes, rest = divmod(round(value_s), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def verb_for(verb: str, subject: int | Sized) -> str:
-    """Return the verb in the number of its subject: "waits" for one rank, "wait" for several."""
+    """Return the verb in singular or plural: "waits" for one rank, "wait" for several.
+
+    `subject`: the number of ranks, or a collection of them.
+    """
     count = subject if isinstance(subject, int) else len(subject)
     return verb if count == 1 else _PLURAL_VERBS.get(verb, verb.removesuffix("s"))
 
@@ -517,9 +575,10 @@ _MAX_TEXTS = 4  # texts that a sentence spells out; the ranks of the other texts
 
 
 def ranks_by_text(texts: Iterable[tuple[int, str]], most: int | None = _MAX_TEXTS) -> list[tuple[str, str]]:
-    """Return each text once, after the names of its ranks: [("ranks 0, 2", "all_reduce"), ("rank 1", "barrier")].
+    """Group the ranks that have the same text: [("ranks 0, 2", "all_reduce"), ("rank 1", "barrier")].
 
-    The texts are in the order of their lowest ranks. After `most` texts, one last item counts the other ranks.
+    The groups are in the order of their lowest ranks. If there are more than `most` groups, one last item counts the
+    other ranks.
     """
     by_text: dict[str, list[int]] = {}
     for rank, text in sorted(texts):

@@ -79,14 +79,14 @@ class Difference:
 
 
 def differences(
-    timelines: Mapping[int, Timeline], groups: Mapping[str, Sequence[Members]], boards: Mapping[int, StatusFile]
+    timelines: Mapping[int, Timeline], groups: Mapping[str, Sequence[Members]], status_files: Mapping[int, StatusFile]
 ) -> tuple[Difference, ...]:
     """Return at most one difference per group, with LATE ones last, because the other differences explain them."""
     per_group = [
-        _without_unknown_history(difference, members, timelines, boards)
+        _without_unknown_history(difference, members, timelines, status_files)
         for group, parties in groups.items()
         for members in parties
-        if (difference := _group_difference(group, members, timelines, boards))
+        if (difference := _group_difference(group, members, timelines, status_files))
     ]
     return tuple(
         sorted(
@@ -129,10 +129,12 @@ def _different_roots(roots: Mapping[int, int | None]) -> bool:
 
 
 def _without_unknown_history(
-    difference: Difference, members: Members, timelines: Mapping[int, Timeline], boards: Mapping[int, StatusFile]
+    difference: Difference, members: Members, timelines: Mapping[int, Timeline], status_files: Mapping[int, StatusFile]
 ) -> Difference:
     """Return the difference without claims that could be wrong because of older calls that are not recorded."""
-    diverged = diverged_before_history(difference.group, {rank: boards[rank] for rank in members if rank in boards})
+    diverged = diverged_before_history(
+        difference.group, {rank: status_files[rank] for rank in members if rank in status_files}
+    )
     lost = tuple(rank for rank in members if rank in timelines and difference.group in timelines[rank].groups_with_gaps)
     if not diverged and not lost:
         return difference
@@ -142,7 +144,9 @@ def _without_unknown_history(
 
 
 def groups_of(
-    timelines: Mapping[int, Timeline], boards: Mapping[int, StatusFile], stated: Mapping[str, Members] | None = None
+    timelines: Mapping[int, Timeline],
+    status_files: Mapping[int, StatusFile],
+    stated: Mapping[str, Members] | None = None,
 ) -> dict[str, tuple[Members, ...]]:
     """Return the members of each group that some rank entered.
 
@@ -152,7 +156,9 @@ def groups_of(
     members_of: dict[str, tuple[Members, ...]] = {}
     for group in sorted({event.group for line in timelines.values() for event in line.events}):
         declared = {
-            members for rank, board in boards.items() if rank in (members := tuple(sorted(board.groups.get(group, ()))))
+            members
+            for rank, status_file in status_files.items()
+            if rank in (members := tuple(sorted(status_file.groups.get(group, ()))))
         }
         entered = tuple(rank for rank, line in sorted(timelines.items()) if line.of_group(group))
         declared = declared or {members for members in [tuple((stated or {}).get(group, ()))] if members}
@@ -192,9 +198,9 @@ class _Track:
 
 
 def _group_difference(
-    group: str, members: Members, timelines: Mapping[int, Timeline], boards: Mapping[int, StatusFile]
+    group: str, members: Members, timelines: Mapping[int, Timeline], status_files: Mapping[int, StatusFile]
 ) -> Difference | None:
-    tracks = _tracks(group, [timelines[rank] for rank in members if rank in timelines], boards)
+    tracks = _tracks(group, [timelines[rank] for rank in members if rank in timelines], status_files)
     if len(tracks) < 2:
         return None
     reference = _reference_track(tracks)
@@ -250,7 +256,7 @@ def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | Non
     )
 
 
-def _tracks(group: str, lines: Sequence[Timeline], boards: Mapping[int, StatusFile]) -> list[_Track]:
+def _tracks(group: str, lines: Sequence[Timeline], status_files: Mapping[int, StatusFile]) -> list[_Track]:
     """Return the tracks since their common start.
 
     This is the start of the run, else the first number that every recorder has, else the first complete step.
@@ -282,7 +288,7 @@ def _tracks(group: str, lines: Sequence[Timeline], boards: Mapping[int, StatusFi
             events=compared[line.rank],
             line=line.events,
             whole=line.is_complete and since <= 1,
-            board=boards.get(line.rank),
+            board=status_files.get(line.rank),
         )
         for line in lines
     ]
@@ -479,9 +485,9 @@ def _with_ranks_at_fault(difference: Difference, edits: set[Edit], tracks: Mappi
 
 def _may_be_swapped(track: _Track, left_out: Event) -> bool:
     """Whether the latest event always came right after the skipped one before, so that the rank may swap the two."""
-    newest = track.line[-1]
+    latest = track.line[-1]
     behind = [after.site for before, after in pairwise(track.line) if before.site == left_out.site]
-    return newest.site in behind
+    return latest.site in behind
 
 
 def _called_more_often(track: _Track, event: Event) -> bool:
@@ -577,19 +583,19 @@ def _between_steps(track: _Track) -> bool:
 
 def _has_passed(track: _Track, event: Event, waiting: Sequence[StatusFile]) -> bool:
     """Whether the rank has passed the point of training at which the others made the call."""
-    board = track.board
-    if board is None or event.step is None or event.position is None:
+    status_file = track.board
+    if status_file is None or event.step is None or event.position is None:
         return False
-    if board.step != event.step:
-        return board.step > event.step
-    if any(_evaluates(board.mode, other.mode) for other in waiting):
+    if status_file.step != event.step:
+        return status_file.step > event.step
+    if any(_evaluates(status_file.mode, other.mode) for other in waiting):
         return False  # an evaluation is no part of the training
     usual = [
         earlier.position or 0
         for earlier in track.line
         if earlier.site == event.site and (earlier.step or 0) < event.step
     ]
-    return board.position > max(usual, default=event.position)
+    return status_file.position > max(usual, default=event.position)
 
 
 # A cycle of waits over several groups.
@@ -648,8 +654,8 @@ def last_transfer_of_loop(line: Timeline) -> Event | None:
 
     None if the rank made no such event, no transfer, or too few events to be in a loop.
     """
-    before, newest = line.events[:-1], line.events[-1:]
-    new = bool(newest) and all(event.site != newest[0].site for event in before)
+    before, latest = line.events[:-1], line.events[-1:]
+    new = bool(latest) and all(event.site != latest[0].site for event in before)
     return (
         next((event for event in reversed(before) if event.is_transfer), None)
         if new and len(before) >= MIN_REPEATS
@@ -666,7 +672,7 @@ def _links(
         absent = [] if event.is_done or event.seq is None else list(_missing_members(event, members, timelines))
         if absent:
             return tuple(
-                Link(rank=line.rank, event=event, waits_for=rank, never_entered=newest == 0) for rank, newest in absent
+                Link(rank=line.rank, event=event, waits_for=rank, never_entered=latest == 0) for rank, latest in absent
             )
     return ()
 
@@ -675,9 +681,9 @@ def _missing_members(event: Event, members: Members, timelines: Mapping[int, Tim
     """Yield (rank, its latest number in the group) for each member that has not entered the event."""
     for rank in members:
         if rank in timelines and timelines[rank].events:
-            newest = max((other.seq or 0 for other in timelines[rank].of_group(event.group)), default=0)
-            if newest < (event.seq or 0):
-                yield rank, newest
+            latest = max((other.seq or 0 for other in timelines[rank].of_group(event.group)), default=0)
+            if latest < (event.seq or 0):
+                yield rank, latest
 
 
 def _shortest_cycle(start: int, links: Mapping[int, Sequence[Link]]) -> tuple[Link, ...]:

@@ -62,38 +62,38 @@ def _common_length(sites: Sequence[Hashable], here: int, at: int) -> int:
     return length
 
 
-def call_with_changed_peer(board: StatusFile) -> Call | None:
+def call_with_changed_peer(status_file: StatusFile) -> Call | None:
     """Return the latest transfer if its partner differs from the one that its line always had before."""
-    transfers = [call for call in board.calls if not call.op.startswith(protocol.WAIT) and call.peer is not None]
+    transfers = [call for call in status_file.calls if not call.op.startswith(protocol.WAIT) and call.peer is not None]
     if not transfers:
         return None
-    newest = transfers[-1]
+    latest = transfers[-1]
     usual = [
         call.peer
         for call in transfers[:-1]
-        if (call.op, call.group, call.place) == (newest.op, newest.group, newest.place)
+        if (call.op, call.group, call.place) == (latest.op, latest.group, latest.place)
     ]
-    return newest if len(usual) >= MIN_REPEATS and len(set(usual)) == 1 and usual[0] != newest.peer else None
+    return latest if len(usual) >= MIN_REPEATS and len(set(usual)) == 1 and usual[0] != latest.peer else None
 
 
 _UNDONE = pow(protocol.HASH_FACTOR, -1, 1 << 64)
 
 
-def diverged_before_history(group: str, boards: Mapping[int, StatusFile]) -> bool:
+def diverged_before_history(group: str, status_files: Mapping[int, StatusFile]) -> bool:
     """Whether these ranks made different calls in the group before the oldest call that all of them store.
 
     Each rank stores a hash over all its calls, which is rolled back by the stored calls to a common count. Ranks that
     have not reached this count, or whose hash cannot be rolled back, are ignored.
     """
-    histories = [hashes for board in boards.values() if (hashes := _hashes(group, board))]
+    histories = [hashes for status_file in status_files.values() if (hashes := _hashes(group, status_file))]
     common = max((min(hashes) for hashes in histories), default=0)
     return len({hashes[common] for hashes in histories if common in hashes}) > 1
 
 
-def _hashes(group: str, board: StatusFile) -> dict[int, int]:
+def _hashes(group: str, status_file: StatusFile) -> dict[int, int]:
     """Return the hash after each number of calls, from the latest call back to the oldest; empty if unknown."""
-    total = board.counts.get(group)
-    calls = [call for call in _latest_calls(board) if call.group == group and _is_counted(call)]
+    total = status_file.counts.get(group)
+    calls = [call for call in _latest_calls(status_file) if call.group == group and _is_counted(call)]
     # With two threads it is unknown which of them counted first.
     if total is None or len({call.tid for call in calls}) > 1:
         return {}
@@ -106,9 +106,9 @@ def _hashes(group: str, board: StatusFile) -> dict[int, int]:
     return hashes if hashes.get(0, protocol.HASH_START) == protocol.HASH_START else {}
 
 
-def _latest_calls(board: StatusFile) -> Iterator[Call]:
+def _latest_calls(status_file: StatusFile) -> Iterator[Call]:
     """Yield the calls backwards from the latest one, up to the first gap in their numbers."""
-    backwards = board.calls[::-1]
+    backwards = status_file.calls[::-1]
     yield from backwards[:1]
     for later, call in pairwise(backwards):
         if call.number != later.number - 1:

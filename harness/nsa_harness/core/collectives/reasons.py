@@ -55,52 +55,52 @@ def first_step_of_difference(ledgers: Mapping[int, Sequence[StepRow]]) -> StepDi
     return min(differences, key=lambda difference: (difference.step, difference.group), default=None)
 
 
-def ranks_out_of_batches(boards: Mapping[int, StatusFile]) -> OutOfBatches | None:
+def ranks_out_of_batches(status_files: Mapping[int, StatusFile]) -> OutOfBatches | None:
     """Return the ranks that ran out of batches while others still had one, or None."""
-    done = {rank: board.steps_s[-1][0] for rank, board in boards.items() if board.steps_s}
+    done = {rank: status_file.steps_s[-1][0] for rank, status_file in status_files.items() if status_file.steps_s}
     step = min(done.values(), default=0)
-    ranks = tuple(rank for rank in sorted(done) if done[rank] == step and _out_of_batches(boards[rank]))
-    others = tuple(rank for rank in sorted(done) if done[rank] > step or _trains(boards[rank], step + 1))
+    ranks = tuple(rank for rank in sorted(done) if done[rank] == step and _out_of_batches(status_files[rank]))
+    others = tuple(rank for rank in sorted(done) if done[rank] > step or _trains(status_files[rank], step + 1))
     if not ranks or not others:
         return None
-    inside = (call for rank in ranks for call in boards[rank].calls[-1:] if call.left_s is None)
+    inside = (call for rank in ranks for call in status_files[rank].calls[-1:] if call.left_s is None)
     return OutOfBatches(ranks=ranks, others=others, step=step, inside=next(inside, None))
 
 
-def others_got_more_batches(boards: Mapping[int, StatusFile], finished: OutOfBatches) -> bool:
+def others_got_more_batches(status_files: Mapping[int, StatusFile], finished: OutOfBatches) -> bool:
     """Whether the exhausted iterator yielded more batches on another rank, as a training loader does.
 
     Otherwise it belongs to an evaluation. True if no rank's loaders are known.
     """
-    ended = [loader for rank in finished.ranks for loader in boards[rank].loaders if loader.is_exhausted]
+    ended = [loader for rank in finished.ranks for loader in status_files[rank].loaders if loader.is_exhausted]
     others = {
         (loader.number, loader.iterators, loader.chain): loader.batches
         for rank in finished.others
-        for loader in boards[rank].loaders
+        for loader in status_files[rank].loaders
     }
     if not ended or not others:
         return True
     return any(others.get((loader.number, loader.iterators, loader.chain), 0) > loader.batches for loader in ended)
 
 
-def last_common_call(boards: Mapping[int, StatusFile]) -> Call | None:
+def last_common_call(status_files: Mapping[int, StatusFile]) -> Call | None:
     """Return the latest call that every rank has finished, as the lowest rank made it; None for a single rank."""
-    ledgers = [_ledger(board) for _, board in sorted(boards.items())]
+    ledgers = [_ledger(status_file) for _, status_file in sorted(status_files.items())]
     if len(ledgers) < 2:
         return None
     agreed = []
     for key in set.intersection(*(set(ledger) for ledger in ledgers)):
-        if not all(_remembers(board, key[0]) for board in boards.values()):
+        if not all(_remembers(status_file, key[0]) for status_file in status_files.values()):
             continue
         left = min(sum(call.left_s is not None for call in ledger[key]) for ledger in ledgers)
         agreed += ledgers[0][key][left - 1 : left] if left else []
     return max(agreed, key=lambda call: (call.step, call.number), default=None)
 
 
-def ledger_lines(board: StatusFile) -> Iterator[str]:
+def ledger_lines(status_file: StatusFile) -> Iterator[str]:
     """Yield the calls as lines of a table, oldest first."""
     yield "number  step  position  entered_s     left_s  elements  call"
-    for call in board.calls:
+    for call in status_file.calls:
         left = "   inside" if call.left_s is None else f"{call.left_s:9.3f}"
         place = f"  {call.place.file}:{call.place.line} {call.place.function}" if call.place else ""
         yield (
@@ -157,23 +157,23 @@ def _count(row: StepRow, group: str, op: str, called: bool) -> int:
     return sum(tally.count for tally in row.tallies if (tally.group, tally.op, tally.from_python) == kind)
 
 
-def _out_of_batches(board: StatusFile) -> bool:
+def _out_of_batches(status_file: StatusFile) -> bool:
     """Whether the rank's latest training event requests a batch, and the rank then did something else."""
-    training = board.latest_training_event
+    training = status_file.latest_training_event
     if training is None or training.kind != "data" or training.name != _FETCH:
         return False
-    went_on = any(call.entered_s > training.at_s for call in board.calls)
-    return went_on or board.exit_s is not None
+    went_on = any(call.entered_s > training.at_s for call in status_file.calls)
+    return went_on or status_file.exit_s is not None
 
 
-def _trains(board: StatusFile, step: int) -> bool:
-    training = board.latest_training_event
+def _trains(status_file: StatusFile, step: int) -> bool:
+    training = status_file.latest_training_event
     return training is not None and training.step >= step and training.kind in ("forward", "backward", "optimizer")
 
 
-def _ledger(board: StatusFile) -> dict[tuple[int, Key], list[Call]]:
+def _ledger(status_file: StatusFile) -> dict[tuple[int, Key], list[Call]]:
     ledger: dict[tuple[int, Key], list[Call]] = {}
-    for call in board.calls:
+    for call in status_file.calls:
         # A transfer has two sides, which do not make the same call.
         if call.op.startswith(protocol.WAIT) or call.op in TRANSFERS or call.op in LOCAL_CALLS:
             continue
@@ -183,11 +183,11 @@ def _ledger(board: StatusFile) -> dict[tuple[int, Key], list[Call]]:
     return ledger
 
 
-def _remembers(board: StatusFile, step: int) -> bool:
+def _remembers(status_file: StatusFile, step: int) -> bool:
     """Whether every call of the step is still stored, not overwritten in the ring."""
-    if not board.calls or board.calls[0].number == 1:
+    if not status_file.calls or status_file.calls[0].number == 1:
         return True
-    return board.calls[0].step < step
+    return status_file.calls[0].step < step
 
 
 _STEPS = 3  # finished steps per rank before its usual number of events is known
@@ -213,56 +213,65 @@ class PaceDifference:
     events_per_step: tuple[tuple[int, int], ...]  # (rank, training events in its usual step)
 
 
-def abandoned_batch(boards: Mapping[int, StatusFile]) -> AbandonedBatch | None:
+def abandoned_batch(status_files: Mapping[int, StatusFile]) -> AbandonedBatch | None:
     """Return the first step in which a rank dropped a batch and began again, if that rank finished early; else None."""
-    usual = _usual_events(boards)
-    candidates = (batch for rank in _short_ranks(boards) if usual for batch in _begun_twice(rank, boards, usual))
+    usual = _usual_events(status_files)
+    candidates = (
+        batch for rank in _short_ranks(status_files) if usual for batch in _begun_twice(rank, status_files, usual)
+    )
     return min(candidates, key=lambda batch: (batch.step, batch.rank), default=None)
 
 
-def pace_difference(boards: Mapping[int, StatusFile]) -> PaceDifference | None:
+def pace_difference(status_files: Mapping[int, StatusFile]) -> PaceDifference | None:
     """Return the ranks with another number of batches per step; None if they agree, or if steps of one rank differ."""
-    usual = _usual_events(boards)
+    usual = _usual_events(status_files)
     steady = (
-        all(set(board.events_per_step.values()) == {usual[rank]} for rank, board in boards.items()) if usual else False
+        all(set(status_file.events_per_step.values()) == {usual[rank]} for rank, status_file in status_files.items())
+        if usual
+        else False
     )
-    if not steady or len(set(usual.values())) < 2 or not _short_ranks(boards):
+    if not steady or len(set(usual.values())) < 2 or not _short_ranks(status_files):
         return None
     return PaceDifference(ranks=minority(usual), events_per_step=tuple(sorted(usual.items())))
 
 
-def _usual_events(boards: Mapping[int, StatusFile]) -> dict[int, int]:
+def _usual_events(status_files: Mapping[int, StatusFile]) -> dict[int, int]:
     """Return each rank's most frequent number of training events per step; empty if unknown for some rank."""
-    if len(boards) < 2 or any(len(board.events_per_step) < _STEPS for board in boards.values()):
+    if len(status_files) < 2 or any(len(status_file.events_per_step) < _STEPS for status_file in status_files.values()):
         return {}
-    return {rank: Counter(board.events_per_step.values()).most_common(1)[0][0] for rank, board in boards.items()}
+    return {
+        rank: Counter(status_file.events_per_step.values()).most_common(1)[0][0]
+        for rank, status_file in status_files.items()
+    }
 
 
-def _short_ranks(boards: Mapping[int, StatusFile]) -> tuple[int, ...]:
+def _short_ranks(status_files: Mapping[int, StatusFile]) -> tuple[int, ...]:
     """Return the ranks that stopped training after fewer steps than another rank has begun."""
-    begun = {rank: _begun(board) for rank, board in boards.items()}
+    begun = {rank: _begun(status_file) for rank, status_file in status_files.items()}
     return tuple(
         rank
-        for rank, board in sorted(boards.items())
+        for rank, status_file in sorted(status_files.items())
         if begun[rank] < max(begun.values())
-        and board.latest_training_event is not None
-        and board.latest_training_event.kind not in _TRAINS
+        and status_file.latest_training_event is not None
+        and status_file.latest_training_event.kind not in _TRAINS
     )
 
 
-def _begun(board: StatusFile) -> int:
-    done = board.steps_s[-1][0] if board.steps_s else 0
-    training = board.latest_training_event
+def _begun(status_file: StatusFile) -> int:
+    done = status_file.steps_s[-1][0] if status_file.steps_s else 0
+    training = status_file.latest_training_event
     return max(done, training.step) if training is not None and training.kind in _TRAINS else done
 
 
-def _begun_twice(rank: int, boards: Mapping[int, StatusFile], usual: Mapping[int, int]) -> Iterator[AbandonedBatch]:
+def _begun_twice(
+    rank: int, status_files: Mapping[int, StatusFile], usual: Mapping[int, int]
+) -> Iterator[AbandonedBatch]:
     """Yield the steps that the rank began twice and the others once. A complete second pass is an evaluation."""
-    others = tuple(sorted(set(boards) - {rank}))
-    for step, marks in sorted(boards[rank].events_per_step.items()):
-        alone = all(boards[other].events_per_step.get(step) == usual[other] for other in others)
-        if alone and usual[rank] < marks < 2 * usual[rank]:
-            yield AbandonedBatch(rank=rank, step=step, event_count=marks, usual_count=usual[rank], others=others)
+    others = tuple(sorted(set(status_files) - {rank}))
+    for step, events in sorted(status_files[rank].events_per_step.items()):
+        alone = all(status_files[other].events_per_step.get(step) == usual[other] for other in others)
+        if alone and usual[rank] < events < 2 * usual[rank]:
+            yield AbandonedBatch(rank=rank, step=step, event_count=events, usual_count=usual[rank], others=others)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,20 +287,24 @@ class ModuleDifference:
     culprit_is_certain: bool  # the ranks at fault are certain: only they changed the order of the previous step
 
 
-def module_difference(boards: Mapping[int, StatusFile]) -> ModuleDifference | None:
+def module_difference(status_files: Mapping[int, StatusFile]) -> ModuleDifference | None:
     """Return the first module at which the ranks diverge in a step, if all ranks were equal in the previous step.
 
     Ranks that always differ, such as pipeline stages or experts, are not compared. A rank that is only behind has
     skipped nothing yet. Another pass through the model, such as an evaluation, does not count either.
     """
-    step = min((board.step for board in boards.values()), default=0)
-    lines = {rank: modules for rank, board in sorted(boards.items()) if (modules := board.modules_entered(step))}
-    if len(lines) < 2 or len(lines) < len(boards):
+    step = min((status_file.step for status_file in status_files.values()), default=0)
+    lines = {
+        rank: modules
+        for rank, status_file in sorted(status_files.items())
+        if (modules := status_file.modules_entered(step))
+    }
+    if len(lines) < 2 or len(lines) < len(status_files):
         return None
     at = next((at for at, calls in enumerate(zip(*lines.values(), strict=False)) if len(_names(calls)) > 1), None)
     if at is None or any(line[at].name == line[0].name for line in lines.values()):
         return None
-    before = {rank: boards[rank].modules_entered(step - 1) for rank in lines}
+    before = {rank: status_files[rank].modules_entered(step - 1) for rank in lines}
     if not all(before.values()) or len({_names_of(line) for line in before.values()}) > 1:
         return None
     in_order = {rank for rank, line in lines.items() if _names_of(line[: at + 1]) == _names_of(before[rank])[: at + 1]}

@@ -104,7 +104,7 @@ def with_comparable_callers(timelines: Mapping[int, Timeline]) -> dict[int, Time
 
 def timeline(
     rank: int,
-    board: StatusFile | None,
+    status_file: StatusFile | None,
     collectives: Sequence[Collective],
     backend: str,
     *,
@@ -115,17 +115,19 @@ def timeline(
     Calls of threads other than the training thread are not included.
     """
     even = _EVEN_ON_GLOO if backend == "gloo" else protocol.EQUAL_SIZES
-    trains = _training_tid(board) if board else None
+    trains = _training_tid(status_file) if status_file else None
     calls = (
-        [call for call in board.calls if _belongs_in_timeline(call) and _is_by_thread(call, trains)] if board else []
+        [call for call in status_file.calls if _belongs_in_timeline(call) and _is_by_thread(call, trains)]
+        if status_file
+        else []
     )
     # Without a common clock it is unknown which call a number belongs to.
-    unclocked = {call.group for call in calls} if board and board.zero_ns is None else set()
+    unclocked = {call.group for call in calls} if status_file and status_file.zero_ns is None else set()
     series = _unbroken([collective for collective in collectives if collective.group not in unclocked])
-    numbered = [replace(event, needs_equal_sizes=event.op in even) for event in _recorded_events(board, series)]
-    if board and board.calls and board.calls[0].number > 1:
+    numbered = [replace(event, needs_equal_sizes=event.op in even) for event in _recorded_events(status_file, series)]
+    if status_file and status_file.calls and status_file.calls[0].number > 1:
         # For events older than the stored calls it is unknown whether Python called them.
-        numbered = [event for event in numbered if event.at_s >= board.calls[0].entered_s]
+        numbered = [event for event in numbered if event.at_s >= status_file.calls[0].entered_s]
     oldest = {
         collective.group: collective.seq
         for collective in sorted(series, key=lambda collective: collective.seq, reverse=True)
@@ -140,7 +142,7 @@ def timeline(
         rank=rank,
         events=tuple(sorted([*alone, *numbered], key=lambda event: (event.at_s, event.seq or 0))),
         groups_with_gaps=frozenset(lost),
-        is_complete=_has_every_call(board) and set(oldest.values()) <= {1},
+        is_complete=_has_every_call(status_file) and set(oldest.values()) <= {1},
     )
 
 
@@ -179,12 +181,12 @@ def _line_of(chain: Sequence[Frame]) -> Place | None:
     return Place(file=chain[0].file, line=chain[0].line, function=chain[0].function) if chain else None
 
 
-def _training_tid(board: StatusFile) -> int | None:
+def _training_tid(status_file: StatusFile) -> int | None:
     """Return the training thread. autograd's own threads record only backward, a prefetching thread only data."""
-    marked = [mark for mark in board.events if mark.kind in TRAINING]
-    trains = [mark.tid for mark in marked if mark.tid == board.pid or mark.kind not in ("backward", "data")]
-    if not trains and any(call.tid == board.pid for call in board.calls):
-        return board.pid
+    marked = [event for event in status_file.events if event.kind in TRAINING]
+    trains = [event.tid for event in marked if event.tid == status_file.pid or event.kind not in ("backward", "data")]
+    if not trains and any(call.tid == status_file.pid for call in status_file.calls):
+        return status_file.pid
     return trains[0] if trains else None
 
 
@@ -192,14 +194,16 @@ def _is_by_thread(call: Call, tid: int | None) -> bool:
     return tid is None or call.tid is None or call.tid == tid
 
 
-def _has_every_call(board: StatusFile | None) -> bool:
+def _has_every_call(status_file: StatusFile | None) -> bool:
     """Whether the status file stores every call: by each group's count if known, else by the oldest call's number."""
-    if board is None or not board.counts:
-        return board is None or not board.calls or board.calls[0].number == 1
+    if status_file is None or not status_file.counts:
+        return status_file is None or not status_file.calls or status_file.calls[0].number == 1
     stored = Counter(
-        call.group for call in board.calls if operation(call) not in TRANSFERS and not call.op.startswith(protocol.WAIT)
+        call.group
+        for call in status_file.calls
+        if operation(call) not in TRANSFERS and not call.op.startswith(protocol.WAIT)
     )
-    return all(total.calls <= stored[group] for group, total in board.counts.items())
+    return all(total.calls <= stored[group] for group, total in status_file.counts.items())
 
 
 def _belongs_in_timeline(call: Call) -> bool:
@@ -220,11 +224,12 @@ def _unbroken(collectives: Sequence[Collective]) -> list[Collective]:
     return sorted(unbroken, key=lambda collective: (collective.created_ns, collective.group, collective.seq))
 
 
-def _recorded_events(board: StatusFile | None, series: Sequence[Collective]) -> Iterator[Event]:
+def _recorded_events(status_file: StatusFile | None, series: Sequence[Collective]) -> Iterator[Event]:
     """Yield one event per recorded call; a call that enters several collectives is one event with the first number."""
-    calls = python_calls(board, series) if board else {}
+    calls = python_calls(status_file, series) if status_file else {}
     entered = (
-        _event_of_collective(board, collective, calls.get((collective.group, collective.seq))) for collective in series
+        _event_of_collective(status_file, collective, calls.get((collective.group, collective.seq)))
+        for collective in series
     )
     for _, same_call in groupby(
         entered, key=lambda event: event.call.number if event.call else (event.group, event.seq)
@@ -233,8 +238,8 @@ def _recorded_events(board: StatusFile | None, series: Sequence[Collective]) -> 
         yield replace(first, is_done=first.is_done and all(event.is_done for event in others))
 
 
-def _event_of_collective(board: StatusFile | None, collective: Collective, call: Call | None) -> Event:
-    at_s = (entered_s(board, collective) if board else None) or collective.created_ns / 1e9
+def _event_of_collective(status_file: StatusFile | None, collective: Collective, call: Call | None) -> Event:
+    at_s = (entered_s(status_file, collective) if status_file else None) or collective.created_ns / 1e9
     if call is not None:
         from_python = _event_of_call(call, frozenset())
         return replace(
@@ -246,7 +251,7 @@ def _event_of_collective(board: StatusFile | None, collective: Collective, call:
             collective=collective,
         )
     # For a rank with a status file, its calls show which collectives are the program's own.
-    named = None if board else group_call(collective.frames)
+    named = None if status_file else group_call(collective.frames)
     called = named is not None and not named.by
     chain = _own_lines(collective.frames) if called else ()
     return Event(
@@ -262,17 +267,17 @@ def _event_of_collective(board: StatusFile | None, collective: Collective, call:
         seq=collective.seq,
         at_s=at_s,
         is_done=collective.retired,
-        step=_step_at(board, at_s) if board and board.zero_ns is not None else None,
+        step=_step_at(status_file, at_s) if status_file and status_file.zero_ns is not None else None,
         position=None,
         collective=collective,
     )
 
 
-def _step_at(board: StatusFile, at_s: float) -> int | None:
+def _step_at(status_file: StatusFile, at_s: float) -> int | None:
     """Return the step in progress then; None before the oldest remembered step."""
-    if not board.steps_s or (board.steps_s[0][0] > 1 and at_s < board.steps_s[0][1]):
+    if not status_file.steps_s or (status_file.steps_s[0][0] > 1 and at_s < status_file.steps_s[0][1]):
         return None
-    return next((step for step, done_s in board.steps_s if at_s <= done_s), board.steps_s[-1][0] + 1)
+    return next((step for step, done_s in status_file.steps_s if at_s <= done_s), status_file.steps_s[-1][0] + 1)
 
 
 def _event_of_call(call: Call, even: frozenset[str]) -> Event:

@@ -1,4 +1,4 @@
-"""The configuration matrix of a report: a table of the runs by their settings, with empty cells for missing runs."""
+"""The configuration matrix of a report: a table of runs by their settings. A cell without a run is empty."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_COLUMNS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixRow:
-    """A row. A cell has the runs of one configuration, and is empty if there was no such run."""
+    """A row of the matrix. Each cell contains the runs of one configuration; it is empty if there was no such run."""
 
     name: str
     cells: tuple[tuple[Outcome, ...], ...]
@@ -26,16 +26,18 @@ class MatrixRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigMatrix:
+    """A table of runs by their settings."""
+
     columns: tuple[str, ...]
     rows: tuple[MatrixRow, ...]
-    same: tuple[tuple[str, str], ...]  # (key, value) of settings that all runs share, without defaults
+    same: tuple[tuple[str, str], ...]  # (key, value) of the settings that all runs have in common, without defaults
 
 
 def config_matrix(outcomes: Sequence[Outcome]) -> ConfigMatrix | None:
-    """Return the table of the runs' final attempts, or None for fewer than two.
+    """Return the table of the final attempts, or None if there are fewer than two.
 
-    A column is a kind of parallelism: wrapper, backend and number of ranks. If all runs have the same, the columns are
-    the values of another setting. A row is a combination of all other settings.
+    Each column is one kind of parallelism: wrapper, backend and number of ranks. If all runs have the same parallelism,
+    the columns are the values of another setting. Each row is one combination of the remaining settings.
     """
     final_runs = sorted((outcome for outcome in outcomes if outcome.final), key=_order)
     if len(final_runs) < 2:
@@ -56,7 +58,10 @@ def config_matrix(outcomes: Sequence[Outcome]) -> ConfigMatrix | None:
 
 
 def _pivot(outcomes: Sequence[Outcome], common: Mapping[str, str]) -> str | None:
-    """Return the setting whose values, used as columns, give the table with the fewest rows; None if there is none."""
+    """Return the setting whose values should be the columns because the table then has the fewest rows, or None.
+
+    `common`: the settings that all runs share; they are no candidates.
+    """
     keys = sorted({key for outcome in outcomes for key in configuration(outcome)} - _COLUMN_KEYS - set(common))
     candidates = [key for key in keys if 1 < len({setting(outcome, key) for outcome in outcomes}) <= _MOST_COLUMNS]
     lengths = {
@@ -90,7 +95,7 @@ def _column_name(outcome: Outcome) -> str:
 
 
 def _order(outcome: Outcome) -> tuple[object, ...]:
-    """Return a sort key that is unique, so that the result does not depend on the order of the outcomes."""
+    """Return a unique sort key, so that the table does not depend on the order of the outcomes."""
     return outcome.spec.scenario, outcome.attempt, outcome.spec.spec_hash, outcome.dir
 
 
@@ -100,5 +105,5 @@ def _row_order(name: str) -> tuple[object, ...]:
 
 
 def _by_size(text: str) -> list[tuple[int, str]]:
-    """Return a sort key that orders numbers by size and words by the alphabet."""
+    """Return a sort key that orders texts alphabetically, and the numbers in them by size."""
     return [(int(part), "") if is_number(part) else (-1, part) for part in re.split(r"([0-9]{1,15})", text)]

@@ -1,4 +1,4 @@
-"""Find contrasts: pairs of runs that differ in exactly one variable, and how often each side failed.
+"""Find contrasts: pairs of runs that differ in exactly one variable, with the failure counts of both sides.
 
 Every conclusion from several runs is based on contrasts.
 """
@@ -31,17 +31,17 @@ _STEPS = "train.steps"
 _DEBUG = "run.env.TORCH_DISTRIBUTED_DEBUG"
 _ONLY_LOGS = ("run.env.NCCL_DEBUG", "run.env.TORCH_CPP_LOG_LEVEL", "run.env.TORCH_SHOW_CPP_STACKTRACES")
 
-# gloo reads no NCCL settings, so they make no difference between the two backends.
+# gloo ignores the settings of NCCL, so they do not count as a difference between a gloo run and an nccl run.
 NCCL_SETTINGS = ("run.env.NCCL_", "run.env.TORCH_NCCL_")
 
 
 class Comparison(StrEnum):
-    """How a value is compared with the values of a filter."""
+    """How a run's value of a key is compared with the values of a filter, or with the other run's value."""
 
     ONE_OF = "one of"
     OTHER_THAN = "other than"
-    MORE = "more"  # than the other run has
-    LESS = "less"
+    MORE = "more"  # larger than the value of the other run
+    LESS = "less"  # smaller than the value of the other run
 
 
 RELATIONS: Mapping[Comparison, Callable[[str, str], bool]] = {
@@ -52,12 +52,13 @@ RELATIONS: Mapping[Comparison, Callable[[str, str], bool]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ValueFilter:
-    """The values that one key of a run may have; every value by default."""
+    """A condition on a value: it must be, or must not be, one of `values`. By default every value is allowed."""
 
     comparison: Comparison = Comparison.OTHER_THAN
     values: tuple[str, ...] = ()
 
     def allows(self, value: str) -> bool:
+        """Whether the value meets the condition. For MORE and LESS, every number does."""
         if self.comparison in RELATIONS:
             return is_number(value)
         return any(same_value(value, listed_value) for listed_value in self.values) is (
@@ -67,14 +68,17 @@ class ValueFilter:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyFilter(ValueFilter):
-    """A key, and the values that it may have."""
+    """A condition on the value that a run has for one key."""
 
-    key: str
+    key: str  # dotted, such as "parallel.wrapper"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFilter:
-    """Runs of any of these scenarios, or runs with all of these values; every run if both are empty."""
+    """A condition on runs: they belong to one of these scenarios, and have all of these values.
+
+    Every run meets the condition if both are empty.
+    """
 
     scenarios: tuple[str, ...] = ()
     values: tuple[KeyFilter, ...] = ()
@@ -86,38 +90,41 @@ ValuePredicate = Callable[[str], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
-    """The difference that two runs of a contrast must have: in all of `keys`, and in no other key.
+    """What a contrast varies: its two runs must differ in all of `keys` and in no other key.
 
-    The value of the first key satisfies `without` in the control run and `with_it` in the changed run, and the two
-    values together satisfy `related`.
+    For the first key, the control run must have a value that meets `is_control_value`, and the changed run one that
+    meets `is_changed_value`. `relation` must hold between the two values.
     """
 
     keys: tuple[str, ...]
     is_control_value: ValuePredicate
     is_changed_value: ValuePredicate
     relation: Callable[[str, str], bool] = operator.ne
-    ignored_prefixes: tuple[str, ...] = ()  # prefixes of keys that have a meaning in only one of the two runs
+    ignored_prefixes: tuple[str, ...] = ()  # keys with these prefixes only have a meaning in one of the two runs
     undo_overrides: tuple[str, ...] = ()  # overrides that turn a changed run into the control run; empty if impossible
-    example_values: tuple[str, str] | None = (
-        None  # for a command: a value of the control run, and one of the changed run
-    )
+    # For the command that tests the variable: a value of the control run, and one of the changed run.
+    example_values: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailureCounts:
-    """How many attempts of one configuration failed, over all its scenarios."""
+    """How many attempts of one configuration failed, over all scenarios with this configuration."""
 
     failed: int
     attempts: int
 
     @property
     def is_steady(self) -> bool:
+        """Whether all attempts failed, or none did."""
         return self.failed in (0, self.attempts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """Two configurations that differ in exactly one variable, each represented by its simplest run."""
+    """Two configurations that differ in exactly one variable.
+
+    Each is represented by its run with the fewest settings.
+    """
 
     control: Outcome
     changed: Outcome
@@ -126,11 +133,12 @@ class Contrast:
 
     @property
     def is_steady(self) -> bool:
-        """Whether the attempts of each side agree."""
+        """Whether on each side either all attempts failed or none did."""
         return self.control_counts.is_steady and self.changed_counts.is_steady
 
     @property
     def ends_same_way(self) -> bool:
+        """Whether both runs have the same verdict, kind and cause."""
         control_verdict, changed_verdict = self.control.verdict, self.changed.verdict
         return (control_verdict.status, control_verdict.kind, control_verdict.cause) == (
             changed_verdict.status,
@@ -140,24 +148,27 @@ class Contrast:
 
 
 def one_of(*values: str) -> ValuePredicate:
+    """Return a function that tells whether a value is one of `values`."""
     return ValueFilter(comparison=Comparison.ONE_OF, values=values).allows
 
 
 def other_than(*values: str) -> ValuePredicate:
+    """Return a function that tells whether a value is none of `values`."""
     return ValueFilter(comparison=Comparison.OTHER_THAN, values=values).allows
 
 
 def same_value(first: str, second: str) -> bool:
-    """Whether two values are equal; 1 and 1.0 are."""
+    """Whether two values are equal as texts or as numbers: "1" equals "1.0"."""
     return first == second or (is_number(first) and is_number(second) and float(first) == float(second))
 
 
 def is_number(value: str) -> bool:
+    """Whether the text is a non-negative decimal number."""
     return re.fullmatch(r"[0-9]{1,15}(\.[0-9]+)?", value) is not None
 
 
 def is_evidence(outcome: Outcome) -> bool:
-    """Whether the run is the final attempt, judged, and not flaky."""
+    """Whether conclusions may be drawn from this run: it is the final attempt, was judged, and is not flaky."""
     return outcome.final and outcome.verdict.status in _EVIDENCE and not outcome.flaky
 
 
@@ -166,9 +177,13 @@ def has_passed(outcome: Outcome) -> bool:
 
 
 def configuration(outcome: Outcome) -> dict[str, str]:
-    """Return the settings of a run. Its actual backend and device replace the requirements of its scenario."""
+    """Return the settings of a run by dotted key.
+
+    The keys "backend" and "device" contain what the run really used; the scenario's requirements are left out, and so
+    are variables that only change the log.
+    """
     backend = outcome.spec.backend or dict(outcome.spec.settings).get("needs.backend", "")
-    # On gloo, our program gets INFO for DETAIL, which only adds lines to the log; see docs/scenarios.md.
+    # With gloo, our program replaces DETAIL by INFO, which only adds lines to the log; see docs/scenarios.md.
     is_nccl_detail = outcome.spec.backend == "nccl" and dict(outcome.spec.settings).get(_DEBUG) == "DETAIL"
     ignored = _ONLY_LOGS if is_nccl_detail else (*_ONLY_LOGS, _DEBUG)
     settings = {key: value for key, value in outcome.spec.settings if not key.startswith(("needs.", *ignored))}
@@ -176,12 +191,12 @@ def configuration(outcome: Outcome) -> dict[str, str]:
 
 
 def setting(outcome: Outcome, key: str) -> str:
-    """Return the value of a key in that run: the chosen value, else the default, else ""."""
+    """Return the value that a run has for a key: the one it was given, or the default, or "" if there is none."""
     return _value(_all_settings(outcome), key)
 
 
 def failure_counts(outcomes: Sequence[Outcome]) -> Callable[[Outcome], FailureCounts]:
-    """Return a function from a run to the endings of all attempts with its configuration."""
+    """Return a function that returns, for a run, the failure counts of all attempts with the same configuration."""
     last_hash = {outcome.spec.scenario: outcome.spec.spec_hash for outcome in outcomes if outcome.final}
     failed_by_key: dict[object, list[bool]] = {}
     for attempt in outcomes:
@@ -200,7 +215,10 @@ def failure_counts(outcomes: Sequence[Outcome]) -> Callable[[Outcome], FailureCo
 
 
 def contrasts(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[Contrast, ...]:
-    """Return every contrast of that variable, simplest first. The order of the outcomes does not matter."""
+    """Return every contrast of the variable, those with the fewest settings first.
+
+    The order of the outcomes does not matter.
+    """
     counts_of = failure_counts(outcomes)
     representatives = _one_per_configuration(
         outcome for outcome in sorted(outcomes, key=simplicity_key) if _is_judged(outcome)
@@ -218,14 +236,14 @@ def contrasts(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[Contrast
 
 
 def steady_contrasts(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[Contrast, ...]:
-    """Return the contrasts in which all attempts of each side agree."""
+    """Return the contrasts of the variable in which, on each side, all attempts failed or none did."""
     return tuple(contrast for contrast in contrasts(variable, outcomes) if contrast.is_steady)
 
 
 def unjudged_pairs(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[tuple[Outcome, Outcome], ...]:
-    """Return pairs of runs that differ in this variable only, but of which a run was skipped, broken or killed.
+    """Return pairs of runs that differ only in this variable, but of which at least one run was not judged.
 
-    They explain why there is no contrast.
+    That run was skipped, ended with ERROR, or was killed from outside. Such pairs explain why there is no contrast.
     """
     return tuple(
         pair
@@ -235,7 +253,7 @@ def unjudged_pairs(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[tup
 
 
 def simplicity_key(outcome: Outcome) -> tuple[object, ...]:
-    """Return a unique sort key that puts the run with the fewest settings first."""
+    """Return a unique sort key of a run that puts runs with few settings first."""
     return len(outcome.spec.settings), outcome.spec.scenario, outcome.attempt, outcome.spec.spec_hash, outcome.dir
 
 
@@ -244,17 +262,17 @@ def _is_judged(outcome: Outcome) -> bool:
 
 
 def _is_about_program(outcome: Outcome) -> bool:
-    """Whether the result is evidence about the program. A rank that was killed from outside is not."""
+    """Whether the result says something about the program. It does not if a rank was killed from outside."""
     return own_status(outcome) in _EVIDENCE and outcome.verdict.cause != Cause.KILLED
 
 
 def _is_same_launch(outcome: Outcome) -> bool:
-    """Whether the launch has no diagnostic change."""
+    """Whether the launch is no diagnostic rerun, or one that repeats the launch without any change."""
     return outcome.spec.deepening is None or outcome.spec.deepening.change == SecondRun.AGAIN
 
 
 def _configuration_key(outcome: Outcome) -> object:
-    """Return the identity of a configuration: its settings and the criteria of its verdict."""
+    """Return what identifies the configuration of a run: its settings without defaults, and its verdict criteria."""
     settings = _all_settings(outcome)
     return (
         frozenset((key, value) for key, value in settings.items() if value != _DEFAULTS.get(key, "")),
@@ -271,7 +289,7 @@ def _one_per_configuration(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 
 def _candidates(variable: Variable, outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Outcome]]:
-    """Return control and changed run of each pair, simplest first."""
+    """Return each pair of control and changed run that differs in exactly the variable, fewest settings first."""
     runs_with_values = [(outcome, setting(outcome, variable.keys[0])) for outcome in outcomes]
     changed_runs = [(outcome, value) for outcome, value in runs_with_values if variable.is_changed_value(value)]
     control_runs = [(outcome, value) for outcome, value in runs_with_values if variable.is_control_value(value)]
@@ -284,7 +302,7 @@ def _candidates(variable: Variable, outcomes: Sequence[Outcome]) -> list[tuple[O
 
 
 def _differing_keys(variable: Variable, control: Outcome, changed: Outcome) -> set[str]:
-    """Return the keys in which two runs differ, without those that cannot explain different verdicts."""
+    """Return the keys in which two runs differ, without keys that cannot explain different verdicts."""
     differ = differences(control, changed)
     differ -= (
         {key for key in differ if key.startswith(variable.ignored_prefixes)} if variable.ignored_prefixes else set()
@@ -293,9 +311,9 @@ def _differing_keys(variable: Variable, control: Outcome, changed: Outcome) -> s
 
 
 def _steps_do_not_matter(first: Outcome, second: Outcome) -> bool:
-    """Whether a different number of steps cannot explain different verdicts.
+    """Whether the different numbers of steps of two runs cannot explain different verdicts.
 
-    The longer run passed, or failed in a step that the shorter one has too.
+    They cannot if the longer run passed, or if it failed in a step that the shorter run also has.
     """
     shorter, longer = sorted((first, second), key=_steps)
     if Cause.EXPECTATION_MISSED in (shorter.verdict.cause, longer.verdict.cause):
@@ -305,13 +323,13 @@ def _steps_do_not_matter(first: Outcome, second: Outcome) -> bool:
 
 
 def _steps(outcome: Outcome) -> float:
-    """Return the number of steps. Without a limit it is infinite, and the run is compared with no other."""
+    """Return the run's number of training steps; infinity if it has no limit."""
     steps = setting(outcome, _STEPS)
     return float(steps) if is_number(steps) else math.inf
 
 
 def differences(first: Outcome, second: Outcome) -> set[str]:
-    """Return the keys in which two runs differ. For a skipped run only the scenario's own keys are known."""
+    """Return the keys in which two runs differ. If one was skipped, only its scenario's own keys are compared."""
     first_settings, second_settings = _all_settings(first), _all_settings(second)
     has_skipped_run = Status.SKIP in (first.verdict.status, second.verdict.status)
     unknown_keys = {"device", *dict((*first.spec.chosen, *second.spec.chosen))} if has_skipped_run else set()
@@ -324,7 +342,7 @@ def differences(first: Outcome, second: Outcome) -> set[str]:
 
 
 def _all_settings(outcome: Outcome) -> dict[str, str]:
-    """Return the configuration, with the values that were chosen for its shape or machine."""
+    """Return the configuration of a run, together with the values that were chosen for its shape or machine."""
     return {**configuration(outcome), **dict(outcome.spec.chosen)}
 
 
@@ -343,7 +361,7 @@ def _criteria(outcome: Outcome, prefixes: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def _pair_order(pair: tuple[Outcome, Outcome]) -> tuple[object, ...]:
-    """Return a unique sort key, so that the result does not depend on the order of the outcomes."""
+    """Return a unique sort key of a pair, so that the result does not depend on the order of the outcomes."""
     control, changed = pair
     size = len(control.spec.settings) + len(changed.spec.settings)
     return (

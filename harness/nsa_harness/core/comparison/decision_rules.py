@@ -1,4 +1,8 @@
-"""Answer the gates of a plan: one rule for each form of condition, and the condition as text."""
+"""Answer the decision rules of a plan from the runs, and write their conditions as text.
+
+A plan file calls its decision rules `gates`. Each rule has a condition, such as "a gloo run fails". The rule matched if
+the condition is true. It is unanswered if no run can decide the condition.
+"""
 
 from __future__ import annotations
 
@@ -36,35 +40,37 @@ from nsa_harness.core.comparison.plan_file import (
 )
 from nsa_harness.core.diagnosis.causes import Cause, DecisionTreePolicy, row_of
 from nsa_harness.core.diagnosis.confidence import CERTAIN
-from nsa_harness.core.report import Finding, GateState, Outcome, Status
+from nsa_harness.core.report import Finding, Outcome, RuleState, Status
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuleResult:
-    state: GateState
-    why: str
-    runs: tuple[Outcome, ...] = ()
-    fails: Outcome | None = None  # the runs for the placeholders {fails} and {passes} of a command
-    passes: Outcome | None = None
+    """The answer to the condition of a decision rule."""
+
+    state: RuleState
+    why: str  # the runs that decide the condition, or what is missing, as text
+    runs: tuple[Outcome, ...] = ()  # the runs that decide the condition
+    fails: Outcome | None = None  # the run for the placeholder {fails} of a command
+    passes: Outcome | None = None  # the run for the placeholder {passes} of a command
 
 
 def _is_judged(outcome: Outcome) -> bool:
-    """Whether the run is the final attempt, with a verdict on which its attempts agree."""
+    """Whether the run is a final attempt with PASS, FAIL or HANG, and all attempts have the same verdict."""
     return outcome.final and not outcome.flaky and outcome.verdict.status in (Status.PASS, Status.FAIL, Status.HANG)
 
 
 def has_failed(outcome: Outcome) -> bool:
-    """Whether the run failed unexpectedly. An expected failure decides nothing new."""
+    """Whether the run failed unexpectedly. An expected failure does not decide anything."""
     return _is_judged(outcome) and not has_passed(outcome) and not outcome.expected
 
 
 def failed_from_outside(outcome: Outcome) -> bool:
-    """Whether the run failed for a reason outside the program, such as a full disk."""
+    """Whether the run failed unexpectedly for a reason outside the program, such as a full disk."""
     return has_failed(outcome) and row_of(outcome.verdict.cause).enters_tree is DecisionTreePolicy.NEVER
 
 
 def certain_cause(outcome: Outcome) -> Finding | None:
-    """Return the finding that explains a failure, if the evidence allows no other reading."""
+    """Return the finding that explains an unexpected failure, or None if the cause is not certain."""
     cause = outcome.verdict.cause
     if not has_failed(outcome) or row_of(cause).enters_tree is not DecisionTreePolicy.UNEXPLAINED:
         return None
@@ -80,115 +86,119 @@ def outcome_names(outcomes: Iterable[Outcome]) -> str:
 
 
 def answer_condition(condition: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
-    """Return the answer of the final attempts among `outcomes`. Their order does not matter."""
+    """Return the answer to a condition from the final attempts among `outcomes`. Their order does not matter."""
     runs_in_order = sorted(
         (outcome for outcome in outcomes if matches_filter(outcome, condition.where, unknown=True)), key=simplicity_key
     )
-    return _RULES[condition.form](condition, runs_in_order)
+    return _ANSWERS[condition.form](condition, runs_in_order)
 
 
-def commands(gate: DecisionRule, answer: RuleResult) -> tuple[str, ...]:
-    """Return the commands of a gate that fired."""
-    filled_commands = (_fill(words, answer, _names_its_runs(gate.condition)) for words in gate.commands)
+def commands(rule: DecisionRule, answer: RuleResult) -> tuple[str, ...]:
+    """Return the commands of a rule that matched, with their placeholders filled from the deciding runs."""
+    filled_commands = (_fill(words, answer, _names_its_runs(rule.condition)) for words in rule.commands)
     return tuple(dict.fromkeys(filter(None, filled_commands)))
 
 
-def _flaky(condition: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
+def _answer_flaky(condition: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
     runs = _final_runs(condition.runs, outcomes)
     flaky = [outcome for outcome in runs if outcome.flaky]
     if flaky:
-        return _fired(flaky, fails=flaky[0])
-    return _held("no attempts disagree", runs) if runs else _not_reached(f"missing: {_runs_text(condition.runs)}")
+        return _matched(flaky, fails=flaky[0])
+    return _not_matched("all attempts agree", runs) if runs else _unanswered(f"missing: {_runs_text(condition.runs)}")
 
 
-def _fails(condition: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
+def _answer_fails(condition: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
     runs = _final_runs(condition.runs, outcomes)
     bad = [outcome for outcome in runs if _fails_as_required(condition, outcome)]
     if bad:
-        return _fired(bad, fails=bad[0])
+        return _matched(bad, fails=bad[0])
     if condition.causes:
         qualifier = f" with {_values_text(condition.where)}" if condition.where.values else ""
-        return _held(f"no run{qualifier} ended so", [outcome for outcome in runs if _is_judged(outcome)])
+        return _not_matched(
+            f"no run{qualifier} failed with this cause", [outcome for outcome in runs if _is_judged(outcome)]
+        )
     judged_runs = [outcome for outcome in runs if _is_judged(outcome)]
     explained_runs = [outcome for outcome in judged_runs if condition.uncertain and certain_cause(outcome)]
     if explained_runs:
-        return _held(f"{outcome_names(explained_runs)}: {_causes(explained_runs)} is certain", explained_runs)
+        return _not_matched(f"{outcome_names(explained_runs)}: {_causes(explained_runs)} is certain", explained_runs)
     counting = [outcome for outcome in judged_runs if not failed_from_outside(outcome)]
-    return _held(outcome_names(counting), counting) if counting else _not_reached(_why_silent(condition, runs))
+    return (
+        _not_matched(outcome_names(counting), counting) if counting else _unanswered(_why_unanswered(condition, runs))
+    )
 
 
-def _passes(condition: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
+def _answer_passes(condition: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
     runs = _final_runs(condition.runs, outcomes)
     judged_runs = [outcome for outcome in runs if _is_judged(outcome) and not failed_from_outside(outcome)]
     bad = [outcome for outcome in judged_runs if not has_passed(outcome)]
     if bad:
-        return _held(outcome_names(bad), bad)
+        return _not_matched(outcome_names(bad), bad)
     missing_names = [
         name for name in condition.runs.scenarios if not any(_is_named(outcome, name) for outcome in judged_runs)
     ]
     if missing_names or not judged_runs:
-        return _not_reached(
-            _why_silent(condition, [outcome for outcome in runs if outcome not in judged_runs], missing_names)
+        return _unanswered(
+            _why_unanswered(condition, [outcome for outcome in runs if outcome not in judged_runs], missing_names)
         )
-    return _fired(judged_runs, passes=judged_runs[0])
+    return _matched(judged_runs, passes=judged_runs[0])
 
 
-def _contrast(condition: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
+def _answer_contrast(condition: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
     pairs = _pairs(condition, outcomes)
     deciding = [
         pair for pair in pairs if _fails_as_required(condition, pair.changed) and _CONTROL_FITS[condition.form](pair)
     ]
     if deciding:
         first = min(deciding, key=lambda pair: certain_cause(pair.changed) is not None)
-        return _fired(_runs_of(deciding), fails=first.changed, passes=first.control)
-    return _held(outcome_names(_runs_of(pairs)), _runs_of(pairs)) if pairs else _no_pair(condition, outcomes)
+        return _matched(_runs_of(deciding), fails=first.changed, passes=first.control)
+    return _not_matched(outcome_names(_runs_of(pairs)), _runs_of(pairs)) if pairs else _no_pair(condition, outcomes)
 
 
-def _each(condition: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
-    """Return the answer to `each_passes`: a run fails, and runs with each of the named values in its place pass."""
+def _answer_each_passes(condition: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
+    """Answer a condition with `each_passes`: one run fails, and a similar run with each of the named values passes."""
     pairs, key = _pairs(condition, outcomes), condition.differ_in[0]
-    values = next(key_filter for key_filter in condition.other_runs.values if key_filter.key == key)
-    complete = []
+    required_values = next(key_filter for key_filter in condition.other_runs.values if key_filter.key == key)
+    complete_groups = []
     for changed_dir in dict.fromkeys(pair.changed.dir for pair in pairs):
         group = [pair for pair in pairs if pair.changed.dir == changed_dir]
-        if {_value(pair.control, key) for pair in group} == set(values.values):
-            complete.append(group)
-    deciding = [group for group in complete if _fails_as_required(condition, group[0].changed)]
-    deciding = [group for group in deciding if all(has_passed(pair.control) for pair in group)]
-    for group in deciding[:1]:
-        return _fired(_runs_of_group(group), fails=group[0].changed, passes=group[0].control)
-    for group in complete[:1]:
-        return _held(outcome_names(_runs_of_group(group)), _runs_of_group(group))
+        if {_value(pair.control, key) for pair in group} == set(required_values.values):
+            complete_groups.append(group)
+    deciding_groups = [group for group in complete_groups if _fails_as_required(condition, group[0].changed)]
+    deciding_groups = [group for group in deciding_groups if all(has_passed(pair.control) for pair in group)]
+    for group in deciding_groups[:1]:
+        return _matched(_runs_of_group(group), fails=group[0].changed, passes=group[0].control)
+    for group in complete_groups[:1]:
+        return _not_matched(outcome_names(_runs_of_group(group)), _runs_of_group(group))
     return _no_pair(condition, outcomes)
 
 
-def _missing(_: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
+def _answer_missing_gradients(_: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
     traced_runs = [outcome for outcome in outcomes if _is_judged(outcome) and outcome.missing_gradients is not None]
     incomplete = [outcome for outcome in traced_runs if outcome.missing_gradients]
     if not traced_runs:
-        return _not_reached("missing: a run with trace.grads=true whose backward was finished")
+        return _unanswered("missing: a run with trace.grads=true that finished a backward pass")
     if not incomplete:
-        return _held(f"no parameter without gradient: {outcome_names(traced_runs)}", traced_runs)
+        return _not_matched(f"every parameter got a gradient: {outcome_names(traced_runs)}", traced_runs)
     names = sorted(set.intersection(*(set(outcome.missing_gradients or ()) for outcome in incomplete)))
     if not names:
-        return _held(f"not the same parameters in {outcome_names(incomplete)}", incomplete)
-    names_with_verb = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        return _not_matched(f"the parameters differ: {outcome_names(incomplete)}", incomplete)
+    names_text = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return RuleResult(
-        state=GateState.FIRED,
-        why=f"{names_with_verb} in {outcome_names(incomplete)}",
+        state=RuleState.MATCHED,
+        why=f"{names_text} in {outcome_names(incomplete)}",
         runs=tuple(incomplete),
         fails=incomplete[0],
     )
 
 
-_RULES: Mapping[ConditionForm, Callable[[Condition, Sequence[Outcome]], RuleResult]] = {
-    ConditionForm.FLAKY: _flaky,
-    ConditionForm.FAILS: _fails,
-    ConditionForm.PASSES: _passes,
-    ConditionForm.CONTRAST: _contrast,
-    ConditionForm.ALIKE: _contrast,
-    ConditionForm.EACH: _each,
-    ConditionForm.MISSING: _missing,
+_ANSWERS: Mapping[ConditionForm, Callable[[Condition, Sequence[Outcome]], RuleResult]] = {
+    ConditionForm.FLAKY: _answer_flaky,
+    ConditionForm.FAILS: _answer_fails,
+    ConditionForm.PASSES: _answer_passes,
+    ConditionForm.CONTRAST: _answer_contrast,
+    ConditionForm.ALIKE: _answer_contrast,
+    ConditionForm.EACH: _answer_each_passes,
+    ConditionForm.MISSING: _answer_missing_gradients,
 }
 
 
@@ -206,20 +216,20 @@ def _final_runs(run_filter: RunFilter, outcomes: Sequence[Outcome]) -> list[Outc
     return [outcome for outcome in outcomes if outcome.final and matches_filter(outcome, run_filter)]
 
 
-def _fired(runs: Sequence[Outcome], *, fails: Outcome | None = None, passes: Outcome | None = None) -> RuleResult:
-    return RuleResult(state=GateState.FIRED, why=outcome_names(runs), runs=tuple(runs), fails=fails, passes=passes)
+def _matched(runs: Sequence[Outcome], *, fails: Outcome | None = None, passes: Outcome | None = None) -> RuleResult:
+    return RuleResult(state=RuleState.MATCHED, why=outcome_names(runs), runs=tuple(runs), fails=fails, passes=passes)
 
 
-def _held(why: str, runs: Sequence[Outcome]) -> RuleResult:
-    return RuleResult(state=GateState.HELD, why=why, runs=tuple(runs))
+def _not_matched(why: str, runs: Sequence[Outcome]) -> RuleResult:
+    return RuleResult(state=RuleState.NOT_MATCHED, why=why, runs=tuple(runs))
 
 
-def _not_reached(why: str) -> RuleResult:
-    return RuleResult(state=GateState.NOT_REACHED, why=why)
+def _unanswered(why: str) -> RuleResult:
+    return RuleResult(state=RuleState.UNANSWERED, why=why)
 
 
 def _fails_as_required(condition: Condition, outcome: Outcome) -> bool:
-    """Whether the run failed in the way that the condition requires."""
+    """Whether the run failed unexpectedly, with one of the condition's causes if it names any."""
     if not has_failed(outcome) or (condition.uncertain and certain_cause(outcome)):
         return False
     if not condition.causes:
@@ -229,12 +239,12 @@ def _fails_as_required(condition: Condition, outcome: Outcome) -> bool:
 
 
 def _pairs(condition: Condition, outcomes: Sequence[Outcome]) -> list[Contrast]:
-    """Return the steady pairs of runs that differ only in the keys of the condition.
+    """Return the pairs of runs that differ only in the condition's `differ_in` keys, without flaky ones.
 
-    The changed run is on the failing side of the condition, the control run on the other.
+    In each pair, the changed run is on the failing side of the condition and the control run on the other side.
     """
     ends = (condition.runs, condition.other_runs)
-    # A run that the condition does not name must not represent a named one with the same settings.
+    # A run that the condition does not name must not represent a named run with the same settings.
     named_runs = [outcome for outcome in outcomes if any(matches_filter(outcome, end) for end in ends)]
     usable_runs = [outcome for outcome in named_runs if not failed_from_outside(outcome)]
     pairs = steady_contrasts(_variable(condition), usable_runs)
@@ -274,25 +284,28 @@ def _no_pair(condition: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
     named_runs = [*_final_runs(condition.runs, outcomes), *_final_runs(condition.other_runs, outcomes)]
     outside = [outcome for outcome in named_runs if failed_from_outside(outcome)]
     flaky = [outcome for outcome in named_runs if outcome.flaky]
-    why = _outside_text(outside) if outside else reason_not_judged(_variable(condition), named_runs)
+    why = _external_failure_text(outside) if outside else reason_not_judged(_variable(condition), named_runs)
     why = why or (f"{outcome_names(flaky)}: attempts disagree" if flaky else "")
     sides = dict.fromkeys((_side_text(condition.runs), _side_text(condition.other_runs)))
-    requirement = f"in two runs that differ in {' and '.join(condition.differ_in)} alone"
-    return _not_reached(why or f"missing: {' and '.join(sides)}, {requirement}")
+    requirement = f"in two runs that differ only in {' and '.join(condition.differ_in)}"
+    return _unanswered(why or f"missing: {' and '.join(sides)}, {requirement}")
 
 
-def _why_silent(condition: Condition, runs: Sequence[Outcome], missing_names: Sequence[str] = ()) -> str:
-    """Return the reason why none of the runs can answer the condition."""
+def _why_unanswered(condition: Condition, runs: Sequence[Outcome], missing_names: Sequence[str] = ()) -> str:
+    """Return the reason why none of the runs can answer the condition.
+
+    `missing_names`: scenarios of the condition without a judged run.
+    """
     outside = [outcome for outcome in runs if failed_from_outside(outcome)]
     if outside:
-        return _outside_text(outside)
+        return _external_failure_text(outside)
     if runs:
         return f"{outcome_names(runs)}: not judged, or flaky"
     return f"missing: {' and '.join(missing_names) or _runs_text(condition.runs)}"
 
 
-def _outside_text(outcomes: Sequence[Outcome]) -> str:
-    return f"{outcome_names(outcomes)}: {_causes(outcomes)} tells nothing of the program's parts"
+def _external_failure_text(outcomes: Sequence[Outcome]) -> str:
+    return f"{outcome_names(outcomes)}: {_causes(outcomes)} says nothing about the program"
 
 
 def _causes(outcomes: Sequence[Outcome]) -> str:
@@ -300,14 +313,14 @@ def _causes(outcomes: Sequence[Outcome]) -> str:
 
 
 def matches_filter(outcome: Outcome, run_filter: RunFilter, *, unknown: bool = False) -> bool:
-    """Whether the filter selects the run. `unknown` is the answer if the run's value of a key is unknown."""
+    """Whether the run meets the filter. `unknown`: what counts for a key whose value in this run is unknown."""
     if run_filter.scenarios and not any(_is_named(outcome, name) for name in run_filter.scenarios):
         return False
     return all(_has_value(outcome, key_filter, unknown=unknown) for key_filter in run_filter.values)
 
 
 def _is_named(outcome: Outcome, name: str) -> bool:
-    """Whether the run has this scenario name, or belongs to its matrix."""
+    """Whether the run belongs to the scenario `name` or to a variant in its matrix."""
     return outcome.spec.scenario == name or outcome.spec.scenario.startswith(f"{name}@")
 
 
@@ -319,7 +332,10 @@ def _has_value(outcome: Outcome, key_filter: KeyFilter, *, unknown: bool) -> boo
 
 
 def _value(outcome: Outcome, key: str) -> str | None:
-    """Return the value of a key, or None if unknown. The actual backend replaces the required one."""
+    """Return the run's value of a key, or None if it is unknown.
+
+    For `needs.backend` and `needs.device` it is what the run really used.
+    """
     if key == "run.ranks":
         return f"{outcome.spec.ranks}"
     if is_our_key(key) and not (is_our_program(outcome) and outcome.spec.device):
@@ -328,20 +344,20 @@ def _value(outcome: Outcome, key: str) -> str | None:
 
 
 def _stored_key(key: str) -> str:
-    """Return the key as outcomes store it."""
+    """Return the key under which outcomes store the value of a plan's key."""
     return key.removeprefix("needs.") if key in ("needs.backend", "needs.device") else key
 
 
 def fill_command(words: Sequence[str], fails: Outcome) -> str | None:
-    """Return the command with the failed run in place of `{fails}`, or None if it does not fit the run."""
-    return _fill(words, RuleResult(state=GateState.FIRED, why="", fails=fails), by_name=False)
+    """Return the command with `{fails}` replaced by the failed run, or None if the command does not fit the run."""
+    return _fill(words, RuleResult(state=RuleState.MATCHED, why="", fails=fails), by_name=False)
 
 
 def _fill(words: Sequence[str], answer: RuleResult, by_name: bool) -> str | None:
     """Return the command with its placeholders filled, or None if it does not fit the run.
 
-    A run of another program can only be repeated unchanged, since it need not be a scenario. With `by_name`, the plan
-    names the run's scenario, so the command is used for any program.
+    A run of another program need not be a scenario, so its command is the one that repeats it unchanged. With
+    `by_name`, the plan names the run's scenario, so the plan's command is used for any program.
     """
     run = answer.passes if f"{{{PASSES}}}" in words else answer.fails
     if run is None:
@@ -359,14 +375,14 @@ def _shell(words: Sequence[str]) -> str:
 
 
 def _starts_from_value(run: Outcome, word: str) -> bool:
-    """Whether a claim's KEY=OLD,NEW starts from the run's value."""
+    """Whether OLD in the argument KEY=OLD,NEW of a `claim` command is the run's value of this key."""
     key, _, values = word.partition("=")
     value = _value(run, key)
     return value is not None and same_value(value, values.partition(",")[0])
 
 
 def _fill_word(word: str, run: Outcome) -> str | None:
-    """Return the word with its placeholders filled; None if it needs a number that the run does not have."""
+    """Return an argument with its placeholders filled, or None if the run has no suitable value for one of them."""
     for placeholder in PLACEHOLDER.finditer(word):
         key, times = placeholder[1], placeholder[2]
         value = run.spec.scenario if key in (FAILS, PASSES) else dict(run.spec.criteria).get(key) or _value(run, key)
@@ -381,35 +397,38 @@ def _names_its_runs(condition: Condition) -> bool:
 
 
 def condition_text(condition: Condition) -> str:
-    """Return the condition as text."""
-    text = _WORDS[condition.form](condition)
+    """Return a condition as text, such as "a run with needs.backend=gloo fails"."""
+    text = _CONDITION_TEXTS[condition.form](condition)
     where = ", ".join(condition.where.scenarios) or _values_text(condition.where, ", ")
     return f"{text} ({where})" if where else text
 
 
-def _fails_words(condition: Condition) -> str:
-    cause_text = f" by {' or '.join(condition.causes)}" if condition.causes else ""
-    return f"{_runs_text(condition.runs)} fails{cause_text}{', its cause not certain' if condition.uncertain else ''}"
+def _fails_text(condition: Condition) -> str:
+    cause_text = f" with {' or '.join(condition.causes)}" if condition.causes else ""
+    uncertain_text = " and its cause is not certain" if condition.uncertain else ""
+    return f"{_runs_text(condition.runs)} fails{cause_text}{uncertain_text}"
 
 
-def _contrast_words(condition: Condition) -> str:
+def _contrast_text(condition: Condition) -> str:
     if condition.runs == condition.other_runs:
-        return f"one of {_side_text(condition.runs)} fails and another one passes"
+        return f"one of {_side_text(condition.runs)} fails and another passes"
     return f"{_side_text(condition.runs)} fails and {_side_text(condition.other_runs)} passes"
 
 
-_WORDS: Mapping[ConditionForm, Callable[[Condition], str]] = {
+_CONDITION_TEXTS: Mapping[ConditionForm, Callable[[Condition], str]] = {
     ConditionForm.FLAKY: lambda condition: (
-        f"attempts of {'one launch' if condition.runs == EVERY_RUN else _runs_text(condition.runs)} disagree"
+        f"attempts of {'one launch' if condition.runs == EVERY_RUN else _runs_text(condition.runs)} end differently"
     ),
-    ConditionForm.FAILS: _fails_words,
-    ConditionForm.PASSES: lambda condition: f"{_runs_text(condition.runs, ' and ')} passes",
-    ConditionForm.CONTRAST: _contrast_words,
+    ConditionForm.FAILS: _fails_text,
+    ConditionForm.PASSES: lambda condition: (
+        f"{_runs_text(condition.runs, ' and ')} {'pass' if len(condition.runs.scenarios) > 1 else 'passes'}"
+    ),
+    ConditionForm.CONTRAST: _contrast_text,
     ConditionForm.EACH: lambda condition: (
         f"{_side_text(condition.runs)} fails and each of {_side_text(condition.other_runs, ' and ')} passes"
     ),
     ConditionForm.ALIKE: lambda condition: (
-        f"{_side_text(condition.runs)} fails and {_side_text(condition.other_runs)} fails alike"
+        f"{_side_text(condition.runs)} fails and {_side_text(condition.other_runs)} fails in the same way"
     ),
     ConditionForm.MISSING: lambda _: "the same parameters get no gradient in every run",
 }
@@ -422,7 +441,7 @@ def _runs_text(run_filter: RunFilter, conjunction: str = " or ") -> str:
 
 
 def _side_text(run_filter: RunFilter, conjunction: str = " or ") -> str:
-    """Return one side of a contrast as text."""
+    """Return one side of a contrast as text. `conjunction`: the word between alternatives."""
     return conjunction.join(run_filter.scenarios) or _values_text(run_filter, " and ", conjunction) or "a run"
 
 
@@ -435,9 +454,9 @@ def _key_text(key_filter: KeyFilter, conjunction: str) -> str:
     values = f"{', '.join(most)}{conjunction}{last}" if most else last
     match key_filter.comparison:
         case Comparison.MORE:
-            return f"more {key_filter.key}"
+            return f"a larger {key_filter.key}"
         case Comparison.LESS:
-            return f"less {key_filter.key}"
+            return f"a smaller {key_filter.key}"
         case Comparison.OTHER_THAN:
             return f"{key_filter.key} other than {values}"
     return f"{key_filter.key}={values}"

@@ -1,6 +1,6 @@
-"""Decide a plan: answer each of its gates from the runs, and walk its decision tree.
+"""Apply a plan to the runs: answer each of its decision rules, and follow its decision tree.
 
-A certain cause takes precedence: it explains its failure, and no decision contradicts it.
+If the cause of a failure is certain, it takes precedence: no decision rule contradicts it.
 """
 
 from __future__ import annotations
@@ -27,77 +27,81 @@ from nsa_harness.core.comparison.hypotheses import (
     is_our_program,
 )
 from nsa_harness.core.comparison.plan_file import Condition, DecisionRule, PlanFile, TreeQuestion
-from nsa_harness.core.report import Finding, GateAnswer, GateState, Outcome, Report, TreeAnswer, TreeStep, Walk
+from nsa_harness.core.report import Finding, Outcome, Report, RuleAnswer, RuleState, TreeAnswer, TreeStep, Walk
 
 
 def with_decisions(report: Report, plan: PlanFile) -> Report:
-    """Return the report with the answers to the plan."""
+    """Return the report with the answers of the plan's decision rules and the path through its decision tree."""
     return replace(report, gates=answer_rules(report.outcomes, plan), tree=walk_tree(report.outcomes, plan))
 
 
-def answer_rules(outcomes: Sequence[Outcome], plan: PlanFile) -> tuple[GateAnswer, ...]:
-    """Return the answer to every gate that applies to these runs.
+def answer_rules(outcomes: Sequence[Outcome], plan: PlanFile) -> tuple[RuleAnswer, ...]:
+    """Return the answer of every decision rule that applies to these runs.
 
-    The first gate that fired leads, unless it asks why a run failed and the cause of that failure is certain.
+    `leads` is set for the rule that decides what to do now. It is the first rule that matched, except for rules about
+    the reason of a failure whose cause is already certain.
     """
     has_our_runs = any(map(is_our_program, outcomes))
-    gates = {name: gate for name, gate in plan.gates.items() if has_our_runs or not gate.condition.needs_our_program}
-    answers = {name: answer_condition(gate.condition, outcomes) for name, gate in gates.items()}
-    first = next((name for name, answer in answers.items() if _may_lead(gates[name], answer)), None)
-    return tuple(_rule_answer(name, gates[name], answer, leads=name == first) for name, answer in answers.items())
+    rules = {name: rule for name, rule in plan.gates.items() if has_our_runs or not rule.condition.needs_our_program}
+    answers = {name: answer_condition(rule.condition, outcomes) for name, rule in rules.items()}
+    first = next((name for name, answer in answers.items() if _may_lead(rules[name], answer)), None)
+    return tuple(_rule_answer(name, rules[name], answer, leads=name == first) for name, answer in answers.items())
 
 
-def _may_lead(gate: DecisionRule, answer: RuleResult) -> bool:
+def _may_lead(rule: DecisionRule, answer: RuleResult) -> bool:
     is_explained = answer.fails is not None and certain_cause(answer.fails) is not None
-    return answer.state is GateState.FIRED and (gate.condition.takes_precedence or not is_explained)
+    return answer.state is RuleState.MATCHED and (rule.condition.takes_precedence or not is_explained)
 
 
-def _rule_answer(name: str, gate: DecisionRule, answer: RuleResult, *, leads: bool) -> GateAnswer:
-    return GateAnswer(
+def _rule_answer(name: str, rule: DecisionRule, answer: RuleResult, *, leads: bool) -> RuleAnswer:
+    return RuleAnswer(
         name=name,
-        when=condition_text(gate.condition),
-        then=gate.then,
-        because=gate.because,
+        when=condition_text(rule.condition),
+        then=rule.then,
+        because=rule.because,
         state=answer.state,
         why=answer.why,
         runs=tuple(run.dir for run in answer.runs),
-        commands=commands(gate, answer) if answer.state is GateState.FIRED else (),
+        commands=commands(rule, answer) if answer.state is RuleState.MATCHED else (),
         leads=leads,
     )
 
 
-def fired_rules(gates: Sequence[GateAnswer]) -> tuple[GateAnswer, ...]:
-    return tuple(gate for gate in gates if gate.state is GateState.FIRED)
+def matched_rules(answers: Sequence[RuleAnswer]) -> tuple[RuleAnswer, ...]:
+    return tuple(answer for answer in answers if answer.state is RuleState.MATCHED)
 
 
-def next_commands(gates: Sequence[GateAnswer]) -> tuple[str, ...]:
-    """Return the commands of the gates that fired, the leading gate's first; none if no gate leads."""
-    fired = sorted(fired_rules(gates), key=lambda gate: not gate.leads)
-    return tuple(command for gate in fired for command in gate.commands) if any(gate.leads for gate in fired) else ()
+def next_commands(answers: Sequence[RuleAnswer]) -> tuple[str, ...]:
+    """Return the commands of the rules that matched, those of the leading rule first; none if no rule leads."""
+    in_order = sorted(matched_rules(answers), key=lambda answer: not answer.leads)
+    if not any(answer.leads for answer in in_order):
+        return ()
+    return tuple(command for answer in in_order for command in answer.commands)
 
 
 def explained_failures(outcomes: Sequence[Outcome]) -> tuple[tuple[Outcome, Finding], ...]:
-    """Return the failures with a certain cause, each with its finding."""
+    """Return the unexpected failures whose cause is certain, each with the finding that explains it."""
     failures = sorted((outcome for outcome in outcomes if outcome.final and has_failed(outcome)), key=simplicity_key)
     return tuple((outcome, finding) for outcome in failures if (finding := certain_cause(outcome)))
 
 
 def _is_open(outcome: Outcome) -> bool:
-    """Whether the failure is unexplained, so that only differences between runs can explain it."""
+    """Whether the run failed and its cause is not certain, so that only a comparison of runs can explain it."""
     return has_failed(outcome) and not failed_from_outside(outcome) and certain_cause(outcome) is None
 
 
-_TREE_ANSWERS: Mapping[GateState, TreeAnswer] = {
-    GateState.FIRED: TreeAnswer.YES,
-    GateState.HELD: TreeAnswer.NO,
-    GateState.NOT_REACHED: TreeAnswer.OPEN,
+_TREE_ANSWERS: Mapping[RuleState, TreeAnswer] = {
+    RuleState.MATCHED: TreeAnswer.YES,
+    RuleState.NOT_MATCHED: TreeAnswer.NO,
+    RuleState.UNANSWERED: TreeAnswer.OPEN,
 }
 
 
 def walk_tree(outcomes: Sequence[Outcome], plan: PlanFile) -> Walk | None:
-    """Return the path through the decision tree; None if no run of our own program failed unexpectedly.
+    """Return the path through the plan's decision tree, or None if no run of our own program failed unexpectedly.
 
-    Failures from outside the program do not count. If every failure has a certain cause, the path is empty.
+    Failures that come from outside the program, such as a full disk, do not count. If the cause of every failure is
+    certain, the path has no questions.
     """
     counting = [outcome for outcome in outcomes if outcome.final]
     failures = [
@@ -123,20 +127,20 @@ def walk_tree(outcomes: Sequence[Outcome], plan: PlanFile) -> Walk | None:
 
 
 def _answer_of_open_runs(condition: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
-    """Return the answer of the runs without a certain cause.
+    """Return the answer to a condition from the runs whose failure has no certain cause.
 
-    It is not "no" if a run with a certain cause would answer "yes": then the answer is open.
+    If a run with a certain cause would answer "yes", the answer is open and not "no".
     """
     answer = answer_condition(
         condition, [outcome for outcome in outcomes if not has_failed(outcome) or _is_open(outcome)]
     )
-    if answer.state is GateState.FIRED:
+    if answer.state is RuleState.MATCHED:
         return answer
     answer_of_all = answer_condition(condition.model_copy(update={"cause": condition.causes}), outcomes)
-    if answer_of_all.state is not GateState.FIRED:
+    if answer_of_all.state is not RuleState.MATCHED:
         return answer
     return RuleResult(
-        state=GateState.NOT_REACHED, why=f"{answer_of_all.why}: of a certain cause, and no other run answers"
+        state=RuleState.UNANSWERED, why=f"{answer_of_all.why}: the cause is certain, and no other run answers"
     )
 
 
@@ -146,7 +150,7 @@ def _step(
     answer = answers[question.gate]
     tree_answer = _TREE_ANSWERS[answer.state] if is_asked else TreeAnswer.NOT_ASKED
     conclusions = {TreeAnswer.YES: question.yes_if, TreeAnswer.NO: question.no_if}.get(tree_answer, {})
-    leads_to = next((leaf for gate, leaf in conclusions.items() if answers[gate].state is GateState.FIRED), None)
+    leads_to = next((leaf for gate, leaf in conclusions.items() if answers[gate].state is RuleState.MATCHED), None)
     return TreeStep(
         question=question.asks,
         answer=tree_answer,
@@ -168,15 +172,15 @@ def _run_names(outcomes: Sequence[Outcome]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Playbook:
-    """The hypotheses about runs of one program, which are tested with any plan."""
+    """The hypotheses that are tested in every report about one program, whatever the plan."""
 
     hypotheses: tuple[Hypothesis, ...]
-    onward: str | None = None  # the command after a single run without a command of its own
+    onward: str | None = None  # the command to suggest after a single run that suggests none itself
 
 
 ANY_PROGRAM = Playbook(hypotheses=(NCCL_HYPOTHESIS, *ENVIRONMENT_HYPOTHESES))
 
 
 def playbook_for(playbook: Playbook, outcomes: Sequence[Outcome]) -> Playbook:
-    """Return the playbook if a run belongs to our own program, else the one for any program."""
+    """Return `playbook` if any run belongs to our own program, else the playbook for any program."""
     return playbook if any(map(is_our_program, outcomes)) else ANY_PROGRAM

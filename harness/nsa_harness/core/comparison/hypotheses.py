@@ -1,6 +1,6 @@
-"""Test hypotheses, suspected causes and fixes, by contrasts between runs and never by a single run.
+"""Test hypotheses about causes and fixes by contrasts between runs, never by a single run.
 
-A hypothesis without a contrast is not tested, and gets the command that tests it.
+A hypothesis without a contrast is not tested; the report shows the command that would test it.
 """
 
 from __future__ import annotations
@@ -34,33 +34,40 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.experiment.statistics import fails_more_often, runs_to_show
 from nsa_harness.core.report import Outcome, Status, Verdict
 
-_MAX_ERROR = 0.05  # accepted probability that an answer by counts is wrong
-_MAX_NAMED_RUNS = 2  # runs that a reason names
+_MAX_ERROR = 0.05  # accepted probability that an answer from failure counts is wrong
+_MAX_NAMED_RUNS = 2  # at most this many runs are named in a reason
 NO_CONTROL = "no control run"
 
 
 def is_our_program(outcome: Outcome) -> bool:
-    """Whether the run is one of our own program. Other programs have no keys model, gc and parallel."""
+    """Whether the run belongs to nsa-harness's own training program, which has scenario keys like `model.layers`."""
     return outcome.spec.device != "any" and not {"run.program", "run.command"} & set(configuration(outcome))
 
 
 class HypothesisKind(StrEnum):
-    CAUSE = "cause"  # a run passes without it, and fails with it
-    CHANGE = "change"  # a run passes on one side, and fails on the other
-    NEED = "need"  # a run passes with it, and fails without it; refuted if all runs concerned pass without it
+    """What supports a hypothesis about one variable."""
+
+    CAUSE = "cause"  # a run passes without it and fails with it
+    CHANGE = "change"  # a run passes on one side and fails on the other
+    NEED = "need"  # a run passes with it and fails without it; refuted if all runs that it concerns pass without it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
+    """A statement about one variable that contrasts can support or refute."""
+
     text: str
     kind: HypothesisKind
     variable: Variable
-    always_shown: bool = False  # has a row even if no run tests it
-    concerns: Callable[[Outcome], bool] = is_our_program  # for a NEED: the runs in which it would matter
+    always_shown: bool = False  # has a row in the table even if no run tests it
+    concerns: Callable[[Outcome], bool] = is_our_program  # for a NEED: whether it would matter in a run
 
 
 def switch(key: str, on: str, *, off: str = "") -> Variable:
-    """Return a variable that sets `key` to `on` in the changed run. `off` is the control's value for a command."""
+    """Return a variable whose `key` is `on` in the changed run and anything else in the control run.
+
+    `off`: the value of the control run in the command that tests the variable; without it there is no such command.
+    """
     undo, values = ((f"{key}={off}",), (off, on)) if off else ((), None)
     return Variable(
         keys=(key,),
@@ -74,9 +81,9 @@ def switch(key: str, on: str, *, off: str = "") -> Variable:
 def swap(
     key: str, control_values: tuple[str, ...], changed_values: tuple[str, ...], *, command_key: str | None = None
 ) -> Variable:
-    """Return a variable whose `key` has a value of `control` in the control run and of `changed` in the changed run.
+    """Return a variable whose `key` has one of `control_values` in the control run, one of `changed_values` otherwise.
 
-    `typed` is the name of the key in commands, if it differs.
+    `command_key`: the name of the key on the command line, if it differs from `key`.
     """
     undo = (f"{command_key or key}={control_values[0]}",)
     values = (control_values[0], changed_values[0])
@@ -90,9 +97,9 @@ def swap(
 
 
 def other_than_default(key: str, default: str, example: str) -> Variable:
-    """Return a variable whose key has the default in the control run and any other value in the changed run.
+    """Return a variable whose `key` has the default in the control run and any other value in the changed run.
 
-    `example` is another value, for a command.
+    `example`: the other value in the command that tests the variable.
     """
     undo, values = (f"{key}={default}",), (default, example)
     return Variable(
@@ -105,7 +112,10 @@ def other_than_default(key: str, default: str, example: str) -> Variable:
 
 
 def rising(key: str, example: tuple[str, str] | None = None) -> Variable:
-    """Return a variable whose number is larger in the changed run than in the control run."""
+    """Return a variable whose `key` is a larger number in the changed run than in the control run.
+
+    `example`: the values of the control run and the changed run in the command that tests the variable.
+    """
     return Variable(
         keys=(key,),
         is_control_value=is_number,
@@ -124,6 +134,8 @@ ENVIRONMENT_HYPOTHESES = tuple(
 
 
 class HypothesisAnswer(StrEnum):
+    """The result of testing a hypothesis."""
+
     SUPPORTED = "supported"
     REFUTED = "refuted"
     UNDECIDED = "undecided"
@@ -132,7 +144,7 @@ class HypothesisAnswer(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One side of a contrast: its representative run, and how all its attempts ended."""
+    """One side of a contrast: the run that represents it, and the failure counts of all its attempts."""
 
     run: Outcome
     counts: FailureCounts
@@ -140,15 +152,15 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class HypothesisRow:
-    """One answer to one hypothesis. If contrasts give several answers, the hypothesis has several rows."""
+    """One answer to a hypothesis. If its contrasts give different answers, a hypothesis has several rows."""
 
     hypothesis: Hypothesis
     answer: HypothesisAnswer
-    control: Arm | None  # without the suspect; None if not tested
-    changed: Arm | None  # None also if a run without the suspect is enough
-    contrast_counts: tuple[int, int]  # contrasts with this answer, of all contrasts
+    control: Arm | None  # the side without the suspected cause; None if not tested
+    changed: Arm | None  # the side with it; also None if a run without it is enough for the answer
+    contrast_counts: tuple[int, int]  # (number of contrasts with this answer, number of all contrasts)
     reason: str
-    command: str | None  # the command that tests the hypothesis
+    command: str | None  # the command that tests the hypothesis; None if it is tested or if there is no such command
     cost_s: float | None  # estimated duration of one run of the command
 
 
@@ -161,7 +173,7 @@ _WEIGHTIEST_FIRST = (
 
 
 def hypothesis_rows(outcomes: Sequence[Outcome], hypotheses: Sequence[Hypothesis]) -> tuple[HypothesisRow, ...]:
-    """Return the answers to the hypotheses, the most important first; none for a single run, which has no contrast."""
+    """Return a row for each answer to each hypothesis, the most important first; none if there is only one run."""
     if sum(outcome.final for outcome in outcomes) < 2:
         return ()
     counts_of = failure_counts(outcomes)
@@ -171,14 +183,20 @@ def hypothesis_rows(outcomes: Sequence[Outcome], hypotheses: Sequence[Hypothesis
 
 
 def is_row_shown(row: HypothesisRow) -> bool:
-    """Whether the row is shown: it was tested, or is prominent and has a command or a reason."""
+    """Whether the report shows the row.
+
+    It does if the hypothesis was tested, or if it is always shown and the row says how to test it or why it was not.
+    """
     if row.answer is not HypothesisAnswer.NOT_TESTED:
         return True
     return row.hypothesis.always_shown and (row.command is not None or row.reason != NO_CONTROL)
 
 
 def reason_not_judged(variable: Variable, outcomes: Sequence[Outcome]) -> str:
-    """Return why a pair of runs that could be a contrast is none, such as "ddp_nccl was SKIP"; "" without a pair."""
+    """Return why two runs that differ only in this variable were not compared, such as "ddp_nccl was SKIP".
+
+    Returns "" if there are no two such runs.
+    """
     for pair in unjudged_pairs(variable, outcomes)[:1]:
         end_by_verdict = {verdict: _unjudged_word(verdict) for verdict in (run.verdict for run in pair)}
         return "; ".join(
@@ -188,16 +206,16 @@ def reason_not_judged(variable: Variable, outcomes: Sequence[Outcome]) -> str:
 
 
 def _unjudged_word(verdict: Verdict) -> str:
-    """Return why the verdict shows nothing about the program, "SKIP", "ERROR" or "killed"; "" if it does."""
+    """Return "SKIP", "ERROR" or "killed" if the verdict says nothing about the program, or "" if it does."""
     if verdict.status in (Status.SKIP, Status.ERROR):
         return verdict.status.value
     return "killed" if verdict.cause == Cause.KILLED else ""
 
 
 def _lowest_rate(outcomes: Sequence[Outcome], counts_of: Callable[[Outcome], FailureCounts]) -> float | None:
-    """Return the lowest failure rate among configurations that fail only sometimes; None if there are none.
+    """Return the lowest failure rate among the configurations that fail only sometimes, or None if there are none.
 
-    If something fails by chance, one pass and one failure prove nothing.
+    If a configuration fails by chance, one pass and one failure prove nothing.
     """
     rates = [
         counts.failed / counts.attempts
@@ -218,7 +236,7 @@ def _rows(
         yield _refuted_need(hypothesis, outcomes, counts_of) or _not_tested(hypothesis, outcomes)
     graded_pairs = [(*_answer(hypothesis.kind, contrast, rate), contrast) for contrast in pairs]
     is_supported = any(result is HypothesisAnswer.SUPPORTED for result, _, _ in graded_pairs)
-    # A setting that breaks one configuration need not break every other one.
+    # A setting that makes one configuration fail need not make every other one fail.
     elsewhere = [
         contrast
         for result, _, contrast in graded_pairs
@@ -250,7 +268,11 @@ def _rows(
 
 
 def _answer(kind: HypothesisKind, contrast: Contrast, rate: float | None) -> tuple[HypothesisAnswer, str]:
-    """Return the answer of one contrast, with its reason. If nothing fails by chance, one run per side is enough."""
+    """Return the answer of one contrast, with its reason.
+
+    `rate`: the lowest failure rate of a flaky configuration, or None if nothing fails by chance. Then one run per side
+    is enough.
+    """
     if rate is not None:
         return _answer_by_counts(kind, contrast, rate)
     if has_passed(contrast.control) == has_passed(contrast.changed):
@@ -258,16 +280,21 @@ def _answer(kind: HypothesisKind, contrast: Contrast, rate: float | None) -> tup
             return HypothesisAnswer.REFUTED, "passes with and without it"
         if contrast.ends_same_way:
             return HypothesisAnswer.REFUTED, "ends the same way with and without it"
-        return HypothesisAnswer.UNDECIDED, "ends badly with and without it, not alike"
+        return HypothesisAnswer.UNDECIDED, "fails with and without it, in different ways"
     if has_passed(contrast.control):
-        return (HypothesisAnswer.REFUTED if kind is HypothesisKind.NEED else HypothesisAnswer.SUPPORTED), "breaks it"
+        return (
+            HypothesisAnswer.REFUTED if kind is HypothesisKind.NEED else HypothesisAnswer.SUPPORTED
+        ), "fails with it"
     return (
         HypothesisAnswer.REFUTED if kind is HypothesisKind.CAUSE else HypothesisAnswer.SUPPORTED
     ), "passes with it, not without it"
 
 
 def _answer_by_counts(kind: HypothesisKind, contrast: Contrast, rate: float) -> tuple[HypothesisAnswer, str]:
-    """Return the answer of one contrast by Fisher's exact test at 95 %, if something fails by chance at that rate."""
+    """Return the answer of one contrast and its reason, by Fisher's exact test at 95 % confidence.
+
+    `rate`: the lowest failure rate of a flaky configuration. It decides how many equal results are enough.
+    """
     control, changed = contrast.control_counts, contrast.changed_counts
     if fails_more_often((changed.failed, changed.attempts), (control.failed, control.attempts), 1 - _MAX_ERROR):
         return (
@@ -281,13 +308,13 @@ def _answer_by_counts(kind: HypothesisKind, contrast: Contrast, rate: float) -> 
         enough = runs_to_show(rate, 1 - _MAX_ERROR) if not control.failed else runs_to_show(1 - rate, 1 - _MAX_ERROR)
         if min(control.attempts, changed.attempts) >= enough and (not control.failed or contrast.ends_same_way):
             return HypothesisAnswer.REFUTED, "ends the same way with and without it, each time"
-    return HypothesisAnswer.UNDECIDED, "something here fails by chance, and these are too few runs"
+    return HypothesisAnswer.UNDECIDED, "some configuration fails by chance, and there are too few runs"
 
 
 def _refuted_need(
     hypothesis: Hypothesis, outcomes: Sequence[Outcome], counts_of: Callable[[Outcome], FailureCounts]
 ) -> HypothesisRow | None:
-    """Return the row that refutes a NEED because every run concerned passes without it, or None."""
+    """Return a row that refutes a NEED because every run that it concerns passes without it, or None."""
     key = hypothesis.variable.keys[0]
     runs = [
         run
@@ -314,7 +341,7 @@ def _refuted_need(
 
 def _not_tested(hypothesis: Hypothesis, outcomes: Sequence[Outcome]) -> HypothesisRow:
     reason = reason_not_judged(hypothesis.variable, outcomes)
-    # A machine that could not make these runs cannot make the test either.
+    # If the machine could not run these scenarios, it cannot run the test either.
     base = None if reason else _base_run(hypothesis.variable, outcomes)
     wall_s = [outcome.timing.wall_s for outcome in outcomes if outcome.final and outcome.timing.wall_s]
     return HypothesisRow(
@@ -330,7 +357,10 @@ def _not_tested(hypothesis: Hypothesis, outcomes: Sequence[Outcome]) -> Hypothes
 
 
 def _base_run(variable: Variable, outcomes: Sequence[Outcome]) -> Outcome | None:
-    """Return the run from which to test a hypothesis: an unexpected failure with the suspect, else one that passed."""
+    """Return the run to start from when a variable is tested, or None.
+
+    It is an unexpected failure with the changed value, or else a run that passed on either side.
+    """
     our_runs = [outcome for outcome in outcomes if is_evidence(outcome) and is_our_program(outcome)]
     key = variable.keys[0]
     failures = [
@@ -349,7 +379,10 @@ def _fits_either_side(variable: Variable, value: str) -> bool:
 
 
 def _test_command(variable: Variable, base: Outcome) -> str | None:
-    """Return a command that makes both sides of a contrast from this run, or the missing side; None if impossible."""
+    """Return a command that runs both sides of a contrast, or the missing side, starting from the run `base`.
+
+    Returns None if there is no such command.
+    """
     if not is_our_program(base):
         return None
     command_key, *others = (

@@ -1,6 +1,6 @@
-"""Read plan files: the scenarios to run, and the decision that was made in advance for each possible answer.
+"""Read plan files: the scenarios to run, and the decisions that were made in advance for their possible results.
 
-The models below list every key. Names of scenarios, causes, keys and commands are checked as they are read.
+The models below define every key. Names of scenarios, causes, keys and commands are checked while they are read.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ _KNOWN_CAUSES = (*CAUSES_OF_VERDICTS, _UNCERTAIN)
 
 
 class ConditionForm(StrEnum):
-    """The kind of a condition, named after the keys that are written."""
+    """The form of a condition. It depends on which keys are written."""
 
-    FLAKY = "flaky"
+    FLAKY = "flaky"  # the attempts of one launch end differently
     FAILS = "fails"  # at least one of the runs fails
     PASSES = "passes"  # each of the runs passes
     CONTRAST = "fails and passes"
@@ -95,18 +95,21 @@ _FORM_KEYS = frozenset({"flaky", "missing_gradients", "fails", "passes", "each_p
 
 @dataclass(frozen=True, kw_only=True)
 class _KnownNames:
-    """The names that a plan may use. The plan of a stored run is read without them, since they were checked before."""
+    """The names that a plan may use.
+
+    The plan of a stored run is read without them, because it was checked before the run.
+    """
 
     scenarios: Sequence[Selectable]
     runs: Sequence[Selectable]  # the scenarios that the plan runs
     gates: Collection[str]
 
 
-Mistakes = Iterator[tuple[Location, str]]  # (location inside a value, message)
+Mistakes = Iterator[tuple[Location, str]]  # pairs of (location inside a value, message)
 
 
 def _raise_if_any(value: object, mistakes: Mistakes) -> None:
-    """Raise ValidationError with all mistakes of a value, each with its location inside the value, if there are any."""
+    """Raise ValidationError if there are mistakes in a value. The error lists all of them with their locations."""
     if lines := _error_lines(value, mistakes):
         raise ValidationError.from_exception_data("plan", lines)
 
@@ -127,7 +130,7 @@ def _unknown_name(noun: str, word: str, known_names: Collection[str]) -> Mistake
 
 
 class _OneOrManyMarker:
-    """Marks a tuple that may also be written as its only item."""
+    """A marker for a tuple: if it has only one item, the item may be written without a list."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(_as_items, handler(source))
@@ -184,34 +187,39 @@ def _check_cause(cause: str) -> str:
 def _check_key(key: str) -> str:
     if key not in _KEYS and not (key.startswith(_ENV_PREFIX) and len(key) > len(_ENV_PREFIX)):
         hint = did_you_mean(key, _KEYS) or f"; known are the keys of {', '.join(SETTING_SECTIONS)}"
-        raise ValueError(f"no key {value_text(key)} by which runs differ{hint}")
+        raise ValueError(f"{value_text(key)} is no key in which runs can differ{hint}")
     return key
 
 
 def _read_command(text: object, info: ValidationInfo) -> tuple[str, ...]:
-    """Return the words of a command after `nsa-harness`, with placeholders for runs and their values."""
+    """Split a command into its arguments after `nsa-harness`, and check them.
+
+    The arguments may contain placeholders for runs and their values, such as `{fails}`. Raises ValueError or
+    ValidationError.
+    """
     if not isinstance(text, str) or not text:
         raise ValueError(f"expected text, got {value_text(text)}")
     try:
         words = tuple(shlex.split(text)) or ("",)
     except ValueError as error:
         raise ValueError(f"{error} in {value_text(text)}") from None
-    condition = info.data.get("condition")  # None in the tree, and if the condition itself is wrong
+    condition = info.data.get("condition")  # None in a tree question, and if the condition itself is invalid
     sides = condition.placeholders if condition else (FAILS,) if "asks" in info.data else (FAILS, PASSES)
     unknown_command = _unknown_name("command", words[0], COMMANDS)
     _raise_if_any(text, chain(unknown_command, _placeholder_mistakes(words, sides), _override_mistakes(words)))
     return words
 
 
-def _placeholder_mistakes(words: Iterable[str], allowed: Collection[str]) -> Mistakes:
+def _placeholder_mistakes(words: Iterable[str], permitted_names: Collection[str]) -> Mistakes:
     for word in words:
         for name in (match[1] for match in PLACEHOLDER.finditer(word)):
-            if "." not in name and name not in allowed:
-                yield (), f"nothing stands for {{{name}}} here; known: {', '.join(f'{{{side}}}' for side in allowed)}"
+            if "." not in name and name not in permitted_names:
+                known = ", ".join(f"{{{side}}}" for side in permitted_names)
+                yield (), f"{{{name}}} has no value here; known: {known}"
 
 
 def _override_mistakes(words: Sequence[str]) -> Mistakes:
-    """Yield mistakes in the KEY=VALUE words of a command."""
+    """Yield the mistakes in the KEY=VALUE arguments of a command."""
     for before, word in pairwise(words):
         if not is_override(word):
             continue
@@ -223,12 +231,14 @@ def _override_mistakes(words: Sequence[str]) -> Mistakes:
         except UsageError as error:
             yield (), str(error).removeprefix(": ")
             continue
-        yield from (((), f"{mistake.key}: {mistake.what}") for mistake in axis_mistakes(override.key, override.value))
+        yield from (
+            ((), f"{mistake.key}: {mistake.message}") for mistake in axis_mistakes(override.key, override.value)
+        )
 
 
 def _check_is_run(name: str, info: ValidationInfo) -> str:
     if info.context and not any(name in (run.name, run.family) for run in info.context.runs):
-        raise ValueError(f"{value_text(name)} is not among what this plan runs; add it to `scenarios`")
+        raise ValueError(f"this plan does not run {value_text(name)}; add it to `scenarios`")
     return name
 
 
@@ -239,7 +249,10 @@ _NAMES: TypeAdapter[tuple[str, ...]] = TypeAdapter(
 
 
 def _read_runs(value: object, info: ValidationInfo) -> RunFilter:
-    """Return the filter for runs that a plan describes: `any`, names of scenarios, or keys with their values."""
+    """Return the filter for a description of runs: `any`, names of scenarios, or keys with their values.
+
+    Raises ValidationError.
+    """
     if value == _ANY:
         return EVERY_RUN
     if not isinstance(value, dict):
@@ -263,7 +276,7 @@ def _key_mistakes(key: str, spec: Any) -> Mistakes:
         yield (key,), "expected at least one item, got an empty list"
     for number, item in enumerate(items) if spec not in _RELATIVE else ():
         mistakes = axis_mistakes(key, from_plain(item, Origin(source="")))
-        yield from (((key, *location, number), mistake.what) for mistake in mistakes)
+        yield from (((key, *location, number), mistake.message) for mistake in mistakes)
 
 
 def _key_filter(key: str, spec: Any) -> KeyFilter:
@@ -299,18 +312,20 @@ Command = Annotated[
     WithJsonSchema({"type": "string", "pattern": f"^({'|'.join(COMMANDS)})\\b"}),
 ]
 Runs = TypeAliasType("Runs", Annotated[RunFilter, PlainValidator(_read_runs), WithJsonSchema(_runs_schema())])
-# None means that the key is not written. A written null is rejected, as in `Runs`.
+# The value is None only if the key is not written. A written null is rejected, as in `Runs`.
 OptionalRuns = TypeAliasType(
     "OptionalRuns", Annotated[RunFilter | None, PlainValidator(_read_runs), WithJsonSchema(_runs_schema())]
 )
 
 
 class _StrictModel(BaseModel):
+    """The base of all models of a plan: unknown keys are rejected, and mistakes between keys are reported as well."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     @classmethod
     def contradictions(cls, content: Mapping[str, Any]) -> Mistakes:  # noqa: ARG003
-        """Yield contradictions between keys of the raw content, even if some keys are invalid."""
+        """Yield the contradictions between keys. `content` is the raw mapping; its values may be invalid."""
         return iter(())
 
     @model_validator(mode="wrap")
@@ -328,7 +343,7 @@ class _StrictModel(BaseModel):
 
 
 class Condition(_StrictModel):
-    """The `if` of a gate. The keys that are written decide its form."""
+    """The `if` of a decision rule. The keys that are written decide its form."""
 
     flaky: OptionalRuns = None
     missing_gradients: Literal["same"] | None = None
@@ -337,27 +352,28 @@ class Condition(_StrictModel):
     each_passes: OptionalRuns = None
     fails_alike: OptionalRuns = None
     cause: OneOrMany[CauseName] = ()
-    differ_in: OneOrMany[Key] = ()  # the keys in which the two runs of a contrast differ; they differ in no other key
-    where: Runs = EVERY_RUN  # filters every run; a run with an unknown value of such a key stays in
+    differ_in: OneOrMany[Key] = ()  # the keys in which the two runs of a contrast must differ, and in no other key
+    where: Runs = EVERY_RUN  # only these runs count; runs whose value of such a key is unknown count too
 
     @property
     def form(self) -> ConditionForm:
+        """The form of the condition, from the keys that are written."""
         return _FORMS[_FORM_KEYS & self.model_fields_set]
 
     @property
     def runs(self) -> RunFilter:
-        """The runs that the condition is about; for a contrast, the runs that fail."""
+        """The runs that the condition is about. For a contrast, the runs that must fail."""
         return self.flaky or (self.passes if self.form is ConditionForm.PASSES else self.fails) or EVERY_RUN
 
     @property
     def other_runs(self) -> RunFilter:
-        """The other runs of a contrast."""
+        """The runs on the other side of a contrast."""
         passes = self.passes if self.form is ConditionForm.CONTRAST else None
         return passes or self.each_passes or self.fails_alike or EVERY_RUN
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """The causes that count; empty for every cause that enters a decision tree."""
+        """The causes that count. If it is empty, every cause counts except those from outside the program."""
         return tuple(cause for cause in self.cause if cause != _UNCERTAIN)
 
     @property
@@ -367,7 +383,7 @@ class Condition(_StrictModel):
 
     @property
     def placeholders(self) -> tuple[str, ...]:
-        """The placeholders that a command of this gate may use, {fails} and {passes}, without braces."""
+        """The placeholders that a command of this rule may use: "fails", "passes" or both."""
         if self.form is ConditionForm.PASSES:
             return (PASSES,)
         return (FAILS, PASSES) if self.form in (ConditionForm.CONTRAST, ConditionForm.EACH) else (FAILS,)
@@ -380,7 +396,7 @@ class Condition(_StrictModel):
 
     @property
     def takes_precedence(self) -> bool:
-        """Whether the condition takes precedence over a certain cause, since it asks how runs failed, not why."""
+        """Whether the rule takes precedence over a certain cause, because it is about how runs failed and not why."""
         return self.form is ConditionForm.FLAKY or bool(self.causes or self.runs.scenarios)
 
     @classmethod
@@ -392,45 +408,48 @@ class Condition(_StrictModel):
         contrast = form in CONTRASTS
         differ_in, causes = _texts(content.get("differ_in", ())), _texts(content.get("cause", ()))
         if contrast and "differ_in" not in content:
-            message = "is required: two runs tell something where they differ in what it names and in nothing else"
+            message = "is required: two runs can only be compared if they differ in these keys and in no other key"
             yield ("differ_in",), message
         if not contrast and "differ_in" in content:
-            yield ("differ_in",), "belongs to two ends, such as `fails` and `passes`; remove it"
+            yield ("differ_in",), "needs two sides, such as `fails` and `passes`; remove it, or add the other side"
         if "cause" in content and not (form is ConditionForm.FAILS or contrast):
-            yield ("cause",), "is that of a failure; remove it, or ask what `fails`"
+            yield ("cause",), "is the cause of a failure; remove it, or use `fails`"
         if _UNCERTAIN in causes and len({*causes}) > 1:
-            yield ("cause",), f"{_UNCERTAIN} cannot stand beside a cause"
+            yield ("cause",), f"{_UNCERTAIN} cannot be combined with a cause"
         # `more` on one side is `less` on the other, of the first key in which the two runs differ.
         ends = [end for name in _FORM_KEYS if isinstance(end := content.get(name), dict)]
         more, less = ({key for end in ends for key, value in end.items() if value == test} for test in _RELATIVE)
         if (more or less) and not (contrast and more == less == {*differ_in[:1]}):
-            yield ("fails",), "`more` at one end and `less` at the other, both of the first key of `differ_in`"
+            yield ("fails",), "write `more` on one side and `less` on the other, for the first key of `differ_in`"
         each = content.get("each_passes")
         values = each.get(differ_in[0]) if isinstance(each, dict) and differ_in else None
         if form is ConditionForm.EACH and differ_in and not (isinstance(values, list) and len(values) > 1):
-            message = f"expected two values of {differ_in[0]} or more, as in {{{differ_in[0]}: [A, B]}}"
+            message = f"expected at least two values of {differ_in[0]}, such as {{{differ_in[0]}: [A, B]}}"
             yield ("each_passes",), message
 
 
 class DecisionRule(_StrictModel):
-    """A decision that was made before the run: if `condition` is true, do `then`, for the reason `because`."""
+    """A decision that was made before the run: if `condition` is true, do `then`, for the reason `because`.
+
+    Plan files list decision rules under the key `gates`.
+    """
 
     condition: Condition = Field(alias="if")
     then: Text
     because: Text
-    commands: OneOrMany[Command] = Field((), alias="try")  # words after `nsa-harness`, with placeholders
+    commands: OneOrMany[Command] = Field((), alias="try")  # arguments after `nsa-harness`, with placeholders
 
 
 class TreeQuestion(_StrictModel):
-    """One question of the decision tree."""
+    """One question of the decision tree. A decision rule answers it: yes if the rule matched."""
 
-    gate: RuleName  # the gate whose condition answers the question
+    gate: RuleName  # the decision rule that answers the question
     asks: Text
-    yes: Text  # the conclusion of a yes
-    yes_if: dict[RuleName, Text] = {}  # the conclusion of a yes instead, if that gate fired
-    no_if: dict[RuleName, Text] = {}  # the conclusion of a no if that gate fired; else the next question follows
-    of: Runs = EVERY_RUN  # a failed run that can be launched again
-    commands: OneOrMany[Command] = Field((), alias="try")  # the first launches the missing runs from that failed run
+    yes: Text  # the conclusion if the answer is yes
+    yes_if: dict[RuleName, Text] = {}  # another conclusion of a yes, if this other decision rule matched
+    no_if: dict[RuleName, Text] = {}  # the conclusion of a no, if this other rule matched; otherwise the next question
+    of: Runs = EVERY_RUN  # the failed runs from which the missing runs can be launched
+    commands: OneOrMany[Command] = Field((), alias="try")  # the first one launches the missing runs
 
 
 class PlanFile(_StrictModel):
@@ -438,23 +457,24 @@ class PlanFile(_StrictModel):
 
     schema_: Literal[1] = Field(1, alias="schema")
     about: Text = ""
-    tags: OneOrMany[Annotated[Text, AfterValidator(_check_tag)]] = ()  # it runs every scenario with one of these tags
-    scenarios: OneOrMany[Annotated[Text, AfterValidator(_check_scenario)]] = ()  # and these
+    tags: OneOrMany[Annotated[Text, AfterValidator(_check_tag)]] = ()  # the plan runs scenarios with one of these tags
+    scenarios: OneOrMany[Annotated[Text, AfterValidator(_check_scenario)]] = ()  # the plan also runs these scenarios
     gates: dict[str, DecisionRule] = Field(min_length=1)
     questions: OneOrMany[TreeQuestion] = Field((), alias="tree")
 
     @classmethod
     def contradictions(cls, content: Mapping[str, Any]) -> Mistakes:
         if not {"tags", "scenarios"} & content.keys():
-            yield (), "name what the plan runs: `tags` or `scenarios`"
+            yield (), "the plan runs nothing: add `tags` or `scenarios`"
 
     def selects(self, scenario: Selectable) -> bool:
+        """Whether the plan runs this scenario."""
         return bool({*self.tags} & {*scenario.tags}) or bool({*self.scenarios} & {scenario.name, scenario.family})
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanText:
-    """A plan file as it was when a run was started."""
+    """The name and the text of a plan file, as it was when a run started."""
 
     file: str
     text: str
@@ -465,29 +485,36 @@ EMPTY_PLAN = PlanFile.model_construct(gates={})
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPlan:
-    """A plan, or its mistakes and an empty plan."""
+    """The result of reading a plan file: the plan, or its mistakes with an empty plan."""
 
     plan: PlanFile
     mistakes: tuple[Mistake, ...]
 
 
 def is_our_key(key: str) -> bool:
+    """Whether only nsa-harness's own training program has this scenario key."""
     return key.partition(".")[0] in OURS_ONLY
 
 
 def is_plan(root: Node | None) -> bool:
-    """Whether the file is a plan: no scenario has the key `gates`."""
+    """Whether a YAML file is a plan. Plans have the key `gates`, which no scenario has."""
     return root is not None and isinstance(root.content, dict) and "gates" in root.content
 
 
-@lru_cache(maxsize=8)  # a run that is reported while it continues is judged by the same text again and again
+@lru_cache(maxsize=8)  # while a run continues, its report is made again and again from the same plan
 def read_stored_plan(plan_text: PlanText) -> ReadPlan:
-    """Return the plan of a stored run. Its names are not checked, as they were before the run. Never raises."""
+    """Return the plan of a stored run. Its names are not checked, because they were checked before the run.
+
+    Never raises.
+    """
     return read_plan(plan_text, None)
 
 
 def read_plan(plan_text: PlanText, scenarios: Sequence[Selectable] | None) -> ReadPlan:
-    """Return the plan, or all its mistakes. With `scenarios` None, names are not looked up. Never raises."""
+    """Return the plan, or all its mistakes. Never raises.
+
+    `scenarios`: all known scenarios, to check the names in the plan; None: names are not checked.
+    """
     tree = parse_yaml(plan_text.text, plan_text.file)
     if tree.root is None:
         return ReadPlan(plan=EMPTY_PLAN, mistakes=tree.mistakes)
@@ -498,7 +525,7 @@ def read_plan(plan_text: PlanText, scenarios: Sequence[Selectable] | None) -> Re
 
 
 def _known_names(root: Node, scenarios: Sequence[Selectable]) -> _KnownNames:
-    """Return the names that the plan's own values are checked against."""
+    """Return the names that values in the plan may refer to: scenarios, runs of the plan, and its decision rules."""
     content = plain(root)
     mapping = content if isinstance(content, dict) else {}
     tags, names, gates = (mapping.get(key, ()) for key in ("tags", "scenarios", "gates"))
@@ -514,7 +541,7 @@ def _texts(value: object) -> tuple[str, ...]:
 
 
 def plan_schema() -> dict[str, Any]:
-    """Return the JSON schema of a plan file, for editors. It checks neither names nor contradictions between keys."""
+    """Return the JSON Schema of a plan file, for editors. It checks neither names nor contradictions between keys."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **PlanFile.model_json_schema(),

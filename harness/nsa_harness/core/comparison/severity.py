@@ -1,4 +1,4 @@
-"""The severity of a finding, by one rule for all documents."""
+"""The severity of a finding. All documents use the same rule."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ _WEIGHT = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 
 
 def severity(finding: Finding, outcome: Outcome) -> Severity:
-    """Return the severity of a finding of that outcome.
+    """Return the severity of a finding of this outcome.
 
-    The cause of a failure is critical, expected or not. An outcome that could not be judged has no fault.
+    The cause of a failure is critical, whether the failure was expected or not; other findings of a failed run are at
+    most warnings. In a run that did not fail, the severity comes from the table of causes.
     """
     row, causes_it = row_of(finding.code), finding.code == outcome.verdict.cause
     if outcome.verdict.status in _BAD:
@@ -22,13 +23,13 @@ def severity(finding: Finding, outcome: Outcome) -> Severity:
 
 
 def silent_faults(outcome: Outcome) -> tuple[Finding, ...]:
-    """Return the findings of a run that passed although something is wrong: all but those of severity INFO."""
+    """Return the findings of a passed run that show that something is wrong: those whose severity is not INFO."""
     if outcome.verdict.status is not Status.PASS:
         return ()
     return tuple(finding for finding in outcome.findings if severity(finding, outcome) is not Severity.INFO)
 
 
 def strict_exit_code(report: Report) -> int:
-    """Return the exit code of `--strict`, with 1 also if nothing but a silent fault of a run is wrong."""
+    """Return the exit code with `--strict`: it is also 1 if all runs passed but one of them has a silent fault."""
     silent = any(silent_faults(outcome) for outcome in report.outcomes if outcome.final)
     return exit_code(report, strict=True) or int(silent)

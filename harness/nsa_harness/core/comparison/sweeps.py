@@ -1,7 +1,7 @@
-"""Sweeps: fit the cost of a step over runs that differ only in tokens and layers, and predict it for other sizes.
+"""Fit the cost of a training step over runs that differ only in tokens and layers, and predict it for other sizes.
 
-Each run records its implementation. If it changes within the sweep, each implementation has its own fit. No prediction
-is made for a size at which another implementation may run.
+Each run records which implementations of its operators ran. If they change within a sweep, each group of runs with the
+same implementations has its own fit. No prediction is made for a size at which other implementations may run.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ from nsa_harness.core.diagnosis.explanation import make_finding
 from nsa_harness.core.fits import LAYERS, LEAST_SIZES, TOKENS, Fit, Interval, Point, Quantity, Size, fit_points
 from nsa_harness.core.report import Finding, Outcome, Status, StepCost
 
-_MIN_STEPS = 3  # measured steps, without the first, that a median needs
-_MIN_ERROR = 0.02  # relative error of a time: a machine that slows down affects all steps of a run
+_MIN_STEPS = 3  # a median time needs at least this many measured steps, not counting the first
+_MIN_ERROR = 0.02  # minimum relative error of a time, because a slow machine affects all steps of a run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Regime:
-    """The cells of a sweep in which the same implementations ran."""
+    """The runs of a sweep in which the same implementations ran. Each run of a sweep is called a cell."""
 
-    cells: tuple[Outcome, ...]  # by size
-    implementations: str  # the implementations that other cells of the sweep do not have; empty if all have the same
+    cells: tuple[Outcome, ...]  # in order of their sizes
+    implementations: str  # those that other cells of the sweep do not have; empty if all cells have the same
 
     @property
     def costs(self) -> tuple[StepCost, ...]:
+        """The measured step costs of the cells."""
         return tuple(cell.cost for cell in self.cells if cell.cost is not None)
 
     @cached_property
     def fits(self) -> tuple[Fit, ...]:
+        """The fits of all quantities that have enough measured points."""
         fit_by_quantity = {quantity: fit_points(quantity, self._points(quantity)) for quantity in Quantity}
         time, cpu = fit_by_quantity[Quantity.SECONDS], fit_by_quantity[Quantity.PROCESSOR]
         if time is not None and cpu is not None and self.cells[0].spec.device == "cpu":
@@ -40,7 +42,7 @@ class Regime:
         return tuple(fit for fit in fit_by_quantity.values() if fit is not None)
 
     def _points(self, quantity: Quantity) -> Sequence[Point]:
-        """Return the measured points of the cells; none if the value of some cell is missing."""
+        """Return the measured points of one quantity, or none if the value of some cell is missing."""
         values = [(cost, cell_value(cost, quantity)) for cost in self.costs]
         points = [
             Point(size=size_of(cost), value=value, error=_error(cost, quantity)) for cost, value in values if value
@@ -49,59 +51,60 @@ class Regime:
 
     @property
     def first_tokens(self) -> int:
+        """The smallest number of tokens among the cells."""
         return min(cost.tokens for cost in self.costs)
 
     @property
     def last_tokens(self) -> int:
+        """The largest number of tokens among the cells."""
         return max(cost.tokens for cost in self.costs)
 
     @property
     def until_tokens(self) -> int | None:
-        """The number of tokens from which another implementation runs, or None if unknown."""
+        """The number of tokens from which other implementations run, or None if it is unknown."""
         return min((cost.until_tokens for cost in self.costs if cost.until_tokens is not None), default=None)
 
     @property
     def with_text(self) -> str:
-        """The implementation as text to put after a verb, " with X"; empty if all cells of the sweep have the same."""
+        """The implementations as text after a verb, " with X"; empty if all cells of the sweep have the same."""
         return f" with {self.implementations}" if self.implementations else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoPrediction:
-    """The reason why a size is not predicted."""
+    """The reason why the cost of a size is not predicted."""
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Runs that differ only in tokens and layers, called cells."""
+    """Runs that differ only in tokens and layers. Each run is called a cell."""
 
     cells: tuple[Outcome, ...]
-    regimes: tuple[Regime, ...]  # by their smallest length
+    regimes: tuple[Regime, ...]  # in order of their smallest numbers of tokens
 
     def predict(self, size: Size) -> Mapping[Quantity, Interval] | NoPrediction:
-        """Return the cost of a step of that size, or the reason why it is not predicted."""
+        """Return the predicted cost of a step of this size, or the reason why it is not predicted."""
         regime = max(
             (candidate for candidate in self.regimes if candidate.first_tokens <= size.tokens), key=_first, default=None
         )
         if regime is None:
             return NoPrediction(
-                reason=f"the smallest cell has {self.regimes[0].first_tokens} tokens, and below nothing is known"
+                reason=f"the smallest run has {self.regimes[0].first_tokens} tokens, and nothing is known below that"
             )
         next_regime = min(
             (candidate for candidate in self.regimes if candidate.first_tokens > size.tokens), key=_first, default=None
         )
         if regime.until_tokens is not None and size.tokens >= regime.until_tokens:
             return NoPrediction(
-                reason=f"the cells up to {regime.last_tokens} tokens ran {_implementation_text(regime)}, and from"
-                f" {regime.until_tokens} tokens on another implementation runs: measure three lengths from there on"
+                reason=f"the runs up to {regime.last_tokens} tokens ran {_implementation_text(regime)}, and from"
+                f" {regime.until_tokens} tokens another implementation runs: measure three lengths above that"
             )
         if next_regime is not None and size.tokens > regime.last_tokens and regime.until_tokens is None:
-            return NoPrediction(
-                reason=f"from {next_regime.first_tokens} tokens on the cells ran{next_regime.with_text}, up to {regime.last_tokens} tokens{regime.with_text},"
-                " and where between it changes no cell says"
-            )
+            below = f"up to {regime.last_tokens} tokens the runs ran{regime.with_text}"
+            above = f"from {next_regime.first_tokens} tokens{next_regime.with_text}"
+            return NoPrediction(reason=f"{below}, {above}, and where in between it changes is not known")
         if not regime.fits:
             return NoPrediction(reason=_no_fit_reason(regime))
         return {fit.quantity: fit.predict(size) for fit in regime.fits}
@@ -118,16 +121,16 @@ def _implementation_text(regime: Regime) -> str:
 def _no_fit_reason(regime: Regime) -> str:
     sizes = len({size_of(cost) for cost in regime.costs})
     ran = f"{sizes} size{'s' if sizes > 1 else ''} ran{regime.with_text}"
-    return f"{ran}, and a fit takes {LEAST_SIZES} lengths or numbers of layers"
+    return f"{ran}, and a fit needs {LEAST_SIZES} lengths or numbers of layers"
 
 
 def no_fit_reason(regime: Regime) -> str | None:
-    """Return why there is no fit; None if there is one."""
+    """Return the reason why the regime has no fit, or None if it has one."""
     return None if regime.fits else _no_fit_reason(regime)
 
 
 def cell_value(cost: StepCost, quantity: Quantity) -> float | None:
-    """Return the value of a cell for a fit, or None. A time must be the median of several steps."""
+    """Return a cell's value of one quantity, or None. A time must be the median of several steps."""
     match quantity:
         case Quantity.SECONDS:
             return cost.seconds if cost.steps >= _MIN_STEPS else None
@@ -140,7 +143,7 @@ def cell_value(cost: StepCost, quantity: Quantity) -> float | None:
 
 
 def _error(cost: StepCost, quantity: Quantity) -> float:
-    """Return the error of a value; counted values are exact."""
+    """Return the relative error of a cell's value of one quantity. Counted quantities are exact."""
     errors = {Quantity.SECONDS: cost.error, Quantity.PROCESSOR: cost.cpu_error}
     return max(errors[quantity], _MIN_ERROR) if quantity in errors else 0.0
 
@@ -150,7 +153,7 @@ def size_of(cost: StepCost) -> Size:
 
 
 def sweeps(outcomes: Iterable[Outcome]) -> tuple[Sweep, ...]:
-    """Return the sweeps among these runs. Only runs that passed count, one of each size."""
+    """Return the sweeps among these runs. Only runs that passed count, and only one run of each size."""
     cells_of: dict[tuple[object, ...], dict[Size, Outcome]] = {}
     for outcome in outcomes:
         if outcome.final and outcome.verdict.status is Status.PASS and outcome.cost is not None:
@@ -160,9 +163,9 @@ def sweeps(outcomes: Iterable[Outcome]) -> tuple[Sweep, ...]:
 
 
 def with_growth_findings(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Return the outcomes in their order; the largest cell of a sweep with quadratic time gets a finding.
+    """Return the outcomes with a finding added to the largest cell of each sweep whose time grows quadratically.
 
-    Applying it twice changes nothing more.
+    The order of the outcomes is kept. Calling this function again with its result adds nothing.
     """
     findings: dict[int, Finding] = {}
     for regime in (regime for sweep in sweeps(outcomes) for regime in sweep.regimes):
@@ -204,7 +207,7 @@ def _by_size(size: Size) -> tuple[int, int]:
 
 
 def _settings_without_size(outcome: Outcome) -> tuple[object, ...]:
-    """Return the settings that must be equal in a sweep: all but tokens, layers and the number of steps."""
+    """Return the settings that are equal in all cells of a sweep: all except tokens, layers and number of steps."""
     assert outcome.cost is not None
     settings = tuple(pair for pair in outcome.spec.settings if pair[0] not in (TOKENS, LAYERS, "train.steps"))
     return settings, outcome.spec.ranks, outcome.spec.device, outcome.spec.backend, outcome.cost.batch

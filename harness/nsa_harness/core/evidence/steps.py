@@ -20,15 +20,15 @@ _SLACK_S = 0.0001  # the two clocks are read at slightly different moments
 SETUP = ("init_process_group", "new_", "split_group", "shrink_group", "destroy_process_group", protocol.WAIT)
 
 
-def entered_s(board: StatusFile, collective: Collective) -> float | None:
+def entered_s(status_file: StatusFile, collective: Collective) -> float | None:
     """Return when the rank entered the collective, in seconds since the launch of the run.
 
     None if the status file cannot convert the flight recorder's clock.
     """
-    return None if board.zero_ns is None else (collective.created_ns - board.zero_ns) / _NS
+    return None if status_file.zero_ns is None else (collective.created_ns - status_file.zero_ns) / _NS
 
 
-def python_calls(board: StatusFile, collectives: Iterable[Collective]) -> dict[tuple[str, int], Call]:
+def python_calls(status_file: StatusFile, collectives: Iterable[Collective]) -> dict[tuple[str, int], Call]:
     """Return the Python call that entered each collective, by the collective's group and number.
 
     Collectives of DDP and FSDP have no Python call and are missing in the result. One call may enter several
@@ -38,7 +38,7 @@ def python_calls(board: StatusFile, collectives: Iterable[Collective]) -> dict[t
     calls: dict[tuple[str, int], Call] = {}
     matched: set[int] = set()  # numbers of calls that are matched with a collective of the same operation and size
     for collective in sorted(collectives, key=lambda collective: (collective.group, collective.seq), reverse=True):
-        near = _calls_around(board, collective)
+        near = _calls_around(status_file, collective)
         own = next(
             (call for call in reversed(near) if call.number not in matched and _is_entered_by(collective, call)), None
         )
@@ -49,12 +49,12 @@ def python_calls(board: StatusFile, collectives: Iterable[Collective]) -> dict[t
     return calls
 
 
-def _calls_around(board: StatusFile, collective: Collective) -> list[Call]:
-    at_s = entered_s(board, collective)
+def _calls_around(status_file: StatusFile, collective: Collective) -> list[Call]:
+    at_s = entered_s(status_file, collective)
     if at_s is None:
         return []
-    until = bisect_right(board.calls, at_s + _SLACK_S, key=lambda call: call.entered_s)
-    near = board.calls[max(0, until - _NEAR) : until + 1]
+    until = bisect_right(status_file.calls, at_s + _SLACK_S, key=lambda call: call.entered_s)
+    near = status_file.calls[max(0, until - _NEAR) : until + 1]
     return [call for call in near if _covers(call, collective.group, at_s)]
 
 
@@ -62,9 +62,9 @@ def _is_entered_by(collective: Collective, call: Call) -> bool:
     return collective.op.endswith(call.op) and call.elements == elements(collective)
 
 
-def step_s(board: StatusFile) -> float | None:
+def step_s(status_file: StatusFile) -> float | None:
     """Return the median duration of the optimizer steps after the first, or None if fewer than two are recorded."""
-    durations_s = [later - earlier for (_, earlier), (_, later) in pairwise(board.steps_s)]
+    durations_s = [later - earlier for (_, earlier), (_, later) in pairwise(status_file.steps_s)]
     return median(durations_s) if durations_s else None
 
 
@@ -73,24 +73,26 @@ def elements(collective: Collective) -> int:
     return sum(prod(sizes) for sizes in collective.sizes)
 
 
-def step_rows(board: StatusFile, collectives: Sequence[Collective]) -> tuple[StepRow, ...]:
+def step_rows(status_file: StatusFile, collectives: Sequence[Collective]) -> tuple[StepRow, ...]:
     """Return a row for each optimizer step that is recorded completely, and for the step in progress.
 
     Older steps are missing if the status file or the flight recorder has overwritten a part of them. Consecutive steps
     with the same collectives share a row. The result is empty if the two clocks cannot be compared.
     """
-    if board.zero_ns is None or not board.steps_s:
+    if status_file.zero_ns is None or not status_file.steps_s:
         return ()
-    since_s = _remembered_since(board, collectives)
-    timed = [(at_s, collective) for collective in collectives if (at_s := entered_s(board, collective)) is not None]
+    since_s = _remembered_since(status_file, collectives)
+    timed = [
+        (at_s, collective) for collective in collectives if (at_s := entered_s(status_file, collective)) is not None
+    ]
     rows = (
         StepRow(
             step=step,
             last_step=step,
             done_s=end_s,
-            gradients=board.gradients.get(step) if end_s is not None else None,
+            gradients=status_file.gradients.get(step) if end_s is not None else None,
             tallies=_tallies(
-                board,
+                status_file,
                 [
                     collective
                     for at_s, collective in timed
@@ -98,7 +100,7 @@ def step_rows(board: StatusFile, collectives: Sequence[Collective]) -> tuple[Ste
                 ],
             ),
         )
-        for step, begin_s, end_s in _spans(board)
+        for step, begin_s, end_s in _spans(status_file)
         if since_s is None or (begin_s is not None and begin_s >= since_s)
     )
     return tuple(_merge_equal_steps(rows))[-_MAX_ROWS:]
@@ -157,22 +159,22 @@ def _covers(call: Call, group: str, at_s: float) -> bool:
     return call.left_s is None or at_s <= call.left_s + _SLACK_S
 
 
-def _spans(board: StatusFile) -> Iterator[tuple[int, float | None, float | None]]:
+def _spans(status_file: StatusFile) -> Iterator[tuple[int, float | None, float | None]]:
     """Yield (step, start, end) for each recorded optimizer step, in seconds since the launch.
 
     The start of the first step is None, and so is the end of the step in progress. A step whose start was overwritten
     is skipped.
     """
     begin_s: float | None = None
-    for number, (step, end_s) in enumerate(board.steps_s):
+    for number, (step, end_s) in enumerate(status_file.steps_s):
         if number or step == 1:
             yield step, begin_s, end_s
         begin_s = end_s
-    yield board.steps_s[-1][0] + 1, begin_s, None
+    yield status_file.steps_s[-1][0] + 1, begin_s, None
 
 
-def _tallies(board: StatusFile, collectives: Sequence[Collective]) -> tuple[Tally, ...]:
-    calls = python_calls(board, collectives)
+def _tallies(status_file: StatusFile, collectives: Sequence[Collective]) -> tuple[Tally, ...]:
+    calls = python_calls(status_file, collectives)
     counts = Counter(
         (collective.group, collective.op, (collective.group, collective.seq) in calls) for collective in collectives
     )
@@ -182,7 +184,7 @@ def _tallies(board: StatusFile, collectives: Sequence[Collective]) -> tuple[Tall
     )
 
 
-def _remembered_since(board: StatusFile, collectives: Sequence[Collective]) -> float | None:
+def _remembered_since(status_file: StatusFile, collectives: Sequence[Collective]) -> float | None:
     """Return the time since which flight recorder and status file are complete, or None if they always were.
 
     The recorder is complete for a group back to the latest gap in the numbers. Entries before the gap were overwritten,
@@ -192,8 +194,8 @@ def _remembered_since(board: StatusFile, collectives: Sequence[Collective]) -> f
     for collective in collectives:
         groups.setdefault(collective.group, []).append(collective)
     begins = [begin for group in groups.values() if (begin := _first_after_gap(group)) is not None]
-    times = [at_s for begin in begins if (at_s := entered_s(board, begin)) is not None]
-    times += [call.entered_s for call in board.calls[:1] if call.number > 1]
+    times = [at_s for begin in begins if (at_s := entered_s(status_file, begin)) is not None]
+    times += [call.entered_s for call in status_file.calls[:1] if call.number > 1]
     return max(times, default=None)
 
 

@@ -45,7 +45,7 @@ def stack_trees(stacks: Sequence[CallStack]) -> tuple[StackNode, ...]:
 
 
 def _is_whole(stack: CallStack) -> bool:
-    """Whether the stack is complete, of the training thread, and begins in the program."""
+    """Whether the stack is complete, belongs to the training thread, and starts in the user's program."""
     return not stack.of and len(stack.frames) < _MAX_FRAMES and not is_library(stack.frames[-1].file or "")
 
 
@@ -105,7 +105,7 @@ def _stack_of_other_thread(evidence: Evidence, blamed: Sequence[int], place: Pla
 
 
 def _named_stacks(rank: RankSnapshot) -> Iterator[tuple[str, Stack]]:
-    """Yield the stacks of all threads and child processes of a rank, each with the name of its owner."""
+    """Yield the name and the stack of each thread and child process of the rank."""
     yield from ((f"thread {stack.thread or stack.tid}", stack) for stack in rank.stacks)
     for pid, stacks in rank.child_stacks.items():
         yield from ((f"process {pid}", stack) for stack in stacks)
@@ -116,7 +116,9 @@ def _contains(frames: Sequence[Frame | Place], place: Place) -> bool:
 
 
 def _own(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return the program's frames. A comprehension on the line of its caller counts as part of the caller."""
+    """Return the frames of the user's program. A comprehension on the line of its caller counts as part of the
+    caller.
+    """
     own = [frame for frame in frames if not is_library(frame.file) and not frame.file.startswith("<")]
     outer = [*own[1:], None][: len(own)]
     return tuple(
@@ -149,7 +151,7 @@ def _call_stack(
 
 
 def _around(sources: Sequence[Source], frame: Frame) -> Place | None:
-    """Return the line with its neighbours, or None. The last line is not blank, because line numbers count from it."""
+    """Return the line with the source lines around it, or None if the source is not stored."""
     excerpt = ProgramSource(tuple(sources)).excerpt(frame)
     if excerpt is None:
         return None

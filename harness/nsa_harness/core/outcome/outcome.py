@@ -61,7 +61,9 @@ def own_exit_status(rank: RankEvidence) -> int | None:
 
 
 def passed_checks(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
-    """Yield each fact that was checked and found in order. What was not checked is not listed."""
+    """Yield a sentence part for each fact that was checked and is in order. Facts that were not checked are not
+    listed.
+    """
     losses = [rank.last_loss for rank in evidence.ranks]
     if losses and all(loss is not None and math.isfinite(loss) for loss in losses):
         yield "losses finite on every rank"
@@ -71,10 +73,12 @@ def passed_checks(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
     buckets = evidence.bucket_order
     if buckets is not None and buckets.difference is None:
         yield f"{number_of(buckets.count, 'bucket')} of DDP ready in the same order on every rank"
-    boards = [rank.status_file for rank in evidence.ranks]
-    known = [board for board in boards if board is not None]
-    complete = len({board.enqueued for board in known}) == 1 and all(b.enqueued == b.completed for b in known)
-    if len(known) == len(boards) and complete and known[0].enqueued:
+    status_files = [rank.status_file for rank in evidence.ranks]
+    known = [status_file for status_file in status_files if status_file is not None]
+    complete = len({status_file.enqueued for status_file in known}) == 1 and all(
+        b.enqueued == b.completed for b in known
+    )
+    if len(known) == len(status_files) and complete and known[0].enqueued:
         yield f"{known[0].completed} of {known[0].enqueued} collectives completed, the same on every rank"
     if (
         verdict.status is not Status.HANG
@@ -82,8 +86,8 @@ def passed_checks(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
         and all(own_exit_status(rank) == 0 for rank in evidence.ranks)
     ):
         yield "every rank exited 0"
-    if evidence.is_attached and (looks := _answered(evidence)):
-        yield f"stacks of every rank, in {number_of(looks, 'look')}"
+    if evidence.is_attached and (snapshots := _answered(evidence)):
+        yield f"stacks of every rank, in {number_of(snapshots, 'look')}"
     is_over = evidence.ending is not Ending.NOT_LAUNCHED and not _runs_on(evidence)
     if is_over and not evidence.leftovers and evidence.unkillable == ():
         yield "no process left"
@@ -92,8 +96,10 @@ def passed_checks(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
 
 
 def _checked_by_kernel(evidence: Evidence) -> Iterator[str]:
-    """Yield each fact that the kernel shows to be in order about the processes of an attached job."""
-    processes = [rank.process for look in evidence.snapshots[-1:] for rank in look.ranks]
+    """Yield a sentence part for each fact about the processes of an attached job that the kernel shows to be in
+    order.
+    """
+    processes = [rank.process for snapshot in evidence.snapshots[-1:] for rank in snapshot.ranks]
     alive = [process for process in processes if process is not None and process.state not in "ZX"]
     if evidence.ranks and len(alive) == len(evidence.ranks):
         yield "every rank is alive"
@@ -104,10 +110,10 @@ def _checked_by_kernel(evidence: Evidence) -> Iterator[str]:
 
 
 def _answered(evidence: Evidence) -> int:
-    """Return the number of snapshots in which the stack of every rank was read."""
+    """Return the number of snapshots in which the stacks of all ranks were read."""
     return sum(
-        len(look.ranks) == len(evidence.ranks) and all(rank_stack(seen) for seen in look.ranks)
-        for look in evidence.snapshots
+        len(snapshot.ranks) == len(evidence.ranks) and all(rank_stack(seen) for seen in snapshot.ranks)
+        for snapshot in evidence.snapshots
     )
 
 
@@ -183,9 +189,9 @@ _OUTSIDE = {
 
 def _last_status(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None) -> RankStatus:
     """Return the last progress event of a rank, and how it exited."""
-    mark = rank.status_file.latest_training_event or rank.status_file.latest_event if rank.status_file else None
+    event = rank.status_file.latest_training_event or rank.status_file.latest_event if rank.status_file else None
     # A module without a name has a number, which is not shown.
-    place = f"{mark.kind} {'' if mark.name.isdigit() else mark.name}".strip() if mark else "nothing recorded"
+    place = f"{event.kind} {'' if event.name.isdigit() else event.name}".strip() if event else "nothing recorded"
     left = rank.exit is not None and not rank.exit.during_teardown
     blocked_in = f"{exit_text(rank.exit.status)} · last in {place}" if rank.exit and left else place
     return RankStatus(
@@ -199,7 +205,7 @@ def _last_status(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None
 
 
 def _ending_from_files(rank: RankEvidence) -> str:
-    """Return how a rank of an unwatched job ended, from its files."""
+    """Return as text how a rank ended in a job that was not watched, according to its files."""
     raised = f"raised {rank.exception.type}" if rank.exception else ""
     exited = exit_text(rank.exit.status) if rank.exit else ""
     return " · ".join(text for text in (raised, exited) if text) or "nothing that was read says it"
@@ -216,10 +222,10 @@ def _waits_for(wait: Wait, places: Meshes) -> str:
 
 
 def _no_progress_s(evidence: Evidence, rank: int) -> float | None:
-    board = next((other.status_file for other in evidence.ranks if other.rank == rank), None)
-    if board is None or board.latest_event is None:
+    status_file = next((other.status_file for other in evidence.ranks if other.rank == rank), None)
+    if status_file is None or status_file.latest_event is None:
         return _idle_s(evidence, rank) if evidence.is_attached else None
-    return max(0.0, evidence.ended_s - board.latest_event.at_s)
+    return max(0.0, evidence.ended_s - status_file.latest_event.at_s)
 
 
 def _idle_s(evidence: Evidence, rank: int) -> float | None:
@@ -356,21 +362,23 @@ def memory_at(evidence: Evidence, judgement: Judgement) -> Iterator[MemoryAt]:
         yield from (
             MemoryAt(
                 rank=rank.rank,
-                moment=mark.moment,
-                step=mark.step if mark.moment == "dump" else None,
-                rss_bytes=mark.rss_bytes,
-                allocated_bytes=mark.allocated_bytes,
-                reserved_bytes=mark.reserved_bytes,
+                moment=event.moment,
+                step=event.step if event.moment == "dump" else None,
+                rss_bytes=event.rss_bytes,
+                allocated_bytes=event.allocated_bytes,
+                reserved_bytes=event.reserved_bytes,
                 allocator_step=None,
                 device_bytes=None,
             )
-            for mark in rank.memory
-            if mark.moment != "last"
+            for event in rank.memory
+            if event.moment != "last"
         )
     if judgement.status is not Status.PASS and evidence.snapshots:
-        look = evidence.snapshots[-1]
+        snapshot = evidence.snapshots[-1]
         ranks = {rank.rank: rank for rank in evidence.ranks}
-        yield from (_memory_at_end(seen, ranks.get(seen.rank), look.gpus) for seen in look.ranks if seen.process)
+        yield from (
+            _memory_at_end(seen, ranks.get(seen.rank), snapshot.gpus) for seen in snapshot.ranks if seen.process
+        )
 
 
 def _memory_at_end(seen: RankSnapshot, rank: RankEvidence | None, gpus: Sequence[Gpu]) -> MemoryAt:
@@ -408,7 +416,9 @@ def signal_reactions(evidence: Evidence, judgement: Judgement) -> Iterator[tuple
 
 
 def _how_stacks_were_read(seen: RankSnapshot) -> str:
-    """Return how the stacks were read: faulthandler writes from a C signal handler; py-spy reads from outside."""
+    """Return as text how the rank's stack was read. faulthandler writes stacks from a signal handler in C; py-spy reads
+    them from outside.
+    """
     if not seen.stacks:
         return "its stacks could not be read"
     source = seen.stacks[0].source
@@ -420,7 +430,9 @@ def _how_stacks_were_read(seen: RankSnapshot) -> str:
 
 
 def _reaction_to_signals(evidence: Evidence, pid: int) -> str:
-    """Return how the process reacted to the harness's signals: SIGKILL follows if SIGTERM did not end it."""
+    """Return as text how the process reacted when nsa-harness ended it: whether SIGTERM was enough or SIGKILL
+    followed.
+    """
     sent = {sent.signal for sent in evidence.signals if sent.pid == pid and sent.sender == "harness"}
     if "SIGKILL" in sent:
         return "our SIGTERM did not end it in time, and SIGKILL followed"
@@ -428,7 +440,7 @@ def _reaction_to_signals(evidence: Evidence, pid: int) -> str:
 
 
 def _cost(evidence: Evidence) -> StepCost | None:
-    """Return the cost of a step, from the row of the program's tables that has it, or None."""
+    """Return the cost of a training step from the latest row of the program's tables, or None if no table has it."""
     row = next((row for row in evidence.program_records if "step_cost" in row), None)
     if row is None:
         return None
@@ -471,9 +483,8 @@ _COMPARE = (
 def missed_expectations(
     expect: Expect, evidence: Evidence, metrics: Mapping[str, float], found: AbstractSet[str] = frozenset()
 ) -> tuple[Finding, ...]:
-    """Return a finding for each expected number that was not met or not reported, and for each missing finding.
-
-    `found` has the codes of the diagnosis's findings.
+    """Return one finding for each expected number that was missed or not reported, and one for each expected finding
+    that is absent. `found` contains the codes of the run's findings.
     """
     misses = [*_missed_gradients(expect, evidence), *_missed_metrics(expect, metrics)]
     misses += [({"variant": "finding", "finding": code}, ()) for code in expect.findings if code not in found]
@@ -484,14 +495,16 @@ def missed_expectations(
 
 
 def is_expected(expect: Expect, status: Status, cause: str | None, found: AbstractSet[str] = frozenset()) -> bool:
-    """Whether verdict, cause and findings are those that the scenario expects. A SKIP always is."""
+    """Whether verdict, cause and findings are the ones that the scenario expects. A SKIP is always expected."""
     if status is Status.SKIP:
         return True
     return status == expect.verdict and expect.cause in (None, cause) and found >= set(expect.findings)
 
 
 def criteria(expect: Expect, limits: Limits) -> tuple[tuple[str, str], ...]:
-    """Return the limits and expectations that decide a verdict: runs are comparable only if these are equal."""
+    """Return the limits and expected numbers that influence the verdict, as pairs of texts. Two runs can be compared
+    only if their criteria are equal.
+    """
     given = {f"limits.{key}": value for key, value in asdict(limits).items()}
     given |= {"expect.verdict": expect.verdict, "expect.cause": expect.cause}
     given |= {"expect.findings": ", ".join(expect.findings) or None}
@@ -584,7 +597,9 @@ def summarize_spec(spec: RunSpec | Skip) -> SpecSummary:
 
 
 def _settings(spec: RunSpec) -> tuple[tuple[str, str], ...]:
-    """Return the scenario's own settings and the planted fault: runs are comparable only with equal faults."""
+    """Return the scenario's own settings and the planted fault as pairs of texts. Two runs can be compared only if they
+    have the same fault.
+    """
     planted = asdict(spec.fault) if spec.fault else {}
     if not planted.get("parameters"):
         planted.pop("value", None)  # it is only used with parameters
@@ -601,16 +616,16 @@ def _missing_gradients(evidence: Evidence) -> tuple[str, ...] | None:
 
 def _last_agreed(evidence: Evidence) -> str | None:
     """Return the last collective that all ranks completed, as text, or None if it is not known."""
-    boards = {rank.rank: rank.status_file for rank in evidence.ranks if rank.status_file is not None}
-    call = last_common_call(boards) if len(boards) == len(evidence.ranks) else None
+    status_files = {rank.rank: rank.status_file for rank in evidence.ranks if rank.status_file is not None}
+    call = last_common_call(status_files) if len(status_files) == len(evidence.ranks) else None
     if call is None:
         return None
-    counts_steps = any(board.has_optimizer or board.steps_s for board in boards.values())
+    counts_steps = any(status_file.has_optimizer or status_file.steps_s for status_file in status_files.values())
     return f"{call.op}{location_in_brackets(call.place, call.step if counts_steps else None)}"
 
 
 def _steps_done(rank: RankEvidence) -> int | None:
-    """Return the finished optimizer steps; None without a status file or an optimizer."""
+    """Return the number of optimizer steps that the rank finished, or None if it has no status file or no optimizer."""
     if rank.status_file is None or not (rank.status_file.has_optimizer or rank.status_file.steps_s):
         return None
     return rank.status_file.steps_s[-1][0] if rank.status_file.steps_s else 0
@@ -628,14 +643,14 @@ def _verdict(
 
 
 def _phase(evidence: Evidence, culprit: Culprit | None) -> str | None:
-    marks = [
+    events = [
         rank.status_file.latest_training_event or rank.status_file.latest_event
         for rank in evidence.ranks
         if rank.status_file
         and rank.status_file.latest_event
         and (culprit is None or not culprit.ranks or rank.rank in culprit.ranks)
     ]
-    return min(marks, key=lambda mark: mark.at_s).kind if marks else None
+    return min(events, key=lambda event: event.at_s).kind if events else None
 
 
 def _victims(evidence: Evidence, culprit: Culprit | None) -> tuple[int, ...]:
@@ -659,17 +674,21 @@ def _timing(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -
 
 
 def _last_mark_s(evidence: Evidence, culprit: Culprit | None) -> float | None:
-    """Return the last progress event before the last snapshot: ending a run resumes ranks that were stopped."""
+    """Return the time of the last progress event before the last snapshot. Later events do not count, because ending a
+    run resumes ranks that were stopped.
+    """
     ranks = culprit.ranks if culprit else ()
     seen = evidence.snapshots[-1].ranks if evidence.snapshots else ()
-    boards = {
+    status_files = {
         **{rank.rank: rank.status_file for rank in evidence.ranks},
         **{rank.rank: rank.status_file for rank in seen if rank.status_file},
     }
-    marks = [
-        board.latest_event.at_s for rank, board in boards.items() if rank in ranks and board and board.latest_event
+    events = [
+        status_file.latest_event.at_s
+        for rank, status_file in status_files.items()
+        if rank in ranks and status_file and status_file.latest_event
     ]
-    return max(marks, default=None)
+    return max(events, default=None)
 
 
 def _usage(evidence: Evidence, metrics: Mapping[str, float]) -> Usage:
@@ -690,9 +709,8 @@ _NAMED = (
 
 
 def rerun_findings(spec: RunSpec, evidence: Evidence) -> Iterator[Finding]:
-    """Yield the findings that only a diagnostic rerun can make: a forward line, parameter names, memory growth.
-
-    There is at most one of each kind, and none if the attempt is not a diagnostic rerun.
+    """Yield the findings that only a diagnostic rerun can show: the line in forward, the names of parameters, or the
+    memory growth. Yield nothing for other attempts.
     """
     if spec.deepening is None:
         return
@@ -709,7 +727,9 @@ def _failed_at_s(rank: RankEvidence) -> float:
 
 
 def _forward_line(rank: RankEvidence) -> Finding | None:
-    """Return the line of the forward pass that autograd's anomaly mode or checkpoint's debug mode printed."""
+    """Return a finding with the line of the forward pass that autograd's anomaly mode or the debug mode of
+    checkpointing printed, or None.
+    """
     debugged = rank.debug_message
     frame = user_frame(debugged.frames) if debugged else None
     if debugged is None or frame is None:
@@ -722,7 +742,7 @@ def _forward_line(rank: RankEvidence) -> Finding | None:
 
 
 def _parameter_names(rank: RankEvidence) -> Finding | None:
-    """Return the parameters that DDP named in its error messages."""
+    """Return a finding with the parameters that DDP named in its error messages, or None."""
     texts = [rank.exception.message if rank.exception else "", *rank.error_lines]
     names = _names(texts)
     if not names:
@@ -736,7 +756,7 @@ _MUCH_BYTES = 1 << 20
 
 
 def _memory_growth(rank: RankEvidence) -> Finding | None:
-    """Return the line that allocated most of the memory that stays in use."""
+    """Return a finding with the line that allocated most of the memory which stays in use, or None."""
     most = (
         next((line for line in rank.health.memory_growth if line.size_bytes >= _MUCH_BYTES), None)
         if rank.health

@@ -1,6 +1,7 @@
-"""Reproduce a run that failed or hung: its plain command line and, if its calls alone repeat it, a script of them.
+"""Write what is needed to reproduce a run that failed or hung: its plain command line and, if the calls of the ranks
+alone repeat the failure, a script with these calls.
 
-For a bisection, write a script that runs the program like the failing probe, without the harness.
+For a bisection, write a script that starts the program like the failing probe, without nsa-harness.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ Channel = tuple[bool, str, Members]  # whether it is a transfer, group, members
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptCall:
-    """One call in a form that a script can make."""
+    """One collective or transfer, in the form in which the script repeats it."""
 
     operation: str  # a key of STATEMENTS
     group: str  # distinguishes groups, and never appears in a script; empty for the group of all ranks
@@ -106,12 +107,14 @@ class ScriptCall:
 
     @property
     def channel(self) -> Channel:
-        """The calls that are numbered together: the collectives of a group, or the transfers between two ranks."""
+        """Return the channel in which this call is numbered: a process group for collectives, or a pair of ranks for
+        transfers.
+        """
         return self.peer is not None, self.group, self.members
 
 
 class NotRepeatableError(Exception):
-    """The script cannot make one of the calls; the message is the reason."""
+    """Raised if the script cannot repeat one of the calls. The message contains the reason."""
 
 
 def diverging_calls(evidence: Evidence, *, from_python: bool) -> dict[int, tuple[ScriptCall, ...]]:
@@ -132,7 +135,9 @@ def diverging_calls(evidence: Evidence, *, from_python: bool) -> dict[int, tuple
 
 
 def ranks_outside_calls(evidence: Evidence) -> Members:
-    """Return the ranks that neither exited on their own nor are in a recorded call: no call explains their wait."""
+    """Return the ranks that neither exited on their own nor are in a recorded call. Repeating the calls would not
+    explain why these ranks wait.
+    """
     return tuple(rank.rank for rank in evidence.ranks if not (_has_ended(rank) or _is_in_a_call(rank, evidence)))
 
 
@@ -177,15 +182,19 @@ def _from_board(rank: RankEvidence, evidence: Evidence, all_ranks: Members) -> I
             yield replace(scripted, number=counts[scripted.channel])
 
 
-def _whole_steps(evidence: Evidence, board: StatusFile) -> Iterator[Call]:
-    """Return the calls since the first step that every rank recorded completely: gaps would shift the numbers."""
+def _whole_steps(evidence: Evidence, status_file: StatusFile) -> Iterator[Call]:
+    """Return the calls since the first step that every rank recorded completely. Incomplete records would shift the
+    numbers of calls.
+    """
     firsts = [rank.status_file.calls[0] for rank in evidence.ranks if rank.status_file and rank.status_file.calls]
     since = max((call.step + 1 for call in firsts if call.number > 1), default=0)
-    return (call for call in board.calls if call.step >= since)
+    return (call for call in status_file.calls if call.step >= since)
 
 
-def _script_call(rank: int, call: Call, board: StatusFile, all_ranks: Members) -> ScriptCall | None:
-    """Return the call for the script; None for set-up, and for a wait, whose call is recorded separately."""
+def _script_call(rank: int, call: Call, status_file: StatusFile, all_ranks: Members) -> ScriptCall | None:
+    """Return the call in the form of the script. Return None for set-up calls, and for a wait, because its call is
+    recorded separately.
+    """
     if call.op in _SET_UP or call.op.startswith(protocol.WAIT):
         return None
     done, dtype = call.left_s is not None, DTYPES.get(call.dtype, "float32")
@@ -197,7 +206,7 @@ def _script_call(rank: int, call: Call, board: StatusFile, all_ranks: Members) -
         return ScriptCall(
             operation=call.op, group="", members=pair, elements=elements, dtype=dtype, peer=call.peer, is_done=done
         )
-    members = all_ranks if call.group in _DEFAULT else board.groups.get(call.group)
+    members = all_ranks if call.group in _DEFAULT else status_file.groups.get(call.group)
     operation = COLLECTIVES.get(call.op) or MAKERS.get(call.op)
     if operation is None or members is None:
         raise NotRepeatableError("the ranks made a call that the script has no form of, or in a group nobody knows")
@@ -217,10 +226,11 @@ def _group(name: str) -> str:
 
 
 def _first_number(channel: Channel, made: Mapping[int, Sequence[ScriptCall]]) -> int | None:
-    """Return the number of the channel's first call in the script; None: its members never diverge.
+    """Return the number of the first call of this channel that the script repeats, or None if the members of the
+    channel never diverge.
 
-    That is the last call that all members made alike and finished before they diverge or, if they differ from the
-    start, the first number that every record reaches back to.
+    This is the last call that all members made in the same way and finished before they diverge. If they differ from
+    the start, it is the first number that is in the records of all members.
     """
     transfer, _, members = channel
     of_rank = {
@@ -240,7 +250,7 @@ def _first_number(channel: Channel, made: Mapping[int, Sequence[ScriptCall]]) ->
 
 
 def _agree(calls: Sequence[ScriptCall | None], *, transfer: bool) -> bool:
-    """Whether all members made and finished the call, and made the same call if it is a collective."""
+    """Whether all members finished the call and, if the call is a collective, made it with the same arguments."""
     done = [call for call in calls if call is not None and call.is_done]
     if len(done) < len(calls):
         return False
@@ -288,7 +298,9 @@ def _script_text(calls: Mapping[int, Sequence[ScriptCall]], cause: str) -> str:
 
 
 def _groups(calls: Mapping[int, Sequence[ScriptCall]]) -> list[tuple[str, Members]]:
-    """Return every group except that of all ranks, in the order in which all ranks of the script make them."""
+    """Return every process group except the default group, with its members, in an order in which all ranks of the
+    script can create the groups.
+    """
     return sorted({(call.group, call.members) for made in calls.values() for call in made if call.group})
 
 
@@ -306,7 +318,7 @@ def _branches(operations: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """The contents of repro/."""
+    """The contents of the directory `repro/` of an attempt."""
 
     command: str  # of command.txt
     script: str | None
@@ -314,9 +326,8 @@ class Reproduction:
 
 
 def reproduction(spec: RunSpec, evidence: Evidence, outcome: Outcome, command: str) -> Reproduction | None:
-    """Return the reproduction, or None if the run neither failed nor hung.
-
-    `command` is the program's own command line, redacted like `spec`.
+    """Return the files for a reproduction, or None if the run neither failed nor hung. `command` is the command line of
+    the program with its secrets removed, like those in `spec`.
     """
     if outcome.verdict.status not in (Status.FAIL, Status.HANG):
         return None
@@ -370,7 +381,9 @@ _UNBROKEN = "\0"  # replaces a blank where no line may break
 
 
 def repro_script(spec: RunSpec, *, working_dir: str, about: str) -> str | None:
-    """Return the script, or None for a launch that is not a Python program under torchrun."""
+    """Return a script that repeats the launch without nsa-harness, or None if the launch is not a Python program under
+    torchrun.
+    """
     if spec.launcher is Launcher.PLAIN:
         return None
     return "\n".join(_lines(spec, working_dir, about)) + "\n"
@@ -414,7 +427,7 @@ def _lines(spec: RunSpec, working_dir: str, about: str) -> Iterator[str]:
 
 
 def _filled_in(args: list[str], env: dict[str, str]) -> Iterator[str]:
-    """Yield lines that fill in the secrets, which the user of the script must set as environment variables."""
+    """Yield the lines of the script that insert secrets. The user of the script sets them as environment variables."""
     for variable in placeholders((*args, *env.values())):
         yield f"secret = os.environ[{variable!a}]  # export {variable}=...: the value is in a probe's spec.json"
         yield f"sys.argv = [word.replace('${variable}', secret) for word in sys.argv]"
@@ -423,7 +436,7 @@ def _filled_in(args: list[str], env: dict[str, str]) -> Iterator[str]:
 
 
 def _list(words: list[str]) -> str:
-    """Return the source of a list of strings, wrapped to the width of a screen between its items."""
+    """Return the Python source of a list of strings, wrapped to the width of a screen."""
     body = textwrap.fill(
         " ".join(ascii(word).replace(" ", _UNBROKEN) + "," for word in words),
         110,

@@ -1,6 +1,6 @@
-"""Wording of the values in an outcome: ranks, places, sizes and counts.
+"""Functions that format the values in an outcome as text: ranks, places, sizes and counts.
 
-`texts/words.py` offers these to every document; they are here because core may not import it.
+The modules of `texts` use these functions too. They are defined here because `core` may not import `texts`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ _MAX_SPANS = 4  # ranges and single ranks shown; the rest are counted
 
 
 def coordinates(rank: int, places: Meshes) -> str:
-    """Return "dp=1 tp=1", or "" if the job has no mesh."""
+    """Return the coordinates of the rank in the device mesh, such as "dp=1 tp=1", or "" if the job has no mesh."""
     return _coordinates_text(places.get(rank, ()))
 
 
 def rank_names(ranks: Sequence[int], places: Meshes) -> str:
-    """Return "ranks 1 (dp=0), 3 (dp=1)". If these are many ranks, return ranges and their common coordinates.
-
-    For example "ranks 0-511 (pp=1)".
+    """Return ranks with their mesh coordinates, such as "ranks 1 (dp=0), 3 (dp=1)". Many ranks are shown as ranges with
+    the coordinates that they share, such as "ranks 0-511 (pp=1)".
     """
     numbers = sorted(set(ranks))
     if len(numbers) <= _MAX_SPANS and any(rank in places for rank in numbers):
@@ -41,7 +40,9 @@ def _common_coordinates(ranks: Sequence[int], places: Meshes) -> Coordinates:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return "rank 1", "ranks 0, 2", "ranks 0-511 and 3 more": inclusive, and never longer than a line."""
+    """Return ranks as text, such as "rank 1", "ranks 0, 2" or "ranks 0-511 and 3 more". Ranges include both ends, and
+    the text never exceeds one line.
+    """
     spans = _spans(ranks)
     texts = [str(first) if first == last else f"{first}-{last}" for first, last in spans[:_MAX_SPANS]]
     rest = sum(last - first + 1 for first, last in spans[_MAX_SPANS:])
@@ -51,14 +52,18 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def location_in_brackets(place: Place | None, step: int | None = None) -> str:
-    """Return " (own/train.py:12, step 3)" with its leading space; " in step 3" without a line; "" without both."""
+    """Return a line and a step in brackets, such as " (own/train.py:12, step 3)", with a leading space. Without a line,
+    return " in step 3"; without a line and a step, return "".
+    """
     if place is None or place.file is None:
         return "" if step is None else f" in step {step}"
     return f" ({location(place)})" if step is None else f" ({location(place)}, step {step})"
 
 
 def location(place: Place | None) -> str:
-    """Return "own/train.py:12", or else the module or parameter; "" if nothing is known."""
+    """Return the file and line, such as "own/train.py:12". If the line is unknown, return the module or the parameter,
+    or "" if nothing is known.
+    """
     if place is None:
         return ""
     if place.file is not None:
@@ -74,7 +79,9 @@ def shorten(text: str, limit: int = 200) -> str:
 
 
 def number_of(number: int, noun: str, plural: str | None = None) -> str:
-    """Return "1 rank", "2 ranks", or "2 processes" with the plural "processes"."""
+    """Return a number with its noun, such as "1 rank" or "2 ranks". `plural` is needed for irregular plurals such as
+    "processes".
+    """
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 

@@ -87,13 +87,13 @@ def _expectations(scenario: Scenario) -> Contradictions:
             )
     for name, bound in expect.metrics.items():
         if bound.unit is Unit.UNIFORM and not scenario.is_ours:
-            what = (
-                f"uniform needs the size of the vocabulary, which is known only for {OUR_PROGRAM}; give plain numbers"
+            message = (
+                f"uniform needs the size of the vocabulary, which is known only for {OUR_PROGRAM}; give numbers"
             )
-            yield ("expect", "metrics", name, "unit"), what
+            yield ("expect", "metrics", name, "unit"), message
         if bound.device is not None and not scenario.is_ours:
-            what = f"the device is known only for {OUR_PROGRAM}; remove this key"
-            yield ("expect", "metrics", name, "device"), what
+            message = f"the device is known only for {OUR_PROGRAM}; remove it"
+            yield ("expect", "metrics", name, "device"), message
 
 
 def _fault(scenario: Scenario, fault: FaultSection) -> Contradictions:
@@ -108,10 +108,10 @@ def _fault(scenario: Scenario, fault: FaultSection) -> Contradictions:
         yield ("fault", "step"), "expected at least 2, because the first batch is fetched before the model exists"
     if (fault.parameters is None) == (fault.kind is FaultKind.SET_PARAMETERS):
         missing = fault.parameters is None
-        what = (
+        message = (
             'expected a pattern such as "*.norm.weight"' if missing else "only set_parameters has this key; remove it"
         )
-        yield ("fault", "parameters"), what
+        yield ("fault", "parameters"), message
     if fault.heals_s is not None and fault.kind in _LASTING:
         yield ("fault", "heals_s"), f"a {fault.kind} fault never heals; for a healthy run, remove the whole fault"
     if fault.when is not None:
@@ -136,7 +136,7 @@ def _fault_when(kind: FaultKind, when: FaultWhenSection) -> Contradictions:
 FILE_ONLY = ("schema", "extends", "matrix")
 _REQUIRED = "is required"
 
-Checked = TypeVar("Checked", bound=BaseModel)
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ def check_scenario(tree: Node, program: OwnProgram | None) -> CheckedScenario:
     scenario, mistakes = parse_model(Scenario, tree)
     if scenario is None:
         return CheckedScenario(scenario=None, mistakes=mistakes)
-    mistakes = in_order(key_mistake(tree, location, what) for location, what in contradictions(scenario, program))
+    mistakes = in_order(key_mistake(tree, location, message) for location, message in contradictions(scenario, program))
     return CheckedScenario(scenario=None if mistakes else scenario, mistakes=mistakes)
 
 
@@ -172,14 +172,14 @@ def axis_mistakes(key: str, value: Node) -> Iterator[Mistake]:
     without a dot) is checked only later, in the merged scenario.
     """
     for mistake in file_mistakes(tree_of_key(key, value)):
-        if mistake.key.startswith(key) and "." in key and mistake.what != _REQUIRED:
+        if mistake.key.startswith(key) and "." in key and mistake.message != _REQUIRED:
             yield mistake
 
 
-def key_mistake(tree: Node, location: Location, what: str) -> Mistake:
+def key_mistake(tree: Node, location: Location, message: str) -> Mistake:
     """Return a mistake with the position of the key at `location`."""
     key = ".".join(visible(str(step)) for step in _steps_in_file(tree, location))
-    return Mistake(origin=origin_of(tree, location), key=key, what=what)
+    return Mistake(origin=origin_of(tree, location), key=key, message=message)
 
 
 def _steps_in_file(tree: Node, location: Location) -> Iterator[str | int]:
@@ -198,15 +198,15 @@ def _steps_in_file(tree: Node, location: Location) -> Iterator[str | int]:
             here = next(iter(content[step : step + 1]), None)
 
 
-def parse_model(model: type[Checked], tree: Node, context: object = None) -> tuple[Checked | None, tuple[Mistake, ...]]:
+def parse_model(model: type[ModelT], tree: Node, context: object = None) -> tuple[ModelT | None, tuple[Mistake, ...]]:
     """Return the model that a tree describes and no mistakes, or None and a mistake for every invalid key.
 
     `context`: passed to the validators of the model.
     """
     value = plain(tree)
     if not isinstance(value, dict):
-        what = f"expected keys and values such as `about: ...`, got {_shape(value)}"
-        return None, (Mistake(origin=tree.origin, key="", what=what),)
+        message = f"expected keys and values such as `about: ...`, got {_shape(value)}"
+        return None, (Mistake(origin=tree.origin, key="", message=message),)
     try:
         # In strict mode, pydantic accepts enumerations and tuples only from JSON.
         return model.model_validate_json(json.dumps(value), context=context), ()
@@ -246,7 +246,7 @@ _BOUNDS = {
 
 def _message(model: type[BaseModel], detail: ErrorDetails) -> str:
     """Return the message for one pydantic error: what was expected, what was given, and a hint."""
-    kind, given, context = detail["type"], detail["input"], detail.get("ctx", {})
+    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown_key(model, _location(detail))
     if kind == "missing":
@@ -254,40 +254,40 @@ def _message(model: type[BaseModel], detail: ErrorDetails) -> str:
     if kind == "value_error":
         return str(context["error"])
     if kind in ("enum", "literal_error"):
-        return _not_a_choice(str(context["expected"]), given)
+        return _not_a_choice(str(context["expected"]), value)
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
         unit = " characters" if kind == "string_too_long" else ""
-        got = f"{len(given)}" if unit else value_text(given)
+        got = f"{len(value)}" if unit else value_text(value)
         return f"expected {words} {context[name]:g}{unit}, got {got}"
-    hint = _quote_hint(kind, given)
-    return f"expected {_KINDS.get(kind, detail['msg'])}, got {_shape(given)}{hint}"
+    hint = _quote_hint(kind, value)
+    return f"expected {_KINDS.get(kind, detail['msg'])}, got {_shape(value)}{hint}"
 
 
-def _shape(given: object) -> str:
+def _shape(value: object) -> str:
     """Return a value as text for a message; a map or list is only named as such."""
-    if isinstance(given, dict):
-        return "keys and values" if given else "an empty map"
-    if isinstance(given, list | tuple):
-        return "a list" if given else "an empty list"
-    return value_text(given)
+    if isinstance(value, dict):
+        return "keys and values" if value else "an empty map"
+    if isinstance(value, list | tuple):
+        return "a list" if value else "an empty list"
+    return value_text(value)
 
 
-def _quote_hint(kind: str, given: object) -> str:
+def _quote_hint(kind: str, value: object) -> str:
     """Return a hint about missing or superfluous quotes, or ""."""
-    if kind == "string_type" and isinstance(given, int | float):
+    if kind == "string_type" and isinstance(value, int | float):
         return "; quote it"
-    if kind in ("int_type", "float_type") and isinstance(given, str) and given.replace(".", "", 1).isdigit():
+    if kind in ("int_type", "float_type") and isinstance(value, str) and value.replace(".", "", 1).isdigit():
         return "; remove the quotes"
-    if kind == "bool_type" and str(given).lower() in ("yes", "no", "on", "off"):
+    if kind == "bool_type" and str(value).lower() in ("yes", "no", "on", "off"):
         return "; YAML 1.2 has only true and false"
     return ""
 
 
-def _not_a_choice(expected: str, given: object) -> str:
-    choices = [choice.strip("' ") for choice in expected.replace(" or ", ", ").split(",")]
+def _not_a_choice(choices_text: str, value: object) -> str:
+    choices = [choice.strip("' ") for choice in choices_text.replace(" or ", ", ").split(",")]
     words = "expected " + (f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0])
-    return f"{words}, got {_shape(given)}{did_you_mean(str(given), choices)}"
+    return f"{words}, got {_shape(value)}{did_you_mean(str(value), choices)}"
 
 
 def _unknown_key(model: type[BaseModel], location: Location) -> str:

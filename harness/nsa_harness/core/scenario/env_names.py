@@ -84,20 +84,20 @@ def name_mistakes(env: Mapping[str, str], overridden: Mapping[str, str]) -> Iter
     `overridden`: the names that the program's own command line overrides, each with its message.
     """
     for name, value in env.items():
-        if what := _wrong_name(name, overridden) or _wrong_value(name, value):
-            yield name, what
+        if message := _wrong_name(name, overridden) or _wrong_value(name, value):
+            yield name, message
 
 
 def effect_notes(env: Mapping[str, str], *, device: str, backend: str) -> Iterator[str]:
     """Yield notes about valid variables that have no effect on this device and backend, or a side effect."""
     if device == "cpu":
-        unused, reason = [name for name in env if name.startswith(CUDA_PREFIXES)], "the device is cpu"
+        unused_names, reason = [name for name in env if name.startswith(CUDA_PREFIXES)], "the device is cpu"
     else:
-        unused, reason = [name for name in env if name.startswith(_NCCL_PREFIXES)], f"the backend is {backend}"
-        unused = unused if backend == "gloo" else []
-    if unused:
-        yield f"no effect, because {reason}: {', '.join(sorted(unused))}"
-    if env.get("TORCH_NCCL_BLOCKING_WAIT") == "1" and not unused:
+        unused_names, reason = [name for name in env if name.startswith(_NCCL_PREFIXES)], f"the backend is {backend}"
+        unused_names = unused_names if backend == "gloo" else []
+    if unused_names:
+        yield f"no effect, because {reason}: {', '.join(sorted(unused_names))}"
+    if env.get("TORCH_NCCL_BLOCKING_WAIT") == "1" and not unused_names:
         yield "TORCH_NCCL_BLOCKING_WAIT=1 disables NCCL's watchdog; only nsa-harness will notice a hang"
 
 

@@ -76,7 +76,7 @@ def parse_override(word: str, source: str = COMMAND_LINE) -> Override:
         raise UsageError(f"{source}: {key}: no value after `=`; `{key}=null` removes the value")
     document = parse_yaml(text, source)
     if document.root is None or document.mistakes:
-        raise UsageError(f"{source}: {key}: {document.mistakes[0].what} in {visible(text, 60)}")
+        raise UsageError(f"{source}: {key}: {document.mistakes[0].message} in {visible(text, 60)}")
     return Override(key=key, value=from_plain(plain(document.root), Origin(source=source)))
 
 
@@ -127,12 +127,12 @@ def matrix_mistakes(tree: Node) -> Iterator[Mistake]:
     for key, items in _axes(tree):
         origin = items[0].origin
         if key.split(".")[0] in _NOT_HERE or not is_override(f"{key}="):
-            yield Mistake(origin=origin, key=f"matrix.{visible(key)}", what="expected a dotted key such as gc.mode")
+            yield Mistake(origin=origin, key=f"matrix.{visible(key)}", message="expected a dotted key such as gc.mode")
             continue
         yield from (mistake for item in items for mistake in axis_mistakes(key, item))
         texts = [_value_text(item) for item in items]
         for text in sorted({text for text in texts if texts.count(text) > 1}):
-            yield Mistake(origin=origin, key=f"matrix.{visible(key)}", what=f"{text} appears twice; keep one")
+            yield Mistake(origin=origin, key=f"matrix.{visible(key)}", message=f"{text} appears twice; keep one")
 
 
 def _axes(tree: Node) -> list[tuple[str, tuple[Node, ...]]]:

@@ -59,10 +59,10 @@ class Mistake:
 
     origin: Origin
     key: str  # dotted; "" for the whole file
-    what: str  # what is wrong, and what to do
+    message: str  # what is wrong, and what to do
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (str(self.origin), self.key, self.what) if part)
+        return ": ".join(part for part in (str(self.origin), self.key, self.message) if part)
 
 
 def in_order(mistakes: Iterable[Mistake]) -> tuple[Mistake, ...]:
@@ -193,7 +193,7 @@ class _Builder:
         except MarkedYAMLError as error:
             mark = error.problem_mark
             origin = self._origin(mark.line, mark.column) if mark else self._origin(0, 0)
-            raise _UnreadableError(Mistake(origin=origin, key="", what=_syntax_message(error))) from None
+            raise _UnreadableError(Mistake(origin=origin, key="", message=_syntax_message(error))) from None
         except (YAMLError, ValueError) as error:
             raise _UnreadableError(self._character_mistake(text, error)) from None
 
@@ -204,7 +204,7 @@ class _Builder:
         column = position - (text.rfind("\n", 0, position) + 1)
         character = text[position : position + 1]
         message = f"the character U+{ord(character):04X} is not allowed in a YAML file" if character else "is not YAML"
-        return Mistake(origin=self._origin(line, column), key="", what=message)
+        return Mistake(origin=self._origin(line, column), key="", message=message)
 
     def _node(self, event: Event, events: Iterator[Event], path: tuple[str, ...], at: Origin | None = None) -> Node:
         self._check(event, path)
@@ -231,7 +231,7 @@ class _Builder:
             value = self._node(next(events), events, (*path, key), at)
             if key in content:
                 message = f"given twice, first in line {content[key].origin.line}; keep one"
-                self.mistakes.append(Mistake(origin=at, key=".".join((*path, key)), what=message))
+                self.mistakes.append(Mistake(origin=at, key=".".join((*path, key)), message=message))
             else:
                 content[key] = value
         return content
@@ -259,7 +259,7 @@ class _Builder:
     def _unreadable(self, event: Event | None, message: str) -> _UnreadableError:
         mark = event.start_mark if event is not None else None
         origin = self._origin(mark.line, mark.column) if mark else self._origin(0, 0)
-        return _UnreadableError(Mistake(origin=origin, key="", what=message))
+        return _UnreadableError(Mistake(origin=origin, key="", message=message))
 
     def _origin(self, line: int, column: int) -> Origin:
         return Origin(source=self.source, line=line + 1, column=column + 1)

@@ -1,4 +1,6 @@
-"""Choose the source code to store as evidence: the functions with lines of the evidence, and functions they call."""
+"""Select the source code that is stored as evidence: every function with a line that occurs in the evidence, and the
+functions that they call.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def program_sources(evidence: Evidence, text_of: Callable[[str], str]) -> Iterat
 
 
 def program_lines(evidence: Evidence) -> dict[str, set[int]]:
-    """Return by file every line of the program that the evidence names, without lines of libraries."""
+    """Return the lines of the user's program that occur in the evidence, by file. Lines of libraries are not
+    included.
+    """
     lines: dict[str, set[int]] = {}
     for file, line in _places(evidence):
         if file.startswith("/") and not is_library(file):
@@ -88,9 +92,9 @@ def _lines_setting_keys(evidence: Evidence, text: str) -> set[int]:
 
     Empty if no rank waited for a key.
     """
-    boards = (rank.status_file for rank in evidence.ranks if rank.status_file)
+    status_files = (rank.status_file for rank in evidence.ranks if rank.status_file)
     gave_up = any(rank.exception and "DistStoreError" in rank.exception.type for rank in evidence.ranks)
-    if not gave_up and not any(call.key for board in boards for call in board.calls):
+    if not gave_up and not any(call.key for status_file in status_files for call in status_file.calls):
         return set()
     return {number for number, line in enumerate(text.splitlines(), 1) if _MAY_SET.search(line)}
 
@@ -123,7 +127,7 @@ def _functions(file: str, text: str) -> Iterator[Source]:
 
 
 def _imported(file: str, text: str) -> Iterator[str]:
-    """Yield files that the file may import from its own directory or from one above."""
+    """Yield the files that this file may import from its own directory or from a parent directory."""
     folders = list(PurePosixPath(file).parents)[:_FOLDERS]
     for node in ast.walk(_module(text)):
         modules = [name.name for name in node.names] if isinstance(node, ast.Import) else []
@@ -143,7 +147,9 @@ def _names_used(function: Source) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _span(body: Sequence[ast.stmt], line: int) -> tuple[int, int] | None:
-    """Return the innermost function around the line; outside of functions, the statement of the module."""
+    """Return the first and last line of the innermost function around `line`, or of the statement around `line` if it
+    is outside of functions; None if there is neither.
+    """
     span: tuple[int, int] | None = None
     while holder := next(
         (statement for statement in body if _begin(statement) <= line <= (statement.end_lineno or 0)), None

@@ -27,7 +27,7 @@ _Holder = ast.If | ast.ExceptHandler | LoopNode | Function
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
-    """A condition, a handler or a jump that decides whether a line is reached."""
+    """A condition, an exception handler or a jump that decides whether a line is reached."""
 
     file: str
     line: int
@@ -49,7 +49,7 @@ class Branch:
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """A `for` or `while` around a line of the program."""
+    """A `for` or `while` loop around a line of the user's program."""
 
     file: str
     line: int
@@ -86,7 +86,7 @@ class Excerpt(Source):
 
     @cached_property
     def function(self) -> Function | None:
-        """The function that the excerpt consists of, or None outside of functions."""
+        """Return the function that the excerpt contains, or None if the excerpt is a statement outside of functions."""
         return next((node for node in self.nodes if isinstance(node, Function)), None)
 
     @property
@@ -95,17 +95,17 @@ class Excerpt(Source):
 
     @cached_property
     def body(self) -> ast.AST:
-        """The function if the excerpt is one, else the whole tree."""
+        """Return the function that the excerpt contains, or the whole syntax tree if it contains none."""
         return next((node for node in ast.iter_child_nodes(self.tree) if isinstance(node, Function)), self.tree)
 
     @cached_property
     def calls(self) -> tuple[tuple[int, str], ...]:
-        """Line and name of each function or method that is called."""
+        """Return the line and the name of each function or method that the excerpt calls."""
         return tuple((line + self.first - 1, name) for line, name in calls_in(self.nodes))
 
     @cached_property
     def names_passed_to_calls(self) -> frozenset[str]:
-        """Names and attributes that are passed to a call."""
+        """Return the names and attributes that the excerpt passes to a call."""
         calls = [node for node in self.nodes if isinstance(node, ast.Call)]
         values = [value for call in calls for value in (*call.args, *(keyword.value for keyword in call.keywords))]
         names = (value.attr if isinstance(value, ast.Attribute) else getattr(value, "id", "") for value in values)
@@ -186,9 +186,10 @@ class Excerpt(Source):
         )
 
     def _skips(self, loop: LoopNode, line: int) -> Iterator[Branch]:
-        """Yield the handlers because of which an iteration may skip the line.
+        """Yield the exception handlers that can make an iteration of the loop skip the line.
 
-        Their `try` is around the line, or they are before the line and continue with the next iteration.
+        These are handlers whose `try` is around the line, and handlers before the line that continue with the next
+        iteration.
         """
         runs_to_show = [node for node in ast.walk(loop) if isinstance(node, ast.Try)]
         bodies = {id(handler): node.body for node in runs_to_show for handler in node.handlers}
@@ -265,7 +266,9 @@ class Excerpt(Source):
 
     @cached_property
     def _assigned_once(self) -> tuple[tuple[str, ast.expr], ...]:
-        """(name, value) of names that are assigned once. Lists, dicts and sets do not count: they are filled later."""
+        """Return the name and the value of each name that is assigned exactly once. Lists, dicts and sets are not
+        included, because they may be filled later.
+        """
         given = Counter(
             node.id for node in self.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         )
@@ -290,7 +293,9 @@ class Excerpt(Source):
                 yield ast.unparse(node.func.value), node
 
     def exits_with_lock(self, lock: str, acquired: int) -> Iterator[int]:
-        """Yield lines that return or raise before the lock is released. A release in a `finally` always happens."""
+        """Yield the lines that return or raise while the lock is held. A release in a `finally` block always takes
+        place.
+        """
         calls = [call for call in self.method_calls(("release",)) if ast.unparse(call.func) == f"{lock}.release"]
         finals = [statement for node in self.nodes if isinstance(node, ast.Try) for statement in node.finalbody]
         released = (
@@ -303,7 +308,9 @@ class Excerpt(Source):
                 yield jump.lineno
 
     def early_exit(self, default: int) -> int:
-        """Return the line where a handler leaves the excerpt's first loop, else its function; else `default`."""
+        """Return the line at which an exception handler leaves the first loop of the excerpt, or else the function;
+        return `default` if there is none.
+        """
         block = next((node for node in self.nodes if isinstance(node, LoopNode)), self.body)
         exits = self._jumps(block, self.text.count("\n") + 1, (ast.Break, ast.Return))
         return next((exit.line for exit in exits if exit.is_handler), default)

@@ -1,4 +1,6 @@
-"""Search the stored source of the user's program, for the diagnosis: branches, loops, callers, locks and queues."""
+"""Search the stored source code of the user's program. The diagnosis uses this module to find branches, loops, callers,
+locks and queues.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ _NOWHERE = Excerpt(file="", first=0, text="")
 
 @dataclass(frozen=True)
 class ProgramSource:
-    """The stored functions of a program. Each excerpt is parsed once, when it is first needed."""
+    """The stored functions of the user's program. Each function is parsed when it is first needed."""
 
     sources: tuple[Source, ...] = ()
 
@@ -39,7 +41,7 @@ class ProgramSource:
         return tuple(map(Excerpt.from_source, self.sources))
 
     def excerpt(self, line: Line) -> Excerpt | None:
-        """Return the smallest excerpt with the line, or None."""
+        """Return the smallest excerpt that contains the line, or None if no excerpt does."""
         return self.excerpt_at(line.file, line.line)
 
     def excerpt_at(self, file: str | None, line: int | None) -> Excerpt | None:
@@ -49,7 +51,7 @@ class ProgramSource:
         return min(held, key=lambda excerpt: len(excerpt.text), default=None)
 
     def _around(self, line: Line) -> Excerpt:
-        """Return the smallest excerpt with the line, or an empty one."""
+        """Return the smallest excerpt that contains the line, or an empty excerpt if none does."""
         return self.excerpt(line) or _NOWHERE
 
     @cached_property
@@ -67,7 +69,7 @@ class ProgramSource:
         return names
 
     def only_function(self, name: str | None) -> Excerpt | None:
-        """Return the function of that name if exactly one is stored."""
+        """Return the function with this name, or None if no function or several functions with this name are stored."""
         same = self._by_name.get(name or "", ())
         return same[0] if len(same) == 1 else None
 
@@ -75,7 +77,9 @@ class ProgramSource:
         return self._by_file[excerpt.file]
 
     def statement(self, place: Line) -> str | None:
-        """Return the text of the line without its indentation, at most 200 characters."""
+        """Return the text of the line without its indentation, at most 200 characters, or None if the line is not
+        stored.
+        """
         excerpt = self.excerpt(place)
         if excerpt is None or place.line is None:
             return None
@@ -177,7 +181,9 @@ class ProgramSource:
     # Calls.
 
     def guard(self, place: Line) -> Branch | None:
-        """Return the condition around a line, else around the only line of its file that calls its function."""
+        """Return the condition around the line. If there is none, return the condition around the only line of the file
+        that calls the function of the line.
+        """
         excerpt, seen = self.excerpt(place), set[str]()
         while excerpt is not None and excerpt.text not in seen:
             seen.add(excerpt.text)
@@ -192,7 +198,9 @@ class ProgramSource:
         return None
 
     def only_call_path(self, place: Place) -> Iterator[Place]:
-        """Yield the line and, outwards, the line that calls its function while its file has only one such line."""
+        """Yield the line, then the only line of its file that calls its function, and so on outwards. Stop if a
+        function is called by no line or by several lines.
+        """
         for _ in range(MAX_CALLS):
             yield place
             excerpt = self.excerpt(place)
@@ -262,7 +270,9 @@ class ProgramSource:
         return frozenset(lock for lock, node in excerpt.locks() if node.lineno == at)
 
     def lock_taken_by(self, waiting: Line, frames: Sequence[Frame]) -> Place | None:
-        """Return the `with` around one of these frames that took the lock which the wanted line takes."""
+        """Return the `with` statement around one of these frames that holds the lock for which the line `waiting`
+        waits, or None.
+        """
         locks = self.locks_taken_at(waiting)
         for frame in frames if locks else ():
             held = self._around(frame)
@@ -272,7 +282,9 @@ class ProgramSource:
         return None
 
     def other_holder_of_lock(self, waiting: Line) -> Place | None:
-        """Return where the only other function of the file takes the lock that this line takes."""
+        """Return the line at which another function of the file takes the lock of the line `waiting`, or None if not
+        exactly one function does.
+        """
         excerpt, locks = self.excerpt(waiting), self.locks_taken_at(waiting)
         others = [function for function in self.same_file(excerpt) if function is not excerpt] if excerpt else []
         taken = [function.place(by) for function in others for lock, by in function.locks() if lock in locks]

@@ -67,16 +67,18 @@ def job_state(
 ) -> JobState:
     """Return the state of the job. `world_size` and `groups` are used if no status file has them."""
     left = frozenset(gone)
-    boards = [rank.status_file for rank in ranks if rank.status_file]
-    sizes = [board.world_size or 0 for board in boards]
+    status_files = [rank.status_file for rank in ranks if rank.status_file]
+    sizes = [status_file.world_size or 0 for status_file in status_files]
     recorded = (collective.started for rank in ranks for collective in rank.collectives)
-    known_backend = job_backend(backend, boards)
+    known_backend = job_backend(backend, status_files)
     return JobState(
         living={rank.rank: rank for rank in ranks if rank.rank not in left},
         gone=left,
         groups={
             **(groups or {}),
-            **{name: members for board in boards for name, members in board.groups.items() if members},
+            **{
+                name: members for status_file in status_files for name, members in status_file.groups.items() if members
+            },
         },
         world_size=max(sizes, default=world_size),
         # Only a device's recorder records what has started, so it identifies a program of unknown backend.
@@ -85,9 +87,9 @@ def job_state(
     )
 
 
-def job_backend(asked_for: str, boards: Iterable[StatusFile]) -> str:
+def job_backend(asked_for: str, status_files: Iterable[StatusFile]) -> str:
     """Return the backend of the job; if none was requested, the one that the ranks report."""
-    reported = next((board.backend for board in boards if board.backend), "")
+    reported = next((status_file.backend for status_file in status_files if status_file.backend), "")
     return asked_for if asked_for in ("gloo", "nccl") else reported or asked_for
 
 
@@ -193,12 +195,12 @@ def _calls_ahead(rank: RankSnapshot, peer: RankSnapshot | None, kinds: frozenset
     return (0 if entered else -1), inside
 
 
-def _has_lost_calls(board: StatusFile) -> bool:
-    return bool(board.calls) and board.calls[0].number > 1
+def _has_lost_calls(status_file: StatusFile) -> bool:
+    return bool(status_file.calls) and status_file.calls[0].number > 1
 
 
-def _count(board: StatusFile, kinds: frozenset[str]) -> int:
-    return sum(call.op in kinds for call in board.calls)
+def _count(status_file: StatusFile, kinds: frozenset[str]) -> int:
+    return sum(call.op in kinds for call in status_file.calls)
 
 
 def _transfer(rank: int, call: Call, job: JobState) -> WaitState:

@@ -22,19 +22,19 @@ BLIND_STALL_S = 20.0  # no status file: only bytes and stacks are visible, and b
 _SET_UP = {"init_process_group", "new_group"}
 
 
-def has_started(board: StatusFile | None) -> bool:
+def has_started(status_file: StatusFile | None) -> bool:
     """Whether the rank has finished start-up: it trains, or has called a collective that does not create a group."""
-    if board is None:
+    if status_file is None:
         return False
-    trains = board.latest_training_event is not None
-    return trains or any(call.op not in _SET_UP and not call.op.startswith(protocol.WAIT) for call in board.calls)
+    trains = status_file.latest_training_event is not None
+    return trains or any(call.op not in _SET_UP and not call.op.startswith(protocol.WAIT) for call in status_file.calls)
 
 
-def last_progress_s(board: StatusFile) -> float:
+def last_progress_s(status_file: StatusFile) -> float:
     """Return when this rank last made progress."""
-    newest = board.latest_event
-    counted = (board.collectives_changed_s or 0.0, board.device_changed_s or 0.0)
-    return max(board.created_s, newest.at_s if newest else 0.0, *counted)
+    latest = status_file.latest_event
+    counted = (status_file.collectives_changed_s or 0.0, status_file.device_changed_s or 0.0)
+    return max(status_file.created_s, latest.at_s if latest else 0.0, *counted)
 
 
 def current_limits(declared: Limits, boards: Iterable[StatusFile | None], grown_s: float = 0.0) -> Limits:
@@ -43,12 +43,12 @@ def current_limits(declared: Limits, boards: Iterable[StatusFile | None], grown_
     A run may pause several times as long as it did before in the same phase without being suspected. `grown_s` is the
     least stall limit after a suspicion that proved wrong.
     """
-    status_files = [board for board in boards if board is not None]
-    phases = {board.latest_event.kind for board in status_files if board.latest_event}
+    status_files = [status_file for status_file in boards if status_file is not None]
+    phases = {status_file.latest_event.kind for status_file in status_files if status_file.latest_event}
     same_phase = max((gap for b in status_files for kind, gap in b.gaps_s.items() if kind in phases), default=0.0)
     longest = max((gap for b in status_files for gap in b.gaps_s.values()), default=0.0)
     floor = STALL_FLOOR_S if status_files else BLIND_STALL_S
-    step_s = max((_longest_step_s(board) for board in status_files), default=0.0)
+    step_s = max((_longest_step_s(status_file) for status_file in status_files), default=0.0)
     return Limits(
         stall_s=_chosen(declared.stall_s, max(floor, STALL_FACTOR * same_phase, grown_s)),
         busy_s=_chosen(declared.busy_s, max(BUSY_FLOOR_S, BUSY_FACTOR * step_s)),
@@ -79,6 +79,6 @@ def _chosen(declared: float | None, automatic: float) -> float:
     return automatic if declared is None else declared
 
 
-def _longest_step_s(board: StatusFile) -> float:
-    times = [at_s for _, at_s in board.steps_s]
+def _longest_step_s(status_file: StatusFile) -> float:
+    times = [at_s for _, at_s in status_file.steps_s]
     return max((later - earlier for earlier, later in pairwise(times)), default=0.0)

@@ -119,8 +119,8 @@ def _has_new_event(before: RankSnapshot, after: RankSnapshot) -> bool:
     if before.status_file is None or after.status_file is None:
         return before.status_file is not after.status_file
     then, now = (
-        (sum(mark.count for mark in board.events), board.completed, board.device_completed)
-        for board in (before.status_file, after.status_file)
+        (sum(event.count for event in status_file.events), status_file.completed, status_file.device_completed)
+        for status_file in (before.status_file, after.status_file)
     )
     return then != now
 
@@ -197,5 +197,5 @@ def leaf(snapshot: RankSnapshot) -> Frame | None:
 
 def rank_stack(snapshot: RankSnapshot) -> Stack | None:
     """Return the stack of the training thread."""
-    tids = [mark.tid for mark in snapshot.status_file.events] if snapshot.status_file else []
+    tids = [event.tid for event in snapshot.status_file.events] if snapshot.status_file else []
     return training_stack(snapshot.stacks, snapshot.pid, tids)

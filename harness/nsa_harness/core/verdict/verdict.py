@@ -40,7 +40,7 @@ def is_shutting_down(rank: RankSnapshot) -> bool:
 
     The probe records a progress event as this begins. Without a probe the stack shows it.
     """
-    if rank.status_file is not None and any(mark.kind == "exit" for mark in rank.status_file.events):
+    if rank.status_file is not None and any(event.kind == "exit" for event in rank.status_file.events):
         return True
     main = _main_thread(rank)
     if main is None or not main.frames:
@@ -413,10 +413,10 @@ def _left_early(exit: Exit, evidence: Evidence, proof: Proof | None, failures: l
 
 def _left_s(exit: Exit, evidence: Evidence) -> float:
     """Return when the others lost the rank. Destroying a group closes its connections, seconds before the exit."""
-    board = next((rank.status_file for rank in evidence.ranks if rank.rank == exit.rank), None)
-    calls = board.calls if board else ()
+    status_file = next((rank.status_file for rank in evidence.ranks if rank.rank == exit.rank), None)
+    calls = status_file.calls if status_file else ()
     destroyed = [call.entered_s for call in calls if call.op == _DESTROYS and call.group in ("", "0")]
-    exits_s = [board.exit_s] if board and board.exit_s is not None else []
+    exits_s = [status_file.exit_s] if status_file and status_file.exit_s is not None else []
     return min([exit.at_s, *destroyed, *exits_s])
 
 

@@ -1,7 +1,7 @@
-"""junit.xml: the outcomes as test cases, for CI servers and dashboards.
+"""junit.xml: the outcomes of a run as test cases, for CI servers and dashboards.
 
-A test case fails if its run makes the exit code 1. An expected HANG is therefore not a failure, but an unexpected PASS
-is.
+A test case fails if its outcome makes nsa-harness exit with code 1. An expected HANG is therefore not a failure, but an
+unexpected PASS is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from nsa_harness.texts.words import meaning
 
 
 def junit_xml(report: Report) -> str:
-    """Return one test suite with a case per outcome that counts. The output of a case lists the earlier attempts."""
+    """Return junit.xml as text: a test suite with one case per final outcome.
+
+    If a scenario was attempted several times, the output of its case also lists the earlier attempts.
+    """
     report = escaped(report)
     suite = ElementTree.Element("testsuite", _attributes(report))
     _properties(suite, run_id=report.run_id, command=report.command, machine=words.machine_line(report.machine))
@@ -62,15 +65,18 @@ def _case(report: Report, outcome: Outcome, *, unique: bool) -> ElementTree.Elem
 
 
 def _name(outcome: Outcome, *, unique: bool) -> str:
-    """Return the name of a case. CI servers track a test by its name, so the attempt is added only if needed.
+    """Return the name of a test case: the scenario, followed by the number of the attempt if needed.
 
-    `unique`: whether no other outcome that counts belongs to the same scenario.
+    `unique`: whether the scenario has only one final outcome. The attempt is then left out.
     """
     return outcome.spec.scenario if unique else f"{outcome.spec.scenario}~{outcome.attempt}"
 
 
 def _result_element(outcome: Outcome) -> str | None:
-    """Return the XML element for a case that did not pass ("error", "skipped" or "failure"), or None if it passed."""
+    """Return the name of the XML element for a case that did not pass, or None if it passed.
+
+    The possible names are "error", "skipped" and "failure".
+    """
     status = outcome.verdict.status
     if status is Status.ERROR:
         return "error"
@@ -80,7 +86,7 @@ def _result_element(outcome: Outcome) -> str | None:
 
 
 def _explanation(outcome: Outcome) -> Iterator[str]:
-    """Yield the lines of the answer, in the same order as in every other document."""
+    """Yield lines that explain why a run did not pass: what happened, where, what to do, and the other findings."""
     yield answer.title(outcome)
     yield answer.sentence(outcome.verdict.summary)
     place, cause = outcome.culprit.place if outcome.culprit else None, answer.cause_of(outcome)

@@ -1,4 +1,4 @@
-"""Writes the documents of a run. An error in one document does not prevent the others from being written."""
+"""Write the documents of a run. If one document cannot be written, the others are written nevertheless."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _STACK_LINES, _STACK_COLUMNS = 1000, 4000  # lines of a stack file and character
 def write_documents(
     run: RunDir, report: Report, playbook: Playbook, search: BisectReport | None = None
 ) -> tuple[Trouble, ...]:
-    """Write every document. Return the names of the documents that could not be written, with the reasons.
+    """Write all documents of a run. Return one Trouble for each document that could not be written.
 
-    `playbook`: the hypotheses and decision rules for runs of nsa-harness's own program.
-    `search`: the bisection whose probes are in the report, or None. It is written to bisect.json and BISECT.md.
+    `playbook`: the hypotheses and decision rules for runs of nsa-harness's own program. `search`: the bisection that
+    launched the runs in the report, or None if there was no bisection. It is written to bisect.json and BISECT.md.
     """
     report = replace(report, files=tuple(_collected_files(run, report)))
     documents: list[tuple[Path, Callable[[], str]]] = [
@@ -65,7 +65,10 @@ def write_documents(
 
 
 def _checkout(run: RunDir) -> str:
-    """Return the root of the Git repository in which the programs were started, from env.json, or "" if unknown."""
+    """Return the root directory of the Git repository in which the programs were started, as stored in env.json.
+
+    Return "" if it is unknown.
+    """
     for attempt in run.attempts():
         try:
             environment = json.loads(attempt.directory.read_whole_file(attempt.env, _MAX_ENV_BYTES))
@@ -85,7 +88,10 @@ def log_fault(run: RunDir, text: str) -> None:
 
 
 def _stacks(run: RunDir, search: BisectReport) -> dict[str, str]:
-    """Return the texts of the stack files of the last failing and the last passing probe, by their paths in the run."""
+    """Return the texts of the stack files of the last failing and the last passing probe.
+
+    The keys are the paths of the files relative to the run directory.
+    """
     # A stored bisection may come from somebody else, so only names of the run's own attempts are followed.
     attempts = {attempt.path.name: attempt for attempt in run.attempts()}
     stacks: dict[str, str] = {}
@@ -103,7 +109,10 @@ _MISSING, _BUCKET = "  - MISSING: ", "[DDP] "
 
 
 def _collected_files(run: RunDir, report: Report) -> Iterator[Artifact]:
-    """Yield the files that are collected from all attempts. If a file is empty, its entry has the reason."""
+    """Yield an entry for each document that collects log lines from all attempts (missing parameters and DDP buckets).
+
+    The entry of an empty document has the reason.
+    """
     has_gradient_trace = any(outcome.missing_gradients is not None for outcome in report.outcomes)
     none_missing = "no gradient was missing" if has_gradient_trace else "no run traced its gradients (trace.grads)"
     for path, marker, reason in (
@@ -115,7 +124,10 @@ def _collected_files(run: RunDir, report: Report) -> Iterator[Artifact]:
 
 
 def _collected_text(run: RunDir, report: Report, marker: str) -> str:
-    """Return the lines of every traces.log that contain the marker. Each line starts with the name of its attempt."""
+    """Return the lines that contain `marker` from the traces.log of every attempt.
+
+    Each line starts with the name of its attempt.
+    """
     return "".join(islice(_collected_lines(run, report, marker), _MAX_COLLECTED))
 
 

@@ -1,4 +1,4 @@
-"""report.html: the sections of a report as one HTML page, without scripts and without references to the network."""
+"""report.html: a report as one HTML page, without scripts and without references to the network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _INNER_FRAMES = 3  # frames of a node of the stack tree that are shown; if it ha
 
 
 def report_html(report: Report, playbook: Playbook, search: BisectReport | None = None) -> str:
-    """Return the page, with pictures of the ranks and of a bisection. Equal reports give equal pages."""
+    """Return report.html as text, with pictures of the ranks and of the bisection, if there was one.
+
+    Equal reports give equal pages.
+    """
     report, search = escaped((report, search))
     return _TEMPLATE.render(
         title=words.counts_line(report),
@@ -38,7 +41,7 @@ def report_html(report: Report, playbook: Playbook, search: BisectReport | None 
 
 
 def _kind(section: Section) -> str:
-    """Return the name of the template's macro for this kind of section."""
+    """Return the class name of the section, which is also the name of the template macro that renders it."""
     return type(section).__name__
 
 
@@ -51,9 +54,10 @@ def _tally(report: Report) -> tuple[str, list[tuple[str, int]]]:
 
 
 def _with_code(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield the pieces of the text, and for each whether it was in backticks.
+    """Split the text at its backticks.
 
-    If the number of backticks is odd, they are ordinary characters.
+    Yield each piece, and whether it was enclosed in backticks and is to be shown as code. If the number of backticks is
+    odd, they are treated as ordinary characters.
     """
     parts = text.split("`")
     if len(parts) % 2 == 0:
@@ -63,26 +67,32 @@ def _with_code(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _below(stack: CallStack) -> str:
-    """Return the text below the innermost frame, such as "calls barrier · 2 library frames not shown"."""
+    """Return the text below the innermost frame of a stack: "calls barrier · 2 library frames not shown"."""
     calls = f"calls {stack.innermost}" if stack.innermost else ""
     library = f"{words.plural(stack.library, 'library frame')} not shown" if stack.library else ""
     return " · ".join(part for part in (calls, library) if part)
 
 
 def _outer_and_inner(node: StackNode) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-    """Return the outer frames of the node, which are folded, and the inner frames. A short node has no outer frames."""
+    """Return the outer frames of the node, which the page hides until the reader opens them, and its inner frames.
+
+    If the node has few frames, all of them are inner frames.
+    """
     inner_count = _INNER_FRAMES if len(node.frames) > _INNER_FRAMES + 1 else len(node.frames)
     split = len(node.frames) - inner_count
     return node.frames[:split], node.frames[split:]
 
 
 def _all_culprits(ranks: Collection[int], culprits: Collection[int]) -> bool:
-    """Whether there are ranks and all of them are culprits."""
+    """Whether `ranks` is not empty and each of these ranks is a culprit."""
     return bool(ranks) and set(ranks) <= set(culprits)
 
 
 class _Differences(NamedTuple):
-    """Which details the page shows of the calls in one row of the table of collectives."""
+    """Which details the page shows for the calls in one row of the table of collectives.
+
+    The details are the source line, the tensor size and the peer rank.
+    """
 
     place: bool
     size: bool
@@ -90,7 +100,7 @@ class _Differences(NamedTuple):
 
 
 def _differences(row: Sequence[EnteredCall | None]) -> _Differences:
-    """Return which details to show for the calls in one row of the table of collectives."""
+    """Return which details the page shows for the calls in this row of the table of collectives."""
     calls = [call for call in row if call]
     return _Differences(
         place=any(call.place for call in calls),
@@ -105,7 +115,7 @@ def _call_names(divergence: Divergence) -> object:
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """A part of a bar. The parts of a bar follow each other from left to right."""
+    """A section of a horizontal bar. The sections of a bar are drawn from left to right."""
 
     percent: float
     kind: str  # CSS class: "launch", "moving", "still" or "steps"
@@ -113,7 +123,7 @@ class Stretch:
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """A bar for one rank, or for several ranks that are in the same call."""
+    """A horizontal bar that shows one rank, or several ranks that are in the same call."""
 
     label: str
     stretches: tuple[Stretch, ...]
@@ -123,7 +133,7 @@ class Lane:
 
 @dataclass(frozen=True, kw_only=True)
 class Lanes:
-    """The picture of an outcome: the ranks over time for a HANG, otherwise the finished steps of each rank."""
+    """A bar chart of the ranks: progress over time for a HANG, otherwise the number of finished steps."""
 
     title: str
     lanes: tuple[Lane, ...]
@@ -132,7 +142,7 @@ class Lanes:
 
 
 def lanes(outcome: Outcome) -> Lanes | None:
-    """Return the picture of the ranks, or None if neither times nor steps are known."""
+    """Return a bar chart of the ranks in a run, or None if neither times nor steps are known."""
     still_s = {row.rank: row.no_progress_s for row in outcome.rank_statuses if row.no_progress_s is not None}
     shows_time = outcome.verdict.status is Status.HANG and bool(still_s)
     if not shows_time and not any(outcome.last_step.values()):
@@ -176,7 +186,11 @@ def _end_labels(outcome: Outcome, end_s: float) -> tuple[str, str]:
 
 
 def _time(outcome: Outcome, end_s: float, still_s: float | None) -> tuple[Stretch, ...]:
-    """Return the parts of a bar over time: the launch, the time with progress, and the `still_s` seconds without."""
+    """Return the sections of a bar that shows time: the launch, the time with progress, and the time without progress.
+
+    `end_s`: the time at the end of the bar. `still_s`: the seconds without progress, or None if unknown; the bar is
+    then empty.
+    """
     if still_s is None:
         return ()
     launch_s = min(outcome.timing.launch_s or 0.0, end_s - still_s)
@@ -185,13 +199,19 @@ def _time(outcome: Outcome, end_s: float, still_s: float | None) -> tuple[Stretc
 
 
 def _steps(outcome: Outcome, rank: int, last_step: int) -> tuple[Stretch, ...]:
-    """Return the part of a bar that shows the finished steps of the rank, relative to the highest step of all ranks."""
+    """Return the single section of a bar that shows how many steps the rank finished.
+
+    Its length is relative to `last_step`, the highest number over all ranks. Return () if no step was finished.
+    """
     step = outcome.last_step.get(rank)
     return (Stretch(percent=round(100 * step / last_step, 1), kind="steps"),) if step and step > 0 else ()
 
 
 def _caption(outcome: Outcome, rank: int, still_s: float | None) -> str:
-    """Return the caption of a bar: "11 steps done · 7.0 s in all_reduce #13, waits for rank 0"."""
+    """Return the text next to a bar: "11 steps done · 7.0 s in all_reduce #13, waits for rank 0".
+
+    `still_s`: the seconds without progress, or None to leave them out.
+    """
     step = outcome.last_step.get(rank)
     steps_done = "steps not known" if step is None else f"{words.plural(step, 'step')} done"
     row = next((row for row in outcome.rank_statuses if row.rank == rank), None)

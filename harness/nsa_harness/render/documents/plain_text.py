@@ -1,4 +1,4 @@
-"""Plain texts: the description of one failure, to paste into an issue or a prompt, and profile.txt."""
+"""Plain-text documents: the description of one failure, to paste into an issue or a prompt, and profile.txt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _CUT = "\n[cut here: the rest is in report.json]\n"
 
 
 def prompt_text(report: Report) -> str:
-    """Return the description of the worst run of the report. If it is longer than `MOST` characters, the end is cut."""
+    """Return a description of the worst run of the report, to paste into an issue or a prompt.
+
+    A text longer than `MOST` characters is cut at its end.
+    """
     report = escaped(report)
     in_full = answer.outcomes_in_full(report)
     if not in_full:
@@ -69,7 +72,10 @@ def _sections(report: Report, outcome: Outcome) -> Iterator[list[str]]:
 
 
 def profile_text(evidence: Evidence) -> Iterator[str]:
-    """Yield the lines of profile.txt: how often each line of the program was sampled. Yield nothing without samples."""
+    """Yield the lines of profile.txt, which says how often each line of the program was seen in stack samples.
+
+    Yield nothing if there are no samples.
+    """
     ranks = profiles(evidence)
     if not ranks:
         return

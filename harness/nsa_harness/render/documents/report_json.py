@@ -1,7 +1,7 @@
-"""report.json, schema 1: its types, its writer and its reader.
+"""The file report.json (schema 1): its types, its writer and its reader.
 
-Every key of the contract is always present and null if its value is unknown. Values that only people need are under
-"detail". A number that JSON cannot represent is null in the contract, and "nan", "inf" or "-inf" under "detail".
+Every key outside "detail" is always present, and null if its value is unknown. Values that only people need are under
+"detail". A number that JSON cannot represent is null outside "detail", and "nan", "inf" or "-inf" inside it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from nsa_harness.core.report import (
     Culprit,
     Divergence,
     Finding,
-    GateAnswer,
     HangKind,
     MachineFacts,
     MemoryAt,
@@ -36,6 +35,7 @@ from nsa_harness.core.report import (
     RankStatus,
     RankSummary,
     Report,
+    RuleAnswer,
     SpecSummary,
     Status,
     StepCost,
@@ -61,7 +61,10 @@ Phase = Annotated[str, WithJsonSchema({"type": "string", "enum": list(protocol.K
 
 
 class PlaceText(TypedDict):
-    """The source lines of the culprit's and the findings' places, which are not part of the contract."""
+    """The source lines of the places of the culprit and of the findings.
+
+    They are stored apart from the places, because programs should not rely on them.
+    """
 
     culprit: Annotated[str | None, doc("source line of the culprit's place; null if unknown")]
     findings: Annotated[tuple[str | None, ...], doc("source line of each finding's place; null if unknown")]
@@ -87,7 +90,10 @@ class _FirstDetail(TypedDict):
 
 
 class OutcomeDetail(_FirstDetail, total=False):
-    """The part of an outcome that only people need. Reports of earlier versions may lack the keys of this class."""
+    """The keys of an outcome that only people need.
+
+    The keys of this class may be missing in reports that earlier versions wrote.
+    """
 
     device: Annotated[str, doc("cpu, cuda or any; empty in reports of earlier versions")]
     tags: Annotated[Texts, doc("tags of the scenario")]
@@ -125,7 +131,7 @@ class OutcomeDetail(_FirstDetail, total=False):
 
 
 class StoredOutcome(TypedDict):
-    """One attempt of one scenario."""
+    """The outcome of one attempt of one scenario, as stored in report.json."""
 
     scenario: Annotated[str, doc("name of the scenario")]
     spec_hash: Annotated[str, doc("hash, in 12 hex digits, of everything that decides what runs")]
@@ -161,7 +167,7 @@ class StoredOutcome(TypedDict):
 
 
 class ReportDetail(TypedDict):
-    """The part of a report that only people need."""
+    """The keys of a report that only people need."""
 
     command: Annotated[str, doc("the command as typed, without secrets")]
     interrupted: Annotated[bool, doc("whether Ctrl-C or a signal ended the run early")]
@@ -173,7 +179,7 @@ class ReportDetail(TypedDict):
 
 
 class StoredReport(TypedDict):
-    """One run of one or more scenarios."""
+    """The contents of report.json: one run of one or more scenarios."""
 
     schema: Annotated[Literal[1], doc("version of the format; raised only if a reader would break, not for new keys")]
     run_id: Annotated[str, doc("name of the run directory")]
@@ -182,7 +188,7 @@ class StoredReport(TypedDict):
     outcomes: Annotated[tuple[StoredOutcome, ...], doc("one object per attempt")]
     gates: NotRequired[
         Annotated[
-            tuple[GateAnswer, ...],
+            tuple[RuleAnswer, ...],
             doc("the decision rules for this program, in the order of the plan, with their results for these runs"),
         ]
     ]
@@ -196,9 +202,9 @@ HasPlace = TypeVar("HasPlace", Culprit, Finding)
 
 
 def to_json(report: Report, playbook: Playbook | None = None) -> str:
-    """Return the text of report.json.
+    """Return the contents of report.json.
 
-    `playbook`: the hypotheses and decision rules for runs of nsa-harness's own program. If it is given, the answers to
+    `playbook`: the hypotheses and decision rules for runs of nsa-harness's own program. If it is given, the results for
     the hypotheses are added under "detail".
     """
     report = escaped(report)
@@ -213,7 +219,7 @@ def to_json(report: Report, playbook: Playbook | None = None) -> str:
 
 
 def outcome_values(outcome: Outcome) -> dict[str, Any]:
-    """Return an outcome as the JSON object that report.json and the event stream contain."""
+    """Return an outcome as a JSON object, as it appears in report.json and in the `--json` stream."""
     values = to_stored(escaped(outcome))
     values |= values.pop("spec")
     verdict = values.pop("verdict")
@@ -228,9 +234,10 @@ def outcome_values(outcome: Outcome) -> dict[str, Any]:
 
 
 def from_json(text: str, where: str = "report.json") -> Report:
-    """Return the report that is stored as `text`.
+    """Return the report that is stored as `text`, the contents of a report.json.
 
-    `where`: the name of the file, for messages. Raises StoredRunError, which lists every wrong value.
+    `where`: the name of the file, for messages. Raise StoredRunError, which lists every wrong value, if the text is
+    invalid.
     """
     try:
         values: Any = json.loads(text, parse_constant=_finite_number, parse_float=_finite_number)
@@ -255,11 +262,14 @@ def from_json(text: str, where: str = "report.json") -> Report:
 
 
 class _WrongShapeError(Exception):
-    """Two values of a stored report do not fit together."""
+    """Raised if two values of a stored report contradict each other, such as lists that should have the same length."""
 
 
 def _outcome(values: Any, where: str) -> Outcome:
-    """Return the outcome from a validated `StoredOutcome`. `where`: its path in the file, for messages."""
+    """Convert a validated `StoredOutcome` to an Outcome.
+
+    `where`: its path in the file, for messages. Raise _WrongShapeError if its values contradict each other.
+    """
     values = {**values, **values["detail"]}
     del values["detail"]
     texts = values.pop("place_text")
@@ -279,7 +289,10 @@ def _with_text(holder: HasPlace, text: str | None) -> HasPlace:
 
 
 def _take_text(holder: dict[str, Any] | None) -> str | None:
-    """Remove the source line from the place of a culprit or finding, and return it."""
+    """Remove the source line from the place of a culprit or finding and return it.
+
+    Return None if there is no place or its source line is unknown.
+    """
     place = holder["place"] if holder else None
     text: str | None = place.pop("text") if place else None
     return text
@@ -303,7 +316,7 @@ def _side(side: Arm | None) -> dict[str, Any] | None:
 
 
 def _finite_number(text: str) -> float:
-    """Return the number. Raises ValueError for NaN and infinity, which Python's JSON reader accepts otherwise."""
+    """Convert the text to a float. Raise ValueError for NaN and infinity, which Python's JSON reader would accept."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text} is not a finite number")

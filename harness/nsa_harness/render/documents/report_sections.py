@@ -1,4 +1,4 @@
-"""The sections of a whole report: one for each run, and tables over all runs."""
+"""The sections of a whole report: one section per run, and tables that compare the runs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 
 from nsa_harness.core.comparison.config_matrix import config_matrix
 from nsa_harness.core.comparison.decision_rules import has_failed, outcome_names
-from nsa_harness.core.comparison.decisions import Playbook, explained_failures, fired_rules, playbook_for
+from nsa_harness.core.comparison.decisions import Playbook, explained_failures, matched_rules, playbook_for
 from nsa_harness.core.comparison.hypotheses import Arm, HypothesisAnswer, HypothesisRow, hypothesis_rows, is_row_shown
 from nsa_harness.core.comparison.sweeps import sweeps
 from nsa_harness.core.report import (
     Artifact,
-    GateAnswer,
-    GateState,
     Outcome,
     Report,
+    RuleAnswer,
+    RuleState,
     Status,
     TreeAnswer,
     TreeStep,
@@ -46,18 +46,18 @@ from nsa_harness.texts import words
 
 _RUNS_IN_A_CELL = 6
 _RULE_RESULTS = {
-    GateState.FIRED: "matched",
-    GateState.HELD: "not matched",
-    GateState.NOT_REACHED: "undecided",
+    RuleState.MATCHED: "matched",
+    RuleState.NOT_MATCHED: "not matched",
+    RuleState.UNANSWERED: "undecided",
 }
 
 
 def report_sections(report: Report, playbook: Playbook, search: BisectReport | None = None) -> Iterator[Section]:
     """Yield the sections of a report.
 
-    The report of a single run starts with its answer. The report of several runs starts with the counts of verdicts and
-    a table of all runs. The table of hypotheses comes after the runs if a run is described in full, and before them
-    otherwise.
+    The report of a single run starts with the explanation of this run. The report of several runs starts with the
+    counts of verdicts and a table of all runs. The table of hypotheses follows the table of runs if a run is described
+    in full, and precedes it otherwise.
     """
     in_full = outcomes_in_full(report)
     alone = len(report.outcomes) == 1
@@ -92,7 +92,7 @@ def _overview(report: Report, in_full: frozenset[int]) -> Iterator[Section]:
 
 
 def _files_over_all_attempts(report: Report) -> Iterator[Section]:
-    """Yield the list of files that collect lines from every attempt."""
+    """Yield a list of the documents that collect log lines from every attempt, if there are any."""
     if report.files:
         yield Sentence(line=line("Collected from all attempts:"))
         yield Files(
@@ -101,7 +101,7 @@ def _files_over_all_attempts(report: Report) -> Iterator[Section]:
 
 
 def _origin(report: Report) -> Iterator[Section]:
-    """Yield the remark with run, machine and version, and the command as typed."""
+    """Yield a remark with the run ID, the machine and the version of nsa-harness, and the command that was typed."""
     machine = f"on {report.machine.host} · {words.machine_line(report.machine)} · nsa-harness {report.harness}"
     yield Sentence(line=(Span("Run"), Span(report.run_id, code=True), Span(machine)), quiet=True)
     yield Command(text=report.command)
@@ -117,9 +117,11 @@ def _chapter(
     after: Sequence[str] = (),
     folded: bool = False,
 ) -> Part:
-    """Return a part with sentences, a command to run, a table and remarks, in this order. An empty item is left out.
+    """Return a part of the report that contains sentences, a command to run, a table and remarks, in this order.
 
-    `before`, `after`: sentences before and after the table.
+    Empty items are left out.
+
+    `before`, `after`: the sentences and the remarks. `folded`: hide the part until the reader opens it.
     """
     sections: list[Section] = [Sentence(line=line(text)) for text in before]
     sections += [Command(text=command)] if command else []
@@ -129,7 +131,10 @@ def _chapter(
 
 
 def _hypotheses(report: Report, playbook: Playbook) -> Iterator[Part]:
-    """Yield the table of hypotheses that these runs support, refute or leave open."""
+    """Yield the table of hypotheses about the failures.
+
+    It shows whether these runs support or refute each hypothesis, or leave it undecided.
+    """
     rows = hypothesis_rows(report.outcomes, playbook_for(playbook, report.outcomes).hypotheses)
     visible, numbers = [row for row in rows if is_row_shown(row)], _numbers(report)
     any_failed = any(map(has_failed, report.outcomes))
@@ -147,7 +152,7 @@ def _hypotheses(report: Report, playbook: Playbook) -> Iterator[Part]:
 
 
 def _chapters(report: Report, playbook: Playbook) -> Iterator[Part]:
-    """Yield the parts that follow the runs, the most important first."""
+    """Yield the parts that follow the sections of the runs, the most important part first."""
     playbook = playbook_for(playbook, report.outcomes)
     numbers = _numbers(report)
     yield from _decisions(report)
@@ -159,7 +164,7 @@ def _chapters(report: Report, playbook: Playbook) -> Iterator[Part]:
 
 
 def _numbers(report: Report) -> dict[int, int]:
-    """Return the number of each outcome in the report, from 1, by the `id` of the outcome."""
+    """Return the number of each outcome in the report, counted from 1. The keys are the values of `id(outcome)`."""
     return {id(outcome): number for number, outcome in enumerate(report.outcomes, start=1)}
 
 
@@ -172,18 +177,18 @@ def _command(command: str | None) -> Line:
 
 
 def _decisions(report: Report) -> Iterator[Part]:
-    """Yield the decision rules and what they recommend.
+    """Yield the table of decision rules with their results for these runs, and what the rules that matched recommend.
 
     Rules compare runs. In the report of a single run, only the rules that matched are shown.
     """
     counting = [outcome for outcome in report.outcomes if outcome.final]
-    matching, certain_causes = fired_rules(report.gates), tuple(_certain_causes(counting))
+    matching, certain_causes = matched_rules(report.gates), tuple(_certain_causes(counting))
     if not counting or (len(counting) == 1 and not matching):
         return
     if not matching and not any(map(has_failed, counting)):
         yield _chapter("Decisions", before=(_no_rule_matched(counting), *_undecided_rules(report.gates)))
         return
-    visible = [gate for gate in report.gates if len(counting) > 1 or gate.state is GateState.FIRED]
+    visible = [gate for gate in report.gates if len(counting) > 1 or gate.state is RuleState.MATCHED]
     leading = [gate for gate in matching if gate.leads]
     yield _chapter(
         "Decisions",
@@ -198,7 +203,10 @@ def _decisions(report: Report) -> Iterator[Part]:
 
 
 def _certain_causes(counting: Sequence[Outcome]) -> Iterator[str]:
-    """Yield a sentence for each certain cause, with its remedy. These sentences take precedence over every rule."""
+    """Yield one sentence for each cause that is certain, with its remedy.
+
+    They are shown before the recommendations of decision rules, because they take precedence.
+    """
     by_remedy: dict[str, list[Outcome]] = {}
     for outcome, finding in explained_failures(counting):
         by_remedy.setdefault(f"{finding.code}. {sentence(finding.advice)}", []).append(outcome)
@@ -216,8 +224,8 @@ def _no_rule_matched(counting: Sequence[Outcome]) -> str:
     return f"No decision rule matched: {runs}, {verdicts}{'; every failure was expected' if has_failures else ''}."
 
 
-def _undecided_rules(gates: Sequence[GateAnswer]) -> Iterator[str]:
-    codes = [gate.name for gate in gates if gate.state is GateState.NOT_REACHED]
+def _undecided_rules(gates: Sequence[RuleAnswer]) -> Iterator[str]:
+    codes = [gate.name for gate in gates if gate.state is RuleState.UNANSWERED]
     if codes:
         yield f"These runs cannot decide {len(codes)} of {len(gates)} rules: {' · '.join(codes)}."
 
@@ -227,20 +235,20 @@ def _no_recommendation(report: Report) -> str:
     return f"{reason}. Each run's own section says what to do."
 
 
-def _recommendation(gate: GateAnswer) -> str:
-    """Return the conclusion of a decision rule that matched, as a sentence."""
+def _recommendation(gate: RuleAnswer) -> str:
+    """Return what a decision rule that matched recommends, with the reason, as a sentence."""
     reason = f" Why: {gate.because}." if gate.because else ""
     return f"{gate.when[:1].upper()}{gate.when[1:]} ({gate.why}): {gate.then}.{reason}"
 
 
-def _decision_row(gate: GateAnswer) -> tuple[Line, ...]:
-    matches = gate.state is GateState.FIRED
+def _decision_row(gate: RuleAnswer) -> tuple[Line, ...]:
+    matches = gate.state is RuleState.MATCHED
     then = (*line(gate.then), *(part for command in gate.commands for part in _command(command))) if matches else ()
     return line(gate.name), line(gate.when), _answer(_RULE_RESULTS[gate.state], strong=matches), line(gate.why), then
 
 
 def _tree(report: Report) -> Iterator[Part]:
-    """Yield the path through the decision tree, with the command that answers its first open question."""
+    """Yield the answered questions of the decision tree, and the command that answers the first open question."""
     path = report.tree
     if path is None:
         return
@@ -255,7 +263,10 @@ def _tree(report: Report) -> Iterator[Part]:
 
 
 def _path_end(path: Walk) -> Iterator[str]:
-    """Yield sentences about where the path through the decision tree ends, and which run it is about."""
+    """Yield sentences about the conclusion of the decision tree.
+
+    They say which conclusion was reached, how many questions are open, and which runs the answers come from.
+    """
     open_questions = words.plural(len(path.open), "question")
     if not path.steps:
         yield f"The tree is not needed: the cause of {path.made_from} is certain."
@@ -284,7 +295,10 @@ def _tree_row(step: TreeStep) -> tuple[Line, ...]:
 
 
 def _untested_hypotheses(report: Report, playbook: Playbook) -> Iterator[Part]:
-    """Yield the hypotheses that no run tested, each with the command that tests it and the minimum cost."""
+    """Yield a table of the hypotheses that these runs do not test.
+
+    Each row has a command that tests the hypothesis, and its minimum cost.
+    """
     rows = hypothesis_rows(report.outcomes, playbook.hypotheses)
     rest = [row for row in rows if row.command and not is_row_shown(row)]
     if not rest:
@@ -319,7 +333,7 @@ def _run(outcome: Outcome, numbers: dict[int, int]) -> Line:
 
 
 def _matrix(report: Report, numbers: dict[int, int]) -> Iterator[Part]:
-    """Yield the table of settings against the ways to parallelize the ranks, with verdicts in its cells."""
+    """Yield a table of verdicts: one row per combination of settings, one column per way to parallelize the ranks."""
     matrix = config_matrix(report.outcomes)
     if matrix is None:
         return
@@ -348,7 +362,10 @@ def _matrix_cell(runs: Sequence[Outcome], numbers: dict[int, int]) -> Line:
 
 
 def _costs(report: Report, numbers: dict[int, int]) -> Iterator[Part]:
-    """Yield one table per scenario that was run at several sizes: the cost of a step, and how this cost grows."""
+    """Yield one table for each scenario that was run at several sizes.
+
+    It shows the cost of a training step and how this cost grows.
+    """
     sweeps_by_name: dict[str, list[Outcome]] = {}
     for outcome in report.outcomes:
         if outcome.final and outcome.cost is not None and "@" in outcome.spec.scenario:
@@ -381,7 +398,10 @@ def _files(report: Report) -> Iterator[Part]:
 
 
 def file_rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield one row per file: path, how many attempts have it, number of entries, and why the others lack it."""
+    """Yield one table row per file name.
+
+    Its cells are the name, how many attempts have this file, the number of entries, and why other attempts lack it.
+    """
     by_path: dict[str, list[Artifact]] = {}
     for outcome in outcomes:
         for item in outcome.artifacts:

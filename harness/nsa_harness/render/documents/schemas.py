@@ -1,8 +1,8 @@
 """JSON Schemas (2020-12) of the documents that programs read, generated from the types of their writers and readers.
 
 Every object has exactly the keys of its type, except the objects below `detail`, whose keys may change. In the `detail`
-of an outcome, `standings` and `why` are always present. The description of a key is written at its field or in
-descriptions.toml. A test fails if a key has no description.
+of an outcome, `standings` and `why` are always present. The description of a key comes from the annotation of its field
+or from descriptions.toml. A test fails if a key has no description.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Schema = dict[str, Any]
 
 
 class Document(StrEnum):
-    """A document whose schema `nsa-harness schema` prints."""
+    """The name of a document whose schema `nsa-harness schema` can print."""
 
     SCENARIO = "scenario"
     PLAN = "plan"
@@ -42,7 +42,7 @@ class Document(StrEnum):
 
 
 def json_schema(document: Document) -> Schema:
-    """Return the schema of a document."""
+    """Return the JSON Schema of a document."""
     match document:
         case Document.REPORT:
             types = _report_types()
@@ -64,7 +64,7 @@ def json_schema(document: Document) -> Schema:
 
 
 def _report_types(**values: Any) -> dict[str, Schema]:
-    """Return the schemas of the types of report.json, with the allowed values of its strings.
+    """Return the schemas of all types in report.json by name. Strings with a fixed set of values list these values.
 
     `values`: further types to include, by the names of their schemas.
     """
@@ -83,7 +83,7 @@ def _report_types(**values: Any) -> dict[str, Schema]:
 
 
 def _bisect_types() -> dict[str, Schema]:
-    """Return the schemas of the types of bisect.json, with the allowed values of its strings.
+    """Return the schemas of all types in bisect.json by name. Strings with a fixed set of values list these values.
 
     `p_hang` is the only key of an answer that may be missing.
     """
@@ -153,7 +153,10 @@ class _Plain(GenerateJsonSchema):
 
 
 def _types(**values: Any) -> dict[str, Schema]:
-    """Return the schemas of these types and of all types that they refer to. Objects allow no additional keys."""
+    """Return the schemas of the given types and of all types that they refer to, by name.
+
+    Objects allow no additional keys.
+    """
     inputs = [(name, "serialization", TypeAdapter(value)) for name, value in values.items()]
     schemas, definitions = TypeAdapter.json_schemas(inputs, schema_generator=_Plain)  # type: ignore[arg-type]  # str for Literal
     types = {name.lstrip("_"): _rename_references(schema, "_", "") for name, schema in definitions["$defs"].items()}
@@ -165,13 +168,16 @@ def _types(**values: Any) -> dict[str, Schema]:
 
 
 def _rename_references(schema: Schema, before: str, after: str) -> Schema:
-    """Return the schema with `before` replaced by `after` at the start of each referenced type name."""
+    """Return a copy of the schema with other names in its references to types.
+
+    Every referenced name that starts with `before` starts with `after` instead.
+    """
     result: Schema = json.loads(json.dumps(schema).replace(f'"#/$defs/{before}', f'"#/$defs/{after}'))
     return result
 
 
 def _closed_object(keys: Schema, description: str = "") -> Schema:
-    """Return the schema of an object that has exactly these keys."""
+    """Return the schema of an object that must have all of these keys and no others."""
     return {
         "type": "object",
         **({"description": description} if description else {}),
@@ -187,9 +193,9 @@ def _one_of(*values: str, or_null: bool) -> Schema:
 
 
 def _document_schema(document: Document, title: str, schema: int, types: dict[str, Schema], top: Schema) -> Schema:
-    """Return the schema of a document: `top` with the definitions of all types that it uses.
+    """Return the complete schema of a document: `top` with the definitions of all types that it refers to.
 
-    Raises KeyError if a key has no description.
+    Raise KeyError if a key has no description.
     """
     source = files("nsa_harness.render.documents").joinpath("descriptions.toml")
     texts = tomllib.loads(source.read_text(encoding="utf-8"))
@@ -217,7 +223,10 @@ def _document_schema(document: Document, title: str, schema: int, types: dict[st
 
 
 def _used_types(node: Any, types: dict[str, Schema], names: frozenset[str] = frozenset()) -> frozenset[str]:
-    """Return `names` and the names of all types that `node` refers to, directly or indirectly."""
+    """Return the names of all types that the schema `node` refers to, directly or indirectly.
+
+    `names`: the names that were found before. They are included in the result.
+    """
     if isinstance(node, dict):
         name = str(node.get("$ref", "")).rpartition("/")[2]
         if name and name not in names:

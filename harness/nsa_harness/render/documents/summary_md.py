@@ -1,4 +1,4 @@
-"""SUMMARY.md: the sections of a report as Markdown, a pure function of the report."""
+"""SUMMARY.md: the sections of a report as Markdown."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ from nsa_harness.texts import words
 
 
 def summary_md(report: Report, playbook: Playbook) -> str:
-    """Return the report as Markdown. Equal reports give equal text."""
+    """Return SUMMARY.md as text. Equal reports give equal texts."""
     return "\n".join(_section_lines(report_sections(escaped(report), playbook))) + "\n"
 
 
 def proof_link(path: str) -> str:
-    """Return a link to a file of the run directory, or only its path as code if the path leads out of the directory."""
+    """Return a Markdown link to a file of the run directory.
+
+    If the path leads out of the run directory, return the path as code instead.
+    """
     target = link_target(path)
     return markdown_link(path, target) if target else markdown_code(path)
 
@@ -37,7 +40,7 @@ def proof_link(path: str) -> str:
 def _section_lines(parts: Iterable[Section]) -> Iterator[str]:
     """Yield the lines of the sections, with an empty line between two sections.
 
-    Two lists in a row have no empty line between them, so that Markdown renders them as one list.
+    There is no empty line between two adjacent lists, so that Markdown renders them as one list.
     """
     before: Section | None = None
     for section in parts:
@@ -158,9 +161,9 @@ def _file(file: sections.File) -> str:
 
 
 def _stack_texts(stacks: tuple[CallStack, ...]) -> Iterator[list[str]]:
-    """Yield each stack as a block of lines.
+    """Yield the lines of each call stack as one list.
 
-    Frames that several stacks have in common are shown once, in a block after these stacks.
+    Frames that several stacks have in common are yielded once, as a separate list after these stacks.
     """
     for tree in stack_trees(stacks):
         yield from (list(answer.stack_lines(stack, len(tree.frames))) for stack in _stacks_below(tree))
@@ -172,7 +175,7 @@ def _stack_texts(stacks: tuple[CallStack, ...]) -> Iterator[list[str]]:
 
 
 def _stacks_below(node: StackNode) -> Iterator[CallStack]:
-    """Yield the stacks of all leaves below the node."""
+    """Yield the call stacks of all leaves below this node of the stack tree."""
     if node.call_stack is not None:
         yield node.call_stack
     for subtree in node.subtrees:

@@ -33,7 +33,7 @@ _Event = dict[str, Any]  # a trace event, or some of its keys
 
 @dataclass(frozen=True, kw_only=True)
 class _Lanes:
-    """The trace threads of one rank, numbered in the order in which they are first used."""
+    """The trace threads of one rank. They are numbered in the order in which they are first used."""
 
     rank: int
     numbers: dict[str, int] = field(default_factory=dict)
@@ -43,12 +43,12 @@ class _Lanes:
         return self.rank + 1  # process 0 is the kernel
 
     def at(self, name: str) -> _Event:
-        """Return the process and thread keys of an event on the thread `name`, which is created if needed."""
+        """Return the keys "pid" and "tid" for an event on the trace thread `name`. Create this thread if needed."""
         number = self.numbers.setdefault(name, len(self.numbers))
         return {"pid": self.pid, "tid": self.pid * _THREADS + min(number, _THREADS - 1)}
 
     def names(self) -> Iterator[_Event]:
-        """Yield the metadata events that name and order the process and its threads."""
+        """Yield metadata events that tell the viewer the names and the order of the rank and its trace threads."""
         yield _metadata("process_name", {"pid": self.pid}, {"name": f"rank {self.rank}"})
         yield _metadata("process_sort_index", {"pid": self.pid}, {"sort_index": self.rank})
         for number, name in enumerate(list(self.numbers)):
@@ -57,7 +57,10 @@ class _Lanes:
 
 
 def trace_json(evidence: Evidence, outcome: Outcome) -> str:
-    """Return the trace as JSON. `outcome` is the outcome that was judged from `evidence`."""
+    """Return trace.json as text.
+
+    `outcome`: the outcome that was determined from `evidence`.
+    """
     limit = max(_MIN_RANK_EVENTS, _MAX_EVENTS // max(1, len(evidence.ranks)))
     events: list[_Event] = []
     slices: _CollectiveSlices = {}
@@ -90,7 +93,10 @@ _CollectiveSlices = dict[tuple[str, int], list[tuple[float, _Event]]]
 
 
 def _rank_events(rank: RankEvidence, lanes: _Lanes, limit: int, slices: _CollectiveSlices) -> Iterator[_Event]:
-    """Yield the events of one rank, with its latest `limit` calls and collectives. Add its collectives to `slices`."""
+    """Yield the events of one rank, and add its collectives to `slices`.
+
+    `limit`: how many calls and how many collectives to include at most; the latest ones are kept.
+    """
     if rank.exception is not None and rank.exception.at_s is not None:
         yield _instant(f"raised {rank.exception.type}", rank.exception.at_s, lanes, {"message": rank.exception.message})
     if rank.exit is not None:
@@ -114,9 +120,9 @@ def _rank_events(rank: RankEvidence, lanes: _Lanes, limit: int, slices: _Collect
 
 
 def _steps(status_file: StatusFile, lanes: _Lanes) -> Iterator[_Event]:
-    """Yield the steps of a rank as slices.
+    """Yield one slice per training step of a rank.
 
-    The oldest stored step is left out unless it is step 1, because its start is not known.
+    The start of the oldest stored step is not known, so this step is left out unless it is step 1.
     """
     ends_s = status_file.steps_s
     if ends_s and ends_s[0][0] == 1:
@@ -130,7 +136,10 @@ def _steps(status_file: StatusFile, lanes: _Lanes) -> Iterator[_Event]:
 
 
 def _latest_events(status_file: StatusFile, lanes: _Lanes) -> Iterator[_Event]:
-    """Yield the latest progress event of each thread, but not a running collective, which `_call` draws."""
+    """Yield the latest progress event of each thread of the program.
+
+    A running collective is left out, because `_call` draws it.
+    """
     in_collective = any(call.left_s is None for call in status_file.calls)
     latest = {event.tid: event for event in reversed(status_file.events)}
     for event in latest.values():
@@ -149,7 +158,10 @@ def _event_name(event: ProgressEvent) -> str:
 
 
 def _thread(tid: int | None, status_file: StatusFile, lanes: _Lanes) -> _Event:
-    """Return the process and thread keys for a thread of the program. `tid`: None for the training thread."""
+    """Return the keys "pid" and "tid" for an event on a thread of the program.
+
+    `tid`: the ID of the thread, or None for the training thread.
+    """
     event = status_file.latest_training_event
     training_tid = event.tid if event else status_file.pid
     return lanes.at("training thread" if tid in (None, training_tid) else f"thread {tid}")
@@ -161,7 +173,7 @@ def _call(call: Call, status_file: StatusFile, lanes: _Lanes) -> _Event:
 
 
 def _collective(collective: Collective, at_s: float, call: Call | None, lanes: _Lanes) -> _Event:
-    """Return a collective of the flight recorder as a slice.
+    """Return the slice of a collective that the flight recorder has recorded.
 
     The slice starts when the collective was enqueued. It ends when the Python call returned, because gloo's flight
     recorder does not record the end of a collective.
@@ -183,9 +195,9 @@ def _collective(collective: Collective, at_s: float, call: Call | None, lanes: _
 
 
 def _arrows(slices: _CollectiveSlices) -> Iterator[_Event]:
-    """Yield arrows that connect the slices with the same group and number, from the first rank to the last.
+    """Yield arrows that connect the slices of a collective on different ranks, in the order of their start times.
 
-    They are also drawn if the ranks called different collectives under the same number.
+    Slices are connected if their process group and number are equal, even if the ranks called different operations.
     """
     several = ((key, sorted(ranks, key=lambda rank: rank[0])) for key, ranks in slices.items() if len(ranks) > 1)
     for number, ((group, seq), members) in enumerate(several, 1):
@@ -198,7 +210,10 @@ def _arrows(slices: _CollectiveSlices) -> Iterator[_Event]:
 
 
 def _sample_events(evidence: Evidence, lanes: _Lanes) -> Iterator[_Event]:
-    """Yield an event for each stack snapshot of the rank: whether it made progress, and its innermost frame."""
+    """Yield one event per stack snapshot of the rank.
+
+    It shows whether the rank made progress, and its innermost frame.
+    """
     for sample in evidence.samples:
         if sample.rank == lanes.rank:
             leaf = f"{sample.leaf.function} {sample.leaf.file}:{sample.leaf.line}" if sample.leaf else None
@@ -206,7 +221,7 @@ def _sample_events(evidence: Evidence, lanes: _Lanes) -> Iterator[_Event]:
 
 
 def _run_events(evidence: Evidence, outcome: Outcome) -> Iterator[_Event]:
-    """Yield the events of the whole attempt: its start, the last stall, signals and the verdict."""
+    """Yield the events that concern the whole attempt: its start, the last stall, signals and the verdict."""
     yield _global_instant(f"attempt {outcome.attempt} of {outcome.spec.scenario} starts", 0.0, {})
     # Snapshots before the last progress belong to a stall that has ended.
     since_s = -math.inf if evidence.last_progress_s is None else evidence.last_progress_s
@@ -224,7 +239,12 @@ def _run_events(evidence: Evidence, outcome: Outcome) -> Iterator[_Event]:
 
 
 def _slice(name: str, began_s: float, ended_s: float | None, where: _Event, kind: str, args: _Event) -> _Event:
-    """Return a slice from `began_s` to `ended_s`. If `ended_s` is None, the slice stays open, marked as unfinished."""
+    """Return a slice from `began_s` to `ended_s`.
+
+    If `ended_s` is None, the slice has no end and is marked as unfinished.
+
+    `where`: the keys "pid" and "tid". `kind`: the category of the event in the trace.
+    """
     start = {"name": name, "ts": _us(began_s), "cat": kind, **where}
     if ended_s is None:
         return {**start, "ph": "B", "args": {**_without_empty(args), "unfinished": True}}
@@ -232,13 +252,13 @@ def _slice(name: str, began_s: float, ended_s: float | None, where: _Event, kind
 
 
 def _instant(name: str, at_s: float, lanes: _Lanes, args: _Event) -> _Event:
-    """Return an event without duration on one rank."""
+    """Return an event of one rank that has no duration."""
     where = {"pid": lanes.pid, "tid": lanes.at(_STEPS)["tid"]}
     return {"name": name, "ph": "I", "ts": _us(at_s), "s": "p", "cat": "event", **where, "args": _without_empty(args)}
 
 
 def _global_instant(name: str, at_s: float, args: _Event) -> _Event:
-    """Return an event without duration that the viewer draws across all ranks."""
+    """Return an event that has no duration and that the viewer draws across all ranks."""
     where = {"pid": 1, "tid": _THREADS}
     return {"name": name, "ph": "I", "ts": _us(at_s), "s": "g", "cat": "event", **where, "args": _without_empty(args)}
 
@@ -252,7 +272,7 @@ def _without_empty(args: _Event) -> _Event:
 
 
 def _us(seconds: float) -> float:
-    """Return microseconds, or 0 for an unknown time (not finite)."""
+    """Convert seconds to microseconds. Return 0 if the time is unknown (not finite)."""
     return round(seconds * 1e6, 1) if math.isfinite(seconds) else 0.0
 
 

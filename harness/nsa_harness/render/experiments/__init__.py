@@ -1,1 +1,1 @@
-"""A bisection as text, picture and JSON."""
+"""Text, pictures and JSON for bisections, claims, verifications and readiness checks."""

@@ -1,6 +1,7 @@
-"""bisect.json: the record of a bisection, schema 1, written and read as one type.
+"""The file bisect.json (schema 1): its types, its writer and its reader.
 
-The keys of the contract come first and are always present. "detail" has what only readers and `bisect --log` need.
+The keys that programs may rely on come first and are always present. The keys under "detail" are needed only by people
+and by `nsa-harness bisect --log`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ T = TypeVar("T")
 
 
 def _check_spans(value: Spans, info: ValidationInfo) -> Spans:
-    """Refuse places beyond the items: a large number would cost the reader much memory."""
+    """Return `value`, or raise PydanticCustomError if it contains an index outside the subject's items.
+
+    Without this check, one large number in the file could make the reader use up the memory.
+    """
     if not are_valid_spans(value, items := _item_count(info)):
         raise PydanticCustomError("places", "no spans of {items} items", {"items": items})
     return value
@@ -72,7 +76,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeEvent:
-    """The part of a probe that programs may rely on, as in the `--json` stream."""
+    """The keys of a probe that programs may rely on. The `probe` event of the `--json` stream has the same keys."""
 
     n: int
     config: dict[str, Any]
@@ -83,7 +87,7 @@ class ProbeEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredProbe(ProbeReport, ProbeEvent):
-    """A probe with all its fields."""
+    """A probe as stored in bisect.json: all fields of ProbeReport, and its configuration."""
 
     subset: Annotated[Spans, AfterValidator(_check_spans)]
     open: Annotated[tuple[int, int], AfterValidator(_check_bounds)]
@@ -91,7 +95,10 @@ class StoredProbe(ProbeReport, ProbeEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The bounds of an undecided answer, in the form of `items`."""
+    """What is known about an answer that could not be decided.
+
+    Each field lists items in the same format as `items` of the answer.
+    """
 
     passing: tuple[Any, ...] | None
     failing: tuple[Any, ...] | None
@@ -116,7 +123,10 @@ class ControlDirectories:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredSubject(Subject):
-    """The subject. Its values may be any JSON, for which pydantic has no strict type."""
+    """The subject of the bisection as stored in bisect.json.
+
+    Its values have the type Any because they may be any JSON value, and pydantic has no strict type for that.
+    """
 
     items: tuple[Any, ...]
     good: Any = None
@@ -126,7 +136,10 @@ class StoredSubject(Subject):
 
 @dataclass(frozen=True, kw_only=True)
 class StoredAnswer(SearchAnswer):
-    """The answer in places of the subject's items, sets of them as spans."""
+    """The answer as stored in bisect.json.
+
+    It refers to items of the subject by index and writes a set of indices as spans.
+    """
 
     items: Annotated[tuple[int, ...], AfterValidator(_check_bounds)] = ()
     groups: tuple[IndexSpans, ...] = ()
@@ -144,7 +157,7 @@ class StoredDetail(SearchDetail):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRecord:
-    """The contents of the file."""
+    """The contents of bisect.json."""
 
     schema: Literal[1]
     question: str
@@ -163,7 +176,11 @@ def bisect_json(report: BisectReport) -> str:
 
 
 def from_json(text: str, where: str = "bisect.json") -> BisectReport:
-    """Return the bisection from the text of a file. Raises StoredRunError, which names every wrong value."""
+    """Return the bisection that is stored as `text`, the contents of a bisect.json.
+
+    `where`: the name of the file, for messages. Raise StoredRunError, which lists every wrong value, if the text is
+    invalid.
+    """
     try:
         items = len(json.loads(text)["detail"]["subject"]["items"])
         record = type_adapter(SearchRecord).validate_json(text, strict=True, context={"items": items})
@@ -177,7 +194,10 @@ def from_json(text: str, where: str = "bisect.json") -> BisectReport:
 
 
 def stored_search(run: RunDir) -> BisectReport:
-    """Return the stored bisection of a run. Raises StoredRunError, also if the run is not a bisection."""
+    """Return the bisection that is stored in a run directory.
+
+    Raise StoredRunError if its bisect.json is missing or invalid.
+    """
     try:
         text = run.directory.read_whole_file(run.search, _MAX_BYTES).decode("utf-8", errors="replace")
     except OSError as error:
@@ -189,21 +209,25 @@ def stored_search(run: RunDir) -> BisectReport:
 
 
 def probe_event(subject: Subject, probe: ProbeReport) -> dict[str, object]:
-    """Return the event of a probe in the `--json` stream, with the keys of bisect.json."""
+    """Return the `probe` event of the `--json` stream for a finished probe. Its keys are the same as in bisect.json."""
     stored = _stored_probe(subject, escaped(probe))
     values = type_adapter(ProbeEvent).dump_python(_as_base_type(ProbeEvent, stored), mode="json")
     return {"event": "probe", "scenario": stored.dir, **values}
 
 
 def answer_event(report: BisectReport, run_dir: str) -> dict[str, object]:
-    """Return the last event in the `--json` stream of a bisection."""
+    """Return the `done` event, which ends the `--json` stream of a bisection and contains its answer."""
     report = escaped(report)
     answer = _without_null_rate(type_adapter(AnswerEntry).dump_python(_answer(report), mode="json"))
     return {"event": "done", "scenario": report.scenario, "answer": answer, "run_dir": escape(run_dir)}
 
 
 def answer_items(subject: Subject, answer: SearchAnswer) -> list[Any]:
-    """Return the items of an answer for programs: layer numbers, a half-open range, values or names."""
+    """Return the items of an answer as JSON values for programs.
+
+    They are the items themselves (layer numbers, values or names), start and stop for a range of layers, and a single
+    number for an answer of the kind COUNT.
+    """
     if not answer.items:
         return []
     match answer.kind:
@@ -253,7 +277,7 @@ def _report(record: SearchRecord) -> BisectReport:
 
 
 def _as_base_type(of: type[T], value: T) -> T:
-    """Return the value as exactly this type, without the additional fields of a subclass."""
+    """Return a copy of `value` that has exactly the type `of`, without the fields that its subclass adds."""
     return of(**{field.name: getattr(value, field.name) for field in fields(of)})  # type: ignore[arg-type]
 
 
@@ -269,7 +293,11 @@ def _answer(report: BisectReport) -> AnswerEntry:
 
 
 def _bounds(report: BisectReport) -> Bounds:
-    """Return the largest set that passes and the smallest that fails, from the probes if the search was cut short."""
+    """Return the largest set of items known to pass, the smallest known to fail, and the items that are still open.
+
+    The first two are taken from the answer, or from the probes if the search ended too early to put them into the
+    answer.
+    """
     answer, subject, open_ = report.answer, report.subject, sorted(open_indices(report))
     good = [probe.indices for probe in report.probes if probe.counts_as is ProbeResult.GOOD]
     bad = [probe.indices for probe in report.probes if probe.counts_as is ProbeResult.BAD]
@@ -284,14 +312,17 @@ def _bounds(report: BisectReport) -> Bounds:
 
 
 def _items_of(subject: Subject, places: Subset) -> tuple[Any, ...]:
-    """Return the items, or for an ordered subject their one value."""
+    """Return the items with these indices.
+
+    For an ordered subject, return only the largest one, or the good value if there are no indices.
+    """
     if subject.ordered:
         return (subject.items[max(places)] if places else subject.good,)
     return tuple(subject.items[place] for place in sorted(places))
 
 
 def _without_null_rate(answer: dict[str, Any]) -> dict[str, Any]:
-    """Drop `p_hang` if it is null."""
+    """Return the answer without its key `p_hang` if the value of this key is null."""
     return {key: value for key, value in answer.items() if key != "p_hang" or value is not None}
 
 
@@ -300,7 +331,7 @@ def _stored_probe(subject: Subject, probe: ProbeReport) -> StoredProbe:
 
 
 def _control(report: BisectReport, purpose: Purpose) -> str | None:
-    """Return the directory of the last control with the expected result, or None."""
+    """Return the directory of the last control run for `purpose` that ended as expected, or None if none did."""
     expected_result = ProbeResult.GOOD if purpose is Purpose.CONTROL_GOOD else ProbeResult.BAD
     # With an open end, a probe of the gallop is the one that fails first.
     purposes = (purpose, Purpose.GALLOP) if expected_result is ProbeResult.BAD else (purpose,)

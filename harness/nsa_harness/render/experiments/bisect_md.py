@@ -1,4 +1,4 @@
-"""BISECT.md, ready to paste into an issue: the answer, its proof, and the commands that show it again."""
+"""BISECT.md, to paste into an issue: the answer of a bisection, its proof, and the commands that reproduce it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _OMITTED = "\n\nThe rest is cut, because an issue takes 65,536 characters; all o
 
 
 def bisect_md(report: BisectReport, stacks: Mapping[str, str] | None = None) -> str:
-    """Return the document. `stacks`: dumps of the failing and of the passing probe, by the name of the file."""
+    """Return BISECT.md as text.
+
+    `stacks`: the contents of the stack files of the last failing and the last passing probe, by file name.
+    """
     report = escaped(report)
     probe_rows, facts = tuple(rows(report)), tuple(bisect_words.facts(report))
     sections = (
@@ -66,7 +69,10 @@ def _facts_section(report: BisectReport, facts: Sequence[bisect_words.Fact]) -> 
 
 
 def _proof_section(report: BisectReport, probe_rows: Sequence[ProbeText]) -> list[str]:
-    """Return the section with the controls, and the probes that prove the answer."""
+    """Return the lines of the section "What proves it", or [] if there is nothing to show.
+
+    The section is a table of the control runs and of the probes that prove the answer.
+    """
     proof_rows = [
         row for row, probe in zip(probe_rows, report.probes, strict=True) if probe.purpose in (*PROOFS, *CONTROLS)
     ]
@@ -149,13 +155,19 @@ def _cells(row: ProbeText) -> tuple[str, ...]:
 
 
 def _clean(text: str) -> str:
-    """Return the text of a dump, escaped line by line: `escape_block` keeps only the last lines of a long text."""
+    """Return the text of a stack file, safe to show.
+
+    Each line is escaped separately, because `escape_block` would keep only the last lines of a long text.
+    """
     lines = text.splitlines()
     return "\n".join(escape_block(line) if line.strip() else "" for line in lines).strip("\n")
 
 
 def _join_within_limit(sections: Sequence[str]) -> str:
-    """Join whole sections up to the size of an issue; the answer and its proof come first."""
+    """Return the sections as one text of at most `MAX_CHARACTERS`, the size limit of a GitHub issue.
+
+    Sections that do not fit are left out as a whole, and a note says so.
+    """
     whole = "\n\n".join(sections) + "\n"
     if len(whole) <= MAX_CHARACTERS:
         return whole

@@ -1,6 +1,7 @@
-"""The terminal output of a claim and of a verification: header, a line per trial, the answer, and the ledger.
+"""The terminal output of `nsa-harness claim` and of the verification of a fix.
 
-Pure functions return the lines, and `TrialScreen` draws them while trials run.
+The output consists of a header, one line per trial, the answer, and the ledger of earlier claims. The functions return
+lines of text, and `TrialScreen` prints them while trials run.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _ROW = 11  # of the name of a side
 
 
 def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
-    """Yield the claim, both sides, and the terms."""
+    """Yield the header of a claim: its text, the configurations of both sides, and the rules for deciding."""
     report, terms = escaped(report), report.terms
     yield from paragraph(f"CLAIM  {report.scenario}   {report.text}", width, "", "       ")
     for name, label in zip(SIDES, report.labels, strict=True):
@@ -54,9 +55,9 @@ def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
 
 
 def trial_line(report: ClaimReport, width: int) -> str:
-    """Return the last trial: "  3  without it  HANG  14.5 s   2/2 against 0/1   deadlock · model.py:40".
+    """Return a line about the latest trial: "  3  without it  HANG  14.5 s   2/2 against 0/1   deadlock · model.py:40".
 
-    After each pair, the line also shows the most pairs that are left.
+    After each pair of trials, the line also shows how many more pairs may follow at most.
     """
     trial = escaped(report.trials[-1])
     first, second = report.counts
@@ -78,12 +79,18 @@ def left_text(report: ClaimReport) -> str:
 
 
 def progress_text(report: ClaimReport, side: int) -> str:
-    """Return which trial runs, and what is left at most."""
+    """Return which trial is running and how many pairs may follow at most: "run 4, with it; at most 9 pairs, 2 min".
+
+    `side`: the index of the trial's side in `SIDES`.
+    """
     return f"run {len(report.trials) + 1}, {SIDES[side]}; {left_text(report)}"
 
 
 def answer_lines(report: ClaimReport, run_dir: Path, ledger: Path | None, width: int) -> Iterator[str]:
-    """Yield the answer, the counts, and everything else in which the sides differ."""
+    """Yield the answer of a claim, the number of failures on each side, and each measurement in which the sides differ.
+
+    `ledger`: the file to which the result was added, or None.
+    """
     report = escaped(report)
     assert report.conclusion is not None
     conclusion = report.conclusion
@@ -104,7 +111,10 @@ def answer_lines(report: ClaimReport, run_dir: Path, ledger: Path | None, width:
 
 
 def count_text(side_count: FailureCount, confidence: float) -> str:
-    """Return "failed 4 of 30 (4 % to 31 %): 3 HANG · deadlock, 1 FAIL · raised"."""
+    """Return the number of failures on one side, with its confidence interval and the kinds of failure.
+
+    Example: "failed 4 of 30 (4 % to 31 %): 3 HANG · deadlock, 1 FAIL · raised".
+    """
     low, high = side_count.interval(confidence)
     unjudged_text = f"; {words.plural(side_count.unjudged, 'run')} not judged" if side_count.unjudged else ""
     ends = ", ".join(f"{often} {end}" for end, often in side_count.ends.items())
@@ -112,7 +122,10 @@ def count_text(side_count: FailureCount, confidence: float) -> str:
 
 
 def fixed_text(report: ClaimReport) -> str:
-    """Return whether the failure is gone, and why. A failure that is only rarer is not gone."""
+    """Return whether the change has removed the failure, and why: "yes: …", "no: …" or "not yet: …".
+
+    A failure that has only become rarer is not fixed. Return "" if the runs without the change never failed.
+    """
     first, second = report.counts
     confidence = report.terms.confidence
     is_fixed = fix_status(first, second, confidence)
@@ -170,12 +183,18 @@ def _quantity(unit: str, value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """Return whole percents; 99.9 % is not 100 %."""
+    """Return the value as whole percent, such as "95 %".
+
+    Values between 99 % and 100 % get one decimal place, so that 99.9 % is not shown as 100 %.
+    """
     return f"{value * 100:.{int(0.99 < value < 1)}f} %"
 
 
 def plan_lines(report: ClaimReport, commands: Sequence[str], pair_s: float | None, width: int) -> Iterator[str]:
-    """Yield the output of --dry-run. `pair_s`: time of one run of each side; None: not known."""
+    """Yield the output of `claim --dry-run`: the header, the command of each side, and the expected time.
+
+    `pair_s`: the seconds that one run of each side takes together, or None if no run of them is stored.
+    """
     yield from header_lines(report, width)
     for name, text in zip(SIDES, commands, strict=True):
         yield from command(name, escape(text), width, _LABEL)
@@ -197,7 +216,10 @@ _LONGEST_PLAN = 10**6
 
 
 def verify_header(report: VerifyReport, width: int) -> Iterator[str]:
-    """Yield the failure, how often it occurred, and the passes after which it counts as fixed."""
+    """Yield the header of a verification: the failure, how often it occurred, and how many passes are needed.
+
+    After that many passing runs without this failure, it counts as fixed.
+    """
     report = escaped(report)
     yield from paragraph(f"VERIFY  {report.scenario} of {report.run_id}   {report.end}", width, "", "        ")
     (bad, of), (more_bad, more) = report.count_in_run, report.count_in_all_runs
@@ -217,7 +239,7 @@ def needs_text(report: VerifyReport) -> str:
 
 
 def verify_line(report: VerifyReport, width: int) -> str:
-    """Return the last trial: "  3  PASS   7.6 s   3 of 14 passes"."""
+    """Return a line about the latest trial of a verification: "  3  PASS   7.6 s   3 of 14 passes"."""
     verdict, _, rest = escape(report.last_end).partition(" · ")
     took = words.seconds(report.trials[-1].wall_s)
     line = f"{len(report.trials):>3}  {verdict:<5} {took:>7}   {report.passes} of {report.passes_needed} passes"
@@ -253,7 +275,7 @@ _HEAD = ("date", "claim", "result", "without it", "with it", "fixed", "computes"
 
 
 def ledger_lines(lines: Iterable[LedgerLine]) -> Iterator[str]:
-    """Yield the ledger as a Markdown table, a row per claim, the latest last."""
+    """Yield the ledger as a Markdown table with one row per claim, the latest claim last."""
     yield f"| {' | '.join(_HEAD)} |"
     yield f"| {' | '.join('---' for _ in _HEAD)} |"
     for line in lines:
@@ -280,6 +302,6 @@ STYLES = (
 
 
 class TrialScreen(ExperimentScreen):
-    """The screen of a claim or a verification."""
+    """Terminal output of a running claim or verification, with its colours."""
 
     styles = STYLES

@@ -1,4 +1,4 @@
-"""The screen of an experiment: printed lines, and one line that is redrawn while a launch runs."""
+"""The terminal output of an experiment: printed lines, and a status line that is redrawn while a run is in progress."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _PATIENCE_S = 1.0  # wait for the last lines of a killed command: its terminal m
 
 
 class ExperimentScreen(Listener):
-    """The screen of an experiment. Its methods are called one at a time; only `interrupted` may come in between.
+    """Terminal output of a running experiment.
 
-    It never raises into the experiment: `trouble` lists what could not be shown.
+    Its methods must be called one at a time, except `on_interrupt`, which may interrupt another call. They never raise
+    an exception: `trouble` lists the output that could not be shown, with the reasons.
     """
 
     styles: Styles = ()
@@ -38,7 +39,10 @@ class ExperimentScreen(Listener):
         live: bool = True,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`live`: redraw a line, if the stream allows it."""
+        """Prepare the output without writing anything.
+
+        `live`: redraw the status line if the stream supports it.
+        """
         self._paint = Paint(stream, os.environ if environ is None else environ, self.styles, live=live)
         self._writer = Writer(stream, self.frame if self._paint.supports_live_view else None)
         self._clock_s = clock_s
@@ -50,17 +54,20 @@ class ExperimentScreen(Listener):
 
     @classmethod
     def print_lines(cls, lines: Callable[[int], Iterable[str]]) -> None:
-        """Print the lines on stdout: a plan, or what is stored."""
+        """Print lines to stdout without a status line. `lines` is called with the width of the terminal in columns."""
         with closing(cls(sys.stdout, live=False)) as screen:
             screen.show(lines)
 
     def show(self, lines: Callable[[int], Iterable[str]]) -> None:
-        """Print the lines for the width of this terminal."""
+        """Print lines. `lines` is called with the width of the terminal in columns."""
         with self._harmless():
             self._print(lines(self._width))
 
     def running(self, text: str | None) -> None:
-        """Draw `text` with the time since now, until the next call; None: nothing runs."""
+        """Show `text` and the time that has passed since this call in the status line.
+
+        If `text` is None, remove the status line.
+        """
         with self._harmless():
             with self._lock:
                 self._running = None if text is None else (escape(text), self._clock_s())
@@ -73,7 +80,7 @@ class ExperimentScreen(Listener):
             self._writer.write(f"{self._paint.without_colour(f'  {self.interruptions[min(count, 2) - 1]}')}\n")
 
     def settle(self) -> None:
-        """Return when everything shown so far is on the stream."""
+        """Wait until everything shown so far has been written to the stream."""
         with self._harmless():
             self._writer.settle()
 
@@ -83,7 +90,10 @@ class ExperimentScreen(Listener):
             self._writer.close(_PATIENCE_S if self._interrupts > 1 else None)
 
     def frame(self) -> list[str]:
-        """Return the lines to draw below the printed ones. The writer calls this in its own thread."""
+        """Return the status line as a list of lines, which is empty if nothing is running.
+
+        The writer calls this method in its own thread.
+        """
         with self._lock:
             running = self._running
         if running is None:

@@ -1,4 +1,4 @@
-"""The picture of a search: the items and the result of each probe, as rows of text and as shapes for the HTML page."""
+"""The picture of a bisection: its items and the result of each probe, as lines of text and as shapes for HTML."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ NextProbe = Round | ProbeReport  # what is probed next
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeText:
-    """One probe as text. If it was not launched, neither its items nor its time are shown."""
+    """The texts in the row of one probe.
+
+    If the probe could not be launched, `took` is empty and its items are not shown.
+    """
 
     n: int
     step: str  # "[0,12) → [6,12)" if it narrows the search, else its purpose
@@ -45,18 +48,21 @@ class ProbeText:
     dir: str | None
 
     def signs(self, pools: Sequence[range]) -> list[str]:
-        """Return one sign per column of items."""
+        """Return one character per column that shows whether all, some or none of its items were switched on.
+
+        `pools`: the indices of the items in each column.
+        """
         return [sign([place in self.switched_on for place in pool]) for pool in pools]
 
     @property
     def title(self) -> str:
-        """The whole row as one line."""
+        """The texts of the row joined to one line, for the tooltip on the HTML page."""
         parts = (f"probe {self.n}", self.step, self.config, self.verdict, self.took, self.value, self.remark)
         return " · ".join(filter(None, parts))
 
 
 def rows(report: BisectReport) -> Iterator[ProbeText]:
-    """Yield the row of each probe of a search that has ended."""
+    """Yield the row of each probe, for a bisection that has ended."""
     for index, probe in enumerate(report.probes):
         # Probes of one round are adjacent; the first probe of the next round shows what this round left open.
         following = (other for other in report.probes[index + 1 :] if _round(other) != _round(probe))
@@ -64,7 +70,11 @@ def rows(report: BisectReport) -> Iterator[ProbeText]:
 
 
 def row(report: BisectReport, probe: ProbeReport, following: NextProbe | None) -> ProbeText:
-    """Return the row of a probe. `following`: what is probed next; None: nothing, or not known yet."""
+    """Return the row of a probe.
+
+    `following`: the round or the probe that comes next, which shows what this probe left open, or None if there is none
+    or it is not known yet.
+    """
     subject = report.subject
     pace = "" if probe.step_s is None else f"{bisect_words.step_time_text(probe.step_s)} a step"
     return ProbeText(
@@ -85,7 +95,10 @@ def row(report: BisectReport, probe: ProbeReport, following: NextProbe | None) -
 
 
 def column_groups(count: int, most: int) -> tuple[range, ...]:
-    """Return the items of each column: one item per column if `most` columns are enough, else as few as possible."""
+    """Return the indices of the items in each column.
+
+    If there are more than `most` items, several items share a column.
+    """
     size = max(1, -(-count // most))
     return tuple(range(start, min(start + size, count)) for start in range(0, count, size))
 
@@ -127,7 +140,7 @@ def _purpose(subject: Subject, probe: ProbeReport) -> str:
 
 
 def _short_items(subject: Subject, places: Sequence[int]) -> str:
-    """Return items for a narrow column: numbers, or names if they are short."""
+    """Return the items as a text for a narrow column: their numbers, or only how many there are."""
     if subject.form is SubjectForm.LAYERS:
         shorter = describe_layers([int(str(subject.items[place])) for place in places])
         return shorter if len(shorter) <= 8 else f"{len(places)}"
@@ -135,7 +148,10 @@ def _short_items(subject: Subject, places: Sequence[int]) -> str:
 
 
 def _result_text(report: BisectReport, probe: ProbeReport) -> str:
-    """Return whether the probe shows the failure that is sought, or why it could not be judged; "" if it passed."""
+    """Return whether the probe failed in the way that the search looks for, or why it could not be judged.
+
+    Return "" if it passed.
+    """
     if probe.early:
         return "same wait, ended early"
     if probe.counts_as is ProbeResult.UNRESOLVED and probe.verdict == Status.PASS:
@@ -167,7 +183,10 @@ def _where(probe: ProbeReport) -> str:
 
 
 def _repeats_text(report: BisectReport, probe: ProbeReport) -> str:
-    """Return "2 of 3": how often this configuration has had this result, among its probes so far; "" for the first."""
+    """Return how many of the probes of this configuration so far had the same result as `probe`: "2 of 3".
+
+    Return "" for the first probe of a configuration.
+    """
     is_same_failure = [other for other in report.probes if other.subset == probe.subset and other.n <= probe.n]
     equal = sum(other.counts_as is probe.counts_as for other in is_same_failure)
     return f"{equal} of {len(is_same_failure)}" if len(is_same_failure) > 1 else ""
@@ -185,13 +204,19 @@ _TICK = 10  # columns between the labels of a ruler
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The picture as rows of one width, so that each can be printed when its probe ends."""
+    """Table of probes for the terminal.
+
+    The column widths are fixed in advance, so that each row can be printed as soon as its probe has ended.
+    """
 
     subject: Subject
     width: int
 
     def head(self) -> Iterator[str]:
-        """Yield the line with the items and, if their names are too long for it, a legend below."""
+        """Yield the line above the rows, which shows the items.
+
+        If the names of the items are too long for that line, also yield a legend.
+        """
         if self.subject.ordered:
             return
         noun = escape(self.subject.noun)
@@ -216,7 +241,7 @@ class Grid:
         yield from self._with_remark(f"{line} {row.took:>{_TIME}}".rstrip(), remark)
 
     def whole(self, rows: Iterable[ProbeText]) -> Iterator[str]:
-        """Yield the head and the rows of a search that has ended."""
+        """Yield the lines above the rows, and then the lines of all rows."""
         yield from self.head()
         for row in rows:
             yield from self.row(row)
@@ -242,7 +267,7 @@ class Grid:
 
     @property
     def _name(self) -> str:
-        """The name before a value; a commit needs none."""
+        """The name to show before a value, with a space after it, or "" for a commit."""
         return "" if self.subject.form is SubjectForm.COMMIT else f"{self.subject.key.rpartition('.')[2]} "
 
     @property
@@ -251,13 +276,13 @@ class Grid:
 
     @cached_property
     def _step(self) -> int:
-        """The columns for the step of a probe."""
+        """The width, in columns of the terminal, of the table column that describes the step of a probe."""
         whole = bisect_words.range_text(self.subject, (0, len(self.subject.items)))
         return min(max(2 * cell_len(escape(whole)) + 3, _LEAST_STEP), _MOST_STEP)
 
     @property
     def _room(self) -> int:
-        """The columns that the other cells leave for the items."""
+        """The width, in columns of the terminal, that the other table columns leave for the items."""
         beside = 0 if self._narrow else self._step + 2
         return max(self.width - len(_INDENT) - beside - 3 - _VERDICT - 1 - _TIME, 8)
 
@@ -275,7 +300,7 @@ class Grid:
 
     @cached_property
     def _labels(self) -> tuple[str, ...]:
-        """The names of the items above their columns, or numbers that the legend explains."""
+        """The labels above the columns: the names of the items, or numbers that the legend explains."""
         fits = sum(map(cell_len, self._names)) + len(self._names) - 1 <= self._room
         if self.subject.form is SubjectForm.LAYERS or fits:
             return self._names
@@ -283,7 +308,7 @@ class Grid:
 
     @cached_property
     def _numbered(self) -> bool:
-        """Whether each item has a column with its label."""
+        """Whether there is enough room for one column with a label per item."""
         return sum(map(cell_len, self._labels)) + len(self._labels) - 1 <= self._room
 
     @cached_property
@@ -340,7 +365,10 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRow:
-    """A row of shapes. `open_x` and `open_width`: the items that were open before the probe."""
+    """The shapes that show one probe on the HTML page.
+
+    `open_x` and `open_width`: where to draw the range of items that were still open before the probe.
+    """
 
     row: ProbeText
     cells: tuple[Cell, ...]
@@ -360,7 +388,7 @@ class Picture:
 
 
 def picture(report: BisectReport) -> Picture | None:
-    """Return the picture, or None if there was no probe."""
+    """Return the shapes of the picture of a bisection, or None if it has no probes."""
     if not report.probes:
         return None
     subject, answer = report.subject, _answer(report)
@@ -390,7 +418,10 @@ def _draw_row(subject: Subject, row: ProbeText) -> ProbeRow:
 
 
 def _cells(subject: Subject, chosen: frozenset[int]) -> tuple[Cell, ...]:
-    """Return the mark of the value, or for unordered items a cell per item, with gaps if there is room."""
+    """Return one shape per item, or, if there are many items, one shape per group of items.
+
+    For an ordered subject, return a single shape at the position of the chosen value.
+    """
     if subject.ordered:
         # The good end lies before the first item.
         at = _x(max(chosen, default=-1) + 1, subject)
@@ -407,7 +438,7 @@ def _cells(subject: Subject, chosen: frozenset[int]) -> tuple[Cell, ...]:
 
 
 def _zones(report: BisectReport) -> tuple[Cell, ...]:
-    """Return the zones, each up to its last value."""
+    """Return one shape per range of values with the same result. Each ends where the next range starts."""
     edges = [(_x(max(zone.start - 1, 0), report.subject), zone) for zone in report.answer.zones]
     ends = [x for x, _ in edges[1:]] + [float(GRID_WIDTH)] * bool(edges)
     pairs = zip(edges, ends, strict=True)
@@ -432,13 +463,16 @@ def _labels(subject: Subject) -> tuple[tuple[float, str], ...]:
 
 
 def legend(report: BisectReport) -> tuple[str, ...]:
-    """Return the items that the numbers above the columns stand for, or none if the labels are the items."""
+    """Return the names of the items if the columns of the picture are only numbered. Otherwise return ()."""
     subject = report.subject
     items = tuple(bisect_words.item_text(subject, place) for place in range(len(subject.items)))
     return () if subject.ordered or all(label in items for _, label in _labels(subject)) else items
 
 
 def _answer(report: BisectReport) -> frozenset[int]:
-    """Return the items that the answer names, including all of several culprits."""
+    """Return the indices of the items that the answer names.
+
+    If there are several culprits, return the items of all of them.
+    """
     groups = report.answer.groups or (report.answer.failing or (),)
     return frozenset().union(*groups) if report.answer.items else frozenset()

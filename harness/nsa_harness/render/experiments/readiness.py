@@ -1,4 +1,7 @@
-"""The readiness check as READINESS.md, as JSON and on the terminal: the verdict first, then each criterion."""
+"""READINESS.md, readiness.json and the terminal output of a readiness check.
+
+Each of them shows the verdict and then every criterion.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ _LARGE = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 @dataclass(frozen=True, kw_only=True)
 class ReadinessRecord:
-    """The keys of readiness.json."""
+    """The contents of readiness.json. Each field is a key of the file."""
 
     schema: int = SCHEMA
     verdict: Decision
@@ -67,7 +70,7 @@ def readiness_json(record: ReadinessRecord) -> str:
 
 
 def readiness_md(record: ReadinessRecord) -> str:
-    """Return the document."""
+    """Return READINESS.md as text."""
     record = escaped(record)
     untested_lines = [f"- {markdown(part.what)}: {markdown(part.why)}" for part in record.not_tested]
     sections = [
@@ -90,7 +93,7 @@ def readiness_md(record: ReadinessRecord) -> str:
 
 
 def headline(record: ReadinessRecord) -> str:
-    """Return the reason for the verdict in one sentence."""
+    """Return the reason for the verdict, such as "7 of 7 criteria met, none missed". For NO_GO, return what failed."""
     if record.verdict is Decision.NO_GO:
         missed_texts = _missed_texts(record)
         return "; ".join(missed_texts[:_MAX_NAMED]) + (
@@ -118,7 +121,10 @@ _MAX_NAMED = 3
 
 
 def _missed_texts(record: ReadinessRecord) -> list[str]:
-    """Return the runs that did not pass, then the missed criteria, then the runs that passed with a fault."""
+    """Return the reasons for NO_GO, the most important first.
+
+    The order is: runs that did not pass, missed criteria, and runs that passed but showed a fault.
+    """
     missed_criteria = [row for row in record.criteria if row.result is CriterionResult.MISSED]
     failed_runs = [
         run for row in record.phases if row.result is CriterionResult.MISSED for run in row.runs if not run.as_it_should
@@ -132,7 +138,10 @@ def _missed_texts(record: ReadinessRecord) -> list[str]:
 
 
 def failure_reasons(record: ReadinessRecord) -> list[FailureReason]:
-    """Return the reason for each run that did not end as it should, once per run; failed runs come first."""
+    """Return why runs did not end as they should, with one reason per run.
+
+    Reasons of failed runs come before those of missed criteria.
+    """
     run_reasons = [run.blame for row in record.phases for run in row.runs if run.blame is not None]
     criterion_reasons = [
         row.blame for row in record.criteria if row.result is CriterionResult.MISSED and row.blame is not None
@@ -159,7 +168,10 @@ def _interval(number: Measurement, unit: str) -> str:
 
 
 def margin_text(row: CriterionRow) -> str:
-    """Return how far the number is inside its limit."""
+    """Return how far a measurement is inside its limit, such as "12%", or how far outside if the criterion is missed.
+
+    Return "" without a measurement.
+    """
     if row.margin is None or row.measured is None:
         return ""
     from_below = any(key in ("gt", "ge") for key, _ in row.limit)
@@ -171,7 +183,7 @@ def margin_text(row: CriterionRow) -> str:
 
 
 def amount_text(value: float, unit: str) -> str:
-    """ "28.4 GB", "95.7 kB a step", "812 tokens/s"."""
+    """Return the value with its unit, such as "28.4 GB", "95.7 kB a step" or "812 tokens/s"."""
     if not unit.startswith(_BYTES):
         return f"{value:.4g} {unit}".strip()
     size, letters = next(((size, letters) for size, letters in _LARGE if abs(value) >= size), (1.0, _BYTES))
@@ -227,7 +239,7 @@ def _reason_section(blame: FailureReason, title: str = "## Cause") -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeEstimate:
-    """The expected and the longest time of a phase or a check."""
+    """How long a phase or a whole check is expected to take, and how long it may take at most."""
 
     about_s: float | None  # None: no similar run has ended
     at_most_s: float | None  # None: a run has no deadline
@@ -255,7 +267,11 @@ def phase_lines(
     takes_in_all: TimeEstimate,
     width: int,
 ) -> Iterator[str]:
-    """Yield the phase that begins, the time that it may take, and the next phase."""
+    """Yield the lines to print when a phase starts: its name, how long it may take, and which phase comes next.
+
+    `number` and `of`: the number of the phase from 1, and how many phases there are. `takes_in_all`: the time for
+    everything that is left.
+    """
     yield ""
     about = f"   {escape(phase.about)}" if phase.about else ""
     yield from paragraph(f"{number}/{of}  {phase.name}{about}", width, "", "     ")
@@ -268,7 +284,7 @@ def unreached_line(phase: Phase, why: str, width: int) -> str:
 
 
 def plan_lines(shape: str, phases: Sequence[tuple[Phase, Sequence[RunSpec | Skip]]]) -> Iterator[str]:
-    """Yield what --dry-run prints."""
+    """Yield the output of `ready --dry-run`: each phase, and the runs in it."""
     for phase, specs in phases:
         needs = f" · needs {', '.join(phase.needs)}" if phase.needs else ""
         yield f"{phase.name} ({shape}) · together {phase.together}{needs}"
@@ -278,7 +294,7 @@ def plan_lines(shape: str, phases: Sequence[tuple[Phase, Sequence[RunSpec | Skip
 
 
 def result_lines(record: ReadinessRecord, run_dir: Path, width: int) -> Iterator[str]:
-    """Yield the last lines: each criterion, what was not reached or tested, the cause, and at the end the verdict."""
+    """Yield the last lines of a check: criteria, what was not reached or tested, the first cause, and the verdict."""
     record = escaped(record)
     yield ""
     rows = [
@@ -308,7 +324,10 @@ def result_lines(record: ReadinessRecord, run_dir: Path, width: int) -> Iterator
 
 
 class ReadyScreen(Terminal):
-    """The screen of a check: a line per run, as for a plan. The check itself prints the lines above and below them."""
+    """Terminal output of a readiness check: one line per run.
+
+    The command itself prints the lines before and after each phase with `tell`.
+    """
 
     def on_plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:  # noqa: ARG002
         self.expect_runs(sum(isinstance(spec, RunSpec) for spec in specs))

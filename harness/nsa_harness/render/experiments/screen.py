@@ -1,4 +1,4 @@
-"""The terminal output of a bisection: pure functions that return lines, and the screen that draws them."""
+"""The terminal output of a bisection: functions that return lines, and `BisectScreen`, which prints them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LABEL = 11
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedControl:
-    """A control of the plan, before it is launched."""
+    """A control run (a launch of the good or the bad configuration) as `bisect --dry-run` shows it."""
 
     name: str  # "good" or "bad"; "up to" for an end that is not known to be bad
     config: str  # as text: "no layer"
@@ -33,7 +33,7 @@ class PlannedControl:
 
 
 def header_lines(report: BisectReport, width: int) -> Iterator[str]:
-    """Yield the question, the subject, and the choices made on the user's behalf."""
+    """Yield the header of a bisection: its question, what is launched, and the choices that nsa-harness made."""
     report = escaped(report)
     yield from paragraph(f"BISECT  {report.scenario}   {bisect_words.question(report)}", width, "", "        ")
     for line in filter(None, (report.what, *report.notes)):
@@ -43,7 +43,7 @@ def header_lines(report: BisectReport, width: int) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseTime:
-    """A case of the plan, and the time that it would take."""
+    """A possible result of the search, and how long the search would take to reach it."""
 
     case: EffortCase
     takes_s: float | None  # None: the time of a run is not known
@@ -57,9 +57,10 @@ def plan_lines(
     width: int,
     times_text: str = "",
 ) -> Iterator[str]:
-    """Yield the output of --dry-run: the question, the controls, and the probes and time of each case.
+    """Yield the output of `bisect --dry-run`: the question, the control runs, and the expected effort.
 
-    `known`: which stored runs the expected times come from.
+    `parts`: the stages of the search. `cases`: the possible results, with the number of probes and the time for each.
+    `times_text`: from which stored runs the expected times were taken.
     """
     report, controls = escaped((report, tuple(controls)))
     yield from header_lines(report, width)
@@ -94,9 +95,9 @@ def _case_text(case_time: CaseTime, longest: int) -> str:
 def progress_line(
     report: BisectReport, running: Round, elapsed_s: float, width: int, left_s: float | None = None
 ) -> str:
-    """Return one line: "layers [0,12) → [4,8), about 2 probes; 40 s left in all   probe 5, 3.1 s".
+    """Return the status line: "layers [0,12) → [4,8), about 2 probes; 40 s left in all   probe 5, 3.1 s".
 
-    `left_s`: expected time of the rest of the search.
+    `running`: the probes that are running. `left_s`: the expected remaining time of the search, or None if unknown.
     """
     return cropped(
         f"  {escape(_state_text(report, running, left_s))}   {_running_text(report, running, elapsed_s)}", width
@@ -104,7 +105,11 @@ def progress_line(
 
 
 def waiting_text(waiting: Waiting, since_s: float = 0.0) -> str:
-    """Return why the search still waits for a probe without progress, until when, and which limit shortens the wait."""
+    """Return why the search still waits for a probe that makes no progress, and for how long.
+
+    The text also names the limit that would shorten the wait. `since_s`: the seconds that have passed since `waiting`
+    was determined.
+    """
     quiet = f"no progress for {_round_seconds(waiting.no_progress_s + since_s)}"
     if waiting.until_s is None:
         return f"{quiet}: a sleep that ends by itself; limits.deadline_s=60 bounds it"
@@ -116,7 +121,7 @@ def waiting_text(waiting: Waiting, since_s: float = 0.0) -> str:
 
 
 def answer_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[str]:
-    """Yield the answer with its confidence, the commands that show it, and all other facts."""
+    """Yield the answer with its confidence, the commands that reproduce it, other facts, and paths of documents."""
     report = escaped(report)
     open_ = report.answer.kind is AnswerKind.UNDECIDED
     tag = "UNDECIDED" if open_ else "ANSWER"
@@ -134,7 +139,7 @@ def answer_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[st
 
 
 def stored_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[str]:
-    """Yield a stored bisection as it was on the screen, for `bisect --log RUN`."""
+    """Yield the output of `bisect --log RUN`: what the screen showed when this stored bisection ran."""
     report = escaped(report)
     yield from header_lines(report, width)
     yield from Grid(subject=report.subject, width=width).whole(rows(report))
@@ -143,7 +148,7 @@ def stored_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[st
 
 
 def _state_text(report: BisectReport, running: Round, left_s: float | None) -> str:
-    """Return the items, the items still open, the most probes left, and the expected time of the rest."""
+    """Return what the search is doing: all items, the range that is still open, and the expected remaining effort."""
     subject = report.subject
     whole = bisect_words.range_text(subject, (0, len(subject.items)))
     now = bisect_words.range_text(subject, running.open)
@@ -187,7 +192,7 @@ STYLES = (
 
 
 class BisectScreen(ExperimentScreen):
-    """The screen of a bisection: a row per probe, and below the rows the current round."""
+    """Terminal output of a running bisection: one row per finished probe, and a status line below the rows."""
 
     styles = STYLES
     interruptions = (
@@ -204,14 +209,17 @@ class BisectScreen(ExperimentScreen):
         self._pending: tuple[ProbeReport, BisectReport] | None = None  # a probe whose row is not printed yet
 
     def show_header(self, report: BisectReport) -> None:
-        """Print the question and the head of the picture."""
+        """Print the header of the bisection and the line above the rows of the probes."""
         with self._harmless():
             self._grid = Grid(subject=report.subject, width=self._width)
             self._print(header_lines(report, self._width))
             self._print(self._grid.head())
 
     def show_round(self, round_: Round, report: BisectReport, left_s: float | None = None) -> None:
-        """Draw the round that is launched now. `report`: results so far; `left_s`: expected time of the rest."""
+        """Show in the status line that the probes of `round_` are being launched.
+
+        `report`: all results so far. `left_s`: the expected remaining time of the search, or None if unknown.
+        """
         with self._harmless():
             self._row(round_)
             now_s, running_count = self._clock_s(), len(round_.subsets)
@@ -221,7 +229,10 @@ class BisectScreen(ExperimentScreen):
                 self._writer.start()
 
     def add_probe(self, probe: ProbeReport, report: BisectReport) -> None:
-        """Store a probe that has ended. Its row is printed with the next round, which shows what is left."""
+        """Record that `probe` has ended.
+
+        Its row is printed only when the next round starts, because the row also shows what this round left open.
+        """
         with self._harmless():
             self._row(None)
             self._pending = (probe, report)
@@ -239,7 +250,10 @@ class BisectScreen(ExperimentScreen):
             self._writer.settle()
 
     def show_wait(self, n: int, waiting: Waiting | None) -> None:
-        """Show that probe `n` makes no progress. None: it makes progress again, or its state is not known."""
+        """Show that probe number `n` makes no progress.
+
+        If `waiting` is None, stop showing it, because the probe makes progress again or its state is not known.
+        """
         with self._harmless():
             with self._lock:
                 self._waits.pop(n, None)
@@ -251,7 +265,7 @@ class BisectScreen(ExperimentScreen):
                 self.note(f"probe {n}: {waiting_text(waiting)}")
 
     def note(self, text: str) -> None:
-        """Print a choice made on the user's behalf, or news of the search."""
+        """Print a paragraph, such as a choice that nsa-harness made for the user or a new finding about the search."""
         with self._harmless():
             self._row(None)
             self._print(paragraph(escape(text), self._width, "  ", "    "))
@@ -274,7 +288,10 @@ class BisectScreen(ExperimentScreen):
             self._round = None
 
     def _row(self, following: NextProbe | None) -> None:
-        """Print the row that waits for `following`."""
+        """Print the row of the latest finished probe, if it is not printed yet.
+
+        `following`: the round that comes next, or None if not known.
+        """
         pending, self._pending = self._pending, None
         if pending is not None and self._grid is not None:
             probe, report = pending
@@ -283,7 +300,7 @@ class BisectScreen(ExperimentScreen):
 
 @dataclass(kw_only=True)
 class _Running:
-    """The current round."""
+    """The round of probes that is running."""
 
     round: Round
     report: BisectReport

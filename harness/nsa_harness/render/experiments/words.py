@@ -1,4 +1,4 @@
-"""The wording of a bisection: its question, its answer, how sure the answer is, and the facts that support it."""
+"""Phrases that describe a bisection: its question, its answer, the confidence of the answer, and supporting facts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GC_LAYERS = "gc.layers"
 
 
 def question(report: BisectReport) -> str:
-    """Return the question: "which checkpointed layers make it HANG?"."""
+    """Return the question that the bisection answers, such as "which checkpointed layers make it HANG?"."""
     subject = report.subject
     fail = "fail" if report.signature is None else report.signature.verdict
     does_it = "is it slow" if fail == SLOW else f"does it {fail}"
@@ -60,7 +60,7 @@ def question(report: BisectReport) -> str:
 
 
 def failure_verb(signature: Signature | None) -> str:
-    """Return the verb for the failure: "hangs", "fails" or "is slow"."""
+    """Return the verb that describes the failure: "hangs", "fails" or "is slow"."""
     if signature is not None and signature.verdict == SLOW:
         return "is slow"
     return "hangs" if signature is not None and signature.verdict == Status.HANG else "fails"
@@ -71,7 +71,10 @@ def count_text(count: int, noun: str) -> str:
 
 
 def range_text(subject: Subject, open_: tuple[int, int]) -> str:
-    """Return the open items in short: "[4,9)", "7", "(64, 128]"; names are numbered from 1."""
+    """Return a range of items as a short text: "[4,9)" for layers, "(64, 128]" for values, "3-5" for other items.
+
+    `open_`: the half-open range of their indices. Other items are numbered from 1.
+    """
     first, stop = open_
     if stop <= first:
         return "none"
@@ -84,20 +87,23 @@ def range_text(subject: Subject, open_: tuple[int, int]) -> str:
 
 
 def value_below(subject: Subject, place: int) -> str:
-    """Return the value below an item: the item before it, or the value of the good end."""
+    """Return the value before the item with index `place`.
+
+    Before the first item, this is the good value, with which the program is expected to pass.
+    """
     if place > 0:
         return subject.label(place - 1)
     return subject.good if isinstance(subject.good, str) else "none" if subject.good is None else f"{subject.good}"
 
 
 def last_value(subject: Subject, probe: ProbeReport) -> str:
-    """Return the value that was launched, for items in order."""
+    """Return the value that the probe was launched with, for a subject whose items are ordered values."""
     last = last_index(probe.subset)
     return value_below(subject, 0) if last is None else subject.label(last)
 
 
 def headline(report: BisectReport) -> str:
-    """Return the answer in short: "layer 7 alone", "layers 3 and 8, only together", "any 5 layers"."""
+    """Return the answer as a short phrase: "layer 7 alone", "layers 3 and 8, only together", "any 5 layers"."""
     subject, answer = report.subject, report.answer
     match answer.kind:
         case AnswerKind.SINGLE:
@@ -129,7 +135,7 @@ def headline(report: BisectReport) -> str:
 
 
 def sentence(report: BisectReport) -> str:
-    """Return the answer in one sentence."""
+    """Return the answer as one full sentence, such as "It hangs with layer 7 alone." for a hang."""
     verb, answer = failure_verb(report.signature), report.answer
     match answer.kind:
         case AnswerKind.NONE:
@@ -146,7 +152,7 @@ def sentence(report: BisectReport) -> str:
 
 
 def certainty_text(answer: SearchAnswer) -> str:
-    """Return "certain" or "97 % sure", or "" if the answer is not decided."""
+    """Return the confidence of the answer, such as "certain" or "97 % sure". Return "" if the answer is not decided."""
     if answer.kind is AnswerKind.UNDECIDED:
         return ""
     if answer.confidence >= 1:
@@ -155,7 +161,12 @@ def certainty_text(answer: SearchAnswer) -> str:
 
 
 def failure_rate_text(report: BisectReport) -> str:
-    """Return for flaky runs "hangs in 9 of 16 runs (30 % to 80 %) with layer 7, in 0 of 12 (0 % to 26 %) ..."."""
+    """Return how often a flaky program fails in the two configurations compared, with confidence intervals.
+
+    Return "" if the program is not flaky.
+
+    Example: "hangs in 9 of 16 runs (30 % to 80 %) with layer 7, in 0 of 12 (0 % to 26 %) at the good end".
+    """
     subject, answer = report.subject, report.answer
     if answer.p_bad is None and answer.kind is not AnswerKind.INDEPENDENT:
         return ""
@@ -168,7 +179,10 @@ def failure_rate_text(report: BisectReport) -> str:
 
 
 def count_failures(report: BisectReport, places: Subset) -> tuple[int, int]:
-    """Return how often this configuration failed in the way sought, and how many of its runs could be judged."""
+    """Return how often a configuration failed as sought, and how many of its runs could be judged.
+
+    `places`: the indices of the items that are switched on in this configuration.
+    """
     spans, judged_results = spans_of(places), (ProbeResult.GOOD, ProbeResult.BAD)
     results = [
         probe.counts_as for probe in report.probes if probe.subset == spans and probe.counts_as in judged_results
@@ -177,19 +191,25 @@ def count_failures(report: BisectReport, places: Subset) -> tuple[int, int]:
 
 
 def zones_text(report: BisectReport) -> str:
-    """Return "passes up to 249, fails otherwise (ImportError) from 250 to 400, hangs from 401"."""
+    """Return the results for all tested values as ranges.
+
+    Example: "passes up to 249, fails otherwise (ImportError) from 250 to 400, hangs from 401".
+    """
     subject, in_order = report.subject, report.answer.zones
     return ", ".join(f"{_zone_verb(report, zone)} {_zone_span(subject, zone, in_order[-1])}" for zone in in_order)
 
 
 def effort_text(report: BisectReport) -> str:
-    """Return "4 search probes · 9 probes, 54 s in all"."""
+    """Return how many probes were launched and how long they took: "4 search probes · 9 probes, 54 s in all"."""
     search = words.plural(report.search_probes, "search probe")
     return f"{search} · {words.plural(len(report.probes), 'probe')}, {words.seconds(report.elapsed_s)} in all"
 
 
 def setting_text(report: BisectReport) -> str:
-    """Return the setting of the answer: "NSA_GC_RANGE=7:8", "gc.mode: reentrant instead of non_reentrant"; else ""."""
+    """Return the setting that reproduces the failure, or "" if the answer cannot be written as a setting.
+
+    Examples: "NSA_GC_RANGE=7:8", "gc.mode: reentrant instead of non_reentrant".
+    """
     subject, failing = report.subject, report.answer.failing
     if report.answer.kind not in _EXACT or not failing:
         return ""
@@ -204,7 +224,10 @@ def setting_text(report: BisectReport) -> str:
 
 
 def open_indices(report: BisectReport) -> Collection[int]:
-    """Return the places that the answer leaves open or, if the search was cut short, the last probe."""
+    """Return the indices of the items that may still belong to the answer.
+
+    If the search ended early, they are what its last probe left open.
+    """
     if report.answer.open or report.answer.known:
         return report.answer.open
     narrowed_ranges = [range(*range_left_open(probe, report)) for probe in report.probes if probe.purpose in SEARCHING]
@@ -212,7 +235,10 @@ def open_indices(report: BisectReport) -> Collection[int]:
 
 
 def open_text(report: BisectReport) -> str:
-    """Return "layer 2 is needed; layers 6-11 [6:12] are still open"; for ordered items the possible first ones."""
+    """Return what is not decided yet, such as "layer 2 is needed; layers 6-11 [6:12] are still open".
+
+    For ordered items, return which values may be the first that fails.
+    """
     places = sorted(open_indices(report))
     if report.answer.zones or report.subject.form is SubjectForm.COMMIT:
         return f"the first {report.subject.noun} that {failure_verb(report.signature)} can be {_possible_first(report, places)}"
@@ -225,7 +251,10 @@ def open_text(report: BisectReport) -> str:
 
 
 def _needed_text(report: BisectReport) -> str:
-    """Return "layer 2 is needed; " or "one of layers 6-11 [6:12] is needed; ", or "" if neither is known."""
+    """Return which items are known to be needed for the failure, or "" if no such item is known.
+
+    Examples: "layer 2 is needed; ", "one of layers 6-11 [6:12] is needed; ".
+    """
     subject, answer = report.subject, report.answer
     if answer.known:
         return f"{items_text(subject, answer.known)} {'is' if len(answer.known) == 1 else 'are'} needed; "
@@ -236,7 +265,10 @@ def _needed_text(report: BisectReport) -> str:
 
 
 def _possible_first(report: BisectReport, places: Sequence[int]) -> str:
-    """Return the first and the last of several values, or each commit by name."""
+    """Return the values that may be the first that fails, such as "any of 64 to 128". Commits are listed one by one.
+
+    `places`: the indices of these values, in ascending order.
+    """
     first, *others = [report.subject.label(place) for place in places]
     if not others:
         return first
@@ -247,7 +279,10 @@ def _possible_first(report: BisectReport, places: Sequence[int]) -> str:
 
 
 def range_left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]:
-    """Return the items that one probe leaves open; in a search among flaky runs one probe decides nothing."""
+    """Return the range of items that may still belong to the answer after this probe.
+
+    A probe of a flaky program does not narrow the range, because its result is not final.
+    """
     good, bad = (
         {other.subset for other in report.probes if other.counts_as is counts_as}
         for counts_as in (ProbeResult.GOOD, ProbeResult.BAD)
@@ -261,7 +296,10 @@ def range_left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]
 
 
 def items_text(subject: Subject, places: Collection[int]) -> str:
-    """Return items as text: "layers 4-8 [4:9]", "variable NCCL_P2P_DISABLE", "keys gc.mode and train.batch"."""
+    """Return the items with these indices as text.
+
+    Examples: "layers 4-8 [4:9]", "variable NCCL_P2P_DISABLE", "keys gc.mode and train.batch".
+    """
     indices_in_order = sorted(places)
     noun = subject.noun if len(indices_in_order) == 1 else plural(subject.noun)
     if subject.form is SubjectForm.LAYERS:
@@ -270,7 +308,10 @@ def items_text(subject: Subject, places: Collection[int]) -> str:
 
 
 def item_text(subject: Subject, place: int) -> str:
-    """Return one item with its bad and its good value."""
+    """Return the name of the item with index `place`.
+
+    If it is a key with a bad and a good value, add both values: "gc.mode: reentrant instead of non_reentrant".
+    """
     if not subject.has_keys:
         return subject.label(place)
     name = subject.label(place).removeprefix(ENV)
@@ -287,12 +328,15 @@ def value_text(value: Plain) -> str:
 
 
 def config_text(config: Config) -> str:
-    """Return "gc.layers=4:9", or "nothing set" for a configuration that changes nothing."""
+    """Return a configuration as "key=value" words, such as "gc.layers=4:9", or "nothing set" if it is empty."""
     return " ".join(format_override(key, value) for key, value in config.items()) or "nothing set"
 
 
 def round_text(purpose: Purpose) -> str:
-    """Return the name of a round that does not narrow the search."""
+    """Return a name for a round of probes with this purpose, such as "controls first" or "proof".
+
+    It is used for rounds that do not narrow the search.
+    """
     if purpose in CONTROLS:
         return "controls first"
     return PURPOSES.get(purpose, "shape" if purpose is Purpose.ALONE else "proof").partition(":")[0]
@@ -324,7 +368,10 @@ def _zone_verb(report: BisectReport, zone: Zone) -> str:
 
 
 def _failure_name(probe: ProbeReport) -> str | None:
-    """Return the class of the exception that was raised, else the cause."""
+    """Return the name of the exception class in the summary of the probe, or else the cause code.
+
+    Return None if neither is known.
+    """
     exception = _EXCEPTION.search(probe.summary)
     return exception[0] if exception else probe.cause
 
@@ -337,7 +384,7 @@ def _zone_span(subject: Subject, zone: Zone, last: Zone) -> str:
 
 
 def _short_value(subject: Subject, length: int) -> str:
-    """Return the value of a prefix of this length, for a commit its hash."""
+    """Return the value in which the first `length` items are included. For a commit, return only its hash."""
     whole = value_below(subject, length)
     return whole.partition(" ")[0] if subject.form is SubjectForm.COMMIT else whole
 
@@ -352,7 +399,10 @@ def _rate_interval(bad: int, of: int) -> str:
 
 
 def _percent(share: float) -> str:
-    """Return whole percents, but never 100 %, because the answer is not certain."""
+    """Return the share as whole percent, between "1 %" and "99 %".
+
+    An answer that is not certain is never shown as 100 %.
+    """
     return f"{min(max(round(share * 100), 1), 99)} %"
 
 
@@ -379,7 +429,7 @@ PURPOSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """Texts that a document shows under one label."""
+    """A label, such as "took", and the texts that documents show after it."""
 
     label: str
     texts: tuple[str, ...]
@@ -387,7 +437,10 @@ class Fact:
 
 
 def facts(report: BisectReport) -> Iterator[Fact]:
-    """Yield what every document shows below the answer, in reading order. The commands come first."""
+    """Yield what every document shows below the answer, in reading order.
+
+    The commands that reproduce the answer come first.
+    """
     answer, fails = report.answer, failure_verb(report.signature)
     open_ = answer.kind is AnswerKind.UNDECIDED
     commands = ((fails, report.commands.bad), ("passes", report.commands.good), ("alone", report.commands.alone))
@@ -418,19 +471,25 @@ def _unjudged_text(report: BisectReport) -> str:
 
 
 def step_time_text(step_s: float) -> str:
-    """Return a step time: "12.4 ms", or in seconds from one second on."""
+    """Return a step time in milliseconds ("12.4 ms"), or in seconds if it is at least one second."""
     return f"{step_s * 1000:.3g} ms" if step_s < 0.9995 else words.seconds(step_s)
 
 
 def slow_limit_text(slow_from_s: float, baseline_s: Sequence[float]) -> str:
-    """Return the step time that counts as slow, and why. `baseline_s`: step time of each run of the good end."""
+    """Return from which step time a step counts as slow, and how long steps normally take.
+
+    `baseline_s`: the step times of the runs in the good configuration.
+    """
     took = f"{step_time_text(min(baseline_s))} to {step_time_text(max(baseline_s))}"
     runs = words.plural(len(baseline_s), "run")
     return f"slow is a step of {step_time_text(slow_from_s)} or more: it takes {took} in {runs} of the good end"
 
 
 def _step_times(report: BisectReport) -> Iterator[str]:
-    """Yield the step times of the failing and of the passing configuration."""
+    """Yield a sentence with the median step times of the failing and the passing configuration.
+
+    Yield nothing if no step time is known.
+    """
     paces = []
     for subset in (report.answer.failing, report.answer.passing):
         spans = None if subset is None else spans_of(subset)
@@ -442,7 +501,10 @@ def _step_times(report: BisectReport) -> Iterator[str]:
 
 
 def place_parts(report: BisectReport) -> tuple[str, ...]:
-    """Return the place of the failure, from the last probe that showed it: module, source line, rank and phase."""
+    """Return where the program failed: module, source line, function, ranks and phase. Unknown parts are left out.
+
+    The parts are taken from the last failed probe.
+    """
     probe = failing_probe(report)
     if probe is None or (report.signature is not None and report.signature.verdict == SLOW):
         return ()
@@ -454,9 +516,10 @@ def place_parts(report: BisectReport) -> tuple[str, ...]:
 
 
 def failing_probe(report: BisectReport) -> ProbeReport | None:
-    """Return the last failed probe of the failing configuration, else of any configuration; None: no probe failed.
+    """Return the last failed probe of the configuration that the answer names.
 
-    Probes that were ended early have no details, so they come last.
+    If there is none, return the last failed probe of any configuration, or None if no probe failed. Probes that were
+    stopped early are returned only if there are no others, because they have no details.
     """
     bad = [probe for probe in report.probes if probe.counts_as is ProbeResult.BAD]
     bad = [probe for probe in bad if not probe.early] or bad
@@ -466,7 +529,10 @@ def failing_probe(report: BisectReport) -> ProbeReport | None:
 
 
 def proven_claims(report: BisectReport) -> Iterator[str]:
-    """Yield each claim that the probes prove about the answer, with its counts, and what was not launched."""
+    """Yield a sentence for each statement that the probes prove about the answer.
+
+    Example: "with layer 7 it hangs: 3 of 3 under torchrun". Statements that could not be tested are listed as not run.
+    """
     answer, verb = report.answer, failure_verb(report.signature)
     if answer.kind is AnswerKind.UNDECIDED or answer.kind in _WITHOUT_CULPRIT:
         return
@@ -503,7 +569,7 @@ def _each_value(report: BisectReport, verb: str) -> Iterator[str]:
 
 
 def advice(report: BisectReport) -> str:
-    """Return the advice that could decide an open answer, or show a failure that never occurred."""
+    """Return what the user can do to get an answer if the bisection is undecided or if the failure never occurred."""
     if report.answer.kind is AnswerKind.NONE:
         return "a rarer failure shows where it is run more often: give --confidence 0.95, or a higher one"
     results = {probe.counts_as for probe in report.probes}
@@ -522,7 +588,11 @@ def advice(report: BisectReport) -> str:
 
 
 def _claim(report: BisectReport, subset: Collection[int], counts_as: ProbeResult, verb: str) -> str:
-    """Return a claim about one configuration, with its counts: "with layer 7 it hangs: 3 of 3 under torchrun"."""
+    """Return how often a configuration had the expected result: "with layer 7 it hangs: 3 of 3 under torchrun".
+
+    `subset`: the indices of its items. `counts_as`: the expected result. `verb`: the expected result as a verb, such as
+    "hangs".
+    """
     spans = spans_of(subset)
     probes = [probe for probe in report.probes if probe.subset == spans]
     early = sum(probe.early for probe in probes)

@@ -1,1 +1,1 @@
-"""Reports on a terminal."""
+"""The output of nsa-harness on a terminal."""

@@ -1,7 +1,7 @@
-"""The answer on a terminal: the last lines of a run that did not pass.
+"""The explanation of a run that did not pass, as the last lines on a terminal.
 
-The answer has the same parts as in the documents, but it must fit on the smallest screen. If there is too little room,
-call stacks and table rows are dropped first; the advice is shortened last.
+It has the same parts as in the documents, but it must fit on the smallest screen. If there is too little room, call
+stacks and table rows are dropped first; the advice is shortened last.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MIN_CELL_COLUMNS = 16  # a table cell is not shortened below this width
 
 @dataclass(frozen=True, kw_only=True)
 class _Budget:
-    """How much of each part of the answer is shown."""
+    """How many lines, stacks or rows each part of the explanation may have."""
 
     sentence: int  # lines
     stacks: int
@@ -55,12 +55,15 @@ _BUDGETS = (
 
 
 def headline(outcome: Outcome) -> str:
-    """Return "HANG  train   deadlock · likely cause · 7.0 s after the last progress"."""
+    """Return the heading of a run: "HANG  train   deadlock · likely cause · 7.0 s after the last progress"."""
     return f"{words.verdict(outcome)}  {outcome.spec.scenario}   {answer.title(outcome)}"
 
 
 def answer_lines(outcome: Outcome, width: int) -> list[str]:
-    """Return what is wrong, where, which rank waits for which, and what to do: as much of each as fits."""
+    """Return lines that say what is wrong, where, which rank waits for which, and what to do.
+
+    Parts are shortened or left out until the lines fit into `MAX_LINES`.
+    """
     outcome = escaped(outcome)
     lines: list[str] = []
     for budget in _BUDGETS:
@@ -71,7 +74,7 @@ def answer_lines(outcome: Outcome, width: int) -> list[str]:
 
 
 def _lines_within(outcome: Outcome, budget: _Budget, width: int) -> list[str]:
-    """Return the lines of the answer, with no more of each part than the budget allows."""
+    """Return the lines of the explanation. No part is longer than `budget` allows."""
     sentence = paragraph(answer.sentence(outcome.verdict.summary), width, "  ")
     parts = (
         list(at_most(2, paragraph(headline(outcome), width, "", "      "), width)),
@@ -86,7 +89,7 @@ def _lines_within(outcome: Outcome, budget: _Budget, width: int) -> list[str]:
 
 
 def at_most(limit: int, lines: Iterable[str], width: int) -> Iterator[str]:
-    """Yield at most `limit` lines. If more follow, the last line ends in "…"."""
+    """Yield the first `limit` lines. If there are more lines, the last line that is yielded ends in "…"."""
     every_line = list(lines)
     yield from every_line[: limit - 1]
     if len(every_line) > limit:
@@ -96,7 +99,10 @@ def at_most(limit: int, lines: Iterable[str], width: int) -> Iterator[str]:
 
 
 def _look_at(outcome: Outcome, width: int) -> Iterator[str]:
-    """Yield the line to change, unless it is the innermost frame of the first stack."""
+    """Yield a line that shows the source line to change.
+
+    Yield nothing if it is unknown or if it is the innermost line of the first stack, which is shown anyway.
+    """
     place = outcome.culprit.place if outcome.culprit else None
     if place is None:
         return
@@ -113,7 +119,10 @@ def _look_at(outcome: Outcome, width: int) -> Iterator[str]:
 
 
 def _stacks(outcome: Outcome, budget: _Budget, width: int) -> Iterator[str]:
-    """Yield the innermost frames of each stack, in columns. The stack's owner is next to its first frame."""
+    """Yield the innermost frames of each call stack as a table without a head.
+
+    The first frame of a stack also shows which ranks the stack belongs to.
+    """
     stacks = outcome.stacks[: budget.stacks]
     name = answer.frame_namer(stacks)
     rows = [
@@ -136,7 +145,7 @@ def _stacks(outcome: Outcome, budget: _Budget, width: int) -> Iterator[str]:
 
 
 def ranks_table(outcome: Outcome, max_rows: int, width: int, *, shorten: bool = False) -> Iterator[str]:
-    """Yield the table of ranks. If there are more than `max_rows` rows, culprits are shown first.
+    """Yield the lines of the table of ranks. If there are more than `max_rows` rows, rows of culprits are kept first.
 
     `shorten`: cut the middle out of long cells, so that the table fits the width.
     """
@@ -154,7 +163,10 @@ def ranks_table(outcome: Outcome, max_rows: int, width: int, *, shorten: bool = 
 
 
 def _with_shorter_cells(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Sequence[Sequence[str]]:
-    """Return the rows with the middle cut out of the cells of the widest column, if the table is too wide."""
+    """Return the rows of a table, shortened if the table is too wide.
+
+    The middle of the cells in the widest column is cut out.
+    """
     too_many = table_width(head, rows) - width
     if too_many <= 0:
         return rows
@@ -165,7 +177,10 @@ def _with_shorter_cells(head: Sequence[str], rows: Sequence[Sequence[str]], widt
 
 
 def _what_to_do(outcome: Outcome, budget: _Budget, width: int) -> Iterator[str]:
-    """Yield the advice, open questions, the cause, and, if there is room, another finding and how the run ended."""
+    """Yield the advice, the open questions and the cause.
+
+    If the budget allows, also yield one other finding and how the run ended.
+    """
     cause = answer.cause_of(outcome)
     if outcome.verdict.status is Status.SKIP:
         return

@@ -1,4 +1,4 @@
-"""Paragraphs, labelled paragraphs and tables as lines of a given width, such as 40, 80 or 120 columns.
+"""Functions that return paragraphs, labelled paragraphs and tables as lines of a given width.
 
 A width is a number of screen columns; a wide character (East Asian) takes two. A word that is wider than the line stays
 in one piece, because a broken path or command cannot be copied. The terminal wraps it.
@@ -20,8 +20,8 @@ _GLUE = re.compile(r" (?=[·→] )|(?<=[0-9]) (?=(?:s|min|h|MB|GB|ranks?)\b)")
 def paragraph(text: str, width: int, first: str = "", rest: str | None = None) -> Iterator[str]:
     """Yield the text as lines of at most `width` columns.
 
-    `first`: text in front of the first line, such as a label.
-    `rest`: text in front of every other line. Default: the same as `first`.
+    `first`: text in front of the first line, such as a label. `rest`: text in front of every other line. Default: the
+    same as `first`.
     """
     indent, hanging = first, first if rest is None else rest
     line = ""
@@ -37,9 +37,10 @@ def paragraph(text: str, width: int, first: str = "", rest: str | None = None) -
 
 
 def labelled(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) -> Iterator[str]:
-    """Yield "  cause        ready_twice (certain)", wrapped if needed. Yield nothing if `text` is empty.
+    """Yield a label followed by its text: "  cause        ready_twice (certain)". Long texts are wrapped.
 
-    On a screen narrower than `NARROW` columns, the label has a line of its own above the text.
+    On a screen narrower than `NARROW` columns, the label has a line of its own above the text. Yield nothing if `text`
+    is empty.
     """
     if text and width >= NARROW:
         yield from paragraph(text, width, f"  {label:<{label_width}}", " " * (label_width + 2))
@@ -49,7 +50,10 @@ def labelled(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) 
 
 
 def command(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) -> Iterator[str]:
-    """Yield a label and a command or path, which stays on one line to be copied. Yield nothing if `text` is empty."""
+    """Yield a label followed by a command or path, which is never wrapped so that it can be copied.
+
+    Yield nothing if `text` is empty.
+    """
     line = f"  {label:<{label_width}}{text}"
     if text and width >= NARROW and cell_len(line) <= width:
         yield line
@@ -78,7 +82,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent
 
 
 def table_width(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "  ") -> int:
-    """Return how many columns `table` needs if it does not turn the rows into lists."""
+    """Return how many columns of the screen the table needs if its rows are not turned into lists."""
     columns = _column_widths([name.rstrip(":") for name in head], rows)
     return cell_len(indent) + sum(columns) + 3 * (len(columns) - 1)
 
@@ -88,23 +92,26 @@ def _column_widths(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[
 
 
 def cropped(text: str, width: int) -> str:
-    """Return the text, or its first `width - 1` columns and "…" if it is wider than `width`."""
+    """Return the text, cut at its end and with "…" added if it is wider than `width` columns."""
     return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "…"
 
 
 def bar(share: float, columns: int) -> str:
-    """Return a bar that fills `share` (0 to 1) of `columns`. It has at least one character, so that it is visible."""
+    """Return a bar of "━" characters whose length is `share` (0 to 1) of `columns`, and at least one character."""
     return "━" * max(1, round(min(max(share, 0.0), 1.0) * columns))
 
 
 def padded(text: str, columns: int, *, right: bool = False) -> str:
-    """Return the text filled with spaces to `columns`. `right`: put the spaces in front of the text."""
+    """Return the text filled up with spaces to `columns`. `right`: put the spaces in front of the text."""
     space = " " * (columns - cell_len(text))
     return space + text if right else text + space
 
 
 def _rows_as_lists(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent: str) -> Iterator[str]:
-    """Yield each row of a table as a list of its cells, one "name  cell" line per column."""
+    """Yield the rows of a table as lists, for a narrow screen.
+
+    A row starts with a line for its first cell, followed by one "name  cell" line for every other column.
+    """
     label_width = max(map(cell_len, names[1:]), default=0) + 2
     for row in rows:
         remarks = [cell for name, cell in zip(names, row, strict=True) if cell and not name]

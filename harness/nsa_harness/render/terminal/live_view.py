@@ -1,4 +1,7 @@
-"""The live view of the running attempts, as a pure function of their progress and the size of the screen."""
+"""The lines of the live view, which shows the running attempts.
+
+The functions depend only on the state to show and the size of the screen.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _TWICE = "interrupted twice: killing the processes now; the report is still writ
 
 @dataclass(frozen=True, kw_only=True)
 class RunningAttempt:
-    """An attempt that is running."""
+    """An attempt that is running, as the live view shows it."""
 
     name: str
     phase: str
@@ -31,7 +34,7 @@ class RunningAttempt:
 
 @dataclass(frozen=True, kw_only=True)
 class EndedAttempt:
-    """An attempt that has a verdict."""
+    """What the live view needs to know about an attempt that has ended."""
 
     status: Status
     expected: bool
@@ -41,7 +44,7 @@ class EndedAttempt:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """Everything that the live view shows."""
+    """The state that the live view shows."""
 
     running: tuple[RunningAttempt, ...]
     ended: tuple[EndedAttempt, ...]
@@ -51,7 +54,7 @@ class View:
 
 
 def view_lines(view: View, width: int, height: int) -> list[str]:
-    """Return at most `height` lines of at most `width` columns.
+    """Return the lines of the live view: at most `height` lines of at most `width` columns.
 
     If there is no room for every rank, the ranks that have made no progress for the longest time are shown.
     """
@@ -76,14 +79,17 @@ def view_lines(view: View, width: int, height: int) -> list[str]:
 
 
 def interrupted_lines(interrupts: int, width: int) -> list[str]:
-    """Return lines that explain what nsa-harness does after the first and after the second Ctrl-C or SIGTERM."""
+    """Return lines that say what nsa-harness does after Ctrl-C or SIGTERM, or [] if there was none.
+
+    `interrupts`: how many of these signals have arrived.
+    """
     if interrupts == 0:
         return []
     return [cropped(line, width) for line in paragraph(_ONCE if interrupts == 1 else _TWICE, width, "  ")]
 
 
 def _plan_lines(view: View, width: int) -> Iterator[str]:
-    """Yield "5 of 12 done · about 2 min left · 4 PASS · 1 HANG · 1 not as expected".
+    """Yield how far the plan is: "5 of 12 done · about 2 min left · 4 PASS · 1 HANG · 1 not as expected".
 
     If only one run is planned, yield nothing.
     """
@@ -103,12 +109,15 @@ def _plan_lines(view: View, width: int) -> Iterator[str]:
 
 
 def _rough_seconds(seconds: float) -> str:
-    """Return an estimated time without tenths of a second, at least "1 s"."""
+    """Return an estimated time as text, rounded to whole seconds and at least "1 s"."""
     return f"{max(round(seconds), 1)} s" if seconds < 99.5 else words.seconds(float(round(seconds)))
 
 
 def _head(running: RunningAttempt, width: int) -> str:
-    """Return name, phase, elapsed time and time left. If the line is narrow, the last of these are left out."""
+    """Return the first line of an attempt: name, phase, elapsed time and remaining time.
+
+    If the line is too narrow, the remaining time is left out first, then the elapsed time, then the phase.
+    """
     progress = running.progress
     remarks = [escape(running.phase), words.seconds(progress.elapsed_s)]
     if progress.deadline_s is not None:
@@ -133,9 +142,9 @@ def _stall_lines(running: RunningAttempt, width: int) -> list[str]:
 
 
 def _rank_lines(ranks: Sequence[RankProgress], max_lines: int, width: int) -> Iterator[str]:
-    """Yield one row per rank, at most `max_lines`.
+    """Yield one row per rank, and at most `max_lines` lines.
 
-    If not all ranks fit, show those that have made no progress for the longest time, and count the others.
+    If not all ranks fit, show those that have made no progress for the longest time, and say how many others there are.
     """
     all_fit = len(ranks) <= min(max_lines, MAX_RANKS)
     row_count = len(ranks) if all_fit else max(max_lines - 1, min(max_lines, 1))
@@ -147,7 +156,10 @@ def _rank_lines(ranks: Sequence[RankProgress], max_lines: int, width: int) -> It
 
 
 def _rows(ranks: Sequence[RankProgress], width: int) -> Iterator[str]:
-    """Yield aligned rows. On a narrow screen, the module is left out first, then the memory, then the step."""
+    """Yield one row per rank, with aligned columns.
+
+    On a narrow screen, the module is left out first, then the memory, then the step.
+    """
     gap = "   " if width >= NARROW else "  "
     indent = " " * (len(gap) + 1)
     columns = [
@@ -166,14 +178,17 @@ def _rows(ranks: Sequence[RankProgress], width: int) -> Iterator[str]:
 
 
 def _columns_that_fit(columns: Sequence[list[str]], gap: str, width: int) -> Sequence[list[str]]:
-    """Return the first columns that fit the width, at least three."""
+    """Return as many of the columns, from the left, as fit the width, but at least three."""
     while len(columns) > 3 and 1 + sum(len(gap) + cell_len(column[0]) for column in columns if column) > width:
         columns = columns[:-1]
     return columns
 
 
 def _column(cells: Sequence[str], min_width: int) -> list[str]:
-    """Return the cells padded to one width. `min_width` keeps the width the same from frame to frame."""
+    """Return the cells filled up with spaces to the width of the widest cell, and at least to `min_width`.
+
+    The minimum keeps the width of the column the same from frame to frame.
+    """
     column_width = max([min_width, *map(cell_len, cells)])
     return [cell + " " * (column_width - cell_len(cell)) for cell in cells]
 

@@ -1,4 +1,7 @@
-"""The lines that the terminal prints for each event of a run, as pure functions of the event and the width."""
+"""The lines that the terminal prints for each event of a run.
+
+The functions depend only on the event and the width of the screen.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ MAX_ROWS = 16  # rows of a table; SUMMARY.md contains the whole table
 
 
 def plan_lines(version: str, facts: MachineFacts, specs: Sequence[RunSpec | Skip], width: int) -> Iterator[str]:
-    """Yield the version and the machine, and for several runs how many there are."""
+    """Yield the version of nsa-harness, the machine, and the number of runs if there are several."""
     facts, specs = escaped((facts, tuple(specs)))
     yield from paragraph(f"nsa-harness {version} · {words.machine_line(facts)}", width, "", "  ")
     skip_count = sum(isinstance(spec, Skip) for spec in specs)
@@ -41,7 +44,7 @@ def plan_lines(version: str, facts: MachineFacts, specs: Sequence[RunSpec | Skip
 
 
 def launched_lines(spec: RunSpec, width: int) -> Iterator[str]:
-    """Yield the name of a run, how it is launched, and notes on choices that nsa-harness made."""
+    """Yield the lines for the start of a run: its name, ranks and backend, and the choices that nsa-harness made."""
     spec = escaped(spec)
     launch = words.launch_line(spec.ranks, spec.backend, spec.subject)
     yield from paragraph(f"{spec.scenario}   {launch}", width, "", "  ")
@@ -50,9 +53,10 @@ def launched_lines(spec: RunSpec, width: int) -> Iterator[str]:
 
 
 def news_line(attempt: str, phase: str, progress: Progress, width: int) -> Iterator[str]:
-    """Yield the phase, the elapsed time, the deadline, and the rank with the longest time without progress.
+    """Yield a line about a running attempt: its phase, the elapsed time, the deadline, and the slowest rank.
 
-    That rank is not shown if its time without progress is shorter than `MIN_SHOWN_S`.
+    This is the rank with the longest time without progress. It is left out if this time is shorter than `MIN_SHOWN_S`.
+    The line is wrapped if it is too long.
     """
     limit = "" if progress.deadline_s is None else f" of at most {words.seconds(progress.deadline_s)}"
     waiting = [rank for rank in progress.ranks if (rank.no_progress_s or 0.0) >= MIN_SHOWN_S]
@@ -63,7 +67,11 @@ def news_line(attempt: str, phase: str, progress: Progress, width: int) -> Itera
 
 
 def first_snapshot_lines(rows: Sequence[FirstSnapshot], width: int) -> Iterator[str]:
-    """Yield a table with one row per group of ranks in the same place: the place, the idle time and the CPU time."""
+    """Yield the first stack snapshot of a job as a table.
+
+    There is one row per group of ranks that are at the same place. It shows the place, the time without progress and
+    the CPU time.
+    """
     rows = escaped(tuple(rows))
     age_s = max((row.age_s for row in rows), default=None)
     yield from paragraph(
@@ -83,9 +91,9 @@ def first_snapshot_lines(rows: Sequence[FirstSnapshot], width: int) -> Iterator[
 
 
 def outcome_lines(outcome: Outcome, width: int, *, verbose: bool = False) -> Iterator[str]:
-    """Yield the lines of one run, with the answer last.
+    """Yield the lines about a run that has ended. The explanation comes last, so that it stays visible.
 
-    `verbose`: yield the evidence above the answer, unless the verdict is PASS.
+    `verbose`: yield the evidence above the explanation, unless the verdict is PASS.
     """
     if outcome.verdict.status is Status.PASS:
         yield from _pass_lines(escaped(outcome), width)
@@ -106,7 +114,7 @@ def _pass_lines(outcome: Outcome, width: int) -> Iterator[str]:
 
 
 def _evidence(outcome: Outcome, width: int) -> Iterator[str]:
-    """Yield the evidence sections of SUMMARY.md as lines, then the call stacks."""
+    """Yield the same evidence as in SUMMARY.md, followed by the call stacks."""
     for section in evidence_sections(outcome):
         yield from _section_lines(section, outcome, width)
     for stack in outcome.stacks:
@@ -159,7 +167,7 @@ def _times(outcome: Outcome, width: int) -> Iterator[str]:
 
 
 def _with_remark(line: str, remark: str, width: int) -> Iterator[str]:
-    """Yield the line with the remark after it, or below it if the screen is narrow."""
+    """Yield the line with `remark` after it. If the screen is narrow, the remark has lines of its own below."""
     indent = " " * (len(line) + 3)
     if not remark or len(indent) + 24 > width:
         yield line
@@ -181,7 +189,7 @@ def _finding(outcome: Outcome, finding: Finding, width: int) -> Iterator[str]:
 
 
 def _lists(outcome: Outcome, width: int) -> Iterator[str]:
-    """Yield what was ruled out, what was checked, what this run does not cover, and what could not be captured."""
+    """Yield lines about what was ruled out, checked, not covered by this run, and not captured."""
     lists = (
         ("ruled out", outcome.ruled_out_causes),
         ("checked", outcome.passed_checks),
@@ -196,7 +204,10 @@ def _lists(outcome: Outcome, width: int) -> Iterator[str]:
 
 
 def outcome_line(outcome: Outcome, width: int) -> Iterator[str]:
-    """Yield one run of several: its headline, and the sentence if it did not go well."""
+    """Yield a short description of one of several runs.
+
+    It is the heading of the run, followed by a sentence if the run did not go well. Long lines are wrapped.
+    """
     outcome = escaped(outcome)
     if not answer.went_well(outcome) and outcome.verdict.status is not Status.PASS:
         yield from paragraph(headline(outcome), width, "", "      ")
@@ -213,7 +224,10 @@ def outcome_line(outcome: Outcome, width: int) -> Iterator[str]:
 
 
 def _silent_faults(outcome: Outcome, width: int) -> Iterator[str]:
-    """Yield the silent faults of a run that passed. They do not change its verdict; SUMMARY.md has the details."""
+    """Yield the silent faults of a run that passed. SUMMARY.md has the details.
+
+    A silent fault is a finding that does not change the verdict.
+    """
     for finding in silent_faults(outcome):
         text = f"but {finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
         yield from at_most(2, paragraph(text, width, "      "), width)
@@ -223,9 +237,9 @@ MAX_FAILURES = 8  # failures that are listed after several runs
 
 
 def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) -> Iterator[str]:
-    """Yield the end of the screen: for several runs their failures, worst first, and counts; then what to do next.
+    """Yield the last lines of the output: the next command to run and the path of the HTML page.
 
-    The last line is the path of the HTML page.
+    For several runs, the lines start with the failures, worst first, and the counts of verdicts.
     """
     report = escaped(report)
     if report.interrupted:
@@ -248,14 +262,14 @@ def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) ->
 
 
 def _page_line(path: str, width: int) -> Iterator[str]:
-    """Yield the path of the page. The name of the Markdown document follows if there is room."""
+    """Yield a line with the path of the HTML page. If there is room, it also names SUMMARY.md."""
     both = f"{path} · SUMMARY.md"
     has_room = width >= NARROW and cell_len(both) + ANSWER_LABEL_WIDTH + 2 <= width
     yield from command("page", both if has_room else path, width, ANSWER_LABEL_WIDTH)
 
 
 def _hypotheses(report: Report, playbook: Playbook, width: int) -> Iterator[str]:
-    """Yield the hypotheses as a table. If the table is too wide, yield one paragraph per result instead.
+    """Yield the hypotheses about the failures as a table. If the table is too wide, yield one paragraph per result.
 
     A paragraph gives the reasons only for hypotheses that are supported or undecided.
     """
@@ -279,7 +293,7 @@ def _hypotheses(report: Report, playbook: Playbook, width: int) -> Iterator[str]
 
 
 def _failures(report: Report, width: int) -> Iterator[str]:
-    """Yield the whole answer if one run failed. If several failed, yield the headline and the sentence of each."""
+    """Yield the full explanation if one run failed. If several runs failed, yield a short description of each."""
     bad = sorted(filter(_is_failure, report.outcomes), key=words.severity_key)
     if len(bad) == 1:
         yield from answer_lines(bad[0], width)
@@ -293,12 +307,15 @@ def _failures(report: Report, width: int) -> Iterator[str]:
 
 
 def _is_failure(outcome: Outcome) -> bool:
-    """Whether the outcome counts, is not a SKIP, and differs from what its scenario expects."""
+    """Whether the outcome is final, is not a SKIP, and differs from what its scenario expects."""
     return outcome.final and not outcome.expected and outcome.verdict.status is not Status.SKIP
 
 
 def _expectations(report: Report) -> str:
-    """Return how many runs ended as expected, or "" if every run was expected to pass and did."""
+    """Return how many runs ended as expected, such as "every run" or "3 of 4 runs".
+
+    Return "" if every run was expected to pass and did.
+    """
     final = [outcome for outcome in report.outcomes if outcome.final and outcome.verdict.status is not Status.SKIP]
     as_expected = sum(outcome.expected for outcome in final)
     if not final:
@@ -309,7 +326,7 @@ def _expectations(report: Report) -> str:
 
 
 def _next_command(report: Report, playbook: Playbook, run_dir: Path) -> tuple[str, str]:
-    """Return a label and the command that the reader would run next, or "" for the command if there is none.
+    """Return a label and the command that the user should run next. The command is "" if there is none.
 
     After an interruption, the command resumes the run. Otherwise it is the command of a decision rule, or a command for
     the worst outcome: the one stored with the outcome, or the one that checks whether an edit has fixed the failure.

@@ -1,6 +1,6 @@
-"""The output stream for people: `Paint` knows what the stream can show, and `Writer` writes to it.
+"""The output to a terminal or file: `Paint` adds colours, and `Writer` writes the text.
 
-Only the writer's thread writes to the stream, so that a slow or broken terminal does not delay the run.
+Only the thread of the writer writes to the stream, so that a slow or broken terminal does not delay the run.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ Styles = Sequence[tuple[str, str]]  # regular expressions with the rich style of
 
 
 class Paint:
-    """Colours for the lines of one stream, if the stream supports colours.
+    """Adds colours to lines for an output stream, if the stream supports colours.
 
     `supports_live_view`: whether a live view can be drawn on the stream.
     """
 
     def __init__(self, stream: TextIO, environ: Mapping[str, str], styles: Styles, *, live: bool = True) -> None:
-        """Inspect the stream.
+        """Find out what the stream supports.
 
-        `live`: allow a live view if the stream supports it. False if another process writes to the same terminal.
+        `styles`: regular expressions, and the colours of the text that they match. `live`: whether a live view may be
+        drawn. It must be False if another process writes to the same terminal.
         """
         self.supports_live_view = live and _supports_live_view(stream, environ)
         self._stream = stream
@@ -43,7 +44,10 @@ class Paint:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and rows of the stream's terminal. They are read again each time, because a window can be resized."""
+        """The number of columns and rows of the terminal.
+
+        They are read again each time, because a window can be resized.
+        """
         if self.supports_live_view:
             try:
                 columns, rows = os.get_terminal_size(self._stream.fileno())
@@ -54,18 +58,21 @@ class Paint:
         return self._console.width, self._console.height
 
     def without_colour(self, line: str) -> str:
-        """Return the line in characters that the stream can encode. Safe to call while the console is in use."""
+        """Return the line in characters that the stream can encode, without colours.
+
+        This method does not use the console, so a signal handler may call it.
+        """
         return ascii_only(line) if self._ascii else line
 
     def colour(self, line: str) -> str:
-        """Return the line with the escape sequences of its styles, in characters that the stream can encode."""
+        """Return the line with colours as escape sequences, in characters that the stream can encode."""
         with self._console.capture() as capture:
             self._console.print(styled(self.without_colour(line), self._styles), soft_wrap=True, end="")
         return capture.get()
 
 
 def styled(line: str, styles: Styles) -> Text:
-    """Return the line as rich text, with the style of each match."""
+    """Return the line as rich text. Everything that matches a pattern of `styles` gets the style of this pattern."""
     text = Text(line)
     for pattern, style in styles:
         text.highlight_regex(pattern, style)
@@ -73,7 +80,10 @@ def styled(line: str, styles: Styles) -> Text:
 
 
 def _supports_live_view(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether the stream is a terminal whose cursor can be moved, NO_COLOR is not set, and this is not a CI job."""
+    """Whether a live view can be drawn on the stream.
+
+    This requires a terminal whose cursor can be moved. NO_COLOR must not be set, and the process must not run in CI.
+    """
     if not stream.isatty() or environ.get("NO_COLOR"):
         return False
     in_ci = environ.get("CI", "").lower() not in ("", "0", "false")
@@ -97,12 +107,13 @@ _Frame = Callable[[], Sequence[str]]
 
 
 class Writer:
-    """Thread that writes texts to a stream in order, and keeps a frame of lines below them up to date."""
+    """Thread that writes texts to a stream, in order, and redraws the lines of a live view below them."""
 
     def __init__(self, stream: TextIO, frame: _Frame | None = None) -> None:
-        """Prepare the writer. Its thread starts with the first text.
+        """Prepare the writer. Its thread is started when the first text is written.
 
-        `frame`: a function that returns the lines to show now, which must fit the screen. None: no frame.
+        `frame`: a function that returns the current lines of the live view, which must fit the screen, or None for no
+        live view.
         """
         self._stream = stream
         self._frame = frame
@@ -113,12 +124,18 @@ class Writer:
         self._frame_lines: tuple[str, ...] = ()  # on the screen now
 
     def write(self, text: str) -> None:
-        """Queue a text. If writing an earlier text failed, raise its exception."""
+        """Add a text to the queue of texts to write.
+
+        If writing an earlier text failed, raise the exception of that failure.
+        """
         self._queue.put(text)
         self.start()
 
     def start(self) -> None:
-        """Start the thread if it is not running. If an earlier text or frame failed, raise its exception."""
+        """Start the thread if it is not running.
+
+        If an earlier text or frame failed, raise the exception of that failure.
+        """
         if self._thread is None:
             self._thread = Thread(target=self._work, name="terminal", daemon=True)
             self._thread.start()
@@ -126,16 +143,16 @@ class Writer:
             raise self._failure
 
     def settle(self) -> None:
-        """Wait until all queued texts and the current frame have been written."""
+        """Wait until all queued texts and the current live view have been written."""
         if self._thread is not None:
             everything_written = Event()
             self._queue.put(everything_written)
             everything_written.wait()
 
     def close(self, patience_s: float | None = None) -> None:
-        """Write the queued texts, remove the frame, and end the thread.
+        """Write the queued texts, remove the live view, and end the thread.
 
-        `patience_s`: how long to wait for a terminal that takes no output. None: wait without a limit.
+        `patience_s`: how many seconds to wait for a terminal that accepts no output, or None to wait without a limit.
         """
         if self._thread is not None:
             self._queue.put(None)
@@ -157,7 +174,10 @@ class Writer:
                 return
 
     def _next_items(self) -> list[str | Event | None]:
-        """Wait for an item and return all queued items. Return an empty list when it is time for the next frame."""
+        """Wait for a queued item and return all items in the queue.
+
+        Return an empty list if there is none when the live view has to be redrawn.
+        """
         items: list[str | Event | None] = []
         try:
             items.append(self._queue.get(timeout=None if self._frame is None else REDRAW_S))
@@ -182,7 +202,7 @@ class Writer:
             return ()
 
     def _put(self, text: str, lines: tuple[str, ...]) -> None:
-        """Write the text and the new frame in one call, so that no half-drawn frame is visible."""
+        """Write the text and the new live view in a single call, so that no half-drawn view is visible."""
         has_frame = bool(self._frame_lines)
         before = f"\r{_ERASE_BELOW}" if text and has_frame else ""
         cursor = _HIDE_CURSOR if lines and not has_frame else _SHOW_CURSOR if has_frame and not lines else ""
@@ -193,7 +213,10 @@ class Writer:
 
 
 def _frame_text(lines: Sequence[str]) -> str:
-    """Return the lines with the escape sequences that overwrite the previous frame and move the cursor back up."""
+    """Return the lines of the live view with escape sequences.
+
+    They overwrite the previous live view and then move the cursor back to its first line.
+    """
     if not lines:
         return ""
     up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""

@@ -1,4 +1,7 @@
-"""`Terminal`: the listener that prints text for people. On a terminal it has a live view; elsewhere, plain lines."""
+"""`Terminal`: the listener that prints the events of a run for people.
+
+On a terminal it draws a live view; elsewhere it prints plain lines.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ STYLES = (
 
 
 class Terminal(Listener):
-    """Listener that prints the events of a run as text. All output goes through one `Writer`."""
+    """Listener that prints the events of a run as text for people. All output goes through a `Writer`."""
 
     def __init__(
         self,
@@ -76,12 +79,12 @@ class Terminal(Listener):
         verbose: bool = False,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare the screen without writing anything.
+        """Prepare the output without writing anything.
 
         `playbook`: the hypotheses and decision rules for runs of nsa-harness's own program.
-        `live`: show a live view if the stream supports it. False if another process writes to the same terminal.
-        `several`: print one line per run instead of the whole answer. `on_plan` also sets it if there are several runs.
-        `verbose`: print the evidence above the answer.
+        `live`: draw a live view if the stream supports it. False if another process writes to the same terminal.
+        `several`: print one line per run instead of a full explanation. `on_plan` sets it if there are several runs.
+        `verbose`: print the evidence above the explanation.
         """
         self._verbose = verbose
         environ = os.environ if environ is None else environ
@@ -104,9 +107,9 @@ class Terminal(Listener):
         self._print(plan_lines(self._version, facts, specs, self._width))
 
     def expect_runs(self, count: int, *, several: bool = True) -> None:
-        """Set the number of runs, from which the remaining time is estimated.
+        """Set the number of runs, which is needed to estimate the remaining time.
 
-        `several`: print one line per run instead of the whole answer.
+        `several`: print one line per run instead of a full explanation.
         """
         self._run_count, self._several = count, several
 
@@ -114,7 +117,10 @@ class Terminal(Listener):
         self._print(["", *launched_lines(spec, self._width)])
 
     def on_phase(self, attempt: str, phase: str, progress: Progress) -> None:
-        """Store the phase for the live view. If there is no live view, print a line if `next_news` returns news."""
+        """Update the live view.
+
+        If there is no live view, print a line whenever `next_news` finds something worth printing.
+        """
         with self._lock:
             previous = self._running.get(attempt)
             stall = previous[0].stall if previous else None
@@ -139,7 +145,7 @@ class Terminal(Listener):
         self._print(paragraph(escape(f"moves  {attempt}   {text}"), self._width, "", "       "))
 
     def on_interrupt(self, count: int) -> None:
-        """Show the interruption in the next frame of the live view. If there is no live view, print it."""
+        """Show in the live view that Ctrl-C was pressed. If there is no live view, print it."""
         self._interrupts = count
         if not (self._paint.supports_live_view and self._running):
             self._writer.write(self._interruption_text())
@@ -183,7 +189,10 @@ class Terminal(Listener):
         self._writer.close(_KILLED_PATIENCE_S if is_killed else None)
 
     def _set_stall(self, attempt: str, stall: str | None) -> bool:
-        """Store the description of a stall, or None if it has ended. Return whether a live view will show it."""
+        """Set or remove the description of a stall in the live view. Return whether the live view will show it.
+
+        `stall`: the description, or None if the stall has ended.
+        """
         with self._lock:
             if attempt not in self._running:
                 return False
@@ -192,7 +201,7 @@ class Terminal(Listener):
         return self._paint.supports_live_view
 
     def frame(self) -> list[str]:
-        """Return the lines of the live view. The writer calls this method in its own thread.
+        """Return the current lines of the live view. The writer calls this method in its own thread.
 
         The elapsed times keep growing while nsa-harness takes snapshots and sends no events.
         """
@@ -221,7 +230,10 @@ class Terminal(Listener):
         self._writer.write("".join(f"{self._paint.colour(line)}\n" for line in lines))
 
     def _interruption_text(self) -> str:
-        """Return the lines about Ctrl-C, without colour, because the signal may have interrupted the console."""
+        """Return the lines about Ctrl-C, without colours.
+
+        The signal may have interrupted the console while it was adding colours, so the console cannot be used.
+        """
         lines = interrupted_lines(self._interrupts, _PLAIN_COLUMNS)
         return "".join(f"{self._paint.without_colour(line)}\n" for line in lines)
 

@@ -71,14 +71,14 @@ def mixed_text(good: Path, bad: Path, bad_keys: Collection[str]) -> str:
 
 def digest(path: Path) -> str:
     """Return the digest of the whole file."""
-    door, file = safe_file(path)
-    return hashlib.sha256(door.read_whole_file(file, _MAX_BYTES)).hexdigest()
+    directory, file = safe_file(path)
+    return hashlib.sha256(directory.read_whole_file(file, _MAX_BYTES)).hexdigest()
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        door, file = safe_file(path)
-        text = door.read_whole_file(file, _MAX_BYTES).decode("utf-8")
+        directory, file = safe_file(path)
+        text = directory.read_whole_file(file, _MAX_BYTES).decode("utf-8")
         config = json.loads(text) if path.suffix == ".json" else _yaml().load(text)
     except (OSError, ValueError, YAMLError) as error:
         why = visible(" ".join(str(error).split()), 200)
@@ -178,8 +178,8 @@ def read_environment(path: Path) -> Environment:
         packages = {name: version for name, (version, _) in installed_packages(str(python)).items()}
         return Environment(variables={}, packages=packages, python=str(python))
     try:
-        door, file = safe_file(path)
-        text = door.read_whole_file(file, _MAX_BYTES).decode("utf-8")
+        directory, file = safe_file(path)
+        text = directory.read_whole_file(file, _MAX_BYTES).decode("utf-8")
     except (OSError, ValueError) as error:
         raise UsageError(f"--env-file: {value_text(str(path))} cannot be read: {error}") from None
     return _parse_environment(path, text)
@@ -199,7 +199,9 @@ def _parse_environment(path: Path, text: str) -> Environment:
         elif match := _FROM_URL.fullmatch(line):
             packages[_normalize(match[1])] = line
         else:
-            mistakes.append(f"{path}:{number}: expected NAME=VALUE, name==version or name @ URL, got {value_text(line)}")
+            mistakes.append(
+                f"{path}:{number}: expected NAME=VALUE, name==version or name @ URL, got {value_text(line)}"
+            )
     if mistakes:
         raise UsageError("\n".join(f"--env-file: {mistake}" for mistake in mistakes))
     return Environment(variables=variables, packages=packages)
@@ -297,11 +299,11 @@ class Mixtures:
             raise CannotMixError(f"{name} cannot be taken away: {why}")
         folder = self.home / f"without-{name}"
         self._make_home()
-        door = SafeDirectory(self.home)
-        door.make_directory(folder)
+        directory = SafeDirectory(self.home)
+        directory.make_directory(folder)
         for module in modules:
             text = f"raise ModuleNotFoundError({f'No module named {module!r}'!r}, name={module!r})\n"
-            door.write(folder / f"{module}.py", text)
+            directory.write(folder / f"{module}.py", text)
         return folder
 
     def _make_home(self) -> None:

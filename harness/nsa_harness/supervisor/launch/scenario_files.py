@@ -177,7 +177,9 @@ class ScenarioReader:
         inside = not path.exists() or path.resolve().is_relative_to(root.resolve())
         if not inside:
             text = f"is a link that leads out of {self.label(root)} and is not read; put a copy there instead"
-            self.mistakes.append(Mistake(origin=Origin(source=self.label(path), line=1, column=1), key="", what=text))
+            self.mistakes.append(
+                Mistake(origin=Origin(source=self.label(path), line=1, column=1), key="", message=text)
+            )
         return inside
 
     def read_scenario(self, path: Path, roots: tuple[Path, ...], *, shipped: bool) -> ScenarioFile | None:
@@ -221,7 +223,7 @@ class ScenarioReader:
             bases = [candidate for candidate in names if _PARENTS in Path(candidate).parts[:-1]]
             hint = did_you_mean(name, names) or (f"; known parents: {', '.join(bases)}" if bases else "")
             self.mistakes.append(
-                Mistake(origin=extends.origin, key="extends", what=f"no file {value_text(name)}{hint}")
+                Mistake(origin=extends.origin, key="extends", message=f"no file {value_text(name)}{hint}")
             )
         return file
 
@@ -233,7 +235,7 @@ class ScenarioReader:
         elif len(children) > PARENT_LIMIT:
             text = f"more than {PARENT_LIMIT} levels of parents; merge some of them"
         if text:
-            self.mistakes.append(Mistake(origin=extends.origin, key="extends", what=text))
+            self.mistakes.append(Mistake(origin=extends.origin, key="extends", message=text))
         return bool(text)
 
     def tree(self, path: Path) -> Node | None:
@@ -268,7 +270,7 @@ class ScenarioReader:
         except ValueError as error:
             line, column, reason = 1, 1, str(error)
         origin = Origin(source=self.label(path), line=line, column=column)
-        self.mistakes.append(Mistake(origin=origin, key="", what=reason))
+        self.mistakes.append(Mistake(origin=origin, key="", message=reason))
         return None
 
     def label(self, path: Path) -> str:
@@ -300,7 +302,7 @@ def _name_clashes(scenarios: list[ScenarioFile]) -> Iterator[Mistake]:
             if first is not scenario:
                 text = f"{value_text(name)} is already the name or an alias of {first.file}; rename one"
                 key = "name" if name == scenario.name else "aliases"
-                yield Mistake(origin=Origin(source=scenario.file, line=1, column=1), key=key, what=text)
+                yield Mistake(origin=Origin(source=scenario.file, line=1, column=1), key=key, message=text)
 
 
 def _catalog_with_shadowing(scenarios: list[ScenarioFile]) -> Catalog:

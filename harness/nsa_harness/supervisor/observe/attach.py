@@ -63,7 +63,7 @@ def find_job(pid: int) -> RunningJob:
     """Find the ranks at, below or next to a process. Raises NoSuchJob with advice."""
     stat = procfs.read_stat(pid)
     if stat is None or stat.state in "ZX":
-        raise NoSuchJob(f"attach: no process {pid} is running here; `nsa-harness attach` without it lists the jobs")
+        raise NoSuchJob(f"attach: no process {pid} is running here; `nsa-harness attach` without a PID finds your job")
     _check_readable(pid)
     jobs = find_jobs([stat, *procfs.descendants(pid)])
     if len(jobs) > 1:

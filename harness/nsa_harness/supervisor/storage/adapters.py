@@ -1,7 +1,7 @@
-"""Values of the core as JSON: written by the standard library, read by pydantic.
+"""Converts values of the core to and from JSON. The standard library writes them, and pydantic reads them.
 
-Building pydantic's adapter of a large type takes as long as a launch may cost. So each adapter is built on first use,
-and a run without a suspicion needs none.
+Building a pydantic adapter for a large type takes as long as a whole launch may take. So each adapter is built when it
+is first used, and a run without a suspected stall needs none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
 
 def type_adapter(value_type: type[Value]) -> TypeAdapter[Value]:
-    """Return the adapter that validates and builds values of this type."""
+    """Return the pydantic adapter that reads values of this type. It is built once."""
     if value_type not in _ADAPTERS:
         annotated_type: Any = Annotated[Evidence, BeforeValidator(_unpack)] if value_type is Evidence else value_type
         _ADAPTERS[value_type] = TypeAdapter(annotated_type)
@@ -32,17 +32,20 @@ def type_adapter(value_type: type[Value]) -> TypeAdapter[Value]:
 
 
 def error_texts(error: ValidationError) -> list[str]:
-    """Return each mistake with its location, such as "outcomes.0.ranks: Input should be a valid integer"."""
+    """Return one text per validation error, with its location: "outcomes.0.ranks: Input should be a valid integer"."""
     return [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]
 
 
 def json_object(value: DataclassInstance) -> dict[str, Any]:
-    """Return the value in the types of JSON; a number that is not finite becomes null."""
+    """Return a dataclass as a dict of JSON types, with its stored keys. A number that is not finite becomes null."""
     return {key: json_value(item) for key, item in to_stored(value).items()}
 
 
 def json_value(value: Any, *, keeps_names: bool = False) -> Any:
-    """Return the value in the types of JSON. A number that is not finite becomes null, or its name as a text."""
+    """Return a value converted to JSON types.
+
+    A number that is not finite becomes null, or its name ("nan", "inf") as a text if `keeps_names` is True.
+    """
     if isinstance(value, dict):
         return {str(key): json_value(item, keeps_names=keeps_names) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -57,7 +60,10 @@ def json_text(value: DataclassInstance, indent: int | None = None) -> str:
 
 
 def evidence_text(evidence: Evidence) -> str:
-    """Return compact JSON: a long list of objects with equal keys is stored by columns, repeated values once."""
+    """Return the evidence as compact JSON.
+
+    A long list of objects with equal keys is stored by columns, and repeated values in a column are stored once.
+    """
     return json.dumps(_pack(json_object(evidence)), separators=(",", ":"))
 
 
@@ -77,7 +83,7 @@ def _pack(value: Any) -> Any:
 
 
 def _column(items: list[Any]) -> dict[str, Any]:
-    """Return the items in order; or the distinct items, and for each row the index of its item."""
+    """Return a column for storage: the items in order, or the distinct items and the index of each row's item."""
     texts = [json.dumps(item) for item in items]
     index_of = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     if len(index_of) * 2 > len(items):

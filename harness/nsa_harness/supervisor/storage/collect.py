@@ -1,6 +1,7 @@
-"""Reduce the files of one attempt to Evidence.
+"""Collects the evidence of one attempt from its files.
 
-Only the attempt's directory is read, so that this can be repeated; the evidence is written into the directory.
+Only files in the attempt's directory are read, so the evidence can be collected again later. The result is written to
+the same directory.
 """
 
 from __future__ import annotations
@@ -81,7 +82,10 @@ _PROBE_FILES = {  # name in the probe directory -> name in the rank's directory
 
 
 def copy_probe_files(attempt: AttemptDir, rank: int, pid: int | None) -> Iterator[OSError]:
-    """Copy the rank's logs and probe files into its directory, and yield an error for each that cannot be copied."""
+    """Copy the logs and probe files of a rank into the rank's directory. Yield an error for each failed copy.
+
+    `pid` is the rank's process, or None if it is unknown; then only the logs are copied.
+    """
     rank_dir = attempt.rank(rank)
     try:
         attempt.directory.make_directory(rank_dir)
@@ -92,14 +96,14 @@ def copy_probe_files(attempt: AttemptDir, rank: int, pid: int | None) -> Iterato
         try:
             if skipped_bytes := attempt.directory.copy_ends(source, rank_dir / name, _MAX_HALF_BYTES):
                 attempt.directory.note_incomplete(
-                    rank_dir / name, f"{skipped_bytes} bytes in the middle of {source.name} were skipped"
+                    rank_dir / name, f"{skipped_bytes} bytes in the middle of {source.name} were not copied"
                 )
         except OSError as error:
             yield error
 
 
 def step_time_s(attempt: AttemptDir, ranks: int) -> float | None:
-    """Return the step time of the slowest rank; None without a status file that has two finished steps."""
+    """Return the time per step of the slowest rank, or None if no status file has two finished steps."""
     steps_s = []
     for rank in range(ranks):
         with suppress(OSError, ValueError):
@@ -111,7 +115,10 @@ def step_time_s(attempt: AttemptDir, ranks: int) -> float | None:
 
 
 def _logs(attempt: AttemptDir, rank: int) -> Iterator[tuple[Path, str]]:
-    """Yield the rank's logs: torchrun writes a directory per rank; a plain launch has one log, which is rank 0's."""
+    """Yield (path, name in the rank's directory) for each log of a rank.
+
+    torchrun writes one directory per rank. A plain launch has a single log, which belongs to rank 0.
+    """
     for stream in ("stdout", "stderr"):
         log_files = attempt.directory.list_files(attempt.logs, f"*/attempt_*/{rank}/{stream}.log")
         if log_files:
@@ -121,10 +128,10 @@ def _logs(attempt: AttemptDir, rank: int) -> Iterator[tuple[Path, str]]:
 
 
 def _probe_files(attempt: AttemptDir, pid: int | None) -> Iterator[tuple[Path, str]]:
-    """Yield the probe files of a rank's process, each with its name in the rank's directory.
+    """Yield (path, name in the rank's directory) for each probe file of a rank's process.
 
-    An empty file means that the probe had nothing to write, except for the status file. Anything but a regular file is
-    yielded, so that copying it fails and is reported.
+    Empty files are skipped, because they mean that the probe had nothing to write; only an empty status file is an
+    error. A path that is not a regular file is also yielded, so copying it fails and the failure is reported.
     """
     for pattern, name in _PROBE_FILES.items() if pid is not None else ():
         source = attempt.probe_files / pattern.format(pid=pid)
@@ -138,9 +145,9 @@ _MAX_CHAIN = 8
 
 
 def raised_exception(rank: int, record: dict[str, Any], origin_ns: int) -> RaisedException:
-    """Return the exception that a probe recorded.
+    """Return the exception in a record that the probe wrote.
 
-    Raises KeyError, TypeError, ValueError or OverflowError for a record of another form.
+    Raises KeyError, TypeError, ValueError or OverflowError if the record has an unexpected structure.
     """
     last, *earlier = (_earlier_error(error) for error in (record, *record.get("chain", ())[:_MAX_CHAIN]))
     exception = RaisedException(
@@ -178,7 +185,7 @@ def _hint(record: dict[str, Any]) -> Hint:
 
 
 _MAX_DOCUMENT_BYTES = 16 << 20
-_MAX_TRACE_CHARS = 32 << 20  # all ranks together
+_MAX_TRACE_CHARS = 32 << 20  # of all ranks together
 _MAX_TROUBLE = 256
 _MAX_LINE = 4096
 _MAX_GAPS = 8  # gaps in the numbers of a rank's flight recorder
@@ -191,9 +198,9 @@ _Value = TypeVar("_Value")
 
 
 def collect(attempt: AttemptDir, spec: RunSpec, node: str, read_reported: ReadReported | None = None) -> Evidence:
-    """Return the evidence of one attempt, and write it to evidence/<node>.json.
+    """Return the evidence of one attempt, and write it to evidence/NODE.json.
 
-    `reported` reads the program's own tables.
+    `node` is the name of the machine. `read_reported` reads the tables that the program itself wrote, if it writes any.
     """
     collector = _EvidenceCollector(attempt=attempt, spec=spec)
     evidence, text = reduce_to_limit(attempt.redaction.value(collector.evidence(node, read_reported)))
@@ -206,7 +213,10 @@ def collect(attempt: AttemptDir, spec: RunSpec, node: str, read_reported: ReadRe
 
 
 def reduce_to_limit(evidence: Evidence) -> tuple[Evidence, str]:
-    """Return the evidence and its JSON, reduced towards the size limit while its proof still holds."""
+    """Return the evidence and its JSON, reduced until it fits into the size limit.
+
+    The reduction stops earlier if the evidence would no longer prove the same kind of HANG.
+    """
     limit_bytes = MAX_RANK_BYTES * max(1, evidence.world_size)
     reduced, text = evidence, evidence_text(evidence)
     for calls in HISTORIES:
@@ -224,7 +234,7 @@ def reduce_to_limit(evidence: Evidence) -> tuple[Evidence, str]:
 
 
 def _step_number(path: Path) -> int:
-    """Return the step in a file name: 20 for "mem_rank0_step20.json", -1 for a name without a step."""
+    """Return the step in a file's name, such as 20 for "mem_rank0_step20.json", or -1 for a name without a step."""
     digits = path.stem.rpartition("step")[2]
     return int(digits) if digits.isdecimal() else -1
 
@@ -232,7 +242,7 @@ def _step_number(path: Path) -> int:
 def _limit_trouble(trouble: Iterator[Trouble]) -> tuple[Trouble, ...]:
     first_notes = tuple(islice(trouble, _MAX_TROUBLE))
     more = sum(1 for _ in trouble)
-    return (*first_notes, Trouble(what="trouble", why=f"{more} more of it is not listed")) if more else first_notes
+    return (*first_notes, Trouble(what="trouble", why=f"{more} further notes are not listed")) if more else first_notes
 
 
 def _proven_kind(evidence: Evidence) -> HangKind | None:
@@ -243,12 +253,12 @@ def _proven_kind(evidence: Evidence) -> HangKind | None:
 
 @dataclass(kw_only=True)
 class _EvidenceCollector:
-    """One attempt while its files are read; the journals are read once."""
+    """Collects the evidence of one attempt. The journals are read once, when the collector is created."""
 
     attempt: AttemptDir
     spec: RunSpec
     trouble: list[Trouble] = field(default_factory=list)
-    trace_lines: list[str] = field(default_factory=list)  # lines of all ranks' own traces
+    trace_lines: list[str] = field(default_factory=list)  # lines of the programs' own traces, of all ranks
 
     def __post_init__(self) -> None:
         self.directory = self.attempt.directory
@@ -256,6 +266,7 @@ class _EvidenceCollector:
         self.journals = Journals(attempt=self.attempt, trouble=self.trouble)
 
     def evidence(self, node: str, read_reported: ReadReported | None) -> Evidence:
+        """Read all files of the attempt, and return its evidence."""
         journals = self.journals
         metrics, rows = (
             read_reported(lambda name: read_table(self.directory, self.attempt.path / name, self._note))
@@ -329,7 +340,7 @@ class _EvidenceCollector:
         flight = self._flight(rank_dir, rank)
         collectives = flight.collectives if flight else ()
         for group, first, last in islice(missing_numbers(collectives), _MAX_GAPS):
-            self._note("flight recorder", f"the numbers {first} to {last} of group {group} are missing", rank)
+            self._note("flight recorder", f"collectives {first} to {last} of group {group} are missing", rank)
         if status_file is not None and flight is not None:
             status_file = replace(status_file, groups={**flight.groups, **status_file.groups})
         peaks = self.journals.last_record("peaks").get("rss_bytes") or {}
@@ -349,7 +360,7 @@ class _EvidenceCollector:
             traces=self._traces(rank, rank_dir),
             last_loss=last_number(heartbeats, "loss"),
             error_lines=error_lines(errors),
-            # Search the whole log: Python prints a warning once, near the beginning.
+            # The whole log is searched, because Python prints a warning only once, near the beginning.
             warnings=known_warnings(self.directory.read_lines(rank_dir / "stderr.log", _MAX_LINE)),
             ledger=step_rows(status_file, collectives) if status_file else (),
             planned_steps=as_integer(last_number(heartbeats, "of_steps")),
@@ -361,7 +372,10 @@ class _EvidenceCollector:
         )
 
     def _memory(self, rank: int, heartbeats: Sequence[dict[str, Any]]) -> Iterator[MemoryAtEvent]:
-        """Yield the memory at boot, in the latest dump and in the latest heartbeat, if the program reports it."""
+        """Yield a rank's memory at startup, in the latest memory dump and in the latest heartbeat of the program.
+
+        Moments for which the program reported no memory are skipped.
+        """
         with_memory = [heartbeat for heartbeat in heartbeats if number_in(heartbeat, "rss_bytes") is not None]
         boot = next((heartbeat for heartbeat in reversed(with_memory) if heartbeat.get("phase") == "start"), None)
         dumps = self.directory.list_files(self.attempt.path, f"mem*rank{rank}_step*.json")
@@ -384,17 +398,20 @@ class _EvidenceCollector:
         )
 
     def _status_file(self, rank_dir: Path, rank: int, pid: int | None) -> StatusFile | None:
-        """Return the rank's status file, or None with a note of the reason."""
+        """Return the parsed status file of a rank. If there is none, note the reason as trouble and return None."""
         path = rank_dir / "board"
         if not self.directory.exists(path):
-            no_process = "no process was found for the rank while it lived, and no board names it"
-            not_written = "none was written: probe off, or not a Python program of torch's"
-            self._note("board", no_process if pid is None else not_written, rank)
+            no_process = "no process of the rank was found while it was running, and no status file has this rank"
+            not_written = "it was not written: the probe is off, or the program is not Python with torch"
+            self._note("status file", no_process if pid is None else not_written, rank)
             return None
         return self._read(path, lambda raw: parse_board(raw, self.journals.origin_ns), rank)
 
     def _flight(self, rank_dir: Path, rank: int) -> FlightDump | None:
-        """Return the flight recorder from the probe's dump, else from the dump that NCCL wrote before an abort."""
+        """Return the flight recorder of a rank, or None if there is none.
+
+        It is read from the probe's dump, or from the dump that NCCL writes before it aborts a rank.
+        """
         paths = (rank_dir / "flight.json", self.attempt.probe_files / protocol.NCCL_DUMP.format(rank=rank))
         path = next((path for path in paths if self.directory.exists(path)), None)
         return None if path is None else self._read(path, parse_dump, rank)
@@ -433,7 +450,7 @@ class _EvidenceCollector:
             self._trace_chars -= len(line) + 1
             if self._trace_chars < 0:
                 self.directory.note_incomplete(
-                    rank_dir / "stdout.log", f"of all traces only the first {_MAX_TRACE_CHARS >> 20} MiB are kept"
+                    rank_dir / "stdout.log", f"only the first {_MAX_TRACE_CHARS >> 20} MiB of all traces are stored"
                 )
                 return
             yield line
@@ -450,7 +467,10 @@ class _EvidenceCollector:
     def _gradient_orders(
         self, read: Callable[[Iterable[dict[str, Any]]], dict[int, tuple[str, ...]]]
     ) -> dict[int, dict[int, tuple[str, ...]]]:
-        """Return the program's own records of the order in which gradients arrived, by rank."""
+        """Return the order in which gradients arrived, by rank, as the program itself recorded it.
+
+        `read` parses the records of one rank.
+        """
         paths = {rank: self.attempt.path / f"grad_order_rank{rank}.jsonl" for rank in range(self.spec.ranks)}
         return {
             rank: read(self.directory.read_records(path))
@@ -476,7 +496,7 @@ class _EvidenceCollector:
             return None
 
     def _write(self, path: Path, lines: Iterable[str], rank: int | None = None) -> None:
-        """Write a file; a failure, as in a read-only run, becomes trouble and does not change the verdict."""
+        """Write lines to a file, redacted. A failure, such as a read-only directory, only becomes trouble."""
         try:
             self.directory.write(path, self.attempt.redaction.text("".join(f"{line}\n" for line in lines)))
         except OSError as error:

@@ -1,8 +1,8 @@
-"""Search a log for a scenario's regular expressions in a separate process, which can be ended.
+"""Searches a log for a scenario's regular expressions in a separate process, which can be ended.
 
-With some expressions Python's `re` never finishes. A thread cannot be stopped in it, and the expression does not show
-this in advance. So each is tried in a process with a CPU limit of the kernel. This module, run as a program, is that
-process; it imports only the standard library.
+With some expressions Python's `re` practically never finishes. This cannot be seen in advance, and a thread cannot be
+stopped inside `re`. So the search runs in a process with a CPU limit that the kernel enforces. This module, run as a
+program, is that process; it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-LIMIT_S = 2.0  # processor time for all expressions together; a busy machine does not shorten it
-_WAIT_S = 60.0  # wall time, for a machine so busy that even the limit takes long
+LIMIT_S = 2.0  # CPU time for all expressions together; it does not depend on how busy the machine is
+_WAIT_S = 60.0  # limit in wall time, which may pass first on a very busy machine
 _MAX_MEMORY_BYTES = 1 << 30
 
 
 class EndlessExpression(Exception):
-    """The search for the expression with this name did not end within the limit."""
+    """Raised if the search for an expression did not end within the limit. The text is the expression's name."""
 
 
 def last_matches(expressions: Mapping[str, str], text: str, limit_s: float = LIMIT_S) -> dict[str, str]:
-    """Return group 1 of the last match of each expression, by name; without those that do not match or are invalid.
+    """Return group 1 of each expression's last match in `text`, by the expression's name.
 
-    Raises EndlessExpression.
+    Expressions that are invalid or do not match are missing in the result. Raises EndlessExpression.
     """
     request = json.dumps([limit_s, list(expressions.values()), text])
     process = subprocess.Popen(
@@ -58,7 +58,7 @@ def _last_match(expression: str, text: str) -> str | None:
 
 def main() -> None:
     limit_s, expressions, text = json.load(sys.stdin)
-    # The default action of SIGPROF ends the process even inside `re`, where no Python handler would run.
+    # The default action of SIGPROF ends the process even inside `re`, where a Python signal handler could not run.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, limit_s)
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))

@@ -1,4 +1,7 @@
-"""The artifacts of an attempt: which files exist and how long they are, why others are missing, and repro/."""
+"""Lists the artifacts of an attempt: which files exist, how long they are, and why others are missing.
+
+Also writes the files of the reproduction in repro/.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ _SCRIPT, _COMMAND = "repro/repro.py", "repro/command.txt"
 
 
 def write_reproduction(attempt: AttemptDir, reproduction: Reproduction | None) -> tuple[Artifact, ...]:
-    """Write the files of repro/. Return them as artifacts, each with the reason if it was not written."""
+    """Write the files of repro/, and return them as artifacts. A file that was not written has the reason."""
     return tuple(_write(attempt, reproduction))
 
 
 def _write(attempt: AttemptDir, reproduction: Reproduction | None) -> Iterator[Artifact]:
-    # Files of an earlier judgement may contradict the new judgement.
+    # Files from an earlier judgement may contradict the new judgement.
     for path in (_SCRIPT, _COMMAND):
         with suppress(OSError):
             attempt.directory.remove(attempt.path / path)
@@ -40,11 +43,14 @@ def _write(attempt: AttemptDir, reproduction: Reproduction | None) -> Iterator[A
 
 
 def _directory_error(attempt: AttemptDir) -> str:
-    """Make repro/ and return "", or the reason why not: a link may lead anywhere if the run came from another user."""
+    """Create repro/ and return "", or return the reason why it cannot be created.
+
+    A link with this name is refused, because it may lead anywhere if another user made the run.
+    """
     try:
         attempt.directory.make_directory(attempt.repro)
     except OSError as error:
-        return f"repro {'is' if error.errno == errno.ELOOP else 'cannot be made:'} {error.strerror}"
+        return f"repro {'is' if error.errno == errno.ELOOP else 'cannot be created:'} {error.strerror}"
     return ""
 
 
@@ -52,7 +58,10 @@ _MAX_COUNTED_BYTES = 64 << 20
 
 
 def inventory(attempt: AttemptDir, evidence: Evidence, program_files: Sequence[ProgramFile]) -> tuple[Artifact, ...]:
-    """Return the files that every run and the shipped program write, with the reason if a file is missing."""
+    """Return the files that a run writes, and those that the shipped program writes in addition.
+
+    A file that is missing has the reason.
+    """
     expected_files = tuple(_expected_files(evidence, program_files))
     return tuple(artifact for file in expected_files if (artifact := _artifact(attempt, file)) is not None)
 
@@ -60,7 +69,7 @@ def inventory(attempt: AttemptDir, evidence: Evidence, program_files: Sequence[P
 def _artifact(attempt: AttemptDir, file: ProgramFile) -> Artifact | None:
     paths = attempt.directory.list_files(attempt.path, file.pattern)
     count = sum(_COUNTS[file.counted_in](attempt.directory, path) for path in paths)
-    # An empty file of a foreign program is no artifact: collecting created its traces.log.
+    # An empty file of a user's program does not count: collecting the evidence creates an empty traces.log.
     if paths and (count or file.absent is not None):
         return Artifact(path=file.pattern, count=count, absent=None)
     return None if file.absent is None else Artifact(path=file.pattern, count=None, absent=file.absent)
@@ -70,23 +79,27 @@ def _expected_files(evidence: Evidence, program_files: Sequence[ProgramFile]) ->
     lines, files = CountedIn.LINES, CountedIn.FILES
     # Without the probe it is unknown whether there was anything to write.
     has_probe = not evidence.is_attached or any(rank.status_file for rank in evidence.ranks)
-    no_probe = "" if has_probe else "it is written by the probe, and the job was started without it"
+    no_probe = "" if has_probe else "the probe writes it, and the job was started without the probe"
     no_dumps = (
-        "nothing was suspected" if evidence.ending is Ending.EXITED else "the run was over before stacks could be taken"
+        "no stall was suspected" if evidence.ending is Ending.EXITED else "the run ended before stacks could be taken"
     )
     no_flight = (
-        "the job offers no flight recorder that could be asked"
+        "the job has no flight recorder that can be read from outside"
         if evidence.is_attached
         else "torch.distributed was not used, or the rank died before its exit"
     )
     for pattern, counted_in, absent in (
-        ("output.log", lines, "it stays the job's own" if evidence.is_observed else "the program was not started"),
-        ("heartbeat_rank*.jsonl", lines, no_probe or "not reached: no optimizer step was done"),
+        (
+            "output.log",
+            lines,
+            "the job's output is not captured" if evidence.is_observed else "the program was not started",
+        ),
+        ("heartbeat_rank*.jsonl", lines, no_probe or "no optimizer step was finished"),
         ("dumps/rank*.txt", files, no_dumps),
         ("profile.txt", lines, no_dumps),
         ("step_ledger.txt", lines, no_probe or "no rank has both finished steps and a flight recorder"),
         ("rank*/flight.json", files, no_flight),
-        ("rank*/raised.json", files, no_probe or "no rank raised"),
+        ("rank*/raised.json", files, no_probe or "no rank raised an exception"),
         ("rank*/stacks.txt", files, no_probe or "no rank died of a fatal signal"),
         ("env.json", files, "it could not be written"),
     ):
@@ -106,6 +119,6 @@ def _lines(directory: SafeDirectory, path: Path) -> int:
 
 _COUNTS: dict[CountedIn, Callable[[SafeDirectory, Path], int]] = {
     CountedIn.LINES: _lines,
-    CountedIn.ROWS: lambda door, path: max(0, _lines(door, path) - 1),  # without the head of the table
+    CountedIn.ROWS: lambda directory, path: max(0, _lines(directory, path) - 1),  # without the header row
     CountedIn.FILES: lambda _, __: 1,
 }

@@ -1,4 +1,4 @@
-"""Find the files that a job has left, read them up to a limit, and recognise their kinds."""
+"""Finds the files that a job has left behind, reads them up to a limit, and recognises their kinds."""
 
 from __future__ import annotations
 
@@ -13,21 +13,30 @@ from nsa_harness.core.report import Trouble
 from nsa_harness.supervisor.storage.rundir import RunDir
 from nsa_harness.supervisor.storage.safe_directory import Budget, SafeDirectory, safe_file
 
-_MAX_FILES = 4096  # 1024 ranks with two logs and two dumps each
+_MAX_FILES = 4096  # enough for 1024 ranks with two logs and two dumps each
 _MAX_DEPTH = 12
-_HEAD_BYTES, _TAIL_BYTES = 1 << 20, 8 << 20  # read of a log: the first error may be far before its end
+_HEAD_BYTES, _TAIL_BYTES = 1 << 20, 8 << 20  # parts of a log that are read; the first error may be far before its end
 _DETECTION_BYTES = 1 << 14
 _MAX_TOTAL_BYTES, _MAX_TOTAL_S = 128 << 20, 60.0
-# Names that jobs use are read first, in case there are too many files. The content decides what a file is.
+# Files with such names are read first, in case there are too many files. The content decides what kind a file is.
 _LIKELY_NAMES = re.compile(
     r"rank|log|err|out|trace|dump|stack|spy|slurm|nccl|core|\.txt$|\.json$|pickle|attempt_", re.I
 )
-_SOURCE_SUFFIXES = (".py", ".pyc", ".so", ".md", ".yaml", ".yml", ".toml", ".sh")  # found next to logs, and quote them
+_SOURCE_SUFFIXES = (
+    ".py",
+    ".pyc",
+    ".so",
+    ".md",
+    ".yaml",
+    ".yml",
+    ".toml",
+    ".sh",
+)  # files next to logs that may quote logs
 
 
 @dataclass(kw_only=True)
 class JobFiles:
-    """The files of a job, and the reasons why some could not be used."""
+    """The files of a job that were read, and the reasons why others could not be used."""
 
     files: list[JobFile] = field(default_factory=list)
     trouble: list[Trouble] = field(default_factory=list)
@@ -35,7 +44,7 @@ class JobFiles:
 
 
 def read_job_files(paths: Sequence[Path]) -> JobFiles:
-    """Return all files below these paths. Never raises for an unusable file: that becomes a line of `trouble`."""
+    """Read all files at or below these paths. A file that cannot be used only becomes an entry of `trouble`."""
     files = JobFiles()
     budget = Budget(_MAX_TOTAL_BYTES, _MAX_TOTAL_S)
     for path in paths:
@@ -59,14 +68,15 @@ def _read_directory(path: Path, budget: Budget, files: JobFiles) -> None:
     for file in sorted_files[:_MAX_FILES]:
         _read(directory, file, str(path / file.relative_to(directory.root)), budget, files)
     if len(sorted_files) > _MAX_FILES:
-        reason = f"{len(sorted_files)} files: {len(sorted_files) - _MAX_FILES} of them were not looked at; name those that matter"
+        skipped = len(sorted_files) - _MAX_FILES
+        reason = f"{len(sorted_files)} files: {skipped} of them were not read; name the files that matter"
         files.trouble.append(Trouble(what=str(path), why=reason))
 
 
 def _files_below(directory: SafeDirectory, folder: Path, path: Path, files: JobFiles, depth: int = 0) -> Iterator[Path]:
     label = path / folder.relative_to(directory.root)
     if RunDir(folder).is_stored_run:
-        reason = f"a run of nsa-harness, which `nsa-harness report {label}` judges; it was not read here"
+        reason = f"a run of nsa-harness, which was not read; to judge it, run `nsa-harness report {label}`"
         files.trouble.append(Trouble(what=str(label), why=reason))
         return
     yield from (file for file in directory.list_files(folder, "*") if file.suffix not in _SOURCE_SUFFIXES)
@@ -74,7 +84,7 @@ def _files_below(directory: SafeDirectory, folder: Path, path: Path, files: JobF
         if child.name.startswith("."):
             continue
         if depth == _MAX_DEPTH:
-            files.trouble.append(Trouble(what=str(label), why=f"more than {_MAX_DEPTH} folders deep: not looked at"))
+            files.trouble.append(Trouble(what=str(label), why=f"more than {_MAX_DEPTH} directories deep: not read"))
             return
         yield from _files_below(directory, child, path, files, depth + 1)
 
@@ -97,9 +107,10 @@ def _read(directory: SafeDirectory, file: Path, label: str, budget: Budget, file
 
 
 def _file_data(directory: SafeDirectory, file: Path) -> tuple[bytes, str]:
-    """Return a whole document, or the beginning and end of a log, and a note on what was skipped.
+    """Return the contents of a file, and a note if a part of them was skipped, or "".
 
-    Raises OSError, and ValueError for a pickle that is too large.
+    A document is read completely. Of a large log, only the beginning and the end are read. Raises OSError if the file
+    is unreadable, and ValueError for a pickle that is too large.
     """
     size = directory.size_bytes(file)
     with directory.open_file(file) as stream:
@@ -114,4 +125,4 @@ def _file_data(directory: SafeDirectory, file: Path) -> tuple[bytes, str]:
         stream.seek(size - _TAIL_BYTES)
         tail = stream.read(_TAIL_BYTES).partition(b"\n")[2]
     skipped_bytes = size - len(head) - len(tail)
-    return head + b"\n" + tail, f"{skipped_bytes} bytes in its middle were not read"
+    return head + b"\n" + tail, f"{skipped_bytes} bytes in the middle were not read"

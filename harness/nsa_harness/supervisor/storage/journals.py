@@ -1,4 +1,4 @@
-"""The two journals of an attempt: the reaper's, about the processes, and the watcher's, about progress and proof."""
+"""Reads the two journals of an attempt: the reaper's about processes, and the watcher's about progress and proofs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Required
 
 from pydantic import ConfigDict, Field, ValidationError
-from typing_extensions import TypedDict  # pydantic takes no other one before Python 3.12
+from typing_extensions import TypedDict  # pydantic does not accept typing.TypedDict before Python 3.12
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Ending, Exit, Retraction, Sample, StatusFile
@@ -35,11 +35,12 @@ def sent_signals(
     ranks: Mapping[int, int],
     origin_ns: int,
 ) -> tuple[SentSignal, ...]:
-    """Return the signals of the OOM killer, of launchers (from their log) and of the reaper (from its journal).
+    """Return the signals that were sent to the run's processes.
 
-    `ranks` are by process id.
+    They come from the kernel's OOM killer, from launchers (`log` is their output), and from the reaper (its journal).
+    `ranks` maps process ids to ranks.
     """
-    # The kernel logs process ids of the host even in a container, so only ids of the run's processes count.
+    # The kernel logs the host's process ids even in a container, so only ids of the run's processes count.
     killed_ranks = [pid for pid in killed_pids(memory.kill_messages if memory else ()) if pid in ranks]
     signals: list[tuple[int, str, str, float | None]] = [
         (pid, "SIGKILL", "kernel (out of memory)", None) for pid in killed_ranks
@@ -54,7 +55,7 @@ def sent_signals(
     )
 
 
-_MAX_SAMPLES = 200  # for all ranks together; more if a proof needs more per rank
+_MAX_SAMPLES = 200  # for all ranks together, but more if a proof needs more per rank
 _SAMPLE_KEYS = frozenset(stored_keys(Sample).values())
 
 _Whole = Annotated[int, Field(ge=-(1 << 62), lt=1 << 62)]
@@ -62,7 +63,7 @@ _Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
 
 
 class _Record(TypedDict, total=False):
-    """The keys of records and their types; other keys are not checked."""
+    """The types of the keys in journal records. Other keys are not checked."""
 
     __pydantic_config__ = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)  # type: ignore[misc]
 
@@ -84,15 +85,15 @@ class _Record(TypedDict, total=False):
     rss_bytes: dict[str, _Whole]
 
 
-# The keys without which a record of that kind is useless.
+# The keys that a record of an event must have.
 _REQUIRED_KEYS = {"exit": {"t_ns", "pid"}, "rank": {"rank", "pid"}, "origin": {"origin_ns"}, "left": {"rank", "t_s"}}
 
 
-_MAX_NOTES = 16  # unusable records of one journal
+_MAX_NOTES = 16  # unusable records of one journal that are reported separately
 
 
 def _validate_record(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the record with the types of `_Record`. Raises ValueError."""
+    """Return the record if its keys have the types of `_Record`. Raises ValueError otherwise."""
     typed_record: Any = type_adapter(_Record).validate_python(record)
     if missing := _REQUIRED_KEYS.get(typed_record["event"], set()) - typed_record.keys():
         raise ValueError(f"{typed_record['event']} without {', '.join(sorted(missing))}")
@@ -101,7 +102,7 @@ def _validate_record(record: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(kw_only=True)
 class Journals:
-    """Both journals, read once; a record that cannot be used becomes `trouble`."""
+    """Both journals of an attempt. They are read once, and records that cannot be used become `trouble`."""
 
     attempt: AttemptDir
     trouble: list[Trouble] = field(default_factory=list)
@@ -114,7 +115,7 @@ class Journals:
         self.pids = self._rank_pids()
 
     def _valid_records(self, journal: Path) -> Iterator[dict[str, Any]]:
-        """Yield the records that have the right types and keys."""
+        """Yield the records of a journal that have the required keys with the right types."""
         invalid_count = 0
         for record in self.attempt.directory.read_records(journal):
             try:
@@ -126,16 +127,17 @@ class Journals:
             else:
                 yield valid_record
         if invalid_count > _MAX_NOTES:
-            self._note(journal.name, f"{invalid_count - _MAX_NOTES} more records make no sense")
+            self._note(journal.name, f"{invalid_count - _MAX_NOTES} more records are invalid")
 
     def last_record(self, event: str) -> dict[str, Any]:
-        """Return the last record of that event, or {}."""
+        """Return the watcher's last record of this event, or {} if there is none."""
         return next((record for record in reversed(self.watch_records) if record.get("event") == event), {})
 
     def _time_s(self, event: dict[str, Any]) -> float:
         return (int(event["t_ns"]) - self.origin_ns) / 1e9
 
     def ending(self) -> Ending:
+        """Return why the watch ended. If the watcher was killed, conclude it from the reaper's journal."""
         ending = self.last_record("ending").get("ending")
         if ending in list(Ending):
             return Ending(ending)
@@ -148,7 +150,7 @@ class Journals:
         return [record for record in self.process_records if record.get("event") == event and "t_ns" in record]
 
     def _rank_pids(self) -> dict[int, int]:
-        """Return the process id of each rank, from the watcher or else from the status files."""
+        """Return the process id of each rank, from the watcher's journal, or from status files for other ranks."""
         pids = {
             record["rank"]: record["pid"]
             for record in self.watch_records
@@ -170,7 +172,10 @@ class Journals:
         return next((record.get("pid") for record in self._events("started")), None)
 
     def exits(self) -> Iterator[Exit]:
-        """Yield all exits in order of time: those that the reaper saw, and those that only torchrun's summary shows."""
+        """Yield all exits of ranks and the launcher, in order of time.
+
+        The sources are the reaper's journal, torchrun's summary, and the observer's journal for a job without a reaper.
+        """
         teardown_times_s = [
             self._time_s(record) for record in self._events("signal") + self._events("abandoned")
         ] + self._decision_times_s()
@@ -194,7 +199,7 @@ class Journals:
         yield from sorted(all_exits, key=lambda exit: exit.at_s)
 
     def _observed_exits(self) -> Iterator[Exit]:
-        """Yield the exits of a job without a reaper, as its observer recorded them."""
+        """Yield the exits of a job without a reaper, which its observer recorded."""
         for record in self.watch_records:
             if record["event"] == "left":
                 rank, status = record["rank"] or 0, record.get("status")
@@ -203,9 +208,10 @@ class Journals:
                 )
 
     def _decision_times_s(self) -> list[float]:
-        """Return when a proof that was not retracted, or a signal, decided an observed job.
+        """Return the times at which the result of an observed job was decided, or [] if it was not.
 
-        Later exits are consequences, not causes.
+        These are the time of a proof that was not retracted, and of a request to end the job. Later exits are
+        consequences, not causes.
         """
         proof_times_s = [
             record["t_s"] for record in self.watch_records if record["event"] == "proof" and "t_s" in record
@@ -220,7 +226,7 @@ class Journals:
         return [*valid_proof_s, *([request_s] if request_s is not None else [])]
 
     def retractions(self) -> Iterator[Retraction]:
-        """Yield each proof that was retracted later."""
+        """Yield each proof that was retracted because the job made progress again."""
         proof: dict[str, Any] | None = None
         for record in self.watch_records:
             if record["event"] == "proof":
@@ -236,11 +242,14 @@ class Journals:
                         }
                     )
                 except (KeyError, ValidationError) as error:
-                    self._note("a retraction", first_line(error))
+                    self._note("retraction of a proof", first_line(error))
                 proof = None
 
     def _exits_in_summary(self, failures: Iterable[AgentFailure], known_exits: dict[int, Exit]) -> Iterator[Exit]:
-        """Yield the exits that the reaper missed between two polls; torchrun's agent names the first failure."""
+        """Yield the exits in torchrun's summary that the reaper missed because they happened between two polls.
+
+        The summary has no times. The failure that it calls the first gets the time of the earliest known exit.
+        """
         earliest_s = min((exit.at_s for exit in known_exits.values()), default=0.0)
         latest_s = max((exit.at_s for exit in known_exits.values()), default=0.0)
         for failure in failures:
@@ -258,7 +267,7 @@ class Journals:
         return tuple(dict.fromkeys(islice(processes, _MAX_LEFTOVERS)))
 
     def unkillable(self) -> tuple[str, ...] | None:
-        """Return the processes that could not be killed, or None if no reaper lived to record them."""
+        """Return the processes that could not be killed, or None if no reaper was alive to record them."""
         survivor_lists = [event["left"] for event in self._events("ended") if "left" in event]
         return tuple(process[:300] for process in survivor_lists[-1][:_MAX_LEFTOVERS]) if survivor_lists else None
 
@@ -266,7 +275,10 @@ class Journals:
         return next((record["why"][:300] for record in self._events("full") if record.get("why")), None)
 
     def limits(self, spec_limits: Limits, status_files: Iterable[StatusFile | None]) -> Limits:
-        """Return the limits at the end, or the spec's limits if the watcher was killed before it recorded them."""
+        """Return the limits at the end of the attempt, from the watcher's journal.
+
+        If the watcher was killed before it recorded them, derive them from the spec's limits and the status files.
+        """
         values = {
             key: value for key, value in self.last_record("limits").items() if key.endswith("_s") and key != "t_s"
         }
@@ -295,7 +307,7 @@ class Journals:
             try:
                 yield type_adapter(Sample).validate_python({key: record[key] for key in record.keys() & _SAMPLE_KEYS})
             except ValidationError as error:
-                self._note("a sample of the watcher", first_line(error))
+                self._note("sample of the watcher", first_line(error))
 
     def _note(self, source: str, reason: str) -> None:
         self.trouble.append(Trouble(what=source, why=reason))

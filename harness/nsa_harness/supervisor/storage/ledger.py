@@ -1,7 +1,8 @@
-"""The ledger, claims.jsonl next to the runs: which claims were tested, with which result, and in which runs.
+"""Reads and extends the ledger of claims: which claims were tested, with which results, and in which runs.
 
-Lines are only added. A reader skips and counts lines that it cannot read: torn lines, whose writer was killed, and
-lines that a later version wrote in another form. A line that is added after a torn line begins on a new line.
+The ledger is the file claims.jsonl next to the runs. Lines are only added. A reader skips and counts the lines that it
+cannot read. These are incomplete lines, whose writer was killed, and lines that a later version wrote in another
+format. A line that is added after an incomplete line begins on a new line.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from nsa_harness.supervisor.storage.safe_directory import SafeDirectory
 
 NAME = "claims.jsonl"
 _LOCK = ".claims.lock"
-_LOCK_LIMIT_S = 30.0  # wait for another process that adds a line
+_LOCK_LIMIT_S = 30.0  # limit for waiting while another process adds a line
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerSide:
-    """One side with its counts, and the interval of its failure rate at the confidence of the line."""
+    """One side of a claim: its counts, and the confidence interval of its failure rate."""
 
     what: Annotated[str, doc("the value of the side")]
     spec_hash: Annotated[str, doc("twelve hex digits over everything that decides what runs")]
@@ -42,7 +43,7 @@ class LedgerSide:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerLine:
-    """One claim or one verification; the sides of a verification are the failed run and its repetitions."""
+    """One tested claim or one verification. The sides of a verification are the failed run and its repetitions."""
 
     schema: Annotated[int, doc("1")] = 1
     kind: Annotated[str, doc("claim or verify")]
@@ -69,12 +70,17 @@ class LedgerLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
+    """All readable lines of a ledger."""
+
     lines: tuple[LedgerLine, ...]  # oldest first
     unread_count: int  # how many lines could not be read
 
 
 def add_line(parent: Path, line: LedgerLine, redaction: Redaction) -> Path:
-    """Add a line to the ledger of the runs below `parent`, and return its path. Raises StoredRunError, OSError."""
+    """Add a line to the ledger of the runs below `parent`, and return the ledger's path.
+
+    Raises StoredRunError if another process keeps the ledger locked, and OSError if it cannot be written.
+    """
     path, directory = parent / NAME, SafeDirectory(parent)
     text = redaction.json(json.dumps(json_object(line), separators=(",", ":")))
     try:
@@ -86,7 +92,7 @@ def add_line(parent: Path, line: LedgerLine, redaction: Redaction) -> Path:
 
 
 def read_ledger(parent: Path) -> Ledger:
-    """Return the ledger of the runs below `parent`, which is empty if no claim was tested."""
+    """Return the ledger of the runs below `parent`. It is empty if no claim was tested."""
     directory, path = SafeDirectory(parent), parent / NAME
     lines, unread_count = [], 0
     for text in directory.read_lines(path, _MAX_LINE):
@@ -103,5 +109,5 @@ _MAX_LINE = 1 << 20
 
 
 def _newline_if_incomplete(directory: SafeDirectory, path: Path) -> str:
-    """Return a newline if the last line of the file has none, because its writer was killed."""
+    """Return a newline if the file's last line does not end with one because its writer was killed, else ""."""
     return "" if directory.read_tail(path)[-1:] in ("", "\n") else "\n"

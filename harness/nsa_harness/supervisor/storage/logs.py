@@ -1,7 +1,7 @@
-"""Limit the disk space of a launch's logs: free the middle of a growing log, and note that in it at the end.
+"""Limits the disk space of a launch's logs, by freeing the middle of a growing log.
 
-Ranks write to files that they have opened themselves, so the harness cannot filter what they write. But it can free
-blocks of a file while a rank appends to it: neither the file's size nor the position of the next line changes.
+Ranks write to files that they have opened themselves, so nsa-harness cannot filter what they write. But it can free
+disk blocks of a file while a rank appends to it: neither the file's size nor the position of the next line changes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nsa_harness.supervisor.storage.rundir import AttemptDir, append_line
 
-HALF_BYTES = 64 << 20  # bytes that remain of a log's beginning, and as many of its end
+HALF_BYTES = 64 << 20  # bytes at the beginning of a log that remain; the same number remains at its end
 _INTERVAL_S = 1.0
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # flags of fallocate(2)
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -23,10 +23,10 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @contextmanager
 def limit_logs(attempt: AttemptDir, half_bytes: int = HALF_BYTES) -> Iterator[None]:
-    """Keep each log near twice `half_bytes` while the block runs, and cut it to that size afterwards.
+    """Limit each log to about twice `half_bytes` while the block runs, and cut it to that size afterwards.
 
-    On a file system that cannot free a part of a file, only the cut at the end frees space. The missing middle becomes
-    `trouble`.
+    On a file system that cannot free parts of a file, space is freed only at the end. A missing middle is recorded as
+    trouble.
     """
     is_finished = threading.Event()
     watcher = threading.Thread(target=_watch, args=(attempt, half_bytes, is_finished), name="logs", daemon=True)
@@ -52,7 +52,10 @@ def _large_logs(attempt: AttemptDir, half_bytes: int) -> list[Path]:
 
 
 def free_middle(path: Path, half_bytes: int) -> None:
-    """Free the file's blocks between its first and its last `half_bytes`. Raises OSError if the system cannot."""
+    """Free the file's disk blocks between its first and its last `half_bytes`.
+
+    Raises OSError if the file system does not support this.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         length = os.fstat(descriptor).st_size - 2 * half_bytes
@@ -64,14 +67,14 @@ def free_middle(path: Path, half_bytes: int) -> None:
 
 
 def _cut(attempt: AttemptDir, half_bytes: int) -> None:
-    """Cut the middle out of each large file: no process writes to it any more."""
+    """Remove the middle of each large log. Called when no process writes to the logs any more."""
     for path in _large_logs(attempt, half_bytes):
-        name, kept_parts = os.path.relpath(path, attempt.path), f"its first and its last {_size(half_bytes)}"
+        name, kept_parts = os.path.relpath(path, attempt.path), f"its first and last {_size(half_bytes)}"
         try:
             skipped_bytes = attempt.directory.copy_ends(path, path, half_bytes)
-            reason = f"{skipped_bytes} bytes in its middle were not kept; a log keeps {kept_parts}"
+            reason = f"{skipped_bytes} bytes in the middle were removed; a log keeps {kept_parts}"
         except OSError as error:
-            reason = f"it could not be brought down to {kept_parts}: {error}"
+            reason = f"it could not be reduced to {kept_parts}: {error}"
         append_line(attempt.watch, {"event": "trouble", "what": name, "why": reason, "rank": None})
 
 

@@ -1,4 +1,4 @@
-"""Numbers that the program reported in its tables, in its heartbeat or in its output."""
+"""Reads the numbers that a program reported in its tables, its heartbeat or its output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ _MAX_TABLE_BYTES = 16 << 20
 
 
 def read_table(directory: SafeDirectory, path: Path, note: Callable[[str, str], None]) -> list[Row] | None:
-    """Return the rows of a CSV file, numbers as floats; a torn line lacks its last cells. None without a file."""
+    """Return the rows of a CSV file, with numbers as floats, or None if there is no readable file.
+
+    The row of an incomplete line lacks its last cells. `note` is called with the file's name and the reason if the file
+    is unreadable.
+    """
     if not directory.exists(path):
         return None
     try:
@@ -39,9 +43,10 @@ def _cell(text: str) -> float | str:
 
 
 def printed_metrics(attempt: AttemptDir, expect: Expect) -> dict[str, float]:
-    """Return the numbers that a foreign program prints: group 1 of each expression's last match in output.log.
+    """Return the numbers that a user's program printed, by the name of the metric.
 
-    Raises ScenarioError for an expression that does not end, because its number stays unknown.
+    Each is group 1 of the last match of the metric's expression in output.log. Raises ScenarioError if the search for
+    an expression does not end, because its number is then unknown.
     """
     expressions = {name: metric.regex for name, metric in expect.metrics if metric.regex}
     if not expressions:

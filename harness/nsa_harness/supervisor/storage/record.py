@@ -1,4 +1,7 @@
-"""The stored plan of a run: run.json, and each attempt's spec.json, which is validated like any other input."""
+"""Writes and reads the stored plan of a run: run.json, and the spec.json of each attempt.
+
+Stored files are validated like any other input.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ Mistake = tuple[Location, str]
 def load_spec(path: Path, directory: SafeDirectory | None = None) -> RunSpec:
     """Return the spec stored at `path`. Raises ScenarioError with all mistakes.
 
-    `door` is safe access to the file's run; None means that the user named the file.
+    `directory` gives safe access to the run that contains the file; None means that the user named the file.
     """
     label = visible(str(path))
     text = _spec_text(label, *(safe_file(path) if directory is None else (directory, path)))
@@ -44,7 +47,7 @@ def load_spec(path: Path, directory: SafeDirectory | None = None) -> RunSpec:
     except json.JSONDecodeError as error:
         raise ScenarioError([f"{label}:{error.lineno}:{error.colno}: not JSON: {error.msg}"]) from None
     except RecursionError:
-        raise ScenarioError([f"{label}:1:1: not a spec: nested too deep"]) from None
+        raise ScenarioError([f"{label}:1:1: not a spec: nested too deeply"]) from None
     spec, mistakes = _parse_spec(text, document)
     if mistakes or spec is None:
         raise ScenarioError([_with_position(text, label, location, message) for location, message in mistakes])
@@ -57,19 +60,19 @@ def _spec_text(label: str, directory: SafeDirectory, path: Path) -> str:
     except UnicodeDecodeError:
         raise ScenarioError([f"{label}:1:1: is not UTF-8"]) from None
     except ValueError as error:
-        raise ScenarioError([f"{label}:1:1: is {error}; a spec has a few thousand"]) from None
+        raise ScenarioError([f"{label}:1:1: is {error}; a spec has a few thousand bytes"]) from None
     except OSError as error:
         raise ScenarioError([f"{label}:1:1: cannot be read: {error.strerror}"]) from None
 
 
 def _parse_spec(text: str, document: object) -> tuple[RunSpec | None, list[Mistake]]:
-    """Return the spec in the text and its mistakes; None where its types are wrong."""
+    """Return the spec and the mistakes in it. The spec is None if values have wrong types."""
     if not isinstance(document, dict):
         return None, [((), "not a spec: expected the spec.json of an attempt")]
     schema = document.get("schema")
     if schema != 1:
         newer = isinstance(schema, int | float) and schema > 1
-        advice = "a newer nsa-harness wrote it: use that one" if newer else "run the scenario again with this version"
+        advice = "use the newer nsa-harness that wrote it" if newer else "run the scenario again with this version"
         return None, [(("schema",), f"expected 1, got {value_text(schema)}; {advice}")]
     try:
         spec = type_adapter(RunSpec).validate_json(text, strict=True)
@@ -87,7 +90,10 @@ def _error_text(message: str, value: object) -> str:
 
 
 def _unknown_keys(document: object, fields: object, location: Location) -> Iterator[Mistake]:
-    """Yield the keys that no field has: a misspelled key must not be ignored."""
+    """Yield a mistake for each key in the document that the spec does not have.
+
+    A misspelled key must not be ignored.
+    """
     if isinstance(document, dict) and isinstance(fields, dict):
         for key, value in document.items():
             if key in fields:
@@ -97,8 +103,8 @@ def _unknown_keys(document: object, fields: object, location: Location) -> Itera
 
 
 def value_mistakes(spec: RunSpec) -> Iterator[Mistake]:
-    """Yield each value that has the right type but is not allowed, with its location."""
-    # The name becomes a directory: a stored run of unknown origin must not choose another location.
+    """Yield a mistake for each value of a spec that has the right type but is not allowed."""
+    # The name becomes a directory's name, so a stored run of unknown origin must not contain a path in it.
     if not NAME.fullmatch(spec.scenario):
         yield ("scenario",), f"expected a scenario's name, got {value_text(spec.scenario)}"
     if not 1 <= spec.ranks <= MAX_RANKS:
@@ -122,31 +128,37 @@ def value_mistakes(spec: RunSpec) -> Iterator[Mistake]:
 
 
 def _with_position(text: str, label: str, location: Location, message: str) -> str:
-    """Return the message with the position of the key, which the YAML parser finds in JSON; line 1 if it cannot."""
+    """Return the message with the position of the key in the file.
+
+    The YAML parser finds the position in the JSON text. If it cannot, the position is line 1.
+    """
     root = parse_yaml(text, label).root
     position = str(origin_of(root, location)) if root else f"{label}:1:1"
     return ": ".join(part for part in (position, ".".join(visible(str(step)) for step in location), message) if part)
 
 
-_HASH = "spec"  # the event in the watcher's journal that has the hash
+_HASH = "spec"  # event in the watcher's journal with the hash of spec.json
 
 
 def write_spec(attempt: AttemptDir, spec: RunSpec) -> None:
-    """Write the spec that is launched, and its hash into the watcher's journal, which reveals a later edit."""
+    """Write the spec of a launch. Its hash is written to the watcher's journal, so a later edit is noticed."""
     text = json_text(spec, indent=1) + "\n"
     attempt.directory.write(attempt.spec, text)
     append_line(attempt.watch, {"event": _HASH, "sha256": _sha256(text.encode())})
 
 
 def load_judged_spec(attempt: AttemptDir) -> RunSpec:
-    """Return the spec of a stored attempt. Raises ScenarioError, also if it was edited after the launch."""
+    """Return the spec of a stored attempt, to judge the attempt.
+
+    Raises ScenarioError if the spec is invalid, or if it was edited after the launch.
+    """
     spec = load_spec(attempt.spec, attempt.directory)
     hashes = [
         record.get("sha256") for record in attempt.directory.read_records(attempt.watch) if record.get("event") == _HASH
     ]
     if hashes and hashes[-1] != _sha256(attempt.directory.read_whole_file(attempt.spec, SIZE_LIMIT_BYTES)):
-        message = "it was edited after its launch, and a verdict by it would be about another one"
-        advice = f"put the launched one back, or launch this one: nsa-harness run {shlex.quote(str(attempt.spec))}"
+        message = "it was edited after its launch, so a verdict would not be about the spec that ran"
+        advice = f"restore the launched spec, or launch this one: nsa-harness run {shlex.quote(str(attempt.spec))}"
         raise ScenarioError([f"{visible(str(attempt.spec))}:1:1: {message}; {visible(advice)}"])
     return spec
 
@@ -161,7 +173,7 @@ _MAX_BYTES = 16 << 20
 @stored_as(was_interrupted="interrupted", plan_text="agreed")
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """One command: its plan and options, the harness that ran it, and the machine."""
+    """The contents of run.json: the plan and options of a command, the nsa-harness that ran it, and the machine."""
 
     schema: int = 1
     command: str
@@ -174,7 +186,7 @@ class RunRecord:
     probe: str = PROBE_FULL
     deepen: bool = False
     was_interrupted: bool = False  # Ctrl-C or TERM ended the command
-    plan_text: PlanText | None = None  # the plan file at the start; None: written by a harness that stored none
+    plan_text: PlanText | None = None  # the plan file at the start; None: an old nsa-harness, which did not store it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +195,11 @@ class _Plan:
 
 
 def write_record(run: RunDir, record: RunRecord) -> None:
-    """Write run.json without the secrets of its launches, and a separate file with them, for resuming the run."""
+    """Write run.json without the secrets of its launches.
+
+    If there are secrets, the launches with the secrets are written to a separate file, which is needed to resume the
+    run.
+    """
     learn_launch_secrets(run, record.plan)
     plan = tuple(map(run.redaction.spec, record.plan))
     if plan != record.plan:
@@ -198,7 +214,7 @@ def write_record(run: RunDir, record: RunRecord) -> None:
 def learn_launch_secrets(run: RunDir, plan: Iterable[RunSpec | Skip]) -> None:
     """Add the secrets of the launches and of the environment to the run's redaction.
 
-    The order of the plan decides the numbers of the secrets.
+    Secrets are numbered in the order of the plan.
     """
     for spec in plan:
         if isinstance(spec, RunSpec):
@@ -207,7 +223,7 @@ def learn_launch_secrets(run: RunDir, plan: Iterable[RunSpec | Skip]) -> None:
 
 
 def plan_to_resume(run: RunDir) -> RunRecord:
-    """Return the record of a run to resume. Raises StoredRunError if it is unreadable or has an impossible plan."""
+    """Return the record of a run to resume. Raises StoredRunError if it is unreadable or its plan is invalid."""
     record = with_unredacted_plan(run, read_record(run))
     if not record.plan:
         raise StoredRunError(f"{run.record}: the plan is missing or unreadable, so the run cannot be resumed")
@@ -219,7 +235,10 @@ def plan_to_resume(run: RunDir) -> RunRecord:
 
 
 def with_unredacted_plan(run: RunDir, record: RunRecord) -> RunRecord:
-    """Return the record with its launches unredacted. Raises StoredRunError."""
+    """Return the record with the launches as they were before redaction.
+
+    Raises StoredRunError if that is impossible.
+    """
     try:
         return replace(
             record, plan=type_adapter(_Plan).validate_json(run.directory.read_whole_file(run.plan, _MAX_BYTES)).plan
@@ -232,9 +251,9 @@ def with_unredacted_plan(run: RunDir, record: RunRecord) -> RunRecord:
 
 
 def read_record(run: RunDir) -> RunRecord:
-    """Return run.json, or a placeholder if it is unreadable: such a run is still judged.
+    """Return the contents of run.json, or a placeholder if it is unreadable, because the run can still be judged.
 
-    Raises StoredRunError for a run of a later harness.
+    Raises StoredRunError for a run of a newer nsa-harness.
     """
     try:
         text = run.directory.read_whole_file(run.record, _MAX_BYTES)
@@ -251,11 +270,11 @@ def read_record(run: RunDir) -> RunRecord:
 
 
 def _refuse_newer(run: RunDir, text: bytes) -> None:
-    """Raise StoredRunError if a later harness wrote the run: this version might misread it and judge wrongly."""
+    """Raise StoredRunError if a newer nsa-harness wrote the run, because this version might misread and misjudge it."""
     document = json.loads(text)
     schema = document.get("schema") if isinstance(document, dict) else None
     if isinstance(schema, int) and schema > RunRecord.schema:
         raise StoredRunError(
-            f"{run.record}: schema: expected {RunRecord.schema}, got {schema}; a newer nsa-harness wrote this run: "
-            "use that one"
+            f"{run.record}: schema: expected {RunRecord.schema}, got {schema}; use the newer nsa-harness that wrote"
+            " this run"
         )

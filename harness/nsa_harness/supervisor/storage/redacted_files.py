@@ -1,5 +1,7 @@
-"""Redact the files of a run: in place, after the reaper or a probe wrote them or a new secret became known; and packed,
-to pass them on.
+"""Redacts the files of a run.
+
+Files are redacted in place after the reaper or a probe wrote them, or after a new secret was found. They are also
+redacted when a run is packed into one file to be passed on.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.supervisor.storage.rundir import SPEC, AttemptDir, RunDir
 from nsa_harness.supervisor.storage.safe_directory import BALLAST, SafeDirectory
 
-# Without the program's own logs and files, and without spec.json, which repeats the run.
+# The program's own logs and files are not redacted in place, and neither is spec.json, which is needed to repeat the
+# run.
 _ATTEMPT_FILES = (
     "watch.jsonl", "processes.jsonl", "interrupted", "command.txt", "env.json", "sources.json", "profile.txt",
     "verdict.json", "trace.json",
@@ -33,20 +36,20 @@ _MAX_BYTES = 64 << 20
 
 
 def redact_files(attempt: AttemptDir) -> tuple[Trouble, ...]:
-    """Redact the files of one attempt. Return those that could not be written; links are not followed."""
+    """Redact the files of one attempt, without following links. Return a trouble note for each failure."""
     paths = (path for pattern in _ATTEMPT_FILES for path in attempt.directory.list_files(attempt.path, pattern))
     return tuple(_redact(paths, attempt.directory, attempt.redaction))
 
 
 def redact_run(run: RunDir) -> None:
-    """Redact every attempt and the run's logs after all secrets were found, and store the values that were printed.
+    """Redact the files of every attempt and the run's logs, after all secrets of the run were found.
 
-    Without secrets it costs nothing.
+    Also store the secret values of the environment that a program printed. If there are no secrets, no file is read.
     """
     if run.redaction.secrets.numbered:
         for attempt in run.attempts():
             redact_files(attempt)
-            list(_redact([attempt.trace], run.directory, run.redaction))  # each judgement writes it again
+            list(_redact([attempt.trace], run.directory, run.redaction))  # written again by each judgement
         list(_redact([run.events, run.log, run.search_probes], run.directory, run.redaction))
     if printed_secrets := run.redaction.printed_secrets:
         run.directory.write(run.secrets, json.dumps(printed_secrets) + "\n")
@@ -70,12 +73,15 @@ def _redact(paths: Iterator[Path] | list[Path], directory: SafeDirectory, redact
 # Packing a run into one file.
 
 _CHUNK_BYTES = 8 << 20
-_OVERLAP_BYTES = 64 << 10  # of a chunk without a line end: a value may continue in the next one
+_OVERLAP_BYTES = 64 << 10  # end of a chunk without a line end that is read again: a value may continue after it
 _MAX_JSON_BYTES = 32 << 20
 
 
 def write_bundle(run: RunDir, target: Path) -> int:
-    """Write `target`, readable only for its owner, and return how many files it has. Raises UsageError if it exists."""
+    """Pack the run's files, redacted, into the archive `target`, and return how many files it has.
+
+    Only the owner may read the archive. Raises UsageError if `target` exists or cannot be created.
+    """
     files = list(_files(run))
     learn_all_secrets(run)
     with _new_bundle(target) as bundle:
@@ -85,7 +91,10 @@ def write_bundle(run: RunDir, target: Path) -> int:
 
 
 def write_texts(target: Path, texts: Mapping[str, bytes]) -> None:
-    """Write texts that are already redacted to `target`, like a bundle. Raises UsageError if it exists."""
+    """Write texts, which must be redacted already, to the archive `target`, by their names.
+
+    Raises UsageError if `target` exists or cannot be created.
+    """
     with _new_bundle(target) as bundle:
         for name, data in texts.items():
             member = tarfile.TarInfo(name)
@@ -94,7 +103,7 @@ def write_texts(target: Path, texts: Mapping[str, bytes]) -> None:
 
 
 def learn_all_secrets(run: RunDir) -> None:
-    """Read all files of the run, so that its redaction has found every secret before the first file is packed."""
+    """Read all files of the run, so every secret is known before the first file is packed."""
     _learn_launches(run)
     for path in _files(run):
         for text in _texts(run.directory, path):
@@ -112,7 +121,7 @@ def _new_bundle(target: Path) -> Iterator[tarfile.TarFile]:
 
 
 def _learn_launches(run: RunDir) -> None:
-    """Add the secrets of the run's launches to its redaction, if the launches can be read."""
+    """Add the secrets of the run's launches to its redaction, as far as the launches are readable."""
     with suppress(HarnessError):
         learn_launch_secrets(run, with_unredacted_plan(run, read_record(run)).plan)
     for attempt in run.attempts():
@@ -121,7 +130,7 @@ def _learn_launches(run: RunDir) -> None:
 
 
 def _files(run: RunDir) -> Iterator[Path]:
-    """Yield the regular files; links may lead anywhere."""
+    """Yield the regular files of a run that may be passed on. Links are skipped, because they may lead anywhere."""
     excluded_names = {SPEC, run.plan.name, run.secrets.name, run.lock.name, BALLAST}
     directories = [run.path]
     while directories:
@@ -151,7 +160,7 @@ def _write(clean: IO[bytes], path: Path, run: RunDir) -> None:
         clean.write(redaction.json("".join(_texts(run.directory, path))).encode("utf-8", "surrogateescape"))
         return
     for text in _texts(run.directory, path):
-        if "\0" in text:  # a status file: every byte must keep its position
+        if "\0" in text:  # a status file, in which every byte must keep its position
             data = text.encode("utf-8", "surrogateescape")
             clean.write(mask_bytes(data, redaction.secrets) if redaction.is_on else data)
         else:
@@ -159,7 +168,7 @@ def _write(clean: IO[bytes], path: Path, run: RunDir) -> None:
 
 
 def _texts(directory: SafeDirectory, path: Path) -> Iterator[str]:
-    """Yield a file's text in pieces that end at a line end, if possible."""
+    """Yield a file's text in chunks that end at a line end, if possible."""
     with directory.open_file(path) as file:
         for chunk in _chunks(file):
             yield chunk.decode("utf-8", "surrogateescape")
@@ -171,7 +180,7 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
         data = remainder + chunk
         end = data.rfind(b"\n") + 1 or data.rfind(b" ") + 1 or max(0, len(data) - _OVERLAP_BYTES)
         key = data.rfind(b"-----BEGIN ", max(0, end - _OVERLAP_BYTES), end)
-        if key >= 0 and data.find(b"-----END ", key, end) < 0:  # a key of several lines stays whole
+        if key >= 0 and data.find(b"-----END ", key, end) < 0:  # a key of several lines must not be split
             end = key
         yield data[:end]
         remainder = data[end:]

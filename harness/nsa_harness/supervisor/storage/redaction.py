@@ -1,4 +1,4 @@
-"""The secrets of one run, and the redaction that every text passes before it is stored or shown."""
+"""Finds the secrets of one run, and redacts every text before it is stored or shown."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ _MAX_BYTES = 16 << 20
 
 
 class Redaction:
-    """Finds secrets in every text that it gets, and replaces them. Several attempts may share one object.
+    """Finds secrets in every text that it gets, and replaces them. The attempts of a run share one object.
 
-    `file` stores values of the environment that the program printed. The logs contain them anyway; without the file a
-    later judgement, in another environment, would not recognise them as secrets.
+    `file` contains the secret values of the environment that a program printed. It is needed for a later judgement,
+    which runs in another environment and would not recognise these values as secrets. Storing them reveals nothing,
+    because the logs contain them as well. If `is_on` is False, nothing is redacted.
     """
 
     def __init__(self, file: Path | None = None, *, is_on: bool = True) -> None:
@@ -57,17 +58,21 @@ class Redaction:
 
     @property
     def printed_secrets(self) -> tuple[str, ...]:
-        """The secret values of the environment that a text has contained."""
+        """The secret values of the environment that occurred in a text."""
         secrets = self.secrets
         return tuple(secret.value for secret in secrets.numbered if secret.value in secrets.suspected)
 
     # Finding secrets before anything is written.
 
     def learn_launch(self, spec: RunSpec) -> None:
+        """Add the secrets in a launch's command line and environment variables."""
         self._learn([*secrets_of_command(spec.program), *secrets_of_environment(spec.env)])
 
     def suspect_environment(self, environment: Mapping[str, str]) -> None:
-        """Redact secrets of the environment from now on. Each gets its number when a text first contains it."""
+        """Redact the secret values of these environment variables from now on.
+
+        Each value gets its number when a text first contains it.
+        """
         values = [secret.value for secret in secrets_of_environment(environment.items()) if secret.everywhere]
         with self._lock:
             self._secrets = self.secrets.with_suspected(values)
@@ -76,14 +81,14 @@ class Redaction:
         with self._lock:
             self._secrets = self.secrets.with_secrets(secrets)
 
-    # Redacting what is passed on.
+    # Redacting texts.
 
     def text(self, text: str, *, code: bool = False) -> str:
-        """Return the text redacted. `code`: the text is source, so an unquoted word is a name and not a value."""
+        """Return the redacted text. `code`: the text is source code, so an unquoted word is a name and not a value."""
         return redact(text, self._learn_from(text, code=code), code=code) if self.is_on else text
 
     def json(self, text: str) -> str:
-        """Return a JSON document, or lines of JSON, redacted; it is parsed only if it contains a secret."""
+        """Return a redacted JSON document, or redacted lines of JSON. It is parsed only if it contains a secret."""
         secrets = self._learn_from(text)
         return redact_json(text, secrets) if self.is_on and redact(text, secrets) != text else text
 
@@ -96,7 +101,10 @@ class Redaction:
         return value if redact(texts, secrets) == texts else redact_value(value, secrets)
 
     def spec(self, spec: Launch) -> Launch:
-        """Return the launch redacted word by word: its option reveals even a secret of two letters."""
+        """Return the launch with its program's arguments and its environment redacted.
+
+        Each argument is redacted separately, because the option before it reveals even a secret of two letters.
+        """
         if not self.is_on or not isinstance(spec, RunSpec):
             return spec
         self.learn_launch(spec)
@@ -104,21 +112,24 @@ class Redaction:
         return self.value(replace(spec, program=words, env=self.pairs(spec.env)))
 
     def command(self, words: Sequence[str], environment: Sequence[tuple[str, str]] = ()) -> str:
-        """Return a redacted shell command, in which variables replace the secrets."""
+        """Return a command as one redacted shell line, in which variables replace the secrets."""
         if not self.is_on:
             return " ".join([*(f"{name}={shell_words([value])}" for name, value in environment), shell_words(words)])
         self._learn(secrets_of_command(words))
         return shell_line(redact_words(words, self.secrets), self.pairs(environment))
 
     def command_text(self, command: str) -> str:
-        """Return a shell command, given as one text, redacted."""
+        """Return a shell command, which is given as one text, redacted."""
         try:
             return self.command(shlex.split(command))
         except ValueError:  # a quote without an end
             return self.text(command)
 
     def pairs(self, environment: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-        """Return variables with redacted values: the variable's name reveals even a secret of two letters."""
+        """Return environment variables with redacted values.
+
+        A variable's name reveals even a secret of two letters.
+        """
         if not self.is_on:
             return tuple(environment)
         self._learn(secrets_of_environment(environment))

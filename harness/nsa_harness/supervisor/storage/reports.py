@@ -1,4 +1,4 @@
-"""Find the report.json files below directories and read them as text, each with the job it belongs to."""
+"""Finds the report.json files below directories, and reads their text and the name of the job they belong to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nsa_harness.core.ci import UnreadFile
 from nsa_harness.core.scenario.yaml_tree import parse_yaml, plain
 from nsa_harness.supervisor.storage.safe_directory import SafeDirectory
 
-MAX_REPORT_BYTES = 64 << 20  # a plan of a thousand scenarios stays far below
+MAX_REPORT_BYTES = 64 << 20  # the report of a thousand scenarios is far smaller
 _RUN_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]+|latest")
 _REPORT, _RUN_RECORD = "report.json", "run.json"
 
@@ -30,15 +30,17 @@ class ReportText:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredReports:
+    """The reports that were found, and the files that could not be read."""
+
     reports: tuple[ReportText, ...]
     unread: tuple[UnreadFile, ...]
 
 
 def stored_reports(directories: Sequence[Path], expected_jobs: Sequence[str] = ()) -> StoredReports:
-    """Return every report.json below the directories, each once. Never raises: unreadable files are in `unread`.
+    """Return every report.json below the directories, each once. Unreadable files are in `unread` of the result.
 
-    The job of a report is the name in `expected_jobs` that is also a directory on its path; without one it is the path
-    from the directory to the run's parent.
+    The job of a report is the name in `expected_jobs` that is a directory on the report's path. If there is none, the
+    job is the relative path from the given directory to the run's parent.
     """
     reports: dict[tuple[str, str], ReportText] = {}
     unread: list[UnreadFile] = []
@@ -49,18 +51,21 @@ def stored_reports(directories: Sequence[Path], expected_jobs: Sequence[str] = (
             text = (
                 _report_text(SafeDirectory(directory), file)
                 if has_report
-                else "the run began and left no report; it was ended before it was judged"
+                else "the run started but has no report; it was ended before it was judged"
             )
             if not has_report or isinstance(text, UnreadFile):
                 unread.append(text if isinstance(text, UnreadFile) else UnreadFile(file=str(file), why=text))
             else:
-                # An upload may have turned the link `reports/latest` into a second copy.
+                # An upload may have replaced the link `reports/latest` by a second copy of the run.
                 reports.setdefault((job, text), ReportText(job=job, file=str(file), text=text))
     return StoredReports(reports=tuple(reports.values()), unread=tuple(unread))
 
 
 def matrix_jobs(file: Path) -> tuple[str, ...] | UnreadFile:
-    """Return the names of the jobs in a workflow's `matrix: include`, or in {"include": [...]}, as JSON or YAML."""
+    """Return the names of the jobs in a workflow file's `matrix: include`, or in a file {"include": [...]}.
+
+    The file is YAML or JSON. If it has no usable names, return it as an unread file with the reason.
+    """
     text = _report_text(SafeDirectory(file.parent), file)
     if isinstance(text, UnreadFile):
         return text
@@ -69,14 +74,16 @@ def matrix_jobs(file: Path) -> tuple[str, ...] | UnreadFile:
         matrices = [job["strategy"]["matrix"] for job in tree.get("jobs", {}).values() if "strategy" in job] or [tree]
         names = [entry["name"] for matrix in matrices for entry in matrix["include"]]
     except (KeyError, TypeError, AttributeError):
-        return UnreadFile(file=str(file), why="no workflow with a `matrix: include`, so no missing job is noticed")
+        return UnreadFile(
+            file=str(file), why="not a workflow with a `matrix: include`, so missing jobs are not noticed"
+        )
     if not names or not all(isinstance(name, str) and name for name in names):
-        return UnreadFile(file=str(file), why="names no job, so no missing job is noticed")
+        return UnreadFile(file=str(file), why="names no job, so missing jobs are not noticed")
     return tuple(names)
 
 
 def _runs(directory: Path, unread: list[UnreadFile]) -> Iterator[tuple[Path, bool]]:
-    """Yield the run directories below, and whether each has a report. Links are skipped: they may lead anywhere."""
+    """Yield (path, whether it has a report) for each run directory below `directory`. Links are not followed."""
 
     def note_error(error: OSError) -> None:
         unread.append(UnreadFile(file=str(error.filename), why=error.strerror or "cannot be read"))
@@ -89,7 +96,7 @@ def _runs(directory: Path, unread: list[UnreadFile]) -> Iterator[tuple[Path, boo
         if has_report or _RUN_RECORD in files:
             yield directory_path, has_report
         if _RUN_RECORD in files:
-            folders.clear()  # programs under test write anything into their own directories
+            folders.clear()  # programs may write any files into the directories of their runs
 
 
 def _report_text(directory: SafeDirectory, file: Path) -> str | UnreadFile:
@@ -99,7 +106,7 @@ def _report_text(directory: SafeDirectory, file: Path) -> str | UnreadFile:
         reason = "not a file" if error.errno == errno.EINVAL else error.strerror
         return UnreadFile(file=str(file), why=reason or "cannot be read")
     except UnicodeDecodeError as error:
-        return UnreadFile(file=str(file), why=f"no text: {error}")
+        return UnreadFile(file=str(file), why=f"not a text file: {error}")
 
 
 def _text_or_reason(directory: SafeDirectory, file: Path) -> str | UnreadFile:

@@ -1,6 +1,6 @@
-"""The directories of a run and their file names, the lock of a running one, and how to find a stored one.
+"""Defines the directories and file names of a run, the lock of a running run, and how to find stored runs.
 
-The modules that take numbered dumps name them; the reaper and the ranks write their own files.
+Numbered dumps are named by the modules that write them. The reaper and the ranks write their own files.
 """
 
 from __future__ import annotations
@@ -25,35 +25,36 @@ from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.supervisor.storage.safe_directory import BALLAST, SafeDirectory, release_ballast
 
 SPEC, _SECRETS, _JOURNAL = "spec.json", "secrets.json", "processes.jsonl"
-_RUN_ID = "2*T*-*"  # pattern of the names that `create_run` gives
+_RUN_ID = "2*T*-*"  # pattern of the directory names that `create_run` makes
 _MAX_BYTES = 16 << 20  # largest run.json or report.json that is read
 
 
 class AttemptDir:
-    """One attempt of one scenario. `door` gives safe access to its files; `redaction` removes secrets from texts."""
+    """The directory of one attempt of a scenario, and the paths of its files.
+
+    Files are read and written through `directory`, which is safe, and texts are redacted by `redaction`.
+    """
 
     def __init__(
         self, path: Path, root: Path | None = None, redaction: Redaction | None = None, *, git_diff: bool = False
     ) -> None:
-        """`root` is the directory of its run. Without it the attempt's directory counts as the run."""
+        """`root` is the directory of the run. By default the attempt's directory counts as the run."""
         self.path = path
         self.directory = SafeDirectory(root or path)
         self.redaction = redaction or Redaction(path.parent / _SECRETS)
         self.git_diff = git_diff  # whether env.json has the uncommitted changes
-        self.spec = path / SPEC  # the only file with the command unredacted
+        self.spec = path / SPEC  # the only file with the unredacted command
         self.command = path / "command.txt"
         self.env = path / "env.json"
         self.output = path / "output.log"
         self.traces = path / "traces.log"
         self.result = path / "result.txt"
-        self.logs = path / "logs"  # torchrun's --log-dir: a stdout.log and a stderr.log per rank
-        self.probe_files = path / "boards"  # the ranks' status files, copied by the reaper
+        self.logs = path / "logs"  # torchrun's --log-dir, with a stdout.log and a stderr.log per rank
+        self.probe_files = path / "boards"  # the probe's files of all processes, moved there by the reaper
         self.dumps = path / "dumps"
         self.processes = path / _JOURNAL  # the reaper's journal
         self.watch = path / "watch.jsonl"  # the watcher's journal
-        self.interruption_note = (
-            path / "interrupted"
-        )  # written by the reaper when the controller has died, not for Ctrl-C
+        self.interruption_note = path / "interrupted"  # written by the reaper if nsa-harness was killed, not for Ctrl-C
         self.evidence = path / "evidence"
         self.verdict = path / "verdict.json"
         self.trace = path / "trace.json"
@@ -61,7 +62,7 @@ class AttemptDir:
 
     @property
     def ballast_file(self) -> Path:
-        """The ballast file of its run."""
+        """The ballast file of the run that contains this attempt."""
         return self.path.parent / BALLAST
 
     def rank(self, rank: int) -> Path:
@@ -69,12 +70,12 @@ class AttemptDir:
 
 
 class RunDir:
-    """One run of one or more scenarios."""
+    """The directory of one run of one or more scenarios, and the paths of its files."""
 
     def __init__(self, path: Path, *, redact: bool = True, git_diff: bool = False) -> None:
         self.path = path
         self.directory = SafeDirectory(path)
-        self.secrets = path / _SECRETS  # values of the environment that its programs printed
+        self.secrets = path / _SECRETS  # secret values of the environment that programs printed
         self.redaction = Redaction(self.secrets, is_on=redact)
         self.git_diff = git_diff
         self.log = path / "test_execution.log"
@@ -85,22 +86,22 @@ class RunDir:
         self.html = path / "report.html"
         self.events = path / "events.jsonl"
         self.record = path / "run.json"
-        self.plan = path / "plan.json"  # the launches unredacted, if run.json cannot store them
-        self.lock = path / ".lock"  # held while a controller runs it
+        self.plan = path / "plan.json"  # the unredacted launches, if they contain secrets
+        self.lock = path / ".lock"  # locked while a controller is running the run
         self.missing_params = path / "all_missing_params.txt"
         self.buckets = path / "ddp_buckets.txt"
         # Files of a bisection.
         self.search = path / "bisect.json"
         self.search_summary = path / "BISECT.md"
-        self.search_state = path / "bisection.json"  # its question, and whether it has ended
-        self.search_probes = path / "probes.jsonl"  # its journal
-        self.worktrees = path / "worktrees"  # of commits, while the bisection runs
+        self.search_state = path / "bisection.json"  # the question of the bisection, and whether it has finished
+        self.search_probes = path / "probes.jsonl"  # the journal of the bisection
+        self.worktrees = path / "worktrees"  # checkouts of commits, while the bisection is running
         self.mixtures = path / "mixtures"  # intermediate configurations of two config files or environments
         self.repro = path / "repro"  # the failing configuration as a script
-        # Files of a check before production.
+        # Files of `ready`, a check before production.
         self.readiness = path / "READINESS.md"
         self.readiness_record = path / "readiness.json"
-        self.readiness_state = path / "readiness_state.json"  # its inputs, and whether it has ended
+        self.readiness_state = path / "readiness_state.json"  # the inputs of the check, and whether it has finished
 
     @property
     def run_id(self) -> str:
@@ -110,7 +111,7 @@ class RunDir:
         return self._attempt(self.path / (scenario if number == 1 else f"{scenario}~{number}"))
 
     def attempts(self) -> Iterator[AttemptDir]:
-        """Return the attempts on disk in the order of their launches; a journal without a spec counts as an attempt."""
+        """Return the attempts on disk in the order of their launches. A directory with a spec or a journal counts."""
         exists = self.directory.exists
         paths = [
             path for path in self.directory.subdirectories(self.path) if exists(path / SPEC) or exists(path / _JOURNAL)
@@ -125,7 +126,7 @@ class RunDir:
 
     @property
     def is_stored_run(self) -> bool:
-        """Whether this is a run of nsa-harness by its name or contents, not a foreign directory with such files."""
+        """Whether the name or the contents of the directory show that it is a run of nsa-harness."""
         records = [self.record] if self.directory.is_file(self.record) else []
         specs = [path / SPEC for path in self.directory.subdirectories(self.path) if self.directory.exists(path / SPEC)]
         is_named_like_run = fnmatchcase(self.path.name, _RUN_ID) and bool(records or specs)
@@ -145,16 +146,16 @@ class RunDir:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options of all commands that launch runs: how to launch and report them."""
+    """The options that all commands share which launch runs: how to launch runs and how to report them."""
 
     command: str  # the command line of nsa-harness
     out: Path | None = None  # the parent of run directories; None: ./reports
     json: bool = False
     probe: str = PROBE_FULL  # off, board (only the status file) or full
     redact: bool = True
-    git_diff: bool = False  # env.json stores what is not committed
+    git_diff: bool = False  # env.json contains the uncommitted changes
     strict: bool = False
-    verbose: bool = False  # the terminal shows what an answer rests on
+    verbose: bool = False  # the terminal also shows the evidence
 
     @property
     def parent(self) -> Path:
@@ -162,9 +163,9 @@ class RunOptions:
 
 
 def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False) -> RunDir:
-    """Make a run directory below `parent`, and let `parent/latest` point at it. Raises UsageError if that fails.
+    """Create a run directory below `parent`, and make `parent/latest` a link to it. Raises UsageError if that fails.
 
-    Only the user may enter it, because the logs contain everything that a program prints.
+    Only the user may enter the directory, because the logs contain everything that a program prints.
     """
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
     path = parent / run_id
@@ -173,7 +174,7 @@ def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False) -> 
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise UsageError(
-            f"cannot make a run directory below {parent}: {reason}; name a folder with --out DIR"
+            f"cannot create a run directory below {parent}: {reason}; choose a directory with --out DIR"
         ) from None
     temporary = parent / f".latest.{secrets.token_hex(8)}"
     temporary.symlink_to(run_id)
@@ -183,11 +184,11 @@ def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False) -> 
 
 @contextmanager
 def lock_run(run: RunDir) -> Iterator[None]:
-    """Lock the run for this process while the block runs. Raises StoredRunError if another controller has the lock."""
+    """Lock the run for this process while the block runs. Raises StoredRunError if another process has the lock."""
     try:
         lock = FileLock(run.lock).acquire(timeout=0)
     except Timeout:
-        raise StoredRunError(f"{run.path}: another nsa-harness is running it; wait for its end") from None
+        raise StoredRunError(f"{run.path}: another nsa-harness is running it; wait until it has finished") from None
     with lock:
         yield
         release_ballast(run.path)
@@ -195,9 +196,10 @@ def lock_run(run: RunDir) -> Iterator[None]:
 
 @contextmanager
 def refuse_if_running(run: RunDir) -> Iterator[None]:
-    """Prevent any controller from running this run while the block runs; write nothing. Raises StillRunning.
+    """Keep other processes from running this run while the block runs, without writing anything.
 
-    If there is no lock file, or it may not be opened, another user stored the run, and the block simply runs.
+    Raises StillRunning if a process is running it. If there is no lock file that may be opened, the run was stored by
+    another user, and the block simply runs.
     """
     try:
         lock = run.directory.open_file(run.lock)
@@ -215,7 +217,7 @@ def refuse_if_running(run: RunDir) -> Iterator[None]:
 
 
 def _verdicts_so_far(run: RunDir) -> str:
-    """Return the verdicts of the run's attempts so far, as the end of a message."""
+    """Return the verdicts of the run's attempts so far, as the end of an error message."""
     verdicts = []
     for attempt in run.attempts():
         verdict = "running"
@@ -226,9 +228,9 @@ def _verdicts_so_far(run: RunDir) -> str:
 
 
 def find_run(path: Path | None, parent: Path, *, redact: bool = True) -> RunDir:
-    """Return the stored run that `path` names: a run directory, an attempt or file in one, or a run id.
+    """Return the stored run that `path` names. None means the latest run below `parent`.
 
-    None means the latest run. Raises StoredRunError if there is none.
+    `path` is a run's directory, an attempt or a file in it, or a run id. Raises StoredRunError if there is no such run.
     """
     requested = parent / "latest" if path is None else path
     for candidate in (requested, parent / requested):
@@ -240,7 +242,7 @@ def find_run(path: Path | None, parent: Path, *, redact: bool = True) -> RunDir:
     run_ids = [path.name for path in latest_runs(parent)[:_MAX_INSPECTED_RUNS] if RunDir(path).is_stored_run][
         :_MAX_HINTED_RUNS
     ]
-    hint = f"the newest runs in {parent} are {', '.join(run_ids)}" if run_ids else f"{parent} holds no run"
+    hint = f"the latest runs in {parent} are {', '.join(run_ids)}" if run_ids else f"{parent} contains no run"
     raise StoredRunError(f"{requested}: not a stored run (no run.json and no */spec.json below it); {hint}")
 
 
@@ -248,13 +250,13 @@ _MAX_HINTED_RUNS, _MAX_INSPECTED_RUNS = 3, 30
 
 
 def latest_runs(parent: Path) -> list[Path]:
-    """Return the directories named like a run, the latest first."""
+    """Return the directories below `parent` that are named like a run, the latest first."""
     return [path for path in reversed(SafeDirectory(parent).subdirectories(parent)) if fnmatchcase(path.name, _RUN_ID)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredResult:
-    """The result of an attempt of a stored run, from its report."""
+    """The result of one attempt in a stored run, read from its report."""
 
     run_id: str
     spec_hash: str
@@ -263,9 +265,9 @@ class StoredResult:
 
 
 def earlier_results(parent: Path, spec_hashes: Collection[str], excluded_run: str = "") -> Iterator[StoredResult]:
-    """Yield the attempts with one of these specs in the latest runs below `parent`, the latest run first.
+    """Yield the results of attempts with one of these specs in the latest runs below `parent`, the latest run first.
 
-    Unreadable reports are skipped, and the run named `but`.
+    The run named `excluded_run` and unreadable reports are skipped.
     """
     for run in (RunDir(path) for path in latest_runs(parent)[:_MAX_EARLIER_RUNS] if path.name != excluded_run):
         with suppress(OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
@@ -284,7 +286,7 @@ _MAX_EARLIER_RUNS = 50
 
 
 def write_document(path: Path, text: str) -> None:
-    """Write a whole document under a temporary name and rename it. The directory is trusted.
+    """Write a document to a temporary file, and rename it to `path`. The directory is trusted.
 
     If the disk is full, the run's ballast file is emptied to make room. Raises OSError.
     """
@@ -292,5 +294,5 @@ def write_document(path: Path, text: str) -> None:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append a whole line or nothing. Raises OSError."""
+    """Append a record as one line of JSON: the whole line or nothing. Raises OSError."""
     SafeDirectory(path.parent).append(path, json.dumps(record, separators=(",", ":")) + "\n")

@@ -1,7 +1,7 @@
-"""Safe access to the files of a run: only regular files below its directory, through no link, within a budget.
+"""Gives safe access to the files of a run: only regular files below its directory, without links, within a budget.
 
-A run may come from an attacker, who made it to harm the user that judges it. So no path in it is opened as a whole:
-each directory of the path is opened separately, from the run's directory down, and links are refused.
+An attacker may have made a run to harm the user who judges it. So a path in a run is never opened in one call. Each
+directory of the path is opened separately, from the run's directory down, and links are refused.
 """
 
 from __future__ import annotations
@@ -26,44 +26,50 @@ from nsa_harness.core.report import Trouble
 _TAIL_BYTES = 1 << 20  # bytes that are read from the end of a log
 _MAX_LOG_CHARS = 256 << 20
 _MAX_RECORD_BYTES = 8 << 20  # longest line of a journal
-_MAX_HALF_BYTES = 16 << 20  # read from the beginning of a journal, and again from its end
+_MAX_HALF_BYTES = 16 << 20  # read at the beginning of a long journal, and the same amount at its end
 _MAX_HALF_RECORDS = 50_000
-_MAX_ENTRIES = 100_000  # entries of a directory that are read
+_MAX_ENTRIES = 100_000  # entries that are read per directory
 _MAX_NOTES = 32
 _BUFFER_BYTES = 1 << 16
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-# Without O_NONBLOCK, opening a pipe of that name would block.
+# Without O_NONBLOCK, opening a named pipe would block.
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Budget:
-    """The limit for reading all files of a run. Time is this thread's CPU time: a busy machine does not shorten it."""
+    """The limits for reading all files of a run, in bytes and in CPU time of this thread.
+
+    CPU time is used because it does not depend on how busy the machine is.
+    """
 
     def __init__(self, left_bytes: int = 1 << 30, seconds: float = 10.0) -> None:
         self.remaining_bytes = left_bytes
         self._until_s = time.thread_time() + seconds
 
     def add_ranks(self, ranks: int) -> None:
-        """Increase the budget for a run of many ranks: each has logs, a status file and a flight recorder."""
+        """Increase the budget for a run with `ranks` ranks. Each rank has logs, a status file and a flight recorder."""
         self.remaining_bytes += ranks * (64 << 20)
         self._until_s += ranks * 0.2
 
     @property
     def exceeded_limit(self) -> str:
-        """The limit that was reached, or "" while there is budget left."""
+        """The name of the limit that was exceeded, "bytes" or "time", or "" if there is budget left."""
         if self.remaining_bytes <= 0:
             return "bytes"
         return "time" if time.thread_time() > self._until_s else ""
 
 
 class SafeDirectory:
-    """The files below `root`, which is trusted because the caller chose it. All paths begin with `root`."""
+    """Safe access to the files below `root`. All paths that are passed to the methods begin with `root`.
+
+    `root` itself is trusted, because the caller chose it.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.budget: Budget | None = None  # None: unlimited, for commands that judge nothing
+        self.budget: Budget | None = None  # None: unlimited, for commands that do not judge a run
         self._notes: list[Trouble] = []
         self._unlisted_notes = 0
 
@@ -72,27 +78,27 @@ class SafeDirectory:
     def open_file(self, path: Path) -> BinaryIO:
         """Open a regular file for reading. Raises OSError for anything else.
 
-        A device may be endless, and a link may lead to any file.
+        A device could be endless, and a link could lead to any file.
         """
         with self._open_directory(path.parent) as folder:
             descriptor = _call_in_directory(os.open, path, _READ, dir_fd=folder)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return io.BufferedReader(_BudgetedFile(descriptor, self, path), _BUFFER_BYTES)
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "no regular file", str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
 
     def read_whole_file(self, path: Path, most_bytes: int) -> bytes:
-        """Return all bytes of a file. Raises OSError if it is unreadable, ValueError if longer than `most_bytes`."""
+        """Return the contents of a file. Raises OSError if it is unreadable, ValueError if it exceeds `most_bytes`."""
         with self.open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
-            # One byte more, because the file may have grown. A file that is too large is not read.
+            # Read one byte more, because the file may have grown. A file that is too large is not read.
             data = b"" if size > most_bytes else file.read(most_bytes + 1)
         if size > most_bytes or len(data) > most_bytes:
             raise ValueError(f"larger than {most_bytes} bytes")
         return data
 
     def read_tail(self, path: Path) -> str:
-        """Return the end of a log as text; "" without a log."""
+        """Return the end of a log as text, or "" if there is no readable log."""
         try:
             with self.open_file(path) as log:
                 log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
@@ -101,21 +107,24 @@ class SafeDirectory:
             return ""
 
     def read_lines(self, path: Path, most_chars: int) -> Iterator[str]:
-        """Yield the lines of a log, those over `most_chars` in pieces; nothing without a log."""
+        """Yield the lines of a log. Lines longer than `most_chars` are split. Yield nothing without a readable log."""
         try:
             with io.TextIOWrapper(self.open_file(path), encoding="utf-8", errors="replace") as log:
                 read_chars = 0
                 while line := log.readline(most_chars):
                     read_chars += len(line)
                     if read_chars > _MAX_LOG_CHARS:
-                        self.note_incomplete(path, f"what follows the first {_MAX_LOG_CHARS >> 20} MiB was not read")
+                        self.note_incomplete(path, f"only the first {_MAX_LOG_CHARS >> 20} MiB were read")
                         return
                     yield line
         except OSError:
             return
 
     def read_records(self, path: Path) -> Iterator[dict[str, Any]]:
-        """Yield the records of a journal. A torn or foreign line is skipped: the writer may have been killed in it."""
+        """Yield the records of a journal. Lines that are not JSON objects are skipped.
+
+        The last line may be incomplete, because the writer may have been killed while writing it.
+        """
         try:
             with self.open_file(path) as journal:
                 for line in self._journal_lines(journal, path):
@@ -126,7 +135,10 @@ class SafeDirectory:
             return
 
     def _journal_lines(self, journal: BinaryIO, path: Path) -> Iterator[bytes]:
-        """Yield the lines of a journal; only the first and the last, with origin and ending, if it is far too long."""
+        """Yield the lines of a journal. If it is far too long, yield only its first and last lines.
+
+        The first and last lines contain the origin and the ending of the attempt.
+        """
         size = os.fstat(journal.fileno()).st_size
         head_end = size if size <= 2 * _MAX_HALF_BYTES else _MAX_HALF_BYTES
         yield from islice(_lines_until(journal, head_end), _MAX_HALF_RECORDS)
@@ -140,13 +152,13 @@ class SafeDirectory:
             skipped_lines = skipped_lines or len(last_lines) == _MAX_HALF_RECORDS
             last_lines.append(line)
         if skipped_lines:
-            self.note_incomplete(path, f"{size} bytes: of its records only the first and the last were read")
+            self.note_incomplete(path, f"{size} bytes: only the first and the last records were read")
         yield from last_lines
 
-    # What is there.
+    # Listing files.
 
     def exists(self, path: Path) -> bool:
-        """Whether a file, directory or link has this path. A path through a link does not exist."""
+        """Whether there is a file, directory or link with this path. A path through a link does not exist."""
         return self._status(path) is not None
 
     def is_file(self, path: Path) -> bool:
@@ -158,21 +170,24 @@ class SafeDirectory:
         return facts is not None and stat.S_ISLNK(facts.st_mode)
 
     def size_bytes(self, path: Path) -> int:
-        """Return the size of a regular file; 0 without one."""
+        """Return the size of a regular file, or 0 if there is no regular file with this path."""
         facts = self._status(path)
         return facts.st_size if facts is not None and stat.S_ISREG(facts.st_mode) else 0
 
     def modified_ns(self, path: Path) -> int:
-        """Return the time of the last change; 0 if nothing has this path."""
+        """Return the time of the last change, or 0 if nothing has this path."""
         facts = self._status(path)
         return 0 if facts is None else facts.st_mtime_ns
 
     def subdirectories(self, path: Path) -> list[Path]:
-        """Return the directories directly in a directory, by name."""
+        """Return the subdirectories of a directory, sorted by name."""
         return [path / name for name, is_folder in self._entries(path) if is_folder]
 
     def list_files(self, path: Path, pattern: str) -> list[Path]:
-        """Return what matches the pattern below a directory and is no directory, by name; `*` does not match `/`."""
+        """Return the paths below a directory that match the pattern, sorted by name. Directories are excluded.
+
+        `*` does not match `/`.
+        """
         *parents, last = pattern.split("/")
         directories = [path]
         for part in parents:
@@ -211,13 +226,13 @@ class SafeDirectory:
         finally:
             os.close(listing)
         if len(names) > _MAX_ENTRIES:
-            self.note_incomplete(path, f"it holds more than {_MAX_ENTRIES} files; the others were not looked at")
+            self.note_incomplete(path, f"it contains more than {_MAX_ENTRIES} files; the others were ignored")
         return sorted(names[:_MAX_ENTRIES])
 
     # Writing.
 
     def write(self, path: Path, text: str) -> None:
-        """Write a temporary file and rename it, so that a reader sees the old document or the new one, never a part.
+        """Write a temporary file and rename it, so a reader sees the old or the new document, never a part of it.
 
         If the disk is full, the run's ballast file is emptied to make room. Raises OSError.
         """
@@ -230,7 +245,7 @@ class SafeDirectory:
 
     @contextmanager
     def replace_file(self, path: Path) -> Iterator[BinaryIO]:
-        """Yield a new file, which takes the name once it is complete. Its temporary name cannot be predicted."""
+        """Yield a new file that replaces `path` when the block ends. Its temporary name cannot be predicted."""
         with self._open_directory(path.parent) as folder:
             temporary = f".{path.name[:200]}.{secrets.token_hex(8)}"
             descriptor = _call_in_directory(os.open, path.with_name(temporary), _NEW, 0o600, dir_fd=folder)
@@ -244,7 +259,7 @@ class SafeDirectory:
                 raise
 
     def append(self, path: Path, text: str) -> None:
-        """Append the whole text or nothing. Raises OSError as `appending` does, and if the disk is full."""
+        """Append the whole text or nothing. Raises OSError like `open_for_append`, and if the disk is full."""
         data = text.encode("utf-8", errors="backslashreplace")
         with self.open_for_append(path) as file:
             count = os.write(file.fileno(), data)
@@ -255,7 +270,8 @@ class SafeDirectory:
     def open_for_append(self, path: Path) -> TextIO:
         """Open a journal or log for appending.
 
-        Raises OSError for a pipe, or a file with a second name: the text would be written elsewhere too.
+        Raises OSError for a pipe, and for a file that has a second name (a hard link), because the text would also be
+        written there.
         """
         with self._open_directory(path.parent) as folder:
             descriptor = _call_in_directory(os.open, path, _APPEND, 0o600, dir_fd=folder)
@@ -263,10 +279,13 @@ class SafeDirectory:
         if stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1:
             return open(descriptor, "a", encoding="utf-8", errors="backslashreplace")
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "no regular file of its own", str(path))
+        raise OSError(errno.EINVAL, "not a regular file, or a file with a second name", str(path))
 
     def copy_ends(self, source: Path, target: Path, half_bytes: int) -> int:
-        """Copy a file; replace the middle of a large file by one line. Return the bytes skipped. Raises OSError."""
+        """Copy a file, but replace the middle of a large file by one line. Return the number of skipped bytes.
+
+        A file is large if it has more than twice `half_bytes`. Raises OSError.
+        """
         with self.open_file(source) as original, self.replace_file(target) as copy:
             size = os.fstat(original.fileno()).st_size
             skipped_bytes = size - 2 * half_bytes
@@ -278,7 +297,7 @@ class SafeDirectory:
         return max(0, skipped_bytes)
 
     def make_directory(self, path: Path) -> None:
-        """Make a directory. Raises OSError if a file or link has its name."""
+        """Create a directory if it does not exist. Raises OSError if a file or a link has this name."""
         with self._open_directory(path.parent) as folder:
             try:
                 os.mkdir(path.name, dir_fd=folder)
@@ -290,10 +309,10 @@ class SafeDirectory:
         with self._open_directory(path.parent) as folder, suppress(FileNotFoundError):
             os.unlink(path.name, dir_fd=folder)
 
-    # Notes on what was not read.
+    # Notes about files that were not read completely.
 
     def note_incomplete(self, path: Path, why: str) -> None:
-        """Note that a file was not read completely."""
+        """Note that a file was not read or copied completely, with the reason."""
         name = os.path.relpath(path, self.root)
         if len(self._notes) < _MAX_NOTES:
             self._notes.append(Trouble(what=name, why=why))
@@ -301,9 +320,9 @@ class SafeDirectory:
             self._unlisted_notes += 1
 
     def take_notes(self) -> tuple[Trouble, ...]:
-        """Return the notes since the last call."""
+        """Return the notes since the last call, and forget them."""
         more = (
-            [Trouble(what="files of the run", why=f"{self._unlisted_notes} more were cut")]
+            [Trouble(what="files of the run", why=f"{self._unlisted_notes} more were not read completely")]
             if self._unlisted_notes
             else []
         )
@@ -312,10 +331,10 @@ class SafeDirectory:
 
     @contextmanager
     def _open_directory(self, path: Path) -> Iterator[int]:
-        """Yield a descriptor of a directory of the run. Raises OSError if the path to it has a link."""
+        """Yield a file descriptor of a directory of the run. Raises OSError if its path contains a link."""
         parts = path.relative_to(self.root).parts
         if ".." in parts:
-            raise OSError(errno.EINVAL, "a name that leads out of the run", str(path))
+            raise OSError(errno.EINVAL, "a path that leads out of the run", str(path))
         folder = os.open(self.root, _DIRECTORY)
         try:
             current = self.root
@@ -330,14 +349,17 @@ class SafeDirectory:
 
 
 class _BudgetedFile(io.FileIO):
-    """A file whose reads count against the budget. When that is spent, the file appears to end, which is noted."""
+    """A file whose reads count against the budget. If the budget is exceeded, the file seems to end, with a note."""
 
-    def __init__(self, descriptor: int, door: SafeDirectory, path: Path) -> None:
+    def __init__(self, descriptor: int, directory: SafeDirectory, path: Path) -> None:
         super().__init__(descriptor, "rb")
-        self._directory, self._path, self._is_cut = door, path, False
+        self._directory, self._path, self._is_cut = directory, path, False
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` and charge the budget. Return 0, the end of the file, if the budget is spent."""
+        """Fill `buffer`, charge the budget, and return the number of bytes.
+
+        Return 0, which means the end of the file, if the budget is exceeded.
+        """
         budget = self._directory.budget
         if budget is not None and (limit := budget.exceeded_limit):
             if not self._is_cut:
@@ -353,20 +375,20 @@ class _BudgetedFile(io.FileIO):
 
 
 def safe_file(path: Path) -> tuple[SafeDirectory, Path]:
-    """Return safe access to a file that the user named, and its resolved path: the user's own links are allowed."""
+    """Return safe access to a file that the user named, and its resolved path. The user's own links are followed."""
     resolved = path.resolve()
     return SafeDirectory(resolved.parent), resolved
 
 
 def _call_in_directory(call: Any, path: Path, *arguments: int, dir_fd: int) -> int:
-    """Call an `os` function with the last name of the path, relative to its open directory.
+    """Call an `os` function with the last component of the path, relative to its open directory `dir_fd`.
 
-    Raises OSError with the whole path, and with a clear text if the name is a link.
+    Raises OSError with the whole path, and with a clear text if the component is a link.
     """
     try:
         result: int = call(path.name, *arguments, dir_fd=dir_fd)
-    except ValueError:  # a name with a NUL
-        raise OSError(errno.EINVAL, "no name of a file", str(path)) from None
+    except ValueError:  # a name with a NUL character
+        raise OSError(errno.EINVAL, "not a valid file name", str(path)) from None
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR) and _is_link(path.name, dir_fd):
             raise OSError(errno.ELOOP, "a link, which is not followed", str(path)) from None
@@ -398,22 +420,22 @@ def _parse_or_none(line: bytes) -> object:
         return None
 
 
-# The ballast file of a run reserves disk space. It is emptied on a full disk, so that the end of the run can still be
-# written. An empty file shows that the space was needed.
+# The ballast file of a run reserves disk space. If the disk is full, the file is emptied, so the last files of the run
+# can still be written. An empty ballast file shows that the space was needed.
 
 BALLAST = ".reserve"
-_BALLAST_BYTES = 8 << 20  # enough for the status files of some ranks, the evidence and all documents
-_LEVELS = 3  # the deepest document of a run is this many directories below it
+_BALLAST_BYTES = 8 << 20  # enough for the status files of several ranks, the evidence and all documents
+_LEVELS = 3  # number of directories between a run and its deepest document
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether the disk or the user's quota is full."""
+    """Whether the error means that the disk or the user's quota is full."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
 def fill_ballast(run: Path) -> None:
-    """Fill the ballast file before an attempt: an earlier attempt may have emptied it."""
+    """Create or refill the ballast file before an attempt. An earlier attempt may have emptied it."""
     with suppress(OSError):
         descriptor = os.open(run / BALLAST, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -432,7 +454,7 @@ def release_ballast(run: Path) -> None:
 
 
 def write_with_ballast(path: Path, write: Callable[[], None]) -> None:
-    """Call `write`; if the disk is full, empty the ballast file and call it again. Raises OSError."""
+    """Call `write`. If the disk is full, empty the ballast file and call it again. Raises OSError."""
     try:
         write()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Store the program's source next to the evidence when its run is judged; later judgements read that copy."""
+"""Stores the program's source next to the evidence when a run is first judged. Later judgements read this copy."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 FILE = "sources.json"
 _STORED = type_adapter(tuple[Source, ...])
-_MAX_BYTES = 256 << 10  # all functions together
+_MAX_BYTES = 256 << 10  # of all functions together
 _MAX_FILE_BYTES = 1 << 20
 
 
 def with_sources(attempt: AttemptDir, evidence: Evidence, *, launched_here: bool) -> Evidence:
-    """Return the evidence with the program's source, which is stored when the attempt ends.
+    """Return the evidence with the program's source. The source is read once, when the attempt ends, and stored.
 
-    A file that was changed since the launch, or that is not a small regular file, is skipped. For an attempt that this
-    process did not launch, no file is read: the author of its evidence chose their names.
+    Files that were changed since the launch, and files that are not small regular files, are skipped.
+    `launched_here`: this process launched the attempt. For any other attempt only stored source is used, because the
+    author of the evidence could have chosen arbitrary file names.
     """
     directory, path = attempt.directory, attempt.path / FILE
     try:
@@ -44,7 +45,7 @@ def with_sources(attempt: AttemptDir, evidence: Evidence, *, launched_here: bool
 
 
 def stored_sources(attempt: AttemptDir) -> tuple[Source, ...]:
-    """Return the stored sources. Raises OSError or ValueError."""
+    """Return the stored source of an attempt. Raises OSError or ValueError if it is missing or invalid."""
     return _STORED.validate_json(attempt.directory.read_whole_file(attempt.path / FILE, 4 * _MAX_BYTES))
 
 
@@ -58,16 +59,17 @@ def _within_bound(sources: Iterator[Source]) -> Iterator[Source]:
 
 def _read(attempt: AttemptDir, evidence: Evidence) -> Iterator[Source]:
     since_s = attempt.directory.modified_ns(attempt.spec) / 1e9 or None
-    if evidence.is_attached:  # the job was running before us: its ranks have read the files as they were at its start
+    if evidence.is_attached:  # the job started before nsa-harness, and its ranks read the files at that time
         since_s = time.time() - evidence.ended_s
     pid = next((rank.pid for rank in evidence.ranks if rank.pid), None) if evidence.is_attached else None
     return program_sources(evidence, lambda file: text_as_launched(file, since_s, pid))
 
 
 def text_as_launched(file: str, since_s: float | None, pid: int | None = None) -> str:
-    """Return the text of a small regular file of a running program; "" if it was changed since `since_s`.
+    """Return the text of a source file of a running program, or "" if it was changed after `since_s`.
 
-    `pid` is a process of the program, which may see other files than the harness.
+    Return "" as well if it is not a small regular file. `pid` is a process of the program, which may be in a container
+    and see other files than nsa-harness.
     """
     try:
         path = Path(file) if pid is None else path_in_process(pid, file)
@@ -76,12 +78,12 @@ def text_as_launched(file: str, since_s: float | None, pid: int | None = None) -
             path.is_file() and status.st_size <= _MAX_FILE_BYTES and (since_s is None or status.st_mtime <= since_s)
         )
         return path.read_text(encoding="utf-8", errors="replace") if is_readable else ""
-    except (OSError, ValueError):  # a name with a NUL
+    except (OSError, ValueError):  # ValueError: a name with a NUL character
         return ""
 
 
 def with_source_text(outcome: Outcome, sources: Sequence[Source]) -> Outcome:
-    """Return the outcome with the program's statement at each of its locations."""
+    """Return the outcome with the text of the program's statement at each location in it."""
     program = ProgramSource(tuple(sources))
 
     def with_text(place: Place | None) -> Place | None:
