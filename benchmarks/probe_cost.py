@@ -35,7 +35,7 @@ from nsa_attention.config import SHAPES  # noqa: E402
 from nsa_attention.model import TinyLM  # noqa: E402
 from nsa_harness import protocol  # noqa: E402
 from nsa_harness.probe import collectives, groups, heartbeat, hooks, waits  # noqa: E402
-from nsa_harness.probe.exceptions import DroppedBatches  # noqa: E402
+from nsa_harness.probe.exceptions import DroppedBatchCounter  # noqa: E402
 from nsa_harness.probe.patches import TroubleLog  # noqa: E402
 from nsa_harness.probe.places import foreign_code  # noqa: E402
 from nsa_harness.probe.status_file import StatusFileWriter  # noqa: E402
@@ -171,7 +171,7 @@ def _beat_ns(beat: heartbeat.Heartbeat) -> float:
 
 def _installed_hooks(board: StatusFileWriter, trouble: TroubleLog) -> HookTables:
     foreign = foreign_code(torch)
-    hooks.install(torch, board, trouble, DroppedBatches(board, foreign), hooks.FetchTimes(foreign))
+    hooks.install(torch, board, trouble, DroppedBatchCounter(board, foreign), hooks.FetchTimes(foreign))
     return HookTables()
 
 

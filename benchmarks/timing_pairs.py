@@ -207,7 +207,7 @@ def _harness_s(spec: RunSpec, directory: Path) -> tuple[float, float]:
     outcomes: list[Outcome] = []
 
     class Silent(Listener):  # instead of the terminal
-        def outcome(self, outcome: Outcome, run_dir: Path) -> None:  # noqa: ARG002
+        def on_outcome(self, outcome: Outcome, run_dir: Path) -> None:  # noqa: ARG002
             outcomes.append(outcome)
 
     options = RunOptions(command="benchmarks/timing_pairs.py", out=directory)

@@ -212,7 +212,7 @@ def said_of(place: Place, ran: Ran, *, attach: bool) -> dict[str, Any]:
     }
 
 
-_QUIET = re.compile(r"has moved for ([0-9.]+) s")
+_QUIET = re.compile(r"(?:moved|made progress) for ([0-9.]+) s")
 _HEAD = re.compile(r"^(?:nsa-harness: )?(HANG|FAIL|PASS|ERROR|SKIP|MOVES|STALL)  \S")
 
 

@@ -1,4 +1,4 @@
-"""`python -m nsa_harness`: the command line without its console script."""
+"""Runs the command line with `python -m nsa_harness`, without the console script."""
 
 from nsa_harness.cli.main import main
 

@@ -1,4 +1,4 @@
-"""The errors that a user can cause. The text names the thing, the value, the location and the next step.
+"""Errors that a user can cause. The text of an error names the thing, the value, the location and the next step.
 
 HarnessError
 ├── UsageError      a wrong option, pattern, override or environment value      exit 2
@@ -6,6 +6,7 @@ HarnessError
 ├── StoredRunError  a run directory that cannot be read                         exit 2
 │   └── StillRunning    a run that is still in progress, so not judged yet      exit 125
 ├── MissingNeed     a need from the command line that this machine cannot meet  exit 2
+├── MissingTorch    no interpreter with torch was found                         exit 125
 ├── NoSuchJob       attach: the process is gone, or belongs to another user     exit 2
 └── CommandNotStarted   watch: no such command, or it is not executable         exit 127, 126
 """
@@ -23,7 +24,7 @@ class HarnessError(Exception):
 
 
 class UsageError(HarnessError):
-    pass
+    """An option, pattern, override or environment value is wrong."""
 
 
 class ScenarioError(HarnessError):
@@ -37,23 +38,27 @@ class ScenarioError(HarnessError):
 
 
 class StoredRunError(HarnessError):
-    pass
+    """A run directory cannot be read or used."""
 
 
 class StillRunning(StoredRunError):
+    """The run is still in progress and cannot be judged yet."""
+
     exit_code = 125
 
 
 class MissingNeed(HarnessError):
-    pass
+    """The command line requires something that this machine does not have, such as a GPU."""
 
 
 class MissingTorch(HarnessError):
+    """No interpreter with torch was found."""
+
     exit_code = 125
 
 
 class NoSuchJob(HarnessError):
-    pass
+    """The job to attach to does not exist, or belongs to another user."""
 
 
 class CommandNotStarted(HarnessError):
@@ -64,8 +69,8 @@ class CommandNotStarted(HarnessError):
         self.exit_code = exit_code
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a clause that suggests the most similar valid word, or "" if none is similar."""
-    by_small_letters = {candidate.lower(): candidate for candidate in known}
-    close = difflib.get_close_matches(word[:100].lower(), by_small_letters, n=1, cutoff=0.6)
-    return f'; did you mean "{by_small_letters[close[0]]}"?' if close else ""
+def did_you_mean(name: str, valid_names: Iterable[str]) -> str:
+    """Return a clause that suggests the valid name most similar to `name`, or "" if no valid name is similar."""
+    by_lower_case = {candidate.lower(): candidate for candidate in valid_names}
+    matches = difflib.get_close_matches(name[:100].lower(), by_lower_case, n=1, cutoff=0.6)
+    return f'; did you mean "{by_lower_case[matches[0]]}"?' if matches else ""

@@ -1,65 +1,63 @@
-"""The interface between harness and rank: environment names, file names and the layout of the status file.
+"""Defines the interface between nsa-harness and a rank: environment variables, file names, and the status file.
 
-This module is loaded by file path into the user's processes, so it uses only the standard library and Python >= 3.9.
+This module is loaded by file path into the user's processes, so it uses only the standard library and Python 3.9.
 
-The status file (also called board) is one memory-mapped file per process. The training threads write it; another
-process reads it, without a lock. All integers are little-endian. Times are CLOCK_MONOTONIC nanoseconds,
+The status file (in file names: board) is one memory-mapped file per process. The training threads write it, and another
+process reads it without a lock. All integers are little-endian. Times are CLOCK_MONOTONIC nanoseconds, which are
 comparable between the processes of one host.
 
     header   0 ..  256
     gaps   256 ..  384   longest pause after a progress event of each kind, one u64 per kind
-    slots  384 .. 2432   SLOTS x 64 bytes, one per writing thread, each with a checksum
+    slots  384 .. 2432   SLOTS x 64 bytes, each for one writing thread and with a checksum
     steps       ..       STEPS ring of finished optimizer steps
-    calls       ..       CALLS ring of collectives and store waits called from Python
-    facts       ..       FACTS pairs of strings, valid from then on: members of process groups, coordinates in a mesh
-    nodes       ..       NODES lines of caller chains, each with the line that called it
+    calls       ..       CALLS ring of collectives and store waits that were called from Python
+    facts       ..       FACTS pairs of strings (name, value), such as the members of a process group
+    nodes       ..       NODES lines of call stacks, each with the node of the line that called it
     totals      ..       TOTALS counts and hashes of all calls in a process group
     loaders     ..       LOADERS ring of DataLoaders, and how far the latest iterator of each is
-    keys        ..       KEYS lines that set keys of a store, each with its latest key
+    keys        ..       KEYS lines that set store keys, each with its latest key
     forwards    ..       FORWARDS ring of modules whose forward began
     strings     ..       append-only table: u16 length, UTF-8 bytes
 """
 
 import struct
 
-# Environment of a rank. The leading underscore: users do not set these, and a nested harness drops them.
-ENV_RUN = "_NSA_HARNESS_RUN"  # tag of the attempt, by which every process of the run is found
+# Environment variables of a rank. Users do not set these, and a nested nsa-harness removes them.
+ENV_RUN = "_NSA_HARNESS_RUN"  # tag of the attempt, which identifies every process of the run
 ENV_PROBE_DIRECTORY = "_NSA_HARNESS_BOARDS"  # node-local probe directory: status files and the files below
 ENV_PROBE = "_NSA_HARNESS_PROBE"  # one of the PROBE_ values; absent = full
-ENV_OWNER = "_NSA_HARNESS_RANK_PID"  # set by the process that took RANK, so that its children do not take it
-ENV_SOLO = "_NSA_HARNESS_SOLO"  # the launch is one process without RANK, rank 0
-ENV_ANOMALY = "_NSA_HARNESS_ANOMALY"  # switch on autograd's anomaly detection; absent = leave it
-ENV_CHECKPOINT_DEBUG = (
-    "_NSA_HARNESS_CHECKPOINT_DEBUG"  # switch on activation checkpointing's debug mode; absent = leave it
-)
-ENV_GROWTH = "_NSA_HARNESS_GROWTH"  # count the living memory after two steps, by the line that allocated it
+ENV_OWNER = "_NSA_HARNESS_RANK_PID"  # pid of the process to which RANK belongs; its children ignore RANK
+ENV_SOLO = "_NSA_HARNESS_SOLO"  # the launch is a single process without RANK, which is rank 0
+ENV_ANOMALY = "_NSA_HARNESS_ANOMALY"  # if present, switch on autograd's anomaly detection
+ENV_CHECKPOINT_DEBUG = "_NSA_HARNESS_CHECKPOINT_DEBUG"  # if present, switch on gradient checkpointing's debug mode
+ENV_GROWTH = "_NSA_HARNESS_GROWTH"  # if present, find the lines whose allocations grow
 ENV_FAULT = "_NSA_HARNESS_FAULT"  # JSON of the planted fault, absent without one
 ENV_PREFIX = "_NSA_HARNESS_"
 
 PROBE_OFF = "off"
-PROBE_STATUS = "board"  # progress events, collectives and heartbeat; nothing else in the process is touched
-PROBE_FULL = "full"  # also uncaught exception, stacks on a fatal signal, flight recorder at exit
+PROBE_STATUS = "board"  # only progress events, collectives and the heartbeat
+PROBE_FULL = "full"  # also health samples, the uncaught exception, stacks on a fatal signal, flight recorder at exit
 
 # Files in the probe directory, all named by process id.
 STATUS_FILE = "{pid}.board"
-STACKS = "{pid}.stacks.txt"  # faulthandler: on a fatal signal, or on STACKS_SIGNAL_OFFSET
+STACKS = "{pid}.stacks.txt"  # written by faulthandler on a fatal signal, or on the signal of STACKS_SIGNAL_OFFSET
 RAISED = "{pid}.raised.json"  # the exception that ends the program
 FLIGHT = "{pid}.flight.json"  # the flight recorder in torch's format (entries, pg_status), on request and at exit
 HEALTH_SAMPLES = "{pid}.looks.jsonl"  # samples of parameters, losses and memory at some steps, one per line
-TROUBLE = "{pid}.trouble.jsonl"  # probe pieces that switched themselves off
+TROUBLE = "{pid}.trouble.jsonl"  # parts of the probe that failed and were switched off, one per line
 NCCL_DUMP = "nccl_trace_rank_{rank}"  # written by torch itself, in its pickled form, before it aborts a rank
-SOCKET = "{pid}.sock"  # torch's worker server, which answers without the GIL
+SOCKET = "{pid}.sock"  # torch's worker server, which responds without the GIL
 SOCKET_PATH_LIMIT = 107  # bytes of a path that fit into sockaddr_un
 
 FLIGHT_HANDLER = "fr_trace_json"  # the worker server's handler: POST /handler/NAME
 
-STACKS_SIGNAL_OFFSET = 7  # SIGRTMIN + 7: a real-time signal, sent only when SigCgt shows our handler
+STACKS_SIGNAL_OFFSET = 7  # SIGRTMIN + 7: a real-time signal, sent only if SigCgt shows that the process handles it
 
 U64 = struct.Struct("<Q")
 
 MAGIC = b"NSABOARD"
 LAYOUT = 3
-LAYOUT_2 = 2  # fewer calls without their chains; no nodes, totals, loaders, keys, forwards and mode
+LAYOUT_2 = 2  # fewer calls, without call stacks; no nodes, totals, loaders, keys, forwards and mode
 
 HEADER_SIZE = 256
 # magic, layout, size, pid, rank (-1 unknown), world_size (-1 unknown), padding, created_ns
@@ -67,7 +65,7 @@ IDENTITY = struct.Struct("<8sIIIiiIQ")
 IDENTITY_AT = 0
 HEARTBEAT = struct.Struct("<QI")  # time of the last heartbeat, number of the last answered request
 HEARTBEAT_AT = 64
-REQUEST = struct.Struct("<I")  # written by the controller; the heartbeat thread answers with FLIGHT
+REQUEST = struct.Struct("<I")  # number of requests by the controller; the heartbeat thread then writes FLIGHT
 REQUEST_AT = 80
 END = struct.Struct("<QI")  # time of the orderly end, flags
 END_AT = 96
@@ -77,17 +75,17 @@ COLLECTIVES = struct.Struct("<QQQ")  # enqueued, completed, time of the last cha
 COLLECTIVES_AT = 128
 STRINGS_USED = struct.Struct("<II")  # bytes used, entries
 STRINGS_USED_AT = 160
-LAST_LINE = struct.Struct("<I")  # string: the main thread's innermost line outside torch at the last heartbeat
+LAST_LINE = struct.Struct("<I")  # string number: the main thread's innermost line outside torch at the last heartbeat
 LAST_LINE_AT = 176
-CLOCK = struct.Struct("<q")  # CLOCK_REALTIME minus CLOCK_MONOTONIC at the creation; the recorder uses CLOCK_REALTIME
+CLOCK = struct.Struct("<q")  # CLOCK_REALTIME minus CLOCK_MONOTONIC at creation; the recorder uses CLOCK_REALTIME
 CLOCK_AT = 184
 FACTS_USED = struct.Struct("<I")
 FACTS_USED_AT = 192
-DEVICE = struct.Struct("<QQQ")  # events recorded, events that the device has reached, time of the last reached one
+DEVICE = struct.Struct("<QQQ")  # CUDA events recorded, events that the device has reached, time of the last reached
 DEVICE_AT = 200
 NODES_USED = struct.Struct("<I")
 NODES_USED_AT = 224
-MODE = struct.Struct("<I")  # MODE_ flags of the latest outermost forward, 0 = there was none
+MODE = struct.Struct("<I")  # MODE_ flags of the latest outermost forward; 0 = no forward so far
 MODE_AT = 228
 MODE_KNOWN = 1
 MODE_TRAINING = 2
@@ -105,7 +103,7 @@ KINDS = (
     "optimizer",  # optimizer.step begins
     "step",  # optimizer.step is done
     "collective",  # a collective is called from Python
-    "returned",  # ... and returned
+    "returned",  # a collective returned
     "raised",  # an uncaught exception
     "exit",  # interpreter exit
 )
@@ -118,27 +116,27 @@ GAP_COUNT = 16
 SLOTS = 32
 SLOT_SIZE = 64
 SLOTS_AT = GAPS_AT + GAP_COUNT * GAP.size
-# native thread id (0 = free), time, events so far, what, position, check = time ^ events ^ what ^ position.
-# A thread has one slot for training events and one for all others (calls, start, end), so that a collective or an exit
-# does not hide the module in which it happened. `position` counts the process's training events in the step. A reader
-# copies without a lock: a slot that is only partly written fails the check.
+# native thread id (0 = free), time, events so far, event, position, check = time ^ events ^ event ^ position.
+# A thread has one slot for training events and one for all other events (calls, start, exit), so a collective or an
+# exit does not hide the module in which it happened. `position` counts the process's training events in the step. A
+# reader copies a slot without a lock, and recognises a slot that is only partly written by its wrong check.
 SLOT = struct.Struct("<QQQQQQ")
-# `what` is kind, string and step in one number. All but the step is computed once, not at each event.
+# `event` packs the kind, the string number and the step into one number. Only the step is computed at each event.
 EVENT_KIND_SHIFT = 48
 EVENT_STRING_SHIFT = 32
 EVENT_STRING_MASK = 0xFFFF
 EVENT_STEP_MASK = 0xFFFFFFFF
 
 STEPS = 256
-# step (1-based, 0 = empty), time, parameters with a gradient as the optimizer began, training events in the step
+# step (from 1, 0 = empty), time, parameters with a gradient when the optimizer began, training events in the step
 STEP = struct.Struct("<QQII")
 STEPS_AT = SLOTS_AT + SLOTS * SLOT_SIZE
 
 CALLS = 1024
 LAYOUT_2_CALLS = 256
-# number (1-based, 0 = empty), entered, left (0 = inside), elements, step, position, strings: op, group, place, dtype,
-# key (of a store, else ""); flags; the peer's global rank (point to point, else -1); node: chain; native thread id, 0 =
-# unknown. A place is "file:line:function".
+# number (from 1, 0 = empty), time of the call, time of its return (0 = not returned), elements, step, position, string
+# numbers of op, group, place, dtype and store key (or ""), flags, global rank of the peer (-1 = none), node of the call
+# stack, native thread id (0 = unknown). A place is "file:line:function".
 CALL = struct.Struct("<QQQQIIHHHHHBxiHxxI")
 LAYOUT_2_CALL = struct.Struct("<QQQQIIHHHHHxxi")
 CALL_GRADIENTS = 1  # gradients are enabled at the call
@@ -146,49 +144,51 @@ CALL_NO_GRADIENTS = 2  # with neither flag: unknown
 CALL_RETURNED_AT = 16
 CALL_KEY_AT = 48
 STRING_NUMBER = struct.Struct("<H")
-# Prefix of an op that is a lasting wait, for a store's key or an asynchronous collective. Short waits are not written,
-# so waits must not be counted or compared between ranks.
+# Prefix of an op that is a lasting wait for a store key or an asynchronous collective. Short waits are not written, so
+# waits must not be counted or compared between ranks.
 WAIT = "wait "
 CALLS_AT = STEPS_AT + STEPS * STEP.size
 
 FACTS = 128
-FACT = struct.Struct("<HH")  # strings: a FACT_ name and its value
-FACT_GROUP = "group "  # and the group's name; the value: its members' global ranks, "0-3,6", "0-12/4" = every fourth
-FACT_BACKEND = "backend"  # the default process group's: "gloo", "cpu:gloo,cuda:nccl"
-FACT_MESH = "mesh"  # the value: "dp=0 tp=1"
-FACT_CAUGHT = "caught "  # and a number; the value: step, type and place, "3 ValueError run.py:30:forward"
-# And the same number; the value is overwritten: "1 0000000012 0000000057 0000000009", the number again, how often the
-# exception was raised at this place, the latest step, and the node: the program's own lines from there outwards.
+FACT = struct.Struct("<HH")  # string numbers of a FACT_ name and its value
+# Followed by the group's name. The value has the global ranks of its members: "0-3,6", or "0-12/4" for every fourth.
+FACT_GROUP = "group "
+FACT_BACKEND = "backend"  # the backend of the default process group: "gloo", "cpu:gloo,cuda:nccl"
+FACT_MESH = "mesh"  # the value has the rank's coordinates: "dp=0 tp=1"
+# Followed by a number. The value has the step, the type and the place: "3 ValueError run.py:30:forward".
+FACT_CAUGHT = "caught "
+# Followed by the same number. The value is overwritten: "1 0000000012 0000000057 0000000009". It has the number again,
+# how often the exception was raised at this place, the latest step, and the node of the program's own lines.
 FACT_CAUGHT_AGAIN = "again "
-# And the same number, with a handler's: "10 3.0 run.py:30:main". The first digit: it was caught there and not raised
-# again; the second: it had left a module's forward. Both are overwritten.
+# Followed by the same number and the number of a handler. The value is "10 3.0 run.py:30:main". Its first digit is 1 if
+# the exception was caught there and not raised again, the second digit is 1 if it had left a module's forward. Both
+# digits are overwritten.
 FACT_HANDLED = "handled "
 FACT_STEPPED = "stepped from"  # the lines that called the optimizer, innermost first: "run.py:30:step < run.py:88:main"
 CHAIN_JOIN = " < "
 FACT_EXITED_FROM = "left from"  # the lines that called sys.exit or os._exit, innermost first
-FACT_CHECKPOINT_INPUT = (
-    "checkpoint without gradient"  # the line that called a reentrant checkpoint without an input that has a gradient
-)
-FACT_OPTIMIZER = (
-    "optimizer"  # "none" until one of torch's is made: a program without one takes no steps that could be counted
-)
-FACT_NODES = "autograd nodes"  # of the first backward pass; the value: a number, NODES_LIMIT for that or more
+# The line that called a reentrant checkpoint for which no input requires a gradient.
+FACT_CHECKPOINT_INPUT = "checkpoint without gradient"
+# "none" until the program creates an optimizer of torch. Without an optimizer, no steps can be counted.
+FACT_OPTIMIZER = "optimizer"
+FACT_NODES = "autograd nodes"  # number of nodes in the first backward graph; NODES_LIMIT means that many or more
 NODES_LIMIT = 50_000
 FACTS_AT = CALLS_AT + CALLS * CALL.size
 
 NODES = 4096
-# string: a place; the node that called it, which has a smaller number, 0 = none. Node 0: an unknown chain.
+# string number of a place; number of the node that called it, which is smaller, 0 = none. Node 0 is an unknown stack.
 NODE = struct.Struct("<HH")
 NODES_AT = FACTS_AT + FACTS * FACT.size
 
 TOTALS = 256
-# string: group; calls so far without transfers and waits; their hash, equal for equal calls in the same order; check =
-# group ^ calls ^ hash. The hash is FNV-1a over 64 bits, one call at a time: (hash ^ call) * HASH_FACTOR, with call =
-# (crc32(operation) << 32 ^ crc32(lines of its chain, innermost first)) + elements, the last only for EQUAL_SIZES.
+# string number of the group; calls so far, without transfers and waits; their hash, which is equal for equal calls in
+# the same order; check = group ^ calls ^ hash. The hash is FNV-1a with 64 bits over the calls: (hash ^ call) *
+# HASH_FACTOR, with call = (crc32(operation) << 32 ^ crc32(lines of its call stack, innermost first)) + elements. The
+# elements are added only for EQUAL_SIZES.
 TOTAL = struct.Struct("<QQQQ")
 HASH_START, HASH_FACTOR, HASH_MASK = 0xCBF29CE484222325, 0x100000001B3, 2**64 - 1
-# Operations with equal sizes on all ranks. In others sizes may differ: the root of a scatter has the payload, objects
-# have any size, all_to_all and (on NCCL) all_gather and reduce_scatter may be uneven.
+# Operations whose sizes are equal on all ranks. In other operations sizes may differ: only the root of a scatter has
+# the data, objects have any size, and all_to_all and (with NCCL) all_gather and reduce_scatter may be uneven.
 EQUAL_SIZES = frozenset((
     "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "_all_gather_base", "all_gather_into_tensor",
     "all_gather_single", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce_scatter_single",
@@ -196,25 +196,25 @@ EQUAL_SIZES = frozenset((
 TOTALS_AT = NODES_AT + NODES * NODE.size
 
 LOADERS = 64
-# number (1-based, 0 = empty), batches of the latest iterator, iterators so far, node: chain that made it, ended
+# number (from 1, 0 = empty), batches of the latest iterator, iterators so far, node of the line that made it, ended
 LOADER = struct.Struct("<QQIHBx")
 LOADERS_AT = TOTALS_AT + TOTALS * TOTAL.size
 
 KEYS = 32
-# how often a line set a key of a store (0 = empty), time, node: chain of that line, bytes of the key, the latest key
-KEY_LIMIT = 124  # bytes of a key; its beginning is cut
+# how often a line set a store key (0 = empty), time, node of this line, length of the latest key, the latest key
+KEY_LIMIT = 124  # bytes of a key; a longer key is cut at its start
 KEY = struct.Struct(f"<QQHH{KEY_LIMIT}s")
 KEYS_AT = LOADERS_AT + LOADERS * LOADER.size
 
 FORWARDS = 1024
-# number (1-based, 0 = empty), `what` of its event, string: the program's line that called it, native thread id
+# number (from 1, 0 = empty), its `event`, string number of the program's line that called it, native thread id
 FORWARD = struct.Struct("<QQHxxI")
 FORWARDS_AT = KEYS_AT + KEYS * KEY.size
 
 STRINGS_AT = FORWARDS_AT + FORWARDS * FORWARD.size
-STRINGS_SIZE = (
-    196608  # 3 bytes or more per string, so an index fits into 16 bits; string 0 is "", also if the table is full
-)
+# A string takes at least 3 bytes, so its number fits into 16 bits. String 0 is ""; it is also used if the table is
+# full.
+STRINGS_SIZE = 196608
 STRING_LIMIT = 400  # bytes of one string; a longer one is cut
 STRING_LENGTH = struct.Struct("<H")
 

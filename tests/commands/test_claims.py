@@ -134,7 +134,7 @@ def test_fewer_failures_and_none_are_two_things_and_both_are_told_with_their_cou
             [HANG],
             [FAIL],
             1,
-            "REFUTED  it does not take away half of the failures: 6 of 6 without it and 6 of 6 with it",
+            "REFUTED  it does not prevent half of the failures: 6 of 6 without it and 6 of 6 with it",
         ),
         ([PASS], [HANG], 1, "REFUTED  "),
         ([PASS], [PASS], 125, "UNDECIDED  nothing failed in 3 runs of each side"),
@@ -157,7 +157,7 @@ def test_a_side_that_passes_is_asked_longer_where_somebody_insists_or_has_seen_i
     assert "nothing failed in 14 runs of each side" in capsys.readouterr().out
     launched.ends = {"=false": [HANG], "=true": [PASS]}
     assert run_command_line([*CLAIM, "--pairs", "2"]) == 125
-    assert "UNDECIDED  2 pairs do not tell: 2 of 2 without it and 0 of 2 with it" in capsys.readouterr().out
+    assert "UNDECIDED  2 pairs do not decide it: 2 of 2 without it and 0 of 2 with it" in capsys.readouterr().out
     launched.ends = {}
     assert run_command_line([*CLAIM]) == 125
     assert "nothing failed in 14 runs of each side" in capsys.readouterr().out

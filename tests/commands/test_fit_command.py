@@ -87,8 +87,8 @@ def test_what_another_implementation_would_run_is_refused_with_its_reason(tmp_pa
     answer = fit([stored(tmp_path / "sweep", *SWEEP[:3])], RequestedSize(tokens=8192, layers=None), tmp_path)
     assert answer.code == 125
     assert answer.lines[-1] == (
-        "8192 tokens, 2 layers: no prediction, because the runs up to 768 tokens ran with one implementation, and from 1024"
-        " tokens another implementation runs: measure three lengths above that"
+        "8192 tokens, 2 layers: no prediction, because the runs up to 768 tokens ran with one implementation, and from"
+        " 1024 tokens another implementation runs: measure three lengths above that"
     )
 
 

@@ -121,10 +121,10 @@ def test_a_failure_that_is_halved_is_told_with_both_counts_and_seldom_called_fix
     ("first", "second", "pairs", "result", "why"),
     [
         (True, False, 4, SUPPORTED, "it fails less often: 4 of 4 without it and 0 of 4 with it"),
-        (False, True, 3, REFUTED, "it does not take away half of the failures: 0 of 3 without it and 3 of 3 with it"),
-        (True, True, 6, REFUTED, "it does not take away half of the failures: 6 of 6 without it and 6 of 6 with it"),
+        (False, True, 3, REFUTED, "it does not prevent half of the failures: 0 of 3 without it and 3 of 3 with it"),
+        (True, True, 6, REFUTED, "it does not prevent half of the failures: 6 of 6 without it and 6 of 6 with it"),
         (False, False, 3, UNDECIDED,
-         "nothing failed in 3 runs of each side: there is no failure that it could take away"),
+         "nothing failed in 3 runs of each side, so there is no failure to prevent"),
     ],
 )  # fmt: skip
 def test_sides_that_always_end_alike_take_few_pairs(
@@ -159,7 +159,7 @@ def test_a_side_that_cannot_be_judged_is_given_up() -> None:
 def test_where_the_pairs_are_used_up_the_counts_are_told() -> None:
     found = contest([True, False] * 9, [False, True] * 9, max_pairs=5).conclusion()
     assert found is not None
-    assert (found.result, found.why) == (UNDECIDED, "5 pairs do not tell: 3 of 5 without it and 2 of 5 with it")
+    assert (found.result, found.why) == (UNDECIDED, "5 pairs do not decide it: 3 of 5 without it and 2 of 5 with it")
 
 
 @given(ends=st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40))

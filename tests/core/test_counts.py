@@ -18,7 +18,7 @@ from nsa_harness.core.evidence.evidence import Frame, StatusFile
 from nsa_harness.core.evidence.flight import missing_numbers
 from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.core.report import Place
-from nsa_harness.probe.chains import Chain
+from nsa_harness.probe.chains import CallPath
 from nsa_harness.probe.status_file import StatusFileWriter
 from nsa_harness.protocol import EQUAL_SIZES
 
@@ -32,7 +32,7 @@ def counted(tmp_path: Path, made: Sequence[Made], kept: int, *, group: str = "0"
     for one in made:
         text = f"{USER}:{one.line}:step"
         place = writer.string_number(text)
-        chain = Chain(place, writer.node_number(place, 0), crc32(text.encode()), [])
+        chain = CallPath(place, writer.node_number(place, 0), crc32(text.encode()), [])
         writer.enter_call(
             writer.string_number(one.op), writer.string_number(group), place, one.elements, 0, chain=chain.node
         )

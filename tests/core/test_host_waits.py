@@ -49,17 +49,17 @@ def stands(*ranks: RankSnapshot, before: RankSnapshot | None = None) -> Wait:
 
 def test_a_write_to_a_pipe_that_only_the_writer_itself_could_read_is_closed() -> None:
     wait = stands(rank("write", target="pipe:[7]", held_by=(100,)))
-    assert (wait.kind, wait.closed, wait.blocked_in) == (WaitKind.PIPE, True, "a write to a full pipe in step")
+    assert (wait.kind, wait.is_closed, wait.blocked_in) == (WaitKind.PIPE, True, "a write to a full pipe in step")
 
 
 def test_a_read_of_a_pipe_that_only_the_reader_itself_could_write_to_is_closed_too() -> None:
     wait = stands(rank("read", target="pipe:[7]", held_by=(100,)))
-    assert (wait.kind, wait.closed) == (WaitKind.IO, True)
+    assert (wait.kind, wait.is_closed) == (WaitKind.IO, True)
 
 
 def test_a_fifo_whose_name_is_gone_is_a_pipe() -> None:
     wait = stands(rank("read", target="/tmp/fifo (deleted)", held_by=(100,)))
-    assert (wait.kind, wait.closed) == (WaitKind.IO, True)
+    assert (wait.kind, wait.is_closed) == (WaitKind.IO, True)
 
 
 LOOKS = "while not flag.raised_:\n    time.sleep(0.01)"
@@ -89,7 +89,7 @@ def test_a_loop_that_reads_only_its_own_objects_is_closed_while_nobody_else_can_
     seen: RankSnapshot, closed: bool
 ) -> None:
     wait = stands(seen)
-    assert (wait.kind, wait.closed) == (WaitKind.SLEEP, closed)
+    assert (wait.kind, wait.is_closed) == (WaitKind.SLEEP, closed)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_thread_that_wakes_and_reports_and_sleeps_again_releases_no_lock(loop:
     beat = replace(stack(frame(60), tid=101, thread="watchdog"), loop=loop)
     tasks = (task(), task(101, timed=True, wakes_at_s=20.4, wake_count=woke))
     wait = stands(rank_snapshot(0, process=process(tasks=tasks), stacks=(stack(STEP), beat)))
-    assert (wait.kind, wait.closed) == (WaitKind.LOCK, closed)
+    assert (wait.kind, wait.is_closed) == (WaitKind.LOCK, closed)
 
 
 def test_another_thread_of_the_process_may_still_empty_the_pipe() -> None:
@@ -112,7 +112,7 @@ def test_another_thread_of_the_process_may_still_empty_the_pipe() -> None:
         stacks=(*seen.stacks, *busy),
         process=process(tasks=(*seen.process.tasks, task(101, syscall="clock_nanosleep", timed=True))),
     )
-    assert stands(drained).closed is False
+    assert stands(drained).is_closed is False
 
 
 @pytest.mark.parametrize(
@@ -127,17 +127,17 @@ def test_another_thread_of_the_process_may_still_empty_the_pipe() -> None:
 )
 def test_a_pipe_that_somebody_else_may_act_on_is_open(facts: dict[str, Any]) -> None:
     wait = stands(rank("write", **facts))
-    assert (wait.kind, wait.closed, wait.peers) == (WaitKind.IO, False, ())
+    assert (wait.kind, wait.is_closed, wait.peers) == (WaitKind.IO, False, ())
 
 
 def test_a_poll_watches_other_descriptors_too_and_is_never_closed() -> None:
-    assert stands(rank("poll", target="pipe:[7]", held_by=(100,))).closed is False
+    assert stands(rank("poll", target="pipe:[7]", held_by=(100,))).is_closed is False
 
 
 def test_a_pipe_held_by_another_rank_waits_for_that_rank() -> None:
     waiting, other = rank("read", target="pipe:[7]", held_by=(101,)), in_all_reduce(1)
     wait = stands(waiting, other)
-    assert (wait.peers, wait.closed) == ((1,), True)
+    assert (wait.peers, wait.is_closed) == ((1,), True)
     seen = wait_graph_between(*twice(waiting, other), (), "gloo")
     assert sorted(root.rank for root in seen.roots) == [0, 1], "each waits for the other"
 
@@ -148,21 +148,21 @@ def test_a_pipe_held_by_another_rank_waits_for_that_rank() -> None:
 def test_a_child_that_fills_a_pipe_nobody_reads_closes_the_wait_of_its_parent() -> None:
     writer = child(300, "write", target="pipe:[7]", held_by=(100,))
     wait = stands(rank("wait4", writer, held_by=(300,)))
-    assert (wait.kind, wait.closed) == (WaitKind.CHILD, True)
+    assert (wait.kind, wait.is_closed) == (WaitKind.CHILD, True)
     assert wait.child is not None
     assert (wait.child.pid, wait.child.kind, wait.child.user_frame) == (300, WaitKind.PIPE, frame(50))
 
 
 def test_a_stopped_child_closes_the_wait_of_its_parent() -> None:
     wait = stands(rank("wait4", child(state="T"), held_by=(300,)))
-    assert wait.closed is True
+    assert wait.is_closed is True
     assert wait.child is not None
     assert wait.child.kind is WaitKind.STOPPED
 
 
 def test_a_child_with_a_lock_that_no_thread_of_it_holds_closes_the_wait_of_its_parent() -> None:
     wait = stands(rank("wait4", child(), held_by=(300,)))
-    assert (wait.closed, wait.child and wait.child.kind) == (True, WaitKind.LOCK)
+    assert (wait.is_closed, wait.child and wait.child.kind) == (True, WaitKind.LOCK)
 
 
 NATIVE = {"cpu_s": 9.0, "tasks": (task(300), task(301, cpu_s=9.0))}
@@ -181,7 +181,7 @@ NATIVE = {"cpu_s": 9.0, "tasks": (task(300), task(301, cpu_s=9.0))}
 def test_a_child_that_moves_is_waited_for_however_long(changes: dict[str, Any], lines: tuple[Frame, ...]) -> None:
     before, after = (rank("wait4", one, held_by=(300,), lines={300: lines}) for one in (child(), child(**changes)))
     wait = stands(after, before=before)
-    assert (wait.motion, wait.closed, wait.computing) == (Motion.MOVING, False, ())
+    assert (wait.motion, wait.is_closed, wait.computing) == (Motion.MOVING, False, ())
 
 
 def test_a_child_that_only_computes_is_told_with_the_lines_that_its_samples_show() -> None:
@@ -189,7 +189,7 @@ def test_a_child_that_only_computes_is_told_with_the_lines_that_its_samples_show
     before, after = (rank("wait4", shell, one, held_by=(299,)) for one in (child(), child(cpu_s=1.2)))
     looks = snapshot(1, 18.0, before), snapshot(2, 20.0, after)
     wait = wait_graph_between(*looks, (), "gloo").waits[0]
-    assert (wait.motion, wait.kind, wait.closed) == (Motion.BURNING, WaitKind.CHILD, False)
+    assert (wait.motion, wait.kind, wait.is_closed) == (Motion.BURNING, WaitKind.CHILD, False)
     assert wait.child is not None
     assert wait.computing == (wait.child.deepest,)
     (seen,) = rank_samples(*looks, (), "gloo")
@@ -206,16 +206,16 @@ def test_a_child_that_polls_has_no_end_that_can_be_read() -> None:
 
 
 def test_a_child_that_somebody_else_could_release_leaves_the_wait_open() -> None:
-    assert stands(rank("wait4", child(300, "read", target="/data"), held_by=(300,))).closed is False
-    assert stands(rank("wait4", child(), held_by=(300, 301))).closed is False, "one of them was not seen"
-    assert stands(rank("wait4")).closed is False, "no child was seen"
+    assert stands(rank("wait4", child(300, "read", target="/data"), held_by=(300,))).is_closed is False
+    assert stands(rank("wait4", child(), held_by=(300, 301))).is_closed is False, "one of them was not seen"
+    assert stands(rank("wait4")).is_closed is False, "no child was seen"
 
 
 def test_the_end_of_a_childs_sleep_is_known_through_a_shell_that_waits_for_it() -> None:
     shell = child(300, "wait4", held_by=(301,))
     sleeper = child(301, "clock_nanosleep", wakes_at_s=44.0, parent=300, timed=True)
     wait = stands(rank("wait4", shell, sleeper, held_by=(300,)))
-    assert (wait.until_s, wait.closed) == (44.0, False)
+    assert (wait.until_s, wait.is_closed) == (44.0, False)
     assert wait.child is not None
     assert wait.child.deepest.pid == 301
 
@@ -238,21 +238,21 @@ def loading(*workers: tuple[Process, tuple[Frame, ...]]) -> RankSnapshot:
 def test_a_worker_that_stands_in_a_closed_wait_closes_the_loop_that_loads() -> None:
     idle = child(301, "read", target="pipe:[8]", held_by=(999,))
     wait = stands(loading((idle, (INDICES, WORKER)), (child(300), (frame(85), FETCH, WORKER))))
-    assert (wait.kind, wait.closed) == (WaitKind.LOADER, True)
+    assert (wait.kind, wait.is_closed) == (WaitKind.LOADER, True)
     assert wait.child is not None
     assert (wait.child.pid, wait.child.user_frame) == (300, frame(85))
 
 
 def test_a_worker_that_reads_leaves_the_loop_open_and_one_that_receives_bytes_moves() -> None:
     reader, lines = child(300, "recvfrom", target="socket:[5]"), (frame(85), FETCH, WORKER)
-    assert stands(loading((reader, lines))).closed is False
+    assert stands(loading((reader, lines))).is_closed is False
     later = loading((replace(reader, io_bytes=9), lines))
     assert stands(later, before=loading((reader, lines))).motion is Motion.MOVING
 
 
 def test_workers_that_all_wait_for_indices_explain_nothing() -> None:
     wait = stands(loading((child(300), (INDICES, WORKER))))
-    assert (wait.kind, wait.closed, wait.child) == (WaitKind.LOADER, False, None)
+    assert (wait.kind, wait.is_closed, wait.child) == (WaitKind.LOADER, False, None)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ UNREAD = (child(301), ())
 )
 def test_the_wait_for_a_pool_is_closed_where_each_worker_with_a_task_is(seen: RankSnapshot, closed: bool) -> None:
     wait = stands(seen)
-    assert (wait.kind, wait.closed, wait.child is not None) == (WaitKind.CHILD, closed, True)
+    assert (wait.kind, wait.is_closed, wait.child is not None) == (WaitKind.CHILD, closed, True)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_the_wait_for_a_pool_is_closed_where_each_worker_with_a_task_is(seen: Ra
 )
 def test_a_rank_that_waits_for_no_worker_of_a_pool_stands_in_its_own_lock(seen: RankSnapshot) -> None:
     wait = stands(seen)
-    assert (wait.kind, wait.closed, wait.child) == (WaitKind.LOCK, False, None)
+    assert (wait.kind, wait.is_closed, wait.child) == (WaitKind.LOCK, False, None)
 
 
 def test_a_worker_of_a_pool_that_only_computes_is_what_the_rank_waits_for() -> None:
@@ -343,9 +343,9 @@ def test_a_worker_of_a_pool_that_only_computes_is_what_the_rank_waits_for() -> N
 def test_a_file_lock_held_by_another_rank_waits_for_it_and_one_held_outside_is_open() -> None:
     holder = in_all_reduce(1)
     held = stands(rank("flock", target="/tmp/lock", held_by=(101,)), holder)
-    assert (held.kind, held.peers, held.closed) == (WaitKind.FILE_LOCK, (1,), True)
+    assert (held.kind, held.peers, held.is_closed) == (WaitKind.FILE_LOCK, (1,), True)
     outside = stands(rank("flock", target="/tmp/lock", held_by=(999,)), holder)
-    assert (outside.peers, outside.closed, outside.target) == ((), False, "/tmp/lock")
+    assert (outside.peers, outside.is_closed, outside.target) == ((), False, "/tmp/lock")
 
 
 def connected(**changes: Any) -> RankSnapshot:
@@ -357,9 +357,9 @@ def connected(**changes: Any) -> RankSnapshot:
 
 def test_a_connection_to_a_rank_waits_for_that_rank_and_any_other_for_the_world() -> None:
     inside = stands(connected(peer_rank=1), in_all_reduce(1))
-    assert (inside.peers, inside.closed, inside.target) == ((1,), True, "10.0.0.2:50")
+    assert (inside.peers, inside.is_closed, inside.target) == ((1,), True, "10.0.0.2:50")
     outside = stands(connected(), in_all_reduce(1))
-    assert (outside.peers, outside.closed, outside.target) == ((), False, "10.0.0.2:50")
+    assert (outside.peers, outside.is_closed, outside.target) == ((), False, "10.0.0.2:50")
 
 
 # Another thread computes.
@@ -383,7 +383,7 @@ def _stacks(comm: str) -> tuple[Stack, ...]:
 def test_a_thread_that_waits_for_one_that_computes_hangs_only_if_that_one_does() -> None:
     before, after = helped(1.9)
     wait = stands(after, before=before)
-    assert (wait.motion, wait.kind, wait.closed) == (Motion.BURNING, WaitKind.LOCK, False)
+    assert (wait.motion, wait.kind, wait.is_closed) == (Motion.BURNING, WaitKind.LOCK, False)
     assert [(one.thread, one.pid, one.leaf) for one in wait.computing] == [("saver", 101, frame(60))]
 
 
@@ -404,7 +404,7 @@ def test_where_another_thread_may_end_the_wait_none_that_computes_explains_it() 
 def test_a_library_thread_that_spins_releases_no_lock() -> None:
     before, after = helped(1.9, "cuda-EvtHandlr")
     wait = stands(after, before=before)
-    assert (wait.motion, wait.kind, wait.closed) == (Motion.WAITING, WaitKind.LOCK, True)
+    assert (wait.motion, wait.kind, wait.is_closed) == (Motion.WAITING, WaitKind.LOCK, True)
 
 
 def test_a_rank_that_compiles_is_told_from_one_that_loops() -> None:
@@ -429,25 +429,25 @@ def slots(*held_by: int, others: tuple[Process, ...] = (), lines: Any = None, **
 
 def test_a_semaphore_that_only_those_who_wait_for_it_share_never_comes() -> None:
     wait = slots(100)
-    assert (wait.kind, wait.closed) == (WaitKind.LOADER, True)
+    assert (wait.kind, wait.is_closed) == (WaitKind.LOADER, True)
     assert wait.child is not None
     assert (wait.child.kind, wait.child.target) == (WaitKind.LOCK, SEMAPHORE)
-    assert slots().closed is True, "nobody else has it at all"
+    assert slots().is_closed is True, "nobody else has it at all"
 
 
 def test_a_worker_without_orders_gives_no_semaphore_back_and_one_at_work_may() -> None:
     idle = child(301, "poll", timed=True)
-    assert slots(100, 301, others=(idle,), lines={301: IDLE}).closed is True
+    assert slots(100, 301, others=(idle,), lines={301: IDLE}).is_closed is True
     reading = child(301, "read", target="/data")
     worker = slots(100, 301, others=(reading,), lines={301: FETCHING}).child
     assert worker is not None
-    assert (worker.pid, worker.closed) == (300, False)
+    assert (worker.pid, worker.is_closed) == (300, False)
 
 
 @pytest.mark.parametrize("changes", [{"held_by": (999,)}, {"held_by": None}, {"timed": True}])
 def test_a_semaphore_that_a_stranger_shares_or_that_is_waited_for_with_a_limit_is_open(changes: dict[str, Any]) -> None:
     worker = child(300, **{"target": SEMAPHORE, "held_by": (100,), **changes})
-    assert stands(rank("poll", worker, line=LOADER, lines={300: FETCHING})).closed is False
+    assert stands(rank("poll", worker, line=LOADER, lines={300: FETCHING})).is_closed is False
 
 
 def test_a_semaphore_is_waited_for_while_a_process_below_computes() -> None:
@@ -460,4 +460,4 @@ def test_a_semaphore_is_waited_for_while_a_process_below_computes() -> None:
 
 def test_of_so_many_sharers_that_not_all_are_named_none_is_left_out() -> None:
     worker = child(300, target=SEMAPHORE, held_by=(100,) * 16)
-    assert stands(rank("poll", worker, line=LOADER, lines={300: FETCHING})).closed is False
+    assert stands(rank("poll", worker, line=LOADER, lines={300: FETCHING})).is_closed is False

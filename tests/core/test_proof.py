@@ -97,7 +97,7 @@ def test_a_stopped_rank_makes_it_stopped_and_not_a_deadlock() -> None:
 
 def test_a_rank_that_has_left_closes_the_wait_of_the_others() -> None:
     looks = twice(in_all_reduce(0, collective(6)))
-    proof = prove(looks, (), last_progress_s=10.0, limits=LIMITS, backend="gloo", gone=[1])
+    proof = prove(looks, (), last_progress_s=10.0, limits=LIMITS, backend="gloo", exited_ranks=[1])
     assert told(proof) == (
         HangKind.DEADLOCK,
         "2 ranks wait, and nobody is left to end that; no progress, CPU time or I/O in two samples 2 s apart",

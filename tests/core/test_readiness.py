@@ -185,8 +185,8 @@ def test_what_needs_a_failed_phase_is_not_reached_and_what_does_not_goes_on() ->
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (lambda: all_but()[:-1], "0 of 1 runs made"),  # interrupted
-        (lambda: all_but(ran("stable", Status.ERROR, summary="disk")), "the harness could not judge stable"),
+        (lambda: all_but()[:-1], "0 of 1 runs finished"),  # interrupted
+        (lambda: all_but(ran("stable", Status.ERROR, summary="disk")), "nsa-harness could not judge stable"),
     ],
 )
 def test_what_could_have_been_told_and_was_not_is_undecided(made: Callable[[], Sequence[Outcome]], why: str) -> None:

@@ -176,12 +176,12 @@ def batches(newest: ProgressEvent, *calls: Call, steps: int = 2, **changes: Any)
 
 def test_a_rank_that_got_no_more_batch_and_went_on_has_finished() -> None:
     found = ranks_out_of_batches({0: batches(TRAINING), 1: batches(FETCH, BARRIER)})
-    assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, inside=BARRIER)
+    assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, open_call=BARRIER)
 
 
 def test_a_rank_that_got_no_more_batch_and_ended_has_finished() -> None:
     found = ranks_out_of_batches({0: batches(TRAINING), 1: batches(FETCH, exit_s=7.0)})
-    assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, inside=None)
+    assert found == OutOfBatches(ranks=(1,), others=(0,), step=2, open_call=None)
 
 
 @pytest.mark.parametrize(
@@ -232,13 +232,13 @@ def loaded(*loaders: tuple[int, int, int, bool], made_at: int = 9) -> StatusFile
 def test_batches_are_uneven_where_the_iterator_that_ended_here_gave_others_more(
     other: StatusFile, uneven: bool
 ) -> None:
-    finished = OutOfBatches(ranks=(1,), others=(0,), step=4, inside=None)
+    finished = OutOfBatches(ranks=(1,), others=(0,), step=4, open_call=None)
     assert others_got_more_batches({0: other, 1: loaded((1, 2, 4, True))}, finished) is uneven
     assert others_got_more_batches({0: other, 1: loaded()}, finished)
 
 
 def test_an_evaluation_of_one_rank_that_came_to_its_end_is_not_uneven() -> None:
-    finished = OutOfBatches(ranks=(0,), others=(1,), step=4, inside=None)
+    finished = OutOfBatches(ranks=(0,), others=(1,), step=4, open_call=None)
     evaluated = loaded((1, 1, 4, False), (2, 1, 3, True))
     assert not others_got_more_batches({0: evaluated, 1: loaded((1, 1, 5, False))}, finished)
 
@@ -319,16 +319,16 @@ def test_the_module_that_one_rank_left_out_is_found_and_the_rank_by_its_step_bef
         ranks=(1,),
         step=2,
         expected=module("blocks.1"),
-        entered=module("head"),
+        actual=module("head"),
         is_skip=True,
         is_extra=False,
         culprit_is_certain=True,
     )
     assert module_difference({0: went_through(NET, NET), 1: went_through(NET, DROPPED)}) == one
-    more = replace(one, expected=module("head"), entered=module("blocks.1"), is_skip=False, is_extra=True)
+    more = replace(one, expected=module("head"), actual=module("blocks.1"), is_skip=False, is_extra=True)
     assert module_difference({0: went_through(DROPPED, DROPPED), 1: went_through(DROPPED, NET)}) == more
     other = ("net", "inward", "blocks.0", "adapter", "head")
-    instead = replace(one, entered=module("adapter"), is_skip=False)
+    instead = replace(one, actual=module("adapter"), is_skip=False)
     assert module_difference({0: went_through(NET, NET), 1: went_through(NET, other)}) == instead
 
 
@@ -337,7 +337,7 @@ def test_where_every_rank_left_its_step_before_the_few_are_named_and_of_two_both
     found = module_difference(known)
     assert found is not None
     assert (found.ranks, found.culprit_is_certain) == ((0, 1), False)
-    assert {found.expected.name, found.entered.name} == {"blocks.1", "extra"}
+    assert {found.expected.name, found.actual.name} == {"blocks.1", "extra"}
     found = module_difference({**known, 2: known[0]})
     assert found is not None
     assert (found.ranks, found.culprit_is_certain, found.expected.name) == ((1,), False, "blocks.1")

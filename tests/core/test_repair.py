@@ -46,7 +46,7 @@ def events(letters: str) -> tuple[Token, ...]:
 
 
 def edits(left: str, right: str) -> list[tuple[str, int, int, int]]:
-    return [(one.edit, one.left, one.right, one.confirmed) for one in repairs(events(left), events(right))]
+    return [(one.edit, one.left, one.right, one.confirming_events) for one in repairs(events(left), events(right))]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ _MIRRORED = {Edit.INSERT: Edit.DELETE, Edit.DELETE: Edit.INSERT, Edit.SWAP: Edit
 @given(st.text("aAlbcuU", max_size=9), st.text("aAlbcuU", max_size=9))
 def test_an_insert_here_is_a_delete_there(left: str, right: str) -> None:
     mirrored = [
-        Repair(edit=_MIRRORED[one.edit], left=one.right, right=one.left, confirmed=one.confirmed)
+        Repair(edit=_MIRRORED[one.edit], left=one.right, right=one.left, confirming_events=one.confirming_events)
         for one in repairs(events(right), events(left))
     ]
     assert set(repairs(events(left), events(right))) == set(mirrored)

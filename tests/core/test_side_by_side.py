@@ -72,4 +72,4 @@ def test_ranks_in_one_column_are_no_divergence() -> None:
     lines = {rank: timeline(rank, None, entries, "gloo") for rank, entries in enumerate(same)}
     apart = timeline(1, None, done(1), "gloo")
     (found, *_) = differences({**lines, 1: apart}, groups_of(lines, {}), {})
-    assert divergence(replace(found, entered=(), absent=(0, 1)), lines, ()) is None
+    assert divergence(replace(found, entered_events=(), absent=(0, 1)), lines, ()) is None

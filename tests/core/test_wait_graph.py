@@ -39,7 +39,7 @@ STEP = frame(10)
 
 def closed(graph: WaitGraph) -> bool:
     """Every root waits for something that cannot come."""
-    return bool(graph.roots) and all(root.closed for root in graph.roots)
+    return bool(graph.roots) and all(root.is_closed for root in graph.roots)
 
 
 def graph(*ranks: RankSnapshot, gone: tuple[int, ...] = ()) -> WaitGraph:
@@ -75,7 +75,7 @@ def test_a_rank_that_moves_waits_for_nothing() -> None:
             kind=WaitKind.NOTHING,
             blocked_in="moving in step",
             peers=(),
-            closed=False,
+            is_closed=False,
             until_s=None,
             leaf=frame(10),
             user_frame=frame(10),
@@ -97,7 +97,7 @@ def test_a_rank_that_has_left_is_a_closed_end() -> None:
             kind=WaitKind.GONE,
             blocked_in="has left",
             peers=(),
-            closed=True,
+            is_closed=True,
             until_s=None,
             leaf=None,
             user_frame=None,
@@ -110,18 +110,18 @@ def test_a_rank_that_has_left_is_a_closed_end() -> None:
 
 def test_a_process_that_cannot_be_read_has_gone_too() -> None:
     wait = only(rank_snapshot(0, process=None))
-    assert (wait.kind, wait.closed, wait.blocked_in) == (WaitKind.GONE, True, "has left")
+    assert (wait.kind, wait.is_closed, wait.blocked_in) == (WaitKind.GONE, True, "has left")
 
 
 def test_a_stopped_rank_is_a_closed_wait() -> None:
     wait = only(rank_snapshot(0, frame(10), process=process(state="T")))
-    assert (wait.kind, wait.closed, wait.blocked_in) == (WaitKind.STOPPED, True, "stopped by a signal in step")
+    assert (wait.kind, wait.is_closed, wait.blocked_in) == (WaitKind.STOPPED, True, "stopped by a signal in step")
 
 
 def test_a_rank_that_computes_is_an_open_end() -> None:
     before, after = (rank_snapshot(0, frame(10), process=process(cpu_s=cpu_s)) for cpu_s in (1.0, 3.0))
     wait = wait_graph_between(snapshot(1, 18.0, before), snapshot(2, 20.0, after), (), "gloo").waits[0]
-    assert (wait.motion, wait.kind, wait.closed) == (Motion.BURNING, WaitKind.COMPUTE, False)
+    assert (wait.motion, wait.kind, wait.is_closed) == (Motion.BURNING, WaitKind.COMPUTE, False)
     assert wait.blocked_in == "a computation in step"
 
 
@@ -142,7 +142,7 @@ def test_a_rank_that_computes_is_an_open_end() -> None:
 def test_the_system_call_says_what_a_rank_waits_for(syscall: str, kind: WaitKind, words: str) -> None:
     wait = only(host(syscall))
     assert (wait.kind, wait.blocked_in) == (kind, words)
-    assert wait.closed is (kind is WaitKind.LOCK)
+    assert wait.is_closed is (kind is WaitKind.LOCK)
 
 
 def test_a_wait_outside_the_users_code_names_no_function() -> None:
@@ -151,14 +151,14 @@ def test_a_wait_outside_the_users_code_names_no_function() -> None:
 
 def test_without_a_readable_task_the_wait_is_of_unknown_kind() -> None:
     wait = only(rank_snapshot(0, frame(10), process=process(tasks=())))
-    assert (wait.kind, wait.closed) == (WaitKind.UNKNOWN, False)
+    assert (wait.kind, wait.is_closed) == (WaitKind.UNKNOWN, False)
 
 
 def test_without_a_thread_number_the_main_thread_tells_and_a_lock_without_a_stack_stays_open() -> None:
     nameless = rank_snapshot(0, stacks=(stack(frame(10), tid=None),))
     assert only(nameless).kind is WaitKind.LOCK
     blind = only(rank_snapshot(0))
-    assert (blind.kind, blind.closed, blind.leaf) == (WaitKind.LOCK, False, None)
+    assert (blind.kind, blind.is_closed, blind.leaf) == (WaitKind.LOCK, False, None)
 
 
 def test_the_end_of_a_sleep_is_kept_and_of_another_wait_it_is_not() -> None:
@@ -175,12 +175,12 @@ def test_a_wait_under_autograds_engine_is_inside_the_backward_pass() -> None:
 
 
 def test_a_lock_that_no_thread_could_release_is_closed() -> None:
-    assert only(host("futex")).closed is True
+    assert only(host("futex")).is_closed is True
 
 
 @pytest.mark.parametrize("timed", [True, None])
 def test_a_lock_with_a_timeout_or_an_unreadable_one_stays_open(timed: bool | None) -> None:
-    assert only(host("futex", timed=timed)).closed is False
+    assert only(host("futex", timed=timed)).is_closed is False
 
 
 @pytest.mark.parametrize(
@@ -190,12 +190,12 @@ def test_another_python_thread_may_release_it_unless_it_waits_for_a_lock_itself(
     syscall: str, timed: bool, closed: bool
 ) -> None:
     other = (stack(frame(50), tid=101, thread="worker"), task(101, syscall=syscall, timed=timed))
-    assert only(host("futex", other)).closed is closed
+    assert only(host("futex", other)).is_closed is closed
 
 
 def test_another_python_thread_that_cannot_be_read_may_release_it() -> None:
-    assert only(host("futex", (stack(frame(50), tid=101), None))).closed is False
-    assert only(host("futex", (stack(frame(50), tid=None), None))).closed is False
+    assert only(host("futex", (stack(frame(50), tid=101), None))).is_closed is False
+    assert only(host("futex", (stack(frame(50), tid=None), None))).is_closed is False
 
 
 @pytest.mark.parametrize(
@@ -207,13 +207,13 @@ def test_a_librarys_own_poller_releases_nothing(file: str) -> None:
         stack(frame(1, file="/usr/lib/python3.11/threading.py"), frame(9, file=file), tid=101),
         task(101, timed=True),
     )
-    assert only(host("futex", poller)).closed is True
+    assert only(host("futex", poller)).is_closed is True
 
 
 def test_a_lock_that_other_processes_share_may_be_released_by_them() -> None:
     inner = frame(94, file="/usr/lib/python3.11/multiprocessing/synchronize.py", function="__enter__")
     shared = rank_snapshot(0, inner, frame(10))
-    assert only(shared).closed is False
+    assert only(shared).is_closed is False
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_lock_that_other_processes_share_may_be_released_by_them() -> None:
     ],
 )
 def test_a_native_thread_may_release_it_only_while_it_is_busy(native: dict[str, Any], closed: bool) -> None:
-    assert only(host("futex", (None, task(102, **native)))).closed is closed
+    assert only(host("futex", (None, task(102, **native)))).is_closed is closed
 
 
 # A collective.
@@ -238,7 +238,7 @@ def test_a_native_thread_may_release_it_only_while_it_is_busy(native: dict[str, 
 def test_two_ranks_in_different_collectives_wait_for_each_other() -> None:
     ranks = (in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, "broadcast")))
     seen = graph(*ranks)
-    assert [(one.kind, one.peers, one.blocked_in, one.closed) for one in seen.waits] == [
+    assert [(one.kind, one.peers, one.blocked_in, one.is_closed) for one in seen.waits] == [
         (WaitKind.COLLECTIVE, (1,), "all_reduce #6", True),
         (WaitKind.COLLECTIVE, (0,), "broadcast #6", True),
     ]
@@ -248,7 +248,7 @@ def test_two_ranks_in_different_collectives_wait_for_each_other() -> None:
 @pytest.mark.parametrize("difference", [{"sizes": ((8,),)}, {"dtypes": ("float16",)}])
 def test_the_same_operation_on_another_shape_or_type_is_another_collective(difference: dict[str, Any]) -> None:
     seen = graph(in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, **difference)))
-    assert [(one.kind, one.closed) for one in seen.waits] == [(WaitKind.COLLECTIVE, True)] * 2
+    assert [(one.kind, one.is_closed) for one in seen.waits] == [(WaitKind.COLLECTIVE, True)] * 2
 
 
 def test_a_rank_behind_in_sequence_is_waited_for() -> None:
@@ -266,7 +266,7 @@ def test_a_rank_that_is_beyond_the_collective_is_not_waited_for() -> None:
 
 def test_all_ranks_in_the_same_collective_wait_for_the_network() -> None:
     seen = graph(in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6)))
-    assert [(one.kind, one.peers, one.closed) for one in seen.waits] == [
+    assert [(one.kind, one.peers, one.is_closed) for one in seen.waits] == [
         (WaitKind.TRANSPORT, (1,), False),
         (WaitKind.TRANSPORT, (0,), False),
     ]
@@ -275,7 +275,7 @@ def test_all_ranks_in_the_same_collective_wait_for_the_network() -> None:
 
 def test_a_rank_that_has_left_is_missing_in_every_collective() -> None:
     alone = only(in_all_reduce(0, collective(6)), gone=(1,))
-    assert (alone.kind, alone.peers, alone.closed) == (WaitKind.COLLECTIVE, (1,), True)
+    assert (alone.kind, alone.peers, alone.is_closed) == (WaitKind.COLLECTIVE, (1,), True)
     done = in_all_reduce(1, collective(6))
     assert only(in_all_reduce(0, collective(6)), done, gone=(1,)).peers == (1,)
 
@@ -330,8 +330,8 @@ def test_a_wait_under_the_autograd_engine_for_a_pending_collective_is_a_collecti
 def test_without_a_probe_an_idle_backward_waits_for_the_other_ranks_and_alone_for_nobody_knows_what() -> None:
     idle = rank_snapshot(0, BACKWARD, frame(40))
     wait = only(idle, locked_in_backward(1))
-    assert (wait.kind, wait.peers, wait.closed) == (WaitKind.COLLECTIVE, (1,), True)
-    assert only(idle).closed is False
+    assert (wait.kind, wait.peers, wait.is_closed) == (WaitKind.COLLECTIVE, (1,), True)
+    assert only(idle).is_closed is False
 
 
 def spinning(*collectives: Any, leaf: Any = ALL_REDUCE) -> tuple[RankSnapshot, RankSnapshot]:
@@ -415,7 +415,7 @@ def test_a_member_of_a_group_without_any_record_of_it_is_waited_for_and_a_strang
 
 def test_a_member_on_another_node_leaves_the_wait_open() -> None:
     wait = only(member(0, collective(3, group="1"), members=(0, 7)), locked_in_backward(1))
-    assert (wait.kind, wait.peers, wait.closed) == (WaitKind.COLLECTIVE, (7,), False)
+    assert (wait.kind, wait.peers, wait.is_closed) == (WaitKind.COLLECTIVE, (7,), False)
 
 
 @pytest.mark.parametrize(("op", "kind"), [("all_gather", WaitKind.TRANSPORT), ("all_reduce", WaitKind.COLLECTIVE)])
@@ -436,7 +436,7 @@ def calling(rank: int, op: str, *earlier: Any, leaf: Frame | None = None, **fact
 
 def test_two_ranks_that_receive_from_each_other_are_a_closed_wait() -> None:
     seen = graph(calling(0, "recv", peer=1), calling(1, "recv", peer=0))
-    assert [(one.kind, one.peers, one.closed) for one in seen.waits] == [
+    assert [(one.kind, one.peers, one.is_closed) for one in seen.waits] == [
         (WaitKind.POINT_TO_POINT, (1,), True),
         (WaitKind.POINT_TO_POINT, (0,), True),
     ]
@@ -447,7 +447,7 @@ def test_two_ranks_that_receive_from_each_other_are_a_closed_wait() -> None:
 @pytest.mark.parametrize("partner", ["send", "wait isend", "batch_isend_irecv"])
 def test_a_transfer_that_both_partners_are_in_waits_for_the_network(partner: str) -> None:
     wait = only(calling(0, "recv", peer=1), calling(1, partner, peer=0))
-    assert (wait.kind, wait.peers, wait.closed) == (WaitKind.TRANSPORT, (1,), False)
+    assert (wait.kind, wait.peers, wait.is_closed) == (WaitKind.TRANSPORT, (1,), False)
 
 
 def test_a_receive_waits_for_its_partner_alone_and_one_from_anybody_for_all() -> None:
@@ -463,13 +463,13 @@ def test_the_probes_own_frame_around_a_wait_hides_nothing() -> None:
 
 def test_a_key_that_all_others_wait_for_too_is_closed_and_alone_or_across_nodes_it_is_open() -> None:
     waiting = calling(0, "wait store.get", key="mine")
-    assert [(one.kind, one.peers, one.closed) for one in graph(waiting, in_all_reduce(1)).waits[:1]] == [
+    assert [(one.kind, one.peers, one.is_closed) for one in graph(waiting, in_all_reduce(1)).waits[:1]] == [
         (WaitKind.STORE, (1,), True)
     ]
     assert only(waiting, in_all_reduce(1)).blocked_in == "wait store.get of the store key mine"
     assert closed(graph(waiting)) is False
     apart = replace(waiting, status_file=replace(waiting.status_file, world_size=4)) if waiting.status_file else waiting
-    assert (only(apart, in_all_reduce(1)).peers, only(apart, in_all_reduce(1)).closed) == ((), False)
+    assert (only(apart, in_all_reduce(1)).peers, only(apart, in_all_reduce(1)).is_closed) == ((), False)
 
 
 @pytest.mark.parametrize(
@@ -491,7 +491,7 @@ def test_a_rendezvous_waits_for_the_named_rank_and_never_ends_for_a_number_outsi
     assert (wait.kind, wait.peers) == (WaitKind.GROUP_CREATION, (1,))
     beyond = calling(0, "init_process_group", key="/default_pg/0//cpu//0/2")
     seen = only(beyond, calling(1, "init_process_group"))
-    assert (seen.peers, seen.closed) == ((2,), True)
+    assert (seen.peers, seen.is_closed) == ((2,), True)
 
 
 def test_the_entrance_waits_for_the_ranks_that_have_not_come_to_it() -> None:
@@ -504,20 +504,20 @@ def test_the_entrance_waits_for_the_ranks_that_have_not_come_to_it() -> None:
 
 def test_an_entrance_that_was_told_of_more_ranks_than_were_started_never_ends() -> None:
     of_three = [calling(rank, "init_process_group", elements=3) for rank in (0, 1)]
-    assert (only(*of_three).kind, only(*of_three).peers, only(*of_three).closed) == (
+    assert (only(*of_three).kind, only(*of_three).peers, only(*of_three).is_closed) == (
         WaitKind.GROUP_CREATION,
         (2,),
         True,
     )
     of_two = [calling(rank, "init_process_group", elements=2) for rank in (0, 1)]
-    assert (only(*of_two).kind, only(*of_two).closed) == (WaitKind.TRANSPORT, False)
+    assert (only(*of_two).kind, only(*of_two).is_closed) == (WaitKind.TRANSPORT, False)
 
 
 def test_a_rank_that_has_not_started_leaves_the_entrance_open() -> None:
     early = calling(0, "init_process_group")
     assert early.status_file is not None
     alone = replace(early, status_file=replace(early.status_file, world_size=2))
-    assert (only(alone).peers, only(alone).closed) == ((1,), False)
+    assert (only(alone).peers, only(alone).is_closed) == ((1,), False)
 
 
 def test_a_new_group_waits_for_the_ranks_that_made_fewer() -> None:

@@ -113,7 +113,7 @@ def test_a_hung_job_is_proven_and_blamed_and_stays_as_it_was(workspace):
     assert outcome["culprit"]["place"]["function"] == "wait_at_the_gate"
     assert before == after
     assert {path.name for path in workspace.directory.iterdir()} - files == {"reports", "out.txt", "err.txt"}
-    assert "the job was not started by nsa-harness" in " ".join(ran.out.split())
+    assert "nsa-harness did not start this job" in " ".join(ran.out.split())
 
 
 @pytest.mark.slow
@@ -226,7 +226,7 @@ def test_a_process_that_is_gone_or_no_rank_is_exit_2_with_what_to_do(workspace):
 
     assert (nothing.code, gone.code) == (2, 2)
     assert nothing.err == (
-        f"attach: process {other.pid} (sleep 600) is no rank, and none below it has RANK or has loaded torch;"
+        f"attach: process {other.pid} (sleep 600) is not a rank, and no process below it has RANK or torch;"
         " name torchrun, a rank, or a process above them\n"
     )
     assert gone.err == (
@@ -248,7 +248,7 @@ def test_a_process_of_somebody_else_is_exit_2_and_names_sudo(workspace):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
     assert (done.stdout, done.stderr) == (
-        f"2 attach: process {other.pid} belongs to user root and may not be looked at;"
+        f"2 attach: process {other.pid} belongs to user root and may not be inspected;"
         f" `sudo nsa-harness attach {other.pid}`\n",
         "",
     )

@@ -225,7 +225,7 @@ def test_a_search_whose_budget_has_run_out_goes_on_with_a_larger_one(workspace: 
     ran = workspace.harness(*words, "--budget", "10m")
     assert (ran.code, *_items(ran)) == (0, "threshold", [3]), ran.out + ran.err
     assert ran.run_dir == short.run_dir
-    assert "1 probe already made" in ran.out
+    assert "1 probe already finished" in ran.out
 
 
 @pytest.mark.slow
@@ -237,7 +237,7 @@ def test_a_search_whose_helper_is_edited_after_a_kill_begins_anew_and_says_so(wo
     _kill_after(workspace.start(*words), reports, 2)
     goes_on = workspace.start(*words)
     _kill_after(goes_on, reports, 3)
-    assert "2 probes already made" in (workspace.directory / "out.txt").read_text()
+    assert "2 probes already finished" in (workspace.directory / "out.txt").read_text()
     assert len(list(reports.glob("2*"))) == 1
     (first,) = (path.name for path in reports.glob("2*"))
     helper.write_text("LIMIT = 4\n")
@@ -289,7 +289,7 @@ def test_what_the_screen_could_not_show_stands_in_the_log(workspace: Workspace) 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("bisect",), "one question at a time"),
+        (("bisect",), "exactly one option"),
         (("bisect", "ddp_onestep", "--gc-range=9:4"), "expected A:B with A below B"),
         (("bisect", "ddp_onestep", "--gc-range", "--budget", "soon"), "--budget: expected a time"),
         (("bisect", "ddp_onestep", "--gc-range", "--outcome", "hung"), "--outcome: expected same, hang"),

@@ -43,7 +43,7 @@ def test_a_look_repeats_the_launch_with_one_change_and_counts_for_nothing(worksp
     assert ran.code == 1
     first, second = (json.loads((ran.run_dir / name / "spec.json").read_text()) for name in ("fails", "fails~2"))
     assert (first["env"], second["env"]) == ([], [["_NSA_HARNESS_ANOMALY", "1"]])
-    sentence = "with autograd's anomaly detection (attempt 2) it ended the same way at the same line"
+    sentence = "with autograd's anomaly detection (attempt 2) the run ended the same way at the same line"
     assert sentence in (ran.run_dir / "SUMMARY.md").read_text()
     assert sentence in " ".join(ran.out.split())
     assert workspace.harness("run", str(ran.run_dir / "fails~2" / "spec.json")).code == 1

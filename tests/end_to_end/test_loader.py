@@ -47,7 +47,7 @@ def test_a_run_whose_loader_is_starved_is_no_hang_and_names_it(workspace: Worksp
     ran = workspace.finished(process)
     os.close(feeder)
     assert (ran.code, ran.outcome["verdict"]) == (0, "PASS"), ran.out + ran.err
-    assert "moves again after" in ran.out + ran.err
+    assert "progress again after" in ran.out + ran.err
     log = (ran.run_dir / "starved" / "output.log").read_text()
     assert "nsa.train loader ready in " in log
     assert "[DATA] rank=0 step 7 waited " in log

@@ -64,7 +64,7 @@ def test_a_failure_counts_once_its_retries_have_failed_too_and_then_nothing_more
     ran = workspace.harness("run", "a", "b", "--retries", "1", "--maxfail", "1")
     assert ran.code == 1
     assert attempts(ran) == {("a", 1): ("FAIL", "bad_exit", False, False), ("a", 2): ("FAIL", "bad_exit", True, False)}
-    assert "not run: b" in (ran.run_dir / "SUMMARY.md").read_text()
+    assert "Not run: b" in (ran.run_dir / "SUMMARY.md").read_text()
 
 
 def test_what_failed_last_is_run_again_as_it_was(workspace):
@@ -97,7 +97,7 @@ def plan_of(passed):
 
 def test_after_a_run_without_failures_there_is_nothing_to_repeat(passed):
     again = passed.harness("run", "--lf")
-    assert (again.code, again.err) == (0, "the newest run ended as expected in every scenario: nothing to repeat\n")
+    assert (again.code, again.err) == (0, "nothing to repeat: every scenario of the latest run ended as expected\n")
 
 
 def test_shards_part_a_plan_without_gap_or_overlap(workspace):

@@ -44,7 +44,7 @@ def test_a_check_that_is_killed_goes_on_to_its_go_and_a_missed_number_is_no_go(w
     record = json.loads((whole.run_dir / "readiness.json").read_text())
     assert (whole.code, record["verdict"], record["ended"]) == (0, "GO", True), whole.out
     assert len(list(reports.glob("2*"))) == 1
-    assert "2 runs already made" in " ".join(whole.out.split())
+    assert "2 runs already finished" in " ".join(whole.out.split())
     assert {row["name"]: row["result"] for row in record["criteria"]} == {
         "steps": "met", "alike": "met", "replicas": "met", "gpu_memory": "not tested",
     }  # fmt: skip

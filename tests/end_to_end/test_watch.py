@@ -138,7 +138,7 @@ def test_a_terminal_stays_one_and_each_ctrl_c_arrives_once(workspace):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["watch"], 2, "watch runs a command, which follows `--`: nsa-harness watch -- torchrun train.py\n"),
+        (["watch"], 2, "no command to watch; it must follow `--`: nsa-harness watch -- torchrun train.py\n"),
         (["watch", "train.ranks=2", "--", "true"], 2, "train.ranks=2: only limits can be set here"),
         (["watch", "limits.stall_s=soon", "--", "true"], 2, "limits.stall_s: "),
         (["watch", "limits.stal_s=4", "--", "true"], 2, "limits.stal_s: "),
@@ -146,7 +146,7 @@ def test_a_terminal_stays_one_and_each_ctrl_c_arrives_once(workspace):
         (["watch", "--on-hang=stop", "--", "true"], 2, "--on-hang: expected report, kill or 'exec CMD', got 'stop'"),
         (["watch", "--loud", "--", "true"], 2, "--loud"),
         (["watch", "--", "no-such-command"], 127, "no-such-command: command not found"),
-        (["watch", "--", "./plain.txt"], 126, "./plain.txt: it cannot be executed"),
+        (["watch", "--", "./plain.txt"], 126, "./plain.txt: it is not executable"),
     ],
 )
 def test_wrong_use_is_said_and_starts_nothing(workspace, words, code, message):
@@ -164,7 +164,7 @@ def test_a_program_whose_interpreter_is_missing_is_127_and_its_report_directory_
     script.chmod(0o755)
 
     ran = workspace.harness("watch", "--", "./script")
-    assert (ran.code, "nor the interpreter it names" in ran.err) == (127, True)
+    assert (ran.code, "or its interpreter that is missing" in ran.err) == (127, True)
 
 
 def test_a_hang_is_reported_while_the_job_runs_on_and_taken_back_when_it_moves(workspace):
@@ -185,8 +185,8 @@ def test_a_hang_is_reported_while_the_job_runs_on_and_taken_back_when_it_moves(w
     (retracted,) = ran.outcome["findings"]
     assert retracted["code"] == "retracted_hang"
     assert f"proven to hang {while_it_hung['timing']['wall_s']:.0f} s after the start" in retracted["claim"]
-    told = re.findall(r"^nsa-harness: (observing|stall: no rank|HANG;|HANG  |moves)", ran.err, re.MULTILINE)
-    assert told == ["observing", "stall: no rank", "HANG  ", "HANG;", "moves"]
+    told = re.findall(r"^nsa-harness: (observing|stall: no rank|HANG;|HANG  |recovered)", ran.err, re.MULTILINE)
+    assert told == ["observing", "stall: no rank", "HANG  ", "HANG;", "recovered"]
     again = workspace.harness("report")
     assert (again.code, again.outcome["verdict"], again.outcome["findings"]) == (0, "PASS", [retracted])
 

@@ -18,7 +18,7 @@ from nsa_harness.core.collectives.timeline import timeline, with_comparable_call
 from nsa_harness.core.evidence.evidence import CallCount, DataLoaderProgress, ForwardMode, ModuleCall
 from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.core.report import Place
-from nsa_harness.probe.chains import CHAINS_LIMIT, FRAMES_LIMIT, RECENT_LIMIT, Chain, Chains
+from nsa_harness.probe.chains import CHAINS_LIMIT, FRAMES_LIMIT, RECENT_LIMIT, CallPath, Chains
 from nsa_harness.probe.hooks import CallingLines
 from nsa_harness.probe.status_file import StatusFileWriter
 
@@ -293,10 +293,10 @@ def test_a_chain_is_the_way_of_this_very_call_however_many_lead_to_one_line(path
     board = StatusFileWriter(str(path), rank=0, world_size=1)
     chains = Chains(board, ("<frozen ",))
 
-    def call() -> Chain:
+    def call() -> CallPath:
         return chains.find(sys._getframe(0))
 
-    def through(depth: int) -> Chain:
+    def through(depth: int) -> CallPath:
         return through(depth - 1) if depth else call()
 
     depths = [*range(RECENT_LIMIT + 4), *reversed(range(RECENT_LIMIT + 4)), 3, 0, 3, 200, 201]
@@ -307,7 +307,7 @@ def test_a_chain_is_the_way_of_this_very_call_however_many_lead_to_one_line(path
     assert len(found[-1][1].frames) == FRAMES_LIMIT
     assert found[2][1].node != found[3][1].node
 
-    def twice() -> list[Chain]:
+    def twice() -> list[CallPath]:
         first = call()
         return [first, call()]
 

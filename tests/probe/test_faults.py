@@ -15,7 +15,7 @@ from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import StatusFile
 from nsa_harness.faults import acts
 from nsa_harness.faults.plant import PlantedFault, averages_the_loss
-from nsa_harness.faults.spec import KINDS, WITHOUT_A_TWIN, FaultCondition, FaultSpec
+from nsa_harness.faults.spec import KINDS, WITHOUT_TWIN, FaultCondition, FaultSpec
 
 DDP_BLOCKS = str(PROGRAMS / "ddp_blocks.py")
 STEP, LAYER = 2, 1
@@ -115,7 +115,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> str:
     return rank.out
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in WITHOUT_A_TWIN])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in WITHOUT_TWIN])
 def test_the_healthy_twin_takes_its_time_and_trains_as_if_nothing_was(tmp_path: Path, healthy: str, kind: str) -> None:
     rank, board = run(tmp_path, fault(kind, heals_s=0.3))
     assert (rank.status, rank.out, rank.err) == (0, healthy, "")
@@ -161,12 +161,12 @@ def test_a_fault_happens_without_the_probe_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("[]", "a fault is a JSON object"),
-        ('{"kind": "hiccup"}', "fault kind 'hiccup' is none of raise, sigkill"),
-        ('{"kind": "raise", "rank": -1}', "fault rank is a whole number from 0, got -1"),
-        ('{"kind": "raise", "rank": 0, "step": 1.5, "layer": 0}', "fault step is a whole number from 1, got 1.5"),
-        ('{"kind": "raise", "rank": 0}', "fault layer is a whole number from 0, got None"),
-        ('{"kind": "raise", "rank": 0, "layer": 0, "heals_s": "soon"}', "fault heals_s is a number of seconds"),
+        ("[]", "a fault must be a JSON object"),
+        ('{"kind": "hiccup"}', "fault kind 'hiccup' is unknown; the kinds are raise, sigkill"),
+        ('{"kind": "raise", "rank": -1}', "fault rank must be an integer of at least 0, got -1"),
+        ('{"kind": "raise", "step": 1.5, "layer": 0}', "fault step must be an integer of at least 1, got 1.5"),
+        ('{"kind": "raise", "rank": 0}', "fault layer must be an integer of at least 0, got None"),
+        ('{"kind": "raise", "rank": 0, "layer": 0, "heals_s": "soon"}', "fault heals_s must be a number of seconds"),
     ],
 )
 def test_what_is_no_fault_is_refused_with_the_reason(text: str, reason: str) -> None:
@@ -186,8 +186,8 @@ def test_what_is_no_fault_is_refused_with_the_reason(text: str, reason: str) -> 
 )
 def test_a_fault_can_depend_on_which_layers_are_computed_again(when, met, missed) -> None:
     assert FaultCondition(when).in_recomputation
-    assert FaultCondition(when).met_by(met)
-    assert not FaultCondition(when).met_by(missed)
+    assert FaultCondition(when).is_met_by_recomputation(met)
+    assert not FaultCondition(when).is_met_by_recomputation(missed)
 
 
 def test_a_fault_that_depends_on_something_may_stay_away_without_a_word() -> None:
@@ -200,9 +200,9 @@ def test_a_fault_that_depends_on_something_may_stay_away_without_a_word() -> Non
 def test_a_fault_in_a_recomputation_needs_no_layer_of_its_own() -> None:
     spec = FaultSpec('{"kind": "deadlock", "rank": 0, "when": {"recomputed": [3]}}')
     assert spec.layer == -1
-    with pytest.raises(ValueError, match="fault layer is a whole number"):
+    with pytest.raises(ValueError, match="fault layer must be an integer"):
         FaultSpec('{"kind": "deadlock", "rank": 0, "when": {"seq_len": 8}}')
-    with pytest.raises(ValueError, match="fault when is a JSON object"):
+    with pytest.raises(ValueError, match="fault when must be a JSON object"):
         FaultSpec('{"kind": "deadlock", "rank": 0, "layer": 1, "when": [3]}')
 
 
@@ -254,21 +254,21 @@ class _Group:
 def test_a_fault_can_depend_on_the_model_its_wrapper_and_the_job(when, met, missed) -> None:
     condition = FaultCondition(when)
     assert condition.is_conditional
-    assert condition.met_in(met[0], _Group(met[1]))
-    assert not condition.met_in(missed[0], _Group(missed[1]))
+    assert condition.is_met_by_job(met[0], _Group(met[1]))
+    assert not condition.is_met_by_job(missed[0], _Group(missed[1]))
 
 
 def test_a_fault_that_depends_on_an_option_of_ddp_stays_away_under_the_other_value() -> None:
-    assert not FaultCondition({"find_unused_parameters": False}).met_in(_Ddp(), _Group(2))
-    assert not FaultCondition({"static_graph": True}).met_in(_Ddp(), _Group(2))
-    assert not FaultCondition({"backend": "nccl"}).met_in(_Ddp(), _Group(2))
+    assert not FaultCondition({"find_unused_parameters": False}).is_met_by_job(_Ddp(), _Group(2))
+    assert not FaultCondition({"static_graph": True}).is_met_by_job(_Ddp(), _Group(2))
+    assert not FaultCondition({"backend": "nccl"}).is_met_by_job(_Ddp(), _Group(2))
 
 
 def test_a_class_that_fsdp2_has_renamed_is_still_that_class() -> None:
     class FSDPLinear(torch.nn.Linear):
         pass
 
-    assert FaultCondition({"module": "Linear"}).met_in(FSDPLinear(2, 2), _Group(1))
+    assert FaultCondition({"module": "Linear"}).is_met_by_job(FSDPLinear(2, 2), _Group(1))
 
 
 @pytest.mark.parametrize(("layers", "happens"), [(2, True), (3, False)])
@@ -298,8 +298,8 @@ def test_a_leak_keeps_some_megabytes_in_every_step_from_its_own_on() -> None:
     assert 8 << 20 <= kept.numel() * kept.element_size() <= 9 << 20
     assert not kept.requires_grad
     planted = PlantedFault(FaultSpec('{"kind": "leak", "rank": 0, "layer": 0, "step": 2}'), torch)
-    planted._possible = True
+    planted._is_possible = True
     for step in (1, 2, 3):
         planted._step = step
         planted._after_forward(None, (), torch.ones(2))
-    assert len(planted._leaked) == 2
+    assert len(planted._leaked_tensors) == 2

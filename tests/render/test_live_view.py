@@ -21,7 +21,8 @@ from nsa_harness.subject.playbook import PLAYBOOK
 Golden = Callable[[str, str], None]
 COLOUR = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
 ONE = RunningAttempt(name="ddp_onestep", phase="step 3", progress=PROGRESS)
-STALLED = replace(ONE, name="branch_sel_only~2", stall="no rank has moved for 5.0 s (limit 4.0 s); taking stacks")
+STALL = "no rank has made progress for 5.0 s (limit 4.0 s); taking stacks"
+STALLED = replace(ONE, name="branch_sel_only~2", stall=STALL)
 MANY = replace(PROGRESS, deadline_s=None, ranks=tuple(rank_progress(rank, float(rank % 50)) for rank in range(100)))
 ENDED = EndedAttempt(status=Status.PASS, expected=True, counts=True, took_s=4.0)
 HALFWAY = View(
@@ -174,9 +175,9 @@ def test_a_suspect_that_moves_again_leaves_one_line() -> None:
     terminal.on_stall("one", "no rank has moved")
     terminal.settle()
     assert "    stall   no rank has moved" in seen(stream).shown()
-    terminal.on_progress_again("one", "moves again after 5.0 s")
+    terminal.on_progress_again("one", "progress again after 5.0 s")
     terminal.settle()
-    assert seen(stream).shown()[0] == "moves  one   moves again after 5.0 s"
+    assert seen(stream).shown()[0] == "moving one   progress again after 5.0 s"
     assert "stall" not in "\n".join(seen(stream).shown())
 
 

@@ -70,7 +70,8 @@ def typed(tmp_path: Path) -> Invocation:
 def _launches(question: Invocation, options: SubjectOptions, templates: Templates = Templates()) -> Launches:  # noqa: B008
     question, subject = make_subject(options, question, templated=bool(templates), facts=FACTS)
     request = BisectRequest(
-        question=question, subject=subject, templates=templates.checked_for(subject), base_args=program_arguments(question),
+        question=question, subject=subject, templates=templates.checked_for(subject),
+        base_args=program_arguments(question),
         sought=SoughtFailure(), confidence=0.95, repeat=1, jobs=1, budget_s=None, fork=True,
         options=RunOptions(command=""),
     )  # fmt: skip
@@ -130,8 +131,8 @@ def test_a_program_is_given_its_own_files_at_both_ends_and_a_mixture_in_between(
 def test_files_that_are_no_configs_are_refused_with_the_way_that_works(typed: Invocation) -> None:
     templates = parse_templates(["--config={file}"], [])
     both = SubjectOptions(set="good.yaml,bad.yaml")
-    assert "go with --arg '--config={file}'" in _refused(typed, both)
-    assert "which scenario?" in _refused(replace(typed, script=None), both, templates)
+    assert "add --arg '--config={file}'" in _refused(typed, both)
+    assert "nothing to bisect" in _refused(replace(typed, script=None), both, templates)
     assert "differ in no key" in _refused(typed, SubjectOptions(set="good.yaml,good.yaml"), templates)
     assert "no.yaml" in _refused(typed, SubjectOptions(set="good.yaml,no.yaml"), templates)
     assert "two files of one kind" in _refused(typed, SubjectOptions(set="good.yaml,train.py"), templates)
@@ -161,7 +162,7 @@ def test_variables_of_two_files_are_set_one_by_one(typed: Invocation) -> None:
     wrong = _refused(typed, _env_files(typed, "A=1\n-e git+x\n", "A=2"))
     assert "good.env:2: expected NAME=VALUE, name==version or name @ URL" in wrong
     assert "cannot be read" in _refused(typed, SubjectOptions(env_file="no.env,bad.env"))
-    assert "no virtual environment" in _refused(typed, SubjectOptions(env_file=".,bad.env"))
+    assert "not a virtual environment" in _refused(typed, SubjectOptions(env_file=".,bad.env"))
 
 
 def _wheel(folder: Path, name: str, version: str) -> None:

@@ -90,7 +90,7 @@ def test_a_range_beyond_the_model_is_refused_before_anything_runs(typed):
 
 
 def test_one_question_at_a_time(typed):
-    assert "one question at a time" in _refused(typed, SubjectOptions())
+    assert "exactly one option that says what to vary" in _refused(typed, SubjectOptions())
     assert "--layers and --branch were given" in _refused(typed, SubjectOptions(branch=True, layers="auto"))
 
 
@@ -113,9 +113,9 @@ def test_an_end_may_be_open_where_a_value_can_grow(typed):
     assert _launches(typed, SubjectOptions(layers="2:")).subject.items[-1] == 2048
     assert _launches(typed, SubjectOptions(seq_len="8192:")).subject.items[-1] == 8192 + 131_072
     assert not _launches(typed, SubjectOptions(layers="2:4")).subject.open_end
-    assert "say up to how many, as in --world-size=1:8" in _refused(typed, SubjectOptions(world_size="1:"))
+    assert "give the largest number, too, such as --world-size=1:8" in _refused(typed, SubjectOptions(world_size="1:"))
     assert "expected A:B with A below B" in _refused(typed, SubjectOptions(gc_range="1:"))
-    assert "1,048,576 values at most" in _refused(typed, SubjectOptions(seq_len="1:999999999"))
+    assert "at most 1,048,576 values" in _refused(typed, SubjectOptions(seq_len="1:999999999"))
 
 
 def test_a_search_has_an_end_and_knows_whether_its_subject_has_one(typed):
@@ -190,12 +190,12 @@ def test_the_command_for_people_repeats_a_script_with_its_words(typed):
 def test_a_placeholder_that_nothing_fills_is_refused(typed):
     script = _script(typed)
     templates = parse_templates(["--gc={layer}"], [])
-    assert '{layer} is not filled here; did you mean "layers"?' in _refused(
+    assert '{layer} cannot be filled in; did you mean "layers"?' in _refused(
         script, SubjectOptions(gc_range="0:8"), templates
     )
     assert "has no placeholder" in _refused(script, SubjectOptions(gc_range="0:8"), parse_templates(["--gc"], []))
-    assert "Say --arg" in _refused(script, SubjectOptions(gc_range="0:8"))
-    assert "Say --arg" in _refused(script, SubjectOptions(any="batch=[1, 2]"))
+    assert "Add --arg" in _refused(script, SubjectOptions(gc_range="0:8"))
+    assert "Add --arg" in _refused(script, SubjectOptions(any="batch=[1, 2]"))
     with pytest.raises(UsageError, match="expected NAME=TEXT"):
         parse_templates([], ["{layers}"])
 
@@ -207,7 +207,7 @@ def test_numbers_have_a_threshold_and_words_are_a_set(typed):
     words = _launches(script, SubjectOptions(any="augment=[flip, crop]"), templates)
     assert words.spec((0, 1)).program[-1] == "--x=flip,crop"
     assert "expected KEY=[A, B, ...]" in _refused(script, SubjectOptions(any="batch=4"), templates)
-    assert "a value is given twice" in _refused(script, SubjectOptions(any="batch=[1, 1]"), templates)
+    assert "a value appears twice" in _refused(script, SubjectOptions(any="batch=[1, 1]"), templates)
 
 
 def test_ordered_words_stay_as_they_were_written(typed):
@@ -219,7 +219,7 @@ def test_ordered_words_stay_as_they_were_written(typed):
     assert launches.spec((0, 1)).program[-1] == "--v=2.0.1"
     assert launches.command((0,), None) == "nsa-harness run train.py --ranks 2 -- --v=2.0"
     assert search_question(launches.request).kind is QuestionKind.ORDERED
-    assert "2.0 is given twice" in _refused(script, SubjectOptions(ordered="v=[2.0,2.0]"), templates).replace('"', "")
+    assert "2.0 appears twice" in _refused(script, SubjectOptions(ordered="v=[2.0,2.0]"), templates).replace('"', "")
     for wrong in ("v=2.0", "v=[2.0]", "[1,2]", "v=[[1],[2]]", "v=[1,"):
         assert "--ordered: " in _refused(script, SubjectOptions(ordered=wrong), templates)
 
@@ -258,7 +258,7 @@ def test_seeds_are_a_choice_in_which_a_race_is_looked_for(typed):
     assert few.spec((2,)).program[-1] == "--seed=42"
     assert "2 to 64 seeds" in _refused(typed, SubjectOptions(seeds="3:4"))
     assert "expected A:B" in _refused(typed, SubjectOptions(seeds="3"))
-    assert "--seeds: how does train.py take it?" in _refused(_script(typed), SubjectOptions(seeds="0:4"))
+    assert "--seeds: how does train.py get the value?" in _refused(_script(typed), SubjectOptions(seeds="0:4"))
 
 
 def test_numbered_items_have_a_name_of_the_users(typed):
@@ -271,7 +271,7 @@ def test_numbered_items_have_a_name_of_the_users(typed):
     wide = _launches(script, SubjectOptions(items="shard=0:8"), parse_templates([], ["SHARDS={range}"]))
     assert dict(wide.spec((2, 3)).env) == {"SHARDS": "2:4"}
     assert "expected NAME=A:B" in _refused(script, SubjectOptions(items="0:8"), templates)
-    assert '{item} is not filled here; did you mean "items"?' in _refused(
+    assert '{item} cannot be filled in; did you mean "items"?' in _refused(
         script, SubjectOptions(items="batch=0:8"), parse_templates(["--only={item}"], [])
     )
 
@@ -310,7 +310,7 @@ def test_two_equal_scenarios_are_no_question(typed):
     (typed.working_dir / "good.yaml").write_text("extends: base/ddp\nabout: a\n")
     (typed.working_dir / "bad.yaml").write_text("extends: base/ddp\nabout: b\n")
     assert "differ in no key" in _refused(replace(typed, arguments=()), SubjectOptions(set="good.yaml,bad.yaml"))
-    assert "--set names both scenarios itself" in _refused(typed, SubjectOptions(set="a,b"))
+    assert "--set already names the good and the bad scenario" in _refused(typed, SubjectOptions(set="a,b"))
 
 
 def test_variables_are_left_unset_at_the_good_end(typed):
@@ -319,7 +319,7 @@ def test_variables_are_left_unset_at_the_good_end(typed):
     assert dict(launches.spec(()).env) == {}
     assert dict(launches.spec((1,)).env) == {"B": "2"}
     assert launches.command((0,), Path("p03/spec.json")) == "nsa-harness run p03/spec.json"
-    assert "C is not among them" in _refused(question, SubjectOptions(env="C"))
+    assert "the scenario does not set C" in _refused(question, SubjectOptions(env="C"))
 
 
 def _git(repository: Path, *words: str) -> str:
@@ -364,13 +364,13 @@ def test_a_commit_is_launched_in_a_worktree_of_its_own_and_the_users_checkout_st
 
 
 def test_commits_that_are_none_or_no_ancestors_are_refused(repository):
-    with pytest.raises(UsageError, match="is no commit of the repository"):
+    with pytest.raises(UsageError, match="is not a commit of the repository"):
         commits_between(repository, "nothere", "HEAD")
-    with pytest.raises(UsageError, match="is no ancestor of"):
+    with pytest.raises(UsageError, match="is not an ancestor of"):
         commits_between(repository, "HEAD", "HEAD~2")
-    with pytest.raises(UsageError, match="no commit lies between"):
+    with pytest.raises(UsageError, match="there is no commit between"):
         commits_between(repository, "HEAD", "HEAD")
-    with pytest.raises(UsageError, match="is no commit of the repository"):
+    with pytest.raises(UsageError, match="is not a commit of the repository"):
         commits_between(repository, "--all", "HEAD")
 
 
@@ -521,9 +521,9 @@ def test_a_rate_is_compared_with_nothing_side_by_side_and_in_a_choice_only_with_
     check_outcome(parse_outcome("slow"), layers, 1)
     check_outcome(parse_outcome("hang"), choice, 4)
     check_outcome(parse_outcome("slow:200ms"), choice, 1)
-    with pytest.raises(UsageError, match="leave --jobs out"):
+    with pytest.raises(UsageError, match="remove --jobs"):
         check_outcome(parse_outcome("slow"), layers, 2)
-    with pytest.raises(UsageError, match="as in slow:200ms"):
+    with pytest.raises(UsageError, match="such as slow:200ms"):
         check_outcome(parse_outcome("slow:2"), choice, 1)
 
 

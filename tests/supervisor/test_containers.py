@@ -97,7 +97,7 @@ def test_a_process_in_somebody_elses_container_is_one_line_that_says_so() -> Non
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         outside.communicate(b"\n")
     assert (done.stdout, done.stderr) == (
-        f"attach: process {inside.pid} (1 in its container) belongs to user root and may not be looked at;"
+        f"attach: process {inside.pid} (1 in its container) belongs to user root and may not be inspected;"
         f" `sudo nsa-harness attach {inside.pid}`\n",
         "",
     )

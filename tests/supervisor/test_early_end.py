@@ -87,7 +87,7 @@ def watched(attempt: AttemptDir, enough: EarlyStop, shown: Any) -> tuple[Ending 
     guarded: Any = SimpleNamespace(origin_ns=0, probe_dir=attempt.path)
     audience: Any = SimpleNamespace(report_stall=lambda _: None, report_recovery=lambda _: None)
     watch = Watch(
-        job=guarded, spec=spec(), attempt=attempt, listener=audience, interrupted=lambda: False, policy=policy
+        job=guarded, spec=spec(), attempt=attempt, listener=audience, is_interrupted=lambda: False, policy=policy
     )
     for tick in range(5, 1000):
         ranks.now_s = tick / 5
@@ -165,7 +165,7 @@ def test_a_deadline_counts_from_when_every_rank_has_left_start_up(
         spec=spec(limits=Limits(deadline_s=10.0)),
         attempt=next(attempts(tmp_path)),
         listener=SimpleNamespace(report_progress=told.append),  # type: ignore[arg-type]
-        interrupted=lambda: False,
+        is_interrupted=lambda: False,
         policy=policy,
     )
     watch.now_s = lambda: ranks.now_s  # type: ignore[method-assign]

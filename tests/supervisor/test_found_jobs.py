@@ -119,14 +119,14 @@ def test_the_only_job_is_taken_and_of_several_or_none_one_has_to_be_named() -> N
     other = FoundJob(pid=12, command="torchrun other.py", ranks=1, age_s=20.0)
     assert only_job([one]) == 11
     with pytest.raises(
-        NoSuchJob, match=r"2 jobs run here; name one of them, as in `nsa-harness attach 11`:"
+        NoSuchJob, match=r"2 jobs run on this machine; name one of them, such as `nsa-harness attach 11`:"
     ) as several:
         only_job([one, other])
     assert str(several.value).splitlines()[1:] == [
         "  11   2 ranks   running for 3 min 20 s   torchrun train.py",
         "  12   1 rank   running for 20 s   torchrun other.py",
     ]
-    with pytest.raises(NoSuchJob, match="no job of this user is running here"):
+    with pytest.raises(NoSuchJob, match="no job of this user is running on this machine"):
         only_job([])
 
 

@@ -40,7 +40,7 @@ def _serve(control: socket.socket) -> Any:
             program = importlib.import_module("_nsa_harness.fork_server.program").Program(order["words"])
             if order["cwd"] is not None:
                 os.chdir(order["cwd"])
-            program.prepare(order["environment"], probed="_NSA_HARNESS_BOARDS" in order["environment"])
+            program.prepare(order["environment"], with_probe="_NSA_HARNESS_BOARDS" in order["environment"])
             serving.rebind(early)
             return program
         for stream in streams:

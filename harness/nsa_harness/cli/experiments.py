@@ -211,7 +211,7 @@ def claim(
         options=run_options(out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff),
         commits=None if commits is None else _split_pair("--commits", commits, "..", "main~3..main"),
         arg=None if arg is None else _split_pair("--arg", arg, ",", "--arg=--fp16,--bf16, or --arg=,--safe"),
-        text=text, confidence=confidence, insistent=is_given(context, "confidence"), most_pairs=pairs,
+        text=text, confidence=confidence, confidence_requested=is_given(context, "confidence"), most_pairs=pairs,
         budget_s=parse_budget(budget),
     )  # fmt: skip
     if not dry_run:

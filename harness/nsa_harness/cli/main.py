@@ -190,7 +190,7 @@ def run_command_line(argv: Sequence[str]) -> int:
         if os.environ.get(_DEBUG) == "1":
             raise
         return _report_error(str(error), error.exit_code, as_json="--json" in own_args)
-    except Exception as error:  # a bug of nsa-harness: one line, and never an exit code of a verdict
+    except Exception as error:  # a bug in nsa-harness: its exit code must not look like a verdict
         if os.environ.get(_DEBUG) == "1":
             raise
         text = f"nsa-harness itself failed: {type(error).__name__}: {error}; set {_DEBUG}=1 to see the traceback"

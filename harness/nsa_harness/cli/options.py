@@ -29,7 +29,7 @@ ATTEMPTS = "How often"
 REPORT = "Report"
 
 _OTHERS = "Options"
-_MAX_NAME_COLUMNS = 26  # widest left column of a help text; it has the option and its metavar
+_MAX_NAME_COLUMNS = 26  # maximum width of the left column of --help, which shows the option and its metavar
 _VARIABLES = "Every option can also be set in the environment: --dry-run is NSA_HARNESS_DRY_RUN=1."
 
 

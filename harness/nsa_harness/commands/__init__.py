@@ -1,1 +1,1 @@
-"""The compositions behind the commands: the only modules that know every stage."""
+"""The functions behind the commands. Only these modules connect planning, launching, judging and rendering."""

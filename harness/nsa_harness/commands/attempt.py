@@ -109,7 +109,7 @@ def _follow(
             spec=spec,
             attempt=attempt,
             listener=audience,
-            interrupted=lambda: interruption.count > 0,
+            is_interrupted=lambda: interruption.count > 0,
             policy=WatchPolicy(stops_early=should_stop) if should_stop else WatchPolicy(),
         )
         with interruption.watching():

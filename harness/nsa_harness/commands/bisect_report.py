@@ -119,7 +119,7 @@ def _commands(state: SearchProgress, answer: SearchAnswer, alone: str | None) ->
     """Return the commands of the failing and the passing configuration, each only if it was confirmed."""
 
     def command(subset: Subset | None, counts: ProbeResult) -> str | None:
-        """Return the command of this configuration if its last launch under torchrun counted as `counts`, or None."""
+        """Return the command of `subset` if its last probe under torchrun had the result `counts`, or None."""
         if subset is None or not shown_in_full(state.probes, subset, counts):
             return None
         last = _last_in_full(state.probes, subset)
@@ -131,13 +131,13 @@ def _commands(state: SearchProgress, answer: SearchAnswer, alone: str | None) ->
 
 
 def shown_in_full(probes: Sequence[ProbeReport], subset: Subset, counts: ProbeResult) -> bool:
-    """Whether the last launch of this configuration under torchrun, with the full limits, counted as `counts`."""
+    """Whether the last probe of `subset` under torchrun, with the full limits, had the result `counts`."""
     last = _last_in_full(probes, subset)
     return last is not None and last.counts_as is counts
 
 
 def _last_in_full(probes: Sequence[ProbeReport], subset: Subset) -> ProbeReport | None:
-    """Return the last probe of this configuration under torchrun with the full limits, or None."""
+    """Return the last probe of `subset` under torchrun with the full limits, or None."""
     spans = spans_of(subset)
     return next((probe for probe in reversed(probes) if probe.subset == spans and probe.in_full), None)
 

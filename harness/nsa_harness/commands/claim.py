@@ -65,7 +65,7 @@ class ClaimRequest:
     arg: tuple[str, str] | None  # the program argument of each side
     text: str | None  # the claim in words; None: made from the names of the sides
     confidence: float
-    insistent: bool  # --confidence was given, so more controls are run
+    confidence_requested: bool  # --confidence was given, so more controls are run
     most_pairs: int  # at most this many runs per side
     budget_s: float | None  # for all launches together
 
@@ -103,12 +103,12 @@ def _sides(request: ClaimRequest, facts: MachineFacts, stack: ExitStack | None) 
 def _claim(request: ClaimRequest, sides: LaunchSides) -> ClaimReport:
     """Return the report of the claim before its first trial."""
     earlier = earlier_results(request.options.parent, {sides.first.spec.spec_hash})
-    insistent = request.insistent or any(run.verdict in FAILED_STATUSES for run in earlier)
+    must_reach_confidence = request.confidence_requested or any(run.verdict in FAILED_STATUSES for run in earlier)
     specs = (sides.first.spec, sides.second.spec)
     terms = ClaimTerms(
         confidence=request.confidence,
         max_pairs=request.most_pairs,
-        controls=control_runs(request.confidence, insistent=insistent),
+        controls=control_runs(request.confidence, insistent=must_reach_confidence),
         must_compute_same=all(map(is_launched_by, specs)) and decides_only_how(sides.key),
         tolerance=max(map(tolerance, specs)),
     )

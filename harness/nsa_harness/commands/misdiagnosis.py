@@ -350,7 +350,7 @@ def _truth_entry(attempt: AttemptDir, evidence: Evidence, true: Mapping[str, Any
 
 
 def _answer_text(answer: Mapping[str, Any]) -> str:
-    """Return an answer or truth on one line: verdict, cause, ranks and location, as far as they are known."""
+    """Return an answer or truth on one line: verdict, cause, ranks and location. Unknown parts are omitted."""
     place = f"{answer['file']}:{answer['line']}" if answer["line"] else ""
     culprits = ranks(answer["ranks"]) if answer["ranks"] else ""
     return " · ".join(part for part in (answer["verdict"], answer["cause"], culprits, place) if part)

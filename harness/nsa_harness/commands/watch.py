@@ -355,7 +355,7 @@ def attach(request: AttachRequest) -> int:
                 spec,
                 attempt,
                 ObserverAudience(name=spec.scenario, notify=notify),
-                interrupted=lambda: running.interrupted,
+                is_interrupted=lambda: running.interrupted,
                 for_s=request.for_s,
             )
         outcome = judge_attempt(attempt, spec, facts.host, 1)

@@ -503,7 +503,7 @@ class ClockFacts:
 
     over_s: float  # how long the clocks were compared
     backwards: int  # how often a reading of the monotonic clock was before the previous reading
-    drift_s: float  # difference between wall clock and monotonic clock
+    drift_s: float  # how much more the wall clock advanced than the monotonic clock
     behind_s: float  # how far the wall clock is behind the latest file of nsa-harness
 
     def check(self) -> CheckResult:

@@ -16,15 +16,15 @@ import time
 from typing import Any
 
 SLOW_STEP_S = 40.0
-LEAK_FLOATS = 2 << 20  # 8 MiB a step
+LEAK_FLOATS = 2 << 20  # 8 MiB per step
 FEED_AFTER = "import os, sys, time; time.sleep(float(sys.argv[2])); os.write(int(sys.argv[1]), b'x')"
 NEVER_S = 1e9
 CONTINUE_AFTER = "import os, sys, time; time.sleep(float(sys.argv[2])); os.kill(int(sys.argv[1]), 18)"
 
 
 def take_a_held_lock(heals_s: float | None) -> None:
-    """Deadlock by acquiring a lock that this thread already holds. With `heals_s`, the lock is released after that many
-    seconds.
+    """Deadlock by acquiring a lock that this thread already holds. If `heals_s` is given, a timer releases the lock
+    after that many seconds.
     """
     lock = threading.Lock()
     lock.acquire()
@@ -51,10 +51,10 @@ def _spin_until(end_s: float) -> None:
 
 
 def crawl_token_by_token(torch: Any, hidden: Any, heals_s: float | None) -> None:
-    """Do slow work without being stuck: a Python loop over the tokens of `hidden` that runs small torch operations.
+    """Do slow work without being stuck: loop in Python over the tokens of `hidden` and run small torch operations.
 
-    The loop ends after `heals_s` seconds, by default SLOW_STEP_S. Its result is not used. Its saved tensors are hidden
-    from an enclosing checkpoint, which would otherwise count them.
+    The loop ends after `heals_s` seconds, by default SLOW_STEP_S, and its result is not used. Its saved tensors are
+    hidden from an enclosing checkpoint, which would otherwise count them.
     """
     end_s = time.monotonic() + (SLOW_STEP_S if heals_s is None else heals_s)
     tokens = hidden.detach().float().reshape(-1, hidden.shape[-1])[:512].clone().requires_grad_()
@@ -64,15 +64,15 @@ def crawl_token_by_token(torch: Any, hidden: Any, heals_s: float | None) -> None
 
 
 def _select_token_by_token(torch: Any, tokens: Any, end_s: float) -> Any:
-    selected = []
+    outputs = []
     for token in range(len(tokens)):
         scores = torch.mv(tokens, tokens[token])
         best = torch.topk(scores, min(4, len(tokens))).indices
         weights = torch.softmax(scores[best], dim=0)
-        selected.append(weights @ tokens[best])
+        outputs.append(weights @ tokens[best])
         if time.monotonic() >= end_s:
             break
-    return torch.stack(selected)
+    return torch.stack(outputs)
 
 
 def _as_it_is(tensor: Any) -> Any:
@@ -121,7 +121,7 @@ def leave_with_status_0(heals_s: float | None) -> None:
 def come_late(heals_s: float | None) -> None:
     """Sleep for `heals_s` seconds, or SLOW_STEP_S if `heals_s` is None.
 
-    Used as the healthy twin of a skipped collective, and as the slow step of a recomputed layer.
+    Delays a collective that the real fault would skip, and slows down a recomputed layer.
     """
     time.sleep(SLOW_STEP_S if heals_s is None else heals_s)
 

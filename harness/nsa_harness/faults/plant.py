@@ -13,9 +13,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from . import acts
-from .spec import AT_ONCE, BACKWARD, COLLECTIVE, LASTING, OF_THE_LOADER, OF_THE_MODEL, FaultSpec, every_layer
+from .spec import BACKWARD, BEFORE_FORWARD, COLLECTIVE, IN_LOADER, IN_MODEL, PERSISTENT, FaultSpec, every_layer
 
-# The modules that call all_reduce to average the loss, which is the call to skip. Averaging gradients does not count.
+# The modules that call all_reduce to average the loss. This is the call that the fault skips; calls that average
+# gradients are ignored.
 CALLERS = ("__main__", "nsa_attention.train", "nsa_attention.world")
 LOADER = "nsa_attention.data"
 
@@ -35,8 +36,9 @@ def plant(text: str) -> None:
 
 
 class PlantedFault:
-    """A fault planted in this process. It happens once; a lasting fault, such as a leak, happens in every step from its
-    step on.
+    """A fault planted in this process.
+
+    It happens once. A persistent fault, such as a leak, happens in every step from its step on.
     """
 
     def __init__(self, spec: FaultSpec, torch: Any) -> None:
@@ -44,27 +46,28 @@ class PlantedFault:
         self._torch = torch
         self._step = 1
         self._reductions = 0
-        self._happened = False
-        self._possible = False  # the model and the job meet the fault's conditions
-        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()  # called modules with all their submodules
-        self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()  # layers that have the fault's hooks
-        self._leaked: list[Any] = []
-        self._recomputed: set[int] = set()  # layers that the backward pass in progress has recomputed
-        self._backward_pass = -1  # torch's id of that backward pass
+        self._has_happened = False
+        self._is_possible = False  # the model and the job meet the fault's conditions
+        self._seen_modules: weakref.WeakSet[Any] = weakref.WeakSet()  # modules that were called, and their submodules
+        self._hooked_layers: weakref.WeakSet[Any] = weakref.WeakSet()  # layers that have the fault's hooks
+        self._leaked_tensors: list[Any] = []
+        self._recomputed_layers: set[int] = set()  # layers that the current backward pass has recomputed so far
+        self._backward_pass = -1  # torch's id of the current backward pass
         self._is_drawn = random.SystemRandom().random() < self.spec.when.chance
         self._pid = os.getpid()
-        self._counting: Callable[[], object] = lambda: None
+        self._counting_optimizer: Callable[[], object] = lambda: None
 
     def count_steps(self) -> None:
-        """Register a hook that counts the steps of the first optimizer that steps. Steps of other optimizers are
-        ignored.
+        """Register a hook that counts the steps of the first optimizer that steps.
+
+        Steps of other optimizers are ignored.
         """
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         def after_step(optimizer: Any, _arguments: Any, _options: Any) -> None:
-            if self._counting() is None:
-                self._counting = weakref.ref(optimizer)
-            if self._counting() is optimizer:
+            if self._counting_optimizer() is None:
+                self._counting_optimizer = weakref.ref(optimizer)
+            if self._counting_optimizer() is optimizer:
                 self._step += 1
 
         register_optimizer_step_post_hook(after_step)
@@ -79,8 +82,8 @@ class PlantedFault:
 
         @functools.wraps(all_reduce)
         def perhaps_all_reduce(*arguments: Any, **options: Any) -> Any:
-            if averages_the_loss(sys._getframe(1).f_globals) and self._is_the_reduction():
-                self._happened = True
+            if averages_the_loss(sys._getframe(1).f_globals) and self._is_skipped_reduction():
+                self._has_happened = True
                 if self.spec.heals_s is None:
                     return None
                 acts.come_late(self.spec.heals_s)
@@ -97,29 +100,30 @@ class PlantedFault:
         """
 
         def inspect(module: Any, _arguments: Any) -> None:
-            if module in self._seen:
+            if module in self._seen_modules:
                 return
-            self._seen.update(module.modules())
+            self._seen_modules.update(module.modules())
             layers = dict(every_layer(module))
-            if self._is_the_model(layers):
-                self._possible = self.spec.when.met_in(module, self._torch.distributed)
+            if self._is_faulty_model(layers):
+                self._is_possible = self.spec.when.is_met_by_job(module, self._torch.distributed)
                 self._install_hooks(module, layers)
 
         self._torch.nn.modules.module.register_module_forward_pre_hook(inspect)
 
-    def _is_the_model(self, layers: dict[int, Any]) -> bool:
-        """Whether a module with these layers is the model: it has the fault's layer, or any layer if the fault names
-        none.
+    def _is_faulty_model(self, layers: dict[int, Any]) -> bool:
+        """Whether a module with these layers is the model.
+
+        It must have the layer that the fault names, or any layer if the fault names none.
         """
         return self.spec.layer in layers or (self.spec.layer < 0 and bool(layers))
 
     def _install_hooks(self, model: Any, layers: dict[int, Any]) -> None:
         """Install the hooks that the fault needs in the model and its `layers`. A layer gets each hook only once."""
-        if self.spec.kind in OF_THE_LOADER:
+        if self.spec.kind in IN_LOADER:
             self._patch_loaders()
-        elif self.spec.kind in OF_THE_MODEL:
+        elif self.spec.kind in IN_MODEL:
             model.register_forward_pre_hook(self._before_model)
-            self._before_model(model, ())  # the hook does not run in the call in progress
+            self._before_model(model, ())  # the new hook does not run in the current call
         elif self.spec.when.in_recomputation:
             for number, layer in layers.items():
                 if self._is_new(layer):
@@ -130,9 +134,9 @@ class PlantedFault:
 
     def _is_new(self, layer: Any) -> bool:
         """Whether the layer has no hooks of the fault yet. Remember that it has them now."""
-        known = layer in self._hooked
-        self._hooked.add(layer)
-        return not known
+        is_known = layer in self._hooked_layers
+        self._hooked_layers.add(layer)
+        return not is_known
 
     def _before_model(self, model: Any, _arguments: Any) -> None:
         """If the fault is due, overwrite the matching parameters of the model with its value."""
@@ -140,7 +144,7 @@ class PlantedFault:
             return
         for name, parameter in model.named_parameters():
             if fnmatchcase(name, self.spec.parameters):
-                self._happened = True
+                self._has_happened = True
                 with self._torch.no_grad():
                     parameter.fill_(self.spec.value)
 
@@ -152,77 +156,79 @@ class PlantedFault:
         for loader, name in _loaders():
             fetch = getattr(loader, name)
             if not hasattr(fetch, _PATCHED):
-                setattr(loader, name, self._starving(fetch))
+                setattr(loader, name, self._with_starvation(fetch))
 
-    def _starving(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
+    def _with_starvation(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fetch)
-        def perhaps_starved(*arguments: Any, **options: Any) -> Any:
+        def fetch_or_starve(*arguments: Any, **options: Any) -> Any:
             if self._is_due():
-                self._happened = True
+                self._has_happened = True
                 acts.wait_for_a_feeder(self.spec.heals_s)
             return fetch(*arguments, **options)
 
-        setattr(perhaps_starved, _PATCHED, True)
-        return perhaps_starved
+        setattr(fetch_or_starve, _PATCHED, True)
+        return fetch_or_starve
 
     def _before_layer(self, number: int, _module: Any, arguments: Any) -> None:
-        """Add layer `number` to the layers recomputed in this backward pass, and act if the fault's condition is now
-        met.
+        """Add layer `number` to the layers recomputed in this backward pass, and act if the fault's condition is met.
 
         A forward that runs inside a backward pass is a recomputation; other forwards are ignored.
         """
         task = self._torch._C._current_graph_task_id()
-        if task < 0 or not self._is_due() or not self._long_enough(arguments):
+        if task < 0 or not self._is_due() or not self._is_long_enough(arguments):
             return
         if task != self._backward_pass:
-            self._backward_pass, self._recomputed = task, set()
-        self._recomputed.add(number)
-        if self.spec.when.met_by(self._recomputed):
-            self._happened = True
-            self._act(f"step {self.spec.step}, layer {number}, {self.spec.who}")
+            self._backward_pass, self._recomputed_layers = task, set()
+        self._recomputed_layers.add(number)
+        if self.spec.when.is_met_by_recomputation(self._recomputed_layers):
+            self._has_happened = True
+            self._act(f"step {self.spec.step}, layer {number}, {self.spec.rank_text}")
 
-    def _long_enough(self, arguments: Any) -> bool:
-        """Whether the input of a layer, of shape [..., tokens, features], has at least as many tokens as the fault
-        requires.
-        """
+    def _is_long_enough(self, arguments: Any) -> bool:
+        """Whether the input of a layer, [..., tokens, features], has at least as many tokens as the fault requires."""
         tensor = _first_tensor(arguments, self._torch.Tensor)
         return not self.spec.when.seq_len or (tensor is not None and tensor.shape[-2] >= self.spec.when.seq_len)
 
     def warn_if_it_never_happened(self) -> None:
-        """Print a warning at exit if an unconditional fault never happened. Otherwise the run would be mistaken for a
-        healthy one.
+        """Print a warning at exit if an unconditional fault never happened.
+
+        Otherwise the run would be mistaken for a healthy one.
         """
         is_conditional = self.spec.when.is_conditional
-        if os.getpid() == self._pid and self._is_our_rank() and not self._happened and not is_conditional:
+        if os.getpid() == self._pid and self._is_our_rank() and not self._has_happened and not is_conditional:
             print(f"nsa-harness: the planted fault never happened: {self.spec}", file=sys.stderr, flush=True)
 
     def _is_our_rank(self) -> bool:
         """Whether this process is the rank in which the fault happens. A fault without a rank happens in every rank."""
         if self.spec.rank is None:
             return True
-        distributed = self._torch.distributed
-        if distributed.is_initialized():
-            return bool(distributed.get_rank() == self.spec.rank)
+        dist = self._torch.distributed
+        if dist.is_initialized():
+            return bool(dist.get_rank() == self.spec.rank)
         return os.environ.get("RANK", "0") == str(self.spec.rank)
 
-    def _is_the_reduction(self) -> bool:
+    def _is_skipped_reduction(self) -> bool:
         """Count a call that averages the loss (one per step). Return whether this call is the one to skip or delay."""
         self._reductions += 1
-        return not self._happened and self._reductions == self.spec.step and self._is_our_rank()
+        return not self._has_happened and self._reductions == self.spec.step and self._is_our_rank()
 
     def _is_due(self) -> bool:
-        """Whether the fault must happen now: in this rank and step, in a suitable model, and if chance has selected
-        this run.
+        """Whether the fault must happen now.
+
+        The rank, the step and the model must be those of the fault, and chance must have selected this run. A
+        persistent fault is due in every step from its step on.
         """
-        lasts = self.spec.kind in LASTING
-        now = self._step >= self.spec.step if lasts else not self._happened and self._step == self.spec.step
-        return self._is_drawn and self._possible and now and self._is_our_rank()
+        is_persistent = self.spec.kind in PERSISTENT
+        is_now = (
+            self._step >= self.spec.step if is_persistent else not self._has_happened and self._step == self.spec.step
+        )
+        return self._is_drawn and self._is_possible and is_now and self._is_our_rank()
 
     def _before_forward(self, _module: Any, arguments: Any) -> None:
         """Act when the fault's layer begins its forward, if the fault happens there and is due."""
-        if self.spec.kind in AT_ONCE and self._is_due() and self._long_enough(arguments):
-            self._happened = True
-            self._act(f"step {self.spec.step}, layer {self.spec.layer}, {self.spec.who}")
+        if self.spec.kind in BEFORE_FORWARD and self._is_due() and self._is_long_enough(arguments):
+            self._has_happened = True
+            self._act(f"step {self.spec.step}, layer {self.spec.layer}, {self.spec.rank_text}")
 
     def _act(self, where: str) -> None:
         """Perform the action of the fault: block, loop, raise an exception that names `where`, or end the process."""
@@ -234,23 +240,23 @@ class PlantedFault:
     def _after_forward(self, _module: Any, arguments: Any, output: Any) -> None:
         """Act after the forward of the fault's layer, or register a hook that acts in the backward of this layer."""
         tensor = _first_tensor(output, self._torch.Tensor)
-        if tensor is None or not self._is_due() or not self._long_enough(arguments):
+        if tensor is None or not self._is_due() or not self._is_long_enough(arguments):
             return
         if self.spec.kind == "slow_step":
-            self._happened = True
+            self._has_happened = True
             acts.crawl_token_by_token(self._torch, tensor, self.spec.heals_s)
-        elif self.spec.kind in LASTING:
-            self._happened = True
-            self._leaked.append(acts.a_copy_to_keep(self._torch, tensor))
+        elif self.spec.kind in PERSISTENT:
+            self._has_happened = True
+            self._leaked_tensors.append(acts.a_copy_to_keep(self._torch, tensor))
         elif self.spec.kind in BACKWARD and tensor.grad_fn is not None:
-            # Here a Function.backward of the layer would run. A hook on the tensor would run before it.
+            # A pre-hook of grad_fn runs where a Function.backward of the layer would run. A tensor hook runs earlier.
             tensor.grad_fn.register_prehook(self._in_backward)
 
     def _in_backward(self, _gradients: Any) -> None:
         """Act in the backward of the layer, only once. Several recomputed forwards may have registered this hook."""
-        if self._happened:
+        if self._has_happened:
             return
-        self._happened = True
+        self._has_happened = True
         self._act("in backward")
 
 

@@ -6,16 +6,16 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-AT_ONCE = ("raise", "sigkill", "sigstop", "exit0")  # happen when the layer's forward begins
-FORWARD = (*AT_ONCE, "slow_step")
+BEFORE_FORWARD = ("raise", "sigkill", "sigstop", "exit0")  # kinds that happen when the layer's forward begins
+FORWARD = (*BEFORE_FORWARD, "slow_step")
 BACKWARD = ("deadlock", "endless_loop")
 COLLECTIVE = ("skip_collective",)
-LASTING = ("leak",)  # happen in the fault's step and in every later one
-OF_THE_MODEL = ("set_parameters",)
-OF_THE_LOADER = ("starved_loader",)
-LAYERLESS = (*COLLECTIVE, *OF_THE_MODEL, *OF_THE_LOADER)
-KINDS = (*FORWARD, *BACKWARD, *COLLECTIVE, *LASTING, *OF_THE_MODEL, *OF_THE_LOADER)
-WITHOUT_A_TWIN = (*LASTING, *OF_THE_MODEL)  # their effect does not end
+PERSISTENT = ("leak",)  # kinds that happen in the fault's step and in every later step
+IN_MODEL = ("set_parameters",)
+IN_LOADER = ("starved_loader",)
+LAYERLESS = (*COLLECTIVE, *IN_MODEL, *IN_LOADER)
+KINDS = (*FORWARD, *BACKWARD, *COLLECTIVE, *PERSISTENT, *IN_MODEL, *IN_LOADER)
+WITHOUT_TWIN = (*PERSISTENT, *IN_MODEL)  # kinds without a healthy twin, because their effect does not end
 
 
 class FaultSpec:
@@ -28,27 +28,27 @@ class FaultSpec:
     def __init__(self, text: str) -> None:
         fields = json.loads(text)
         if not isinstance(fields, dict):
-            raise ValueError(f"a fault is a JSON object, got {text[:80]!r}")
+            raise ValueError(f"a fault must be a JSON object, got {text[:80]!r}")
         self.kind = str(fields.get("kind"))
         if self.kind not in KINDS:
-            raise ValueError(f"fault kind {self.kind!r} is none of {', '.join(KINDS)}")
+            raise ValueError(f"fault kind {self.kind!r} is unknown; the kinds are {', '.join(KINDS)}")
         rank = fields.get("rank")
-        self.rank = None if rank is None else _whole_number("rank", rank, at_least=0)  # None: every rank
+        self.rank = None if rank is None else _whole_number("rank", rank, at_least=0)  # None = every rank
         self.step = _whole_number("step", fields.get("step") or 1, at_least=1)
         self.when = FaultCondition(fields.get("when") or {})
-        nowhere = self.kind in LAYERLESS or self.when.in_recomputation
-        self.layer = -1 if nowhere else _whole_number("layer", fields.get("layer"), at_least=0)
+        has_no_layer = self.kind in LAYERLESS or self.when.in_recomputation
+        self.layer = -1 if has_no_layer else _whole_number("layer", fields.get("layer"), at_least=0)
         self.heals_s = _seconds("heals_s", fields.get("heals_s"))
         self.parameters = str(fields.get("parameters") or "")
         self.value = _number("value", fields.get("value") or 0)
 
     @property
-    def who(self) -> str:
+    def rank_text(self) -> str:
         return "every rank" if self.rank is None else f"rank {self.rank}"
 
     def __str__(self) -> str:
         where = "" if self.layer < 0 else f", layer {self.layer}"
-        return f"{self.kind} on {self.who}{where}, step {self.step}"
+        return f"{self.kind} on {self.rank_text}{where}, step {self.step}"
 
 
 class FaultCondition:
@@ -56,7 +56,7 @@ class FaultCondition:
 
     def __init__(self, fields: Any) -> None:
         if not isinstance(fields, dict):
-            raise ValueError(f"fault when is a JSON object, got {fields!r}")
+            raise ValueError(f"fault when must be a JSON object, got {fields!r}")
         self.recomputed = {_whole_number("layer", layer, at_least=0) for layer in fields.get("recomputed") or ()}
         self.any_recomputed = {
             _whole_number("layer", layer, at_least=0) for layer in fields.get("any_recomputed") or ()
@@ -67,7 +67,7 @@ class FaultCondition:
         self.ranks = _whole_number("ranks", fields.get("ranks") or 0, at_least=0)
         self.module: str | None = fields.get("module")
         self.backend: str | None = fields.get("backend")
-        self.of_ddp = {name: fields[name] for name in _OF_DDP if fields.get(name) is not None}
+        self.ddp_options = {name: fields[name] for name in _DDP_OPTIONS if fields.get(name) is not None}
         chance = fields.get("chance")
         self.chance = 1.0 if chance is None else float(chance)
 
@@ -78,45 +78,47 @@ class FaultCondition:
 
     @property
     def depends_on_job(self) -> bool:
-        """Whether the fault requires a certain model or job: its number of layers or ranks, a module, a backend, or DDP
-        options.
+        """Whether the fault requires a certain model or job.
+
+        Such requirements are a number of layers or ranks, a module, a backend, or DDP options.
         """
-        return bool(self.layers or self.ranks or self.module or self.backend or self.of_ddp)
+        return bool(self.layers or self.ranks or self.module or self.backend or self.ddp_options)
 
     @property
     def is_conditional(self) -> bool:
-        """Whether the fault has a condition that a correct run may not meet, so it is no mistake if the fault never
-        happens.
+        """Whether the fault has a condition that a correct run may not meet.
+
+        If so, it is no mistake if the fault never happens.
         """
         return self.in_recomputation or self.depends_on_job or self.seq_len > 0 or self.chance < 1.0
 
-    def met_by(self, recomputed_now: set[int]) -> bool:
+    def is_met_by_recomputation(self, recomputed_now: set[int]) -> bool:
         """Whether the layers that this backward pass has recomputed so far meet the conditions on recomputed layers."""
-        some = not self.any_recomputed or bool(self.any_recomputed & recomputed_now)
-        return some and self.recomputed <= recomputed_now and len(recomputed_now) >= self.recomputed_layers
+        has_one = not self.any_recomputed or bool(self.any_recomputed & recomputed_now)
+        return has_one and self.recomputed <= recomputed_now and len(recomputed_now) >= self.recomputed_layers
 
-    def met_in(self, model: Any, distributed: Any) -> bool:
+    def is_met_by_job(self, model: Any, dist: Any) -> bool:
         """Whether the model and the distributed job meet the conditions.
 
-        `model` is the outermost module that the program calls, and `distributed` is torch.distributed.
+        `model` is the outermost module that the program calls, and `dist` is torch.distributed.
         """
-        grouped = distributed.is_initialized()
-        if self.ranks > (distributed.get_world_size() if grouped else 1):
+        has_group = dist.is_initialized()
+        if self.ranks > (dist.get_world_size() if has_group else 1):
             return False
-        if self.backend is not None and (not grouped or distributed.get_backend() != self.backend):
+        if self.backend is not None and (not has_group or dist.get_backend() != self.backend):
             return False
         if self.layers > len(dict(every_layer(model))):
             return False
-        if self.of_ddp and type(model).__name__ != _DDP:
+        if self.ddp_options and type(model).__name__ != _DDP:
             return False
-        # FSDP2 puts its name in front of that of a class.
+        # FSDP2 replaces a module's class by a class whose name begins with "FSDP".
         classes = {type(module).__name__ for module in model.modules()}
         has_module = self.module is None or bool({self.module, f"FSDP{self.module}"} & classes)
-        return has_module and all(getattr(model, name) is wanted for name, wanted in self.of_ddp.items())
+        return has_module and all(getattr(model, name) is value for name, value in self.ddp_options.items())
 
 
 _DDP = "DistributedDataParallel"
-_OF_DDP = ("find_unused_parameters", "static_graph")
+_DDP_OPTIONS = ("find_unused_parameters", "static_graph")
 
 
 def find_layer(root: Any, layer: int) -> Any:
@@ -130,13 +132,13 @@ def find_layer(root: Any, layer: int) -> Any:
 
 def every_layer(root: Any) -> Iterator[tuple[int, Any]]:
     """Yield (number, module) for each layer of the model. The module is the one that `find_layer` returns."""
-    best: dict[int, tuple[int, Any]] = {}
+    shallowest: dict[int, tuple[int, Any]] = {}
     for path, module in root.named_modules():
         parts = path.split(".")
         number = next((int(part) for part in parts if part.isdigit()), None)
-        if number is not None and (number not in best or len(parts) < best[number][0]):
-            best[number] = (len(parts), module)
-    for number, (_, module) in best.items():
+        if number is not None and (number not in shallowest or len(parts) < shallowest[number][0]):
+            shallowest[number] = (len(parts), module)
+    for number, (_, module) in shallowest.items():
         yield number, _attention(module) or module
 
 
@@ -149,18 +151,19 @@ def _attention(block: Any) -> Any:
 
 
 def _whole_number(name: str, value: Any, *, at_least: int) -> int:
-    """Return `value` if it is an integer of at least `at_least`. Otherwise raise a ValueError that names the key
-    `name`.
+    """Return `value` if it is an integer of at least `at_least`.
+
+    Otherwise raise a ValueError that names the key `name`.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise ValueError(f"fault {name} is a whole number from {at_least}, got {value!r}")
+        raise ValueError(f"fault {name} must be an integer of at least {at_least}, got {value!r}")
     return value
 
 
 def _number(name: str, value: Any) -> float:
     """Return `value` as a float. Raise a ValueError that names the key `name` if it is not a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"fault {name} is a number, got {value!r}")
+        raise ValueError(f"fault {name} must be a number, got {value!r}")
     return float(value)
 
 
@@ -169,5 +172,5 @@ def _seconds(name: str, value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-        raise ValueError(f"fault {name} is a number of seconds, got {value!r}")
+        raise ValueError(f"fault {name} must be a number of seconds, got {value!r}")
     return value

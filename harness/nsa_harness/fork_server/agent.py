@@ -25,9 +25,7 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingFork:
-    """A forked process that will become a rank: its pid, and the agent's end of the socket through which it gets its
-    orders.
-    """
+    """A forked process that will become a rank: its pid, and the agent's end of the socket that sends its orders."""
 
     pid: int
     agent_end: int
@@ -37,7 +35,7 @@ class WaitingFork:
 class Orders:
     """The command line and environment that the agent sends to a waiting process, which then becomes a rank."""
 
-    words: list[str]
+    arguments: list[str]
     environment: dict[str, str]
 
 
@@ -54,34 +52,35 @@ def fork_waiting_ranks(count: int) -> list[WaitingFork] | Orders:
         if pid == 0:
             return _await_orders(rank_end)
         os.close(rank_end)
-        os.read(agent_end, 1)  # wait until it leads its session: the agent ends ranks by their process group
+        os.read(agent_end, 1)  # wait until the process has its own session, because the agent signals process groups
         forks.append(WaitingFork(pid=pid, agent_end=agent_end))
     return forks
 
 
 def _await_orders(rank_end: int) -> Orders:
-    """Become a session leader, wait for the orders of the agent, take over the streams that come with them, and return
-    them.
+    """Become a session leader, wait for the agent's orders, and return them.
+
+    The streams that come with the orders become stdout and stderr.
     """
     os.setsid()
     os.write(rank_end, b"r")
     rank_end = keep_only(rank_end)
     with socket.socket(fileno=rank_end) as agent:
-        word, (stdout, stderr, *_), *_ = _receive(agent)
+        data, (stdout, stderr, *_), *_ = _receive(agent)
         while chunk := agent.recv(1 << 16):
-            word += chunk
+            data += chunk
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     os.closerange(min(stdout, stderr), max(stdout, stderr) + 1)
-    return Orders(**json.loads(word))
+    return Orders(**json.loads(data))
 
 
 def _receive(agent: socket.socket) -> tuple[bytes, list[int], int, Any]:
     """Receive one byte and two file descriptors from the agent. Exit the process if the agent has closed the socket."""
-    received = socket.recv_fds(agent, 1, 2)
-    if not received[0]:
+    message = socket.recv_fds(agent, 1, 2)
+    if not message[0]:
         os._exit(0)
-    return received
+    return message
 
 
 def start_ranks_from(forks: Sequence[WaitingFork]) -> None:
@@ -90,8 +89,8 @@ def start_ranks_from(forks: Sequence[WaitingFork]) -> None:
 
 
 class Rank:
-    """A rank started from a waiting process. It has the part of the interface of subprocess.Popen that the agent
-    uses.
+    """A rank that was started from a waiting process. The class has the part of subprocess.Popen's interface that
+    torchrun's agent uses.
     """
 
     def __init__(
@@ -105,11 +104,11 @@ class Rank:
     ) -> None:
         assert start_new_session
         if not forks:
-            raise RuntimeError("no more ranks were forked than the launch said, and torchrun asks for another one")
+            raise RuntimeError("torchrun starts more ranks than the launch declared, so no forked process is left")
         fork = forks.pop(0)
         self.args, self.pid, self.returncode = args, fork.pid, None
         streams = [stdout.fileno() if stdout else 1, stderr.fileno() if stderr else 2]
-        orders = json.dumps({"words": list(args), "environment": dict(env)}).encode()
+        orders = json.dumps({"arguments": list(args), "environment": dict(env)}).encode()
         with socket.socket(fileno=fork.agent_end) as agent_end:
             socket.send_fds(agent_end, [orders[:1]], streams)
             agent_end.sendall(orders[1:])
@@ -142,12 +141,14 @@ class Rank:
         self.send_signal(signal.SIGKILL)
 
 
-def keep_only(*kept: int) -> int:
-    """Close every file descriptor from 3 on except `kept`. Return the first of `kept`, or -1 if none are kept."""
+def keep_only(*kept_descriptors: int) -> int:
+    """Close every file descriptor from 3 upwards except `kept_descriptors`. Return the first kept descriptor, or -1 if
+    none are kept.
+    """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     start = 3
-    for descriptor in sorted(kept):
+    for descriptor in sorted(kept_descriptors):
         os.closerange(start, descriptor)
         start = descriptor + 1
     os.closerange(start, 1 << 30 if limit == resource.RLIM_INFINITY else limit)
-    return kept[0] if kept else -1
+    return kept_descriptors[0] if kept_descriptors else -1

@@ -1,6 +1,4 @@
-"""Runs a Python command line in a forked process, which looks like a new interpreter to the program and to other
-processes.
-"""
+"""Runs a Python command line in a forked process that looks like a new interpreter to all programs."""
 
 from __future__ import annotations
 
@@ -28,31 +26,31 @@ _OPTIONS = ("-u", "-P")
 class Program:
     """A Python program to run in a forked process: PYTHON [-u] [-P] FILE | DIRECTORY | -m MODULE, with arguments."""
 
-    def __init__(self, words: Sequence[str]) -> None:
-        rest = list(words[1:])
+    def __init__(self, arguments: Sequence[str]) -> None:
+        remaining = list(arguments[1:])
         options = []
-        while rest[0] in _OPTIONS:
-            options.append(rest.pop(0))
-        self._words = list(words)
+        while remaining[0] in _OPTIONS:
+            options.append(remaining.pop(0))
+        self._command_line = list(arguments)
         self._safe_path = "-P" in options
-        self._is_module = rest[0] == "-m"
-        self._name, *self._arguments = rest[1:] if self._is_module else rest
+        self._is_module = remaining[0] == "-m"
+        self._name, *self._arguments = remaining[1:] if self._is_module else remaining
 
-    def prepare(self, environment: Mapping[str, str], *, probed: bool) -> None:
-        """Set up the process as a new interpreter would: environment, random seeds, sys.argv, sys.path, and a new
-        __main__.
+    def prepare(self, environment: Mapping[str, str], *, with_probe: bool) -> None:
+        """Set up the process as a new interpreter would: environment, random seeds, sys.argv, sys.path and __main__.
 
-        If `probed` is True, also start the probe.
+        If `with_probe` is True, also start the probe.
         """
-        threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # Python 3.11 keeps the parent's
+        # Without this, Python 3.11 keeps the native thread id of the parent process.
+        threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
         os.environ.clear()
         os.environ.update(environment)
         _draw_seeds()
-        sys.modules["torch.distributed"].set_debug_level_from_env()  # torch has read it at its import
-        sys.orig_argv = list(self._words)
+        sys.modules["torch.distributed"].set_debug_level_from_env()  # torch read the variable when it was imported
+        sys.orig_argv = list(self._command_line)
         sys.argv = ["-m" if self._is_module else self._name, *self._arguments]
         sys.modules["__main__"] = _new_main()
-        if probed:
+        if with_probe:
             _start_probe()
         if not self._safe_path:
             sys.path.insert(0, self._import_directory())
@@ -80,14 +78,14 @@ class Program:
         status: object = 0
         try:
             self.run()
-        except SystemExit as left:
-            status = left.code or 0
+        except SystemExit as system_exit:
+            status = system_exit.code or 0
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(status if isinstance(status, int) else 1)
 
     def _import_directory(self) -> str:
-        """Return the directory that a new interpreter would put first on sys.path for this command line."""
+        """Return the directory that a new interpreter would put at the start of sys.path for this command line."""
         if self._is_module:
             return os.getcwd()
         return self._name if os.path.isdir(self._name) else os.path.dirname(os.path.realpath(self._name))
@@ -95,7 +93,7 @@ class Program:
     def _code(self) -> types.CodeType:
         main = vars(sys.modules["__main__"])
         loader = importlib.machinery.SourceFileLoader("__main__", self._name)
-        path = os.path.abspath(self._name)  # the interpreter's tracebacks have absolute paths
+        path = os.path.abspath(self._name)  # tracebacks of the interpreter contain absolute paths
         main.update(__file__=path, __cached__=None, __loader__=loader)
         try:
             with io.open_code(self._name) as file:
@@ -103,7 +101,7 @@ class Program:
         except OSError as error:
             print(f"{sys.executable}: can't open file {path!r}: {error}", file=sys.stderr)
             raise SystemExit(2) from None
-        # dont_inherit: this module's `from __future__` does not apply to the program.
+        # dont_inherit: the `from __future__` import of this module must not apply to the program.
         return compile(source, path, "exec", dont_inherit=True)
 
 
@@ -143,9 +141,9 @@ def _print_exception(error: BaseException) -> None:
         sys.last_exc = error
     try:
         sys.excepthook(type(error), error, traceback)
-    except BaseException as worse:
+    except BaseException as hook_error:
         print("Error in sys.excepthook:", file=sys.stderr)
-        sys.__excepthook__(type(worse), worse, _without_fork_server(worse.__traceback__))
+        sys.__excepthook__(type(hook_error), hook_error, _without_fork_server(hook_error.__traceback__))
         print("\nOriginal exception was:", file=sys.stderr)
         sys.__excepthook__(type(error), error, traceback)
 
@@ -156,8 +154,8 @@ def _without_fork_server(traceback: TracebackType | None) -> TracebackType | Non
     return traceback
 
 
-# In a new process, a program imports these modules after the probe's start, and they import the probe's patches.
-# Preloaded modules have imported torch's original functions, so those names must be bound again.
+# In a new process, a program imports these modules after the probe has started, so they get the probe's patches.
+# The fork server has imported them earlier, with torch's original functions, so these names must be bound again.
 _COLLECTIVES = "torch.distributed.distributed_c10d"
 
 
@@ -171,22 +169,23 @@ class EarlyBinding:
 
     holder: dict[Any, Any]
     key: Any
-    name: str  # of the function in torch.distributed
+    name: str  # name of the function in torch.distributed
 
 
 def early_bindings(modules: Iterable[str]) -> list[EarlyBinding]:
-    """Return every reference from the namespaces of `modules`, and from dicts in them, to a function of
-    torch.distributed.
+    """Return every reference to a function of torch.distributed in the namespaces of `modules`.
+
+    References in dicts inside these namespaces are included.
     """
     # Compare exact types: reading the class of some torch objects prints a warning (torch 2.11: reduce_op).
     functions = vars(sys.modules[_COLLECTIVES]).items()
     names = {function: name for name, function in functions if type(function) is types.FunctionType}
     bindings = []
     for module in (sys.modules[name] for name in modules):
-        space = vars(module)
-        for key, value in space.items():
+        namespace = vars(module)
+        for key, value in namespace.items():
             if type(value) is types.FunctionType and value in names:
-                bindings.append(EarlyBinding(holder=space, key=key, name=names[value]))
+                bindings.append(EarlyBinding(holder=namespace, key=key, name=names[value]))
             elif type(value) is dict:
                 keys = (key for key in value if type(key) is types.FunctionType and key in names)
                 bindings += [EarlyBinding(holder=value, key=function, name=names[function]) for function in keys]
@@ -204,9 +203,9 @@ def rebind(bindings: Iterable[EarlyBinding]) -> None:
             binding.holder[function] = binding.holder.pop(binding.key)
 
 
-# Fields of /proc/self/stat after the command's closing bracket: start and end of arguments and of environment.
+# Fields of /proc/self/stat after the command name: the start and end addresses of the arguments and of the environment.
 _ARGUMENTS, _ENVIRONMENT = slice(45, 47), slice(47, 49)
-_FIRST = b"RANK="
+_FIRST_VARIABLE = b"RANK="
 
 
 class ProcessTitle:
@@ -220,28 +219,29 @@ class ProcessTitle:
 
     def __init__(self) -> None:
         fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(") ")[2].split()
-        self._words = _region(fields[_ARGUMENTS])
+        self._arguments_region = _region(fields[_ARGUMENTS])
         start, end = _region(fields[_ENVIRONMENT])
-        self._given: list[tuple[int, bytes]] = []
+        self._initial_entries: list[tuple[int, bytes]] = []
         for entry in ctypes.string_at(start, end - start).removesuffix(b"\0").split(b"\0"):
-            self._given.append((start, entry))
+            self._initial_entries.append((start, entry))
             start += len(entry) + 1
-        at, room = self._given.pop()
-        self._room = (at, at + len(room))
-        self.room_variable = os.fsdecode(room.partition(b"=")[0])
+        address, reserved_entry = self._initial_entries.pop()
+        self._reserved_region = (address, address + len(reserved_entry))
+        self.reserved_variable = os.fsdecode(reserved_entry.partition(b"=")[0])
 
-    def show(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Make the kernel show this command line and environment. Raise ValueError if there is not enough room for
-        them.
+    def show(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Make the kernel show this command line and environment.
+
+        Raise ValueError if there is not enough room for them.
         """
-        new = dict.fromkeys(os.fsencode(f"{name}={value}") for name, value in environment.items())
-        _write(self._words, [os.fsencode(word) for word in words])
-        for at, entry in self._given:
+        new_entries = dict.fromkeys(os.fsencode(f"{name}={value}") for name, value in environment.items())
+        _write(self._arguments_region, [os.fsencode(word) for word in arguments])
+        for address, entry in self._initial_entries:
             # Unchanged variables stay at their address: a library may have stored the pointer from getenv.
-            is_unchanged = entry in new
-            new.pop(entry, None)
-            ctypes.memmove(at, entry if is_unchanged else bytes(len(entry)), len(entry))
-        _write(self._room, sorted(new, key=lambda entry: not entry.startswith(_FIRST)))
+            is_unchanged = entry in new_entries
+            new_entries.pop(entry, None)
+            ctypes.memmove(address, entry if is_unchanged else bytes(len(entry)), len(entry))
+        _write(self._reserved_region, sorted(new_entries, key=lambda entry: not entry.startswith(_FIRST_VARIABLE)))
 
 
 def _region(fields: Sequence[str]) -> tuple[int, int]:
@@ -257,7 +257,7 @@ def _write(region: tuple[int, int], entries: Sequence[bytes]) -> None:
     start, end = region
     text = b"\0".join(entries)
     if len(text) >= end - start:
-        raise ValueError(f"{len(text)} bytes of arguments or environment, and room for {end - start - 1}")
+        raise ValueError(f"{len(text)} bytes of arguments or environment; there is room for {end - start - 1}")
     ctypes.memset(start, 0, end - start)
     ctypes.memmove(start + 1, text[1:], len(text[1:]))
     ctypes.memmove(start, text[:1], len(text[:1]))

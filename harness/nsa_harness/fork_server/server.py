@@ -1,7 +1,7 @@
-"""The program of the fork server: python -u server.py CONTROL ROOM.
+"""The program of the fork server: python -u server.py CONTROL BLANKS.
 
-CONTROL is the file descriptor of the control socket. ROOM is a blank argument that reserves memory for the command
-lines of forked processes.
+CONTROL is the file descriptor of the control socket. BLANKS is an argument of blanks that reserves memory for the
+command lines of forked processes.
 """
 
 import os
@@ -25,5 +25,5 @@ def _serve() -> object:
 
 
 if __name__ == "__main__":
-    # Only a forked process gets here. Its program runs at the bottom of the stack, like any program.
+    # `_serve` returns only in a forked process. The program then runs at the bottom of the stack, like any program.
     _serve().run()  # type: ignore[attr-defined]

@@ -23,13 +23,14 @@ from ..supervisor.launch import reaper
 from .agent import Orders, fork_waiting_ranks, keep_only, start_ranks_from
 from .program import EarlyBinding, ProcessTitle, Program, early_bindings, rebind
 
-AWAITED = ("torch", "torch.distributed")  # the probe begins when a program has imported these
-LATER = ("torch._dynamo",)  # imported by the first optimizer of any program (torch 2.13: 1.2 s, 800 modules)
+PROBE_TRIGGERS = ("torch", "torch.distributed")  # the probe sets up a rank when the program has imported these
+PRELOADED = ("torch._dynamo",)  # imported by any program's first optimizer (torch 2.13: 1.2 s, 800 modules)
 
 
 class StartLauncher(BaseException):
-    """Raised in a forked launcher to leave the stack of the reaper, so the program starts at the bottom of the
-    stack.
+    """Raised in a forked launcher to leave the stack of the reaper.
+
+    The program of the launcher then starts at the bottom of the stack.
     """
 
     def __init__(self, order: dict[str, Any]) -> None:
@@ -49,8 +50,9 @@ class ForkedReaper(reaper.Reaper):
         return pid
 
     def _detach_from_reaper(self) -> None:
-        """Reset the reaper's signal handlers in the forked launcher, start a new session, and redirect its output to
-        the order's file.
+        """Reset the reaper's signal handlers in the forked launcher, start a new session, and redirect the streams.
+
+        The output goes to the file that the order names.
         """
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM):
@@ -69,35 +71,36 @@ def serve(control: socket.socket) -> Program:
     This function returns only in a forked process, and returns the program that this process must run.
     """
     title = ProcessTitle()
-    os.environ.pop(title.room_variable, None)
+    os.environ.pop(title.reserved_variable, None)
     bindings = _preload()
-    why = _reason_against_forking()
-    tops = sorted({name.partition(".")[0] for name in sys.modules} - {"__main__"})
-    control.sendall(json.dumps({"refused": why} if why else {"modules": tops}).encode() + b"\n")
-    # The output of the imports, which every new process would print again. Both streams are files in memory.
-    printed = [os.pread(stream, 1 << 20, 0) for stream in (1, 2)]
+    reason = _reason_against_forking()
+    top_level_modules = sorted({name.partition(".")[0] for name in sys.modules} - {"__main__"})
+    control.sendall(json.dumps({"refused": reason} if reason else {"modules": top_level_modules}).encode() + b"\n")
+    # The output of the imports so far, which every new process would print. Both streams are files in memory.
+    import_output = [os.pread(stream, 1 << 20, 0) for stream in (1, 2)]
     try:
         _run_reaper(*_fork_per_request(control))
     except StartLauncher as start:
         order = start.order
-    return _become_launcher(order, title, printed, bindings)
+    return _become_launcher(order, title, import_output, bindings)
 
 
 def _preload() -> list[EarlyBinding]:
-    """Import torch and the modules that programs usually import later. Return these later modules' references to
-    torch.distributed.
+    """Import torch and the modules that programs usually import later.
+
+    Return these later modules' references to torch.distributed.
     """
-    for name in AWAITED:
+    for name in PROBE_TRIGGERS:
         importlib.import_module(name)
-    before = set(sys.modules)
-    for name in LATER:
+    modules_before = set(sys.modules)
+    for name in PRELOADED:
         importlib.import_module(name)
-    return early_bindings(set(sys.modules) - before)
+    return early_bindings(set(sys.modules) - modules_before)
 
 
 def _reason_against_forking() -> str | None:
     """Return why forking this process is not safe (torch has started threads), or None if it is safe."""
-    # The garbage collector skips frozen objects. Without this, each collection and each exit would copy their pages.
+    # Without freezing, each garbage collection and each exit in a fork would copy the memory pages of all objects.
     gc.collect()
     gc.freeze()
     threads = len(os.listdir("/proc/self/task"))
@@ -107,7 +110,7 @@ def _reason_against_forking() -> str | None:
 def _fork_per_request(control: socket.socket) -> tuple[int, int]:
     """Fork a process for each request of the controller, and exit when the controller closes the socket.
 
-    Return only in a forked process: the file descriptors of its standard input and output.
+    This function returns only in a forked process, with the file descriptors of its standard input and output.
     """
     poll = select.poll()
     poll.register(control, select.POLLIN)
@@ -119,14 +122,14 @@ def _fork_per_request(control: socket.socket) -> tuple[int, int]:
                 os.waitpid(children.pop(descriptor), 0)
                 os.close(descriptor)
                 continue
-            word, given, *_ = socket.recv_fds(control, 1, 2)
-            if not word:
+            data, descriptors, *_ = socket.recv_fds(control, 1, 2)
+            if not data:
                 os._exit(0)
             pid = os.fork()
             if pid == 0:
                 control.detach()
-                return given[0], given[1]
-            for end in given:
+                return descriptors[0], descriptors[1]
+            for end in descriptors:
                 os.close(end)
             child = os.pidfd_open(pid)
             children[child] = pid
@@ -134,8 +137,9 @@ def _fork_per_request(control: socket.socket) -> tuple[int, int]:
 
 
 def _run_reaper(stdin: int, stdout: int) -> None:
-    """Run a reaper on these standard streams until it is done, then exit. In the launcher that it forks, raise
-    StartLauncher.
+    """Run a reaper on these standard streams until it is done, then exit.
+
+    In the launcher that it forks, raise StartLauncher.
     """
     os.setsid()
     _replace_streams(stdin, stdout, os.open(os.devnull, os.O_WRONLY))
@@ -144,7 +148,7 @@ def _run_reaper(stdin: int, stdout: int) -> None:
     except StartLauncher:
         raise
     except BaseException:
-        # Also for SystemExit: unwinding further would run the server's exit handlers and write its buffered output.
+        # SystemExit is caught as well: otherwise the server's exit handlers would run and write its buffered output.
         os._exit(1)
     os._exit(0)
 
@@ -156,28 +160,28 @@ def _replace_streams(stdin: int, stdout: int, stderr: int) -> None:
 
 
 def _become_launcher(
-    order: dict[str, Any], title: ProcessTitle, printed: list[bytes], bindings: list[EarlyBinding]
+    order: dict[str, Any], title: ProcessTitle, import_output: list[bytes], bindings: list[EarlyBinding]
 ) -> Program:
     """Run the launcher in this process and exit, or return the program that this process must run.
 
-    A program is returned in a rank forked from the launcher, and for a launch without torchrun. `printed` is what the
-    imports of the server wrote to stdout and stderr; a rank writes it again, as a new process would.
+    A program is returned in a rank forked from the launcher, and for a launch without torchrun. `import_output` is what
+    the imports of the server wrote to stdout and stderr; a rank writes it again, as a new process would.
     """
-    words, environment = order["argv"], order["env"]
-    title.show(words, environment)
+    arguments, environment = order["argv"], order["env"]
+    title.show(arguments, environment)
     waiting = fork_waiting_ranks(order["forks"])
     if isinstance(waiting, list) and waiting:
-        launcher = Program(words)
-        launcher.prepare(environment, probed=False)
+        launcher = Program(arguments)
+        launcher.prepare(environment, with_probe=False)
         start_ranks_from(waiting)
         launcher.run_and_exit()
     if isinstance(waiting, Orders):
-        words, environment = waiting.words, waiting.environment
-        title.show(words, environment)
-    for stream, text in enumerate(printed, start=1):
+        arguments, environment = waiting.arguments, waiting.environment
+        title.show(arguments, environment)
+    for stream, text in enumerate(import_output, start=1):
         with contextlib.suppress(OSError):
             os.write(stream, text)
-    rank = Program(words)
-    rank.prepare(environment, probed=True)
+    rank = Program(arguments)
+    rank.prepare(environment, with_probe=True)
     rebind(bindings)
     return rank

@@ -1,4 +1,4 @@
-"""Observes autograd: the size of the first backward graph, checkpoints without gradients, and debugging modes."""
+"""Records the size of the first backward graph and checkpoints without gradients, and switches on debugging modes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ CHECKPOINT = "torch.utils.checkpoint"
 
 
 def watch_graph(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
-    """Write the number of nodes in the first backward graph. A Python loop over tokens makes this number large."""
+    """Patch torch.autograd.backward to write the size of the first backward graph to the status file.
+
+    The size is the number of nodes. A very large graph shows, for example, a Python loop over tokens.
+    """
 
     def first_backward(arguments: Any, options: Any) -> None:
         tensors = arguments[0] if arguments else options.get("tensors")
@@ -29,7 +32,10 @@ def watch_graph(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) 
 
 
 def count_nodes(roots: Iterable[Any]) -> int:
-    """Return the number of graph nodes reachable from `roots`, at most NODES_LIMIT. Costs about 2.6 us per node."""
+    """Return the number of autograd nodes reachable from the nodes `roots`, but at most NODES_LIMIT.
+
+    Costs about 2.6 us per node.
+    """
     reached_nodes = {root for root in roots if root is not None}
     queue = list(reached_nodes)
     while queue:
@@ -43,9 +49,9 @@ def count_nodes(roots: Iterable[Any]) -> int:
 
 
 def watch_checkpoints(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
-    """Write the first line that calls a reentrant checkpoint for which no input requires a gradient.
+    """Record the program's first line that calls a reentrant checkpoint in which no input requires a gradient.
 
-    The parameters inside such a checkpoint get no gradient.
+    The parameters inside such a checkpoint silently get no gradient.
     """
 
     def patch_checkpoint() -> None:
@@ -55,11 +61,14 @@ def watch_checkpoints(torch: Any, status_file: StatusFileWriter, trouble: Troubl
 
 
 def _patch_checkpoint(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
-    """Patch check_backward_validity, which only reentrant checkpoints call. Raises if this torch does not have it."""
+    """Patch torch's check_backward_validity, which only reentrant checkpoints call.
+
+    Raise an exception if torch lacks it.
+    """
     foreign = foreign_code(torch)
     reported_places: set[str] = set()
 
-    def checked(arguments: Any, _options: Any) -> None:
+    def check_inputs(arguments: Any, _options: Any) -> None:
         inputs, frame = arguments[0], innermost(sys._getframe(2), foreign)
         if reported_places or frame is None or not isinstance(inputs, (tuple, list)):
             return
@@ -69,13 +78,13 @@ def _patch_checkpoint(torch: Any, status_file: StatusFileWriter, trouble: Troubl
         status_file.write_fact(protocol.FACT_CHECKPOINT_INPUT, *reported_places)
 
     module, unless = sys.modules[CHECKPOINT], compiling_test(torch)
-    patch(module, "check_backward_validity", "checkpoint inputs", trouble, before=checked, unless=unless)
+    patch(module, "check_backward_validity", "checkpoint inputs", trouble, before=check_inputs, unless=unless)
 
 
 def switch_debugging_on(torch: Any, trouble: TroubleLog) -> None:
-    """Switch on the debugging modes that the launch requested in the environment. They are too slow for every run.
+    """Switch on anomaly detection or checkpoint debugging, if the launch requested it in the environment.
 
-    A program that sets a mode itself overrides this setting.
+    Both are too slow to use in every run. A program that sets one of these modes itself overrides the request.
     """
     if protocol.ENV_ANOMALY in os.environ:
         trouble.attempt("anomaly detection", lambda: torch.autograd.set_detect_anomaly(True, check_nan=True))
@@ -88,7 +97,7 @@ def switch_debugging_on(torch: Any, trouble: TroubleLog) -> None:
 
 
 def _debug_checkpoints() -> None:
-    """Enter the context manager of the checkpoint debugging mode, and never leave it."""
+    """Enter torch's context manager for checkpoint debugging and never leave it, so the mode stays on."""
     context = sys.modules[CHECKPOINT].set_checkpoint_debug_enabled(True)
     context.__enter__()
     _open_contexts.append(context)

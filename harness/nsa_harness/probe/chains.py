@@ -1,4 +1,4 @@
-"""Finds the caller chain of a call: the lines of the call stack that are in the program's own code."""
+"""Finds the call stack of a call, reduced to the lines in the program's own code, and caches it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ CHAINS_LIMIT = 4096
 RECENT_LIMIT = 8  # latest call paths per calling instruction; they are compared before the table is searched
 
 
-class Chain:
-    """One call path: its lines in the status file, and the frames that identify it."""
+class CallPath:
+    """A call stack that was seen before: its frames, its line numbers in the status file, and a hash of its lines."""
 
     __slots__ = ("frames", "hash", "node", "place")
 
@@ -28,16 +28,19 @@ class Chain:
 
 
 class Chains:
-    """A cache of call paths. Recognising a call path costs about 0.07 us per frame."""
+    """A cache of call stacks. Recognising a cached call stack costs about 0.07 us per frame."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._status_file = status_file
         self._foreign = foreign
-        self._recent: dict[int, list[Chain]] = {}  # key: innermost instruction; latest first
-        self._chains: dict[tuple[int, ...], Chain] = {}  # key: the codes' addresses and the instructions
+        self._recent: dict[int, list[CallPath]] = {}  # key: innermost instruction; latest first
+        self._chains: dict[tuple[int, ...], CallPath] = {}  # key: the codes' addresses and the instructions
 
-    def find(self, frame: Any) -> Chain:
-        """Return the call path to `frame`. All frames are compared, so different paths are never confused."""
+    def find(self, frame: Any) -> CallPath:
+        """Return the call stack that ends in `frame`. It is added to the cache if it is new.
+
+        All frames are compared, so different call stacks are never confused.
+        """
         for chain in self._recent.get(frame.f_lasti, ()):
             caller = frame
             try:
@@ -52,10 +55,11 @@ class Chains:
                 continue
         return self._find_or_build(frame)
 
-    def _find_or_build(self, frame: Any) -> Chain:
-        """Return the call path to `frame` from the table, or add it. It becomes the latest path of its instruction.
+    def _find_or_build(self, frame: Any) -> CallPath:
+        """Return the call stack that ends in `frame` from the table, or add it to the table.
 
-        `of` calls this method if none of the latest call paths of this instruction matches. Both caches are bounded.
+        `find` calls this method if none of the latest call stacks of this instruction matches. The call stack becomes
+        the latest one of its instruction. The table and the lists of latest call stacks have limited sizes.
         """
         frames: list[tuple[Any, int]] = []
         caller = frame
@@ -73,8 +77,8 @@ class Chains:
         self._recent[frame.f_lasti] = [chain, *self._recent.get(frame.f_lasti, ())][:RECENT_LIMIT]
         return chain
 
-    def _build(self, frame: Any, frames: list[tuple[Any, int]]) -> Chain:
-        """Return a new call path, after writing its lines to the status file."""
+    def _build(self, frame: Any, frames: list[tuple[Any, int]]) -> CallPath:
+        """Write the lines of a new call stack to the status file, and return the call stack."""
         status_file, place, node, lines = self._status_file, 0, 0, []
         for code, _ in frames:
             if not code.co_filename.startswith(self._foreign):
@@ -87,4 +91,4 @@ class Chains:
             node = status_file.node_number(status_file.string_number(text), node)
             if not node:
                 break
-        return Chain(place, node, zlib.crc32("\n".join(lines).encode("utf-8", "replace")), frames)
+        return CallPath(place, node, zlib.crc32("\n".join(lines).encode("utf-8", "replace")), frames)

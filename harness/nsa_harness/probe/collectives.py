@@ -1,4 +1,4 @@
-"""Records the collectives that the program calls from Python: operation, calling line, size, group, and return."""
+"""Records each collective that the program calls from Python: operation, line, size, group, and time of return."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FUNCTIONAL_MODULE = "torch.distributed._functional_collectives"
 
 
 def install(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog, waits: Waits, groups: Groups) -> None:
-    """Patch all collectives in torch.distributed and torch.distributed.distributed_c10d.
+    """Patch all collectives in torch.distributed and torch.distributed.distributed_c10d, and later the functional ones.
 
     An asynchronous operation counts as returned once the program has its handle.
     """
@@ -62,7 +62,7 @@ def install(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog, wait
 
 
 def _patch_functional(recorder: CallRecorder) -> None:
-    """Patch the functional collectives and `wait_tensor`. Called after the program has imported their module."""
+    """Patch the functional collectives and `wait_tensor`. The program must have imported their module."""
     module = sys.modules[FUNCTIONAL_MODULE]
     for name in FUNCTIONAL:
         if inspect.isfunction(getattr(module, name, None)):
@@ -71,7 +71,10 @@ def _patch_functional(recorder: CallRecorder) -> None:
 
 
 class CallRecorder:
-    """Patches operations, so the status file shows each call. A collective inside another does not count as a call."""
+    """Patches collective operations so that their calls appear in the status file.
+
+    A collective that another collective calls internally is not recorded.
+    """
 
     def __init__(
         self, torch: Any, c10d: Any, status_file: StatusFileWriter, trouble: TroubleLog, waits: Waits, groups: Groups
@@ -86,7 +89,10 @@ class CallRecorder:
         self._is_compiling = compiling_test(torch)
 
     def patch(self, owner: Any, name: str, also: tuple[Any, ...] = ()) -> None:
-        """Patch one operation, so the status file shows when it was called, and when it returned or raised."""
+        """Patch the operation `owner.name` to write each call, and its return or exception, to the status file.
+
+        `also` lists further modules in which the same function is patched.
+        """
         operation = Operation(self, name, getattr(owner, name))
         patch(
             owner,
@@ -100,7 +106,7 @@ class CallRecorder:
         )
 
     def patch_wait(self, owner: Any, name: str) -> None:
-        """Patch the wait for the result of a functional collective. The status file shows waits that last."""
+        """Patch `owner.name`, which waits for the result of a functional collective. Only long waits are written."""
         waits, handle = self.waits, Handle("tensor")
 
         def begin(_arguments: Any, _options: Any) -> OngoingWait | None:
@@ -111,7 +117,7 @@ class CallRecorder:
     def update_groups(self, op: str) -> None:
         """Clear the cache of group names, and write new groups to the status file.
 
-        Called after `op`, an operation that has made or destroyed a group.
+        Called after the operation `op` has made or destroyed a group.
         """
         self.group_strings.clear()
         if op == "init_process_group":
@@ -149,7 +155,7 @@ Find = Callable[[Any, Any], Any]
 
 
 class CallArguments:
-    """Reads the group, the tensors and the partner from the arguments of calls of one operation."""
+    """Reads the group, the tensors and the partner rank of a call of one operation from the arguments of the call."""
 
     def __init__(
         self, torch: Any, c10d: Any, status_file: StatusFileWriter, name: str, function: Callable[..., Any]
@@ -174,9 +180,10 @@ class CallArguments:
         self._has_peer = name == BATCH or bool(self._partner or self._partner_in_group)
 
     def group_name(self, arguments: Any, options: Any) -> str:
-        """Return the name of the call's group: a ProcessGroup, a DeviceMesh with one axis, or a pair (mesh, axis).
+        """Return the name of the group of a call, or "" if it cannot be found.
 
-        Without a group argument, return the name of the default group; "" for any other kind of group.
+        The group argument may be a ProcessGroup, a DeviceMesh with one axis, or a pair (mesh, axis). Without it, the
+        call uses the default group.
         """
         group = self.group(arguments, options)
         if group is None and self.op == BATCH:
@@ -193,9 +200,10 @@ class CallArguments:
         return group if isinstance(group, str) else str(getattr(group, "group_name", ""))
 
     def size(self, arguments: Any, options: Any) -> tuple[int, int]:
-        """Return the number of elements that this rank contributes, and the string number of their dtype.
+        """Return (number of elements that this rank contributes, number of their dtype).
 
-        A symbolic size counts as 0. For an operation with a `world_size` argument, return the world size and 0.
+        The dtype's number is its number in the status file's table of strings. A symbolic size counts as 0. For an
+        operation with a `world_size` argument, return (world size, 0).
         """
         if self._world_size is not None:
             world_size = self._world_size(arguments, options)
@@ -204,7 +212,10 @@ class CallArguments:
         return self._sum(self.tensors(arguments, options))
 
     def tensors(self, arguments: Any, options: Any) -> list[Any]:
-        """Return the tensors that this rank contributes. For a transfer, return the tensors sent or received."""
+        """Return the tensors that this rank contributes.
+
+        For a point-to-point transfer, return the tensors sent or received.
+        """
         payload: Any = self.payload(arguments, options)
         items = payload if isinstance(payload, (list, tuple)) else (payload,)
         values: list[Any] = [getattr(item, "tensor", item) for item in items]
@@ -225,9 +236,9 @@ class CallArguments:
         return min(elements, ELEMENTS_MAX), string
 
     def peer(self, arguments: Any, options: Any) -> int:
-        """Return the global rank of the partner or root, or NO_PEER without one.
+        """Return the global rank of the partner or root of a call, or NO_PEER if it has none.
 
-        A batch has a partner only if all its transfers have the same partner.
+        A batch of transfers has a partner only if all of them have the same partner.
         """
         partner = self._partner(arguments, options) if self._partner else None
         if partner is not None:
@@ -240,7 +251,7 @@ class CallArguments:
         return peers.pop() if len(peers) == 1 else NO_PEER
 
     def transfers(self, arguments: Any, options: Any) -> list[tuple[str, int]]:
-        """Return ("isend" or "irecv", global rank of the partner) for each transfer of a batch."""
+        """Return (operation, partner) for each transfer of a batch: "isend" or "irecv", and a global rank."""
         return [(str(transfer.op.__name__), int(transfer.peer)) for transfer in self._transfers(arguments, options)]
 
     def _transfers(self, arguments: Any, options: Any) -> list[Any]:
@@ -249,9 +260,9 @@ class CallArguments:
 
 
 class Operation(CallArguments):
-    """One patched operation, whose calls are written to the status file.
+    """A patched collective operation. Its calls are written to the status file.
 
-    `enter` and `leave` run at every collective and must be fast.
+    `enter` and `leave` run at every call of the operation, so they must be fast.
     """
 
     def __init__(self, recorder: CallRecorder, name: str, function: Callable[..., Any]) -> None:
@@ -270,9 +281,10 @@ class Operation(CallArguments):
         self._changes_groups = name in GROUP_ENDERS
 
     def enter(self, arguments: Any, options: Any) -> list[Any] | None:
-        """Write the call and return this thread's `CurrentCall.state`, or None inside another call.
+        """Record that the operation is called.
 
-        Arguments that cannot be read are left empty.
+        Return this thread's `CurrentCall.state`, or None inside another collective. Arguments that cannot be read are
+        recorded as empty.
         """
         call = self._current_call.state
         if call[0]:
@@ -318,7 +330,10 @@ class Operation(CallArguments):
         return call
 
     def leave(self, call: list[Any] | None, arguments: Any, options: Any, result: Any, _error: object) -> None:
-        """Write that the call has returned or raised, and remember the handles that it returned."""
+        """Record that the call has returned or raised, and remember the handles that it returned.
+
+        `call` is the result of `enter`.
+        """
         if call is None:
             return
         number, call[0] = call[0], 0
@@ -329,12 +344,15 @@ class Operation(CallArguments):
             self._remember(number, arguments, options, result, _getframe(2))
 
     def _first_call(self, call: list[Any]) -> list[int]:
-        """Store this thread's slot for events in `call`, and return it. Called at the thread's first call."""
+        """Allocate this thread's slot for events in the status file, store it in `call`, and return it."""
         call[1] = slot = self._status_file.event_slot()
         return slot
 
     def _note_reduction(self, arguments: Any, options: Any) -> None:
-        """Note an all_reduce of the whole job before the end of the first step: it may reduce replicas' gradients."""
+        """Note the tensor of an all_reduce over all ranks during the first step.
+
+        Such a call may reduce the gradients of models without DDP, which shows that they are replicas.
+        """
         self._reductions_left = (
             0 if self._status_file.step > 1 or self._status_file.is_step_done else self._reductions_left - 1
         )
@@ -342,10 +360,10 @@ class Operation(CallArguments):
             note_reduced(self.payload(arguments, options))
 
     def _group_name_string(self, arguments: Any, options: Any) -> int:
-        """Return the string number of the group's name. A call without a group uses the default group.
+        """Return the number of the group's name in the status file's table of strings.
 
-        The number is cached only for groups in torch's tables. They stay alive, so no other group can get their
-        address.
+        A call without a group uses the default group. The number is cached by address only for groups in torch's
+        tables. These groups stay alive, so no other group can get their address.
         """
         group, number = (
             self.group(arguments, options),
@@ -356,7 +374,7 @@ class Operation(CallArguments):
         return number
 
     def _remember(self, number: int, arguments: Any, options: Any, result: Any, frame: Any) -> None:
-        """Remember which call returned the handles in `result`.
+        """Remember that call `number` returned the handles in `result`.
 
         A batch returns one handle per transfer, or a single handle for all transfers.
         """
@@ -383,13 +401,13 @@ class Operation(CallArguments):
 
 
 def _no_argument(_arguments: Any, _options: Any) -> None:
-    """Return None. Used as the getter of a parameter that the operation does not have."""
+    """Return None. Stands in for the getter of a parameter that the operation does not have."""
 
 
 def _argument_getter(function: Callable[..., Any], *names: str) -> Find | None:
-    """Return a function that reads the first existing parameter of `names` from the arguments of a call.
+    """Return a function that reads one parameter of `function` from a call's positional and keyword arguments.
 
-    Return None if `function` has none of these parameters.
+    The parameter is the first of `names` that `function` has. Return None if it has none of them.
     """
     position = _position(function, *names)
     if position < 0:
@@ -403,6 +421,6 @@ def _argument_getter(function: Callable[..., Any], *names: str) -> Find | None:
 
 
 def _position(function: Callable[..., Any], *names: str) -> int:
-    """Return the position of the first parameter in `names` that the function has, or -1 if it has none."""
+    """Return the position of the first parameter in `names` that `function` has, or -1 if it has none of them."""
     parameters = list(inspect.signature(function).parameters)
     return next((parameters.index(name) for name in names if name in parameters), -1)

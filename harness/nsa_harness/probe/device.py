@@ -1,8 +1,9 @@
-"""Measures the progress of the GPU with CUDA events. Training threads record them; the heartbeat thread queries them.
+"""Measures the progress of the GPU with CUDA events.
 
-The host runs ahead of a GPU, so the host's progress events do not show how far the GPU is. An event is recorded at most
-once per heartbeat, costs a few microseconds, and synchronizes nothing. While a CUDA graph is captured, no event is
-recorded or queried, because a query from any thread would abort the capture.
+Training threads record them, and the heartbeat thread queries them. The host runs ahead of a GPU, so the host's
+progress events do not show how far the GPU is. A CUDA event is recorded at most once per heartbeat, costs a few
+microseconds, and synchronizes nothing. While a CUDA graph is captured, no CUDA event is recorded or queried, because a
+query from any thread would abort the capture.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ PENDING_LIMIT = 64
 
 
 def install(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> DeviceEvents | None:
-    """Install the hooks, or return None in a torch that was built without CUDA."""
+    """Install the hooks that record CUDA events, and return the events.
+
+    Return None if torch was built without CUDA or HIP.
+    """
     if getattr(torch.version, "cuda", None) is None and getattr(torch.version, "hip", None) is None:
         return None
     events = DeviceEvents(torch, status_file, trouble)
@@ -28,7 +32,7 @@ def install(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> D
 
 
 class DeviceEvents:
-    """The CUDA events of this process: how many were recorded, and how many the device has reached."""
+    """The CUDA events of this process: records them, and counts how many of them the GPU has reached."""
 
     def __init__(self, torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
         self._torch = torch
@@ -43,7 +47,10 @@ class DeviceEvents:
         self._handles: list[Any] = []
 
     def hook(self) -> None:
-        """Register global hooks that record an event on request. Without a request they only read a flag."""
+        """Register global hooks that record a CUDA event when the heartbeat has requested one.
+
+        Otherwise they only read a flag.
+        """
         from torch.optim import optimizer as optimizers
 
         module = self._torch.nn.modules.module
@@ -72,9 +79,9 @@ class DeviceEvents:
         patch(graph, "capture_end", "device progress", self._trouble, after=lambda *_: self._count(-1))
 
     def record_if_requested(self, *_: Any) -> None:
-        """Record an event if the heartbeat requested one and the program has initialized CUDA.
+        """Record a CUDA event if the heartbeat has requested one and the program has initialized CUDA.
 
-        Called in a training thread, as a hook.
+        Runs as a hook in a training thread.
         """
         if not self._requested or self._is_compiling():
             return
@@ -91,7 +98,10 @@ class DeviceEvents:
             self._give_up(error)
 
     def poll(self) -> None:
-        """Query which events the device has reached, and request the next event. Called in the heartbeat thread."""
+        """Query which CUDA events the GPU has reached, write the counts, and request the next event.
+
+        Runs in the heartbeat thread.
+        """
         with self._lock:
             if self._captures:
                 return

@@ -1,6 +1,6 @@
-"""Explains torch's error messages: the names of parameters given by number, and the user's lines that use them.
+"""Explains torch's error messages: names numbered parameters, and finds the user's lines that use them.
 
-This module is loaded after the exception that ends the program, so a healthy program pays nothing for it.
+This module is loaded only after the exception that ends the program, so a healthy program pays nothing for it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def line_that_uses(
 
 
 def ordered_names(model: Any) -> list[str]:
-    """Return the names of a DDP model's parameters in the order in which torch numbers them."""
+    """Return the names of a DDP model's parameters, ordered by the numbers that torch's error messages use."""
     names: list[str] = []
     known_ids: set[int] = set()
     for path, module in model.module.named_modules():
@@ -103,9 +103,9 @@ def _parameter_hints(
 def _new_parameter_hints(
     models: Iterable[Any], traceback: TracebackType | None, fresh: set[int], foreign: tuple[str, ...]
 ) -> list[Hint]:
-    """Return one hint per parameter of the modules in `fresh`.
+    """Return one hint per parameter of the modules in `fresh`, the ids of modules first called in this step.
 
-    torch's message does not name the parameters, but only newly called modules can have newly used parameters.
+    torch's message does not name the newly used parameters, but they can only be in newly called modules.
     """
     model = _ddp_model(models, traceback)
     if model is None:
@@ -118,7 +118,7 @@ def _new_parameter_hints(
 def _ddp_model(models: Iterable[Any], traceback: TracebackType | None) -> Any:
     """Return the DDP model in which the exception was raised.
 
-    If the traceback shows none, return the only DDP model, or None if there are none or several.
+    If the traceback shows none, return the only DDP model of the program, or None if it has none or several.
     """
     for frame, _ in _frames(traceback):
         if _is_wrapper(frame.f_locals.get("self")):
@@ -138,7 +138,7 @@ def _use(
     """Return (file, line, function) of the user's code that uses the parameter `name`, or None if unknown.
 
     If a module around the parameter has only unused parameters (all in `together`), return the line that uses the
-    outermost such module.
+    outermost such module. `kind` is the kind of hint.
     """
     levels = list(_levels(model, name))
     if kind == "ready twice":
@@ -158,7 +158,7 @@ def _use(
 
 
 def _levels(model: Any, name: str) -> Iterator[tuple[Any, str, str]]:
-    """Yield (module, attribute, path of the module) for each dotted part of a parameter's name, innermost first."""
+    """Yield (module, attribute, path of the module) for each part of a parameter's dotted name, innermost first."""
     parts = name.split(".")
     for depth in range(len(parts) - 1, -1, -1):
         path = ".".join(parts[:depth])
@@ -166,14 +166,14 @@ def _levels(model: Any, name: str) -> Iterator[tuple[Any, str, str]]:
 
 
 def _is_unused(model: Any, path: str, together: Sequence[str]) -> bool:
-    """Whether the module at `path` was not used: `together` contains all its trainable parameters."""
+    """Whether the module at `path` was not used, because `together` contains all its trainable parameters."""
     parameters = model.get_submodule(path).named_parameters(prefix=path)
     below = [name for name, parameter in parameters if parameter.requires_grad]
     return bool(path) and set(below) <= set(together)
 
 
 def _methods(module: Any, foreign: tuple[str, ...]) -> Iterator[CodeType]:
-    """Yield the code of a module's methods in the user's files: forward first, then the rest of its class."""
+    """Yield the code of a module's methods that are in the user's files, beginning with forward."""
     kind = type(module)
     names = dict.fromkeys(["forward", *(name for owner in kind.__mro__ for name in vars(owner))])
     for name in names:
@@ -188,9 +188,9 @@ def _own_code(kind: type, name: str, foreign: tuple[str, ...]) -> CodeType | Non
 
 
 def _recomputation_hints(traceback: TracebackType | None) -> list[Hint]:
-    """Return a hint for the checkpointed function that torch recomputes.
+    """Return a list with one hint that names the checkpointed function which torch was recomputing, or an empty list.
 
-    It is in the closure of torch's recompute_fn.
+    The function is found in the closure of torch's recompute_fn.
     """
     for frame, _ in _frames(traceback):
         checkpoint = frame.f_locals.get("frame") or frame.f_locals.get("self")
@@ -212,7 +212,7 @@ def _code_of(function: Any) -> CodeType | None:
 def _in_place_hints(
     message: str, traceback: TracebackType | None, models: Iterable[Any], foreign: tuple[str, ...]
 ) -> list[Hint]:
-    """Return one hint per line that changes a tensor in place.
+    """Return one hint per line of the user's code that changes a tensor in place.
 
     If torch's message names the operation that computed the tensor, and some lines change the output of this operation,
     return only these lines.
@@ -243,7 +243,7 @@ def _modules(models: Iterable[Any]) -> Iterator[Any]:
 
 
 def _frames(traceback: TracebackType | None) -> list[tuple[Any, int]]:
-    """Return (frame, line) pairs, innermost first."""
+    """Return the (frame, line) pairs of a traceback, innermost first."""
     frames = []
     while traceback is not None:
         frames.append((traceback.tb_frame, traceback.tb_lineno))
@@ -272,26 +272,29 @@ _NOT_IN_PLACE = frozenset({"requires_grad_"})  # its name ends like an in-place 
 
 
 def line_that_loads(code: CodeType, attribute: str) -> int | None:
-    """Return the first line that reads `.attribute` in `code` or in a function nested in it, or None."""
+    """Return the first line that reads `.attribute` in `code` or in a function nested in it, or None if none does."""
     return next((line for line, op in _lines(code) if op.opname in _LOADS and op.argval == attribute), None)
 
 
 def line_that_makes(code: CodeType, attribute: str) -> int | None:
-    """Return the last line that sets `.attribute`, or None. Later code uses the value that was set last."""
+    """Return the last line of `code` that sets `.attribute`, or None if no line does.
+
+    Later code uses the value that was set last.
+    """
     lines = [line for line, op in _lines(code) if op.opname == "STORE_ATTR" and op.argval == attribute]
     return lines[-1] if lines else None
 
 
 def names_checkpoint(code: CodeType) -> bool:
-    """Whether the code uses a name that contains "checkpoint", such as torch's function under any alias."""
+    """Whether the code uses a name that contains "checkpoint", such as that of torch's checkpoint function."""
     return any("checkpoint" in name for name in code.co_names)
 
 
 def in_place_lines(code: CodeType, operation: str) -> Iterator[tuple[int, bool]]:
-    """Yield (line, is_saved) for each line that changes a tensor in place.
+    """Yield (line, is_saved) for each line of `code` that changes a tensor in place.
 
-    `is_saved`: the operation `saved` computed the tensor. In-place changes are methods whose name ends in an
-    underscore, `x += y` and `x[i] = y`. A line that adds an integer is a counter and is skipped.
+    `is_saved` is True if the changed tensor is an output of `operation`. In-place changes are methods whose name ends
+    in an underscore, `x += y` and `x[i] = y`. A line that adds an integer is a counter and is skipped.
     """
     operation_outputs: set[str] = set()
     for line, statement in _statements(code):
@@ -306,7 +309,7 @@ def in_place_lines(code: CodeType, operation: str) -> Iterator[tuple[int, bool]]
 
 
 def _changed_variable(statement: list[dis.Instruction]) -> str | None:
-    """Return the variable that the statement changes in place, or None if it changes nothing.
+    """Return the name of the variable that a statement changes in place, or None if it changes none.
 
     Return "" if the changed tensor is not a plain variable.
     """
@@ -354,7 +357,7 @@ def _lines(code: CodeType) -> Iterator[tuple[int, dis.Instruction]]:
 
 
 def _statements(code: CodeType) -> Iterator[tuple[int, list[dis.Instruction]]]:
-    """Yield (line, instructions) for each run of consecutive instructions with the same line number."""
+    """Yield (line, instructions) for each sequence of consecutive instructions with the same line number."""
     line, statement = 0, list[dis.Instruction]()
     for number, op in _lines(code):
         if number != line and statement:

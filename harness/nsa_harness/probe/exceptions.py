@@ -1,4 +1,4 @@
-"""Records exceptions that the program survives: what it raised and caught, where, how often, and dropped batches.
+"""Records exceptions that the program survives: where they were raised and caught, how often, and dropped batches.
 
 CaughtExceptions learns of them through forward hooks, and on Python 3.12 or later also through sys.monitoring. This
 module stores no reference to an exception, a frame or a tensor.
@@ -23,7 +23,7 @@ CAUGHT_LIMIT = 8  # kinds that are recorded; a kind is an exception type and the
 
 
 class CaughtExceptions:
-    """Writes to the status file which exceptions were raised, where, in which steps and how often."""
+    """Writes to the status file which exceptions the program raised, where, in which steps and how often."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._status_file = status_file
@@ -36,10 +36,7 @@ class CaughtExceptions:
         self._last_handled: dict[int, tuple[Any, _Kind, str]] = {}
 
     def note_forward_exit(self) -> None:
-        """Count the exception that is leaving a module's forward, if there is one. Called by the forward hook.
-
-        The frame that calls the hook belongs to torch, which is handling the exception.
-        """
+        """Count the exception that is leaving a module's forward, if there is one. Called by the forward hook."""
         kind, error, _ = sys.exc_info()
         trace = error.__traceback__ if error is not None else None
         if kind is None or trace is None or trace.tb_frame is not sys._getframe(2) or is_control_flow(kind):
@@ -89,7 +86,7 @@ class CaughtExceptions:
         return is_own(file, self._foreign)
 
     def _lines_inside(self, trace: Any) -> list[str]:
-        """Return the program's own lines from `trace` inwards, outermost first."""
+        """Return the program's own lines in the traceback that starts at `trace`, outermost first."""
         lines: list[str] = []
         while trace is not None:
             code = trace.tb_frame.f_code
@@ -99,9 +96,10 @@ class CaughtExceptions:
         return lines
 
     def _kind(self, kind: str, place: str, outside: Any, inner: list[str]) -> _Kind | None:
-        """Return the record of exceptions of this type from this place, or None if there are too many records.
+        """Return the record of exceptions of type `kind` from the line `place`, or None if there are too many records.
 
-        `outside` is the caller's frame of the outermost line in `inner`, or None.
+        For a new record, `inner` are the program's lines in the traceback, and `outside` is the frame that called the
+        outermost of them, or None.
         """
         record = self._kinds.get((kind, place))
         if record is None and len(self._kinds) < CAUGHT_LIMIT:
@@ -114,9 +112,9 @@ class CaughtExceptions:
 
 
 def _left_another_module(trace: Any) -> bool:
-    """Whether the exception has already left a module inside this one.
+    """Whether the exception has already left the forward of a module inside the current module, by its traceback.
 
-    The check is needed because a new exception can have the address of an old one.
+    The id of an exception does not suffice, because a new exception can have the address of an old one.
     """
     calls, inner = trace.tb_frame.f_code, trace.tb_next
     while inner is not None and inner.tb_frame.f_code is not calls:
@@ -125,7 +123,10 @@ def _left_another_module(trace: Any) -> bool:
 
 
 class _Kind:
-    """One kind of exception, as recorded in the status file: first occurrence, count, latest step, and handlers."""
+    """The record of all exceptions of one type from one line: first occurrence, count, latest step, and handlers.
+
+    The record is kept in the status file.
+    """
 
     def __init__(self, status_file: StatusFileWriter, number: int, text: str, node: int) -> None:
         self._status_file = status_file
@@ -138,13 +139,13 @@ class _Kind:
         self._at = status_file.write_fact(f"{protocol.FACT_CAUGHT_AGAIN}{number}", self._numbers(status_file.step))
 
     def count_again(self, step: int) -> None:
-        """Count another exception of this kind, in `step`."""
+        """Count another exception of this type from this line, raised in `step`."""
         self._count += 1
         if self._at:
             self._status_file.overwrite_fact(self._at, self._numbers(step))
 
     def note_handler(self, code: Any, offset: int) -> str:
-        """Record that the handler at instruction `offset` handled the exception, and return the handler's line."""
+        """Record that the handler at instruction `offset` of `code` handled the exception, and return its line."""
         _, line = self._lines.get((id(code), offset)) or self._add_handler(code, offset)
         self.write_handler(line, handled=True)
         return line
@@ -158,7 +159,7 @@ class _Kind:
             self._status_file.overwrite_fact(at, f"{int(handled)}{int(self.left_forward)}")
 
     def _add_handler(self, code: Any, offset: int) -> tuple[Any, str]:
-        """Add the handler at instruction `offset`, and return its code and line.
+        """Add the handler at instruction `offset` of `code`, and return the code and the line of this handler.
 
         The end of an `except` block is a separate handler on the same line.
         """
@@ -198,7 +199,10 @@ CODES_LIMIT = 16384
 
 
 def monitor(monitoring: Any, exceptions: CaughtExceptions, trouble: TroubleLog) -> None:
-    """Report every handled exception to `caught`. Raises RuntimeError if other tools use both tool numbers."""
+    """Report every handled exception to `exceptions` through sys.monitoring.
+
+    Raise RuntimeError if other tools already use both tool numbers.
+    """
     tool = next((tool for tool in TOOLS if monitoring.get_tool(tool) is None), None)
     if tool is None:
         raise RuntimeError(f"tools {TOOLS[1]} and {TOOLS[0]} of sys.monitoring are taken")
@@ -207,10 +211,10 @@ def monitor(monitoring: Any, exceptions: CaughtExceptions, trouble: TroubleLog) 
 
 
 class HandledExceptions:
-    """Callbacks of sys.monitoring for handled exceptions.
+    """Reports exceptions that the program handles or reraises, through callbacks of sys.monitoring.
 
-    An exception in a library's code costs about 0.2 us, because Python cannot disable these events per code object.
-    Code that raises nothing costs nothing.
+    An exception in a library costs about 0.2 us, because Python cannot disable these callbacks per code object. Code
+    that raises nothing costs nothing.
     """
 
     def __init__(self, monitoring: Any, tool: int, exceptions: CaughtExceptions, trouble: TroubleLog) -> None:
@@ -228,7 +232,10 @@ class HandledExceptions:
         self._monitoring.set_events(self._tool, events.EXCEPTION_HANDLED | events.RERAISE)
 
     def _on_handled(self, code: Any, offset: int, error: BaseException) -> None:
-        """Report that a handler begins: an `except`, a `finally`, or the end of a `with` block."""
+        """Report that a handler in the program's own code begins.
+
+        A handler is an `except`, a `finally`, or the end of a `with` block.
+        """
         try:
             if self._is_own(code):
                 self._exceptions.note_handler(error, sys._getframe(1), offset)
@@ -258,8 +265,8 @@ class HandledExceptions:
 
 # Dropped batches.
 
-MODELS_LIMIT = 64  # between two backward passes
-KINDS_LIMIT = 8  # exception types, each with a line
+MODELS_LIMIT = 64  # models that are remembered between two backward passes
+KINDS_LIMIT = 8  # recorded pairs of an exception type and a line
 NUMBERS_BYTES = 64  # bytes at the start of a batch that identify it, to recognise a repeated batch
 DEPTH_LIMIT = 3  # containers inside containers
 _RAISE = opcode.opmap["RAISE_VARARGS"]
@@ -270,7 +277,7 @@ _ACCIDENT_PACKAGES = ("builtins", "torch")
 
 
 class _DroppedBatches:
-    """How many batches were dropped because of exceptions of one type from one line, and the step of the first."""
+    """The number of batches dropped because of exceptions of one type from one line, and the step of the first one."""
 
     __slots__ = ("batches", "place", "step", "type")
 
@@ -281,11 +288,11 @@ class _DroppedBatches:
         self.batches = 0
 
 
-class DroppedBatches:
-    """Counts batches that the program dropped: an exception ended their training pass, and another batch followed.
+class DroppedBatchCounter:
+    """Counts the batches that the program dropped: an exception ended their training pass, and another batch followed.
 
-    A program that continues training has caught the exception, so no hook has to see the handler. Three cases do not
-    count: the pass is repeated with the same batch, the program itself raised the exception to skip a batch, or the
+    A program that goes on training has caught the exception, so the handler itself need not be observed. Three cases do
+    not count: the pass is repeated with the same batch, the program itself raised the exception to skip a batch, or the
     exception was an out-of-memory error.
     """
 
@@ -301,10 +308,10 @@ class DroppedBatches:
         self._successful_passes = 0  # passes that ended with a backward pass
 
     def note_forward(self, module: Any, arguments: Any) -> None:
-        """Note that a whole model's forward begins.
+        """Note that the forward of a whole model begins.
 
-        If a pass has failed, decide whether its batch is dropped or repeated by comparing the first bytes of both
-        batches.
+        If a training pass has failed before, compare the first bytes of both batches: if they differ, the earlier batch
+        was dropped, otherwise it is repeated.
         """
         if len(self.models) < MODELS_LIMIT:
             self.models.add(id(module))
@@ -322,18 +329,24 @@ class DroppedBatches:
         self._failed_pass = self._kinds.setdefault(key, _DroppedBatches(*key, self._status_file.step))
 
     def note_success(self) -> None:
-        """Note that a backward pass succeeded. If an earlier pass had failed, the program has recovered from it."""
+        """Note that a backward pass succeeded.
+
+        An earlier failed pass is forgotten, because the program has recovered from it.
+        """
         self._successful_passes += 1
         self._failed_pass = None
         self.models.clear()
 
     def note_next_batch(self) -> None:
-        """Note that the data loader returned a batch or the optimizer stepped: a failed pass's batch is dropped."""
+        """Count the batch of a failed pass as dropped.
+
+        Called when the data loader returns a batch or the optimizer steps.
+        """
         if self._failed_pass is not None:
             self._settle(dropped=True)
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield one record per kind of exception. Called at exit.
+        """Yield one record per exception type and line that caused dropped batches. Called at exit.
 
         If no pass ever succeeded, yield nothing: the program may only be testing what works.
         """
@@ -380,9 +393,9 @@ class DroppedBatches:
 
 
 def _first_numbers(arguments: Any, depth: int) -> bytes:
-    """Return the first bytes of the first tensor in `arguments`, or b"" without a tensor.
+    """Return the first bytes of the first tensor in `arguments`, or b"" if there is no tensor.
 
-    For a tensor on a device, return its address.
+    For a tensor on a device, return its address instead. `depth` limits how deeply nested containers are searched.
     """
     if hasattr(arguments, "data_ptr"):
         return _numbers(arguments)

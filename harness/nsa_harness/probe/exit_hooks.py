@@ -1,4 +1,4 @@
-"""Records how a process ends: its exit call, its last exception, stacks on a fatal signal, and the flight recorder.
+"""Records how a process ends: its exit call, last exception, stacks on a fatal signal, and flight recorder.
 
 This module is loaded before torch in every rank, so it imports only modules that are loaded already or load quickly.
 """
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 FRAMES_LIMIT = 200
 MESSAGE_LIMIT = 4000  # characters of an exception's message
-CHAIN_LIMIT = 4  # causes of an exception
+CHAIN_LIMIT = 4  # recorded causes of an exception
 
 
 class ExitEvidence:
-    """Writes the evidence of a process's end: its last exception, stacks on a fatal signal, and the flight recorder.
+    """Writes how the process ends: its last exception, stacks on a fatal signal, and torch's flight recorder.
 
     Hooks that the program installed itself are still called, exactly as without the probe.
     """
@@ -64,7 +64,7 @@ class ExitEvidence:
     def _enable_faulthandler(self) -> None:
         """Make faulthandler dump stacks on fatal signals and on the probe's own signal.
 
-        If the program has enabled faulthandler, or uses this signal, its setting stays.
+        If the program has already enabled faulthandler, or uses this signal, the program's setting is kept.
         """
         import _signal  # type: ignore[import-not-found]
 
@@ -78,19 +78,19 @@ class ExitEvidence:
             faulthandler.register(dump_signal, file=self._stacks.fileno(), all_threads=True, chain=False)
             os.register_at_fork(after_in_child=lambda: faulthandler.unregister(dump_signal))
         if enables_fatal:
-            # A forked child must die like it would without the probe.
+            # A forked child must die as it would without the probe.
             os.register_at_fork(after_in_child=faulthandler.disable)
 
     def remember_exception(self, error: BaseException | None) -> None:
-        """Remember the exception that the program is handling while it calls sys.exit or os._exit with a failure.
+        """Remember the exception that the program was handling when it called sys.exit or os._exit with a failure.
 
-        The exception is written only when the process exits, because the program may catch SystemExit and continue.
+        It is written only when the process exits, because the program may catch SystemExit and continue.
         """
         if error is not None:
             self._exit_exception = error, time.monotonic_ns()
 
     def write_exit_exception(self) -> None:
-        """Write the exception from `remember_exception`, unless an uncaught exception has been written already."""
+        """Write the exception stored by `remember_exception`, unless an uncaught exception has been written already."""
         if self._written_exception is None and self._exit_exception is not None:
             error, at_ns = self._exit_exception
             self._write_exception(error, error.__traceback__, at_ns)
@@ -114,7 +114,7 @@ class ExitEvidence:
         FlightRecorder(self._directory).write()
 
     def _write_last_value(self) -> None:
-        """Write sys.last_value: the uncaught exception, which is set even if the program replaced sys.excepthook."""
+        """Write sys.last_value, the uncaught exception. It is set even if the program has replaced sys.excepthook."""
         error = getattr(sys, "last_value", None)
         if self._written_exception is None and isinstance(error, BaseException):
             self._write_exception(error, error.__traceback__)
@@ -155,7 +155,7 @@ def _exception_record(error: BaseException, traceback: TracebackType | None) -> 
 
 
 def _chain(error: BaseException) -> list[dict[str, Any]]:
-    """Return a record of each exception in the chain of causes and contexts of `error`, nearest first."""
+    """Return one record for each exception in the chain of causes and contexts of `error`, nearest first."""
     chain: list[dict[str, Any]] = []
     while len(chain) < CHAIN_LIMIT:
         cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -167,7 +167,7 @@ def _chain(error: BaseException) -> list[dict[str, Any]]:
 
 
 def _frames(traceback: TracebackType | None) -> list[dict[str, Any]]:
-    """Return the innermost FRAMES_LIMIT frames, innermost first."""
+    """Return a record of each of the innermost FRAMES_LIMIT frames of a traceback, innermost first."""
     frames: list[dict[str, Any]] = []
     while traceback is not None:
         code = traceback.tb_frame.f_code
@@ -211,9 +211,10 @@ class ExitCalls:
         )
 
     def watch_shutdown(self) -> None:
-        """Record the start of the interpreter's exit, before it joins threads and runs atexit handlers, which may hang.
+        """Register a callback that records the start of the interpreter's exit.
 
-        Call this method after torch has imported threading. Python has no public hook that runs this early.
+        It runs before the interpreter joins threads and runs atexit handlers, which may hang. Call this method after
+        torch has imported threading. Python has no public hook that runs this early.
         """
         sys.modules["threading"]._register_atexit(self._on_shutdown)
 
@@ -225,9 +226,9 @@ class ExitCalls:
             self._trouble.attempt("shutdown", lambda: self._status_file.write_event(shutdown))
 
     def _note_exit_call(self, arguments: tuple[Any, ...], *, thread: bool) -> None:
-        """Record the line that calls sys.exit (`thread` is True) or os._exit (False).
+        """Record the line that calls sys.exit (`thread` is True) or os._exit (`thread` is False).
 
-        sys.exit in a thread other than the main thread is ignored, because it ends only that thread.
+        A call of sys.exit outside of the main thread is ignored, because it ends only that thread.
         """
         if (thread and _thread.get_ident() != self._main_thread) or os.getpid() != self._pid:
             return  # a forked child has no status file

@@ -28,13 +28,13 @@ _FINITE_TOPS = {
 
 
 class Unreadable(Exception):
-    """Raised for a tensor without contiguous memory on the host. The text states the reason."""
+    """Raised if the values of a tensor are not in contiguous host memory. The text states the reason."""
 
 
 def sample_bytes(tensor: Any, limit_bytes: int) -> bytes:
-    """Return the tensor's bytes, or evenly spaced pieces of them if there are more than `limit_bytes`.
+    """Return all bytes of a tensor, or evenly spaced pieces of them if there are more than `limit_bytes`.
 
-    Raises Unreadable if the tensor is not contiguous in host memory.
+    Raise Unreadable if the tensor is not contiguous in host memory.
     """
     if tensor.device.type != "cpu":
         raise Unreadable(f"on {tensor.device.type}")
@@ -85,14 +85,15 @@ def values_of(data: bytes, dtype: str) -> Sequence[float]:
 
 
 def is_zero(data: bytes, dtype: str) -> bool:
-    """Whether every value is 0.0 or -0.0. Costs less than a nanosecond per byte if no zero is negative."""
+    """Whether every value in `data` is 0.0 or -0.0. Costs less than a nanosecond per byte if no zero is negative."""
     return not data.strip(b"\0") or not (data.translate(None, b"\0\x80") or any(values_of(data, dtype)))
 
 
 def all_zero(gradients: list[Any]) -> int:
-    """Return the number of gradients if all their values are zero. Return 0 otherwise, or if one cannot be read.
+    """Return the number of gradients if all values of all gradients are zero.
 
-    In healthy training, reading the start of the first gradient is enough.
+    Return 0 if some value is not zero, or if a gradient cannot be read. In healthy training, reading the start of the
+    first gradient is enough.
     """
     if sum(gradient.numel() * gradient.element_size() for gradient in gradients) > ZEROS_BYTES:
         return 0
@@ -108,7 +109,7 @@ def all_zero(gradients: list[Any]) -> int:
 
 
 def largest(data: bytes, dtype: str) -> float:
-    """Return the largest absolute value in `data`: NaN if a value is NaN, 0 if there are no values."""
+    """Return the largest absolute value in `data`, NaN if a value is NaN, or 0 if there are no values."""
     values = values_of(data, dtype)
     if any(map(math.isnan, values)):
         return math.nan
@@ -120,11 +121,11 @@ def checksum(data: bytes, before: int = 0) -> int:
 
 
 def size_and_sum(values: Sequence[float]) -> tuple[float, float]:
-    """Return the Euclidean norm and the sum. Two tensors that agree in both are most likely equal."""
+    """Return the Euclidean norm and the sum of the values. Two tensors that agree in both are most likely equal."""
     return math.hypot(*values), sum(values)
 
 
 def trained_parameters(optimizer: Any) -> list[Any]:
-    """Return the parameters that an optimizer trains. If there are too many, return an evenly spaced sample."""
+    """Return the parameters that an optimizer trains, or an evenly spaced sample of them if there are too many."""
     every = [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
     return every[:: -(-len(every) // PARAMETERS_LIMIT) or 1]

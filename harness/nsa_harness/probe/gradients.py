@@ -22,7 +22,7 @@ HUGE = 1e20  # no program initialises a parameter to such a value or to NaN; uni
 
 
 class _Model:
-    """The results of sampling one model after each backward pass that left gradients in it."""
+    """What was found in the gradients of one model: zero or missing gradients, and uninitialised parameters."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -36,7 +36,7 @@ class _Model:
 
 
 class GradientSamples:
-    """Samples the gradients of up to MODELS_LIMIT models of this process."""
+    """Samples the gradients of this process's models after a backward pass. At most MODELS_LIMIT models are sampled."""
 
     def __init__(self, names: ModuleNames) -> None:
         self._names = names
@@ -46,10 +46,10 @@ class GradientSamples:
     def take(
         self, passes: int, called_models: Container[int], owners: Callable[[], dict[int, tuple[str, bool]]]
     ) -> None:
-        """Sample the models that were called before backward pass number `passes`.
+        """Sample the gradients of the models that were called before backward pass number `passes`.
 
-        `called` has their ids. Other models are skipped, because the program may have set their gradients to zero.
-        `owners` returns, by parameter id, the parameter's name and whether its module was called.
+        `called_models` are the ids of these models. Other models are skipped, because the program may have set their
+        gradients to zero. `owners` returns, by parameter id, the parameter's name and whether its module was called.
         """
         for model in self._names.models():
             if id(model) not in called_models:
@@ -76,9 +76,10 @@ class GradientSamples:
             self._add_sample(result, parameters, with_gradient, owners)
 
     def records(self, *, by_hand: bool) -> Iterator[dict[str, Any]]:
-        """Yield one record per model. Missing gradients are reported only if `by_hand` is True.
+        """Yield one record per sampled model.
 
-        `by_hand`: the program uses no optimizer of torch, so no optimizer hook has checked for missing gradients.
+        Missing gradients are reported only if `by_hand` is True: the program uses no optimizer of torch, so no
+        optimizer hook has checked for them.
         """
         for result in self._all:
             yield {
@@ -139,7 +140,10 @@ class GradientSamples:
 
 
 def _values(parameter: Any) -> bytes:
-    """Return the first bytes of a parameter, or its version counter as text if it is not in host memory."""
+    """Return the first bytes of a parameter.
+
+    If it is not in host memory, return its version counter as text instead.
+    """
     try:
         return sample_bytes(getattr(parameter, "_local_tensor", parameter), VALUES_BYTES)
     except Unreadable:

@@ -10,12 +10,15 @@ from .. import protocol
 from .patches import TroubleLog, compiling_test, patch
 from .status_file import StatusFileWriter
 
-AXIS_LIMIT = 40  # characters
-ATTEMPTS = 3  # to read a table while another thread may change it
+AXIS_LIMIT = 40  # characters of the name of an axis
+ATTEMPTS = 3  # attempts to read a table that another thread may be changing
 
 
 class Groups:
-    """Writes each group's members to the status file once, and again if its name is reused for other ranks."""
+    """Writes the ranks of each process group to the status file.
+
+    A group is written once, and again if its name is reused for other ranks.
+    """
 
     def __init__(self, c10d: Any, status_file: StatusFileWriter) -> None:
         self._c10d = c10d
@@ -23,7 +26,7 @@ class Groups:
         self._written_members: dict[str, str] = {}
 
     def write(self) -> None:
-        """Write all groups that this rank is a member of. They are in a table of torch."""
+        """Write the ranks of every process group that this rank is a member of and that is not written yet."""
         for name, ranks in self._members():
             value = ranges(ranks)
             if self._written_members.get(name) == value:
@@ -47,9 +50,9 @@ class Groups:
 
 
 class MeshCoordinates:
-    """Writes this rank's coordinates in the largest DeviceMesh with named axes.
+    """Writes this rank's coordinates in the program's largest DeviceMesh that has named axes.
 
-    Slices and flattened meshes are ignored.
+    Slices of a mesh and flattened meshes are ignored.
     """
 
     def __init__(self, status_file: StatusFileWriter) -> None:
@@ -72,9 +75,9 @@ class MeshCoordinates:
 
 
 def watch_meshes(torch: Any, coordinates: MeshCoordinates, trouble: TroubleLog) -> None:
-    """Patch the constructor of DeviceMesh, which init_device_mesh also calls.
+    """Patch the constructor of DeviceMesh, so that this rank's coordinates in each new mesh reach `coordinates`.
 
-    Raises if this torch has no DeviceMesh.
+    Raise an exception if this torch has no DeviceMesh.
     """
     mesh_type = sys.modules["torch.distributed.device_mesh"].DeviceMesh
 
@@ -88,12 +91,15 @@ def watch_meshes(torch: Any, coordinates: MeshCoordinates, trouble: TroubleLog) 
 
 
 def fits(text: str) -> bool:
-    """Whether the status file stores `text` uncut. Longer texts are cut, and a cut number would name another rank."""
+    """Whether the status file can store `text` without cutting it.
+
+    A rank number that is cut would name another rank.
+    """
     return len(text.encode("utf-8", "replace")) <= protocol.STRING_LIMIT
 
 
 def ranges(ranks: Iterable[int]) -> str:
-    """Return ascending ranks as text, with evenly spaced runs joined: "0-3,6", "0-12/4"."""
+    """Return ascending `ranks` as text such as "0-3,6" or "0-12/4", in which evenly spaced ranks are joined."""
     remaining, parts = list(ranks), []
     while remaining:
         size = _run(remaining)
@@ -104,7 +110,10 @@ def ranges(ranks: Iterable[int]) -> str:
 
 
 def _run(ranks: list[int]) -> int:
-    """Return how many ranks at the start of `ranks` are evenly spaced. A run of two must be consecutive numbers."""
+    """Return the length of the evenly spaced sequence at the start of `ranks`.
+
+    A sequence of only two ranks must consist of consecutive numbers; otherwise return 1.
+    """
     size = min(2, len(ranks))
     while size < len(ranks) and ranks[size] - ranks[size - 1] == ranks[1] - ranks[0]:
         size += 1
@@ -112,6 +121,9 @@ def _run(ranks: list[int]) -> int:
 
 
 def _on_axis(name: object, coordinate: object) -> str:
-    """Return "axis=coordinate". The axis name is shortened, and spaces and equals signs in it are replaced."""
+    """Return "axis=coordinate" for one axis of a mesh.
+
+    A long axis name is shortened, and spaces and equals signs in it are replaced.
+    """
     axis = str(name).replace(" ", "_").replace("=", "_")[:AXIS_LIMIT] or "_"
     return f"{axis}={coordinate}"

@@ -1,6 +1,6 @@
-"""Finds the lines whose allocations grow, by comparing the living allocations after two optimizer steps.
+"""Finds the lines whose allocations grow, by comparing the allocations that are alive after two optimizer steps.
 
-This module is loaded only if the launch requests it. A mode of torch's dispatcher follows tensors from their creation,
+This module is loaded only if the launch requests it. A dispatch mode of torch follows tensors from their creation,
 including tensors that only an autograd graph keeps alive. tracemalloc follows all other memory.
 """
 
@@ -29,13 +29,18 @@ _Line = tuple[str, int]
 
 
 class Growth:
-    """Counts the living allocations of one process at two steps. A forked child counts nothing."""
+    """Measures which lines of the program allocate memory that grows between two optimizer steps.
+
+    A forked child measures nothing.
+    """
 
     def __init__(self, torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
         self._torch, self._status_file, self._trouble = torch, status_file, trouble
         self._foreign = foreign_code(torch)
         self._steps = 0
-        self._storages: dict[Any, tuple[_Line, int]] = {}  # weak reference to a storage -> its line and size
+        self._storages: dict[
+            Any, tuple[_Line, int]
+        ] = {}  # weak reference to a storage -> its allocating line and size in bytes
         self._mode: Any = None
         self._counts: list[Counter[_Line]] = []
 
@@ -45,14 +50,14 @@ class Growth:
         self._handle = optimizers.register_optimizer_step_post_hook(self._after_step)
 
     def stop(self) -> None:
-        """Stop following allocations. Nothing happens if that has not begun."""
+        """Stop following allocations. Do nothing if allocations are not followed yet."""
         if self._mode is not None:
             self._mode.__exit__(None, None, None)
             self._mode = None
         tracemalloc.stop()
 
     def records(self) -> Iterable[dict[str, Any]]:
-        """Return one record with the lines whose memory grew most, or () if the program did not reach both counts."""
+        """Return one record with the lines whose memory grew most, or () if the second count was never reached."""
         if len(self._counts) < 2:
             return ()
         growth = (self._counts[1] - self._counts[0]).most_common(_LINES)
@@ -71,7 +76,7 @@ class Growth:
         note, tensor = self._note_storage, self._torch.Tensor
 
         class StorageRecorder(TorchDispatchMode):  # type: ignore[misc]
-            """Records the storage of every tensor that an operator returns."""
+            """A dispatch mode that records the storage of every tensor returned by a torch operator."""
 
             def __torch_dispatch__(self, operator: Any, _types: Any, arguments: Any = (), options: Any = None) -> Any:
                 result = operator(*arguments, **(options or {}))
@@ -85,7 +90,10 @@ class Growth:
         tracemalloc.start(_FRAMES)
 
     def _note_storage(self, storage: Any, tensor: Any) -> None:
-        """Record the line that allocated a new storage. Views and in-place results share a storage that is known."""
+        """Record the program's line that allocated `storage`, if the storage is new.
+
+        Views and results of in-place operations share a storage that is already known.
+        """
         if storage in self._storages:
             return
         frame = innermost_own(sys._getframe(2), self._foreign)
@@ -110,9 +118,9 @@ class Growth:
 
 
 def _line(traceback: Iterable[Any], foreign: tuple[str, ...]) -> _Line | None:
-    """Return the program's innermost line of a traceback whose outermost frame comes first.
+    """Return the program's innermost line in a traceback whose outermost frame comes first.
 
-    Return None for an allocation of the probe, or if the program has no line in the traceback.
+    Return None if the program has no line in the traceback, or if the probe itself made the allocation.
     """
     own: _Line | None = None
     for frame in traceback:

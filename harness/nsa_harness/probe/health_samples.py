@@ -1,4 +1,4 @@
-"""Samples the health of training: losses, parameters, missing gradients, memory, and the files that were overwritten.
+"""Samples the health of training: losses, parameters, missing gradients, memory, and overwritten files.
 
 A sample reads host memory between two steps. Samples are taken after each of the first steps and then less and less
 often, at the same steps on every rank. Tensors outside of host memory are not sampled.
@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import protocol
 from . import replicas
-from .exceptions import DroppedBatches
+from .exceptions import DroppedBatchCounter
 from .fingerprint import Unreadable, all_zero, not_finite, sample_bytes, trained_parameters
 from .gradients import GradientSamples
 from .hooks import FetchTimes
@@ -31,13 +31,13 @@ OPTIMIZERS_LIMIT = 8
 SAMPLE_BYTES = 128 << 10  # per sample of all parameters of an optimizer
 FILE_LIMIT_BYTES = 1 << 20
 NAMES_LIMIT = 8
-STEADY_AFTER = 4  # steps; in the first steps a parameter may still be without a gradient
+STEADY_AFTER = 4  # steps in which a parameter may still lack a gradient; after them, the line at fault is searched
 
 
 def is_sampled(count: int) -> bool:
-    """Whether step number `count` is sampled.
+    """Whether the step with number `count` is sampled.
 
-    These are the first 16 steps, then eight steps per power of two: 18, .. 30, 32, 36, .. 60, 64, 72, ..
+    The first 16 steps are sampled, then eight steps per power of two: 18, 20, ..., 32, 36, ..., 64, 72, and so on.
     """
     if count <= EVERY_STEP_UNTIL:
         return count > 0
@@ -45,7 +45,10 @@ def is_sampled(count: int) -> bool:
 
 
 class _Steps:
-    """The results of sampling the steps of one optimizer."""
+    """What was found in the sampled steps of one optimizer.
+
+    Recorded are missing gradients, gradients that are all zero, and parameters that were not finite from the start.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -55,7 +58,7 @@ class _Steps:
 
 
 class HealthSampler:
-    """Takes the samples of one process. In a forked child the hooks remain, but nothing is sampled."""
+    """Takes the health samples of this process. A forked child inherits the hooks, but takes no samples."""
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class HealthSampler:
         trouble: TroubleLog,
         directory: str,
         names: ModuleNames,
-        dropped_batches: DroppedBatches,
+        dropped_batches: DroppedBatchCounter,
         fetches: FetchTimes,
     ) -> None:
         self._dropped_batches, self._gradients, self._fetches = dropped_batches, GradientSamples(names), fetches
@@ -88,7 +91,7 @@ class HealthSampler:
         ]  # functions that return further records, called at exit
 
     def install(self) -> None:
-        """Install all hooks. If this torch does not support one of them, it is skipped and the failure is recorded."""
+        """Install all hooks. A hook that this torch does not support is skipped, and the failure is recorded."""
         attempt = self._trouble.attempt
         attempt("optimizer samples", self._hook_optimizers)
         attempt("loss samples", self._watch_backward)
@@ -107,7 +110,7 @@ class HealthSampler:
         ]
 
     def _watch_backward(self) -> None:
-        """Patch torch.autograd.backward, which every loss passes through. Costs about a microsecond per call."""
+        """Patch torch.autograd.backward to sample each loss and the gradients. Costs about a microsecond per call."""
         before_pass = self._safely("loss samples", self._before_backward)
         note_failure = self._safely("dropped batches", self._dropped_batches.note_failure)
         note_success = self._safely("dropped batches", self._dropped_batches.note_success)
@@ -135,7 +138,10 @@ class HealthSampler:
             self._trouble.attempt("replica samples", lambda: self._add_replica(model))
 
     def _at_forward(self) -> None:
-        """Sample the replicas at the first forward after a step or after a model was made: they should be equal."""
+        """Sample the replicas when the first forward begins after a step or after a new model.
+
+        Replicas should be equal on all ranks at this point.
+        """
         self._names.at_next_forward = None
         self._trouble.attempt("replica samples", self._sample_before_step)
 
@@ -200,7 +206,7 @@ class HealthSampler:
         }
 
     def _not_finite(self, parameters: list[Any]) -> list[tuple[Any, str]]:
-        """Return (parameter, "nan" or "inf") for each parameter with a sampled value that is not finite."""
+        """Return (parameter, "nan" or "inf") for each parameter that has such a value among its sampled values."""
         limit = max(256, SAMPLE_BYTES // max(1, len(parameters)))
         bad_parameters = []
         for parameter in parameters:
@@ -215,7 +221,7 @@ class HealthSampler:
         return bad_parameters
 
     def _missing_gradient_names(self, optimizer: Any, steps: _Steps) -> list[str]:
-        """Return the names of parameters that had no gradient in any sample although their module was called."""
+        """Return the names of the parameters that had no gradient in any sample although their module was called."""
         if not steps.missing_gradients:
             return []
         owners = self._owners()
@@ -227,7 +233,10 @@ class HealthSampler:
         return [entry[0] for entry in entries if entry is not None and entry[1]]
 
     def _used_at(self, never: tuple[str, ...]) -> str:
-        """Return the program's line that uses these parameters, or "" if unknown. The result is cached."""
+        """Return the program's line that uses the parameters named in `never`, or "" if unknown.
+
+        The result is cached.
+        """
         if never and self._cached_use[0] != never:
             from .exception_hints import line_that_uses  # loads dis
 
@@ -243,17 +252,17 @@ class HealthSampler:
         self._bad_losses += wrong is not None
         self._bad_in_a_row = self._bad_in_a_row + 1 if wrong else 0
         if wrong is not None and self._bad_losses == 1:
-            broken = [
+            bad_parameters = [
                 pair[0]
                 for optimizer in list(self._optimizers)
                 for pair in self._not_finite(trained_parameters(optimizer))
             ]
-            names = [self._name(parameter) for parameter in broken[:NAMES_LIMIT]]
+            names = [self._name(parameter) for parameter in bad_parameters[:NAMES_LIMIT]]
             place = frame_place(innermost(sys._getframe(), self._foreign))
             self._write({"at": "loss", "step": self._step, "value": wrong, "place": place, "held": names})
 
     def _sample_gradients(self) -> None:
-        """Sample the gradients after a backward pass, unless it is nested inside another backward pass."""
+        """Sample the gradients after a backward pass. A backward pass inside another one is not sampled."""
         if is_sampled(self._losses) and self._in_backward() == -1:
             self._gradients.take(self._losses, self._dropped_batches.models, self._owners)
 
@@ -269,7 +278,10 @@ class HealthSampler:
         self._names.at_next_forward = self._at_forward
 
     def _find_replicas(self) -> None:
-        """Add the models without DDP, before the first step. The samples of all ranks show if they are replicas."""
+        """Before the first step, add the models without DDP, which may be replicas.
+
+        The samples of all ranks together show whether they are.
+        """
         models = list(replicas.models_without_ddp(self._names.models(), self._replicas))
         for model in models[: replicas.INSTANCES_LIMIT - len(self._replicas)]:
             self._add_replica(model, wrapped=False)
@@ -283,7 +295,8 @@ class HealthSampler:
     def _end_iteration(self) -> None:
         """Count an optimizer step, and sample the replicas if the step ends a sampled iteration.
 
-        An iteration ends with the first step after a backward pass. Further steps belong to the same iteration.
+        An iteration ends with the first optimizer step after a backward pass. Further steps belong to the same
+        iteration.
         """
         self._total_steps += 1
         self._dropped_batches.note_next_batch()
@@ -298,9 +311,9 @@ class HealthSampler:
             self._write(self._replica_sample(replica, "stepped"))
 
     def _living_replicas(self) -> list[replicas.LiveReplica]:
-        """Return the replicas whose model is alive.
+        """Return the replicas whose model is still alive.
 
-        Inside a backward pass, return none: an optimizer may be stepping parameter by parameter.
+        Inside a backward pass, return an empty list: an optimizer may be stepping parameter by parameter.
         """
         if self._in_backward() != -1:
             return []
@@ -325,7 +338,10 @@ class HealthSampler:
         return {"losses": self._losses, "bad_losses": self._bad_losses, "bad_in_a_row": self._bad_in_a_row}
 
     def _gpu_bytes(self) -> int | None:
-        """Return the GPU memory allocated by torch, as counted on the host; None if CUDA is not initialized."""
+        """Return the GPU memory that torch has allocated, in bytes, or None if CUDA is not initialized.
+
+        The value comes from torch's own counter.
+        """
         cuda = self._torch.cuda
         return int(cuda.memory_allocated()) if cuda.is_initialized() else None
 
@@ -336,7 +352,7 @@ class HealthSampler:
         return entry[0] if entry else f"a parameter of {tuple(parameter.shape)}"
 
     def _owners(self) -> dict[int, tuple[str, bool]]:
-        """Return, by parameter id, the parameter's name and whether its module was called."""
+        """Return a dict from the id of each parameter to (the parameter's name, whether its module was called)."""
         return {
             id(parameter): (f"{name}.{own}" if name else own, was_called)
             for name, module, was_called in self._names.modules()
@@ -375,7 +391,7 @@ class HealthSampler:
 
 
 def _anonymous_bytes() -> int | None:
-    """Return the resident memory without mapped files in bytes, or None if unknown.
+    """Return the resident memory of this process without mapped files, in bytes, or None if it cannot be read.
 
     Mapped files are excluded because the resident part of a mapped dataset grows while it is read, without a leak.
     """
@@ -394,7 +410,7 @@ SPECIAL_DIRECTORIES = ("/dev/", "/proc/", "/sys/")  # the paths below them are n
 
 
 class WrittenFiles:
-    """The files that the program truncated when it opened them, with the line that did so.
+    """Records the files that the program truncated when it opened them, each with the line that opened it.
 
     Costs one comparison per audit event.
     """
@@ -404,7 +420,10 @@ class WrittenFiles:
         self._files: dict[str, tuple[str, int]] = {}  # path -> the line, and the step in progress
 
     def watch(self, torch: Any) -> None:
-        """Add an audit hook for Python's `open`, and patch the writer of torch.save, which opens files in C++."""
+        """Start recording files: add an audit hook for Python's `open`, and patch the writer of torch.save.
+
+        torch.save opens files in C++, which the audit hook does not see.
+        """
 
         def audit_open(event: str, arguments: tuple[Any, ...]) -> None:
             # An exception in this hook would be raised in the program's call of `open`.
@@ -429,7 +448,7 @@ class WrittenFiles:
             self._files[path] = frame_place(frame), self._status_file.step
 
     def records(self) -> list[dict[str, Any]]:
-        """Return one record per file that exists and is not empty. Called at exit.
+        """Return one record per recorded file that still exists and is not empty. Called at exit.
 
         This excludes lock files, which are empty, and temporary files, which were renamed.
         """

@@ -1,4 +1,4 @@
-"""Makes a rank observable from outside: the heartbeat thread, the flight recorder, and torch's worker server."""
+"""Makes a rank observable from outside: the heartbeat thread, torch's flight recorder, and torch's worker server."""
 
 from __future__ import annotations
 
@@ -76,7 +76,10 @@ class Heartbeat:
             self._counter = None
 
     def _sample_line(self) -> None:
-        """Write the program's line that the main thread is in. It is the only record if the rank is killed."""
+        """Write the program's line that the main thread is in.
+
+        If the rank is killed, only this line shows where it was.
+        """
         if self._status_file.is_exiting:
             return  # the line of an exit handler is not the line from which the program exited
         frame = innermost_own(sys._current_frames().get(self._main_thread), self._foreign)
@@ -88,7 +91,7 @@ class Heartbeat:
     def _count(self) -> None:
         """Write how many collectives were enqueued and completed, summed over all process groups.
 
-        Costs about 0.3 ms. Nothing is sent, and no device is queried.
+        Costs about 0.3 ms. Nothing is sent, and the GPU is not queried.
         """
         assert self._counter is not None
         groups = json.loads(self._counter(includeCollectives=False)).get("pg_status") or {}
@@ -99,9 +102,9 @@ class Heartbeat:
 
 
 def _sum(groups: Any, key: str) -> int:
-    """Return the sum of the counter `key` over all groups.
+    """Return the sum of the counter `key` over all process groups.
 
-    The flight recorder writes numbers as strings, and -1 for a group without a collective so far.
+    The flight recorder writes numbers as strings, and -1 for a group that has had no collective yet.
     """
     return sum(max(0, int(group.get(key, 0))) for group in groups.values())
 
@@ -112,23 +115,23 @@ ENTRIES_LIMIT = 512  # latest entries that are written, in addition to all colle
 
 
 class FlightRecorder:
-    """torch's flight recorder of this process, and the file to which it is copied."""
+    """Copies torch's flight recorder of this process, with its latest collectives, to a file."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
 
     def summary_function(self) -> Callable[..., bytes] | None:
-        """Return the function of this torch that dumps the recorder as JSON, or None.
+        """Return torch's function that dumps the flight recorder as JSON, or None if this torch has none.
 
-        Older versions name it after NCCL.
+        In older versions of torch, the name of the function contains "nccl".
         """
         c10d = sys.modules.get("torch._C._distributed_c10d")
         return getattr(c10d, "_dump_fr_trace_json", None) or getattr(c10d, "_dump_nccl_trace_json", None)
 
     def write(self) -> None:
-        """Write the recorder to a file, which appears under its name once it is complete.
+        """Write the flight recorder to a file. If this torch has no flight recorder, write no file.
 
-        If this torch has no recorder, no file is written.
+        The file is renamed to its final name once it is complete.
         """
         record = self._record()
         if record is None:
@@ -144,9 +147,10 @@ class FlightRecorder:
         os.replace(incomplete, path)
 
     def _record(self) -> dict[str, Any] | None:
-        """Return the recorder's contents from its JSON dump, or None without a recorder.
+        """Return the contents of the flight recorder, or None if this torch has no flight recorder.
 
-        torch can also dump a pickle with stacks, but collecting the first stack takes more than a second.
+        They come from the JSON dump. torch can also dump a pickle with stacks, but collecting the first stack takes
+        more than a second.
         """
         dump = self.summary_function()
         record = json.loads(dump()) if dump is not None else None
@@ -164,7 +168,7 @@ NO_LOGGING = 3  # above every level at which the server logs
 
 
 def start_worker_server(torch: Any, directory: str) -> None:
-    """Start torch's worker server, which listens until the process ends. Raises if this torch has no worker server.
+    """Start torch's worker server, which listens until the process ends. Raise an exception if this torch has none.
 
     The server object is never destroyed. Its destructor ends the process, and a forked child that exits would destroy
     its parent's server as well (torch 2.13: "failed to listen" in a thread, then abort).
@@ -192,9 +196,9 @@ def start_worker_server(torch: Any, directory: str) -> None:
 
 
 def _start_server(server_type: Any, path: str) -> Any:
-    """Return a server that listens at `path`.
+    """Start a server that listens at the socket `path`, and return it.
 
-    If the path is too long for a socket address, the server reaches it through a file descriptor of its directory.
+    If the path is too long for a socket address, the directory is reached through a file descriptor instead.
     """
     if len(os.fsencode(path)) <= protocol.SOCKET_PATH_LIMIT:
         return server_type(path)
@@ -210,7 +214,10 @@ def _library(torch: Any) -> str:
 
 
 def _run_in_thread(start: Callable[[], None]) -> None:
-    """Run `start` in a short-lived thread, so the signal mask of the program's own thread does not change."""
+    """Run `start` in a new thread and wait for it.
+
+    `start` changes the signal mask of its thread, and the mask of the program's own thread must not change.
+    """
     finished_lock = _thread.allocate_lock()
     finished_lock.acquire()
 

@@ -16,7 +16,7 @@ from typing import Any
 from .. import protocol
 from . import exceptions
 from .chains import Chains
-from .exceptions import CaughtExceptions, DroppedBatches
+from .exceptions import CaughtExceptions, DroppedBatchCounter
 from .names import ModuleNames
 from .patches import TroubleLog, before_first_call, compiling_test, patch
 from .places import chain, foreign_code, frame_place, innermost, is_own
@@ -29,11 +29,15 @@ COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks
 
 
 def install(
-    torch: Any, status_file: StatusFileWriter, trouble: TroubleLog, dropped_batches: DroppedBatches, fetches: FetchTimes
+    torch: Any,
+    status_file: StatusFileWriter,
+    trouble: TroubleLog,
+    dropped_batches: DroppedBatchCounter,
+    fetches: FetchTimes,
 ) -> ModuleNames:
-    """Install all hooks and return the `ModuleNames`, to which they will add the models that the program calls.
+    """Install all hooks, and return the `ModuleNames` to which they add the models that the program calls.
 
-    If this torch does not support a kind of hook, it is skipped and the failure is recorded.
+    A kind of hook that this torch does not support is skipped, and the failure is recorded.
     """
     names = ModuleNames(status_file)
     caught_exceptions = CaughtExceptions(status_file, foreign_code(torch))
@@ -56,14 +60,14 @@ def _hook_modules(
     trouble: TroubleLog,
     names: ModuleNames,
     caught_exceptions: CaughtExceptions,
-    dropped_batches: DroppedBatches,
+    dropped_batches: DroppedBatchCounter,
 ) -> None:
-    """Register global forward hooks.
+    """Register global forward hooks, which write forward and backward events.
 
     The backward event comes from a pre-hook on the grad_fn of the module's output. torch's own full backward hooks are
     not used, because they break programs that change tensors in place. A backward event costs three times as much as a
-    forward event, so deeply nested modules get none (`NamedModule.skips_backward`). torch's leaf modules inside a block
-    get no event at all (`NamedModule.skips_events`): there are many of them, and none runs for long.
+    forward event, so deeply nested modules get no backward event (`NamedModule.skips_backward`). torch's leaf modules
+    inside a block get no event at all (`NamedModule.skips_events`): there are many of them, and none runs for long.
     """
     is_compiling = compiling_test(torch)
     tensor_type = torch.Tensor
@@ -153,7 +157,7 @@ def _hook_modules(
 
 
 class CallingLines:
-    """The string numbers of the program's lines that call modules."""
+    """Finds the program's lines that call modules, and caches their numbers in the status file's table of strings."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...], torch_file: str) -> None:
         self._status_file = status_file
@@ -164,9 +168,10 @@ class CallingLines:
         self._lines: dict[tuple[int, int], tuple[Any, int]] = {}
 
     def calling_line(self) -> int:
-        """Return the string number of the line that calls the module, or 0 for a library's line. Called from a hook.
+        """Return the number of the line that calls the current module, or 0 if this line is in a library.
 
-        A line that was seen before costs about 0.3 us, because the frames in between are not read.
+        It is the line's number in the status file's table of strings. Must be called from a forward hook. A line that
+        was seen before costs about 0.3 us, because the frames in between are not read.
         """
         try:
             frame = sys._getframe(self._depth)
@@ -175,7 +180,10 @@ class CallingLines:
             return self._add_line(sys._getframe(1))
 
     def _add_line(self, frame: Any) -> int:
-        """Find the line that calls the module above the hook in `frame`, remember it, and return its string number."""
+        """Find the line that calls the module, going outwards from the hook's `frame`.
+
+        Cache its string number and return it.
+        """
         depth = 1
         while frame is not None and (depth == 1 or frame.f_code.co_filename == self._torch_file):
             frame, depth = frame.f_back, depth + 1
@@ -190,7 +198,7 @@ class CallingLines:
 
 
 def _tensors(output: Any, tensor_type: type) -> list[Any]:
-    """Return the tensors with a grad_fn in nested tuples, lists and dicts, at most OUTPUTS_LIMIT."""
+    """Return the tensors with a grad_fn in nested tuples, lists and dicts, but at most OUTPUTS_LIMIT of them."""
     tensors: list[Any] = []
     for tensor in _walk(output, tensor_type, DEPTH_LIMIT):
         if tensor.grad_fn is not None:
@@ -209,9 +217,9 @@ def _walk(output: Any, tensor_type: type, depth: int) -> Iterator[Any]:
 
 
 def _hook_optimizers(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
-    """Register optimizer hooks. The steps of the first optimizer that steps are the steps of the program.
+    """Register optimizer hooks. The first optimizer that steps defines the step numbers of the program.
 
-    When this optimizer is garbage-collected, the next optimizer that steps takes its role.
+    If this optimizer is garbage-collected, the next optimizer that steps takes its place.
     """
     from torch.optim import optimizer as optimizers
 
@@ -252,7 +260,10 @@ def _hook_optimizers(torch: Any, status_file: StatusFileWriter, trouble: Trouble
 
 
 def _await_optimizer(status_file: StatusFileWriter, trouble: TroubleLog) -> None:
-    """Write whether the program has created an optimizer. Without an optimizer, no steps can be counted."""
+    """Write that the program has no optimizer yet, and note when it creates its first.
+
+    Without one, steps cannot be counted.
+    """
     from torch.optim.optimizer import Optimizer
 
     status_file.write_fact(protocol.FACT_OPTIMIZER, "none")
@@ -264,7 +275,7 @@ def _await_optimizer(status_file: StatusFileWriter, trouble: TroubleLog) -> None
 
 
 def _gradients(optimizer: Any) -> int:
-    """Return how many parameters of the optimizer have a gradient. Costs about 0.1 us per parameter."""
+    """Return how many parameters of an optimizer have a gradient. Costs about 0.1 us per parameter."""
     return sum(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
@@ -272,7 +283,7 @@ CALLERS_LIMIT = 4  # lines that call the optimizer; further lines are not record
 
 
 class StepCallers:
-    """Writes the call stack from which the optimizer was called, once for each new calling line.
+    """Writes the call stack of an optimizer step to the status file, once for each line that calls the optimizer.
 
     Costs about 1 us per step.
     """
@@ -295,9 +306,13 @@ class StepCallers:
 
 
 def _hook_data(
-    torch: Any, status_file: StatusFileWriter, trouble: TroubleLog, dropped_batches: DroppedBatches, fetches: FetchTimes
+    torch: Any,
+    status_file: StatusFileWriter,
+    trouble: TroubleLog,
+    dropped_batches: DroppedBatchCounter,
+    fetches: FetchTimes,
 ) -> None:
-    """Patch the iterators of DataLoader to count batches and to write when one is requested and when it arrives."""
+    """Patch the iterators of DataLoader to count batches, and to record when a batch is requested and arrives."""
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     loaders = LoaderProgress(status_file, Chains(status_file, foreign_code(torch)))
@@ -334,7 +349,7 @@ def _hook_data(
 
 
 class FetchTimes:
-    """The time that the main thread has waited for batches, and the line of the longest wait."""
+    """Measures how long the main thread has waited for batches, and where it waited longest."""
 
     def __init__(self, foreign: tuple[str, ...]) -> None:
         self._foreign = foreign
@@ -344,7 +359,7 @@ class FetchTimes:
         self._place = ""
 
     def note_wait(self, wait_ns: int) -> None:
-        """Add a wait for a batch. A wait in a thread other than the main thread is ignored."""
+        """Add a wait for a batch. Waits in other threads than the main thread are ignored."""
         if threading.get_ident() != self._thread:  # a prefetching thread does not delay a step
             return
         self._waited_ns += wait_ns
@@ -353,13 +368,16 @@ class FetchTimes:
             self._place = frame_place(innermost(sys._getframe(1), self._foreign))
 
     def record(self) -> dict[str, Any]:
-        """Return a record of the total wait and the time since this object was created, in seconds, and the line."""
+        """Return a record of the waits for batches.
+
+        It has the seconds spent waiting, the seconds since this object was created, and the line of the longest wait.
+        """
         passed_ns = time.monotonic_ns() - self._created_ns
         return {"waited_s": self._waited_ns / 1e9, "passed_s": passed_ns / 1e9, "waited_at": self._place}
 
 
 class _Loader:
-    """One DataLoader: its number, how many iterators it created, and the latest iterator's batches and call stack."""
+    """The progress of one DataLoader: its iterators so far, and the latest iterator's batches and call stack."""
 
     __slots__ = ("batches", "chain", "ended", "iterators", "number")
 
@@ -370,7 +388,10 @@ class _Loader:
 
 
 class LoaderProgress:
-    """Writes to the status file how far each DataLoader is. Loaders and iterators are only weakly referenced."""
+    """Writes how far each DataLoader has progressed to the status file.
+
+    Loaders and iterators are only weakly referenced.
+    """
 
     def __init__(self, status_file: StatusFileWriter, chains: Chains) -> None:
         self._status_file = status_file
@@ -387,7 +408,7 @@ class LoaderProgress:
         self._begin_iteration(iterator, entry)
 
     def note_restart(self, iterator: Any) -> None:
-        """Note that an iterator with persistent workers restarts.
+        """Note that an iterator with persistent workers starts again from the beginning.
 
         torch also resets an iterator while creating it; this first reset does not count.
         """
@@ -396,7 +417,7 @@ class LoaderProgress:
             self._begin_iteration(iterator, entry)
 
     def note_batches(self, iterator: Any, batches: int) -> None:
-        """Count `batches` further batches of an iterator, or note its end if `batches` is 0.
+        """Add `batches` to the batches of an iterator, or note that the iterator has ended if `batches` is 0.
 
         Only the latest iterator of a loader counts.
         """

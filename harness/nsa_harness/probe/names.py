@@ -1,4 +1,4 @@
-"""Finds the qualified names of modules, for any model whose modules the program calls."""
+"""Finds the qualified names of the modules that the program calls, in any model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POINTWISE = frozenset({"torch.nn.modules.normalization", "torch.nn.modules.dropo
 
 
 class NamedModule:
-    """One module with its progress events. The events are prepared when the module is first called."""
+    """A module of the program with its name and its prepared progress events."""
 
     __slots__ = (
         "_status_file",
@@ -43,7 +43,7 @@ class NamedModule:
         self.without_gradients = False  # its output had no grad_fn inside a forward that trains
 
     def prepare(self) -> None:
-        """Prepare the events of a module that is called for the first time, and decide which events it gets."""
+        """Prepare the progress events of a module at its first call, and decide which of them are written."""
         module = self.module()
         self.first_step = self._status_file.step
         self.skips_events = _is_small(module) and (_is_pointwise(module) or is_detail(self.name))
@@ -57,7 +57,10 @@ class NamedModule:
 
 
 class ModuleNames:
-    """The modules of the program by id(). Weak references detect a new module at the address of an old one."""
+    """The modules of the program's models, found by id().
+
+    Weak references detect a new module at the address of an old one.
+    """
 
     def __init__(self, status_file: StatusFileWriter) -> None:
         self._status_file = status_file
@@ -67,7 +70,10 @@ class ModuleNames:
         self.at_next_forward: Callable[[], None] | None = None  # called when the next forward begins
 
     def find(self, module: Any) -> NamedModule:
-        """Return the record of a module that is being called. At its first call, add it and prepare its events."""
+        """Return the record of a module that is being called.
+
+        At its first call, add its model and prepare its events.
+        """
         entry = self._modules.get(id(module))
         if entry is None or entry.module() is not module:
             self._add_model(module)
@@ -78,7 +84,7 @@ class ModuleNames:
         return entry
 
     def modules(self) -> Iterator[tuple[str, Any, bool]]:
-        """Yield (name, module, whether it was called) for each module that is alive."""
+        """Yield (name, module, whether the module was called) for each known module that is alive."""
         for entry in list(self._modules.values()):
             module = entry.module()
             if module is not None:
@@ -91,7 +97,7 @@ class ModuleNames:
         return [module for module in modules if module is not None]
 
     def excluded_parameters(self) -> set[int]:
-        """Return the ids of the parameters that the program does not train on purpose.
+        """Return the ids of the parameters that the program deliberately does not train.
 
         Their module, or a module around it, runs without gradients during training, or is not in training mode.
         """
@@ -102,13 +108,13 @@ class ModuleNames:
         return {id(parameter) for module in modules for parameter in module.parameters()}
 
     def models(self) -> list[Any]:
-        """Return the outermost called modules that are still alive."""
+        """Return the outermost modules that the program has called, if they are still alive."""
         return [model for model in (root() for root in self._roots) if model is not None]
 
     def _add_model(self, root: Any) -> None:
-        """Add the module `root` and all modules below it.
+        """Add the module `root` and all modules below it, as a new model.
 
-        If the program has another model, the names of this model's modules begin with its class name.
+        If the program already has another model, the new names are prefixed with the class name of `root`.
         """
         members = dict(root.named_modules())
         inside = {id(member) for member in members.values()}
@@ -156,7 +162,7 @@ def _is_small(module: Any) -> bool:
 
 
 def strip(path: str) -> str:
-    """Return a module path without the components that DDP, FSDP, checkpoint wrappers and torch.compile add."""
+    """Return a module path without the parts that DDP, FSDP, checkpoint wrappers and torch.compile have added."""
     parts = [part for part in path.split(".") if part not in WRAPPER_PARTS]
     while parts and parts[0] == "module":
         parts = parts[1:]

@@ -26,14 +26,14 @@ REASON_LIMIT = 500  # characters of an error message in the trouble file
 
 
 class TroubleLog:
-    """The file in which the probe of one process records which of its parts failed."""
+    """Records in a file which parts of the probe have failed in this process."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._failed_pieces: set[str] = set()
 
     def note(self, piece: str, error: BaseException) -> None:
-        """Record an error, if it is the first one of the part named `piece`.
+        """Record the error of the part of the probe named `piece`. Only the first error of each part is recorded.
 
         If the file cannot be written, the record is lost.
         """
@@ -55,7 +55,10 @@ class TroubleLog:
             return
 
     def attempt(self, piece: str, do: Callable[[], object]) -> bool:
-        """Call `do` and return whether it succeeded. An exception is recorded under the name `piece`."""
+        """Call `do` and return True if it succeeded.
+
+        If it raises, record the exception under the name `piece` and return False.
+        """
         try:
             do()
         except Exception as error:
@@ -139,11 +142,11 @@ def before_first_call(
     unless: Callable[[], bool] | None = None,
     also: Iterable[Any] = (),
 ) -> None:
-    """Arrange that the first call of `owner.name` restores the original, then runs `do(arguments, options)`.
+    """Arrange that the first call of `owner.name` restores the original, and then runs `do(arguments, options)`.
 
-    That call continues with the current `owner.name`, because `do` may have patched it. `piece`, `trouble`, `unless`
-    and `also` have the same meaning as in `patch`. If other code has wrapped the patch in the meantime, the patch
-    cannot be removed. It then stays and only calls the original.
+    The call then continues with the current `owner.name`, because `do` may have patched it. `piece`, `trouble`,
+    `unless` and `also` have the same meaning as in `patch`. If other code has wrapped the patch in the meantime, the
+    patch cannot be removed. It then stays and only calls the original.
     """
     original = getattr(owner, name)
     is_waiting = True
@@ -176,10 +179,10 @@ _COPIED_ATTRIBUTES = (  # the attributes that functools.wraps copies; many proce
 
 
 def _replace(owner: Any, name: str, original: Any, replacement: Any, also: Iterable[Any]) -> Callable[[], bool]:
-    """Replace `owner.name` by its patch, and also in the namespaces of `also` that have the same function.
+    """Replace `owner.name` by `replacement`, also in the namespaces of `also` that have the same function.
 
-    Return a function that restores the original in every namespace where no other code has wrapped the patch. It
-    returns whether `owner.name` is the original again.
+    Return a function that restores the original in every namespace where no other code has wrapped the replacement.
+    This function returns True if `owner.name` is the original again.
     """
     for attribute in _COPIED_ATTRIBUTES:
         if hasattr(original, attribute):
@@ -205,7 +208,7 @@ def _replace(owner: Any, name: str, original: Any, replacement: Any, also: Itera
 
 
 def compiling_test(torch: Any) -> Callable[[], bool]:
-    """Return torch.compiler.is_compiling, or a function that returns False in a torch without it.
+    """Return torch.compiler.is_compiling, or a function that returns False if this torch does not have it.
 
     torch.compile replaces a call of is_compiling by the constant True. So a patch that calls it first adds nothing to
     the compiled graph.
@@ -216,13 +219,13 @@ def compiling_test(torch: Any) -> Callable[[], bool]:
 
 # Waiting for imports.
 
-# The probe waits for both: torch may import torch.distributed in the middle of its own import, or a program may import
-# torch.distributed much later.
+# The probe waits for both modules: torch may import torch.distributed in the middle of its own import, or a program may
+# import torch.distributed much later.
 AWAITED = ("torch", "torch.distributed")
 
 
 def after_import(names: Sequence[str], then: Callable[[], None], trouble: TroubleLog) -> None:
-    """Call `then` once all modules in `names` are imported: now, or at the end of the last missing import.
+    """Call `then` once all modules in `names` are imported: at once, or after the last of them has been imported.
 
     Until then, each import costs one look-up in a set. Afterwards it costs nothing.
     """
@@ -234,7 +237,11 @@ def after_import(names: Sequence[str], then: Callable[[], None], trouble: Troubl
 
 
 class _ImportWatcher:
-    """An import finder that finds an awaited module through the other finders and patches its loader."""
+    """An import finder that waits for modules.
+
+    It finds an awaited module through the other finders, and patches its loader to learn when the module has been
+    executed.
+    """
 
     def __init__(self, missing: set[str], then: Callable[[], None], trouble: TroubleLog) -> None:
         self._missing = missing
@@ -254,7 +261,7 @@ class _ImportWatcher:
         return spec
 
     def _watch(self, name: str, loader: Any) -> None:
-        """Patch exec_module of this module's loader for one call, to learn when the module has been executed."""
+        """Patch exec_module of the loader for one call, to note when the module `name` has been executed."""
         execute = loader.exec_module
 
         def exec_module(module: Any) -> None:
@@ -280,11 +287,11 @@ class _ImportWatcher:
 
 _PROBE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _WALKS = ("walk_tb", "_walk_tb_with_full_positions")  # both yield tuples with a frame first; the second is new in 3.11
-_CAUSES_LIMIT = 32  # exceptions of a chain of causes
+_CAUSES_LIMIT = 32  # exceptions in a chain of causes from which frames are removed
 
 
 def hide_probe(trouble: TroubleLog) -> None:
-    """Remove the probe's frames from printed tracebacks. Call it after torch has imported traceback and threading."""
+    """Make tracebacks print without the probe's frames. Call it after torch has imported traceback and threading."""
     rendering: Any = sys.modules["traceback"]
     for name in _WALKS:
         if hasattr(rendering, name):
@@ -300,7 +307,10 @@ def hide_probe(trouble: TroubleLog) -> None:
 
 
 def _walk_without_probe(walk: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Return a function like `walk` that skips the probe's frames. `patch` cannot do that: it changes no results."""
+    """Return a function like `walk`, one of traceback's generators, that skips the probe's frames.
+
+    `patch` is not used because it cannot change results.
+    """
 
     def walk_without_probe(traceback: TracebackType | None) -> Iterator[Any]:
         return (item for item in walk(traceback) if not _is_probe(item[0]))
@@ -310,7 +320,7 @@ def _walk_without_probe(walk: Callable[..., Iterator[Any]]) -> Callable[..., Ite
 
 
 def remove_probe_frames(error: BaseException | None) -> None:
-    """Remove the probe's frames from the traceback of an uncaught exception and of its causes."""
+    """Remove the probe's frames from the traceback of an uncaught exception and of its causes and contexts."""
     for _ in range(_CAUSES_LIMIT):
         if error is None:
             return
@@ -319,7 +329,10 @@ def remove_probe_frames(error: BaseException | None) -> None:
 
 
 def without_probe(traceback: TracebackType | None) -> TracebackType | None:
-    """Remove the probe's frames from `traceback` in place, and return its first remaining entry, or None."""
+    """Remove the probe's frames from `traceback` in place.
+
+    Return its first remaining entry, or None if none remains.
+    """
     while traceback is not None and _is_probe(traceback.tb_frame):
         traceback = traceback.tb_next
     entry = traceback

@@ -21,20 +21,21 @@ def place_text(file: str, line: int, function: str) -> str:
 
 
 def frame_place(frame: Any) -> str:
-    """Return "file:line:function" of a frame, or "" for None."""
+    """Return "file:line:function" of a frame, or "" if the frame is None."""
     return "" if frame is None else place_text(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 def foreign_code(torch: Any) -> tuple[str, str, str]:
-    """Return the prefixes of file names that are not the program's: torch, nsa-harness's code, frozen modules."""
+    """Return the prefixes of file names that do not belong to the program: torch, nsa-harness, and frozen modules."""
     harness = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return os.path.dirname(torch.__file__) + os.sep, harness + os.sep, "<frozen "
 
 
 def innermost_own(frame: Any, foreign: tuple[str, ...]) -> Any:
-    """Return the innermost frame of the program's own code, from `frame` outwards.
+    """Return the innermost frame of the program's own code, going outwards from `frame`.
 
-    If there is none, return the innermost frame of an installed package. Return None if all files are foreign.
+    If there is none, return the innermost frame of an installed package. Return None if the file of every frame begins
+    with one of the prefixes `foreign`.
     """
     first = own = innermost(frame, foreign)
     while own is not None and is_installed(own.f_code.co_filename):
@@ -43,7 +44,11 @@ def innermost_own(frame: Any, foreign: tuple[str, ...]) -> Any:
 
 
 def is_own(file: str, foreign: tuple[str, ...]) -> bool:
-    """Whether a file is the program's own: neither foreign, nor an installed package, nor the standard library."""
+    """Whether a file belongs to the program itself.
+
+    This is so unless its name begins with one of the prefixes `foreign`, or it belongs to an installed package or the
+    standard library.
+    """
     return not file.startswith(foreign) and not is_installed(file)
 
 
@@ -52,14 +57,17 @@ def is_installed(file: str) -> bool:
 
 
 def innermost(frame: Any, foreign: tuple[str, ...]) -> Any:
-    """Return the innermost frame, from `frame` outwards, whose file is not foreign; None if all files are foreign."""
+    """Return the innermost frame whose file begins with none of the prefixes `foreign`, or None if there is none.
+
+    The search goes outwards from `frame`.
+    """
     while frame is not None and frame.f_code.co_filename.startswith(foreign):
         frame = frame.f_back
     return frame
 
 
 def chain(frame: Any, foreign: tuple[str, ...]) -> str:
-    """Return the call stack's lines in the program's own code as one text, innermost first.
+    """Return the program's own lines in the call stack that ends in `frame`, joined to one text, innermost first.
 
     The outermost lines are dropped if the text exceeds the status file's limit for a string.
     """

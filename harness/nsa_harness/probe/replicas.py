@@ -1,4 +1,4 @@
-"""Computes checksums of replicas' parameters: when a model is first seen, when a step begins, and when it ends.
+"""Samples checksums of replicas' parameters: when a model is first seen, when a step begins, and when it ends.
 
 DDP keeps replicas equal by giving them equal gradients. A program that reduces gradients itself does the same. No code
 compares the parameters afterwards, so replicas that differ once differ from then on. The samples of all ranks together
@@ -30,19 +30,22 @@ LOCAL = "post_localSGD"
 
 
 class LiveReplica:
-    """A DistributedDataParallel module of this process, or a model that is not wrapped by DDP."""
+    """A model of this process whose parameters are sampled.
+
+    It is a DistributedDataParallel module, or a model that is not wrapped by DDP.
+    """
 
     def __init__(self, number: int, model: Any, *, wrapped: bool = True) -> None:
         self.number = number
         self.model = weakref.ref(model)
-        self.wrapped = wrapped  # by DDP
+        self.wrapped = wrapped  # whether DDP wraps the model
         self.needs_sample = wrapped  # sample the parameters before the next forward
 
     def header(self) -> dict[str, Any]:
-        """Return the first record of this replica, with the first sample.
+        """Return the first record of this replica, which includes a first sample.
 
-        The record has the ranks with this replica, whether the parameters were broadcast, and the model's parts, each
-        as the names of its first and last parameter.
+        The record lists the ranks that have this replica, whether the parameters were broadcast, and the parts of the
+        model. Each part is given by the names of its first and last parameter.
         """
         model: Any = self.model()
         dist: Any = sys.modules["torch.distributed"]
@@ -57,14 +60,15 @@ class LiveReplica:
         return {"at": "made", "ddp": self.number, **facts, **self.sample()}
 
     def parameters(self) -> set[int]:
-        """Return the ids of the model's parameters; an empty set if the model is gone."""
+        """Return the ids of the model's parameters, or an empty set if the model no longer exists."""
         model: Any = self.model()
         return set() if model is None else {id(parameter) for parameter in model.parameters()}
 
     def sample(self) -> dict[str, Any]:
-        """Return a sample: per part the checksum, norm and sum.
+        """Return a sample of the parameters.
 
-        Costs about 3 us per parameter plus reading its bytes.
+        It has a checksum of the whole model, and the checksum, norm and sum of each of its parts. Costs about 3 us per
+        parameter, plus the time to read its bytes.
         """
         model: Any = self.model()
         parts = list(_parts(_ddp_parameters(model)))
@@ -83,24 +87,30 @@ _reduced_sizes: dict[
 
 
 def note_broadcast(tensor: Any) -> None:
-    """Note that one rank broadcast this tensor, so it is meant to be equal on all ranks."""
+    """Note that one rank has broadcast this tensor, so it is meant to be equal on all ranks."""
     if len(_broadcast_addresses) < BROADCAST_LIMIT and hasattr(tensor, "data_ptr"):
         _broadcast_addresses.add(tensor.data_ptr())
 
 
 def note_reduced(tensor: Any) -> None:
-    """Note that all ranks of the job have summed this tensor."""
+    """Note that this tensor has been summed over all ranks of the job."""
     if len(_reduced_sizes) < BROADCAST_LIMIT and hasattr(tensor, "data_ptr"):
         _reduced_sizes[tensor.data_ptr()] = tensor.numel()
 
 
 def forget_reduced() -> None:
-    """Forget all summed tensors because a backward pass begins: its gradients may reuse their addresses."""
+    """Forget all summed tensors.
+
+    Called when a backward pass begins, because new gradients may reuse their addresses.
+    """
     _reduced_sizes.clear()
 
 
 def _all_reduced(every: list[tuple[str, Any]]) -> bool:
-    """Whether every existing gradient was summed over all ranks of the job, so all ranks train the same model."""
+    """Whether every existing gradient was summed over all ranks, which means that all ranks train the same model.
+
+    `every` are the (name, parameter) pairs of the model.
+    """
     gradients = [parameter.grad for _, parameter in every if parameter.grad is not None]
     return bool(gradients) and all(
         _reduced_sizes.get(gradient.data_ptr()) == gradient.numel() for gradient in gradients
@@ -108,18 +118,24 @@ def _all_reduced(every: list[tuple[str, Any]]) -> bool:
 
 
 def models_without_ddp(models: Iterable[Any], replicas: Iterable[LiveReplica]) -> Iterator[Any]:
-    """Yield the trainable models that share no parameter with a model in `replicas`. In a one-rank job, yield none."""
+    """Yield the trainable models that share no parameter with a model in `replicas`.
+
+    With only one rank, yield nothing.
+    """
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_initialized() or dist.get_world_size() < 2:
         return
-    shared = {parameter for replica in replicas for parameter in replica.parameters()}
+    replica_parameters = {parameter for replica in replicas for parameter in replica.parameters()}
     for model in models:
-        if _ddp_parameters(model) and shared.isdisjoint(id(parameter) for parameter in model.parameters()):
+        if _ddp_parameters(model) and replica_parameters.isdisjoint(id(parameter) for parameter in model.parameters()):
             yield model
 
 
 def watch(note_model: Callable[[Any], object], trouble: TroubleLog) -> None:
-    """Call `note_model` with every new DistributedDataParallel, after its constructor has made the replicas equal."""
+    """Arrange that `note_model` is called with every new DistributedDataParallel.
+
+    The call comes after the constructor, which has made the replicas equal.
+    """
 
     def after_init(_state: object, arguments: Any, _options: Any, _result: Any, error: BaseException | None) -> None:
         if error is None:
@@ -132,7 +148,7 @@ def watch(note_model: Callable[[Any], object], trouble: TroubleLog) -> None:
 def _ddp_parameters(model: Any) -> list[tuple[str, Any]]:
     """Return (name, parameter) for the parameters whose gradients DDP reduces, or an evenly spaced sample of them.
 
-    Parameters without gradients, parameters that are excluded by name, and sharded parameters are skipped.
+    Parameters that need no gradient, that are excluded by name, or that are sharded are skipped.
     """
     ignored_names = getattr(model, "parameters_to_ignore", ())
     inner = model.module if hasattr(model, "parameters_to_ignore") else model
@@ -146,7 +162,10 @@ def _ddp_parameters(model: Any) -> list[tuple[str, Any]]:
 
 
 def _parts(every: list[tuple[str, Any]]) -> Iterator[tuple[list[str], list[Any]]]:
-    """Yield (names, parameters) of up to PARTS_LIMIT parts of about equal length."""
+    """Divide (name, parameter) pairs into up to PARTS_LIMIT parts of about equal length.
+
+    Yield (names, parameters) for each part.
+    """
     length = -(-len(every) // PARTS_LIMIT) or 1
     for begin in range(0, len(every), length):
         names, parameters = zip(*every[begin : begin + length], strict=True)
@@ -154,7 +173,7 @@ def _parts(every: list[tuple[str, Any]]) -> Iterator[tuple[list[str], list[Any]]
 
 
 def _part_sample(parameters: list[Any], limit_bytes: int, limit_values: int) -> list[Any]:
-    """Return [checksum, norm, sum] of a part as text. The limits are per parameter."""
+    """Return [checksum, norm, sum] of these parameters as text. The limits apply to each parameter."""
     crc = 0
     values: list[float] = []
     for parameter in parameters:
@@ -174,7 +193,7 @@ def _memory(parameter: Any, limit_bytes: int) -> bytes:
 
 
 def _custom_hook(model: Any) -> str:
-    """Return the name of the model's communication hook if it may leave replicas unequal on purpose, or ""."""
+    """Return the name of the model's DDP communication hook if it may leave replicas unequal on purpose, or ""."""
     for hook, _ in getattr(model, "_comm_hooks", ()):
         module, name = str(getattr(hook, "__module__", "")), str(getattr(hook, "__qualname__", hook))
         if not module.startswith(REDUCING) or LOCAL in name:

@@ -1,7 +1,7 @@
 """Starts the probe: decides whether a process is a rank, and installs the probe's parts in it.
 
-The bootstrap calls `start_probe` in every Python process of a run. A process that is not a rank and never imports torch
-only reads its environment.
+The bootstrap calls `start_probe` in every Python process of a run. In a process that is not a rank and never imports
+torch, the probe only reads the environment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .exceptions import DroppedBatches
+    from .exceptions import DroppedBatchCounter
     from .exit_hooks import ExitCalls, ExitEvidence
     from .health_samples import HealthSampler
     from .hooks import FetchTimes
@@ -43,7 +43,7 @@ def start_probe() -> None:
 
 
 def _owns_rank() -> bool:
-    """Whether RANK in the environment is meant for this process.
+    """Whether the variable RANK in the environment is meant for this process.
 
     Data loader workers and tools that a rank starts inherit its environment. The first process that calls this function
     owns RANK; in all its descendants the result is False.
@@ -67,7 +67,7 @@ def _is_agent(command: list[str]) -> bool:
 
 
 class ProcessProbe:
-    """The probe of one process. It only waits for imports until it knows that the process is a rank."""
+    """The probe of one process. Until the process is known to be a rank, the probe only waits for imports."""
 
     def __init__(self, directory: str, mode: str) -> None:
         self.trouble = TroubleLog(directory)
@@ -81,7 +81,7 @@ class ProcessProbe:
         self._pieces: dict[str, Callable[[], object]] = {}  # functions that each heartbeat calls, by name
 
     def set_up_rank(self) -> None:
-        """Record that this process is a rank: open its status file and install the exit hooks."""
+        """Treat this process as a rank from now on: open its status file and install the exit hooks."""
         self._is_rank = True
         # Data loader workers and tools inherit RANK from a program that srun started; only this process is the rank.
         os.environ.setdefault(protocol.ENV_OWNER, str(os.getpid()))
@@ -93,7 +93,10 @@ class ProcessProbe:
             self.trouble.attempt("exit hooks", lambda: self._watch_exit(status_file))
 
     def on_torch_import(self) -> None:
-        """Set up a rank after the import of torch; in another process, wait until it becomes a rank."""
+        """Install the probe in a rank after it has imported torch.
+
+        In any other process, wait until it becomes a rank.
+        """
         if self._is_rank:
             self._set_up()
         else:
@@ -123,7 +126,7 @@ class ProcessProbe:
         self.trouble.attempt("exit calls", self._exit_calls.install)
 
     def _set_up(self) -> None:
-        """Set up everything that needs torch. If one part fails, the others are still set up."""
+        """Install every part of the probe that needs torch. If one part fails, the others are still installed."""
         if self._status_file is not None:
             status_file = self._status_file
             status_file.write_event(status_file.event_code("imported", "torch.distributed"))
@@ -148,12 +151,15 @@ class ProcessProbe:
             switch_debugging_on(sys.modules["torch"], self.trouble)
 
     def _set_hooks(self, status_file: StatusFileWriter) -> None:
-        from .exceptions import DroppedBatches
+        from .exceptions import DroppedBatchCounter
         from .hooks import FetchTimes, install
         from .places import foreign_code
 
         torch: Any = sys.modules["torch"]
-        dropped_batches, fetches = DroppedBatches(status_file, foreign_code(torch)), FetchTimes(foreign_code(torch))
+        dropped_batches, fetches = (
+            DroppedBatchCounter(status_file, foreign_code(torch)),
+            FetchTimes(foreign_code(torch)),
+        )
         names = install(torch, status_file, self.trouble, dropped_batches, fetches)
         if self._exit_evidence is not None:
             self._exit_evidence.names = names
@@ -163,7 +169,11 @@ class ProcessProbe:
             )
 
     def _start_sampling(
-        self, status_file: StatusFileWriter, names: ModuleNames, dropped_batches: DroppedBatches, fetches: FetchTimes
+        self,
+        status_file: StatusFileWriter,
+        names: ModuleNames,
+        dropped_batches: DroppedBatchCounter,
+        fetches: FetchTimes,
     ) -> None:
         from .health_samples import HealthSampler
 
@@ -222,7 +232,7 @@ class ProcessProbe:
             self._pieces["device progress"] = events.poll
 
     def _wait_for_init(self) -> None:
-        """Wait until the process calls init_process_group, then treat it as a rank.
+        """Patch init_process_group to treat this process as a rank at its first call.
 
         This covers launchers that set no RANK, such as srun, mp.spawn and accelerate.
         """
@@ -246,7 +256,7 @@ def _plant_fault() -> None:
 
 
 def _number(name: str) -> int:
-    """Return the integer in the environment variable `name`, or -1, which means "unknown" in the status file."""
+    """Return the integer in the environment variable `name`, or -1 (unknown) if it is missing or not an integer."""
     try:
         return int(os.environ[name])
     except (KeyError, ValueError):

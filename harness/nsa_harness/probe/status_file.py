@@ -1,4 +1,7 @@
-"""Writes the status file of a process. Each progress event is one write to memory that is shared with the reader."""
+"""Writes the status file of a process.
+
+Each progress event is one write to memory that is shared with the reader of the file.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +39,20 @@ _HASH_START, _HASH_FACTOR, _HASH_MASK = protocol.HASH_START, protocol.HASH_FACTO
 
 
 class _ThreadSlots(_thread._local):
-    """The slots of the calling thread in the status file: [offset, native thread id, events so far], or None."""
+    """The slots of the calling thread in the status file, one for training events and one for other events.
+
+    A slot is [offset, native thread id, events so far], or None before the thread's first event.
+    """
 
     training: list[int] | None = None
     events: list[int] | None = None
 
 
 class CurrentCall(_thread._local):
-    """The collective call that a thread is currently in. A single list, so each call needs one thread-local lookup."""
+    """The collective call that a thread is currently in.
+
+    Stored as a single list, so that each call needs only one thread-local lookup.
+    """
 
     def __init__(self) -> None:
         # First the number of the call in the status file: 0 = not in a call, -1 = the call could not be written.
@@ -52,15 +61,15 @@ class CurrentCall(_thread._local):
 
 
 class StatusFileWriter:
-    """The status file of this process. A progress event costs about a microsecond and never blocks.
+    """Writes the status file of this process. A progress event costs about a microsecond and never blocks.
 
-    A forked child runs the same hooks. Its events go to private memory, never to its parent's file.
+    In a forked child, the same hooks run, but their events go to private memory and never to the parent's file.
     """
 
     def __init__(
         self, path: str, *, rank: int, world_size: int, on_failure: Callable[[Exception], object] | None = None
     ) -> None:
-        """Create the file with mode 0600 and allocate its disk blocks. Raises OSError if that fails.
+        """Create the file with mode 0600 and allocate its disk blocks. Raise OSError if that fails.
 
         The first time that a progress event cannot be written, `on_failure` is called with the exception. The caller of
         the progress event sees no exception, and nothing more is written to the file.
@@ -109,7 +118,10 @@ class StatusFileWriter:
         )
 
     def string_number(self, text: str) -> int:
-        """Return the number of `text` in the table of strings. A new string is added; 0 if the table is full."""
+        """Return the number of `text` in the table of strings, adding it if it is new.
+
+        Return 0 if the table is full.
+        """
         number = self._strings.get(text)
         if number is not None:
             return number
@@ -117,13 +129,13 @@ class StatusFileWriter:
             return self._add_string(text)
 
     def event_code(self, kind: str, text: str) -> int:
-        """Return the constant part of a progress event: its kind and text, packed into one integer without the step."""
+        """Return the part of a progress event that is the same in every step: kind and text, packed into an integer."""
         return protocol.KIND[kind] << _KIND_SHIFT | self.string_number(text) << protocol.EVENT_STRING_SHIFT
 
     def write_training_event(self, event: int, _gradients: object = None) -> None:
         """Write a training event of this thread. `event` comes from `event_code`.
 
-        The second parameter is ignored. It allows this method to be an autograd pre-hook.
+        The second parameter is ignored. It allows this method to be used as an autograd pre-hook.
         """
         try:
             now = _monotonic_ns()
@@ -142,9 +154,10 @@ class StatusFileWriter:
             self._give_up(error)
 
     def write_forward(self, event: int, place: int) -> None:
-        """Write that a module's forward begins, called from the line with string number `place`.
+        """Write that a module's forward begins.
 
-        In addition to the training event, which the next event overwrites, the forward is added to a ring.
+        `place` is the string number of the line that called the module. The training event is overwritten by the next
+        event, so the forward is also added to a ring of recent forwards.
         """
         try:
             self.write_training_event(event)
@@ -161,11 +174,14 @@ class StatusFileWriter:
             self._give_up(error)
 
     def write_event(self, event: int) -> None:
-        """Write an event that is not a training event: a call, a start, an exit. The training event stays readable."""
+        """Write an event that is not a training event, such as a call, a start or an exit.
+
+        The thread's last training event is not overwritten.
+        """
         self._write(self.event_slot(), _monotonic_ns(), event)
 
     def finish_step(self, gradients: int = 0) -> None:
-        """Write that an optimizer step is done. Events before the next batch or forward still belong to this step.
+        """Write that an optimizer step is finished. Events before the next batch or forward still belong to this step.
 
         `gradients` is the number of parameters that had a gradient when the optimizer began.
         """
@@ -175,7 +191,7 @@ class StatusFileWriter:
         self.is_step_done = True
 
     def begin_step(self) -> None:
-        """Count the next step, if the last step is done."""
+        """Begin the next step if the current step is finished. Otherwise do nothing."""
         if self.is_step_done:
             self.is_step_done = False
             self.step += 1
@@ -196,10 +212,11 @@ class StatusFileWriter:
         slot: list[int] | None = None,
         event: int = 0,
     ) -> int:
-        """Write a call of a collective, or a wait that has lasted since `entered_ns`, and return the call's number.
+        """Write that a collective is called, or that a wait has lasted since `entered_ns`.
 
-        `op`, `group`, `place`, `dtype` and `key` are string numbers, `elements` is a count, `peer` a global rank, and
-        `chain` a node number. If `slot`, the calling thread's slot for events, is given, write `event` to it as well.
+        Return the number of the call. `op`, `group`, `place`, `dtype` and `key` are string numbers, `elements` is a
+        count, `peer` a global rank, and `chain` a node number. If `slot`, the calling thread's slot for events, is
+        given, write `event` to it as well.
         """
         number = self._next_call()
         now = _monotonic_ns()
@@ -227,7 +244,10 @@ class StatusFileWriter:
         return number
 
     def leave_call(self, number: int, slot: list[int] | None = None, event: int = 0) -> None:
-        """Write that a call has returned, unless a later call has overwritten its entry in the ring of 1024 calls."""
+        """Write that call `number` has returned, unless a later call has taken its entry in the ring of 1024 calls.
+
+        If `slot` is given, write `event` to it as well.
+        """
         now, at = _monotonic_ns(), _CALLS_AT + (number - 1) % _CALLS * _CALL_SIZE
         if slot is not None:
             self._write(slot, now, event)
@@ -235,7 +255,10 @@ class StatusFileWriter:
             _set_time(self._memory, at + _RETURNED_AT, now)
 
     def add_to_total(self, group: int, call_hash: int) -> None:
-        """Add a call to the count and the hash of all calls in its group. Unlike the ring, they cover every call."""
+        """Add a call to the count and the hash of all calls in its group.
+
+        Unlike the ring of recent calls, they cover every call. `group` is a string number.
+        """
         total = self._totals.get(group) or self._new_total(group)
         if total is None:
             return
@@ -245,11 +268,11 @@ class StatusFileWriter:
             _pack_total(self._memory, total[0], group, calls, rolling_hash, group ^ calls ^ rolling_hash)
 
     def event_slot(self) -> list[int]:
-        """Return this thread's slot for events other than training events."""
+        """Return this thread's slot for events other than training events. Allocate it at the first call."""
         return self._threads.events or self._claim_event_slot()
 
     def node_number(self, place: int, caller: int) -> int:
-        """Return the node number of the line `place` that was called from node `caller`; 0 if the table is full.
+        """Return the node number of the line `place` when called from node `caller`, or 0 if the table is full.
 
         A node is one line of a call stack. `place` is a string number, and `caller` is 0 for the outermost line.
         """
@@ -265,47 +288,54 @@ class StatusFileWriter:
             return number
 
     def write_loader(self, number: int, batches: int, iterators: int, chain: int, *, ended: bool) -> None:
-        """Write how far the latest iterator of DataLoader `number` is, unless a later loader has taken its entry.
+        """Write the progress of the latest iterator of DataLoader `number`.
 
         `batches` counts the batches of this iterator, `iterators` the iterators that the loader has made, and `chain`
-        is the node of the line that made the iterator. There is room for 64 loaders.
+        is the node of the line that made the iterator. There is room for 64 loaders; an entry that a later loader has
+        taken is not overwritten.
         """
         at = protocol.LOADERS_AT + (number - 1) % protocol.LOADERS * protocol.LOADER.size
         if _number_at(self._memory, at)[0] <= number:
             protocol.LOADER.pack_into(self._memory, at, number, batches, iterators, chain, ended)
 
     def write_key(self, slot: int, count: int, chain: int, key: bytes) -> None:
-        """Record that a line of the program set a store key for the `count`th time. `chain` is the line's node."""
+        """Record that a line of the program has set the store key `key`. `count` is how often this line has set a key.
+
+        `chain` is the node number of this line, and `slot` the index of its record.
+        """
         at, stored_key = protocol.KEYS_AT + slot * protocol.KEY.size, key[-protocol.KEY_LIMIT :]
         protocol.KEY.pack_into(self._memory, at, count, _monotonic_ns(), chain, len(stored_key), stored_key)
 
     def write_mode(self, flags: int) -> None:
-        """Write whether the latest forward runs in training mode and with gradients, as MODE_ flags."""
+        """Write the MODE_ flags of the latest forward: whether it runs in training mode and with gradients."""
         if flags != self._mode_flags:
             self._mode_flags = flags
             protocol.MODE.pack_into(self._memory, protocol.MODE_AT, flags)
 
     def call_arguments(self, number: int) -> tuple[int, int, int, int]:
-        """Return (group, elements, dtype, peer) of a recent call, or (0, 0, 0, -1) if it has been overwritten."""
+        """Return (group, elements, dtype, peer) of call `number`, or (0, 0, 0, -1) if its entry was overwritten."""
         call = protocol.CALL.unpack_from(self._memory, _call_at(number))
         return (call[7], call[3], call[9], call[12]) if call[0] == number else (0, 0, 0, -1)
 
     def write_awaited_key(self, number: int, key: int) -> None:
-        """Write which store key this call waits for, as a string number; 0 means that it no longer waits."""
+        """Write which store key call `number` waits for.
+
+        `key` is a string number; 0 means that it no longer waits for a key.
+        """
         at = _call_at(number)
         if protocol.U64.unpack_from(self._memory, at)[0] == number:
             protocol.STRING_NUMBER.pack_into(self._memory, at + protocol.CALL_KEY_AT, key)
 
     def write_heartbeat(self, last_answered: int) -> None:
-        """Write the time of this heartbeat, and the number of the last answered flight recorder request."""
+        """Write the time of this heartbeat, and the number of the last flight recorder request that was answered."""
         protocol.HEARTBEAT.pack_into(self._memory, protocol.HEARTBEAT_AT, _monotonic_ns(), last_answered)
 
     def write_last_line(self, place: str) -> None:
-        """Write the program's line that the main thread is in."""
+        """Write `place`, the program's line that the main thread is in."""
         protocol.LAST_LINE.pack_into(self._memory, protocol.LAST_LINE_AT, self.string_number(place))
 
     def last_request(self) -> int:
-        """Return the number of the latest request to write the flight recorder; 0 without a request."""
+        """Return the number of the latest request to write the flight recorder, or 0 if there was no request."""
         return int(protocol.REQUEST.unpack_from(self._memory, protocol.REQUEST_AT)[0])
 
     def write_collective_counts(self, enqueued_count: int, completed_count: int) -> None:
@@ -317,7 +347,7 @@ class StatusFileWriter:
     def write_fact(self, name: str, value: str) -> int:
         """Write the fact `name` with a value. A later value under the same name replaces it.
 
-        Return the offset of the value in the file, for `overwrite_fact`, or 0 if the fact was not written.
+        Return the offset of the value in the file, for `overwrite_fact`, or 0 if there was no room for the fact.
         """
         with self._lock:
             key = self._add_string(name)
@@ -335,12 +365,15 @@ class StatusFileWriter:
         self._memory[at : at + len(value)] = value.encode("ascii")
 
     def write_device_counts(self, recorded_events: int, completed_events: int, *, changed: bool) -> None:
-        """Write how many CUDA events were recorded and reached. `changed`: the second count is new."""
+        """Write how many CUDA events were recorded, and how many of them the GPU has reached.
+
+        If `changed` is True, the second count is new, and its time is updated.
+        """
         at_ns = _monotonic_ns() if changed else protocol.DEVICE.unpack_from(self._memory, protocol.DEVICE_AT)[2]
         protocol.DEVICE.pack_into(self._memory, protocol.DEVICE_AT, recorded_events, completed_events, at_ns)
 
     def write_end(self, flag: int) -> None:
-        """Add an END_ flag to the record of the process's end, and write the time."""
+        """Add an END_ flag to the flags that describe the process's end, and write the time."""
         flags = protocol.END.unpack_from(self._memory, protocol.END_AT)[1]
         protocol.END.pack_into(self._memory, protocol.END_AT, _monotonic_ns(), flags | flag)
 
@@ -357,7 +390,7 @@ class StatusFileWriter:
             self._give_up(error)
 
     def _new_total(self, group: int) -> list[int] | None:
-        """Return a new record [offset, calls, hash] for a group, or None if there is no room."""
+        """Return a new record [offset, calls, hash] for a group, or None if there is no room for another group."""
         with self._lock:
             number = len(self._totals)
             if number == protocol.TOTALS:
@@ -399,7 +432,7 @@ class StatusFileWriter:
         return number
 
     def _claim_slot(self) -> list[int]:
-        """Return a new slot for the calling thread."""
+        """Allocate a slot for the calling thread, and return it as [offset, native thread id, events so far]."""
         with self._lock:
             index = self._slots_taken
             if index < protocol.SLOTS:
@@ -409,7 +442,7 @@ class StatusFileWriter:
         return [protocol.SLOTS_AT + index * protocol.SLOT_SIZE, _thread.get_native_id(), 0]
 
     def _slot_of_a_dead_thread(self) -> int:
-        """Return the index of a dead thread's slot, or of the last slot if all threads are alive.
+        """Return the index of a slot whose thread is dead, or of the last slot if all threads are alive.
 
         Threads that share the last slot overwrite each other's events.
         """
@@ -431,9 +464,10 @@ def _call_at(number: int) -> int:
 
 
 def _new_file(path: str) -> mmap.mmap:
-    """Create the file `path`.new and map it. The caller renames it once the header is complete.
+    """Create the file "`path`.new", map it into memory, and return the mapping.
 
-    The disk blocks are allocated first, because a write through a mapping to a full tmpfs kills a process with SIGBUS.
+    The caller renames the file once its header is complete. The disk blocks are allocated first, because a write
+    through a mapping to a full tmpfs kills a process with SIGBUS.
     """
     fresh = path + ".new"
     if os.path.lexists(fresh):

@@ -1,7 +1,7 @@
-"""Records waits that last, and asynchronous collectives whose handles the program never queries.
+"""Records long waits, and asynchronous collectives whose handles the program never queries.
 
 Most waits for a store key or a collective return at once, and there may be thousands of them. So a call only leaves a
-record in memory, and the heartbeat writes a wait to the status file if it lasts.
+record in memory, and the heartbeat writes a wait to the status file if it lasts long enough.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ELLIPSIS = "..."
 
 
 class Handle:
-    """The arguments of an asynchronous collective call, and the line that called it."""
+    """What is known about the handle of an asynchronous collective: the arguments of the call, and the calling line."""
 
     __slots__ = ("dtype", "elements", "group", "line", "op", "peer")
 
@@ -54,7 +54,11 @@ class Handle:
 
 
 class OngoingWait:
-    """One call that may block. `outer` is the number of the collective call around it, or 0 if there is none."""
+    """A call in progress that may block.
+
+    `outer` is the number of the collective call around it, or 0 if there is none. `keys` are the store keys that it
+    waits for, or None.
+    """
 
     __slots__ = ("began_ns", "handle", "keys", "number", "outer", "thread")
 
@@ -68,7 +72,7 @@ class OngoingWait:
 
 
 class Waits:
-    """The waits in progress, by thread, and the handles of asynchronous collectives."""
+    """The waits in progress, one per thread, and the handles that asynchronous collectives have returned."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...], trouble: TroubleLog) -> None:
         self._status_file = status_file
@@ -80,7 +84,7 @@ class Waits:
         self.unwaited = UnwaitedHandles(status_file, foreign)
 
     def remember(self, work: Any, handle: Handle) -> None:
-        """Remember which call returned the handle `work`, as long as `work` is alive."""
+        """Remember `handle`, the call that returned the torch object `work`, as long as `work` is alive."""
         key = id(work)
 
         def forget(reference: Any) -> None:
@@ -93,27 +97,28 @@ class Waits:
         self._handles[key] = (weakref.ref(work, forget), handle)
 
     def handle_of(self, work: Any) -> Handle:
-        """Return the remembered call of `work`, or a handle without arguments if the call is unknown."""
+        """Return the remembered call that returned `work`, or a `Handle` without arguments if the call is unknown."""
         entry = self._handles.get(id(work))
         return entry[1] if entry is not None and entry[0]() is work else Handle("collective")
 
     def note_query(self, work: Any) -> Handle:
-        """Return the call of `work`, and note that the program queries handles that its calling line returned."""
+        """Return the call that returned `work`, and note that the program queries handles from its calling line."""
         handle = self.handle_of(work)
         if handle.line is not None:
             handle.line.was_queried = True
         return handle
 
     def _forget_oldest(self) -> None:
-        """Drop the oldest handle. A later query of this handle will not be seen, so its line counts as queried."""
+        """Forget the oldest handle. A later query of it would not be noticed, so its line is treated as queried."""
         _, oldest = self._handles.pop(next(iter(self._handles)))
         if oldest.line is not None:
             oldest.line.was_queried = True
 
     def begin(self, handle: Handle, keys: Any) -> OngoingWait | None:
-        """Note that this thread begins a call that may block, and return the wait; None inside another such call.
+        """Record that this thread begins a call that may block, and return the wait.
 
-        `keys` are the store keys that the call waits for, or None if it waits for a collective.
+        Return None inside another such call. `keys` are the store keys that the call waits for, or None if it waits for
+        a collective.
         """
         thread = _thread.get_ident()
         if thread in self._ongoing:
@@ -122,16 +127,17 @@ class Waits:
         return wait
 
     def end(self, wait: OngoingWait | None, *_: Any) -> None:
-        """Note that the call has returned or raised. The parameters are those of a patch's `after` callback."""
+        """Record that the call of `wait` has returned or raised. Used as the `after` callback of a patch."""
         if wait is not None:
             del self._ongoing[wait.thread]
             if wait.number:
                 self.trouble.attempt("waits", lambda: self._write_end(wait))
 
     def write_lasting(self) -> None:
-        """Write the waits that have lasted. Called by the heartbeat.
+        """Write the waits in progress that have lasted long enough. Called by the heartbeat.
 
-        A wait inside a collective is written as the awaited key of this call. Any other wait becomes a call.
+        A wait inside a collective is written as the awaited key of this collective's call. Any other wait is written as
+        a call of its own.
         """
         now = time.monotonic_ns()
         for thread, wait in list(self._ongoing.items()):
@@ -171,7 +177,7 @@ class Waits:
 
 
 def watch_stores(c10d: Any, waits: Waits) -> None:
-    """Patch the blocking methods of torch's base class of all stores, which is written in C++."""
+    """Patch the blocking methods of c10d.Store, the C++ base class of all stores, to record their waits."""
     for name in STORE_METHODS:
         if hasattr(c10d.Store, name):
             patch(c10d.Store, name, "store waits", waits.trouble, before=_store_wait(waits, name), after=waits.end)
@@ -187,9 +193,9 @@ def _store_wait(waits: Waits, name: str) -> Callable[[Any, Any], OngoingWait | N
 
 
 def watch_keys(c10d: Any, status_file: StatusFileWriter, foreign: tuple[str, ...], trouble: TroubleLog) -> None:
-    """Patch the store's setters, to write which lines of the program set keys, and each line's latest key.
+    """Patch the setters of torch's stores to write the program's lines that set keys, and each line's latest key.
 
-    Lines of torch are ignored.
+    Calls from torch itself are ignored.
     """
     keys = _Keys(status_file, foreign)
 
@@ -203,7 +209,7 @@ def watch_keys(c10d: Any, status_file: StatusFileWriter, foreign: tuple[str, ...
 
 
 class _Keys:
-    """Writes the program's lines that set store keys to the status file, up to a limit of lines."""
+    """Writes which lines of the program set store keys to the status file, up to a limited number of lines."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._status_file = status_file
@@ -224,7 +230,7 @@ class _Keys:
 def watch_handles(c10d: Any, waits: Waits, is_compiling: Callable[[], bool]) -> None:
     """Patch `work.wait()` and the other methods with which a program queries a handle.
 
-    When torch itself calls `work.wait()` inside a collective, the wait is part of this collective and not recorded.
+    When torch itself calls `work.wait()` inside a collective, the wait is part of this collective and is not recorded.
     """
 
     def begin(arguments: Any, _options: Any) -> OngoingWait | None:
@@ -242,13 +248,13 @@ def watch_handles(c10d: Any, waits: Waits, is_compiling: Callable[[], bool]) -> 
 def key_text(keys: Any) -> str:
     """Return the keys joined by commas, shortened to the length of a string in the status file.
 
-    A key that is too long alone is cut at its start, because the end of a key often names the rank.
+    If the first key alone is too long, its start is cut off, because the end of a key often names the rank.
     """
     names = [str(name) for name in (keys if isinstance(keys, (list, tuple)) else (keys,))]
-    return ",".join(_shortened(names))
+    return ",".join(_shorten(names))
 
 
-def _shortened(names: list[str]) -> Iterator[str]:
+def _shorten(names: list[str]) -> Iterator[str]:
     bytes_left = protocol.STRING_LIMIT - len(ELLIPSIS) - 1
     for number, name in enumerate(names):
         data = name.encode("utf-8", "replace")
@@ -280,7 +286,10 @@ TO_ROOT = frozenset({"gather", "reduce"})
 
 
 class CallingLine:
-    """One line of the program that calls a collective asynchronously."""
+    """A line of the program that calls a collective asynchronously.
+
+    Records how often it was called, and whether the program has queried a handle that it returned.
+    """
 
     __slots__ = ("calls", "op", "place", "was_queried")
 
@@ -292,7 +301,10 @@ class CallingLine:
 
 
 class UnwaitedHandles:
-    """The program's lines that call collectives asynchronously. No handle is referenced, so none is kept alive."""
+    """Counts the handles of asynchronous collectives per calling line, to find lines whose handles are never queried.
+
+    No handle is referenced, so none is kept alive.
+    """
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._status_file = status_file
@@ -300,9 +312,9 @@ class UnwaitedHandles:
         self._lines: dict[tuple[Any, int, str], CallingLine] = {}
 
     def count_handle(self, op: str, peer: int, frame: Any, tensors: Any) -> CallingLine | None:
-        """Count a handle that `op` returned to `frame`, and return the calling line.
+        """Count a handle that the operation `op` returned to `frame`, and return the calling line.
 
-        Return None if this rank gets no result from the operation.
+        Return None if this rank gets no result from the operation, or if too many lines are counted already.
         """
         if not (
             op in TO_ALL
@@ -320,13 +332,13 @@ class UnwaitedHandles:
         return line
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield a record for each line whose handles were never queried."""
+        """Yield a record for each line whose handles were never queried and that made at least MIN_UNWAITED calls."""
         for line in self._lines.values():
             if line.place and not line.was_queried and line.calls >= MIN_UNWAITED:
                 yield {"at": "unwaited", "op": line.op, "place": line.place, "calls": line.calls}
 
     def _place(self, frame: Any, tensors: Any) -> str:
-        """Return the program's line, or "" if it must not be reported.
+        """Return the program's line in `frame`, or "" if the line must not be reported.
 
         A line outside the program is not reported, and neither is a collective on device tensors: the program may wait
         for the stream instead of the handle.

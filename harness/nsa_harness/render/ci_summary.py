@@ -51,7 +51,7 @@ def _brief(job: str, outcome: Outcome) -> dict[str, Any]:
     return {"job": job, "scenario": outcome.spec.scenario, "verdict": verdict.pop("status"), **verdict}
 
 
-MOST_BYTES = 1_000_000  # GitHub shows nothing at all of a job summary above 1024 KiB
+MOST_BYTES = 1_000_000  # GitHub does not show a job summary that is larger than 1024 KiB
 
 
 def ci_summary_md(summary: NightSummary) -> str:

@@ -11,7 +11,7 @@ from nsa_harness.texts import words
 
 COST_HEAD = ("run", "time per step:", "CPU time:", "tokens/s:", "saved for backward:", "autograd nodes:")
 _LETTERS = {TOKENS: "T", LAYERS: "L"}
-_FLAT = 0.005  # a smaller exponent rounds to 0.00: the quantity does not grow
+_FLAT = 0.005  # a smaller exponent is shown as "does not grow", because it would be rounded to 0.00
 
 
 def cost_row(cost: StepCost) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from nsa_harness.render import answer
 from nsa_harness.render.text import link_target
 from nsa_harness.texts import words
 
-_MAX_RANK_ROWS = 8  # more ranks are grouped by the call they are in; the row per rank is then folded away
+_MAX_RANK_ROWS = 8  # if there are more ranks, they are grouped by call, and the table with a row per rank is folded
 
 
 class Span(NamedTuple):
@@ -149,7 +149,7 @@ class Table:
     rows: tuple[tuple[Line, ...], ...]
     kind: str = ""  # CSS class
     extra: tuple[str, ...] = ()
-    culprits: frozenset[int] = frozenset()  # indices of the rows of culprits
+    culprits: frozenset[int] = frozenset()  # indices of the rows that show culprits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from nsa_harness.core.report import Place
 
 LIMIT = 4000  # characters of one text; the log or evidence file contains the whole text
-BLOCK_LINES = 40  # of a block of source code
+BLOCK_LINES = 40  # lines of source code that are kept
 
 T = TypeVar("T")
 

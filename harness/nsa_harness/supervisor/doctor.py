@@ -367,7 +367,7 @@ def _kib(text: str) -> int:
     return int(number[0]) * 1024 if number and number[0].isdigit() else 0
 
 
-# MachineCheckFacts that a child process finds out.
+# Facts that a child process finds out.
 
 _ANSWER = "nsa-harness answers: "  # marks our line, because a package may print during its import
 _TORCH = """

@@ -158,7 +158,7 @@ def _render(section: str, key: str, facts: Mapping[str, object], trouble: list[T
     """
     try:
         return render_template(section, key, facts)
-    except Exception as error:  # a filter may raise anything, and the verdict matters more than a sentence
+    except Exception as error:  # a filter may raise anything, and a missing sentence must not prevent the verdict
         trouble.append(Trouble(what=f"the {key} of {section}", why=f"{type(error).__name__}: {error}"))
         return "" if key == "advice" else _code_with_facts(key if section == LEFT_OPEN else section, facts)
 

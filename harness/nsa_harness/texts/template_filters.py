@@ -122,7 +122,7 @@ def callers(calls: Sequence[Mapping[str, Any]], ranks: Sequence[int] | None = No
     return listing([f"{names} called {text}" for names, text in ranks_by_text(texts)])
 
 
-_MAX_CYCLE_LINKS = 4  # waits that a sentence spells out; all others are counted
+_MAX_CYCLE_LINKS = 4  # waits that a sentence lists; the others are only counted
 
 
 def wait_cycle(waits: Sequence[Mapping[str, Any]]) -> str:

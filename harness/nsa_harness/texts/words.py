@@ -405,7 +405,7 @@ def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "not captured", ("nothing: every source could be read",)
 
 
-_MAX_MEMORY_RANKS = 4  # ranks shown; if there are more, those that use most
+_MAX_MEMORY_RANKS = 4  # maximum number of ranks that are shown; those that use most memory
 _MOMENTS = {"boot": "at boot", "dump": "in the latest dump", "end": "at the end"}
 
 
@@ -571,7 +571,7 @@ def verb_for(verb: str, subject: int | Sized) -> str:
 _PLURAL_VERBS = {"is": "are", "was": "were", "does": "do", "has": "have"}
 
 
-_MAX_TEXTS = 4  # texts that a sentence spells out; the ranks of the other texts are counted
+_MAX_TEXTS = 4  # texts that a sentence lists; the ranks with other texts are only counted
 
 
 def ranks_by_text(texts: Iterable[tuple[int, str]], most: int | None = _MAX_TEXTS) -> list[tuple[str, str]]:

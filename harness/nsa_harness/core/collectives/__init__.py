@@ -1,1 +1,1 @@
-"""The ranks' collective calls compared: aligned timelines, and the first call where the ranks diverge."""
+"""Comparison of the collective calls of all ranks: their timelines, and the first call where ranks diverge."""

@@ -1,4 +1,4 @@
-"""Align the calls of a group's ranks: find the first call where they diverge, and the rank that broke its pattern."""
+"""Align the collective calls of a group's ranks: find the first call where they diverge, and the rank at fault."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ Members = tuple[int, ...]
 
 
 class DifferenceKind(StrEnum):
-    """The kind of a difference.
+    """How a rank's collective calls differ from those of the other ranks.
 
-    A call too few on one rank is a call too many on the others. MISSING and EXTRA are seen from the rank at fault.
+    If one rank makes a call too few, the other ranks seem to make a call too many. MISSING and EXTRA therefore describe
+    the calls of the ranks at fault.
     """
 
     MISSING = "missing"  # these ranks skipped the expected call
@@ -51,13 +52,13 @@ _KIND_OF_FIELD = {Field.SHAPE: DifferenceKind.SHAPE, Field.DTYPE: DifferenceKind
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The first event of a group at which its members diverge."""
+    """The first point at which the ranks of a group make different collective calls, and the ranks at fault."""
 
     kind: DifferenceKind
     group: str
     ranks: Members  # the ranks at fault; every diverging rank if that is unknown
     expected: Event | None  # the other ranks' event at this point
-    entered: tuple[tuple[int, Event], ...]  # (rank, its event at this point)
+    entered_events: tuple[tuple[int, Event], ...]  # (rank, its event at this point)
     absent: Members  # members that entered nothing there
     place_is_certain: bool  # the place is certain: no other smallest repair explains the difference
     culprit_is_certain: bool  # the ranks at fault are certain: their own earlier iterations show it
@@ -67,21 +68,24 @@ class Difference:
     ranks_with_gaps: Members = ()  # ranks whose recorder lacks numbers of the group
 
     def event(self, rank: int) -> Event | None:
-        return dict(self.entered).get(rank)
+        return dict(self.entered_events).get(rank)
 
     @property
     def all_ranks(self) -> Members:
-        return tuple(sorted([*(rank for rank, _ in self.entered), *self.absent]))
+        return tuple(sorted([*(rank for rank, _ in self.entered_events), *self.absent]))
 
     @property
     def is_symmetric(self) -> bool:
-        return len(self.ranks) > 1 and set(self.ranks) >= {rank for rank, _ in self.entered}
+        return len(self.ranks) > 1 and set(self.ranks) >= {rank for rank, _ in self.entered_events}
 
 
 def differences(
     timelines: Mapping[int, Timeline], groups: Mapping[str, Sequence[Members]], status_files: Mapping[int, StatusFile]
 ) -> tuple[Difference, ...]:
-    """Return at most one difference per group, with LATE ones last, because the other differences explain them."""
+    """Return the first difference between the ranks in each process group, at most one per list of members in `groups`.
+
+    Differences of kind LATE come last, because another difference usually explains why a rank is late.
+    """
     per_group = [
         _without_unknown_history(difference, members, timelines, status_files)
         for group, parties in groups.items()
@@ -97,9 +101,10 @@ def differences(
 
 
 def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None:
-    """Return the difference of ranks without a record that are in different calls, or name different roots.
+    """Return how ranks that are known only by their stacks differ: in the collective call, or in its root rank.
 
-    Transfers do not count. A stack does not show which of the calls was not expected.
+    Return None if all stacks show the same call, or if one shows a send or receive. A stack does not show which of the
+    calls was expected, so the ranks in the minority are named.
     """
     entered = {rank: event for rank, line in sorted(timelines.items()) for event in line.events[-1:]}
     if any(event.is_transfer for event in entered.values()):
@@ -114,7 +119,7 @@ def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None
         group=UNKNOWN_GROUP,
         ranks=minority(keys),
         expected=None,
-        entered=tuple(entered.items()),
+        entered_events=tuple(entered.items()),
         absent=(),
         place_is_certain=False,
         culprit_is_certain=False,
@@ -123,7 +128,10 @@ def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None
 
 
 def _different_roots(roots: Mapping[int, int | None]) -> bool:
-    """Whether the roots differ, and the calls cannot belong to several groups with one root each."""
+    """Whether the calls name different root ranks in a way that must be an error. False if a root is unknown.
+
+    It is no error if each root is named by itself and by at least one more rank: there may then be one group per root.
+    """
     alone = 1 in Counter(roots.values()).values()
     return None not in roots.values() and (alone or any(roots.get(root or 0, root) != root for root in roots.values()))
 
@@ -131,7 +139,10 @@ def _different_roots(roots: Mapping[int, int | None]) -> bool:
 def _without_unknown_history(
     difference: Difference, members: Members, timelines: Mapping[int, Timeline], status_files: Mapping[int, StatusFile]
 ) -> Difference:
-    """Return the difference without claims that could be wrong because of older calls that are not recorded."""
+    """Return the difference without claims that are uncertain because earlier calls are not recorded or differed.
+
+    In these cases `place_is_certain` and `may_be_swapped` are set to False.
+    """
     diverged = diverged_before_history(
         difference.group, {rank: status_files[rank] for rank in members if rank in status_files}
     )
@@ -148,10 +159,11 @@ def groups_of(
     status_files: Mapping[int, StatusFile],
     stated: Mapping[str, Members] | None = None,
 ) -> dict[str, tuple[Members, ...]]:
-    """Return the members of each group that some rank entered.
+    """Return the members of each process group in which some rank entered a collective, by the name of the group.
 
-    They come from status files, else from `stated`, else they are the ranks that entered the group. The default group
-    has all ranks. If ranks use one name for different groups, the name has several lists of members.
+    The members come from the status files, or else from `stated`. If neither has them, the default group has all ranks,
+    and another group has the ranks that entered it. If ranks use one name for different groups, several lists of
+    members are returned for this name.
     """
     members_of: dict[str, tuple[Members, ...]] = {}
     for group in sorted({event.group for line in timelines.values() for event in line.events}):
@@ -170,7 +182,10 @@ _DEFAULT = ("", "0")
 
 
 def minority(keys: Mapping[int, object]) -> Members:
-    """Return the ranks whose key differs from the most frequent one; all ranks if no key is the most frequent."""
+    """Return the ranks whose value in `keys` is not the most frequent one.
+
+    If two values are the most frequent ones, all ranks are returned.
+    """
     ranked = Counter(keys.values()).most_common(2)
     if len(ranked) > 1 and ranked[0][1] == ranked[1][1]:
         return tuple(sorted(keys))
@@ -178,21 +193,21 @@ def minority(keys: Mapping[int, object]) -> Members:
 
 
 def _since_s(difference: Difference) -> float:
-    return min((event.at_s for _, event in difference.entered), default=0.0)
+    return min((event.at_s for _, event in difference.entered_events), default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Track:
-    """The events of one rank in one group, since the common start of all tracks, and its events in all groups."""
+    """The events of one rank in one group, beginning at a point from which all ranks of the group can be compared."""
 
     rank: int
     events: Sequence[Event]
     line: Sequence[Event]  # events of every group
-    whole: bool  # complete since the start of the run
-    board: StatusFile | None
+    is_complete: bool  # complete since the start of the run
+    status_file: StatusFile | None
 
     def before(self, event: Event) -> Sequence[Event]:
-        """Return the earlier events of the rank from the same line."""
+        """Return the rank's earlier events that came from the same call in the program as `event`."""
         earlier = takewhile(lambda earlier_event: earlier_event is not event, self.line)
         return [event_before for event_before in earlier if event_before.site == event.site]
 
@@ -221,11 +236,12 @@ def _group_difference(
 
 
 def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | None:
-    """Return (index, difference) if calls of different steps pair, so that some ranks are an iteration ahead.
+    """Return where ranks begin to pair calls of different training steps: (index of the event, difference), or None.
 
-    The call sequences may then be equal. Steps of ranks with and without an optimizer cannot be compared.
+    The ranks in a later step than the others are at fault. Their sequences of calls may be the same as those of the
+    other ranks. None is also returned if only some ranks have an optimizer, because their steps cannot be compared.
     """
-    if len({bool(track.board and track.board.steps_s) for track in tracks}) > 1:
+    if len({bool(track.status_file and track.status_file.steps_s) for track in tracks}) > 1:
         return None
     shared = min(len(track.events) for track in tracks)
     pairs = [[track.events[at] for track in tracks] for at in range(shared)]
@@ -233,7 +249,7 @@ def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | Non
         [None if event.step is None or events[0].step is None else event.step - events[0].step for event in events]
         for events in pairs
     ]
-    usual = [0 for _ in tracks] if all(track.whole for track in tracks) else next(iter(ahead), [])
+    usual = [0 for _ in tracks] if all(track.is_complete for track in tracks) else next(iter(ahead), [])
     since = next((at for at in range(shared) if all(steps != usual for steps in ahead[at:])), None)
     if since is None or any(None in steps for steps in ahead[since:]) or None in usual:
         return None
@@ -248,7 +264,7 @@ def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | Non
         group=group,
         ranks=tuple(rank for rank, step in by_rank.items() if step > last),
         expected=expected,
-        entered=tuple((track.rank, event) for track, event in zip(tracks, pairs[since], strict=True)),
+        entered_events=tuple((track.rank, event) for track, event in zip(tracks, pairs[since], strict=True)),
         absent=(),
         place_is_certain=True,
         culprit_is_certain=False,
@@ -257,9 +273,10 @@ def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | Non
 
 
 def _tracks(group: str, lines: Sequence[Timeline], status_files: Mapping[int, StatusFile]) -> list[_Track]:
-    """Return the tracks since their common start.
+    """Return each rank's events in `group`, from a point on that all ranks have in common.
 
-    This is the start of the run, else the first number that every recorder has, else the first complete step.
+    This point is the start of the run if all calls are recorded, else the first call number that every flight recorder
+    still has, else the first training step that every rank has recorded completely.
     """
     events = {line.rank: line.of_group(group) for line in lines}
     numbered = {
@@ -287,8 +304,8 @@ def _tracks(group: str, lines: Sequence[Timeline], status_files: Mapping[int, St
             rank=line.rank,
             events=compared[line.rank],
             line=line.events,
-            whole=line.is_complete and since <= 1,
-            board=status_files.get(line.rank),
+            is_complete=line.is_complete and since <= 1,
+            status_file=status_files.get(line.rank),
         )
         for line in lines
     ]
@@ -299,7 +316,10 @@ def _first_whole_step(line: Timeline, called: Sequence[Event]) -> int:
 
 
 def _reference_track(tracks: Sequence[_Track]) -> _Track:
-    """Return the track that agrees with most others at each divergence; if several do, the longest of them."""
+    """Return the track that the other tracks are compared with.
+
+    At each point where ranks diverge, it is one of the majority. If several tracks remain, the longest is returned.
+    """
     longest = max(len(track.events) for track in tracks)
     agreeing = list(tracks)
     for at in range(longest):
@@ -319,10 +339,10 @@ def _reference_track(tracks: Sequence[_Track]) -> _Track:
 
 
 def _first_edits(other: _Track, reference: _Track) -> tuple[Repair, ...]:
-    """Return the first edits that make the tracks equal.
+    """Return the first edits that turn the events of `other` into those of `reference`, or () if they agree.
 
-    Both tracks are first extended by the events that their own patterns expect, so that later events confirm an edit
-    even near the end. Edits in this extension are dropped.
+    Before the comparison, the next events that each rank's own pattern predicts are appended to both sequences. Then
+    there are later events that can confirm an edit near the end. Edits of the appended events are not returned.
     """
     return tuple(
         repair
@@ -335,7 +355,7 @@ _FORESEEN = 8  # expected events that are appended to a track
 
 
 def _with_expected_events(track: _Track) -> tuple[Token, ...]:
-    """Return the rank's events, followed by those that its pattern expects next."""
+    """Return the tokens of the rank's events, followed by the events that its pattern predicts next."""
     predicted = expected_next(tuple(_key(event) for event in track.events), len(track.events))
     events = [*track.events, *(track.events[predicted.at : predicted.at + _FORESEEN] if predicted else ())]
     return tuple(event.token for event in events)
@@ -348,10 +368,11 @@ def _key(event: Event) -> tuple[object, ...]:
 def _call_difference(
     group: str, tracks: Sequence[_Track], reference: _Track, other: _Track, cheapest: Sequence[Repair]
 ) -> Difference:
-    """Return the difference between two tracks at their first edit, with the ranks at fault.
+    """Return the difference between two ranks at their first edit, with the ranks at fault.
 
-    `cheapest` has the equally good first edits, which turn the events of `other` into those of `reference`. The kind is
-    that of the first field that differs (SHAPE, DTYPE, ROOT), else it follows from the ranks' patterns.
+    `cheapest` has the first edits that turn the events of `other` into those of `reference` at the same cost. The kind
+    is SHAPE, DTYPE or ROOT if the calls are the same and one of these fields differs; otherwise it is derived from the
+    earlier iterations of the ranks.
     """
     first = cheapest[0]
     theirs, expected = other.events[first.left], reference.events[first.right]
@@ -359,8 +380,8 @@ def _call_difference(
     entered = {track.rank: track.events[first.right] for track in tracks if first.right < len(track.events)}
     absent = tuple(track.rank for track in tracks if track.rank not in entered)
     edits = {repair.edit for repair in cheapest}
-    where = len(edits) == 1 and cheapest[0].confirmed > 0
-    unconfirmed = not any(repair.confirmed for repair in cheapest)
+    where = len(edits) == 1 and cheapest[0].confirming_events > 0
+    unconfirmed = not any(repair.confirming_events for repair in cheapest)
     # Below Python a call has no line. Two such calls count as the same call if nothing later tells them apart.
     below_python = unconfirmed and not theirs.from_python and not expected.from_python
     same_phase = _between_steps(other) == _between_steps(reference)
@@ -371,7 +392,7 @@ def _call_difference(
         group=group,
         ranks=(),
         expected=expected,
-        entered=tuple(sorted(entered.items())),
+        entered_events=tuple(sorted(entered.items())),
         absent=absent,
         place_is_certain=where,
         culprit_is_certain=False,
@@ -384,9 +405,13 @@ def _call_difference(
 
 
 def _field_difference(difference: Difference, field: Field, tracks: Mapping[int, _Track]) -> Difference:
-    """Return the difference with the ranks whose value differs from all their earlier ones; else with the minority."""
-    values = {rank: field_value(event, field) for rank, event in difference.entered}
-    usual = {rank: _usual_value(tracks[rank], event, field) for rank, event in difference.entered}
+    """Return the difference with the ranks at fault for a wrong shape, dtype or root.
+
+    These are the ranks whose value of `field` differs from all their earlier calls. If this is true for none or all of
+    the ranks, they are the ranks in the minority.
+    """
+    values = {rank: field_value(event, field) for rank, event in difference.entered_events}
+    usual = {rank: _usual_value(tracks[rank], event, field) for rank, event in difference.entered_events}
     changed = tuple(rank for rank, (times, before) in usual.items() if times and before != values[rank])
     fewer = minority(values)
     if 0 < len(changed) < len(values):
@@ -397,21 +422,24 @@ def _field_difference(difference: Difference, field: Field, tracks: Mapping[int,
 
 
 def _usual_value(track: _Track, event: Event, field: Field) -> tuple[int, object]:
-    """Return (how often, value) if the rank always gave one value from this line before, else (0, None)."""
+    """Return (number of earlier calls, value of `field`) for the rank's earlier calls from the same place as `event`.
+
+    Return (0, None) if there are no earlier calls or if their values differ.
+    """
     before = [field_value(earlier, field) for earlier in track.before(event)]
     return (len(before), before[0]) if len(set(before)) == 1 else (0, None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _PatternStep:
-    """How an event of a rank compares with the rank's own earlier iterations."""
+    """The result of comparing an event of a rank with the rank's own earlier iterations."""
 
-    known: bool  # the pattern expects some event here
-    keeps: bool  # the event is the expected one
-    skips: bool  # in the previous iteration the event came later
-    new: bool  # the rank never entered the event before
-    leaves: bool  # the rank leaves a loop as it did before, earlier than expected
-    sure: bool  # the pattern was repeated often enough
+    has_expectation: bool  # the pattern expects some event here
+    keeps_pattern: bool  # the event is the expected one
+    skips_event: bool  # in the previous iteration the event came later
+    is_new_event: bool  # the rank never entered the event before
+    leaves_loop: bool  # the rank leaves a loop as it did before, earlier than expected
+    is_trusted: bool  # the pattern was repeated often enough
 
 
 def _compare_with_pattern(line: Sequence[Event], event: Event) -> _PatternStep:
@@ -419,17 +447,20 @@ def _compare_with_pattern(line: Sequence[Event], event: Event) -> _PatternStep:
     predicted = expected_next(tuple(sites), at)
     keeps = predicted is not None and sites[predicted.at] == sites[at]
     return _PatternStep(
-        known=predicted is not None,
-        keeps=keeps,
-        skips=predicted is not None and not keeps and comes_later(sites, predicted, at, sites[at]),
-        new=sites[at] not in sites[:at],
-        leaves=not keeps and leaves_a_loop(sites, at),
-        sure=predicted is not None and predicted.is_trusted,
+        has_expectation=predicted is not None,
+        keeps_pattern=keeps,
+        skips_event=predicted is not None and not keeps and comes_later(sites, predicted, at, sites[at]),
+        is_new_event=sites[at] not in sites[:at],
+        leaves_loop=not keeps and leaves_a_loop(sites, at),
+        is_trusted=predicted is not None and predicted.is_trusted,
     )
 
 
 def _with_steps(line: Sequence[Event], event: Event) -> tuple[list[Hashable], int]:
-    """Return the events up to `event`, with a marker before each training step, and the index of `event` in them."""
+    """Return (keys, index): one key per event up to `event`, and the index of `event` among them.
+
+    A marker is inserted before the first event of each training step.
+    """
     sites: list[Hashable] = []
     step = None
     for entered in line[: index_of(line, event) + 1]:
@@ -445,32 +476,36 @@ def index_of(line: Sequence[Event], event: Event) -> int:
 
 
 def _with_ranks_at_fault(difference: Difference, edits: set[Edit], tracks: Mapping[int, _Track]) -> Difference:
-    """Return the difference with its kind and the ranks that broke their own pattern; else with the minority."""
-    steps = {rank: _compare_with_pattern(tracks[rank].line, event) for rank, event in difference.entered}
-    keepers = tuple(rank for rank, step in steps.items() if step.keeps)
+    """Return the difference with its final kind and ranks.
+
+    The ranks at fault are those whose call differs from their own earlier iterations. If this is true for none or all
+    of the ranks, they are the ranks that are later in training, or else those in the minority.
+    """
+    steps = {rank: _compare_with_pattern(tracks[rank].line, event) for rank, event in difference.entered_events}
+    keepers = tuple(rank for rank, step in steps.items() if step.keeps_pattern)
     leavers = tuple(rank for rank in steps if rank not in keepers)
-    again = tuple(rank for rank, event in difference.entered if _called_more_often(tracks[rank], event))
+    again = tuple(rank for rank, event in difference.entered_events if _called_more_often(tracks[rank], event))
     if again and len(again) < len(steps) and not keepers:
         return replace(difference, kind=DifferenceKind.COUNT, ranks=again, expected=difference.event(again[0]))
     if not keepers or not leavers:
         return _later_in_training(difference) or replace(
-            difference, ranks=minority({rank: event.site for rank, event in difference.entered})
+            difference, ranks=minority({rank: event.site for rank, event in difference.entered_events})
         )
-    kept_event = next(event for rank, event in difference.entered if rank in keepers)
+    kept_event = next(event for rank, event in difference.entered_events if rank in keepers)
     result = replace(
-        difference, ranks=leavers, expected=kept_event, is_new_event=all(steps[rank].new for rank in leavers)
+        difference, ranks=leavers, expected=kept_event, is_new_event=all(steps[rank].is_new_event for rank in leavers)
     )
-    if all(steps[rank].leaves for rank in leavers):
+    if all(steps[rank].leaves_loop for rank in leavers):
         return replace(result, kind=DifferenceKind.COUNT)
     if result.is_new_event:
         same = all(
             (made.step, made.position) == (kept_event.step, kept_event.position)
-            for rank, made in difference.entered
+            for rank, made in difference.entered_events
             if rank in leavers
         )
         return result if same and kept_event.from_python else replace(result, kind=DifferenceKind.EXTRA)
-    sure = all(steps[rank].sure for rank in leavers)
-    if all(steps[rank].skips for rank in leavers):
+    sure = all(steps[rank].is_trusted for rank in leavers)
+    if all(steps[rank].skips_event for rank in leavers):
         kind = DifferenceKind.ORDER if Edit.SWAP in edits else DifferenceKind.MISSING
         swapped = all(_may_be_swapped(tracks[rank], kept_event) for rank in leavers)
         return replace(
@@ -484,34 +519,43 @@ def _with_ranks_at_fault(difference: Difference, edits: set[Edit], tracks: Mappi
 
 
 def _may_be_swapped(track: _Track, left_out: Event) -> bool:
-    """Whether the latest event always came right after the skipped one before, so that the rank may swap the two."""
+    """Whether the rank may only have swapped two calls and may still make the call `left_out`.
+
+    This is possible if its latest event directly followed `left_out` in an earlier iteration.
+    """
     latest = track.line[-1]
     behind = [after.site for before, after in pairwise(track.line) if before.site == left_out.site]
     return latest.site in behind
 
 
 def _called_more_often(track: _Track, event: Event) -> bool:
-    """Whether the rank made the call more often in this step than in any earlier one."""
+    """Whether the rank has made this call more often in the current training step than in any earlier step."""
     counts = Counter(earlier.step for earlier in track.before(event))
     now = counts.pop(event.step, 0) + 1
     return bool(counts) and event.step is not None and now > max(counts.values())
 
 
 def _later_in_training(difference: Difference) -> Difference | None:
-    """Return the difference with the ranks that are at a later point of training as MISSING; None if there are none."""
-    points = {rank: (event.step, event.position or 0) for rank, event in difference.entered if event.step is not None}
-    if len(points) < len(difference.entered):
+    """Return the difference with kind MISSING and the ranks that made their call at a later point of training.
+
+    Return None if all ranks are at the same point, or if the step of some rank is unknown.
+    """
+    points = {
+        rank: (event.step, event.position or 0) for rank, event in difference.entered_events if event.step is not None
+    }
+    if len(points) < len(difference.entered_events):
         return None
     first = min(points.values())
     later = tuple(rank for rank, point in points.items() if point > first)
-    expected = next(event for rank, event in difference.entered if points[rank] == first)
+    expected = next(event for rank, event in difference.entered_events if points[rank] == first)
     return replace(difference, kind=DifferenceKind.MISSING, ranks=later, expected=expected) if later else None
 
 
 def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
-    """Return the difference between ranks that made equal calls so far, if some have not reached the others' call.
+    """Return the difference between ranks whose calls agree so far, if some of them have not reached the next call.
 
-    It is LATE, unless the progress of a rank shows that it has passed the place of the call.
+    Its kind is LATE, unless the recorded progress shows that an absent rank has passed the point of the call. Then it
+    is MISSING, EXTRA or COUNT. Return None if no rank waits in a call that others have not reached.
     """
     reached = min(len(track.events) for track in tracks)
     entered = {track.rank: track for track in tracks if len(track.events) > reached}
@@ -522,14 +566,14 @@ def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
     absent = [track for track in tracks if track.rank not in entered]
     expected = waited[0]
     trains = any(_trains(entered[rank]) for rank, event in events.items() if event is expected)
-    waiting = [track.board for track in entered.values() if track.board]
+    waiting = [track.status_file for track in entered.values() if track.status_file]
     passed = [track for track in absent if trains == _trains(track) and _has_passed(track, expected, waiting)]
     late = Difference(
         kind=DifferenceKind.LATE,
         group=group,
         ranks=tuple(track.rank for track in absent),
         expected=expected,
-        entered=tuple(sorted(events.items())),
+        entered_events=tuple(sorted(events.items())),
         absent=tuple(track.rank for track in absent),
         place_is_certain=not all(
             _between_steps(track) for track in entered.values()
@@ -542,10 +586,10 @@ def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
     missing = replace(late, kind=DifferenceKind.MISSING, ranks=tuple(track.rank for track in passed))
     if any(event.site == expected.site for track in absent for event in track.line):
         steps = {rank: _compare_with_pattern(entered[rank].line, event) for rank, event in events.items()}
-        again = tuple(rank for rank, step in steps.items() if step.known and not step.keeps)
+        again = tuple(rank for rank, step in steps.items() if step.has_expectation and not step.keeps_pattern)
         if again and len(again) <= len(passed):
             return replace(missing, kind=DifferenceKind.COUNT, ranks=again)
-        all_kept = all(step.keeps for step in steps.values())
+        all_kept = all(step.keeps_pattern for step in steps.values())
         return replace(
             missing, culprit_is_certain=all_kept and all(len(track.before(expected)) >= MIN_REPEATS for track in passed)
         )
@@ -562,12 +606,17 @@ def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
 
 
 def _trains(track: _Track) -> bool:
-    """Whether the rank runs a model. The steps of ranks with and without a model cannot be compared."""
-    return track.board is not None and (track.board.latest_training_event is not None or bool(track.board.steps_s))
+    """Whether the rank has recorded training events or finished optimizer steps."""
+    return track.status_file is not None and (
+        track.status_file.latest_training_event is not None or bool(track.status_file.steps_s)
+    )
 
 
 def _evaluates(mode: ForwardMode | None, other: ForwardMode | None) -> bool:
-    """Whether the rank has disabled gradients, or its model is in evaluation mode, while the other rank trains."""
+    """Whether the rank with `mode` evaluates its model or disabled gradients while the rank with `other` trains.
+
+    False if one of the modes is unknown.
+    """
     if mode is None or other is None:
         return False
     return mode.training < other.training or mode.gradients < other.gradients
@@ -575,15 +624,19 @@ def _evaluates(mode: ForwardMode | None, other: ForwardMode | None) -> bool:
 
 def _between_steps(track: _Track) -> bool:
     return (
-        track.board is not None
-        and track.board.latest_training_event is not None
-        and track.board.latest_training_event.kind == "step"
+        track.status_file is not None
+        and track.status_file.latest_training_event is not None
+        and track.status_file.latest_training_event.kind == "step"
     )
 
 
 def _has_passed(track: _Track, event: Event, waiting: Sequence[StatusFile]) -> bool:
-    """Whether the rank has passed the point of training at which the others made the call."""
-    status_file = track.board
+    """Whether the rank has passed the point of training at which the other ranks made the call `event`.
+
+    `waiting` are the status files of the ranks that made it. False if the point is unknown or the rank runs an
+    evaluation.
+    """
+    status_file = track.status_file
     if status_file is None or event.step is None or event.position is None:
         return False
     if status_file.step != event.step:
@@ -603,7 +656,7 @@ def _has_passed(track: _Track, event: Event, waiting: Sequence[StatusFile]) -> b
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """One link of a cycle: this rank is in `event` and waits for the next link's rank, which has not entered it."""
+    """One wait in a cycle of waits: `rank` is in the collective `event`, which rank `waits_for` has not entered."""
 
     rank: int
     event: Event
@@ -612,24 +665,27 @@ class Link:
 
 
 def cycle(timelines: Mapping[int, Timeline], groups: Mapping[str, Sequence[Members]]) -> tuple[Link, ...]:
-    """Return the first cycle of ranks, each in a collective that the next one has not reached; empty if there is none.
+    """Return the first cycle of ranks in which each rank is inside a collective that the next rank has not entered.
 
-    The cycle spans several groups. Within one group the next rank's newest number is always lower, which no cycle
-    allows.
+    The result is empty if there is no cycle. A cycle always involves several process groups, because within one group
+    the ranks enter the collectives in the same order.
     """
     links = {rank: _links(line, groups, timelines) for rank, line in sorted(timelines.items())}
     return next((ring for start in links if (ring := _shortest_cycle(start, links))), ())
 
 
 def broke_pattern(line: Timeline, event: Event) -> bool:
-    """Whether the rank's own earlier iterations had another event here, and this one later or after the loop."""
+    """Whether the rank's earlier iterations had another call in place of `event`.
+
+    This counts only if `event` came later in these iterations, or after the loop.
+    """
     step = _compare_with_pattern(line.events, event)
-    return not step.keeps and (step.skips or step.leaves)
+    return not step.keeps_pattern and (step.skips_event or step.leaves_loop)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatternBreak:
-    """The latest event of a rank, which breaks the rank's pattern."""
+    """A rank's latest call, together with the call that its earlier iterations made at this point instead."""
 
     expected: Event  # the expected event, as it was in an earlier iteration
     actual: Event  # the latest event
@@ -637,7 +693,10 @@ class PatternBreak:
 
 
 def pattern_break(line: Timeline) -> PatternBreak | None:
-    """Return how the rank's latest event breaks its pattern, or None if it keeps the pattern."""
+    """Return the rank's latest call and the expected one if they differ.
+
+    Return None if they agree or if no call can be predicted.
+    """
     if not line.events:
         return None
     latest = line.events[-1]
@@ -650,9 +709,10 @@ def pattern_break(line: Timeline) -> PatternBreak | None:
 
 
 def last_transfer_of_loop(line: Timeline) -> Event | None:
-    """Return the last transfer of a rank that left its loop: its latest event is one that it never made before.
+    """Return the last send or receive that a rank made before it left its loop, or None.
 
-    None if the rank made no such event, no transfer, or too few events to be in a loop.
+    A rank has left its loop if it never made its latest call before. None is returned if this is not the case, if the
+    rank made no send or receive, or if it made too few calls.
     """
     before, latest = line.events[:-1], line.events[-1:]
     new = bool(latest) and all(event.site != latest[0].site for event in before)
@@ -666,7 +726,10 @@ def last_transfer_of_loop(line: Timeline) -> Event | None:
 def _links(
     line: Timeline, groups: Mapping[str, Sequence[Members]], timelines: Mapping[int, Timeline]
 ) -> tuple[Link, ...]:
-    """Return a link to every member that has not entered the rank's oldest open collective."""
+    """Return one link to each rank that has not entered a collective in which this rank still waits.
+
+    Only the oldest such collective counts. The result is empty if this rank waits in none.
+    """
     for event in line.events:
         members = next((parties for parties in groups.get(event.group, ()) if line.rank in parties), ())
         absent = [] if event.is_done or event.seq is None else list(_missing_members(event, members, timelines))
@@ -678,7 +741,10 @@ def _links(
 
 
 def _missing_members(event: Event, members: Members, timelines: Mapping[int, Timeline]) -> Iterator[tuple[int, int]]:
-    """Yield (rank, its latest number in the group) for each member that has not entered the event."""
+    """Yield (rank, number of its latest collective in the group) for each member that has not entered `event`.
+
+    Ranks without any recorded events are skipped.
+    """
     for rank in members:
         if rank in timelines and timelines[rank].events:
             latest = max((other.seq or 0 for other in timelines[rank].of_group(event.group)), default=0)
@@ -687,7 +753,7 @@ def _missing_members(event: Event, members: Members, timelines: Mapping[int, Tim
 
 
 def _shortest_cycle(start: int, links: Mapping[int, Sequence[Link]]) -> tuple[Link, ...]:
-    """Return the shortest cycle through `start`, lower ranks first; empty if there is none."""
+    """Return the shortest cycle of waits that begins and ends at rank `start`, or () if there is none."""
     paths: list[tuple[Link, ...]] = [(link,) for link in links[start]]
     seen: set[int] = set()
     while paths:

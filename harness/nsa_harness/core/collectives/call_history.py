@@ -1,4 +1,4 @@
-"""A rank's call history: predict its next call from its repeating pattern, and compare calls that are not stored."""
+"""Use a rank's call history: predict the next call from a pattern, and compare calls that are no longer stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIN_REPEATS = 2  # repeats before a pattern is trusted
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedCall:
-    """The next event that a rank's own history predicts."""
+    """A prediction of a rank's next call, made from the repeating pattern of its earlier calls."""
 
     at: int  # index of the past event with the longest equal history; the event there is expected
     times: int  # how often the expected event followed the event before it
@@ -30,9 +30,10 @@ class ExpectedCall:
 
 @lru_cache(maxsize=4096)  # in a large world most ranks did the same
 def expected_next(sites: tuple[Hashable, ...], at: int) -> ExpectedCall | None:
-    """Return the event that the history before index `at` predicts there.
+    """Return the prediction for index `at` of a rank's calls, made from the calls before it.
 
-    None if the event before `at` is new, or if its longest equal histories continued differently.
+    `sites` identifies each call. Return None if the call before `at` never occurred earlier, or if the earlier places
+    with the longest matching history were followed by different calls.
     """
     lengths = {here: _common_length(sites, here, at) for here in range(1, at) if sites[here - 1] == sites[at - 1]}
     if not lengths:
@@ -45,17 +46,20 @@ def expected_next(sites: tuple[Hashable, ...], at: int) -> ExpectedCall | None:
 
 
 def comes_later(sites: Sequence[Hashable], predicted: ExpectedCall, at: int, site: Hashable) -> bool:
-    """Whether `site` came after the expected event in the previous iteration."""
+    """Whether the call `site` came after the predicted call in the previous iteration."""
     return site in sites[predicted.at + 1 : at]
 
 
 def leaves_a_loop(sites: Sequence[Hashable], at: int) -> bool:
-    """Whether the same two events followed each other before: the rank then ended a loop at its end."""
+    """Whether the calls at `at - 1` and `at` directly followed each other before.
+
+    If the call at `at` was not expected, the rank then left a loop in the same way as before.
+    """
     return any(sites[here - 1] == sites[at - 1] and sites[here] == sites[at] for here in range(1, at))
 
 
 def _common_length(sites: Sequence[Hashable], here: int, at: int) -> int:
-    """Return how many events before `here` equal those before `at`."""
+    """Return how many consecutive calls directly before index `here` equal those directly before index `at`."""
     length = 0
     while length < here and sites[here - 1 - length] == sites[at - 1 - length]:
         length += 1
@@ -63,7 +67,7 @@ def _common_length(sites: Sequence[Hashable], here: int, at: int) -> int:
 
 
 def call_with_changed_peer(status_file: StatusFile) -> Call | None:
-    """Return the latest transfer if its partner differs from the one that its line always had before."""
+    """Return the rank's latest send or receive if the same source line always used another peer before, else None."""
     transfers = [call for call in status_file.calls if not call.op.startswith(protocol.WAIT) and call.peer is not None]
     if not transfers:
         return None
@@ -80,10 +84,11 @@ _UNDONE = pow(protocol.HASH_FACTOR, -1, 1 << 64)
 
 
 def diverged_before_history(group: str, status_files: Mapping[int, StatusFile]) -> bool:
-    """Whether these ranks made different calls in the group before the oldest call that all of them store.
+    """Whether ranks made different calls in the group before the oldest call that all of them still store.
 
-    Each rank stores a hash over all its calls, which is rolled back by the stored calls to a common count. Ranks that
-    have not reached this count, or whose hash cannot be rolled back, are ignored.
+    Each rank stores one hash over all its calls. The stored calls are removed from this hash again, until the hashes of
+    all ranks cover the same number of calls. Ranks with fewer calls, or with a hash that cannot be reduced, are
+    ignored.
     """
     histories = [hashes for status_file in status_files.values() if (hashes := _hashes(group, status_file))]
     common = max((min(hashes) for hashes in histories), default=0)
@@ -91,7 +96,11 @@ def diverged_before_history(group: str, status_files: Mapping[int, StatusFile]) 
 
 
 def _hashes(group: str, status_file: StatusFile) -> dict[int, int]:
-    """Return the hash after each number of calls, from the latest call back to the oldest; empty if unknown."""
+    """Return, for each number N of calls that can be reached, the hash over the rank's first N calls in the group.
+
+    The numbers go back from all calls to those that are no longer stored. The result is empty if the hash is unknown or
+    inconsistent, or if several threads made calls.
+    """
     total = status_file.counts.get(group)
     calls = [call for call in _latest_calls(status_file) if call.group == group and _is_counted(call)]
     # With two threads it is unknown which of them counted first.
@@ -107,7 +116,7 @@ def _hashes(group: str, status_file: StatusFile) -> dict[int, int]:
 
 
 def _latest_calls(status_file: StatusFile) -> Iterator[Call]:
-    """Yield the calls backwards from the latest one, up to the first gap in their numbers."""
+    """Yield the stored calls from the latest one backwards, and stop at the first gap in their numbers."""
     backwards = status_file.calls[::-1]
     yield from backwards[:1]
     for later, call in pairwise(backwards):
@@ -121,7 +130,10 @@ def _is_counted(call: Call) -> bool:
 
 
 def _call_hash(call: Call) -> int | None:
-    """Return the call's hash as the probe computes it; None if a line that led to the call is unknown."""
+    """Return the hash of one call, computed as the probe does.
+
+    Return None if the source lines that led to the call are unknown.
+    """
     if not call.chain and (call.place is None or call.place.file is None or not is_library(call.place.file)):
         return None
     lines = "\n".join(f"{frame.file}:{frame.line}:{frame.function}" for frame in call.chain)

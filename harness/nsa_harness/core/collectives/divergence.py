@@ -1,4 +1,4 @@
-"""Make the table of collectives around the point where ranks diverge, for the report."""
+"""Make the report's table of the collectives that ranks entered just before and after they diverged."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _Row = tuple[EnteredCall | None, ...]
 def divergence(
     difference: Difference, timelines: Mapping[int, Timeline], at_fault: Collection[int]
 ) -> Divergence | None:
-    """Return the table of a difference, with one column for all ranks with equal rows; None if all ranks are equal.
+    """Return the table of a difference, or None if its rows are equal for all ranks.
 
-    The columns of ranks at fault come first.
+    Ranks with equal rows share one column. The columns of the ranks in `at_fault` come first.
     """
     columns = {rank: _column(difference, timelines[rank]) for rank in difference.all_ranks if rank in timelines}
     ranks_of: dict[_Row, list[int]] = {}
@@ -39,7 +39,10 @@ def divergence(
 
 
 def _column(difference: Difference, line: Timeline) -> _Row:
-    """Return the rows of one rank. Every rank has the same number of rows, with the diverging event in the same one."""
+    """Return the calls of one rank around the point where the ranks diverge, as a column of the table.
+
+    All columns have the same length. Missing calls are None, so the diverging call has the same row in each column.
+    """
     events = line.of_group(difference.group)
     parting = difference.event(line.rank)
     at = next((at for at, event in enumerate(events) if event is parting), len(events))

@@ -1,4 +1,4 @@
-"""Find the reason for a difference in calls by comparing the ranks' batches, steps, modules and collectives."""
+"""Find why ranks made different collective calls, by comparing their batches, steps, modules and call counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FETCH = "fetch"  # the event of a request to a DataLoader; another event follow
 
 @dataclass(frozen=True, kw_only=True)
 class StepDifference:
-    """From `step` on, `behind` entered fewer collectives of `group` than the others, and never caught up."""
+    """The first step in which some ranks entered fewer collectives of a group and did not catch up later."""
 
     step: int
     group: str
@@ -34,19 +34,19 @@ class StepDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfBatches:
-    """`ranks` requested another batch after `step` and got none; `others` got one."""
+    """A finding that the DataLoader of some ranks ended after `step`, while the other ranks still got a batch."""
 
     ranks: tuple[int, ...]
     others: tuple[int, ...]
     step: int
-    inside: Call | None  # the call that the first of these ranks in a call is blocked in
+    open_call: Call | None  # the call that the first of these ranks in a call is blocked in
 
 
 def first_step_of_difference(ledgers: Mapping[int, Sequence[StepRow]]) -> StepDifference | None:
-    """Return the first step in which a rank entered fewer collectives of a group than another, and never caught up.
+    """Return the first step in which a rank entered fewer collectives of a group and did not catch up later.
 
-    Only steps that every rank has finished and stored completely are compared, and only ranks that entered the group at
-    all. A rank that makes the call a step later, from another thread, has caught up.
+    Return None if there is no such step. Only steps that every rank has finished and recorded completely are compared,
+    and only ranks that ever entered the group. A rank that makes the call one step later has caught up.
     """
     finished = {rank: _finished_rows(rows) for rank, rows in ledgers.items() if _finished_rows(rows)}
     shared = sorted(set.intersection(*(set(rows) for rows in finished.values()))) if len(finished) > 1 else []
@@ -56,7 +56,7 @@ def first_step_of_difference(ledgers: Mapping[int, Sequence[StepRow]]) -> StepDi
 
 
 def ranks_out_of_batches(status_files: Mapping[int, StatusFile]) -> OutOfBatches | None:
-    """Return the ranks that ran out of batches while others still had one, or None."""
+    """Return the ranks whose batches ended while other ranks still got one, or None if this did not happen."""
     done = {rank: status_file.steps_s[-1][0] for rank, status_file in status_files.items() if status_file.steps_s}
     step = min(done.values(), default=0)
     ranks = tuple(rank for rank in sorted(done) if done[rank] == step and _out_of_batches(status_files[rank]))
@@ -64,13 +64,14 @@ def ranks_out_of_batches(status_files: Mapping[int, StatusFile]) -> OutOfBatches
     if not ranks or not others:
         return None
     inside = (call for rank in ranks for call in status_files[rank].calls[-1:] if call.left_s is None)
-    return OutOfBatches(ranks=ranks, others=others, step=step, inside=next(inside, None))
+    return OutOfBatches(ranks=ranks, others=others, step=step, open_call=next(inside, None))
 
 
 def others_got_more_batches(status_files: Mapping[int, StatusFile], finished: OutOfBatches) -> bool:
-    """Whether the exhausted iterator yielded more batches on another rank, as a training loader does.
+    """Whether the DataLoader that ended in `finished` yielded more batches on another rank.
 
-    Otherwise it belongs to an evaluation. True if no rank's loaders are known.
+    This is true for a loader of training batches; otherwise the loader that ended belongs to an evaluation. True is
+    also returned if no loaders are known.
     """
     ended = [loader for rank in finished.ranks for loader in status_files[rank].loaders if loader.is_exhausted]
     others = {
@@ -84,7 +85,10 @@ def others_got_more_batches(status_files: Mapping[int, StatusFile], finished: Ou
 
 
 def last_common_call(status_files: Mapping[int, StatusFile]) -> Call | None:
-    """Return the latest call that every rank has finished, as the lowest rank made it; None for a single rank."""
+    """Return the latest collective call that every rank has finished, in the record of the lowest rank.
+
+    Return None if there is only one rank, or no such call. Transfers and waits on handles do not count.
+    """
     ledgers = [_ledger(status_file) for _, status_file in sorted(status_files.items())]
     if len(ledgers) < 2:
         return None
@@ -98,7 +102,7 @@ def last_common_call(status_files: Mapping[int, StatusFile]) -> Call | None:
 
 
 def ledger_lines(status_file: StatusFile) -> Iterator[str]:
-    """Yield the calls as lines of a table, oldest first."""
+    """Yield the lines of a text table with a rank's stored collective calls, after a line of column titles."""
     yield "number  step  position  entered_s     left_s  elements  call"
     for call in status_file.calls:
         left = "   inside" if call.left_s is None else f"{call.left_s:9.3f}"
@@ -126,7 +130,10 @@ def _difference(finished: Mapping[int, dict[int, StepRow]], shared: Sequence[int
 
 
 def _difference_in(rows: Mapping[int, StepRow], group: str) -> StepDifference:
-    """Return the difference in that step: the kind of collective with the widest gap between ranks."""
+    """Return the difference between the ranks in one step, from each rank's row of this step.
+
+    It names the kind of collective whose counts differ most between the ranks.
+    """
     kinds = sorted(
         {(tally.op, tally.from_python) for row in rows.values() for tally in row.tallies if tally.group == group}
     )
@@ -158,7 +165,10 @@ def _count(row: StepRow, group: str, op: str, called: bool) -> int:
 
 
 def _out_of_batches(status_file: StatusFile) -> bool:
-    """Whether the rank's latest training event requests a batch, and the rank then did something else."""
+    """Whether the rank has requested a batch and got none.
+
+    This is so if the request is its latest training event, and it has made a call or exited since.
+    """
     training = status_file.latest_training_event
     if training is None or training.kind != "data" or training.name != _FETCH:
         return False
@@ -184,7 +194,7 @@ def _ledger(status_file: StatusFile) -> dict[tuple[int, Key], list[Call]]:
 
 
 def _remembers(status_file: StatusFile, step: int) -> bool:
-    """Whether every call of the step is still stored, not overwritten in the ring."""
+    """Whether every call of `step` is still stored, so that newer calls have not overwritten it."""
     if not status_file.calls or status_file.calls[0].number == 1:
         return True
     return status_file.calls[0].step < step
@@ -196,7 +206,7 @@ _TRAINS = ("forward", "backward", "optimizer")
 
 @dataclass(frozen=True, kw_only=True)
 class AbandonedBatch:
-    """`rank` dropped a batch in `step` and began another, so it finished its training a batch before the others."""
+    """A finding that `rank` dropped a batch in `step` and took another one, so it ran out of batches one step early."""
 
     rank: int
     step: int
@@ -207,14 +217,17 @@ class AbandonedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class PaceDifference:
-    """In every step, `ranks` use more or fewer batches than the others, so the ranks drift apart."""
+    """A finding that some ranks use more or fewer batches per step than the others, so that their steps drift apart."""
 
     ranks: tuple[int, ...]
     events_per_step: tuple[tuple[int, int], ...]  # (rank, training events in its usual step)
 
 
 def abandoned_batch(status_files: Mapping[int, StatusFile]) -> AbandonedBatch | None:
-    """Return the first step in which a rank dropped a batch and began again, if that rank finished early; else None."""
+    """Return the first step in which a rank dropped a batch and took another, or None.
+
+    Only ranks that finished their training early are considered.
+    """
     usual = _usual_events(status_files)
     candidates = (
         batch for rank in _short_ranks(status_files) if usual for batch in _begun_twice(rank, status_files, usual)
@@ -223,7 +236,11 @@ def abandoned_batch(status_files: Mapping[int, StatusFile]) -> AbandonedBatch | 
 
 
 def pace_difference(status_files: Mapping[int, StatusFile]) -> PaceDifference | None:
-    """Return the ranks with another number of batches per step; None if they agree, or if steps of one rank differ."""
+    """Return the ranks that use another number of batches per step than most ranks.
+
+    Return None if all ranks use the same number, if a rank's number changes between its steps, or if no rank ended
+    early.
+    """
     usual = _usual_events(status_files)
     steady = (
         all(set(status_file.events_per_step.values()) == {usual[rank]} for rank, status_file in status_files.items())
@@ -236,7 +253,10 @@ def pace_difference(status_files: Mapping[int, StatusFile]) -> PaceDifference | 
 
 
 def _usual_events(status_files: Mapping[int, StatusFile]) -> dict[int, int]:
-    """Return each rank's most frequent number of training events per step; empty if unknown for some rank."""
+    """Return each rank's most frequent number of training events per step.
+
+    The result is empty if there is only one rank or some rank has finished too few steps.
+    """
     if len(status_files) < 2 or any(len(status_file.events_per_step) < _STEPS for status_file in status_files.values()):
         return {}
     return {
@@ -246,7 +266,7 @@ def _usual_events(status_files: Mapping[int, StatusFile]) -> dict[int, int]:
 
 
 def _short_ranks(status_files: Mapping[int, StatusFile]) -> tuple[int, ...]:
-    """Return the ranks that stopped training after fewer steps than another rank has begun."""
+    """Return the ranks that no longer train although another rank has begun a later step."""
     begun = {rank: _begun(status_file) for rank, status_file in status_files.items()}
     return tuple(
         rank
@@ -266,7 +286,10 @@ def _begun(status_file: StatusFile) -> int:
 def _begun_twice(
     rank: int, status_files: Mapping[int, StatusFile], usual: Mapping[int, int]
 ) -> Iterator[AbandonedBatch]:
-    """Yield the steps that the rank began twice and the others once. A complete second pass is an evaluation."""
+    """Yield each step in which only `rank` took more than its usual number of training events.
+
+    Steps with at least twice the usual number are skipped, because a second complete pass is an evaluation.
+    """
     others = tuple(sorted(set(status_files) - {rank}))
     for step, events in sorted(status_files[rank].events_per_step.items()):
         alone = all(status_files[other].events_per_step.get(step) == usual[other] for other in others)
@@ -276,22 +299,23 @@ def _begun_twice(
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleDifference:
-    """In `step`, the others entered module `expected` and `ranks` entered `entered`; before that, all were equal."""
+    """The first module of a step at which forward passes differ: `ranks` entered `entered`, others `expected`."""
 
     ranks: tuple[int, ...]
     step: int
     expected: ModuleCall
-    entered: ModuleCall
+    actual: ModuleCall
     is_skip: bool  # the others entered `entered` later, so these ranks skipped `expected`
     is_extra: bool  # these ranks entered `expected` later, so `entered` is an extra module
     culprit_is_certain: bool  # the ranks at fault are certain: only they changed the order of the previous step
 
 
 def module_difference(status_files: Mapping[int, StatusFile]) -> ModuleDifference | None:
-    """Return the first module at which the ranks diverge in a step, if all ranks were equal in the previous step.
+    """Return the first module at which the ranks' forward passes differ in the current step, or None.
 
-    Ranks that always differ, such as pipeline stages or experts, are not compared. A rank that is only behind has
-    skipped nothing yet. Another pass through the model, such as an evaluation, does not count either.
+    The ranks must have entered the same modules in the previous step. Pipeline stages and experts, which always differ,
+    are therefore not compared. A rank that is only behind does not differ, and neither does one that runs another pass
+    through the model, such as an evaluation.
     """
     step = min((status_file.step for status_file in status_files.values()), default=0)
     lines = {
@@ -317,7 +341,7 @@ def module_difference(status_files: Mapping[int, StatusFile]) -> ModuleDifferenc
         ranks=ranks,
         step=step,
         expected=expected,
-        entered=entered,
+        actual=entered,
         is_skip=entered.name in _names(lines[other][at:]),
         is_extra=expected.name in _names(lines[ranks[0]][at:]),
         culprit_is_certain=who,

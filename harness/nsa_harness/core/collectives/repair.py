@@ -1,4 +1,4 @@
-"""Repairs: the smallest edits that make two event sequences compatible, and whether later events confirm them."""
+"""Find the smallest edits that make two sequences of calls compatible, and whether later calls confirm them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Edit(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """One edit at the indices `left` and `right`, where the two sequences differ."""
+    """One edit for turning a sequence of calls into another, at indices `left` and `right` of the two sequences."""
 
     edit: Edit
     left: int
     right: int
-    confirmed: int  # events after the edit that are then equal on both sides
+    confirming_events: int  # events after the edit that are then equal on both sides
 
 
 _Cost = tuple[int, int]  # cost of all edits; minus the number of shared events
@@ -37,10 +37,10 @@ _Cost = tuple[int, int]  # cost of all edits; minus the number of shared events
 
 @lru_cache(maxsize=1024)  # in a large world most ranks did the same
 def repairs(left: tuple[Token, ...], right: tuple[Token, ...]) -> tuple[Repair, ...]:
-    """Return the first edits that turn `left` into `right` at the least cost: several if they cost the same.
+    """Return the first edit that turns `left` into `right` at the lowest total cost, or several edits of equal cost.
 
-    The end of a shorter side costs nothing, because that rank may only be late. Edits that later events confirm take
-    precedence. The result is empty if the sequences are compatible.
+    Missing calls at the end of the shorter sequence cost nothing, because that rank may only be late. Edits after which
+    later calls match take precedence. The result is empty if the sequences are compatible.
     """
     begin = next(
         (
@@ -62,7 +62,7 @@ def repairs(left: tuple[Token, ...], right: tuple[Token, ...]) -> tuple[Repair, 
         cheapest = _cheapest(left, right, i, j, cost)
         if all(edit for edit, _ in cheapest):
             return tuple(
-                Repair(edit=edit, left=begin + i, right=begin + j, confirmed=-cost[to][1])
+                Repair(edit=edit, left=begin + i, right=begin + j, confirming_events=-cost[to][1])
                 for edit, to in cheapest
                 if edit
             )
@@ -71,7 +71,10 @@ def repairs(left: tuple[Token, ...], right: tuple[Token, ...]) -> tuple[Repair, 
 
 
 def _costs(left: Sequence[Token], right: Sequence[Token]) -> dict[tuple[int, int], _Cost]:
-    """Return, for each (i, j) within the band, the least cost of making `left[i:]` and `right[j:]` compatible."""
+    """Return the lowest cost of making `left[i:]` and `right[j:]` compatible, by (i, j).
+
+    Only pairs whose indices differ by at most _BAND are included.
+    """
     cost: dict[tuple[int, int], _Cost] = {}
     for i in range(len(left), -1, -1):
         for j in range(min(len(right), i + _BAND), max(0, i - _BAND) - 1, -1):
@@ -103,7 +106,10 @@ def _cheapest(
 def _next_edits(
     left: Sequence[Token], right: Sequence[Token], i: int, j: int
 ) -> list[tuple[Edit | None, int, tuple[int, int]]]:
-    """Return (edit, cost, next position) for each edit. The edit None pairs one operation from two lines."""
+    """Return (edit, cost, next pair of indices) for each possible edit at `left[i]` and `right[j]`.
+
+    The edit is None if the two calls are the same operation from different source lines, which needs no edit.
+    """
     harmless = left[i].from_python and right[j].from_python and left[i].op == right[j].op and _alike(left[i], right[j])
     options: list[tuple[Edit | None, int, tuple[int, int]]] = [
         (Edit.INSERT, _EDIT, (i, j + 1)),

@@ -1,4 +1,4 @@
-"""Make a rank's timeline: its collectives and transfers in the order in which it entered them."""
+"""Make a rank's timeline: its collectives and transfers in the order in which the rank entered them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EVEN_ON_GLOO = protocol.EQUAL_SIZES | {
 
 
 class Token(NamedTuple):
-    """The value that events are compared by: equal tokens are the same call with the same arguments."""
+    """The part of an event that is compared: two calls with equal tokens are the same call with the same arguments."""
 
     site: tuple[object, ...]
     op: str
@@ -38,7 +38,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One rank's entry into one collective, or one transfer."""
+    """One entry in a rank's timeline: a collective or a transfer that the rank has entered."""
 
     group: str
     op: str
@@ -67,7 +67,10 @@ class Event:
 
     @property
     def site(self) -> tuple[object, ...]:
-        """The identity of the call in the program without its arguments. Below Python only the sizes identify it."""
+        """Where the call is in the program: group, operation, source line and callers, without the call's arguments.
+
+        A call that Python did not make, such as one by DDP, has no line. Its number of elements is used instead.
+        """
         if not self.from_python:
             return (self.group, self.op, self.elements)
         line = (self.place.file, self.place.line) if self.place else (None, None)
@@ -76,7 +79,10 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Everything that one rank entered, oldest first, back to the first gap."""
+    """The collectives and transfers that one rank entered, oldest first.
+
+    Calls before a gap in the rank's records are left out.
+    """
 
     rank: int
     events: tuple[Event, ...]
@@ -88,9 +94,9 @@ class Timeline:
 
 
 def with_comparable_callers(timelines: Mapping[int, Timeline]) -> dict[int, Timeline]:
-    """Return the timelines without the callers of a call if some rank does not know them.
+    """Return the timelines without the callers of those calls for which some rank does not know the callers.
 
-    An event with callers would differ from the same event without them.
+    Otherwise the same call, with and without callers, would look like two different calls.
     """
     bare = {event.site for line in timelines.values() for event in line.events if not event.chain}
     return {
@@ -110,9 +116,10 @@ def timeline(
     *,
     lost: Collection[str] = (),
 ) -> Timeline:
-    """Return the timeline from the recorder's numbered calls and the status file's calls.
+    """Return the timeline of a rank, merged from the entries of its flight recorder and the calls in its status file.
 
-    Calls of threads other than the training thread are not included.
+    `collectives` are the entries of the flight recorder, and `lost` names the groups whose entries have unexplained
+    gaps. Only calls of the training thread are included.
     """
     even = _EVEN_ON_GLOO if backend == "gloo" else protocol.EQUAL_SIZES
     trains = _training_tid(status_file) if status_file else None
@@ -147,7 +154,10 @@ def timeline(
 
 
 def timeline_of_stack(rank: int, stack: Stack | None, at_s: float) -> Timeline:
-    """Return the timeline of a rank without any record: the one call that its stack is in, if any."""
+    """Return the timeline of a rank of which only a stack is known.
+
+    It has one event, the collective call that the stack is in, or no event if the stack is in none.
+    """
     frames = stack.frames if stack else ()
     named = group_call(frames)
     chain = _own_lines(frames)
@@ -182,7 +192,11 @@ def _line_of(chain: Sequence[Frame]) -> Place | None:
 
 
 def _training_tid(status_file: StatusFile) -> int | None:
-    """Return the training thread. autograd's own threads record only backward, a prefetching thread only data."""
+    """Return the id of the thread that trains, or None if it cannot be told from the recorded events.
+
+    A thread that records only backward events (autograd) or only data events (prefetching) does not count, unless it is
+    the main thread.
+    """
     marked = [event for event in status_file.events if event.kind in TRAINING]
     trains = [event.tid for event in marked if event.tid == status_file.pid or event.kind not in ("backward", "data")]
     if not trains and any(call.tid == status_file.pid for call in status_file.calls):
@@ -195,7 +209,11 @@ def _is_by_thread(call: Call, tid: int | None) -> bool:
 
 
 def _has_every_call(status_file: StatusFile | None) -> bool:
-    """Whether the status file stores every call: by each group's count if known, else by the oldest call's number."""
+    """Whether the status file still stores every collective call of the rank.
+
+    This is judged by the number of calls per group, or, if that is unknown, by whether the oldest stored call is number
+    1.
+    """
     if status_file is None or not status_file.counts:
         return status_file is None or not status_file.calls or status_file.calls[0].number == 1
     stored = Counter(
@@ -207,12 +225,15 @@ def _has_every_call(status_file: StatusFile | None) -> bool:
 
 
 def _belongs_in_timeline(call: Call) -> bool:
-    """Whether the call belongs in a timeline. Waits on a handle, and calls that create or destroy groups, do not."""
+    """Whether the call is a collective or transfer.
+
+    Waits on a handle and calls that create or destroy groups are neither.
+    """
     return not call.op.startswith((protocol.WAIT, *SETUP))
 
 
 def _unbroken(collectives: Sequence[Collective]) -> list[Collective]:
-    """Return the entries after the last gap in the numbers of each group. Older entries are incomplete."""
+    """Return the flight recorder's entries by time, without those before the last gap in a group's numbers."""
     unbroken: list[Collective] = []
     for _, group in groupby(
         sorted(collectives, key=lambda collective: (collective.group, collective.seq)),
@@ -225,7 +246,10 @@ def _unbroken(collectives: Sequence[Collective]) -> list[Collective]:
 
 
 def _recorded_events(status_file: StatusFile | None, series: Sequence[Collective]) -> Iterator[Event]:
-    """Yield one event per recorded call; a call that enters several collectives is one event with the first number."""
+    """Yield one event for each call in the flight recorder's entries.
+
+    If one Python call entered several collectives, they become one event with the number of the first.
+    """
     calls = python_calls(status_file, series) if status_file else {}
     entered = (
         _event_of_collective(status_file, collective, calls.get((collective.group, collective.seq)))
@@ -274,14 +298,17 @@ def _event_of_collective(status_file: StatusFile | None, collective: Collective,
 
 
 def _step_at(status_file: StatusFile, at_s: float) -> int | None:
-    """Return the step in progress then; None before the oldest remembered step."""
+    """Return the optimizer step that was in progress at `at_s`, or None if it is older than the recorded steps."""
     if not status_file.steps_s or (status_file.steps_s[0][0] > 1 and at_s < status_file.steps_s[0][1]):
         return None
     return next((step for step, done_s in status_file.steps_s if at_s <= done_s), status_file.steps_s[-1][0] + 1)
 
 
 def _event_of_call(call: Call, even: frozenset[str]) -> Event:
-    """Return the event of a call from Python. `even`: operations with the same number of elements on every rank."""
+    """Return the event for a call from Python.
+
+    `even` names the operations that need the same number of elements on every rank.
+    """
     return Event(
         group=call.group,
         op=operation(call),
@@ -314,7 +341,10 @@ def field_value(event: Event | Token, field: Field) -> int | str | None:
 
 
 def differing_field(one: Event | Token, other: Event | Token) -> Field | None:
-    """Return the first field that must be equal in two calls of one operation, and is not; None if they agree."""
+    """Return the first field (shape, dtype, root) that differs between two calls although it must be equal.
+
+    Return None if the calls agree or are different operations.
+    """
     if one.op != other.op:
         return None
     fields = [Field.SHAPE, Field.DTYPE] if one.needs_equal_sizes and other.needs_equal_sizes else []

@@ -44,18 +44,18 @@ def stall_note(
     last_progress_s: float,
     limits: Limits,
     backend: str,
-    gone: Iterable[int] = (),
+    exited_ranks: Iterable[int] = (),
     attended: bool = False,
 ) -> StallNote | None:
     """Return the note for a suspected hang, or None if there are fewer than two snapshots.
 
-    The arguments are those of `prove`. `last_progress_s`: when a rank last made progress. `gone`: ranks that have
-    exited. `attended`: a person may be using a debugger in this run.
+    The arguments are those of `prove`. `last_progress_s`: when a rank last made progress. `exited_ranks`: ranks that
+    have exited. `attended`: a person may be using a debugger in this run.
     """
     pair = snapshot_pair(snapshots)
     if pair is None:
         return None
-    graph = wait_graph_between(*pair, gone, backend)
+    graph = wait_graph_between(*pair, exited_ranks, backend)
     ranks_by_state: dict[StalledRanks, list[int]] = {}
     for wait in graph.waits:
         ranks_by_state.setdefault(_describe_wait(wait), []).append(wait.rank)

@@ -1,1 +1,1 @@
-"""Evidence of a run as values, and the parsers of files that others wrote."""
+"""Data classes for the evidence of a run, and parsers for the files that torch, NCCL and other programs write."""

@@ -1,6 +1,7 @@
-"""The evidence of a run: everything that was observed, per rank. Verdict and diagnosis are based on nothing else.
+"""Data classes for the evidence of a run: everything that was observed of each rank.
 
-Times are seconds since the launch of the run (the start of the reaper process), on the node's monotonic clock.
+The verdict and the diagnosis are derived from this evidence alone. Times are seconds since the launch of the run (the
+start of the reaper process), on the node's monotonic clock.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ class Call:
 @stored_as(caught_at="handled")
 @dataclass(frozen=True, kw_only=True)
 class CaughtException:
-    """Exceptions of one type from one line that left a module's forward, or that the program's own code caught."""
+    """An exception that the program's own code caught, or that left a module's forward.
+
+    Exceptions of the same type from the same line are counted in one object.
+    """
 
     step: int  # optimizer step of the first exception
     type: str
@@ -90,7 +94,7 @@ class CallCount:
 @stored_as(is_exhausted="ended")
 @dataclass(frozen=True, kw_only=True)
 class DataLoaderProgress:
-    """A DataLoader of the program, and the progress of its latest iterator."""
+    """A DataLoader of the program, with the number of its iterators and the number of batches of the latest one."""
 
     number: int  # DataLoaders are numbered in the order of first use
     iterators: int  # number of iterators so far; more than one = the DataLoader was restarted
@@ -101,7 +105,7 @@ class DataLoaderProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreKeyWrites:
-    """The keys of a torch.distributed store that one line of the program has set."""
+    """The keys that one line of the program has set in a torch.distributed store: their number and the latest one."""
 
     key: str  # the latest key; the beginning of a long key is cut off
     count: int  # number of keys that the line has set
@@ -111,7 +115,7 @@ class StoreKeyWrites:
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardMode:
-    """The mode in which the latest outermost forward of a rank ran."""
+    """The mode of a rank's latest forward of the whole model: training or evaluation, with or without gradients."""
 
     training: bool  # module.training
     gradients: bool  # torch.is_grad_enabled()
@@ -119,7 +123,7 @@ class ForwardMode:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleCall:
-    """A module of the model, and the line of the program that called it."""
+    """The call of a module of the model: the name of the module and the line of the program that called it."""
 
     name: str
     place: Place | None  # None: the line belongs to a library
@@ -128,7 +132,7 @@ class ModuleCall:
 @stored_as(is_complete="whole")
 @dataclass(frozen=True, kw_only=True)
 class StepForwards:
-    """The modules that one optimizer step entered, in the order in which their forwards began."""
+    """The modules whose forwards ran in one optimizer step, in the order in which they began."""
 
     step: int
     is_complete: bool  # the status file still has the first module of the step
@@ -141,7 +145,10 @@ CREATIONS = frozenset({"new_group", "new_subgroups", "new_subgroups_by_enumerati
 
 
 class Ending(StrEnum):
-    """The reason why nsa-harness stopped watching a run. It is a fact about the harness, and not yet a verdict."""
+    """The reason why nsa-harness stopped watching a run.
+
+    The verdict is derived later, from this reason and other evidence.
+    """
 
     EXITED = "exited"  # the launcher has exited; ranks that outlive it are terminated soon after
     STALL = "stall"  # the harness proved that the run makes no more progress, and terminated it
@@ -175,7 +182,7 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """A collective as torch's flight recorder recorded it."""
+    """One entry of torch's flight recorder: a collective that a rank entered."""
 
     group: str  # name of the process group
     seq: int  # number of the collective in its group
@@ -202,7 +209,7 @@ class Tally:
 @stored_as(last_step="until")
 @dataclass(frozen=True, kw_only=True)
 class StepRow:
-    """Consecutive optimizer steps of one rank in which it entered the same collectives equally often."""
+    """One or more consecutive optimizer steps in which a rank entered the same collectives equally often."""
 
     step: int  # the first of these steps
     last_step: int
@@ -271,7 +278,10 @@ class StatusFile:
     forwards: tuple[StepForwards, ...] = ()  # the latest steps of the training thread, oldest first
 
     def modules_entered(self, step: int) -> tuple[ModuleCall, ...] | None:
-        """Return the modules that a step entered, in order, or None if the file no longer has the first of them."""
+        """Return the modules that a rank entered in `step`, in order.
+
+        Return None if the record of the step is missing or its beginning was overwritten.
+        """
         calls = next((forward.calls for forward in self.forwards if forward.step == step and forward.is_complete), None)
         return None if calls is None else tuple(self.modules[call] for call in calls if call < len(self.modules))
 
@@ -282,12 +292,15 @@ class StatusFile:
 
     @property
     def latest_training_event(self) -> ProgressEvent | None:
-        """The latest event of a kind in TRAINING: data, forward, backward, optimizer or step. None if there is none."""
+        """The latest data, forward, backward, optimizer or step event of any thread, or None if there is none."""
         return next((event for event in self.events if event.kind in TRAINING), None)
 
     @property
     def step(self) -> int:
-        """The optimizer step in progress, from 1. A finished step counts until the next batch or forward begins."""
+        """The number of the optimizer step in progress, from 1.
+
+        After a step has finished, its number stays until the next batch or forward begins.
+        """
         return self.latest_training_event.step if self.latest_training_event else 1
 
     @property
@@ -299,7 +312,7 @@ class StatusFile:
 @stored_as(status_file="board", query_bytes="asked_bytes", is_from_dump="dumped")
 @dataclass(frozen=True, kw_only=True)
 class RankSnapshot:
-    """The state of one rank in a snapshot: its process, its children, their stacks, and its recorded progress."""
+    """One rank's state at the time of a snapshot: its processes, their stacks, its collectives and its status file."""
 
     rank: int
     pid: int
@@ -317,7 +330,7 @@ class RankSnapshot:
 @stored_as(user_frame="user")
 @dataclass(frozen=True, kw_only=True)
 class ChildSample:
-    """A sample of a child process that computes while its rank waits for it."""
+    """The line that a child process of a rank was on at one moment, while it computed and the rank waited for it."""
 
     pid: int
     leaf: Frame | None  # innermost Python frame
@@ -327,7 +340,7 @@ class ChildSample:
 @stored_as(user_frame="user", only_line_changed="another_line", child_samples="below")
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A summary of one rank at one moment. Later it shows whether the rank made progress and where its time went."""
+    """A short record of what one rank did at one moment: its motion, its innermost line and its CPU time."""
 
     rank: int
     at_s: float
@@ -342,7 +355,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The states of all ranks at one moment."""
+    """The states of all ranks of a run at one moment, together with the states of the GPUs."""
 
     number: int  # snapshots are numbered within their run
     at_s: float
@@ -364,7 +377,10 @@ class Exit:
 
 @dataclass(frozen=True, kw_only=True)
 class Hint:
-    """A name from the program that explains an error message of torch. The probe finds it when the program raises."""
+    """A name from the program that an error message of torch lacks, such as the name of the parameter.
+
+    The probe finds it when the exception is raised.
+    """
 
     kind: str  # the kind of message: "without gradient", "ready twice", "recomputed", "in place"
     name: str  # name of the parameter, function or operation
@@ -373,9 +389,9 @@ class Hint:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierError:
-    """An exception that preceded another exception.
+    """An exception that led to another exception.
 
-    It is the `__cause__` or the `__context__` of the other one, or another process or thread passed it on.
+    It is the `__cause__` or the `__context__` of the other exception, or a process or thread has passed it on.
     """
 
     type: str
@@ -386,7 +402,7 @@ class EarlierError:
 
 @dataclass(frozen=True, kw_only=True)
 class RaisedException:
-    """The exception that ended a rank's program."""
+    """The exception that ended the program of a rank, with the exceptions that led to it."""
 
     rank: int
     at_s: float | None  # None = the exception is only known from the log
@@ -401,7 +417,7 @@ class RaisedException:
 @stored_as(is_recomputation="recomputed")
 @dataclass(frozen=True, kw_only=True)
 class DebugMessage:
-    """A message about one operation that a debugging mode of torch printed."""
+    """A message about one operation, printed by autograd's anomaly detection or by checkpointing's debug mode."""
 
     operation: str
     frames: tuple[Frame, ...]  # the stack of the forward pass that called the operation, innermost first
@@ -420,7 +436,7 @@ class DebugMessage:
 )
 @dataclass(frozen=True, kw_only=True)
 class RankEvidence:
-    """Everything that was observed of one rank during the whole run."""
+    """The evidence of one rank: everything that was observed of it during the whole run."""
 
     rank: int
     pid: int | None
@@ -447,9 +463,9 @@ class RankEvidence:
 @stored_as(no_progress_s="quiet_s")
 @dataclass(frozen=True, kw_only=True)
 class Retraction:
-    """A proof of a hang that was wrong, because the job made progress again.
+    """A proof of a hang that turned out to be wrong, because the job made progress again.
 
-    Only a job that the harness does not terminate can refute a proof.
+    This can only be seen in jobs that the harness does not terminate.
     """
 
     at_s: float  # when the hang was taken as proven
@@ -460,9 +476,9 @@ class Retraction:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The source text of one function of the program, or of one statement outside of functions.
+    """The source text of a function of the program, or of a statement outside of functions.
 
-    It is the text at the time when the run was judged.
+    It was read when the run was judged.
     """
 
     file: str
@@ -481,7 +497,7 @@ class Source:
 )
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The evidence of one attempt on one node, reduced to its size limit."""
+    """The evidence of one attempt to run a job, as observed on one node and reduced to a size limit."""
 
     schema: int = 1
     node: str

@@ -1,6 +1,6 @@
 """Read the messages that a process printed before it ended.
 
-These are tracebacks, errors at interpreter exit, messages of torch's debugging modes, and notes about sent signals.
+These are tracebacks, errors at interpreter exit, messages of torch's debugging modes, and reports of sent signals.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _MAX_LENGTH = 500
 
 
 def last_traceback(log: str) -> tuple[str, str, tuple[Frame, ...]] | None:
-    """Return the type, message and frames (innermost first) of the last traceback in a log, or None if it has none.
+    """Return (exception type, message, frames) of the last traceback in a log, or None if the log has none.
 
-    The traceback of a DataLoader worker is printed inside the message of the exception that passes it on. It comes
-    last in the log, so the worker's traceback is returned in that case.
+    The frames are innermost first. If the message of an exception quotes the traceback of a DataLoader worker, the
+    traceback of the worker is returned, because it comes last.
     """
     lines = [_PREFIX.sub("", line) for line in log.splitlines()]
     starts = [number for number, line in enumerate(lines) if line in (_START, f"Original {_START}")]
@@ -51,7 +51,7 @@ def last_traceback(log: str) -> tuple[str, str, tuple[Frame, ...]] | None:
 
 
 def with_passed_on_errors(exception: RaisedException) -> RaisedException:
-    """Return the exception with the errors that its messages quote as additional members of its chain.
+    """Return the exception with the errors that are quoted in its messages added to its chain.
 
     DataLoader workers, process pools and spawned ranks pass on their tracebacks as text in a message.
     """
@@ -65,7 +65,7 @@ def earliest_program_error(exception: RaisedException) -> RaisedException:
     """Return the exception with type, message and frames of the earliest error in its chain from the program's code.
 
     If no earlier error has a frame of the program, the exception is returned unchanged. Errors that a library caught
-    internally are ignored, because they explain less.
+    internally are ignored.
     """
     own = [
         earlier
@@ -88,7 +88,7 @@ _LAST_BEFORE_ABORT = re.compile(r"Watchdog caught|what\(\):")
 
 
 def timeout_message(rank: RankEvidence) -> re.Match[str] | None:
-    """Return the message that the rank stopped waiting for other ranks after a timeout, or None if it has none."""
+    """Return the match of the message by which a rank reports a timeout while it waited for other ranks, or None."""
     exception = rank.exception
     # Only an exception from torch counts: a program may also wait for something else than its ranks.
     is_from_torch = exception is not None and any("/torch/" in frame.file for frame in exception.frames[:1])
@@ -98,7 +98,7 @@ def timeout_message(rank: RankEvidence) -> re.Match[str] | None:
 
 
 def known_warnings(log: Iterable[str]) -> tuple[str, ...]:
-    """Return the beginnings of those torch warnings in a log that diagnosis rules need, each once."""
+    """Return the beginnings of the torch warnings in a log that diagnosis rules use, sorted and without repetitions."""
     return tuple(sorted({match[0] for line in log if (match := _WARNINGS.search(line))}))
 
 
@@ -129,15 +129,18 @@ _BACKGROUND_BEGINNINGS = (
 
 
 def read_exit_messages(log: str) -> tuple[PrintedMessage, ...]:
-    """Return the messages in a log that Python and torch print while the interpreter exits, in order, each once."""
+    """Return the messages in a log about problems at the exit of the interpreter, printed by Python and torch.
+
+    They are in the order of the log, without repetitions.
+    """
     return _read_messages(log, _BEGINNINGS)
 
 
 def read_background_failures(log: str, exception: RaisedException | None) -> tuple[PrintedMessage, ...]:
     """Return the failures of a rank's threads and child processes, from the tracebacks in its log.
 
-    A traceback that does not name its thread or process is ignored if it belongs to `exception`, the exception of the
-    rank itself, to an earlier error in its chain, or to a thread or process that another traceback names.
+    Some tracebacks do not name their thread or process. Such a traceback is ignored if it belongs to `exception`, which
+    is the rank's own exception, to an earlier error in its chain, or to a failure with a name.
     """
     errors: tuple[RaisedException | EarlierError, ...] = (exception, *exception.chain) if exception else ()
     known_lines = {frame.line for error in errors if (frame := user_frame(error.frames))}
@@ -151,7 +154,10 @@ def read_background_failures(log: str, exception: RaisedException | None) -> tup
 
 
 def _read_messages(log: str, beginnings: Sequence[tuple[str, re.Pattern[str]]]) -> tuple[PrintedMessage, ...]:
-    """Return the messages in the last lines of a log. `beginnings` has (kind of message, pattern of its first line)."""
+    """Return the messages in the last lines of a log, without repetitions.
+
+    `beginnings` has pairs of (kind of message, pattern of its first line).
+    """
     lines = log.splitlines()[-_LINES:]
     messages: dict[PrintedMessage, None] = {}
     for number, line in enumerate(lines):
@@ -164,7 +170,11 @@ def _read_messages(log: str, beginnings: Sequence[tuple[str, re.Pattern[str]]]) 
 
 
 def _read_message(kind: str, name: str, after: Sequence[str]) -> PrintedMessage:
-    """Return a message. If `after`, the lines after its first line, begin with a traceback, read the error from it."""
+    """Return one message of a log.
+
+    `after` are the lines after its first line. If they begin with a traceback, the error and its place are read from
+    it.
+    """
     error, place, entry_place = "", None, None
     if after and after[0].startswith("Traceback (most recent call last)"):
         end = next((n for n, line in enumerate(after) if n and line and not line[0].isspace()), len(after))
@@ -217,7 +227,10 @@ def _printed_frames(lines: Sequence[str]) -> Iterator[Frame]:
 
 
 def _read_recomputation(lines: Sequence[str]) -> DebugMessage | None:
-    """Return the first operation in which a recomputation differs from the forward pass, with its stack, or None."""
+    """Return a message about the first operation in which a recomputation differs from the forward pass, or None.
+
+    `lines` are the output of checkpointing's debug mode.
+    """
     if _FORWARD not in lines or _RECOMPUTED not in lines:
         return None
     start, middle = lines.index(_FORWARD), lines.index(_RECOMPUTED)
@@ -235,7 +248,10 @@ def _read_recomputation(lines: Sequence[str]) -> DebugMessage | None:
 
 
 def _operations(lines: Sequence[str]) -> list[tuple[int, str]]:
-    """Return (number, name) of each operation, numbered from 1. `detach` is left out, because checkpointing adds it."""
+    """Return (number, name) of each operation in the lines, with numbers from 1.
+
+    The operation `detach` is left out, because checkpointing itself adds it.
+    """
     operations: list[tuple[int, str]] = []
     number = 0
     for line in lines:
@@ -249,7 +265,10 @@ def _operations(lines: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def _listed_frames(lines: Sequence[str], pass_name: str, number: int) -> Iterator[Frame]:
-    """Yield the frames of operation `number`, innermost first. `pass_name` is "original" or "recompute"."""
+    """Yield the frames of operation `number` in one of the two passes, innermost first.
+
+    `pass_name` is "original" for the forward pass or "recompute" for the recomputation.
+    """
     inside = False
     for line in lines:
         if trace := _TRACE.match(line):
@@ -282,7 +301,7 @@ _MAX_SIGNALS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class AgentFailure:
-    """One failed rank in the summary that torchrun prints. `first` is true for the failure that torchrun saw first."""
+    """One failed rank in the summary that torchrun prints at its end. `first` marks the rank that failed first."""
 
     rank: int
     pid: int
@@ -291,7 +310,7 @@ class AgentFailure:
 
 
 def agent_failures(log: str) -> tuple[AgentFailure, ...]:
-    """Return the failed ranks in the summary at the end of torchrun's output; empty if there is no summary."""
+    """Return the failed ranks in the summary at the end of torchrun's output, or () if there is no summary."""
     others, heading, first = log.partition(_FIRST)
     return tuple(
         AgentFailure(rank=int(rank), pid=int(pid), status=int(status), first=part is first and bool(heading))
@@ -301,9 +320,9 @@ def agent_failures(log: str) -> tuple[AgentFailure, ...]:
 
 
 def closing_signals(log: str) -> tuple[tuple[int, str, str], ...]:
-    """Return (pid, signal, sender) for each signal that launchers and schedulers report in a log, in order.
+    """Return (pid, signal, sender) for each signal that a launcher or scheduler reports in a log, in order.
 
-    The pid is 0 if the signal went to the whole job. A signal is named "SIGTERM", for example.
+    The signal is a name such as "SIGTERM". The pid is 0 if the signal went to the whole job.
     """
     signals = [
         (match.start(), sender, match.groupdict()) for sender, pattern in _SENDERS for match in pattern.finditer(log)

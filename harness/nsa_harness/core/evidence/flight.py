@@ -1,4 +1,7 @@
-"""Read dumps of torch's flight recorder, as JSON or as a pickle. torch's own analyser fails on dumps of gloo."""
+"""Read dumps of torch's flight recorder, as JSON or as a pickle.
+
+torch's own analyser is not used, because it fails on dumps of gloo.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +48,9 @@ _UNREADABLE = (
 
 
 def plain_value(data: bytes) -> Any:
-    """Return the value of a pickle that consists of plain values only: dicts, lists, tuples, strings and numbers.
+    """Return the value of a pickle that consists only of dicts, lists, tuples, strings and numbers.
 
-    Nothing in the pickle is imported or called. Raises ValueError, with the position in bytes, for any other pickle.
+    Nothing in the pickle is imported or called. Raise ValueError, with the position in bytes, for any other pickle.
     """
     at: int | None = 0
     try:
@@ -78,7 +81,7 @@ _PICKLE_START = b"\x80"
 
 @dataclass(frozen=True, kw_only=True)
 class FlightDump:
-    """The content of one rank's flight recorder dump. Entries are in the order of time, oldest first."""
+    """The content of a rank's flight recorder dump: collectives, oldest first, their stacks, and process groups."""
 
     collectives: tuple[Collective, ...]
     transfers: tuple[Collective, ...]  # sends and receives, which are numbered separately from the collectives
@@ -90,7 +93,7 @@ class FlightDump:
 def parse_dump(data: bytes) -> FlightDump:
     """Return the content of a JSON or pickled dump.
 
-    Raises ValueError, with the wrong entry and field, if `data` is not a dump or has more than MAX_BYTES.
+    Raise ValueError if `data` is no dump or is larger than MAX_BYTES. The message names the wrong entry and field.
     """
     if len(data) > MAX_BYTES:
         raise ValueError(f"not a flight recorder dump: {len(data)} bytes, at most {MAX_BYTES} are read")
@@ -102,14 +105,14 @@ def parse_dump(data: bytes) -> FlightDump:
 
 
 def parse_flight(text: str) -> tuple[Collective, ...]:
-    """Return every collective in a JSON dump, oldest first. Raises ValueError if `text` is not a dump."""
+    """Return every collective in a JSON dump, oldest first. Raise ValueError if `text` is not a dump."""
     return parse_dump(text.encode("utf-8", "replace")).collectives
 
 
 def essential_collectives(
     collectives: Sequence[Collective], max_latest: int = _MAX_PER_GROUP
 ) -> tuple[Collective, ...]:
-    """Return the collectives that show which rank waits for which.
+    """Return only those collectives that show which rank waits for which.
 
     These are the latest `max_latest` collectives of each group, and the oldest collectives that have not completed.
     """
@@ -128,10 +131,10 @@ def essential_collectives(
 
 
 def missing_numbers(collectives: Sequence[Collective]) -> Iterator[tuple[str, int, int]]:
-    """Yield (group, first, last) for each range of numbers that is missing between the entries of one rank.
+    """Yield (group, first, last) for each range of missing numbers between the collectives of one rank.
 
-    A flight recorder only overwrites its oldest entries, so such a gap is unexpected. A gap after an open entry is
-    ignored, because `essential_collectives` keeps open entries and drops completed entries after them.
+    A flight recorder only overwrites its oldest entries, so such a gap is unexpected. A gap after a collective that has
+    not completed is ignored, because `essential_collectives` drops completed collectives after it.
     """
     latest: dict[str, Collective] = {}
     for collective in sorted(collectives, key=lambda collective: (collective.group, collective.seq)):
@@ -208,9 +211,9 @@ def _sizes(entry: Mapping[Any, Any], where: str) -> list[tuple[int, ...]]:
 
 
 def _groups(configuration: Mapping[Any, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the ranks of each process group, by the group's name.
+    """Return the ranks of each process group, by the name of the group.
 
-    gloo records one group without a name and without ranks; such a group is skipped.
+    gloo records one group without a name and without ranks, which is skipped.
     """
     members_of = {}
     for name, about in list(configuration.items())[:_MAX_GROUPS]:
@@ -242,9 +245,9 @@ def _list(value: object, where: str) -> Sequence[Any]:
 
 
 def _string(value: object, where: str) -> str:
-    """Return a string, or an integer as a string, because group names may be numbers.
+    """Return a string unchanged, and an integer as a string, because group names may be numbers.
 
-    A container is an error: its text could be extremely long.
+    Raise TypeError for other values. A container is rejected because its text could be extremely long.
     """
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise TypeError(f"{where} is {_repr_of(value)}, no text")

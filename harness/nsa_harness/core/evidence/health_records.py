@@ -1,4 +1,4 @@
-"""Read the health samples that the probe writes as lines of JSON. A malformed record raises an error."""
+"""Read the health samples of a rank, which the probe writes as lines of JSON. A malformed record raises an error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Point = TypeVar("Point")
 def read_health_samples(records: Iterable[dict[str, Any]]) -> HealthSamples | None:
     """Return all samples in the records of one rank, or None if there are no records.
 
-    Raises KeyError, TypeError or ValueError for a malformed record.
+    Raise KeyError, TypeError or ValueError for a malformed record.
     """
     reader = _Reader()
     for record in records:
@@ -48,7 +48,7 @@ def read_health_samples(records: Iterable[dict[str, Any]]) -> HealthSamples | No
 
 
 class _Reader:
-    """Collects the records of one rank into HealthSamples."""
+    """Collects the records of one rank one after the other, and then returns them as HealthSamples."""
 
     def __init__(self) -> None:
         self.has_records = False
@@ -120,7 +120,10 @@ class _Reader:
         self._change(**{name: int(record[name]) for name in ("losses", "bad_losses", "bad_in_a_row")})
 
     def _add_loss(self, record: dict[str, Any]) -> None:
-        """Store a loss that is not finite. If the parameters were not finite before it, store only those."""
+        """Store a loss that is NaN or infinite.
+
+        If some parameters were already NaN or infinite before this loss, store those parameters instead.
+        """
         step, place = int(record["step"]), read_place(str(record["place"]))
         if names := _names(record["held"]):
             self._non_finite[0] = self._non_finite.get(0) or NonFiniteValue(
@@ -130,10 +133,10 @@ class _Reader:
             self._change(non_finite_loss=NonFiniteValue(step=step, value=_value(record), place=place))
 
     def _add_step(self, record: dict[str, Any]) -> None:
-        """Store the values that the probe sampled after one step of one optimizer: memory, data waits and gradients.
+        """Store the values that the probe sampled after one step of an optimizer: memory, data waits and gradients.
 
-        Memory and data waits are only stored for the first optimizer. A value that is not finite is stored with the
-        first step that had it, and dropped once a sample is finite again.
+        Memory and data waits are only stored for the first optimizer. Parameters that are NaN or infinite are stored
+        with the first step of this state, and removed when they are finite again.
         """
         step, optimizer = int(record["step"]), int(record["optimizer"])
         self._change(steps=max(self._state.steps, step))
@@ -154,7 +157,7 @@ class _Reader:
         self._non_finite[optimizer] = earlier or current if current else None
 
     def _add_replica_sample(self, record: dict[str, Any]) -> None:
-        """Add a sample to the replica that the record names, and replace its parameter blocks."""
+        """Add the record's sample to the replica that it names, and replace the parameter blocks of the replica."""
         replica = self._replicas[int(record["ddp"])]
         sample = ReplicaSample(
             at=str(record["at"]),
@@ -249,9 +252,9 @@ def _value(record: dict[str, Any]) -> str:
 
 
 def _thin_out(points: list[Point]) -> list[Point]:
-    """Return at most MAX_POINTS points.
+    """Return at most MAX_POINTS of the points, in the same order.
 
-    While there are more, every second point of the older half is dropped.
+    While there are more, every second point of the older half is removed.
     """
     while len(points) > MAX_POINTS:
         half = len(points) // 2

@@ -1,4 +1,4 @@
-"""The state of a host: processes, threads, sockets, memory, GPUs, processes that the kernel killed, and NCCL's log."""
+"""Data on a host: processes, threads, sockets, memory, GPUs, kernel messages about killed processes, and NCCL's log."""
 
 from __future__ import annotations
 
@@ -104,7 +104,10 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryAtEvent:
-    """The memory of a rank as the rank reported it. Values of torch's CUDA allocator are None on a CPU."""
+    """The memory of a rank at one event, as the rank reported it.
+
+    Values of torch's CUDA allocator are None on a CPU.
+    """
 
     moment: str  # "boot" (after start-up), "dump" (a memory dump during training) or "last" (the latest heartbeat)
     step: int
@@ -115,7 +118,7 @@ class MemoryAtEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class SentSignal:
-    """A signal to a process of the run, with its sender."""
+    """A signal that was sent to a process of the run, with its sender."""
 
     pid: int  # 0 = the signal went to every process of the job
     rank: int | None  # None = the process is the launcher or a child process of a rank
@@ -146,9 +149,9 @@ _MAX_PIDS = 64
 
 
 def parse_gpus(table: str, processes: str) -> tuple[Gpu, ...]:
-    """Return the state of each GPU from two outputs of nvidia-smi, as CSV without header and units.
+    """Return the state of each GPU from two CSV outputs of nvidia-smi without header and units.
 
-    `table` has the columns GPU_FIELDS, and `processes` has the columns PROCESS_FIELDS. Raises ValueError if a line has
+    `table` has the columns GPU_FIELDS, and `processes` has the columns PROCESS_FIELDS. Raise ValueError if a line has
     another form.
     """
     pids: dict[str, dict[int, float | None]] = {}
@@ -158,7 +161,7 @@ def parse_gpus(table: str, processes: str) -> tuple[Gpu, ...]:
 
 
 def _rows(text: str, columns: int) -> Iterable[list[str]]:
-    """Yield the cells of each CSV line. Raises ValueError if a line has another number of columns."""
+    """Yield the cells of each CSV line. Raise ValueError if a line does not have `columns` cells."""
     for line, row in enumerate(csv.reader(text.splitlines(), skipinitialspace=True), start=1):
         if len(row) != columns:
             raise ValueError(f"nvidia-smi, line {line}: {len(row)} values, expected {columns}: {','.join(row)[:100]}")
@@ -183,7 +186,7 @@ def _gpu(row: list[str], pids: Mapping[str, Mapping[int, float | None]]) -> Gpu:
 
 
 def _number(word: str) -> float | None:
-    """Return the number in a cell, or None for "[N/A]", "[Not Supported]" and "[Unknown Error]"."""
+    """Return the number in a cell of nvidia-smi, or None if the cell says that there is no value, such as "[N/A]"."""
     return float(word) if word.replace(".", "", 1).isdigit() else None
 
 
@@ -194,9 +197,9 @@ _MAX_LINE = 300
 
 
 def kill_messages_since(records: Iterable[str], began_us: int) -> Iterator[str]:
-    """Yield the messages about processes that the kernel killed for want of memory since `began_us`.
+    """Yield the kernel's messages since `began_us` about processes that it killed because memory ran out.
 
-    `records` are the records of /dev/kmsg, and `began_us` is in microseconds since boot.
+    `records` are the records of /dev/kmsg. `began_us` is in microseconds since boot.
     """
     for record in records:
         parts = _RECORD.match(record)
@@ -206,12 +209,12 @@ def kill_messages_since(records: Iterable[str], began_us: int) -> Iterator[str]:
 
 
 def killed_pids(lines: Iterable[str]) -> Iterator[int]:
-    """Yield the process id in each kernel message about a killed process."""
+    """Yield the id of the killed process for each kernel message in `lines` that reports one."""
     return (int(message[1]) for line in lines if (message := _KILLED.search(line)))
 
 
 def sigterm_reaction(process: Process) -> str:
-    """Return a sentence about how the process would react to SIGTERM, or "" if unknown.
+    """Return a sentence that says how the process would react to SIGTERM, or "" if that is unknown.
 
     The sentence is derived from the process's state and signal masks. No signal is sent.
     """
@@ -251,7 +254,7 @@ _MAX_WARNINGS = 4
 @stored_as(logged_ranks="seen", connected_ranks="connected")
 @dataclass(frozen=True, kw_only=True)
 class NcclInfo:
-    """NCCL's configuration and connections, according to its log. A value that the log does not show is None."""
+    """NCCL's configuration and connections, as its log shows them. Values that the log does not show are None."""
 
     version: str | None
     channels: int | None  # number of channels for collectives
@@ -292,9 +295,9 @@ def read_nccl(logs: Mapping[int, Iterable[str]]) -> NcclInfo | None:
 
 
 def _has_connected(lines: Iterable[str]) -> bool:
-    """Whether the rank has initialized every communicator that it began to initialize.
+    """Whether the rank has finished the initialization of every communicator that it began to initialize.
 
-    NCCL before 2.18 does not log the beginning; then one initialized communicator is enough.
+    NCCL before 2.18 does not log the beginning. Then one finished communicator is enough.
     """
     counts = Counter(text for line in lines for text in ("Init START", "Init COMPLETE") if text in line)
     return counts["Init COMPLETE"] >= max(1, counts["Init START"])

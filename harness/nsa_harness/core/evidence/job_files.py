@@ -1,4 +1,7 @@
-"""Read the files of a job that was not watched: logs of the ranks, NCCL's timeouts, Slurm's messages, and dumps."""
+"""Read the files of a job that was not watched.
+
+These are logs of ranks, timeout messages of NCCL, messages of Slurm, stack dumps and flight recorder dumps.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +32,16 @@ _MAX_LINE = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class JobLog:
-    """The lines of one log file, separated by rank."""
+    """The lines of one log file of a job, separated by the rank that printed them."""
 
     lines: dict[int | None, tuple[str, ...]]  # rank -> its lines; None -> lines without a rank, such as a launcher's
     local: dict[int, int]  # local rank -> rank, from lines that name both
 
 
 def by_rank(text: str) -> JobLog:
-    """Return the lines of a log by rank, without the prefix that names the rank.
+    """Return the lines of a log, separated by rank and without the prefix that names the rank.
 
-    The lines of several ranks may be interleaved.
+    The lines of several ranks may be interleaved in the log.
     """
     plain = _COLOUR.sub("", text) if "\x1b" in text else text
     lines = [line[:_MAX_LINE].rstrip("\r") for line in plain.split("\n")]
@@ -57,7 +60,10 @@ def by_rank(text: str) -> JobLog:
 
 
 def _tasks(lines: Sequence[str]) -> Iterator[tuple[int | None, list[str]]]:
-    """Yield (task, its lines) for each task if `srun --label` wrote the log; otherwise yield (None, all lines)."""
+    """Yield (task number, lines of the task) for each task in a log that `srun --label` wrote.
+
+    For any other log, yield (None, all lines).
+    """
     labels = [_LABEL.match(line) for line in lines]
     of_text = [label for label, line in zip(labels, lines, strict=True) if line.strip()]
     valid = [label for label in of_text if label and int(label[1]) < MAX_RANKS]
@@ -72,9 +78,9 @@ def _tasks(lines: Sequence[str]) -> Iterator[tuple[int | None, list[str]]]:
 
 
 def _split_prefix(line: str) -> tuple[int | None, int | None, str]:
-    """Return (local rank, rank, text) of a log line; the local rank and the rank are None if the line lacks them.
+    """Return (local rank, rank, text) of a log line. A rank that the prefix of the line does not name is None.
 
-    "[default1]:[rank3]: text" comes from rank 3, which has local rank 1.
+    The line "[default1]:[rank3]: text" comes from rank 3, which has local rank 1.
     """
     local_rank = rank = None
     at = 0
@@ -134,7 +140,10 @@ _LAST_NUMBER = re.compile(r"(?:^|[/_.\-])(?:r|gpu|task)?(\d{1,9})(?:\.[A-Za-z]{1
 
 @dataclass(frozen=True, kw_only=True)
 class PathRank:
-    """The rank that the path of a file names. Fields are None, empty or 0 if the path does not have them."""
+    """What the path of a job's file says about the rank that wrote it.
+
+    Fields for which the path has no value are None, empty or 0.
+    """
 
     rank: int | None = None
     local: int | None = None  # local rank, in a path of torchrun --log-dir
@@ -144,9 +153,9 @@ class PathRank:
 
 
 def rank_of_path(name: str) -> PathRank:
-    """Return the rank, the local rank or the last number in the path of a file.
+    """Return what the path of a file says about the rank that wrote it.
 
-    Examples are "rank3.log", "attempt_0/3/stderr.log" (local rank 3) and "job_3.out".
+    This is the rank in "rank3.log", the local rank in "attempt_0/3/stderr.log", and only a number in "job_3.out".
     """
     if local := _LOCAL_PATH.search(name):
         return PathRank(local=_rank(local[2]), launch=name[: local.start()], attempt=int(local[1]))
@@ -194,7 +203,7 @@ class WatchdogReport:
 
 
 def timeouts(text: str) -> tuple[tuple[int, Collective], ...]:
-    """Return (rank, collective) for the collectives in which NCCL's watchdog reports a timeout.
+    """Return (rank, collective) for each timeout of a collective that NCCL's watchdog reports in the text.
 
     For each rank and group, only the collective with the lowest number is returned.
     """
@@ -216,7 +225,7 @@ def timeouts(text: str) -> tuple[tuple[int, Collective], ...]:
 
 
 def watchdog_reports(text: str) -> tuple[WatchdogReport, ...]:
-    """Return the last progress report of NCCL's watchdog for each rank and group."""
+    """Return the latest progress that NCCL's watchdog reports in the text, for each rank and process group."""
     latest = {
         (int(match["rank"]), match["group"] or match["id"]): (int(match["enqueued"]), int(match["completed"]))
         for match in _matching_lines(_PROGRESS, text, "last enqueued")
@@ -242,9 +251,9 @@ def _open_collective(group: str, seq: int, op: str, count: str | None) -> Collec
 
 
 def _matching_lines(pattern: re.Pattern[str], text: str, *hints: str) -> Iterator[re.Match[str]]:
-    """Yield the matches of `pattern` in the lines that contain one of the hints.
+    """Yield the matches of `pattern` in those lines that contain one of the strings `hints`.
 
-    A search for a hint is much faster than a search for the pattern.
+    The hints only save time: a search for a string is much faster than one for the pattern.
     """
     if not any(hint in text for hint in hints):
         return iter(())
@@ -265,7 +274,10 @@ _OUT_OF_MEMORY = re.compile(r"[^\n]{0,80}(?:oom[_-]kill event|Out Of Memory)[^\n
 
 
 def exits_of_tasks(text: str) -> tuple[tuple[int, int], ...]:
-    """Return (task, exit status) for each task that srun reports. Tasks are ranks if srun started the ranks."""
+    """Return (task, exit status) for each ended task that srun reports in the text.
+
+    The task number is the rank if srun started the ranks itself.
+    """
     return tuple(
         (task, status)
         for match in _matching_lines(_TASKS, text, "srun: error")
@@ -275,14 +287,17 @@ def exits_of_tasks(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _status(ending: str) -> int | None:
-    """Return the exit status in srun's description of how a task ended; a signal is negative; None = unknown text."""
+    """Return the exit status from srun's description of how a task ended, or None if the description is unknown.
+
+    A signal is returned as a negative number.
+    """
     if code := _CODE.match(ending):
         return int(code[1])
     return next((status for text, status in _STATUS_BY_TEXT if ending.startswith(text)), None)
 
 
 def _numbers(ranges: str) -> Iterator[int]:
-    """Yield the numbers in a list of ranges: 0, 1, 2, 5 for "0-2,5"."""
+    """Yield each number in a list of ranges. For "0-2,5" these are 0, 1, 2 and 5."""
     for part in ranges.split(","):
         first, _, last = part.partition("-")
         if first.isdigit() and (last or first).isdigit():
@@ -290,7 +305,10 @@ def _numbers(ranges: str) -> Iterator[int]:
 
 
 def killed_for_memory(text: str) -> tuple[str, ...]:
-    """Return the messages of Slurm and the kernel about processes that were killed for want of memory, each once."""
+    """Return the messages of Slurm and the kernel about processes that were killed because memory ran out.
+
+    Repeated messages are left out.
+    """
     return tuple(
         dict.fromkeys(match[0].strip() for match in _matching_lines(_OUT_OF_MEMORY, text, "oom", "Out Of Memory"))
     )
@@ -315,7 +333,10 @@ _FINGERPRINT = re.compile(
 
 
 def mismatched_collectives(text: str) -> tuple[tuple[int, Collective], ...]:
-    """Return (rank, collective) for both ranks of each mismatch that TORCH_DISTRIBUTED_DEBUG=DETAIL reports."""
+    """Return (rank, collective) for each rank whose collective is reported to differ from that of another rank.
+
+    Such reports are printed with TORCH_DISTRIBUTED_DEBUG=DETAIL, and name both ranks.
+    """
     collectives: dict[int, Collective] = {}
     for match in _matching_lines(_FINGERPRINT, text, "CollectiveFingerPrint"):
         rank = int(match["rank"])
@@ -337,7 +358,7 @@ _BINARY_SHARE = 0.1  # a file with more control characters in this part is binar
 
 
 class JobFileKind(StrEnum):
-    """The kind of a job's file, by its content."""
+    """The kind of a file of a job, recognized by the file's content."""
 
     LOG = "log"
     RECORDER = "flight recorder dump"
@@ -360,7 +381,10 @@ class JobFile:
 
 
 def is_document(head: bytes) -> bool:
-    """Whether a file that begins with `head` is a pickle or JSON, and so is only useful if it is read completely."""
+    """Whether a file that begins with `head` is a pickle or JSON.
+
+    Such a file has to be read completely, because a part of it is of no use.
+    """
     return head[:1] == _PICKLE or _is_json_like(head)
 
 
@@ -370,7 +394,10 @@ def _is_json_like(head: bytes) -> bool:
 
 
 def read_job_file(name: str, data: bytes, changed_ns: int = 0) -> JobFile:
-    """Return the kind and the content of a file. Never raises an error: an unusable file gets a reason instead."""
+    """Return the kind and the content of a file.
+
+    No error is raised. If the file cannot be used, its kind is NOTHING and `reason` says why.
+    """
     file = JobFile(name=name, kind=JobFileKind.NOTHING, changed_ns=changed_ns)
     if not data.strip():
         return replace(file, reason=EMPTY)
@@ -399,7 +426,10 @@ def _recorder(file: JobFile, data: bytes) -> JobFile:
 
 
 def _document(file: JobFile, data: bytes) -> JobFile | None:
-    """Return the file with the content of its JSON document, or None if `data` is not one JSON document."""
+    """Return the file with the content of its JSON document, or None if `data` is not a JSON document.
+
+    The content is a flight recorder dump or stacks of py-spy. For other JSON, `reason` says why the file is not used.
+    """
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -421,9 +451,9 @@ _BEGINS_WITH_A_THREAD = re.compile(r"\s*(?:Timeout \([\d:.]+\)!\s+)?(?:Current t
 
 
 def _text(file: JobFile, text: str) -> JobFile:
-    """Return the file as a stack dump if its text is one, otherwise as a log.
+    """Return the file as a stack dump if its text has the form of one, and as a log otherwise.
 
-    A log may also contain stacks of faulthandler, which are not read here.
+    Stacks that faulthandler printed into a log are not read by this function.
     """
     stacks = parse_py_spy_text(text)
     if not stacks and _BEGINS_WITH_A_THREAD.match(text):

@@ -1,4 +1,4 @@
-"""The progress of a running attempt as the screen shows it, and an estimate of the remaining time of a plan."""
+"""The current progress of a running attempt, as shown on the screen, and an estimate of the remaining time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STILL_S = 300.0  # longest time without output; CI systems end a job that prints
 @stored_as(no_progress_s="quiet_s")
 @dataclass(frozen=True, kw_only=True)
 class RankProgress:
-    """The current progress of one rank, from its status file."""
+    """The current progress of one rank: its phase, its step, and the time since its latest progress event."""
 
     rank: int
     phase: str
@@ -25,7 +25,7 @@ class RankProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The current progress of a running attempt."""
+    """The current progress of a running attempt: its elapsed time, its deadline and the progress of each rank."""
 
     elapsed_s: float  # since the launch
     deadline_s: float | None  # None = no deadline
@@ -34,9 +34,9 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstSnapshot:
-    """Ranks that are at the same location in the first snapshot of a running job.
+    """A group of ranks that are blocked at the same location in the first snapshot of a running job.
 
-    Whether they make progress is only known after the next snapshot.
+    Whether these ranks make progress is only known after the next snapshot.
     """
 
     ranks: tuple[int, ...]
@@ -50,9 +50,9 @@ class FirstSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressNews:
-    """The progress that the latest printed line about an attempt has shown.
+    """The progress that was shown in the latest printed line about an attempt.
 
-    It is used for outputs that keep every line, such as a CI log.
+    It decides when the next line is printed to an output that keeps every line, such as a CI log.
     """
 
     phase: str
@@ -61,10 +61,10 @@ class ProgressNews:
 
 
 def next_news(last: ProgressNews | None, phase: str, progress: Progress) -> ProgressNews | None:
-    """Return the progress to print now, or None if nothing needs to be printed.
+    """Return the progress to print now, or None if no line needs to be printed.
 
-    A line is due if the phase has changed since `last`, if the slowest rank has reached a step of 1, 2, 5, 10, 20 ...,
-    or if nothing was printed for `STILL_S` seconds.
+    A line is printed if the phase has changed since `last`, if the slowest rank has reached step 1, 2, 5, 10, 20, 50
+    and so on, or if nothing was printed for `STILL_S` seconds.
     """
     word = phase.partition(" ")[0]
     step = milestone(min((rank.step for rank in progress.ranks), default=0)) if word == "step" else 0
@@ -75,7 +75,7 @@ def next_news(last: ProgressNews | None, phase: str, progress: Progress) -> Prog
 
 
 def milestone(step: int) -> int:
-    """Return the largest number of 1, 2, 5, 10, 20, 50 ... that is at most `step`; 0 if `step` is below 1."""
+    """Return the largest of the numbers 1, 2, 5, 10, 20, 50, ... that is at most `step`, or 0 if `step` is below 1."""
     if step < 1:
         return 0
     unit: int = 10 ** (len(str(step)) - 1)
@@ -83,12 +83,12 @@ def milestone(step: int) -> int:
 
 
 def time_left_s(took_s: Sequence[float], running_s: Sequence[float], waiting: int) -> float | None:
-    """Return an estimate of the remaining time of a plan in seconds, or None if it cannot be estimated.
+    """Return the estimated time in seconds until all planned runs have finished, or None if it cannot be estimated.
 
     `took_s` are the durations of the finished runs, `running_s` the elapsed times of the running ones, and `waiting` is
-    the number of runs that have not started. The estimate assumes that every run takes the mean of the finished runs,
-    and that as many runs as now stay in parallel. It is None before the first run has finished, if no run is left, and
-    if no run is waiting and the running ones already take longer than that mean.
+    the number of runs that have not started. Each run is expected to take as long as the mean of the finished runs,
+    with as many runs in parallel as now. There is no estimate before the first run has finished, if no run is left, or
+    if no run is waiting and the running ones already take longer than the mean.
     """
     if not took_s or not (running_s or waiting):
         return None

@@ -1,4 +1,4 @@
-"""Make the evidence of a job that was not watched from the files that the job has left: logs and dumps."""
+"""Derive the evidence of a job that was not watched from the logs and dumps that it has left."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _LAUNCHER = "ChildFailedError"  # torchrun's own exception after a rank has fail
 
 @dataclass(kw_only=True)
 class _Rank:
-    """The content of all files that belong to one rank."""
+    """What the job's files say about one rank: its logs, stacks, flight recorder dump and exit."""
 
     texts: list[tuple[str, str]] = field(default_factory=list)  # (file, text of the rank in it)
     stacks: tuple[Stack, ...] = ()
@@ -85,7 +85,7 @@ class _Rank:
 
 @dataclass(frozen=True, kw_only=True)
 class PostMortem:
-    """The evidence of a job that was not watched, with the files that it comes from and the data that is missing."""
+    """The evidence of a job that was not watched, with the files that it was read from and a list of missing data."""
 
     evidence: Evidence
     files: Mapping[str, str]  # a file as diagnosis rules cite it -> the job's file that was read instead
@@ -94,13 +94,13 @@ class PostMortem:
 
 
 def read_post_mortem(files: Sequence[JobFile], node: str) -> PostMortem:
-    """Return the evidence of a job on `node` from its files. Never raises an error."""
+    """Return the evidence of a job on the node `node` from its files. No error is raised for any content."""
     return _Merge(files=sorted(files, key=lambda file: (file.changed_ns, file.name)), node=node).merge()
 
 
 @dataclass(kw_only=True)
 class _Merge:
-    """Assigns the content of each file to a rank or to the launcher, and then makes the evidence."""
+    """Assigns the content of each of the job's files to a rank or to the launcher, and then derives the evidence."""
 
     files: Sequence[JobFile]  # oldest first
     node: str
@@ -132,7 +132,7 @@ class _Merge:
     # Logs.
 
     def _take_log(self, file: JobFile, log: JobLog, local: Mapping[int, int]) -> None:
-        """Assign the lines of a log to ranks and launcher. `local` maps the job's local ranks to ranks."""
+        """Assign each line of a log to its rank, or to the launcher. `local` maps the job's local ranks to ranks."""
         default_owner = self._owner(file, log, local)
         for rank, lines in log.lines.items():
             text = "\n".join(lines)
@@ -146,10 +146,10 @@ class _Merge:
                 self._files_of(owner).texts.append((file.name, text))
 
     def _owner(self, file: JobFile, log: JobLog, local: Mapping[int, int]) -> int | None:
-        """Return the rank to which the lines of a log that name no rank belong, or None if the launcher wrote them.
+        """Return the rank that printed those lines of a log which name no rank, or None if the launcher printed them.
 
-        The rank is found by the path of the file, by a printed RANK, by the only rank that other lines name, or by the
-        number at the end of the file's name, in this order.
+        The rank is taken from the path of the file, from a printed RANK, from the only rank that other lines name, or
+        from the number at the end of the file's name. The first of these that exists is used.
         """
         ranks = [rank for rank in log.lines if rank is not None]
         path, text = rank_of_path(file.name), "\n".join(log.lines.get(None, ()))
@@ -171,7 +171,7 @@ class _Merge:
     # Messages of launchers.
 
     def _take_exits(self, text: str) -> None:
-        """Store the exits of ranks that the launcher's text reports: torchrun's summary, or messages of srun."""
+        """Store how each rank exited, from torchrun's summary or from messages of srun in the launcher's text."""
         began = _first_time(text)
         for failure in self.failures:
             # The summary has whole seconds. The half second keeps the failure that torchrun saw first in front.
@@ -184,7 +184,7 @@ class _Merge:
             self._files_of(rank).exit = Exit(pid=0, rank=rank, status=status, at_s=0.0, during_teardown=False)
 
     def _take_watchdogs(self, texts: Iterable[str]) -> None:
-        """Store the collectives that NCCL's watchdog and torch's debug mode report."""
+        """Store the collectives that NCCL's watchdog and torch's debug mode report in the texts of all ranks."""
         text = "\n".join(texts)
         timed_out = timeouts(text)
         for rank, collective in timed_out:
@@ -208,7 +208,10 @@ class _Merge:
     # Dumps.
 
     def _take_dump(self, file: JobFile, pids: Mapping[int, int]) -> None:
-        """Assign a stack dump or flight recorder dump to its rank. `pids` maps process ids to ranks."""
+        """Assign a stack dump or flight recorder dump to its rank. Other files are ignored.
+
+        `pids` maps process ids to ranks.
+        """
         if file.kind not in (JobFileKind.RECORDER, JobFileKind.STACKS):
             return
         path = rank_of_path(file.name)
@@ -221,7 +224,10 @@ class _Merge:
         self._store_dump(file, rank if rank is not None else printed_rank)
 
     def _store_dump(self, file: JobFile, rank: int | None) -> None:
-        """Store a dump for a rank. If the rank is unknown, use the lowest number that no other file belongs to."""
+        """Store a dump as one of `rank`.
+
+        If `rank` is None, use the lowest rank that has no files yet, and note this in `trouble`.
+        """
         if rank is None:
             rank = self._free_rank()
             self.trouble.append(Trouble(what=file.name, why=_UNNAMED_RANK.format(rank)))
@@ -236,7 +242,7 @@ class _Merge:
         own.pid = pid or own.pid
 
     def _take_orphans(self) -> None:
-        """Assign tracebacks and stack dumps in logs without any rank to some rank."""
+        """Assign logs that name no rank to a rank, if they contain a traceback or a stack dump."""
         for name, text in list(self.launcher):
             if is_launcher_text(text):
                 self._take_launcher_traceback(name, text)
@@ -245,7 +251,10 @@ class _Merge:
                 self._store_text(name, text, self._free_rank())
 
     def _take_launcher_traceback(self, name: str, text: str) -> None:
-        """Assign the first traceback in torchrun's output to the rank that failed first, if that has no other."""
+        """Assign the first traceback in torchrun's output to the rank that failed first.
+
+        This is only done if that rank has no other traceback.
+        """
         first = next((failure.rank for failure in self.failures if failure.first), None)
         parts = (f"{_TRACEBACK}{part}" for part in text.split(_TRACEBACK)[1:])
         tracebacks = (
@@ -325,7 +334,7 @@ class _Merge:
         return next((failure.rank for failure in self.failures if failure.pid == pid), None)
 
     def _proofs(self) -> dict[str, str]:
-        """Return, for each file name that diagnosis rules may cite as proof, the job's file with that content."""
+        """Return, for each file that diagnosis rules may cite as proof, the name of the job's file with its content."""
         proofs: dict[str, str] = {}
         for rank, files in self.ranks.items():
             logs = [name for name, text in files.texts if last_traceback(text)] or [name for name, _ in files.texts]
@@ -338,9 +347,9 @@ class _Merge:
 
 
 def _numbered_ranks(names: Iterable[str]) -> dict[str, int]:
-    """Return file name -> rank for logs whose names only differ in the last number, such as "job_0.out", "job_1.out".
+    """Return the rank of each log in a series such as "job_0.out", "job_1.out", by file name.
 
-    This number is taken for the rank.
+    In such a series the names only differ in their last number, which is used as the rank.
     """
     series: dict[str, dict[str, int]] = {}
     for name in names:
@@ -351,7 +360,7 @@ def _numbered_ranks(names: Iterable[str]) -> dict[str, int]:
 
 
 def _latest_attempts(files: Sequence[JobFile]) -> list[JobFile]:
-    """Return the files without the logs of earlier attempts of a launch that torchrun restarted."""
+    """Return the files without those of earlier attempts, for launches that torchrun has restarted."""
     paths = {file.name: rank_of_path(file.name) for file in files}
     last: dict[str, int] = {}
     for path in paths.values():
@@ -390,7 +399,10 @@ def _rank_evidence(rank: int, files: _Rank) -> RankEvidence:
 
 
 def _exception(rank: int, files: _Rank) -> RaisedException | None:
-    """Return the last exception in the files of a rank, or None. An exception of torchrun itself does not count."""
+    """Return the last exception in the logs of a rank, or None if they have none.
+
+    torchrun's own exception about a failed rank does not count.
+    """
     for _, text in reversed(files.texts):
         traceback = last_traceback(text)
         if traceback and not traceback[0].endswith(_LAUNCHER):
@@ -404,7 +416,7 @@ def _exception(rank: int, files: _Rank) -> RaisedException | None:
 def _collectives(files: _Rank) -> tuple[Collective, ...]:
     """Return the collectives in the rank's flight recorder dump, with the stacks that entered them.
 
-    Without a dump, return the collectives that NCCL's watchdog or torch's debug mode reports.
+    If there is no dump, return the collectives that NCCL's watchdog or torch's debug mode reports.
     """
     if files.recorder is None:
         return files.collectives or ((files.mismatch,) if files.mismatch else ())
@@ -416,9 +428,9 @@ def _collectives(files: _Rank) -> tuple[Collective, ...]:
 
 
 def _snapshot(rank: RankEvidence, files: _Rank) -> RankSnapshot | None:
-    """Return the last state of a rank from its dumps, or None if it left none.
+    """Return the last known state of a rank, from its dumps, or None if it left none.
 
-    If the rank timed out while it waited for others, the traceback of the timeout replaces a stack dump.
+    If the rank ended with a timeout while it waited for others and left no stack dump, the traceback is used instead.
     """
     stacks, proof = files.stacks, "stacks.txt"
     text = files.text
@@ -447,9 +459,9 @@ def _stack_of_traceback(frames: tuple[Frame, ...]) -> Stack:
 
 
 def _full_names(ranks: Iterable[_Rank]) -> dict[str, str]:
-    """Return shortened file name -> full file name. py-spy shortens file names; other files of the job have full names.
+    """Return the full file name for each shortened one, as py-spy prints it.
 
-    A short name that fits several files is not in the result.
+    The full names come from other files of the job. A short name that fits several of them is left out.
     """
     full = {
         frame.file
@@ -491,7 +503,10 @@ def _first_time(text: str) -> float:
 
 
 def _time_of(text: str, pid: int) -> float:
-    """Return the time at which process `pid` failed, in seconds since 1970, or 0 if torchrun's summary has no time."""
+    """Return the time at which process `pid` failed, in seconds since 1970, according to torchrun's summary.
+
+    Return 0 if the summary does not have this time.
+    """
     blocks = (f"time{block}" for block in reversed(text.split("time")) if f"(pid: {pid})" in block)
     stamp = re.match(_TIME, next(blocks, ""))
     return _seconds(stamp[1]) if stamp else 0.0
@@ -507,7 +522,7 @@ def _seconds(stamp: str) -> float:
 def _launcher(closing: Sequence[tuple[int, str, str]]) -> Exit | None:
     """Return an exit of the launcher by SIGTERM if Slurm cancelled the whole job, else None.
 
-    `closing` has the signals that launchers and schedulers report, as (pid, signal, sender).
+    `closing` has (pid, signal, sender) for each signal that launchers and schedulers report.
     """
     is_cancelled = any(not pid and sender.startswith("Slurm") for pid, _, sender in closing)
     return Exit(pid=0, rank=None, status=-15, at_s=0.0, during_teardown=False) if is_cancelled else None
@@ -562,7 +577,7 @@ _HOW = {
 
 @dataclass(frozen=True, kw_only=True)
 class MissingData:
-    """Data of a job that is missing, such as the stacks of rank 3."""
+    """A kind of data that the files of a job lack for some ranks, such as stacks, and how to record it next time."""
 
     name: str
     how: tuple[str, ...]  # commands and settings that record such data next time
@@ -586,7 +601,10 @@ def _missing(evidence: Evidence, ranks: Mapping[int, _Rank], files: Sequence[Job
 
 
 def _unused_files(files: Sequence[JobFile]) -> Iterator[Trouble]:
-    """Yield the reason why each unused file was not used. Empty logs are skipped, because many ranks print nothing."""
+    """Yield the name of each file that was not used, with the reason.
+
+    Empty logs are not reported, because many ranks print nothing.
+    """
     return (
         Trouble(what=file.name, why=file.reason)
         for file in files

@@ -1,4 +1,7 @@
-"""Reduce evidence to its size limit, which ranks with a thousand threads or very deep stacks would exceed."""
+"""Reduce the evidence of a run to its size limit.
+
+Ranks with a thousand threads or very deep stacks would exceed the limit.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _IO_SYSCALLS = ("read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "co
 
 @dataclass(frozen=True, kw_only=True)
 class SizeLimits:
-    """The largest numbers of items that one level of reduction keeps."""
+    """The maximum number of stacks, frames, calls and other items that are kept in reduced evidence."""
 
     stacks: int  # per process
     frames: int  # per stack
@@ -58,9 +61,9 @@ HISTORIES = (1024, 768, 512, 256, 96)
 
 
 def with_history(evidence: Evidence, calls: int) -> Evidence:
-    """Return the evidence with at most the latest `calls` calls of each rank, and as many recorder entries per group.
+    """Return the evidence with at most the latest `calls` calls of each rank and flight recorder entries of each group.
 
-    The calls begin at the start of an optimizer step.
+    The kept calls begin at the start of an optimizer step.
     """
     ranks = (
         replace(
@@ -76,14 +79,20 @@ def with_history(evidence: Evidence, calls: int) -> Evidence:
 
 
 def _whole_steps(calls: tuple[Call, ...], most: int) -> tuple[Call, ...]:
-    """Return the latest `most` calls without those of an incomplete first step, unless all belong to that step."""
+    """Return at most the latest `most` calls, beginning at the start of an optimizer step.
+
+    If all of these calls belong to one step that began earlier, they are all returned.
+    """
     latest = calls[-most:]
     before = calls[-most - 1].step if len(calls) > most else None
     return tuple(call for call in latest if call.step != before) or latest
 
 
 def without_finished_calls(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot without most of its finished calls and steps, which the final status files have too."""
+    """Return the snapshot with only the latest of its finished calls and steps.
+
+    The others are also in the final status files.
+    """
     ranks = (replace(rank, status_file=_with_recent_calls(rank.status_file, _RECENT_CALLS)) for rank in snapshot.ranks)
     return replace(snapshot, ranks=tuple(ranks))
 
@@ -91,7 +100,7 @@ def without_finished_calls(snapshot: Snapshot) -> Snapshot:
 def _with_recent_calls(status_file: StatusFile | None, count: int) -> StatusFile | None:
     """Return the status file with only the last `count` finished calls and steps.
 
-    Calls that the proof of a wait needs are kept too: the first call, creations of groups, and open calls.
+    Calls that a proof of a hang needs are kept too: the first call, calls that create groups, and unfinished calls.
     """
     if status_file is None:
         return None
@@ -106,9 +115,9 @@ def _with_recent_calls(status_file: StatusFile | None, count: int) -> StatusFile
 
 
 def reduce_evidence(evidence: Evidence, limits: SizeLimits) -> Evidence:
-    """Return the evidence with at most as many items as `limits` allows, and an entry in `trouble` that says so.
+    """Return the evidence with at most as many items as `limits` allows, and a note about this in `trouble`.
 
-    The items that the verdict needs most are dropped last.
+    The items that are most important for the verdict are kept.
     """
     cut = Trouble(what="evidence", why="reduced to its bound: the files in dumps/ have all threads and frames")
     snapshots = (
@@ -149,7 +158,7 @@ def _rank(rank: RankEvidence, limits: SizeLimits) -> RankEvidence:
 
 
 def _health_samples(samples: HealthSamples | None, limits: SizeLimits) -> HealthSamples | None:
-    """Return the health samples with fewer samples of memory and replicas. All totals are kept."""
+    """Return the health samples with only the latest samples of memory and replicas. All totals are kept."""
     if samples is None:
         return None
     replicas = tuple(
@@ -191,11 +200,11 @@ def _rank_snapshot(rank: RankSnapshot, limits: SizeLimits) -> RankSnapshot:
 def _threads(
     process: Process, stacks: Sequence[Stack], event_tids: Iterable[int], limits: SizeLimits
 ) -> tuple[Process, tuple[Stack, ...]]:
-    """Return the process and its stacks with at most `limits.stacks` stacks.
+    """Return (process, stacks) with at most `limits.stacks` stacks.
 
-    The stack of the training thread is kept first. Stacks of threads that may still run come next, because they decide
-    whether a wait can end. The thread of a dropped stack is dropped from the process too: without a stack it would
-    count as a thread of a library.
+    The stack of the training thread is kept first, then those of threads that may end a wait. If a stack is dropped,
+    its thread is dropped from the process too, because it would otherwise look like a library thread without Python
+    frames.
     """
     training = training_stack(stacks, process.pid, event_tids)
     waits_for_lock = {task.tid for task in process.tasks if task.syscall == "futex" and task.timed is False}
@@ -210,7 +219,7 @@ def _threads(
 
 
 def _stacks(stacks: Iterable[Stack], limits: SizeLimits) -> tuple[Stack, ...]:
-    """Return the first stacks, each with fewer frames."""
+    """Return the first stacks, as many as `limits` allows, each with fewer frames and shorter texts."""
     return tuple(
         replace(stack, thread=stack.thread[:80], frames=_frames(stack, limits), native=stack.native[:8])
         for stack in islice(stacks, limits.stacks)
@@ -218,7 +227,10 @@ def _stacks(stacks: Iterable[Stack], limits: SizeLimits) -> tuple[Stack, ...]:
 
 
 def _frames(stack: Stack, limits: SizeLimits) -> tuple[Frame, ...]:
-    """Return the innermost frames, which show the wait, and of the outer frames first those of the program."""
+    """Return the stack's innermost frames and some of its outer frames.
+
+    If not all outer frames can be kept, those of the program are kept and those of libraries are dropped.
+    """
     inner, outer = stack.frames[: limits.frames // 2], stack.frames[limits.frames // 2 :]
     own = [frame for frame in outer if not is_library(frame.file)]
     rest = limits.frames - len(inner) - len(own)
@@ -230,10 +242,10 @@ def _frames(stack: Stack, limits: SizeLimits) -> tuple[Frame, ...]:
 
 
 def _process(process: Process, tids: Iterable[int | None], limits: SizeLimits) -> Process:
-    """Return the process with fewer threads, open pipe ends and sockets.
+    """Return the process with at most as many threads, open pipe ends and sockets as `limits` allows.
 
-    The threads with the ids `tids` are kept first, then threads that run or transfer data, then those with the most
-    CPU time.
+    The threads with the ids `tids` are kept first, then threads that run or transfer data, then those with the most CPU
+    time.
     """
     leading = {process.pid, *tids}
 

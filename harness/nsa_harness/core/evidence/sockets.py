@@ -1,4 +1,4 @@
-"""Read the kernel's TCP sockets: the table in /proc/PID/net, and replies of the inet_diag netlink interface."""
+"""Read the kernel's data on TCP sockets, from the tables in /proc/PID/net and replies of inet_diag (netlink)."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ def parse_table(text: str) -> dict[int, Socket]:
 
 
 def parse_answers(data: bytes) -> Iterator[tuple[int, TransferredBytes | None]]:
-    """Yield (inode, transferred bytes) for each socket in one inet_diag datagram; None if the bytes are missing.
+    """Yield (inode, transferred bytes) for each socket in one inet_diag datagram.
 
-    Raises ValueError if the kernel refused the query or the datagram is malformed.
+    The second value is None if the kernel reported no byte counts. Raise ValueError if the kernel refused the query or
+    the datagram is malformed.
     """
     for kind, body in _messages(data, _NLMSG):
         if kind == _NLMSG_ERROR:
@@ -58,14 +59,14 @@ def parse_answers(data: bytes) -> Iterator[tuple[int, TransferredBytes | None]]:
 
 
 def answers_end(data: bytes) -> bool:
-    """Whether the datagram contains the end of the kernel's reply. Raises ValueError if it is malformed."""
+    """Whether the datagram contains the end of the kernel's reply. Raise ValueError if the datagram is malformed."""
     return any(kind in (_NLMSG_DONE, _NLMSG_ERROR) for kind, _ in _messages(data, _NLMSG))
 
 
 def other_ends(table: Mapping[int, Socket]) -> dict[int, int]:
-    """Return a mapping from each socket's inode to the inode of the connection's other end.
+    """Return, for each connection within this host, the inode of each end's socket mapped to that of the other end.
 
-    Only connections with both ends in the table are included: those within this host.
+    `table` has the sockets by inode.
     """
     by_address = {(socket.local, socket.peer): inode for inode, socket in table.items() if socket.state != "LISTEN"}
     pairs = (
@@ -93,7 +94,10 @@ def _row(words: list[str]) -> Socket | None:
 
 
 def _address(text: str) -> str:
-    """Return "127.0.0.1:8080" for "0100007F:1F90". In the table the address is in the host's byte order."""
+    """Return an address of the kernel's socket table in the usual form: "127.0.0.1:8080" for "0100007F:1F90".
+
+    In the table, the bytes of the address are in the host's byte order.
+    """
     address, _, port = text.partition(":")
     words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
     raw = struct.pack(f"={len(words)}I", *words)
@@ -105,7 +109,7 @@ def _address(text: str) -> str:
 
 
 def _read_tcp_info(attributes: bytes) -> TransferredBytes | None:
-    """Return the byte counts in the INET_DIAG_INFO attribute, or None if there is none or it is malformed."""
+    """Return the byte counts from a socket's INET_DIAG_INFO attribute, or None if it is missing or malformed."""
     with suppress(ValueError):
         for kind, info in _messages(attributes, _ATTRIBUTE):
             if kind == _INET_DIAG_INFO and len(info) >= _BYTES_AT + _BYTES.size:
@@ -115,10 +119,10 @@ def _read_tcp_info(attributes: bytes) -> TransferredBytes | None:
 
 
 def _messages(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
-    """Yield the kind and the body of each netlink message, or of each attribute, in `data`.
+    """Yield (kind, body) of each netlink message, or of each attribute of a message, in `data`.
 
-    A message or attribute begins with its length and kind, and is padded to four bytes. Raises ValueError for a length
-    that is too small.
+    Each begins with its length and kind in the form of `header`, and is padded to four bytes. Raise ValueError for a
+    length that is too small.
     """
     at = 0
     while at + header.size <= len(data):

@@ -38,9 +38,9 @@ _FAULTHANDLER_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
 def parse_py_spy(text: str, source: str) -> tuple[Stack, ...]:
-    """Return the stacks of all threads in the output of `py-spy dump --json`; `source` is stored in each stack.
+    """Return the stacks of all threads in the output of `py-spy dump --json`.
 
-    Raises ValueError if `text` has another form.
+    `source`, the tool that made the dump, is stored in each stack. Raise ValueError if `text` has another form.
     """
     try:
         threads = json.loads(text)
@@ -71,10 +71,10 @@ _PY_SPY_FRAME = re.compile(r"^ {4}(\S.*) \((.+?)(?::(\d+))?\)$")
 
 
 def parse_py_spy_text(text: str) -> dict[int, tuple[Stack, ...]]:
-    """Return the stacks in the plain text output of `py-spy dump`, by process id; the dumped process comes first.
+    """Return the stacks in the plain text output of `py-spy dump`, by process id. The dumped process comes first.
 
-    Without --full-filenames py-spy shortens file names. The short names of torch and the standard library get a
-    directory here, so they can be distinguished from the program's own files. The result is empty for other text.
+    Without --full-filenames, py-spy shortens file names. A directory is added to the short names of torch and of the
+    standard library, so that they differ from the program's own files. For other text the result is empty.
     """
     processes: dict[int, list[tuple[str, int | None, str, list[Frame]]]] = {}
     threads: list[tuple[str, int | None, str, list[Frame]]] | None = None
@@ -141,7 +141,7 @@ def _arguments(frames: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def without_variables(text: str) -> str:
-    """Return a JSON dump of py-spy without the values of variables. Raises ValueError if `text` is not JSON."""
+    """Return a JSON dump of py-spy without the values of variables. Raise ValueError if `text` is not JSON."""
     threads = json.loads(text)
     for thread in threads if isinstance(threads, list) else ():
         for frame in thread.get("frames", ()):
@@ -150,9 +150,9 @@ def without_variables(text: str) -> str:
 
 
 def parse_faulthandler(text: str) -> tuple[Stack, ...]:
-    """Return the stacks of the last dump in a file that faulthandler wrote; empty if the file has no dump.
+    """Return the stacks of the last dump in a file that faulthandler wrote, or () if the file has no dump.
 
-    Dumps follow each other without a separator: a thread that appears again begins the next dump. The last thread of
+    Dumps follow each other without a separator, so a thread that appears again begins the next dump. The last thread of
     a dump is the main thread, because faulthandler lists the newest thread first.
     """
     dump: dict[str, list[Frame]] = {}
@@ -189,7 +189,10 @@ def in_probe(file: str) -> bool:
 
 
 def is_poller(stack: Stack) -> bool:
-    """Whether the thread is a background thread of a library or of the probe. Such a thread never releases others."""
+    """Whether the thread is a background thread of a library or of the probe.
+
+    Such a thread never ends the wait of another thread.
+    """
     return any(
         in_probe(frame.file) or any(poller in frame.file for poller in _LIBRARY_POLLERS) for frame in stack.frames
     )
@@ -198,7 +201,8 @@ def is_poller(stack: Stack) -> bool:
 def user_frame(frames: Sequence[Frame]) -> Frame | None:
     """Return the innermost frame of the user's own code.
 
-    If there is none, return the innermost frame of a package other than torch and its like, or None.
+    If there is none, return the innermost frame of an installed package other than torch and similar libraries, or else
+    None.
     """
     own = next((frame for frame in frames if not is_library(frame.file) and not frame.file.startswith("<")), None)
     if own is not None:
@@ -223,9 +227,9 @@ def training_stack(stacks: Sequence[Stack], pid: int, event_tids: Iterable[int] 
 
 
 def in_function(frames: Sequence[Frame], file_ends: str, names: Iterable[str] = ()) -> Frame | None:
-    """Return the innermost frame whose file name ends in `file_ends`, or None.
+    """Return the innermost frame whose file name ends in `file_ends`, or None if there is none.
 
-    If `names` are given, only frames of functions with one of these names count.
+    If `names` is not empty, only frames of functions with one of these names count.
     """
     functions = set(names)
     return next(
@@ -240,7 +244,7 @@ def in_function(frames: Sequence[Frame], file_ends: str, names: Iterable[str] = 
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadWait:
-    """A wait that another thread of the process must end, identified by the function of the standard library."""
+    """A kind of wait that another thread of the process must end, such as a wait for a queue."""
 
     call: str  # the function, such as Queue.get
     awaited_item: str  # what the thread waits for, for a sentence
@@ -267,9 +271,9 @@ _AWAITED = {
 
 
 def thread_wait(frames: Sequence[Frame]) -> ThreadWait:
-    """Return the kind of wait that the innermost library frames show, or A_LOCK if they show no other.
+    """Return the kind of wait that the innermost library frames show.
 
-    `frames` are innermost first. py-spy prefixes the name of a method with its class.
+    Return A_LOCK if they show no more specific kind. `frames` are innermost first.
     """
     for frame in takewhile(lambda frame: is_library(frame.file), frames):
         for (file, name), wait in _AWAITED.items():
@@ -291,9 +295,9 @@ _DEBUGGERS = (
 
 
 def debugger(frames: Sequence[Frame]) -> str:
-    """Return the name of the debugger in which the thread waits for a person, or "" if it is in none.
+    """Return the name of the debugger at whose prompt the thread waits for a person, or "" if it is in none.
 
-    Only the library frames inside the program's innermost frame are searched. `frames` are innermost first.
+    `frames` are innermost first. Only library frames that the program's innermost frame called are searched.
     """
     for frame in takewhile(lambda frame: is_library(frame.file), frames):
         for file, functions, name in _DEBUGGERS:
@@ -333,15 +337,15 @@ class GroupCall:
 
     @property
     def text(self) -> str:
-        """The call for a sentence, such as "all_reduce (DDP)"."""
+        """The name of the call, for use in a sentence, such as "all_reduce (DDP)"."""
         return f"{self.op} ({self.by})" if self.by else self.op
 
 
 def group_call(frames: Sequence[Frame]) -> GroupCall | None:
-    """Return the outermost torch.distributed function that the thread is in, or None. `frames` are innermost first.
+    """Return the outermost torch.distributed call that the thread is in, or None. `frames` are innermost first.
 
-    DDP reduces gradients inside the autograd engine, without a Python frame of its own. A thread that waits in the
-    engine therefore counts as waiting for DDP's all_reduce.
+    DDP reduces gradients inside the autograd engine, without a Python frame. A thread that waits in the engine
+    therefore counts as waiting in DDP's all_reduce.
     """
     leaf = frames[0] if frames else None
     if leaf is not None and leaf.function == "_engine_run_backward":
@@ -383,9 +387,10 @@ def stack_that_needs_native_frames(
 ) -> Stack | None:
     """Return the stack of the training thread if its Python frames do not show what the thread does, else None.
 
-    This is so if the thread holds the GIL without running, or if it is still in the line `last` of an earlier snapshot
-    while it runs or is in an unknown system call. A stopped process, or one in state D, cannot be sampled.
-    `event_tids`: the threads that recorded progress events, as in `training_stack`.
+    This is so if the thread holds the GIL without running. It is also so if the thread runs or is in an unknown system
+    call and is still in `last`, its line in an earlier snapshot. A stopped process, or one in state D, cannot be
+    sampled. `event_tids` are the ids of the threads that recorded progress events, one of which may be the training
+    thread.
     """
     stack = training_stack(stacks, process.pid, event_tids)
     task = next((task for task in process.tasks if stack and task.tid == (stack.tid or process.pid)), None)
@@ -402,7 +407,7 @@ def stack_that_needs_native_frames(
 def parse_native(text: str) -> dict[int, tuple[str, ...]]:
     """Return the C functions below each thread's innermost Python frame, by native thread id.
 
-    `text` is the output of `py-spy dump --json --native`. Raises ValueError if it has another form.
+    `text` is the output of `py-spy dump --json --native`. Raise ValueError if it has another form.
     """
     try:
         return {int(thread["os_thread_id"]): _native(thread["frames"]) for thread in json.loads(text)}
@@ -411,9 +416,9 @@ def parse_native(text: str) -> dict[int, tuple[str, ...]]:
 
 
 def parse_pystack(text: str) -> tuple[Stack, ...]:
-    """Return the stacks of all threads in the output of `pystack remote`, innermost frame first.
+    """Return the stacks of all threads in the output of `pystack remote`, each with the innermost frame first.
 
-    Raises ValueError if the output has no thread.
+    Raise ValueError if the output has no thread.
     """
     threads: list[tuple[int, bool, list[Frame]]] = []
     for line in text.splitlines():
@@ -437,16 +442,19 @@ def parse_pystack(text: str) -> tuple[Stack, ...]:
 
 
 def _native(frames: list[dict[str, object]]) -> tuple[str, ...]:
-    """Return the innermost native frames as text: "sleep (libc.so.6)". py-spy names a module only for native frames."""
+    """Return the native frames below the innermost Python frame as text, such as "sleep (libc.so.6)", innermost first.
+
+    py-spy names a module only for native frames, which is how they are recognized.
+    """
     native = takewhile(lambda frame: frame.get("module") is not None, frames)
     texts = (f"{_function(str(frame['name']))} ({str(frame['module']).rpartition('/')[2]})" for frame in native)
     return tuple(text[:200] for text, _ in islice(groupby(texts), _MAX_NATIVE))
 
 
 def _function(name: str) -> str:
-    """Return the name of a native function, or "?" if py-spy only has an address.
+    """Return the name of a native function, or "?" if py-spy only has its address.
 
-    Addresses differ in each level of a recursion, so they would not be merged.
+    The addresses differ in each level of a recursion, so equal frames could not be merged.
     """
     return "?" if name.startswith("0x") else name
 
@@ -480,7 +488,7 @@ _POOLS = (MULTIPROCESSING, EXECUTOR)
 
 
 def awaits_result(frames: Sequence[Frame]) -> Pool | None:
-    """Return the kind of process pool whose result this thread waits for, or None if it waits for none."""
+    """Return the kind of process pool for whose result this thread waits, or None if it waits for no pool."""
     return next((pool for pool in _POOLS if any(_within(frames, *place) for place in pool.awaited_in)), None)
 
 
@@ -490,7 +498,7 @@ def is_worker(pool: Pool, frames: Sequence[Frame]) -> bool:
 
 
 def awaits_task(frames: Sequence[Frame]) -> bool:
-    """Whether the thread is a pool worker that waits for its next task, in the get() of the task queue."""
+    """Whether the thread is a worker of a process pool and waits for its next task, in the get() of the task queue."""
     loops = (
         number
         for number, frame in enumerate(frames)
@@ -507,8 +515,8 @@ def serves_pool(frames: Sequence[Frame]) -> bool:
 
 
 def _within(frames: Sequence[Frame], file: str, names: Sequence[str]) -> bool:
-    """Whether some frame is in `file` and in a function of `names`.
+    """Whether some frame is in the file `file` and in a function with one of the names `names`.
 
-    py-spy prefixes the name of a method with its class; faulthandler does not.
+    The class that py-spy prefixes to the name of a method is ignored.
     """
     return any(frame.file.endswith(file) and frame.function.rpartition(".")[2] in names for frame in frames)

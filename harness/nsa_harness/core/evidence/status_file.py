@@ -1,4 +1,7 @@
-"""Read status files. Another process may be writing the file meanwhile, so only consistent records are used."""
+"""Read status files.
+
+The observed process may be writing to its file at the same time, so records that are inconsistent are skipped.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +48,9 @@ _Clock = Callable[[int], float]  # from nanoseconds to seconds since the launch
 def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> StatusFile:
     """Return the content of a status file, with times in seconds since `launched_ns`.
 
-    Only the latest `newest_calls` calls are read. The modules that the forwards entered are only read together with all
-    calls, because frequent reads only need the progress of a rank. A record that is just being written is skipped.
-    Raises ValueError, and no other error, if `data` is not a status file.
+    Only the latest `newest_calls` calls are read. If this is not the maximum, the entered modules are not read either,
+    because a frequent reader only needs the progress. Inconsistent records are skipped. Raise ValueError, and no other
+    error, if `data` is not a status file.
     """
     pid, rank, world_size, created_ns, layout = _identity(data)
     data = _as_layout_3(data) if layout == protocol.LAYOUT_2 else data
@@ -150,7 +153,7 @@ _SIZES = {
 
 
 def _as_layout_3(data: bytes) -> bytes:
-    """Return the content of a layout 2 file in layout 3. Fields that layout 2 does not have are empty."""
+    """Return the content of a status file of layout 2 in the form of layout 3. Fields that layout 2 lacks are empty."""
     converted = bytearray(protocol.STATUS_FILE_SIZE)
     converted[: protocol.CALLS_AT] = data[: protocol.CALLS_AT]
     for call in _ring(data, protocol.LAYOUT_2_CALL, protocol.CALLS_AT, protocol.LAYOUT_2_CALLS):
@@ -163,7 +166,10 @@ def _as_layout_3(data: bytes) -> bytes:
 
 
 def _identity(data: bytes) -> tuple[int, int, int, int, int]:
-    """Return process id, rank, world size, time of creation in ns, and layout. Raises ValueError for other data."""
+    """Return (process id, rank, world size, time of creation in ns, layout) from the header of a status file.
+
+    Raise ValueError if `data` is not a status file with a known layout.
+    """
     if len(data) < protocol.HEADER_SIZE:
         raise ValueError(f"a status file has {protocol.STATUS_FILE_SIZE} bytes, this file has {len(data)}")
     magic, layout, size, pid, rank, world_size, _, created_ns = protocol.IDENTITY.unpack_from(
@@ -206,7 +212,7 @@ def _at(items: list[_Item], number: int, absent: _Item) -> _Item:
 
 
 def _events(data: bytes, strings: list[str], clock: _Clock) -> tuple[ProgressEvent, ...]:
-    """Return the event in each slot whose checksum is correct, the latest first."""
+    """Return the latest events of the process's threads, latest first. Events with a wrong checksum are skipped."""
     events: list[ProgressEvent] = []
     for index in range(protocol.SLOTS):
         at = protocol.SLOTS_AT + index * protocol.SLOT_SIZE
@@ -238,9 +244,10 @@ def _gaps(data: bytes) -> dict[str, float]:
 
 
 def _steps(data: bytes) -> list[tuple[int, ...]]:
-    """Return the records of the latest steps with consecutive numbers and rising times.
+    """Return the records of the latest optimizer steps.
 
-    All other records are being written, or were overwritten.
+    Their numbers are consecutive and their times increase. Other records are still being written or were overwritten,
+    and are skipped.
     """
     series: list[tuple[int, ...]] = []
     for record in _ring(data, protocol.STEP, protocol.STEPS_AT, protocol.STEPS):
@@ -254,7 +261,10 @@ def _steps(data: bytes) -> list[tuple[int, ...]]:
 
 
 def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], tuple[StepForwards, ...]]:
-    """Return the entered modules, each once, and the latest steps with indices into these modules."""
+    """Return (modules, steps): the modules that were entered, without repetitions, and the latest optimizer steps.
+
+    Each step has the indices of the modules that it entered.
+    """
     ring = _ring(data, protocol.FORWARD, protocol.FORWARDS_AT, protocol.FORWARDS)
     # A record that is being written leaves a gap. Only the records after the latest gap are used.
     latest = ring[_unbroken_from(ring) :]
@@ -278,13 +288,16 @@ def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], 
 
 
 def _unbroken_from(ring: Sequence[tuple[int, ...]]) -> int:
-    """Return the index after the latest gap in the numbers of the records; 0 if there is no gap."""
+    """Return the index of the first record after the latest gap in the records' numbers, or 0 if there is no gap."""
     after_gaps = (at for at in range(len(ring) - 1, 0, -1) if ring[at][0] != ring[at - 1][0] + 1)
     return next(after_gaps, 0)
 
 
 def _facts(data: bytes, strings: list[str]) -> dict[str, str]:
-    """Return the facts of the status file by name. A later fact replaces an earlier one of the same name."""
+    """Return the facts in the status file, as a mapping of names to texts.
+
+    If a name occurs several times, the latest fact is returned.
+    """
     (used,) = protocol.FACTS_USED.unpack_from(data, protocol.FACTS_USED_AT)
     pairs = (
         protocol.FACT.unpack_from(data, protocol.FACTS_AT + i * protocol.FACT.size)
@@ -294,13 +307,16 @@ def _facts(data: bytes, strings: list[str]) -> dict[str, str]:
 
 
 def _groups(facts: dict[str, str]) -> dict[str, tuple[int, ...]]:
-    """Return the global ranks of each process group, by the group's name."""
+    """Return the global ranks of the members of each process group, by the name of the group."""
     prefix = protocol.FACT_GROUP
     return {name[len(prefix) :]: read_ranks(value) for name, value in facts.items() if name.startswith(prefix)}
 
 
 def _read_caught(facts: dict[str, str], chains: list[tuple[Frame, ...]]) -> tuple[CaughtException, ...]:
-    """Return the caught exceptions. A fact that has not the form "step type place" is skipped."""
+    """Return the caught exceptions that the facts describe.
+
+    A fact that does not have the form "step type place" is skipped.
+    """
     exceptions: list[CaughtException] = []
     for name, value in sorted(facts.items()):
         parts = value.split(" ", 2) if name.startswith(protocol.FACT_CAUGHT) else []
@@ -313,7 +329,10 @@ def _read_caught(facts: dict[str, str], chains: list[tuple[Frame, ...]]) -> tupl
 
 
 def _with_count(exception: CaughtException, again: str, chains: list[tuple[Frame, ...]]) -> CaughtException:
-    """Return the exception with its count, latest step and chain from the fact `again`, if that has the right form."""
+    """Return the exception with the number of its occurrences, its latest step and its callers.
+
+    They are read from the fact `again`. If it has another form, the exception is returned unchanged.
+    """
     numbers = _AGAIN.fullmatch(again)
     if numbers is None:
         return exception
@@ -324,7 +343,7 @@ def _with_count(exception: CaughtException, again: str, chains: list[tuple[Frame
 
 
 def _with_handler(exception: CaughtException, number: str, facts: dict[str, str]) -> CaughtException:
-    """Return the exception with the line that caught it without raising it again, if there is one.
+    """Return the exception with the line of the program that caught it for good, if there is one.
 
     Each fact about exception `number` describes one handler: "10 3.0 run.py:30:main". The first digit is 1 if the
     handler did not raise the exception again. The second digit is 1 if the exception had left a module's forward.
@@ -339,7 +358,7 @@ def _with_handler(exception: CaughtException, number: str, facts: dict[str, str]
 
 
 def read_ranks(text: str) -> tuple[int, ...]:
-    """Return the ranks in a text such as "0-3,6,8-16/4". Empty if the text has another form."""
+    """Return the ranks in a text such as "0-3,6,8-16/4", or () if the text has another form."""
     ranks: list[int] = []
     for first, last, stride in _RANGE.findall(text) if _RANGES.fullmatch(text) else ():
         ranks += range(int(first), min(int(last or first), int(first) + _MAX_RANKS) + 1, max(1, int(stride or 1)))
@@ -347,9 +366,9 @@ def read_ranks(text: str) -> tuple[int, ...]:
 
 
 def _chains(data: bytes, strings: list[str]) -> list[tuple[Frame, ...]]:
-    """Return, for each node of the status file, the chain of lines from this node outwards, innermost first.
+    """Return the chain of source lines that led to each recorded line, by the number of its record, innermost first.
 
-    Each node names its caller, which must have a smaller number. The chain of a node with a wrong caller is empty.
+    Each record names the record of its caller, which must have a smaller number. If it does not, the chain is empty.
     """
     (used,) = protocol.NODES_USED.unpack_from(data, protocol.NODES_USED_AT)
     chains: list[tuple[Frame, ...]] = [()]
@@ -362,7 +381,10 @@ def _chains(data: bytes, strings: list[str]) -> list[tuple[Frame, ...]]:
 
 
 def _counts(data: bytes, strings: list[str]) -> dict[str, CallCount]:
-    """Return the number of calls in each process group. A record that is just being written is skipped."""
+    """Return the number of collective calls in each process group, by the name of the group.
+
+    Inconsistent records, which are just being written, are skipped.
+    """
     size = protocol.TOTALS * protocol.TOTAL.size
     totals = protocol.TOTAL.iter_unpack(data[protocol.TOTALS_AT : protocol.TOTALS_AT + size])
     return {
@@ -388,9 +410,10 @@ def _count(text: str) -> int | None:
 
 
 def _ring(data: bytes, record: struct.Struct, at: int, count: int) -> list[tuple[int, ...]]:
-    """Return the records of a ring of `count` records at offset `at`, in the order of their numbers.
+    """Return the records of a ring buffer in the order of their numbers.
 
-    A record begins with its number, from 1. A record is skipped if its number belongs to another slot of the ring.
+    The ring has space for `count` records and begins at offset `at` of the file. Each record begins with its number,
+    from 1. Records with a number that does not belong to their position in the ring are skipped.
     """
     ring = record.iter_unpack(memoryview(data)[at : at + count * record.size])
     return sorted(values for slot, values in enumerate(ring) if values[0] and (values[0] - 1) % count == slot)
@@ -421,9 +444,9 @@ def _call(record: tuple[int, ...], strings: list[str], chains: list[tuple[Frame,
 
 
 def _own_place(place: Place | None, callers: Sequence[Frame]) -> Place | None:
-    """Return the location of a call in the program's own code.
+    """Return the source line in the program's own code that made a call.
 
-    If a trainer library such as Lightning made the call, that is the program's line which called the trainer.
+    If a library such as Lightning made the call, this is the program's line that called the library.
     """
     if place is None or not callers or not is_library(place.file or ""):
         return place
@@ -431,9 +454,9 @@ def _own_place(place: Place | None, callers: Sequence[Frame]) -> Place | None:
 
 
 def read_place(text: str) -> Place | None:
-    """Return the location in a text "file:line:function", or None if the text has another form.
+    """Return the source location in a text of the form "file:line:function", or None if the text has another form.
 
-    The name of the file may contain colons.
+    The file name may contain colons.
     """
     file, _, rest = text.rpartition(":")[0].rpartition(":")
     function = text.rpartition(":")[2]

@@ -21,19 +21,18 @@ SETUP = ("init_process_group", "new_", "split_group", "shrink_group", "destroy_p
 
 
 def entered_s(status_file: StatusFile, collective: Collective) -> float | None:
-    """Return when the rank entered the collective, in seconds since the launch of the run.
+    """Return the time at which the rank entered the collective, in seconds since the launch of the run.
 
-    None if the status file cannot convert the flight recorder's clock.
+    Return None if the status file lacks the data to convert the flight recorder's clock.
     """
     return None if status_file.zero_ns is None else (collective.created_ns - status_file.zero_ns) / _NS
 
 
 def python_calls(status_file: StatusFile, collectives: Iterable[Collective]) -> dict[tuple[str, int], Call]:
-    """Return the Python call that entered each collective, by the collective's group and number.
+    """Return the Python call that entered each collective, by (group, number) of the collective.
 
-    Collectives of DDP and FSDP have no Python call and are missing in the result. One call may enter several
-    collectives. If several calls were open at that time, the call with the same operation and size is used. The latest
-    collectives are matched first, because older calls may have been overwritten.
+    Collectives of DDP and FSDP have no Python call and are left out. One call may enter several collectives. If several
+    calls were open at that time, the call with the same operation and size is used.
     """
     calls: dict[tuple[str, int], Call] = {}
     matched: set[int] = set()  # numbers of calls that are matched with a collective of the same operation and size
@@ -69,15 +68,15 @@ def step_s(status_file: StatusFile) -> float | None:
 
 
 def elements(collective: Collective) -> int:
-    """Return the number of elements of all input tensors of the collective together."""
+    """Return the total number of elements in all input tensors of the collective."""
     return sum(prod(sizes) for sizes in collective.sizes)
 
 
 def step_rows(status_file: StatusFile, collectives: Sequence[Collective]) -> tuple[StepRow, ...]:
-    """Return a row for each optimizer step that is recorded completely, and for the step in progress.
+    """Return one row for each optimizer step that is recorded completely, and for the step in progress.
 
-    Older steps are missing if the status file or the flight recorder has overwritten a part of them. Consecutive steps
-    with the same collectives share a row. The result is empty if the two clocks cannot be compared.
+    A step is left out if the status file or the flight recorder has overwritten a part of it. Consecutive steps with
+    the same collectives share a row. The result is empty if the clocks of both records cannot be compared.
     """
     if status_file.zero_ns is None or not status_file.steps_s:
         return ()
@@ -107,7 +106,10 @@ def step_rows(status_file: StatusFile, collectives: Sequence[Collective]) -> tup
 
 
 def by_step(rows: Sequence[StepRow]) -> dict[int, StepRow]:
-    """Return a separate row for each optimizer step, by the number of the step."""
+    """Return one row for each optimizer step, by the number of the step.
+
+    A row for several steps is copied for each of them.
+    """
     return {
         step: replace(row, step=step, last_step=step) for row in rows for step in range(row.step, row.last_step + 1)
     }
@@ -142,7 +144,7 @@ def _row_text(row: StepRow | None) -> str:
 
 
 def _merge_equal_steps(rows: Iterable[StepRow]) -> list[StepRow]:
-    """Return the rows with consecutive finished steps merged if they have the same gradients and tallies."""
+    """Return the rows, with consecutive finished steps merged into one row if their gradients and tallies are equal."""
     result: list[StepRow] = []
     for row in rows:
         before = result[-1] if result and row.done_s is not None else None
@@ -162,8 +164,8 @@ def _covers(call: Call, group: str, at_s: float) -> bool:
 def _spans(status_file: StatusFile) -> Iterator[tuple[int, float | None, float | None]]:
     """Yield (step, start, end) for each recorded optimizer step, in seconds since the launch.
 
-    The start of the first step is None, and so is the end of the step in progress. A step whose start was overwritten
-    is skipped.
+    The start of the first step and the end of the step in progress are None. A step whose start was overwritten is
+    skipped.
     """
     begin_s: float | None = None
     for number, (step, end_s) in enumerate(status_file.steps_s):
@@ -185,10 +187,10 @@ def _tallies(status_file: StatusFile, collectives: Sequence[Collective]) -> tupl
 
 
 def _remembered_since(status_file: StatusFile, collectives: Sequence[Collective]) -> float | None:
-    """Return the time since which flight recorder and status file are complete, or None if they always were.
+    """Return the time since which flight recorder and status file have every record.
 
-    The recorder is complete for a group back to the latest gap in the numbers. Entries before the gap were overwritten,
-    or only those that had not completed were stored.
+    Return None if both have had every record from the start. For each group, the flight recorder is complete after the
+    latest gap in the numbers.
     """
     groups: dict[str, list[Collective]] = {}
     for collective in collectives:
@@ -200,7 +202,10 @@ def _remembered_since(status_file: StatusFile, collectives: Sequence[Collective]
 
 
 def _first_after_gap(group: Sequence[Collective]) -> Collective | None:
-    """Return the oldest entry after the latest gap in the numbers, or None if the numbers go back to 1."""
+    """Return the oldest collective after the latest gap in the numbers of a group.
+
+    Return None if the numbers begin at 1 and have no gap.
+    """
     series = sorted(group, key=lambda entry: entry.seq, reverse=True)
     oldest = series[0]
     for entry in series[1:]:

@@ -1,7 +1,8 @@
-"""A claim, "with this it fails less often": two sides are launched alternately until their counts decide it.
+"""Decide the claim that a change makes a program fail less often, from runs without and with the change.
 
-The first side is the program without the change that is claimed to help, the second side is the program with it. This
-module decides when the counts are enough, when a failure counts as fixed, and what else differs between the sides.
+The first side is the program without the change, the second side the program with it. Both are launched alternately.
+This module decides when the failure counts are enough, when a failure counts as fixed, and what else differs between
+the sides.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from nsa_harness.core.experiment.statistics import RateDifferenceTest, RateRatio
 from nsa_harness.core.experiment.trial import Trial
 from nsa_harness.core.search.question import ProbeResult
 
-MIN_REDUCTION = 0.5  # the share of failures that a mitigation must prevent
-MAX_PAIRS = 100  # the same limit as for both ends of a bisection
-_MAX_EXCESS_UNJUDGED = 2  # unjudged trials of one side, in excess of its judged ones
-_COMPARED_STEPS = 10  # compared steps of each trial: rounding grows from step to step
-_MIN_COMPARED_TRIALS = 2  # trials of each side whose numbers must be known before they are compared
+MIN_REDUCTION = 0.5  # a change must prevent at least this share of the failures to count as a mitigation
+MAX_PAIRS = 100  # maximum number of pairs of trials; the same limit as for both ends of a bisection
+_MAX_EXCESS_UNJUDGED = 2  # one side may have this many more unjudged than judged trials
+_COMPARED_STEPS = 10  # only the first steps of each trial are compared, because rounding grows from step to step
+_MIN_COMPARED_TRIALS = 2  # each side needs this many trials with numbers before the numbers are compared
 
-FIRST, SECOND = 0, 1  # the side without the change, the side with it
+FIRST, SECOND = 0, 1  # indices of the side without the change, and of the side with it
 
 
 class ClaimResult(StrEnum):
+    """The result of testing a claim."""
+
     SUPPORTED = "supported"
     REFUTED = "refuted"
     UNDECIDED = "undecided"
@@ -35,18 +38,20 @@ class ClaimResult(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FailureCount:
-    """The failures of one side, among its judged trials."""
+    """How many trials of one side failed."""
 
-    bad: int
-    judged: int
-    unjudged: int
+    bad: int  # number of failed trials
+    judged: int  # number of trials that could be judged
+    unjudged: int  # number of trials that could not be judged
     ends: Mapping[str, int]  # how often each failure occurred, the most frequent first
 
     @property
     def rate(self) -> float | None:
+        """The share of judged trials that failed; None if there are none."""
         return self.bad / self.judged if self.judged else None
 
     def interval(self, confidence: float) -> tuple[float, float]:
+        """Return the confidence interval of the failure rate."""
         return interval(self.bad, self.judged, confidence)
 
     def __str__(self) -> str:
@@ -54,7 +59,7 @@ class FailureCount:
 
 
 def count(trials: Iterable[Trial], side: int) -> FailureCount:
-    """Count the failures of one side."""
+    """Count the failures of one side, FIRST or SECOND."""
     trials_of_side = [trial for trial in trials if trial.config == side]
     judged_trials = [trial for trial in trials_of_side if trial.judged]
     failures = [trial.end for trial in judged_trials if not trial.passed]
@@ -68,33 +73,34 @@ def count(trials: Iterable[Trial], side: int) -> FailureCount:
 
 
 def passes_needed(bad: int, of: int, confidence: float) -> int:
-    """Return the passes in a row after which a failure that occurred `bad` times in `of` runs counts as fixed.
+    """Return how many passes in a row are needed until a failure counts as fixed.
 
-    At its old rate it would have occurred within that many runs, at this confidence. A failure that occurred each time
-    needs one pass.
+    The failure occurred `bad` times in `of` runs. At that rate it would have occurred again within the returned number
+    of runs, with this confidence. If it occurred in every run, one pass is enough.
     """
     assert 0 < bad <= of
     return 1 if bad == of else runs_to_show(bad / of, confidence)
 
 
 def passes_to_confirm_fix(first: FailureCount, confidence: float) -> int:
-    """Return the passes needed at the lowest failure rate that the first side's counts allow.
+    """Return how many passes in a row the second side needs until the failure counts as fixed.
 
-    This is stricter than `passes_needed`, because a claim launches the first side often enough to know its rate.
+    The lowest failure rate in the confidence interval of the first side counts. This is stricter than `passes_needed`,
+    because a claim launches the first side often enough to estimate its rate.
     """
     return runs_to_show(first.interval(confidence)[0], confidence)
 
 
 class FixStatus(StrEnum):
-    """Whether the failure is gone, and not just rarer."""
+    """An assessment of whether a change has removed a failure completely, and not only made it rarer."""
 
-    YES = "yes"  # no failure, in enough runs to show it at any rate that the first side's counts allow
-    NOT_YET = "not yet"  # no failure, in too few runs
-    NO = "no"
+    YES = "yes"  # no failure in enough runs to have shown it
+    NOT_YET = "not yet"  # no failure, but too few runs
+    NO = "no"  # it still occurs
 
 
 def fix_status(first: FailureCount, second: FailureCount, confidence: float) -> FixStatus | None:
-    """Return whether the failure is gone; None: the first side never failed, so there was nothing to fix."""
+    """Return whether the second side no longer has the failure. None if the first side never failed."""
     if not first.bad:
         return None
     if second.bad:
@@ -107,25 +113,25 @@ def fix_status(first: FailureCount, second: FailureCount, confidence: float) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class NumberComparison:
-    """Whether both sides compute the same numbers, step by step, from equal seeds.
+    """A comparison of the numbers that both sides compute, step by step, from equal seeds.
 
-    The fields from `name` on describe the number that differs most.
+    The fields after `steps` describe the number that differs most between the sides.
     """
 
-    is_same: bool | None  # None: not known
+    is_same: bool | None  # whether all numbers are equal up to rounding; None: not known
     steps: int = 0  # number of compared steps
-    name: str = ""
+    name: str = ""  # "grad_norm"
     step: int | None = None  # None: a number of the whole run
-    first: float = 0.0
-    second: float = 0.0
+    first: float = 0.0  # its value on the first side
+    second: float = 0.0  # its value on the second side
     difference: float = 0.0  # the difference between the sides, as a share of the larger value
     within_side: float = 0.0  # the largest such difference between trials of one side
 
 
 def compare_numbers(trials: Sequence[Trial], tolerance: float) -> NumberComparison:
-    """Compare the numbers of both sides.
+    """Compare the numbers that the trials of both sides computed.
 
-    `tolerance`: the relative difference that rounding may cause in early steps.
+    `tolerance`: the largest relative difference that counts as rounding.
     """
     numbers_by_side = [_numbers(trials, side) for side in (FIRST, SECOND)]
     common = [key for key in numbers_by_side[FIRST] if key in numbers_by_side[SECOND]]
@@ -151,7 +157,7 @@ _Key = tuple[int | None, str]
 
 
 def _numbers(trials: Sequence[Trial], side: int) -> dict[_Key, list[float]]:
-    """Return each number of the first steps of a side, with its value in every trial that has it."""
+    """Return the numbers of the first steps of a side, each with its values in all trials that have it."""
     values: dict[_Key, list[float]] = {}
     for trial in trials:
         if trial.config != side:
@@ -180,7 +186,10 @@ def _compare(step: int | None, name: str, first: Sequence[float], second: Sequen
 
 
 def _relative_difference(first: float, second: float) -> float:
-    """Return the difference as a share of the larger value; it is infinite if one value is not finite."""
+    """Return the difference of two values as a share of the larger one.
+
+    If a value is not finite, it is 0 for equal values and infinite otherwise.
+    """
     if math.isfinite(first) and math.isfinite(second):
         return abs(first - second) / (max(abs(first), abs(second)) or 1.0)
     return 0.0 if first == second or (math.isnan(first) and math.isnan(second)) else math.inf
@@ -191,33 +200,33 @@ def _relative_difference(first: float, second: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """The values of one quantity over the trials of one side."""
+    """The distribution of one quantity over the trials of one side."""
 
     middle: float  # the median
     low: float
     high: float
-    count: int
+    count: int  # number of trials
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """One quantity on both sides, from the trials that passed; None: no such trial of a side has it."""
+    """One measured quantity on both sides. Only trials that passed count."""
 
     name: str
     unit: str  # "s", "bytes", or empty
-    first: Spread | None
+    first: Spread | None  # None: no trial of this side has the quantity
     second: Spread | None
 
     @property
     def change(self) -> float | None:
-        """The change from the first side to the second, as a share of the first."""
+        """The relative change of the median from the first side to the second, or None if it is not known."""
         if self.first is None or self.second is None or not self.first.middle:
             return None
         return self.second.middle / self.first.middle - 1
 
     @property
     def overlaps(self) -> bool:
-        """Whether the ranges of both sides overlap: trials of one side differ as much as the sides do."""
+        """Whether the ranges of both sides overlap, so that the change may be chance."""
         first, second = self.first, self.second
         return first is not None and second is not None and first.low <= second.high and second.low <= first.high
 
@@ -232,7 +241,7 @@ _QUANTITIES = (
 
 
 def effects(trials: Sequence[Trial]) -> Iterator[Effect]:
-    """Yield each quantity that at least one side has."""
+    """Yield every quantity that was measured on at least one side."""
     for name, unit, attribute in _QUANTITIES:
         first, second = (_spread(trials, side, attribute) for side in (FIRST, SECOND))
         if first is not None or second is not None:
@@ -252,53 +261,58 @@ def _spread(trials: Sequence[Trial], side: int, attribute: str) -> Spread | None
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimTerms:
-    """The terms that were set before the first trial."""
+    """The rules of the test, which are fixed before the first trial."""
 
     confidence: float
     max_pairs: int = MAX_PAIRS
-    controls: int = 3  # pairs without any failure that end the test
-    must_compute_same: bool = False  # the change must not alter what is computed, only how
-    tolerance: float = 0.0  # relative difference of computed numbers that counts as rounding
+    controls: int = 3  # the test ends undecided after this many pairs without any failure
+    must_compute_same: bool = False  # the claim is refuted if the change alters the computed numbers
+    tolerance: float = 0.0  # largest relative difference of computed numbers that counts as rounding
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion:
+    """The result of a claim, with the reason."""
+
     result: ClaimResult
-    why: str  # a sentence
-    is_by_counts: bool = False  # the counts decided it, so it holds at the requested confidence
+    why: str  # the reason as a sentence
+    is_by_counts: bool = False  # the failure counts decided, so the result holds at the requested confidence
 
 
 @dataclass(kw_only=True)
 class SequentialTest:
-    """The sequential test of both sides, trial by trial. It may be read after each pair without losing confidence.
+    """A sequential test of a claim. Its conclusion may be read after each pair of trials without losing confidence.
 
-    It combines two tests, each wrong in at most one of 1 / (1 - confidence) claims: that the rates differ, and that the
-    second rate is more than half of the first. For a claim that is true as far as it matters only the second test can
-    be wrong, for a false claim only the first.
+    It combines two tests: that the failure rates of the sides differ, and that the second rate is more than half of the
+    first. Each is wrong in at most one of 1 / (1 - confidence) claims. If the change prevents at least half of the
+    failures, only the second test can be wrong; if it has no effect, only the first.
     """
 
     terms: ClaimTerms
     trials: list[Trial] = field(default_factory=list)
-    _failures: tuple[list[bool], list[bool]] = field(default_factory=lambda: ([], []))  # per side: did each trial fail?
+    # For each side: whether each judged trial failed.
+    _failures: tuple[list[bool], list[bool]] = field(default_factory=lambda: ([], []))
     _unjudged_counts: list[int] = field(default_factory=lambda: [0, 0])
     _difference_test: RateDifferenceTest = field(default_factory=RateDifferenceTest)
     _remaining_test: RateRatioTest = field(default_factory=lambda: RateRatioTest(1 - MIN_REDUCTION))
 
     @property
     def pairs(self) -> int:
+        """The number of pairs of judged trials so far."""
         return self._difference_test.pairs
 
     @property
     def next_side(self) -> int:
-        """The side to launch next: the sides alternate, and a trial that could not be judged is repeated."""
+        """The side to launch next. The sides alternate; a trial that could not be judged is repeated."""
         first, second = self._failures
         return FIRST if len(first) <= len(second) else SECOND
 
     def count(self, side: int) -> FailureCount:
+        """Return the failure count of one side so far."""
         return count(self.trials, side)
 
     def add_trial(self, trial: Trial) -> None:
-        """Add a trial. Both tests get its result once the other side has a judged trial to pair with it."""
+        """Add the result of a trial. It is evaluated once the other side has a judged trial to pair it with."""
         self.trials.append(trial)
         if not trial.judged:
             self._unjudged_counts[trial.config] += 1
@@ -310,7 +324,7 @@ class SequentialTest:
             self._remaining_test.add_pair(*pair)
 
     def conclusion(self) -> Conclusion | None:
-        """Return the conclusion; None: nothing is decided, or one side is a trial ahead."""
+        """Return the conclusion, or None if more trials are needed."""
         if len(self._failures[FIRST]) != len(self._failures[SECOND]):
             return self._cannot_be_judged()
         return self._computes_differently() or self._counts_decide() or self._counts_cannot_decide()
@@ -338,19 +352,19 @@ class SequentialTest:
             why = f"it fails more often with it: {self._counts_text()}"
             return Conclusion(result=ClaimResult.REFUTED, why=why, is_by_counts=True)
         if self._remaining_test.is_shown(confidence):
-            why = f"it does not take away half of the failures: {self._counts_text()}"
+            why = f"it does not prevent half of the failures: {self._counts_text()}"
             return Conclusion(result=ClaimResult.REFUTED, why=why, is_by_counts=True)
         return None
 
     def _counts_cannot_decide(self) -> Conclusion | None:
-        """Return why the test ends undecided; None: more pairs may still decide it."""
+        """Return the conclusion UNDECIDED with its reason, or None if more pairs may still decide the claim."""
         failures = self._difference_test.first_bad + self._difference_test.second_bad
         if self.pairs >= self.terms.controls and not failures:
-            why = f"nothing failed in {self.pairs} runs of each side: there is no failure that it could take away"
+            why = f"nothing failed in {self.pairs} runs of each side, so there is no failure to prevent"
             return Conclusion(result=ClaimResult.UNDECIDED, why=why)
         if self.pairs >= self.terms.max_pairs:
             return Conclusion(
-                result=ClaimResult.UNDECIDED, why=f"{self.pairs} pairs do not tell: {self._counts_text()}"
+                result=ClaimResult.UNDECIDED, why=f"{self.pairs} pairs do not decide it: {self._counts_text()}"
             )
         return self._cannot_be_judged()
 
@@ -367,33 +381,36 @@ class SequentialTest:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimReport:
-    """A claim, while it is tested and afterwards."""
+    """Everything that is known about a claim, while it is tested and afterwards."""
 
-    text: str
+    text: str  # the claim as the user wrote it, or made from the key
     scenario: str
     key: str  # the key in which the sides differ
-    labels: tuple[str, str]  # one for each side
+    labels: tuple[str, str]  # the names of both sides
     terms: ClaimTerms
     trials: tuple[Trial, ...] = ()
     conclusion: Conclusion | None = None
-    budget_s: float | None = None  # for all trials together
+    budget_s: float | None = None  # maximum time of all trials together
     notes: tuple[str, ...] = ()
 
     @property
     def counts(self) -> tuple[FailureCount, FailureCount]:
+        """The failure counts of both sides."""
         return count(self.trials, FIRST), count(self.trials, SECOND)
 
     @property
     def number_comparison(self) -> NumberComparison:
+        """The comparison of the numbers that both sides compute."""
         return compare_numbers(self.trials, self.terms.tolerance)
 
     @property
     def took_s(self) -> float:
+        """The time of all trials together, in seconds."""
         return sum(trial.wall_s for trial in self.trials)
 
     @property
     def left_s(self) -> float | None:
-        """The most time that is left; None: no trial of one side has ended yet."""
+        """The maximum remaining time in seconds, or None if no trial of one side has ended yet."""
         walls_s = [[trial.wall_s for trial in self.trials if trial.config == side] for side in (FIRST, SECOND)]
         if not all(walls_s):
             return None
@@ -403,7 +420,7 @@ class ClaimReport:
 
 
 def difference_text(worst: NumberComparison) -> str:
-    """Return "grad_norm of step 1 is 1.2 without it and 0.9 with it (25 % apart; runs of one side: 0 %)"."""
+    """Return the largest difference as text, such as "grad_norm of step 1 is 1.2 without it and 0.9 with it"."""
     of = f" of step {worst.step}" if worst.step is not None else ""
     apart = (
         ""
@@ -414,15 +431,17 @@ def difference_text(worst: NumberComparison) -> str:
 
 
 def format_share(value: float) -> str:
-    """Return "25 %", "0.02 %" or "0 %"."""
+    """Return a share as percent text: "25 %", "0.02 %" or "0 %"."""
     percent = value * 100
     return f"{percent:.0f} %" if percent == 0 or percent >= 10 else f"{percent:.2g} %"
 
 
-# Verification: a failed run is repeated after an edit.
+# Verification: a failed run is repeated after the user changed the program.
 
 
 class VerificationResult(StrEnum):
+    """The result of repeating a failed run to verify a fix."""
+
     FIXED = "fixed"
     NOT_FIXED = "not fixed"
     FAILS_OTHERWISE = "fails otherwise"
@@ -430,9 +449,9 @@ class VerificationResult(StrEnum):
 
 
 def verification_result(trials: Sequence[Trial], required_passes: int) -> VerificationResult | None:
-    """Return what the trials decide; None: more passes are needed.
+    """Return the result of the trials, or None if more passes are needed.
 
-    One failure decides: if only passes counted, a long enough series would always have enough of them.
+    A single failure decides. Otherwise a long enough series of runs would always contain the required passes.
     """
     results = [trial.counts_as for trial in trials]
     if ProbeResult.BAD in results:
@@ -446,21 +465,24 @@ def verification_result(trials: Sequence[Trial], required_passes: int) -> Verifi
 
 
 def lowest_failure_rate(runs: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Return the count (bad, of) with the lowest failure rate: it needs the most passes."""
+    """Return the (failures, runs) pair with the lowest failure rate above 0. It requires the most passes."""
     return min((run for run in runs if run[0]), key=lambda run: (run[0] / run[1], -run[1]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """The repetition of a failed run, while it goes on and afterwards. Counts are (failures, runs)."""
+    """The verification of a fix by repeating a failed run, while it runs and afterwards.
+
+    Counts are (failures, runs).
+    """
 
     scenario: str
-    run_id: str
-    end: str  # how the run failed
+    run_id: str  # the failed run
+    end: str  # how it failed
     count_in_run: tuple[int, int]  # count in that run
     count_in_all_runs: tuple[int, int]  # count in all stored runs of this launch
-    lowest_count: tuple[int, int]  # the count with the lower rate
-    passes_needed: int  # passes until it counts as fixed
+    lowest_count: tuple[int, int]  # of both counts, the one with the lower failure rate
+    passes_needed: int  # the failure counts as fixed after this many passes
     confidence: float
     trials: tuple[Trial, ...] = ()
     result: VerificationResult | None = None  # None: not decided yet
@@ -468,9 +490,10 @@ class VerifyReport:
 
     @property
     def passes(self) -> int:
+        """The number of trials that passed."""
         return sum(trial.passed for trial in self.trials)
 
     @property
     def last_end(self) -> str:
-        """The end of the last trial."""
+        """How the last trial ended; "" if there was none."""
         return self.trials[-1].end if self.trials else ""

@@ -1,4 +1,7 @@
-"""Diagnostic reruns: which launch with one change would explain what a run left open, and what it showed."""
+"""Diagnostic reruns: launches with one change, such as more checks, that explain what a failed run left open.
+
+This module decides which rerun is worth making, and turns its result into a finding of the original attempt.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from nsa_harness.core.report import Culprit, Facts, Finding, Outcome, Place, Sta
 MAX_RERUNS = 3
 
 _DEBUG = "TORCH_DISTRIBUTED_DEBUG"
-# DDP speaks of parameters by index; with INFO it names them.
+# These messages of DDP give only the indices of parameters. With TORCH_DISTRIBUTED_DEBUG=INFO they give the names.
 _BY_INDEX = re.compile(r"ready only once|did not receive grad|finished reduction|same model across all ranks")
 _RECOMPUTED = re.compile(r"CheckpointError|recomputation|recomputed values", re.IGNORECASE)
 _IN_BACKWARD = re.compile(r"modified by an inplace operation|backward through the graph|returned nan values")
@@ -27,14 +30,14 @@ _CALLS_BACKWARD = re.compile(r"\bbackward\(|\.grad\(")
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One thing that a deeper launch does otherwise."""
+    """The change that a diagnostic rerun makes to a launch."""
 
-    name: str  # of a SecondRun, or of what the program alone can do
+    name: str  # a SecondRun, or a name that only this program knows
     description: str
-    env: tuple[tuple[str, str], ...] = ()
-    program: tuple[str, ...] = ()  # the command line in its place; empty: the same
-    backend: str | None = None  # that the command line asks for; None: the same
-    setting: tuple[str, str] | None = None  # the same as a key of a scenario
+    env: tuple[tuple[str, str], ...] = ()  # additional environment variables
+    program: tuple[str, ...] = ()  # the new command line; empty: the command line does not change
+    backend: str | None = None  # the new backend; None: the backend does not change
+    setting: tuple[str, str] | None = None  # the change as a scenario key with its value, if there is one
 
 
 NAMES = Change(name=SecondRun.NAMES, description=f"{_DEBUG}=INFO", env=((_DEBUG, "INFO"),))
@@ -46,12 +49,14 @@ LAUNCH_BLOCKING = Change(
     name=SecondRun.LAUNCH_BLOCKING, description="CUDA_LAUNCH_BLOCKING=1", env=(("CUDA_LAUNCH_BLOCKING", "1"),)
 )
 GROWTH = Change(
-    name=SecondRun.GROWTH, description="tracemalloc, and what lives after two steps", env=((protocol.ENV_GROWTH, "1"),)
+    name=SecondRun.GROWTH,
+    description="tracemalloc, and the objects alive after two steps",
+    env=((protocol.ENV_GROWTH, "1"),),
 )
-AGAIN = Change(name=SecondRun.AGAIN, description="nothing changed, the same seed")
+AGAIN = Change(name=SecondRun.AGAIN, description="no change, with the same seed")
 
 _ANY_PROGRAM = (NAMES, CHECKPOINT_DEBUG, ANOMALY, LAUNCH_BLOCKING)
-# What is noted beside a verdict, a PASS too, and that a run of its own tells more about.
+# Reruns for findings that are noted in addition to the verdict, even if the run passed.
 _FOR_NOTES = (GROWTH,)
 
 
@@ -63,10 +68,11 @@ def next_change(
     probe: str,
     program_changes: Sequence[Change] = (),
 ) -> Change | None:
-    """The change of the next deeper launch; None where nothing is open, or nothing more would tell.
+    """Return the change for the next diagnostic rerun, or None if no question is open or no rerun would answer it.
 
-    `outcome` is the attempt of `spec` that counts, `made` the changes that were made already, `own` what the program of
-    `spec` can do otherwise by its command line; of a change that any program takes, it is its own way to make it.
+    `outcome` is the final attempt of `spec`. `earlier_changes` are the names of the changes of earlier reruns.
+    `program_changes` are changes that the program supports itself, on its command line; they take the place of changes
+    with the same name. `probe`: how much of the probe was active in the ranks.
     """
     if len(earlier_changes) >= MAX_RERUNS:
         return None
@@ -90,7 +96,10 @@ def next_change(
 
 
 def with_change(spec: RunSpec, change: Change, attempt: int) -> RunSpec:
-    """The same launch with that one change. What it was made for it is not expected to find: looking may hide it."""
+    """Return the launch with this one change, as a diagnostic rerun of `attempt`.
+
+    The findings that the rerun investigates are not expected in it, because the change may hide them.
+    """
     expected_findings = tuple(
         finding for finding in spec.expect.findings if change.name not in (row_of(finding).second_run or ())
     )
@@ -104,14 +113,18 @@ def with_change(spec: RunSpec, change: Change, attempt: int) -> RunSpec:
         backend=change.backend or spec.backend,
         expect=replace(spec.expect, findings=expected_findings),
         settings=tuple(sorted(settings.items())),
-        notes=(*spec.notes, f"to look deeper into attempt {attempt}: {change.description}"),
+        notes=(*spec.notes, f"diagnostic rerun of attempt {attempt}: {change.description}"),
         spec_hash=hashlib.sha256(f"{spec.spec_hash} deeper {change.name}".encode()).hexdigest()[:12],
         deepening=DiagnosticRerun(of=attempt, change=str(change.name), says=change.description),
     )
 
 
 def _suggested_reruns(outcome: Outcome, cause_reruns: Sequence[SecondRun], all_changes: Iterable[str]) -> Iterator[str]:
-    """Yield the reruns that the failure's text suggests, those of its cause, and all of them if it is not certain."""
+    """Yield the names of useful reruns, the most useful first.
+
+    These are the reruns suggested by the failure's text, then those of its cause, then all others if the cause is not
+    certain.
+    """
     if _BY_INDEX.search(outcome.verdict.summary):
         yield SecondRun.NAMES
     if _RECOMPUTED.search(outcome.verdict.summary):
@@ -122,7 +135,7 @@ def _suggested_reruns(outcome: Outcome, cause_reruns: Sequence[SecondRun], all_c
 
 
 def _failed_in_backward(outcome: Outcome) -> bool:
-    """Raised below autograd's engine: the line at fault is one of the forward pass, and the stack does not have it."""
+    """Whether the exception was raised in the backward pass. Then the faulty line of the forward pass is not known."""
     place = outcome.culprit.place if outcome.culprit else None
     statement = (place.text or "").splitlines()[-1:] if place else []
     calls_backward = any(map(_CALLS_BACKWARD.search, statement)) or _IN_BACKWARD.search(outcome.verdict.summary)
@@ -135,7 +148,7 @@ def _names_parameter(outcome: Outcome) -> bool:
 
 
 def _is_possible(change: Change, spec: RunSpec, outcome: Outcome, probe: str) -> bool:
-    """The change is one for this launch, and says something about an end of this kind."""
+    """Whether the change can be applied to this launch and could explain this outcome."""
     env, has_failed = dict(spec.env), outcome.verdict.status is Status.FAIL
     if change.program == spec.program:
         return False
@@ -157,7 +170,7 @@ def _is_possible(change: Change, spec: RunSpec, outcome: Outcome, probe: str) ->
 
 
 class _RerunEnd(StrEnum):
-    """How a diagnostic rerun ended, compared with the attempt that it looks into."""
+    """How a diagnostic rerun ended, compared with the original attempt."""
 
     PASSED = "passed"
     SAME = "the same"
@@ -165,16 +178,16 @@ class _RerunEnd(StrEnum):
 
 
 def with_diagnostic_reruns(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Return the outcomes, each with a finding for every diagnostic rerun that was made of it.
+    """Return the outcomes with a finding added for each of their diagnostic reruns.
 
-    Verdicts do not change. A place that only a rerun could name becomes the culprit's. Applied twice it changes nothing
-    more.
+    Verdicts do not change. A location that only a rerun showed becomes the location of the culprit. Calling this
+    function again with its result adds nothing.
     """
     return tuple(_with_rerun_findings(outcome, outcomes) for outcome in outcomes)
 
 
 def rerun_finding(outcome: Outcome, rerun_outcome: Outcome) -> Finding:
-    """Return what the diagnostic rerun `deeper` shows about `base`, as a finding of `base`."""
+    """Return what the diagnostic rerun `rerun_outcome` shows about `outcome`, as a finding of `outcome`."""
     rerun = rerun_outcome.spec.deepening
     assert rerun is not None
     own_finding = _own_finding(rerun_outcome)
@@ -198,7 +211,7 @@ def rerun_finding(outcome: Outcome, rerun_outcome: Outcome) -> Finding:
         },
         ranks=own_finding.ranks if own_finding else (),
         place=own_finding.place if own_finding else None,
-        # A single pair of runs makes it likely, not certain.
+        # One pair of runs makes the finding likely, but not certain.
         evidence=EvidenceKind.RECORD if own_finding and end is _RerunEnd.SAME else EvidenceKind.OPEN,
         proof=own_finding.proof
         if own_finding
@@ -249,19 +262,22 @@ def _compare_ends(outcome: Outcome, rerun_outcome: Outcome) -> _RerunEnd:
     )
     rerun = rerun_outcome.spec.deepening
     if rerun and rerun.change == "checkpoint_debug" and _own_finding(rerun_outcome):
-        # In that mode torch raises the same mismatch with another message.
+        # In checkpoint's debug mode, PyTorch raises the same mismatch with another message.
         is_same = outcome.verdict.status == rerun_outcome.verdict.status
     return _RerunEnd.SAME if is_same else _RerunEnd.OTHERWISE
 
 
 def _losses(outcome: Outcome, rerun_outcome: Outcome) -> Facts | None:
-    """Return the last losses. They are equal to the last digit if the seed determines everything in the program."""
+    """Return the last losses of both runs, or None if a loss is unknown.
+
+    They are equal in all digits if the seed determines everything in the program.
+    """
     before, now = (run.metrics.get("loss_last") for run in (outcome, rerun_outcome))
     return None if before is None or now is None else {"before": before, "now": now}
 
 
 def _with_place(culprit: Culprit | None, place: Place | None) -> Culprit | None:
-    """Return the culprit at the new place; what the new place leaves open stays as it was known."""
+    """Return the culprit with the new location. Fields that the new location does not have keep their old values."""
     if culprit is None or place is None:
         return culprit
     old_place = culprit.place or Place()

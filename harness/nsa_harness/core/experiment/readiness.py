@@ -1,4 +1,4 @@
-"""Readiness: the phases and criteria of a checklist, and the GO or NO-GO that follows from their runs."""
+"""Judge a readiness checklist: its phases and criteria, and the GO or NO-GO that follows from their runs."""
 
 from __future__ import annotations
 
@@ -28,55 +28,60 @@ from nsa_harness.errors import did_you_mean
 
 
 class Concurrency(StrEnum):
-    """Whether the runs of a phase are launched at the same time."""
+    """How the runs of a phase are launched: one after another or in parallel."""
 
-    NEVER = "never"  # their times are measured
-    MAY = "may"  # if the machine has room
-    MUST = "must"  # each run is load for the others
+    NEVER = "never"  # one after another, because their times are measured
+    MAY = "may"  # in parallel if the machine has room
+    MUST = "must"  # in parallel, because each run must be load for the others
 
 
 class _Section(BaseModel):
+    """The base of all sections of a checklist: unknown keys are rejected."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Phase(_Section):
-    """A group of runs, and the earlier phases that must pass first."""
+    """A group of runs, with the earlier phases that must pass before it starts."""
 
     name: Word
     about: Annotated[str, Field(max_length=300)] = ""
     runs: Annotated[tuple[Name, ...], Field(min_length=1)] = Field(description="scenarios, each with its matrix")
-    needs: tuple[Word, ...] = Field(default=(), description="earlier phases; where one failed, this one says nothing")
+    needs: tuple[Word, ...] = Field(
+        default=(), description="earlier phases; if one of them failed, this phase does not run"
+    )
     together: Concurrency = Concurrency.NEVER
     set: dict[str, JsonValue] = Field(
-        default={}, description="dotted keys of its scenarios; {RUN} in a text is the folder of an earlier run"
+        default={}, description="dotted keys of its scenarios; {RUN} in a text is the directory of an earlier run"
     )
 
 
 class CriterionNeeds(_Section):
-    """The devices that the criterion needs. It is not tested on a machine that lacks them."""
+    """The devices that a criterion needs. It is not tested on a machine without them."""
 
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0
 
 
 class Criterion(NumberBound):
-    """Bounds for a number of one or more runs. The run that is nearest to missing them counts."""
+    """Bounds for a number of one or more runs. The run whose number is worst counts."""
 
     metric: Word
-    runs: Annotated[tuple[Name, ...], Field(min_length=1)] = Field(alias="in", description="whose number it is")
-    unit: Annotated[str, Field(max_length=40)] = Field(default="", description="for people")
-    over: Name | None = Field(default=None, description="the number is divided by that of this run")
-    minus: Name | None = Field(default=None, description="the number is how far it is from that of this run")
+    runs: Annotated[tuple[Name, ...], Field(min_length=1)] = Field(alias="in", description="the runs that are measured")
+    unit: Annotated[str, Field(max_length=40)] = Field(default="", description="human-readable")
+    over: Name | None = Field(default=None, description="the number is divided by the number of this run")
+    minus: Name | None = Field(default=None, description="the number is its distance from the number of this run")
     needs: CriterionNeeds = CriterionNeeds()
 
     def reads(self, run: str) -> bool:
-        """Whether the criterion uses a number of this run, for the bounds or as the run to compare with."""
+        """Whether the criterion needs a number of this run, for its bounds or as the reference."""
         return any(_names_run(run, word) for _, word in _named_runs(self))
 
     def bounds_run(self, run: str) -> bool:
-        """Whether this run's number must meet the bounds; a run that is only compared with need not."""
+        """Whether this run's number must be within the bounds. The number of a reference run need not."""
         return any(_names_run(run, word) for word in self.runs) and run not in (self.over, self.minus)
 
     def bounds(self) -> tuple[tuple[str, float], ...]:
+        """Return the bounds as (operator, limit) pairs, such as ("lt", 30e9)."""
         return tuple((key, limit) for key, limit in self.numbers().items() if limit is not None)
 
 
@@ -87,7 +92,7 @@ class Checklist(_Section):
     about: Annotated[str, Field(max_length=300)] = ""
     phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
     criteria: dict[Word, Criterion]
-    accept: tuple[Word, ...] = Field(default=(), description="findings that a run may have all the same")
+    accept: tuple[Word, ...] = Field(default=(), description="findings that are accepted in every run")
 
 
 # Metrics that change when another run shares the machine.
@@ -96,7 +101,7 @@ _RUN_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
 def checklist_mistakes(checklist: Checklist) -> Contradictions:
-    """Yield (location, mistake) for a checklist whose keys are valid, before its scenarios are known."""
+    """Yield each mistake in a checklist with its location. The names of its runs are not checked here."""
     names: list[str] = []
     for number, phase in enumerate(checklist.phases):
         if phase.name in names:
@@ -116,12 +121,12 @@ def checklist_mistakes(checklist: Checklist) -> Contradictions:
 
 
 def run_name_mistakes(checklist: Checklist, runs: Sequence[Sequence[str]]) -> Contradictions:
-    """Yield mistakes in the names of runs. `runs`: per phase, every variant by its own name."""
+    """Yield each mistake in the names of runs with its location. `runs`: the names of all runs of each phase."""
     earlier_runs: list[str] = []
     for number, (phase, names) in enumerate(zip(checklist.phases, runs, strict=True)):
         for run in names:
             if run in earlier_runs:
-                yield ("phases", number, "runs"), f"{run} is run by an earlier phase; each run has one folder"
+                yield ("phases", number, "runs"), f"{run} is run by an earlier phase; each run has only one directory"
         for key, value in phase.set.items():
             for run in runs_named_in(value):
                 if run not in earlier_runs:
@@ -135,52 +140,56 @@ def run_name_mistakes(checklist: Checklist, runs: Sequence[Sequence[str]]) -> Co
                 one_of = ", ".join(run for run in earlier_runs if _names_run(run, word))
                 yield ("criteria", name, *location), f"{word} has a matrix; name one of its runs: {one_of}"
         if not any(map(criterion.bounds_run, earlier_runs)):
-            yield ("criteria", name, "in"), "no run is left besides the one that it is told against"
+            yield ("criteria", name, "in"), "the only run is the one that it is compared with; name another"
         for phase, names in zip(checklist.phases, runs, strict=True):
             uses_phase = any(map(criterion.reads, names))
             if uses_phase and phase.together is Concurrency.MAY and _TIME_METRIC.fullmatch(criterion.metric):
-                problem = f"{criterion.metric} is a time, and runs of the phase {phase.name} may go on together"
+                problem = f"{criterion.metric} is a time, and runs of the phase {phase.name} may run in parallel"
                 yield ("criteria", name, "metric"), f"{problem}; set together: never there"
 
 
 def _named_runs(criterion: Criterion) -> Iterator[tuple[Location, str]]:
-    """Yield each run that the criterion names, with the location of the name in its section."""
+    """Yield the location in its section and the name of each run that the criterion names."""
     yield from ((("in", number), run) for number, run in enumerate(criterion.runs))
     reference_runs = (("over", criterion.over), ("minus", criterion.minus))
     yield from (((key,), run) for key, run in reference_runs if run is not None)
 
 
 def runs_named_in(value: JsonValue) -> list[str]:
-    """Return the runs whose directories a value names."""
+    """Return the names of the runs in the {RUN} placeholders of a value."""
     return _RUN_PLACEHOLDER.findall(value) if isinstance(value, str) else []
 
 
 def fill_run_directories(value: JsonValue, folders: Mapping[str, str]) -> JsonValue:
-    """Return the value with each {RUN} replaced by its directory; a run without a directory stays as it is."""
+    """Return the value with each {RUN} placeholder replaced by the run's directory. Unknown runs are not replaced."""
     return (
         _RUN_PLACEHOLDER.sub(lambda match: folders.get(match[1], match[0]), value) if isinstance(value, str) else value
     )
 
 
 def _names_run(name: str, word: str) -> bool:
-    """Whether the word names this run, or the scenario whose matrix contains it."""
+    """Whether `word` is the name of this run or of the scenario whose matrix contains it."""
     return name == word or name.partition("@")[0] == word
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """A measured number, with its interval if it comes from a fit."""
+    """A measured number, with its 95 % interval if it comes from a fit."""
 
     value: float
     low: float | None = None
     high: float | None = None
 
 
-Measurements = Mapping[str, Measurement]  # of one run, by the names that a criterion takes
+Measurements = Mapping[str, Measurement]  # the numbers of one run by metric name
 
 
 def expected_s(steps: Sequence[int], outcomes: Sequence[Outcome]) -> float | None:
-    """Return the expected time of runs with `steps`, one after another, from the runs that trained; None: none did."""
+    """Return the expected time in seconds of several runs, one after another.
+
+    `steps`: the number of training steps of each run. `outcomes`: finished runs, whose step and start-up times are
+    used. Returns None if none of them trained.
+    """
     training_runs = [
         (outcome, outcome.metrics["step_s_median"], outcome.metrics["steps"])
         for outcome in outcomes
@@ -199,9 +208,9 @@ EVIDENCE_METRICS = frozenset({"memory_slope_bytes", "gpu_slope_bytes", "replicas
 
 
 def numbers_of(outcome: Outcome, evidence: Evidence | None) -> dict[str, Measurement]:
-    """Return the numbers of a run: its program's metrics, its peak memory, and fits over its evidence.
+    """Return the measured numbers of a run: its program's metrics, its peak memory, and fits over its evidence.
 
-    `evidence`: None if no criterion needs a number from it.
+    `evidence`: None if no criterion needs a number from the evidence.
     """
     usage = {"peak_gpu_bytes": outcome.usage.peak_gpu_bytes, "peak_rss_bytes": outcome.usage.peak_rss_bytes}
     values = {**outcome.metrics, **{name: value for name, value in usage.items() if value is not None}}
@@ -238,16 +247,17 @@ def _evidence_measurements(evidence: Evidence) -> dict[str, Measurement]:
     return numbers
 
 
-_WARM_UP = 0.25  # share of the steps in which a program makes its one-time allocations
-_BLOCKS = 8  # memory grows in jumps: means over blocks of samples are nearly independent, single samples are not
+_WARM_UP = 0.25  # this share of the steps is ignored, because a program makes one-time allocations in them
+# Memory grows in jumps, so single samples are not independent. The means of this many blocks of samples nearly are.
+_BLOCKS = 8
 _SAMPLES_PER_BLOCK = 2
 _STUDENT = 2.447  # 95 % quantile with _BLOCKS - 2 degrees of freedom
 
 
 def slope(points: Sequence[tuple[int, int]]) -> Measurement | None:
-    """Return the slope per step with its 95 % interval, by least squares over the means of blocks of points.
+    """Return the slope of (step, amount) points with its 95 % interval, by least squares over the means of blocks.
 
-    None: there are too few points after the warm-up.
+    Returns None if there are too few points after the warm-up.
     """
     last = points[-1][0] if points else 0
     used_points = [point for point in points if point[0] > last * _WARM_UP]
@@ -270,14 +280,14 @@ class CriterionResult(StrEnum):
 
     MET = "met"
     MISSED = "missed"
-    OPEN = "open"  # this machine can test it, but the runs did not decide it
+    OPEN = "open"  # this machine can test it, but the runs so far do not decide it
     NOT_TESTED = "not tested"  # this machine cannot test it
-    NOT_REACHED = "not reached"
+    NOT_REACHED = "not reached"  # an earlier phase that it needs was not met
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailureReason:
-    """The reason why a run did not end as it should, from its outcome."""
+    """Why a run did not end as it should."""
 
     run: str
     verdict: str
@@ -285,33 +295,35 @@ class FailureReason:
     sentence: str
     place: Place | None
     advice: str
-    next: str | None  # the command to continue with
+    next: str | None  # the command to run next
 
 
 @dataclass(frozen=True, kw_only=True)
 class CriterionRow:
-    """A criterion with its measured number and result."""
+    """A criterion with its measured number and its result."""
 
     name: str
     result: CriterionResult
     metric: str
     unit: str
-    limit: tuple[tuple[str, float], ...]  # "lt", 30e9
+    limit: tuple[tuple[str, float], ...]  # pairs of operator and limit, such as ("lt", 30e9)
     measured: Measurement | None
-    margin: float | None  # how far the number is inside its limit, as a share of the limit; negative: missed
-    run: str | None  # the run whose number counts: the nearest to its limit
-    dir: str | None
+    margin: float | None  # distance of the number to its limit, as a share of the limit; negative if it is missed
+    run: str | None  # the run whose number counts: the one with the worst margin
+    dir: str | None  # the directory of that run
     repeat: str | None  # the command that repeats that run
-    why: str = ""  # why nothing was measured, or which runs the number combines
+    why: str = ""  # why nothing was measured, or which runs were compared
     blame: FailureReason | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRow:
+    """A run of a phase, with its verdict."""
+
     scenario: str
     verdict: str
     cause: str | None
-    as_it_should: bool
+    as_it_should: bool  # it ended as its scenario expects, is not flaky, and has no fault that is not accepted
     dir: str
     wall_s: float
     repeat: str | None
@@ -320,16 +332,18 @@ class RunRow:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseRow:
-    """A phase with its runs."""
+    """A phase with its result and its runs."""
 
     name: str
     about: str
     result: CriterionResult
-    why: str  # why it was not reached, or is open
+    why: str  # why it failed, was not reached, or is open; "" if it is met
     runs: tuple[RunRow, ...]
 
 
 class Decision(StrEnum):
+    """The decision of a readiness check."""
+
     GO = "GO"
     NO_GO = "NO-GO"
     UNDECIDED = "UNDECIDED"
@@ -337,13 +351,15 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Untested:
-    what: str
+    """Something that this machine could not test."""
+
+    what: str  # a criterion, a run, or a part of the program
     why: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Readiness:
-    """The decision with its reasons."""
+    """The decision of a readiness check, with the results of all criteria and phases."""
 
     decision: Decision
     criteria: tuple[CriterionRow, ...]
@@ -353,17 +369,17 @@ class Readiness:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseRuns:
-    """The runs of a phase that were made so far."""
+    """The results of a phase so far."""
 
-    names: tuple[str, ...]  # all runs of the phase
-    outcomes: tuple[Outcome, ...] = ()  # the final outcome of each run that was made
-    numbers: Mapping[str, Measurements] = field(default_factory=dict)  # by run
+    names: tuple[str, ...]  # the names of all its runs
+    outcomes: tuple[Outcome, ...] = ()  # the final outcome of each finished run
+    numbers: Mapping[str, Measurements] = field(default_factory=dict)  # the measured numbers by run name
 
 
 def unmet_need(results: Mapping[str, CriterionResult], phase: Phase) -> str:
-    """Return why a phase must not run: a phase that it needs was not met. Return "" if it may run.
+    """Return why a phase must be skipped (an earlier phase that it needs was not met), or "" if it may run.
 
-    `results` has the results of the earlier phases.
+    `results`: the results of the earlier phases by name.
     """
     for need in phase.needs:
         if results.get(need) is not CriterionResult.MET:
@@ -380,7 +396,10 @@ _NOT_MET = {
 
 
 def judge_checklist(checklist: Checklist, runs_of_phases: Sequence[PhaseRuns], facts: MachineFacts) -> Readiness:
-    """Judge the checklist. `done`: every phase in order, without outcomes if it has not run."""
+    """Judge the checklist.
+
+    `runs_of_phases`: the runs of each phase in order, without outcomes if a phase has not run. `facts`: this machine.
+    """
     numbers = {run: run_numbers for phase_runs in runs_of_phases for run, run_numbers in phase_runs.numbers.items()}
     outcomes = {outcome.spec.scenario: outcome for phase_runs in runs_of_phases for outcome in phase_runs.outcomes}
     names = [name for phase_runs in runs_of_phases for name in phase_runs.names]
@@ -408,7 +427,7 @@ def _decision(rows: Sequence[CriterionRow], phases: Sequence[PhaseRow]) -> Decis
         return Decision.NO_GO
     if CriterionResult.OPEN in results or CriterionResult.NOT_REACHED in results:
         return Decision.UNDECIDED
-    # Without a single phase that passed there is no evidence for GO.
+    # If no phase passed, there is no evidence for GO.
     return Decision.GO if CriterionResult.MET in (row.result for row in phases) else Decision.UNDECIDED
 
 
@@ -431,11 +450,11 @@ def _phase_result(
     if unmet_need and not runs:
         return CriterionResult.NOT_REACHED, unmet_need
     if Status.ERROR in statuses:
-        return CriterionResult.OPEN, "the harness could not judge " + ", ".join(
+        return CriterionResult.OPEN, "nsa-harness could not judge " + ", ".join(
             row.scenario for row in runs if row.verdict == Status.ERROR
         )
     if len(runs) < len(phase_runs.names):
-        return CriterionResult.OPEN, f"{len(runs)} of {len(phase_runs.names)} runs made"
+        return CriterionResult.OPEN, f"{len(runs)} of {len(phase_runs.names)} runs finished"
     if all(status is Status.SKIP for status in statuses):
         return CriterionResult.NOT_TESTED, phase_runs.outcomes[0].verdict.summary
     return CriterionResult.MET, ""
@@ -458,7 +477,11 @@ def _run_row(checklist: Checklist, outcome: Outcome) -> RunRow:
 
 
 def _blame(outcome: Outcome, faults: Sequence[Finding] = ()) -> FailureReason:
-    """Return the cause of a run that did not pass; for a run that passed or missed a number, its worst finding."""
+    """Return why a run did not end as it should.
+
+    For a run that did not pass it is the verdict's cause. For a run that passed or only missed an expected number it is
+    its worst finding; `faults`: the findings to prefer.
+    """
     cause, sentence = outcome.verdict.cause, outcome.verdict.summary
     others = [
         finding
@@ -483,7 +506,7 @@ def _blame(outcome: Outcome, faults: Sequence[Finding] = ()) -> FailureReason:
     )
 
 
-_PASSED = "it passed, and nothing else was found wrong in it"
+_PASSED = "the run passed, and nothing else is wrong with it"
 
 
 def _criterion_row(
@@ -494,7 +517,7 @@ def _criterion_row(
     outcomes: Mapping[str, Outcome],
     facts: MachineFacts,
 ) -> CriterionRow:
-    """Return the criterion's row for the run that is nearest to missing it."""
+    """Return the criterion's row, from the run with the worst result."""
     empty = CriterionRow(
         name=name, result=CriterionResult.OPEN, metric=criterion.metric, unit=criterion.unit, limit=criterion.bounds(),
         measured=None, margin=None, run=None, dir=None, repeat=None,
@@ -522,7 +545,10 @@ def _row_of_run(
     numbers: Mapping[str, Measurements],
     outcomes: Mapping[str, Outcome],
 ) -> CriterionRow:
-    """Return the criterion's row for one run, or the reason why the run has no number for it."""
+    """Return the criterion's row for one run. If the run has no number, the row contains the reason.
+
+    `empty`: the row without a measurement.
+    """
     other = criterion.over or criterion.minus
     for required_run in filter(None, (run, other)):
         outcome = outcomes.get(required_run)
@@ -543,7 +569,7 @@ def _row_of_run(
     why = ""
     if other is not None:
         number = _combine(number, numbers[other][criterion.metric], criterion)
-        why = f"{run} {'over' if criterion.over else 'against'} {other}"
+        why = f"{run} {'divided by' if criterion.over else 'compared with'} {other}"
     result, margin = _compare(number, criterion)
     row = replace(
         empty,
@@ -565,7 +591,7 @@ def _combine(number: Measurement, other: Measurement, criterion: Criterion) -> M
 
 
 def _compare(number: Measurement, criterion: Criterion) -> tuple[CriterionResult, float | None]:
-    """Return the worst result of the criterion's bounds, and the smallest margin."""
+    """Compare a number with all bounds of the criterion. Return the worst result and the smallest margin."""
     results_and_margins = [_compare_with_bound(number, key, limit) for key, limit in criterion.bounds()]
     results = [result for result, _ in results_and_margins]
     worst = next(
@@ -575,10 +601,10 @@ def _compare(number: Measurement, criterion: Criterion) -> tuple[CriterionResult
 
 
 def _compare_with_bound(number: Measurement, key: str, limit: float) -> tuple[CriterionResult, float]:
-    """Return whether the number is within one bound, and its margin: the distance to the limit as a share of it.
+    """Compare a number with one bound. Return the result, and the distance to the limit as a share of the limit.
 
-    An interval meets the bound if all of it does, and misses the bound if none of it does; otherwise it is OPEN. The
-    margin is that of the interval's worse end, and negative if that end is outside the bound.
+    A number with an interval is MET if the whole interval meets the bound, MISSED if no part of it does, and OPEN
+    otherwise. The distance is that of the interval's worse end; it is negative if that end does not meet the bound.
     """
     low = number.value if number.low is None else number.low
     high = number.value if number.high is None else number.high
@@ -598,7 +624,7 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
 def _not_tested(
     rows: Sequence[CriterionRow], runs_of_phases: Sequence[PhaseRuns], facts: MachineFacts
 ) -> Iterator[Untested]:
-    """Yield what this machine could not test: criteria, skipped runs, and parts that a smaller form of a run lacks."""
+    """Yield what this machine could not test: criteria, skipped runs, and parts that are left out of small runs."""
     yield from (Untested(what=row.name, why=row.why) for row in rows if row.result is CriterionResult.NOT_TESTED)
     outcomes = [outcome for phase_runs in runs_of_phases for outcome in phase_runs.outcomes]
     skipped_outcomes = [outcome for outcome in outcomes if outcome.verdict.status is Status.SKIP]
@@ -608,5 +634,5 @@ def _not_tested(
         (outcome.spec.ranks for outcome in outcomes if outcome.spec.not_covered and outcome.spec.device == "cpu"), None
     )
     gpu_reason = f"this machine has {gpus_text(len(facts.gpus))}" + (f" for {cpu_ranks} ranks" if facts.gpus else "")
-    why = "the form that ran has none" if cpu_ranks is None else gpu_reason
+    why = "the configuration that ran does not include it" if cpu_ranks is None else gpu_reason
     yield from (Untested(what=part, why=why) for part in missing)

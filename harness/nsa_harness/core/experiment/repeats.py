@@ -1,4 +1,4 @@
-"""Repeats: what several attempts of one launch show together: how they ended, and whether at one line."""
+"""Combine several attempts of one launch: whether they ended in the same way, and at the same line."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MAX_PLACES = 3
 
 
 def same_place_finding(attempts: Sequence[Outcome]) -> Finding | None:
-    """Return how many attempts of one launch ended badly at which place.
+    """Return a finding that shows at which lines how many attempts of one launch failed.
 
-    None for a single attempt, and if no attempt ended badly at a known place.
+    Returns None for a single attempt, or if no attempt failed at a known line.
     """
     by_attempt = sorted(attempts, key=lambda attempt: attempt.attempt)
     judged_attempts = [attempt for attempt in by_attempt if attempt.verdict.status in (Status.PASS, *_BAD)]
@@ -54,26 +54,27 @@ def _place(outcome: Outcome) -> Place | None:
     return outcome.culprit.place if outcome.culprit else None
 
 
-_JUDGED = frozenset({Status.PASS, Status.FAIL, Status.HANG})  # SKIP and ERROR tell nothing of the program
+_JUDGED = frozenset({Status.PASS, Status.FAIL, Status.HANG})  # SKIP and ERROR say nothing about the program
 
 
 def with_flakiness(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """The outcomes, in their order, with `final`, `flaky` and `expected` as all attempts together say.
+    """Return the outcomes with `final`, `flaky` and `expected` set from all attempts of each scenario.
 
-    The last attempt of a scenario counts, and says whether all of one launch ended at the same place. Where they
-    disagree, all are flaky and the one that counts is FAIL, cause `flaky`; an ERROR stays one. A deeper look is no
-    repetition: it counts only where nothing else does. Applied twice it changes nothing more.
+    The last attempt of a scenario is its final one; it gets a finding about where all attempts failed. If the attempts
+    of one launch have different verdicts, all of them are flaky, and the final one becomes FAIL with the cause `flaky`
+    unless it is an ERROR. Diagnostic reruns do not count as attempts if there are others. Calling this function again
+    with its result changes nothing.
     """
     return tuple(_with_combined_verdict(outcome, outcomes) for outcome in outcomes)
 
 
 def repetitions(attempts: Sequence[Outcome]) -> Sequence[Outcome]:
-    """Return the attempts without the diagnostic reruns, unless there is nothing else."""
+    """Return the attempts that are no diagnostic reruns, or all of them if there are only diagnostic reruns."""
     return [attempt for attempt in attempts if attempt.spec.deepening is None] or attempts
 
 
 def own_status(outcome: Outcome) -> Status:
-    """Return how this attempt ended by itself, also where its verdict is that of all attempts together."""
+    """Return the status of this attempt alone, even if its verdict was replaced by that of all attempts together."""
     return outcome.own_status or outcome.verdict.status
 
 
@@ -94,7 +95,10 @@ def _with_combined_verdict(outcome: Outcome, outcomes: Sequence[Outcome]) -> Out
 
 
 def _with_same_place(outcome: Outcome, same_launch: Sequence[Outcome]) -> Outcome:
-    """Add the common place as a finding, once: the verdict of a flaky attempt no longer shows how it ended."""
+    """Return the outcome with the finding about where its attempts failed, if it does not have it yet.
+
+    It is needed because the verdict of a flaky attempt no longer shows how the attempt ended.
+    """
     place_finding = same_place_finding(same_launch)
     if place_finding is None or any(finding.code == place_finding.code for finding in outcome.findings):
         return outcome

@@ -1,4 +1,4 @@
-"""Failure rates from counts: the interval of a rate, sequential tests of two rates, and numbers of runs."""
+"""Statistics of failure rates: confidence intervals, sequential tests of two rates, and required numbers of runs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from functools import cache
 from math import ceil, comb, cos, hypot, log, pi, sqrt, tan
 from statistics import NormalDist
 
-# The prior of a rate with which evidence of a difference grows about as fast as possible: Turner, Ly and Grünwald,
+# With this prior of a rate, the evidence of a difference grows about as fast as possible. See Turner, Ly and Grünwald,
 # "Generic E-variables for exact sequential k-sample tests" (arXiv:2106.02693), section 4.
 _PRIOR = 0.18
 
 
 def interval(bad: int, of: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the exact Clopper-Pearson interval of a rate after `bad` failures in `of` runs; (0, 1) without runs."""
+    """Return the exact Clopper-Pearson interval of a failure rate after `bad` failures in `of` runs.
+
+    Without runs it is (0, 1).
+    """
     tail = (1 - confidence) / 2
     low = 0.0 if bad == 0 else _find_rate(lambda rate: _binomial_tail(bad, of, rate) < tail)
     high = 1.0 if bad == of else _find_rate(lambda rate: 1 - _binomial_tail(bad + 1, of, rate) > tail)
@@ -21,21 +24,28 @@ def interval(bad: int, of: int, confidence: float = 0.95) -> tuple[float, float]
 
 
 def runs_to_show(rate: float, confidence: float) -> int:
-    """Return the number of runs that show a failure of this rate at least once, at this confidence."""
+    """Return how many runs are needed to see a failure of this rate at least once, with this confidence."""
     return ceil(log(1 - confidence) / log(1 - rate))
 
 
-MIN_RATE = 0.2  # the lowest failure rate that is searched for, if the user asks for confidence or has seen a failure
-_CONTROLS = 3  # passes after which an end counts as passing, if the user asks for no confidence
+# The lowest failure rate that a bisection looks for, if the user requests a confidence or a stored run has failed.
+MIN_RATE = 0.2
+_CONTROLS = 3  # without a requested confidence, a configuration counts as passing after this many passes
 
 
 def control_runs(confidence: float, *, insistent: bool) -> int:
-    """Return the passes after which an end counts as passing. `insistent`: the user asked for the confidence."""
+    """Return after how many passes a configuration counts as passing.
+
+    `insistent`: the user has requested this confidence, or a stored run has failed.
+    """
     return runs_to_show(MIN_RATE, confidence) if insistent else _CONTROLS
 
 
 def fails_more_often(first: tuple[int, int], second: tuple[int, int], confidence: float) -> bool:
-    """Whether the first rate (bad, of) is higher, by Fisher's exact one-sided test. Apply it only once to the data."""
+    """Whether the first failure rate is higher than the second, by Fisher's exact one-sided test.
+
+    Both are given as (failures, runs). The confidence only holds if the test is applied once to the data.
+    """
     (bad, of), (other_bad, other_of) = first, second
     all_bad, all_choices = bad + other_bad, comb(of + other_of, of)
     at_least_this_many = sum(
@@ -46,18 +56,21 @@ def fails_more_often(first: tuple[int, int], second: tuple[int, int], confidence
 
 @cache
 def student_quantile(confidence: float, freedom: int) -> float:
-    """Return the two-sided quantile of Student's distribution: how many standard errors the interval extends."""
-    # With t as the root of the degrees of freedom times the tangent of an angle, the density is a power of its cosine.
+    """Return the two-sided quantile of Student's t-distribution with `freedom` degrees of freedom.
+
+    A confidence interval extends this many standard errors to both sides.
+    """
+    # If t is written as sqrt(freedom) * tan(angle), the density is a power of the cosine of the angle.
     total = _cosine_integral(freedom - 1, pi / 2)
     share = _find_rate(lambda share: _cosine_integral(freedom - 1, share * pi / 2) < confidence * total)
     return sqrt(freedom) * tan(share * pi / 2)
 
 
 class RateDifferenceTest:
-    """A sequential test whether two rates differ. It may be read after every pair of runs without losing confidence.
+    """A sequential test of whether two failure rates differ. It may be read after every pair of runs.
 
-    It accumulates evidence against one common rate as an e-process (Turner, Ly and Grünwald, arXiv:2106.02693, theorem
-    1, with blocks of one run): if the rates are equal, the evidence ever exceeds 1/a with probability at most a.
+    It accumulates evidence against equal rates as an e-process (Turner, Ly and Grünwald, arXiv:2106.02693, theorem 1,
+    with blocks of one run). If the rates are equal, the probability that the evidence ever exceeds 1/a is at most a.
     """
 
     def __init__(self) -> None:
@@ -67,7 +80,7 @@ class RateDifferenceTest:
         self._log_evidence = 0.0
 
     def add_pair(self, first_bad: bool, second_bad: bool) -> None:
-        """Add one run of each side. The rates expected of them come from the pairs before."""
+        """Add one run of each side: whether it failed."""
         first, second = self._predicted_rate(self.first_bad), self._predicted_rate(self.second_bad)
         against = self._nearest_null(first, second)
         for rate, null, bad in ((first, against[0], first_bad), (second, against[1], second_bad)):
@@ -77,11 +90,14 @@ class RateDifferenceTest:
         self.second_bad += second_bad
 
     def is_shown(self, confidence: float) -> bool:
-        """Whether the rates differ, at this confidence."""
+        """Whether the rates differ, with this confidence."""
         return self._log_evidence >= -log(1 - confidence)
 
     def differs_by_less_than(self, difference: float, confidence: float) -> bool:
-        """Whether the second rate is higher by less than `difference`, by Newcombe's interval (1998, method 10)."""
+        """Whether the second rate exceeds the first by less than `difference`.
+
+        It is decided by Newcombe's interval (1998, method 10).
+        """
         if not self.pairs:
             return False
         first, second = self.first_bad / self.pairs, self.second_bad / self.pairs
@@ -92,7 +108,10 @@ class RateDifferenceTest:
         return second - first + hypot(high - second, first - low) < difference
 
     def _nearest_null(self, first: float, second: float) -> tuple[float, float]:
-        """Return the pair of rates of the null hypothesis nearest to the expected rates: here their mean, twice."""
+        """Return the pair of rates in the null hypothesis that is nearest to the given rates.
+
+        The null hypothesis says that both rates are equal, so this is the mean of the given rates, twice.
+        """
         common = (first + second) / 2
         return common, common
 
@@ -101,11 +120,11 @@ class RateDifferenceTest:
 
 
 class RateRatioTest(RateDifferenceTest):
-    """A sequential test whether the second rate is more than a `share` of the first, with the same properties.
+    """A sequential test of whether the second rate is more than `share` times the first.
 
-    Its null hypothesis contains all pairs of rates whose second is at most that share of the first. This is a convex
-    set, so its pair nearest to the expected rates gives an e-process (Turner and Grünwald, arXiv:2203.09785, theorem
-    1).
+    It may be read after every pair of runs. Its null hypothesis contains all pairs of rates whose second rate is at
+    most `share` times the first. These pairs form a convex set, so the nearest pair gives an e-process (Turner and
+    Grünwald, arXiv:2203.09785, theorem 1).
     """
 
     def __init__(self, share: float) -> None:
@@ -116,14 +135,14 @@ class RateRatioTest(RateDifferenceTest):
         share = self._share
         if second <= share * first:
             return first, second
-        # The point on the border, second = share * first, where the derivative is zero.
+        # The point on the border (second = share * first) at which the derivative is zero.
         middle = 1 + second + share * (1 + first)
         nearest = (middle - sqrt(middle * middle - 8 * share * (first + second))) / (4 * share)
         return nearest, share * nearest
 
 
 def _wilson(bad: int, of: int, confidence: float) -> tuple[float, float]:
-    """Return Wilson's interval with one-sided confidence at each end."""
+    """Return Wilson's interval of a failure rate. Each of its ends holds with this one-sided confidence."""
     z = NormalDist().inv_cdf(confidence)
     middle = (bad + z * z / 2) / (of + z * z)
     half = z / (of + z * z) * sqrt(bad * (of - bad) / of + z * z / 4)
@@ -131,7 +150,7 @@ def _wilson(bad: int, of: int, confidence: float) -> tuple[float, float]:
 
 
 def _binomial_tail(bad: int, of: int, rate: float) -> float:
-    """Return the binomial probability of `bad` or more failures in `of` runs, by the shorter of two sums."""
+    """Return the probability of at least `bad` failures in `of` runs at this failure rate."""
     if bad > of // 2:
         return sum(_binomial(k, of, rate) for k in range(bad, of + 1))
     return 1 - sum(_binomial(k, of, rate) for k in range(bad))
@@ -145,13 +164,13 @@ _SLICES = 256
 
 
 def _cosine_integral(power: int, end: float) -> float:
-    """Return the integral of a power of the cosine from 0 to `end`, by Simpson's rule."""
+    """Return the integral of cos(x)**power from 0 to `end`, by Simpson's rule."""
     values = [max(0.0, cos(end * i / _SLICES)) ** power for i in range(_SLICES + 1)]
     return end / (3 * _SLICES) * (values[0] + values[-1] + 4 * sum(values[1::2]) + 2 * sum(values[2:-1:2]))
 
 
 def _find_rate(below: Callable[[float], bool]) -> float:
-    """Return the rate in [0, 1] up to which `below` holds, by halving."""
+    """Return the largest value in [0, 1] up to which `below` is true, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2

@@ -1,7 +1,7 @@
-"""A trial: one launch of one configuration of an experiment, and what it counts as.
+"""A trial: one launch of one configuration in an experiment, with its result.
 
-Each experiment decides when two failures are the same: a bisection compares lines, a verification compares causes or
-lines, and a claim treats every failure as the same.
+Each experiment decides when two failures are the same. A bisection compares lines, a verification compares causes or
+lines, and a claim counts every failure as the same.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ ANY = "any"
 HANG = "hang"
 FAIL = "fail"
 SLOW = "slow"
-BASELINE_RUNS = 3  # runs of the good end that show a normal step time
-_MIN_SLOWDOWN = 1.25  # a slow step takes at least this many times the slowest of these runs
+BASELINE_RUNS = 3  # runs of the good end that measure the normal step time
+_MIN_SLOWDOWN = 1.25  # a slow step takes at least this many times the step time of the slowest baseline run
 _SLOW = re.compile(r"(?:([0-9]+(?:\.[0-9]+)?)(s|ms)?)?", re.ASCII)
 FAILED_STATUSES = (Status.HANG, Status.FAIL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputedNumber:
-    """A number that a trial computed in a step."""
+    """A number, such as the loss, that a trial computed in one step."""
 
     step: int
     name: str
@@ -36,9 +36,9 @@ class ComputedNumber:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One launch of a configuration. An UNRESOLVED trial could not be judged and does not count."""
+    """One launch of one configuration, with its result. An UNRESOLVED trial could not be judged and does not count."""
 
-    config: int = 0  # index among the experiment's configurations
+    config: int = 0  # index of the configuration in the experiment
     counts_as: ProbeResult
     end: str  # "HANG · deadlock · model.py:40"
     dir: str
@@ -47,15 +47,17 @@ class Trial:
     loss: float | None = None
     rss_bytes: int | None = None
     gpu_bytes: int | None = None
-    without_gradient: int | None = None  # parameters; None: not traced on every rank
+    without_gradient: int | None = None  # number of parameters without a gradient; None: not traced on every rank
     computed: tuple[ComputedNumber, ...] = ()
 
     @property
     def passed(self) -> bool:
+        """Whether the trial passed."""
         return self.counts_as is ProbeResult.GOOD
 
     @property
     def judged(self) -> bool:
+        """Whether the trial could be judged."""
         return self.counts_as is not ProbeResult.UNRESOLVED
 
 
@@ -70,8 +72,12 @@ def make_trial(
     step_s: float | None = None,
     numbers: tuple[ComputedNumber, ...] = (),
 ) -> Trial:
-    """Return the launch with this outcome as a trial. `same_failure` recognizes the failure that counts as bad."""
-    # A failed run may have traced only part of a step.
+    """Return the trial for a launch with this outcome.
+
+    `same_failure` tells whether a failed outcome is the failure that counts as bad. `config`: the index of the
+    configuration. `numbers`: the numbers that the launch computed.
+    """
+    # A failed run may have traced only a part of a step.
     missing = outcome.missing_gradients if outcome.verdict.status is Status.PASS else None
     return Trial(
         config=config, counts_as=classify_outcome(outcome, same_failure), end=str(failure_signature(outcome)),
@@ -82,6 +88,7 @@ def make_trial(
 
 
 def classify_outcome(outcome: Outcome, same_failure: SameFailure) -> ProbeResult:
+    """Return the result of a launch. `same_failure` tells whether its failure is the one that counts as bad."""
     if outcome.verdict.status is Status.PASS:
         return ProbeResult.GOOD
     if outcome.verdict.status not in FAILED_STATUSES:
@@ -89,20 +96,26 @@ def classify_outcome(outcome: Outcome, same_failure: SameFailure) -> ProbeResult
     return ProbeResult.BAD if same_failure(outcome) else ProbeResult.DIFFERENT
 
 
-# The failure that a bisection seeks.
+# The failure that a bisection looks for.
 
 
 @dataclass(frozen=True, kw_only=True)
 class SoughtFailure:
-    """The failures that count as bad, as `--outcome` sets them."""
+    """Which failures count as bad, from the option `--outcome`."""
 
-    kind: str = SAME  # same (as the bad control's), hang, fail, slow or any
-    pattern: str | None = None  # fail: a regular expression that its summary or output must match
-    times: float | None = None  # slow: multiple of the good end's step time; None: decided by how much its runs differ
-    step_s: float | None = None  # slow: an absolute step time, independent of the good end
+    kind: str = SAME  # same (as that of the bad control), hang, fail, slow or any
+    pattern: str | None = None  # for fail: a regular expression that the summary or the output must match
+    times: float | None = (
+        None  # for slow: multiple of the good end's step time; None: derived from the spread of its runs
+    )
+    step_s: float | None = None  # for slow: an absolute step time in seconds, independent of the good end
 
     def slow_from_s(self, good_s: Sequence[float]) -> float | None:
-        """Return the least time of a slow step, from runs of the good end; None: no runs yet, or slow is not sought."""
+        """Return the shortest step time in seconds that counts as slow.
+
+        `good_s`: the step times of runs of the good end. Returns None if there are none yet and the threshold depends
+        on them, or if the bisection does not look for slow runs.
+        """
         if self.kind != SLOW or self.step_s is not None or not good_s:
             return self.step_s
         if self.times is not None:
@@ -110,7 +123,7 @@ class SoughtFailure:
         return max(good_s) * max(_MIN_SLOWDOWN, max(good_s) / min(good_s))
 
     def admits(self, outcome: Outcome, output: str) -> bool:
-        """Whether this outcome is of a kind that can count as bad."""
+        """Whether this outcome is a failure of the kind that counts as bad. `output`: the output of the program."""
         status = outcome.verdict.status
         if self.kind == HANG:
             return status is Status.HANG
@@ -122,7 +135,7 @@ class SoughtFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """The verdict, cause and culprit's line that make two failures the same."""
+    """The verdict, cause and line of a failure. They decide whether two failures are the same."""
 
     verdict: str
     cause: str | None
@@ -133,7 +146,10 @@ class Signature:
 
 
 def parse_outcome(text: str) -> SoughtFailure:
-    """Parse `--outcome`: same, hang, fail, fail:REGEX, slow, slow:1.5, slow:200ms or any. Raises ValueError."""
+    """Parse the value of `--outcome`: same, hang, fail, fail:REGEX, slow, slow:1.5, slow:200ms or any.
+
+    Raises ValueError.
+    """
     how, _, pattern = text.partition(":")
     if how == SLOW:
         return _parse_slow(pattern)
@@ -151,19 +167,23 @@ def _parse_slow(text: str) -> SoughtFailure:
     number = float(match[1]) if match and match[1] else None
     unit = match[2] if match else None
     if match is None or (number is not None and number <= (0 if unit else 1)):
-        raise ValueError(f"slow: expected 1.5 (times the good end's time a step, above 1), 0.2s or 200ms, got {text!r}")
+        raise ValueError(f"slow: expected 1.5 (a multiple of the good end's step time), 0.2s or 200ms, got {text!r}")
     if number is None or unit is None:
         return SoughtFailure(kind=SLOW, times=number)
     return SoughtFailure(kind=SLOW, step_s=number / (1000 if unit == "ms" else 1))
 
 
 def failure_signature(outcome: Outcome) -> Signature:
+    """Return the verdict, cause and culprit's line of an outcome."""
     place = outcome.culprit.place if outcome.culprit else None
     return Signature(verdict=outcome.verdict.status.value, cause=outcome.verdict.cause, place=file_and_line(place))
 
 
 def file_and_line(place: Place | None) -> str | None:
-    """Return "model.py:40", without directories: a worktree and the user's checkout give the same word."""
+    """Return "model.py:40", or None if the file is unknown.
+
+    Directories are left out, so that a line has the same text in a worktree and in the user's checkout.
+    """
     if place is None or place.file is None:
         return None
     name = place.file.rpartition("/")[2]
@@ -179,9 +199,11 @@ def counts_as(
     step_s: float | None = None,
     slow_from_s: float | None = None,
 ) -> ProbeResult:
-    """Return what a probe counts as. `signature`: the first bad failure of the search; None: there is none yet.
+    """Return the result of a probe with this outcome.
 
-    If slow is sought, `step_s` is the time of a step, and `slow_from_s` the least time of a slow one, once it is known.
+    `signature`: the first bad failure of the bisection, or None if there is none yet. `output`: the program's output.
+    If the bisection looks for slow runs, `step_s` is the run's step time, and `slow_from_s` the shortest step time that
+    counts as slow, once it is known.
     """
     if outcome.verdict.status is Status.PASS and sought.kind == SLOW:
         if step_s is None:
@@ -198,7 +220,7 @@ def counts_as(
 
 
 def is_same_failure(first: Signature, second: Signature) -> bool:
-    """Whether both have the same verdict and the same line or, if a line is unknown, the same cause."""
+    """Whether both failures have the same verdict and the same line or, if a line is unknown, the same cause."""
     if first.verdict != second.verdict:
         return False
     if first.place is not None and second.place is not None:

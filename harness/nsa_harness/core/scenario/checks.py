@@ -87,9 +87,7 @@ def _expectations(scenario: Scenario) -> Contradictions:
             )
     for name, bound in expect.metrics.items():
         if bound.unit is Unit.UNIFORM and not scenario.is_ours:
-            message = (
-                f"uniform needs the size of the vocabulary, which is known only for {OUR_PROGRAM}; give numbers"
-            )
+            message = f"uniform needs the size of the vocabulary, which is known only for {OUR_PROGRAM}; give numbers"
             yield ("expect", "metrics", name, "unit"), message
         if bound.device is not None and not scenario.is_ours:
             message = f"the device is known only for {OUR_PROGRAM}; remove it"

@@ -89,7 +89,7 @@ def name_mistakes(env: Mapping[str, str], overridden: Mapping[str, str]) -> Iter
 
 
 def effect_notes(env: Mapping[str, str], *, device: str, backend: str) -> Iterator[str]:
-    """Yield notes about valid variables that have no effect on this device and backend, or a side effect."""
+    """Yield notes about valid variables that have a side effect, or no effect on this device and backend."""
     if device == "cpu":
         unused_names, reason = [name for name in env if name.startswith(CUDA_PREFIXES)], "the device is cpu"
     else:

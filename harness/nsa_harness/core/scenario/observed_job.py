@@ -17,7 +17,7 @@ _MAX_NAME = 60
 # Launchers. They are not ranks, even if RANK is set in their own environment.
 _STARTER_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"})
 _STARTER_COMMANDS = frozenset({"torchrun", "accelerate", "deepspeed", "composer", "srun", "mpirun"})
-_STARTER_WORDS = 4  # so many words may precede the launcher: interpreter, its switches, -m
+_STARTER_WORDS = 4  # the launcher is among the first words: interpreter, a switch, -m, module
 
 
 def starts_ranks(words: Sequence[str]) -> bool:

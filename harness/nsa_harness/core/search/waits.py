@@ -81,18 +81,18 @@ def open_wait(
     last_progress_s: float,
     limits: Limits,
     backend: str,
-    gone: Iterable[int] = (),
+    exited_ranks: Iterable[int] = (),
     ranks: int,
 ) -> OpenWait | None:
     """Return the wait of a running probe, to compare it with waits that were proven to hang.
 
     Returns None if there are not yet two snapshots, if a rank makes progress, or if it is already proven that every
-    wait never ends. `gone`: ranks that have exited. `ranks`: the number of ranks.
+    wait never ends. `ranks`: the number of ranks.
     """
     pair = snapshot_pair(snapshots)
     if pair is None:
         return None
-    graph = wait_graph_between(*pair, gone, backend)
+    graph = wait_graph_between(*pair, exited_ranks, backend)
     open_roots = [root for root in graph.roots if not is_closed(root, limits)]
     if graph.has_progress or not open_roots:
         return None

@@ -1,1 +1,1 @@
-"""The wait-for graph of a run, the proof of a hang, and the verdict."""
+"""The verdict of a run, with the wait-for graph and the proof of a hang that it is based on."""

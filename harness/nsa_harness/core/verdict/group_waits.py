@@ -1,4 +1,4 @@
-"""Find a rank's wait for other ranks: in a collective, a transfer, a store wait, or the creation of a group."""
+"""Find out in which collective, transfer, store wait or group creation a rank waits for other ranks, and for which."""
 
 from __future__ import annotations
 
@@ -28,52 +28,57 @@ _SENDS = {"send", "isend", "send_object_list"}
 _RECEIVES = {"recv", "irecv", "recv_object_list"}
 _BOTH_WAYS = {"batch_isend_irecv"}
 TRANSFERS = frozenset({*_SENDS, *_RECEIVES, *_BOTH_WAYS})
-# The tensors of these calls must be equal on every rank. Others may differ in size, or hold data on one rank only.
+# In these collectives shapes and dtypes must be equal on every rank. In others they may differ.
 _UNIFORM = {"all_reduce", "reduce", "all_reduce_coalesced", "barrier", "all_reduce_barrier"}
-# torch's rendezvous of a process group: "/default_pg/0//cpu//<one rank>/<the rank waited for>".
+# A key of torch's rendezvous of a process group: "/default_pg/0//cpu//<a rank>/<the rank that it waits for>".
 _RENDEZVOUS = re.compile(r"//\w+//\d+/(\d+)(?![\w/])")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """All ranks at one moment, with the job's process groups and size."""
+    """The state of all ranks at one moment, with the job's process groups and size."""
 
-    living: Mapping[int, RankSnapshot]
-    gone: frozenset[int]
+    living: Mapping[int, RankSnapshot]  # the ranks that have not exited
+    exited_ranks: frozenset[int]
     groups: Mapping[str, tuple[int, ...]]
-    world_size: int
-    spins_for_device: bool  # ranks keep a core busy while they wait for a device
+    world_size: int  # 0 = unknown
+    spins_for_device: bool  # ranks may keep a core busy while they wait for a device
 
     @property
     def visible_ranks(self) -> frozenset[int]:
-        return self.gone | self.living.keys()
+        """The ranks whose state is known, including those that have exited."""
+        return self.exited_ranks | self.living.keys()
 
     @property
     def invisible_ranks(self) -> tuple[int, ...]:
-        """Ranks on other nodes, and ranks that have not started yet. Their state is unknown."""
+        """The ranks whose state is unknown, because they are on other nodes or have not started yet."""
         return tuple(sorted(set(range(self.world_size)) - self.visible_ranks))
 
     def others(self, rank: int) -> tuple[int, ...]:
+        """Return all visible ranks except `rank`."""
         return tuple(sorted(self.visible_ranks - {rank}))
 
 
 def job_state(
     ranks: Sequence[RankSnapshot],
-    gone: Iterable[int],
+    exited_ranks: Iterable[int],
     backend: str,
     *,
     world_size: int = 0,
     groups: Mapping[str, tuple[int, ...]] | None = None,
 ) -> JobState:
-    """Return the state of the job. `world_size` and `groups` are used if no status file has them."""
-    left = frozenset(gone)
+    """Return the state of the job at a snapshot of its ranks. `backend`: as declared, or "any".
+
+    `world_size` and `groups` are only used if no status file has them.
+    """
+    exited = frozenset(exited_ranks)
     status_files = [rank.status_file for rank in ranks if rank.status_file]
     sizes = [status_file.world_size or 0 for status_file in status_files]
-    recorded = (collective.started for rank in ranks for collective in rank.collectives)
+    started = (collective.started for rank in ranks for collective in rank.collectives)
     known_backend = job_backend(backend, status_files)
     return JobState(
-        living={rank.rank: rank for rank in ranks if rank.rank not in left},
-        gone=left,
+        living={rank.rank: rank for rank in ranks if rank.rank not in exited},
+        exited_ranks=exited,
         groups={
             **(groups or {}),
             **{
@@ -81,25 +86,29 @@ def job_state(
             },
         },
         world_size=max(sizes, default=world_size),
-        # Only a device's recorder records what has started, so it identifies a program of unknown backend.
+        # Only NCCL's recorder records whether a collective has started. This identifies NCCL if the backend is unknown.
         spins_for_device="nccl" in known_backend
-        or (known_backend != "gloo" and any(started is not None for started in recorded)),
+        or (known_backend != "gloo" and any(value is not None for value in started)),
     )
 
 
-def job_backend(asked_for: str, status_files: Iterable[StatusFile]) -> str:
-    """Return the backend of the job; if none was requested, the one that the ranks report."""
+def job_backend(declared: str, status_files: Iterable[StatusFile]) -> str:
+    """Return the backend of the job: `declared` if that is "gloo" or "nccl", otherwise what the ranks report.
+
+    If no rank reports a backend, `declared` is returned.
+    """
     reported = next((status_file.backend for status_file in status_files if status_file.backend), "")
-    return asked_for if asked_for in ("gloo", "nccl") else reported or asked_for
+    return declared if declared in ("gloo", "nccl") else reported or declared
 
 
 def group_wait(
     rank: RankSnapshot, stack: Stack | None, job: JobState, *, computes: bool, still: bool = True
 ) -> WaitState | None:
-    """Return the rank's wait for other ranks, or None if it waits for something else or computes.
+    """Return what the rank waits for from other ranks, or None if it computes or waits for something else.
 
-    The wait is closed if at least one of the peers is visible, so that the peer's own wait decides. `computes` means
-    that the thread uses a core, `still` that it is on the same line as before.
+    The wait is closed if the state of at least one peer is known: the peer's own wait then decides whether it can end.
+    `stack` is the stack of the training thread. `computes`: the thread uses a core. `still`: it is on the same line as
+    in the snapshot before.
     """
     frames = stack.frames if stack else ()
     if computes and not (job.spins_for_device and _spins_for_device(frames, stack, still)):
@@ -116,7 +125,7 @@ def _is_inside(leaf: Frame) -> bool:
 
 
 def _spins_for_device(frames: Sequence[Frame], stack: Stack | None, still: bool) -> bool:
-    """Whether the thread spins for a device: in a collective, a synchronize, `.item()` or the backward pass."""
+    """Whether a thread that uses a core waits for a device: in a collective, a synchronization or the backward pass."""
     if stack is None or not frames:
         return True
     leaf = frames[0]
@@ -126,6 +135,7 @@ def _spins_for_device(frames: Sequence[Frame], stack: Stack | None, still: bool)
 
 
 def _open_call(rank: RankSnapshot) -> Call | None:
+    """Return the call that the rank is inside, from its status file or else its stack, or None."""
     if rank.status_file is None:
         stack = rank_stack(rank)
         return call_of_stack(stack) if stack else None
@@ -133,14 +143,14 @@ def _open_call(rank: RankSnapshot) -> Call | None:
 
 
 def call_of_stack(stack: Stack) -> Call | None:
-    """Return the call with a root or a partner that the thread is in, if the source of the stack shows it."""
-    named = group_call(stack.frames)
-    if named is None or not stack.arguments:
+    """Return the call that the thread is in, with its root or partner, or None if the stack shows no such argument."""
+    stack_call = group_call(stack.frames)
+    if stack_call is None or not stack.arguments:
         return None
     peer = next((stack.arguments[name] for name in ("src", "dst") if name in stack.arguments), None)
     return Call(
         number=0,
-        op=named.text,
+        op=stack_call.text,
         group="",
         place=None,
         elements=0,
@@ -153,7 +163,10 @@ def call_of_stack(stack: Stack) -> Call | None:
 
 
 def _unrecorded_wait(rank: RankSnapshot, call: Call, job: JobState) -> WaitState | None:
-    """Return a wait that the flight recorder does not record; only the call shows for which rank it is."""
+    """Return the wait of a call that the flight recorder does not record, or None for other calls.
+
+    These are group creations, transfers and store waits.
+    """
     if call.op == ENTRANCE or call.op in CREATIONS:
         return _creation(rank, call, job)
     if operation(call) in TRANSFERS:
@@ -162,18 +175,19 @@ def _unrecorded_wait(rank: RankSnapshot, call: Call, job: JobState) -> WaitState
 
 
 def operation(call: Call) -> str:
-    """Return the operation that was called; for a wait on a handle, the operation of the handle."""
+    """Return the operation of a call. For a wait on an asynchronous handle, this is the operation of the handle."""
     return call.op.removeprefix(protocol.WAIT)
 
 
 def _creation(rank: RankSnapshot, call: Call, job: JobState) -> WaitState:
-    named = missing_rank(call.key)
+    """Return the wait in init_process_group or new_group, for the ranks that have not entered it."""
+    key_rank = missing_rank(call.key)
     kinds = frozenset({ENTRANCE}) if call.op == ENTRANCE else CREATIONS
     ahead_of = {other: _calls_ahead(rank, job.living.get(other), kinds) for other in job.others(rank.rank)}
-    absent = [other for other, (ahead, _) in ahead_of.items() if ahead < 0] if named is None else [named]
+    absent = [other for other, (ahead, _) in ahead_of.items() if ahead < 0] if key_rank is None else [key_rank]
     absent += [other for other in job.invisible_ranks if other not in absent]
     if not absent and call.op != ENTRANCE:
-        # The peer has finished as many calls as this rank has begun, and is inside a later one.
+        # These ranks have finished the call that this rank is in, and are inside a later one.
         absent = [other for other, (ahead, inside) in ahead_of.items() if ahead > 0 and inside]
     if call.op == ENTRANCE and job.world_size:
         absent += range(job.world_size, call.elements)  # the call names more ranks than were started
@@ -183,19 +197,24 @@ def _creation(rank: RankSnapshot, call: Call, job: JobState) -> WaitState:
 
 
 def _calls_ahead(rank: RankSnapshot, peer: RankSnapshot | None, kinds: frozenset[str]) -> tuple[int, bool]:
-    """Return how many calls of these kinds the peer is ahead (0 if unknown), and whether it is inside one."""
+    """Return by how many calls of these kinds the peer is ahead of the rank, and whether the peer is inside one.
+
+    If calls were overwritten, 0 means that the peer may be in the same call, and -1 that it has not entered it. A peer
+    without a status file counts as one call behind.
+    """
     if peer is None or peer.status_file is None or rank.status_file is None:
         return -1, False
-    within = _open_call(peer)
-    inside = within is not None and within.op in kinds
+    peer_call = _open_call(peer)
+    inside = peer_call is not None and peer_call.op in kinds
     if not _has_lost_calls(peer.status_file) and not _has_lost_calls(rank.status_file):
         return _count(peer.status_file, kinds) - _count(rank.status_file, kinds), inside
-    # The entrance is every rank's first call. A rank inside a call of that kind is taken to be in the same call.
-    entered = inside or (kinds == {ENTRANCE} and _has_lost_calls(peer.status_file))
-    return (0 if entered else -1), inside
+    # init_process_group is every rank's first call. A peer inside a call of that kind counts as being in the same call.
+    has_entered = inside or (kinds == {ENTRANCE} and _has_lost_calls(peer.status_file))
+    return (0 if has_entered else -1), inside
 
 
 def _has_lost_calls(status_file: StatusFile) -> bool:
+    """Whether the status file has overwritten its oldest calls."""
     return bool(status_file.calls) and status_file.calls[0].number > 1
 
 
@@ -204,7 +223,7 @@ def _count(status_file: StatusFile, kinds: frozenset[str]) -> int:
 
 
 def _transfer(rank: int, call: Call, job: JobState) -> WaitState:
-    """Return the wait of a transfer. A receive from any rank waits for all other ranks."""
+    """Return the rank's wait in a transfer for its partner. A receive without a source waits for all other ranks."""
     others = job.others(rank)
     peers = others if call.peer is None else (call.peer,)
     if any(_is_other_half(rank, call, job.living[peer]) for peer in peers if peer in job.living):
@@ -213,113 +232,136 @@ def _transfer(rank: int, call: Call, job: JobState) -> WaitState:
 
 
 def _is_other_half(rank: int, call: Call, peer: RankSnapshot) -> bool:
-    """Whether the partner is in the other half of this transfer."""
-    theirs = _open_call(peer)
-    if theirs is None or theirs.peer not in (rank, None) or operation(theirs) not in TRANSFERS:
+    """Whether the peer `peer` is inside the send or receive that matches `call` of the rank `call` of `rank`."""
+    peer_call = _open_call(peer)
+    if peer_call is None or peer_call.peer not in (rank, None) or operation(peer_call) not in TRANSFERS:
         return False
-    both = (operation(call), operation(theirs))
-    if _BOTH_WAYS.intersection(both) or sum(op in _SENDS for op in both) == 1:
+    operations = (operation(call), operation(peer_call))
+    if _BOTH_WAYS.intersection(operations) or sum(op in _SENDS for op in operations) == 1:
         return True
-    # Both send. That is fine if the partner has posted a receive, which completes without another call.
-    posted = () if peer.status_file is None else peer.status_file.calls
-    return all(op in _SENDS for op in both) and any(op.op == "irecv" and op.peer in (rank, None) for op in posted)
+    # Both send. This can complete if the partner has also called irecv, which needs no further call.
+    peer_calls = () if peer.status_file is None else peer.status_file.calls
+    has_irecv = any(call.op == "irecv" and call.peer in (rank, None) for call in peer_calls)
+    return all(op in _SENDS for op in operations) and has_irecv
 
 
 def _store_wait(rank: int, call: Call, job: JobState) -> WaitState:
-    """Return the wait for a store key. A rendezvous key names one missing rank; other keys may be set by any rank."""
-    named = missing_rank(call.key)
-    if named is not None:
-        return _wait_for_ranks(WaitKind.GROUP_CREATION, (named,), job, call=call)
+    """Return the rank's wait for a key of the store.
+
+    A key of torch's rendezvous names the rank that is missing. Any rank may set any other key.
+    """
+    key_rank = missing_rank(call.key)
+    if key_rank is not None:
+        return _wait_for_ranks(WaitKind.GROUP_CREATION, (key_rank,), job, call=call)
     others = job.others(rank)
     if job.invisible_ranks or not others:
-        return WaitState(kind=WaitKind.STORE, peers=(), closed=False, call=call)
+        return WaitState(kind=WaitKind.STORE, peers=(), is_closed=False, call=call)
     return _wait_for_ranks(WaitKind.STORE, others, job, call=call)
 
 
 def missing_rank(key: str) -> int | None:
-    """Return the rank that a text's first rendezvous key waits for: the end of "/default_pg/0//cpu//0/1"."""
+    """Return the rank that a rendezvous key waits for: 1 for "/default_pg/0//cpu//0/1". None for any other key.
+
+    `key` may also be a message that contains such a key.
+    """
     match = _RENDEZVOUS.search(key)
     return int(match[1]) if match else None
 
 
 def _wait_for_ranks(kind: WaitKind, peers: Iterable[int], job: JobState, *, call: Call) -> WaitState:
-    """Return the wait for these ranks.
+    """Return a wait of kind `kind` for the ranks `peers`.
 
-    It is closed if one of them is visible, because then that rank's own wait decides. It is also closed if none of them
-    can exist, because all their numbers are beyond the world size.
+    The wait is closed if the state of one of them is known: that rank's own wait then decides whether it can end. It is
+    also closed if none of them exists, because their numbers are not below the world size.
     """
-    awaited = tuple(sorted(peers))
-    nobody = bool(job.world_size) and not job.invisible_ranks and all(peer >= job.world_size for peer in awaited)
-    closed = bool(awaited) and (nobody or any(peer in job.visible_ranks for peer in awaited))
-    return WaitState(kind=kind, peers=awaited, closed=closed, call=call)
+    peers = tuple(sorted(peers))
+    none_exists = bool(job.world_size) and not job.invisible_ranks and all(peer >= job.world_size for peer in peers)
+    is_closed = bool(peers) and (none_exists or any(peer in job.visible_ranks for peer in peers))
+    return WaitState(kind=kind, peers=peers, is_closed=is_closed, call=call)
 
 
 def _transport(
     rank: int, peers: Iterable[int], *, collective: Collective | None = None, call: Call | None = None
 ) -> WaitState:
+    """Return the wait in a collective or transfer that all of `peers` have entered, and that does not complete."""
     others = tuple(peer for peer in peers if peer != rank)
-    return WaitState(kind=WaitKind.TRANSPORT, peers=others, closed=False, collective=collective, call=call)
+    return WaitState(kind=WaitKind.TRANSPORT, peers=others, is_closed=False, collective=collective, call=call)
 
 
 def _collective(
     rank: RankSnapshot, frames: Sequence[Frame], call: Call | None, job: JobState, *, inside: bool, computes: bool
 ) -> WaitState | None:
-    """Return the rank's wait in a collective, for the ranks that have not entered it; None if it is in none."""
+    """Return the rank's wait in a collective, for the ranks that have not entered it, or None if it is in none.
+
+    `call` is the open call of the rank. `inside`: its innermost frame is in torch.distributed. `computes`: it uses a
+    core.
+    """
     pending = next((collective for collective in rank.collectives if not collective.retired), None)
     in_engine = bool(frames) and frames[0].function == "_engine_run_backward"
     others = job.others(rank.rank)
     if pending is None:
-        # Without a probe only the stack shows the collective; DDP waits below the engine of autograd.
-        named = group_call(frames) if rank.status_file is None and not computes else None
-        if not (inside or named or (call is not None and not frames)):
+        # Without a probe only the stack shows the collective. DDP waits inside the autograd engine.
+        stack_call = group_call(frames) if rank.status_file is None and not computes else None
+        if not (inside or stack_call or (call is not None and not frames)):
             return None
-        if named and named.op in TRANSFERS:
-            return WaitState(kind=WaitKind.POINT_TO_POINT, peers=others, closed=bool(others))
-        return WaitState(kind=WaitKind.COLLECTIVE, peers=others, closed=bool(others), call=call)
-    absent, unseen = _missing_members(pending, rank.rank, job)
+        if stack_call and stack_call.op in TRANSFERS:
+            return WaitState(kind=WaitKind.POINT_TO_POINT, peers=others, is_closed=bool(others))
+        return WaitState(kind=WaitKind.COLLECTIVE, peers=others, is_closed=bool(others), call=call)
+    absent, unknown = _missing_members(pending, rank.rank, job)
     absent = tuple(sorted({*absent, *_ranks_with_another_root(rank.rank, call, job)}))
-    handle = bool(frames) and not inside and not in_engine  # the user's own `work.wait()`, or something else entirely
-    if handle and not absent and not (computes and job.spins_for_device):
+    # Outside of torch.distributed the rank may wait on an asynchronous handle, or be doing something else entirely.
+    is_outside = bool(frames) and not inside and not in_engine
+    if is_outside and not absent and not (computes and job.spins_for_device):
         return None
-    if not absent and not unseen:
+    if not absent and not unknown:
         members = job.groups.get(pending.group, others)
         return _transport(rank.rank, members, collective=pending, call=call)
     return WaitState(
-        kind=WaitKind.COLLECTIVE, peers=absent or unseen, closed=bool(absent), collective=pending, call=call
+        kind=WaitKind.COLLECTIVE, peers=absent or unknown, is_closed=bool(absent), collective=pending, call=call
     )
 
 
 def _ranks_with_another_root(rank: int, call: Call | None, job: JobState) -> tuple[int, ...]:
-    """Return ranks in the same rooted collective that name another root: their call pairs with no other."""
+    """Return the ranks that are in the same collective as `rank` but named another root."""
     if call is None or call.peer is None or operation(call) in TRANSFERS:
         return ()
-    opened = {peer: theirs for peer in job.living if peer != rank and (theirs := _open_call(job.living[peer]))}
-    same = {peer: theirs for peer, theirs in opened.items() if (theirs.op, theirs.group) == (call.op, call.group)}
-    return tuple(peer for peer, theirs in same.items() if theirs.peer is not None and theirs.peer != call.peer)
+    calls = {peer: other for peer in job.living if peer != rank and (other := _open_call(job.living[peer]))}
+    same = {peer: other for peer, other in calls.items() if (other.op, other.group) == (call.op, call.group)}
+    return tuple(peer for peer, other in same.items() if other.peer is not None and other.peer != call.peer)
 
 
 def _missing_members(pending: Collective, rank: int, job: JobState) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the members that have not entered `pending` or entered another call instead, and the invisible members."""
+    """Return two tuples of the group's members: those that have not entered `pending`, and those with unknown state.
+
+    A member that entered another call with the same number has not entered `pending`.
+    """
     members = job.groups.get(pending.group)
     others = job.others(rank) if members is None else tuple(peer for peer in members if peer != rank)
-    seen = (peer for peer in others if peer in job.living)
-    lacking = [peer for peer in seen if _has_not_entered(job.living[peer], pending, certain=members is not None)]
-    missing = job.gone.intersection(others).union(lacking)
-    unseen = [peer for peer in (others if members else job.invisible_ranks) if peer not in job.visible_ranks]
-    return tuple(sorted(missing)), tuple(unseen)
+    lacking = [
+        peer
+        for peer in others
+        if peer in job.living and _has_not_entered(job.living[peer], pending, is_member=members is not None)
+    ]
+    missing = job.exited_ranks.intersection(others).union(lacking)
+    unknown = [peer for peer in (others if members else job.invisible_ranks) if peer not in job.visible_ranks]
+    return tuple(sorted(missing)), tuple(unknown)
 
 
-def _has_not_entered(peer: RankSnapshot, pending: Collective, *, certain: bool) -> bool:
-    """Whether the peer has not entered the collective, according to its recorder."""
+def _has_not_entered(peer: RankSnapshot, pending: Collective, *, is_member: bool) -> bool:
+    """Whether the peer has not entered the collective, according to its flight recorder.
+
+    `is_member`: the peer is known to be a member of the group.
+    """
     if not peer.collectives and peer.status_file is not None and peer.status_file.enqueued:
         return False  # it has entered collectives, but its recorder could not be read, so nothing is known
     in_group = {collective.seq: collective for collective in peer.collectives if collective.group == pending.group}
-    if not in_group and pending.group != "0" and peer.collectives and not certain:
-        return False  # not a member of this group, as far as the evidence shows
+    if not in_group and pending.group != "0" and peer.collectives and not is_member:
+        return False  # it has entered no call of this group, so it is probably not a member
     same = in_group.get(pending.seq)
     return max(in_group, default=0) < pending.seq or (same is not None and not _matches(pending, same))
 
 
 def _matches(collective: Collective, other: Collective) -> bool:
+    """Whether two ranks' collectives are the same call."""
     same_tensors = collective.op not in _UNIFORM or (collective.sizes, collective.dtypes) == (other.sizes, other.dtypes)
     return collective.op == other.op and same_tensors

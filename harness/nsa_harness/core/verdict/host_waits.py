@@ -1,4 +1,4 @@
-"""Find what a process waits for on its host: locks, pipes, files, connections, child processes, workers or time."""
+"""Find out what a process waits for on its host: a lock, a pipe, a file, a connection, a child process or a timer."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from nsa_harness.core.verdict.motion import BUSY_SHARE, SLEEPS, STARVED_SHARE, M
 from nsa_harness.core.verdict.wait import KIND_OF_MOTION, ChildWait, WaitKind, WaitState
 
 _LIBRARY_THREADS = ("gloo", "pt_", "cuda", "nccl", "jemalloc")
-POLLING_WAKES = 2  # wake-ups on one sleep line without effect; one more sleep there is polling
+POLLING_WAKES = 2  # a thread that woke up this often and sleeps again on the same line is in a polling loop
 _BLOCKING_IO = {"read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "fsync", "flock"}
 
 
 def is_library(task: Task) -> bool:
-    """Whether the thread belongs to torch, gloo or a driver, by its name."""
+    """Whether the thread belongs to torch, gloo or a driver, judged according to the name of the thread."""
     return task.comm.startswith(_LIBRARY_THREADS)
 
 
-def _natively_busy(task: Task) -> bool:
-    """Whether a thread without Python frames may end the wait: it runs, or is in a read or write that can end.
+def _native_thread_may_act(task: Task) -> bool:
+    """Whether a thread without Python frames may release another thread: it runs, or is in a read or write.
 
-    A thread that only polls (epoll, timed waits) is a library's event loop. gloo, autograd and allocators keep such
-    threads.
+    A thread that only polls (in epoll or timed waits) is the event loop of a library, such as gloo, autograd or an
+    allocator. It does not count.
     """
     return not is_library(task) and (task.state in "RD" or task.syscall in _BLOCKING_IO)
 
 
 def _may_act(stack: Stack, tasks: Mapping[int, Task]) -> bool:
-    """Whether the thread can act: it waits for no lock and does not only poll."""
+    """Whether a Python thread may release another thread: it does not wait for a lock, and does not only poll."""
     if is_poller(stack):
         return False
     task = tasks.get(stack.tid) if stack.tid else None
@@ -62,40 +62,44 @@ _LOADER = "torch/utils/data/dataloader.py"
 _LOADER_CALLS = {"_try_get_data", "_get_data"}
 _WORKER = "torch/utils/data/_utils/worker.py"
 _QUEUE = "multiprocessing/queues.py"
-_NAMED_HOLDERS = 16  # longest list of lock holders; a full list may be incomplete
-_DEEPEST = 8  # levels of child processes that are followed
+_MAX_HOLDERS = 16  # longest list of lock holders; a full list may be incomplete
+_MAX_DEPTH = 8  # levels of child processes that are followed
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Actor:
-    """One process at this moment, and the thread of it that waits."""
+    """One process of a rank, with the thread whose wait is examined."""
 
     process: Process
-    before: Process | None
+    before: Process | None  # the process in the snapshot before
     stacks: tuple[Stack, ...]
-    stack: Stack | None
+    stack: Stack | None  # stack of the thread whose wait is examined
 
     @property
     def task(self) -> Task | None:
+        """The kernel's record of the thread whose wait is examined, or None."""
         tid = self.stack.tid if self.stack and self.stack.tid else self.process.pid
         return next((task for task in self.process.tasks if task.tid == tid), None)
 
     @property
     def may_act(self) -> bool:
-        """Whether another thread of the process, or another process that shares the lock, can act."""
+        """Whether another thread of the process, or another process that shares the lock, may release the thread."""
         return self.thread_may_act() or in_function(self.frames, "multiprocessing/synchronize.py") is not None
 
     def thread_may_act(self, idle: Sequence[Stack] = ()) -> bool:
-        """Whether any thread can act, apart from the waiting thread and threads known to be idle."""
+        """Whether any other thread of the process may release the thread. Threads with a stack in `idle` may not."""
         tasks = {task.tid: task for task in self.process.tasks}
         in_python = {stack.tid for stack in self.stacks if stack.frames}
         native = (task for tid, task in tasks.items() if tid not in in_python)
         python = (stack for stack in self.stacks if stack is not self.stack and stack.frames and stack not in idle)
-        acts = any(_may_act(stack, tasks) for stack in python) or any(_natively_busy(task) for task in native)
-        return self.stack is None or acts
+        may_act = any(_may_act(stack, tasks) for stack in python) or any(map(_native_thread_may_act, native))
+        return self.stack is None or may_act
 
     def computing(self, elapsed_s: float) -> tuple[ChildWait, ...]:
-        """Return the threads that compute, if every thread that can act computes on known lines."""
+        """Return the other threads that compute, with their lines.
+
+        The result is empty if a thread that does not compute may release the waiting thread too.
+        """
         earlier_s = {task.tid: task.cpu_s for task in self.before.tasks} if self.before else {}
         used_s = {task.tid: task.cpu_s - earlier_s.get(task.tid, task.cpu_s) for task in self.process.tasks}
         busy = [
@@ -120,49 +124,54 @@ class _Actor:
 
     @property
     def frames(self) -> tuple[Frame, ...]:
+        """The frames of the thread whose wait is examined, innermost first; empty if unknown."""
         return self.stack.frames if self.stack else ()
 
     @property
     def is_unread(self) -> bool:
-        """Whether the process runs Python and its stacks could not be read."""
+        """Whether the process runs Python but its stacks could not be read."""
         return not self.frames and "python" in self.process.command and self.process.state not in "ZX"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Family:
-    """A rank, the processes below it, and the owners of the job's other processes."""
+    """A rank with its child processes, and the owners of the job's other processes."""
 
     rank: int
-    actors: Mapping[int, _Actor]
-    owners: Mapping[int, int]  # process -> rank, for all other ranks and their children
-    elapsed_s: float
+    actors: Mapping[int, _Actor]  # by process id; the rank's own process comes first
+    owners: Mapping[int, int]  # process id -> rank, for all other ranks and their child processes
+    elapsed_s: float  # time between the two snapshots
 
 
 def host_wait(
     before: RankSnapshot | None, rank: RankSnapshot, stack: Stack | None, owners: Mapping[int, int], elapsed_s: float
 ) -> WaitState:
-    """Return what the thread of `stack` waits for on its host. `owners` maps each process of the job to its rank."""
+    """Return the wait of the rank's thread with the stack `stack`, for something on its host.
+
+    `before` is the rank in the snapshot before, `elapsed_s` earlier. `owners` maps the process ids of all other ranks
+    and their child processes to their rank.
+    """
     if rank.process is None:
         return WaitState(kind=WaitKind.LOADER if stack and _awaits_batch(stack.frames) else WaitKind.UNKNOWN)
-    was = before.process if before else None
-    actors = {rank.pid: _Actor(process=rank.process, before=was, stacks=rank.stacks, stack=stack)}
+    process_before = before.process if before else None
+    actors = {rank.pid: _Actor(process=rank.process, before=process_before, stacks=rank.stacks, stack=stack)}
     earlier = {child.pid: child for child in before.children} if before else {}
     for child in rank.children:
         stacks = rank.child_stacks.get(child.pid, ())
-        trains = training_stack(stacks, child.pid)
-        actors[child.pid] = _Actor(process=child, before=earlier.get(child.pid), stacks=stacks, stack=trains)
+        main_stack = training_stack(stacks, child.pid)
+        actors[child.pid] = _Actor(process=child, before=earlier.get(child.pid), stacks=stacks, stack=main_stack)
     family = _Family(rank=rank.rank, actors=actors, owners=owners, elapsed_s=elapsed_s)
     return _wait_of(family, rank.pid, ())
 
 
 def _wait_of(family: _Family, pid: int, above: tuple[int, ...]) -> WaitState:
-    """Return what process `pid` waits for. `above` are the processes that wait for it, directly or indirectly."""
+    """Return the wait of process `pid`. `above` are the ids of processes that wait for it, directly or indirectly."""
     actor = family.actors[pid]
     task = actor.task
     if _awaits_batch(actor.frames):
         return _loader(family, (*above, pid))
-    if at_work := _pool_at_work(family, pid, above):
-        return _pool(family, actor, at_work, (*above, pid))
+    if workers := _busy_pool_workers(family, pid, above):
+        return _pool(family, actor, workers, (*above, pid))
     find_wait = _BY_CALL.get(task.syscall) if task else None
     if task is None or find_wait is None:
         return _unless_busy(family, WaitState(kind=WaitKind.UNKNOWN))
@@ -170,92 +179,105 @@ def _wait_of(family: _Family, pid: int, above: tuple[int, ...]) -> WaitState:
 
 
 def _sleep(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
-    only_reads = actor.stack is not None and task.wake_count >= POLLING_WAKES and only_polls(actor.stack.loop)
-    alone = len(family.actors) == 1 and not actor.thread_may_act()
-    polls = (
-        len(above) > 1 and task.wake_count >= POLLING_WAKES
-    )  # the end of this sleep then ends nothing for the processes above
-    return WaitState(kind=WaitKind.SLEEP, until_s=None if polls else task.wakes_at_s, closed=only_reads and alone)
+    """Return the wait in a sleep. It is closed in a polling loop that nothing else in the rank can end."""
+    is_endless_poll = actor.stack is not None and task.wake_count >= POLLING_WAKES and only_polls(actor.stack.loop)
+    is_alone = len(family.actors) == 1 and not actor.thread_may_act()
+    # The end of a child's sleep in a polling loop does not end the wait of the processes above it.
+    is_polling_child = len(above) > 1 and task.wake_count >= POLLING_WAKES
+    return WaitState(
+        kind=WaitKind.SLEEP,
+        until_s=None if is_polling_child else task.wakes_at_s,
+        is_closed=is_endless_poll and is_alone,
+    )
 
 
 def _lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
     if task.target:
         return _shared_lock(family, actor, task, above)
-    closed = task.timed is False and actor.stack is not None and not actor.may_act
+    is_closed = task.timed is False and actor.stack is not None and not actor.may_act
     computing = actor.computing(family.elapsed_s) if task.timed is False else ()
     motion = Motion.BURNING if computing else Motion.WAITING
-    return _unless_busy(family, WaitState(kind=WaitKind.LOCK, closed=closed, motion=motion, computing=computing))
+    return _unless_busy(family, WaitState(kind=WaitKind.LOCK, is_closed=is_closed, motion=motion, computing=computing))
 
 
 def _shared_lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
-    """Return the wait for a semaphore in shared memory. Any process that maps this memory may release it."""
+    """Return the wait for a semaphore in shared memory, which any process that maps this memory may release."""
     wait = WaitState(kind=WaitKind.LOCK, target=task.target)
-    all_named = task.held_by is not None and len(task.held_by) < _NAMED_HOLDERS
-    if task.timed is not False or not all_named or actor.thread_may_act():
+    is_complete = task.held_by is not None and len(task.held_by) < _MAX_HOLDERS
+    if task.timed is not False or not is_complete or actor.thread_may_act():
         return _unless_busy(family, wait)
     idle = {pid for pid, other in family.actors.items() if _has_no_request(other)}
     sharers = tuple(pid for pid in task.held_by or () if pid not in idle)
     if not sharers:
-        return replace(wait, closed=True)
+        return replace(wait, is_closed=True)
     return _unless_busy(
         family, replace(_wait_for_holders(family, wait, replace(task, held_by=sharers), above), child=None)
     )
 
 
 def _has_no_request(actor: _Actor) -> bool:
-    """Whether the process is a DataLoader worker without a request."""
-    within = any(frame.file.endswith(_WORKER) for frame in actor.frames)
-    return within and not _is_at_work(actor.stack) and not actor.thread_may_act()
+    """Whether the process is a DataLoader worker that waits for its next request."""
+    is_loader_worker = any(frame.file.endswith(_WORKER) for frame in actor.frames)
+    return is_loader_worker and not _is_at_work(actor.stack) and not actor.thread_may_act()
 
 
 def _unless_busy(family: _Family, wait: WaitState) -> WaitState:
-    """Return the wait; mark it as MOVING if it is open and a computing child may end it, such as a compiler.
+    """Return the wait, marked as MOVING if it can still end and a child process computes, because the child may end it.
 
-    A child that explains the wait already does not count.
+    Child processes in `wait.computing` do not count, because they are already known to explain the wait.
     """
-    explained = {next(iter(family.actors)), *(child.pid for child in wait.computing)}
+    ignored_pids = {next(iter(family.actors)), *(child.pid for child in wait.computing)}
     computes = (
         actor.before is not None and cpu_share(actor.before, actor.process, family.elapsed_s) >= BUSY_SHARE
         for pid, actor in family.actors.items()
-        if pid not in explained
+        if pid not in ignored_pids
     )
-    return replace(wait, motion=Motion.MOVING, computing=()) if not wait.closed and any(computes) else wait
+    return replace(wait, motion=Motion.MOVING, computing=()) if not wait.is_closed and any(computes) else wait
 
 
 def _io(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
+    """Return the wait in a read, a write or a poll."""
     wait = WaitState(kind=WaitKind.IO, target=task.target)
-    direct = task.syscall in _READS | _WRITES
+    is_read_or_write = task.syscall in _READS | _WRITES
     if task.target.startswith("socket:["):
         return _connection(family, actor, task, wait)
     if not task.target.startswith("pipe:[") and not task.target.endswith(" (deleted)"):
-        return wait  # a file system, a device, or a FIFO that other processes may still open by its name
-    held = _wait_for_holders(family, wait, task, above)
-    if not direct:  # a poll watches other descriptors too
-        return replace(held, closed=False, peers=())
-    return replace(held, kind=WaitKind.PIPE) if held.closed and task.syscall in _WRITES else held
+        return wait  # a file system, a device, or a FIFO that another process may still open by its name
+    pipe_wait = _wait_for_holders(family, wait, task, above)
+    if not is_read_or_write:  # a poll watches other descriptors too
+        return replace(pipe_wait, is_closed=False, peers=())
+    return replace(pipe_wait, kind=WaitKind.PIPE) if pipe_wait.is_closed and task.syscall in _WRITES else pipe_wait
 
 
 def _connection(family: _Family, actor: _Actor, task: Task, wait: WaitState) -> WaitState:
-    """Return the wait on a connection. It is a wait for a rank if the other end belongs to one."""
+    """Return the wait on a TCP connection. If the other end belongs to another rank, it is a wait for this rank."""
     socket = next((end for end in actor.process.sockets if f"socket:[{end.inode}]" == task.target), None)
     if socket is None:
         return wait
-    ends = socket.peer_rank is not None and socket.peer_rank != family.rank and task.syscall in _READS | _WRITES
-    peers = (socket.peer_rank,) if ends and socket.peer_rank is not None else ()
-    return replace(wait, target=socket.peer, peers=peers, closed=bool(peers))
+    waits_for_rank = (
+        socket.peer_rank is not None and socket.peer_rank != family.rank and task.syscall in _READS | _WRITES
+    )
+    peers = (socket.peer_rank,) if waits_for_rank and socket.peer_rank is not None else ()
+    return replace(wait, target=socket.peer, peers=peers, is_closed=bool(peers))
 
 
 def _wait_for_holders(family: _Family, wait: WaitState, task: Task, above: tuple[int, ...]) -> WaitState:
-    """Return the wait, closed if its holders are ranks or cannot act."""
+    """Return the wait for the processes that hold the lock or the other end of the pipe.
+
+    It is closed if all of them are other ranks, or processes of this rank that cannot end it.
+    """
     holders = task.held_by or ()
-    of_the_job = all(pid in family.actors or pid in family.owners for pid in holders)
-    if not of_the_job or not 0 < len(holders) < _NAMED_HOLDERS:
+    are_in_job = all(pid in family.actors or pid in family.owners for pid in holders)
+    if not are_in_job or not 0 < len(holders) < _MAX_HOLDERS:
         return wait
     below = [pid for pid in holders if pid in family.actors and pid not in above]
-    waiting = all(not family.actors[pid].may_act for pid in holders if pid in above)
+    is_closed = all(not family.actors[pid].may_act for pid in holders if pid in above)
     peers = {family.owners[pid] for pid in holders if pid not in family.actors}
-    held = _wait_for_children(wait, family, below, above, closed=waiting) if below else replace(wait, closed=waiting)
-    return replace(held, peers=tuple(sorted(peers)) if held.closed else ())
+    if below:
+        wait = _wait_for_children(wait, family, below, above, is_closed=is_closed)
+    else:
+        wait = replace(wait, is_closed=is_closed)
+    return replace(wait, peers=tuple(sorted(peers)) if wait.is_closed else ())
 
 
 def _file_lock(family: _Family, _: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
@@ -263,15 +285,16 @@ def _file_lock(family: _Family, _: _Actor, task: Task, above: tuple[int, ...]) -
 
 
 def _children(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
-    own = tuple(pid for pid, child in family.actors.items() if child.process.parent == actor.process.pid)
-    awaited = task.held_by or own
-    followed = [pid for pid in awaited if pid in family.actors and pid not in above]
+    """Return the wait for the exit of child processes."""
+    own_children = tuple(pid for pid, child in family.actors.items() if child.process.parent == actor.process.pid)
+    awaited_pids = task.held_by or own_children
+    known_pids = [pid for pid in awaited_pids if pid in family.actors and pid not in above]
     return _wait_for_children(
-        WaitState(kind=WaitKind.CHILD), family, followed, above, closed=len(followed) == len(awaited)
+        WaitState(kind=WaitKind.CHILD), family, known_pids, above, is_closed=len(known_pids) == len(awaited_pids)
     )
 
 
-# The function that finds the wait, by system call. `above` has the waiting processes, including this one.
+# System call -> function that returns the wait. Its argument `above` includes the waiting process itself.
 _BY_CALL: Mapping[str, Callable[[_Family, _Actor, Task, tuple[int, ...]], WaitState]] = {
     **dict.fromkeys(_IO_CALLS, _io),
     **dict.fromkeys(_FILE_LOCKS, _file_lock),
@@ -282,13 +305,13 @@ _BY_CALL: Mapping[str, Callable[[_Family, _Actor, Task, tuple[int, ...]], WaitSt
 
 
 def _loader(family: _Family, above: tuple[int, ...]) -> WaitState:
-    """Return the wait of a loop over a DataLoader, which ends when a busy worker hands over its batch."""
+    """Return the wait for a batch of a DataLoader, which ends when a busy worker hands over its batch."""
     workers = [pid for pid, actor in family.actors.items() if pid not in above and _is_at_work(actor.stack)]
     return _unless_busy(family, _wait_for_children(WaitState(kind=WaitKind.LOADER), family, workers, above))
 
 
-def _pool_at_work(family: _Family, pid: int, above: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the busy workers of the pool whose result this process waits for; none if it waits for no pool."""
+def _busy_pool_workers(family: _Family, pid: int, above: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the process ids of the busy workers of the process pool whose result process `pid` waits for."""
     pool = awaits_result(family.actors[pid].frames)
     if pool is None:
         return ()
@@ -298,62 +321,69 @@ def _pool_at_work(family: _Family, pid: int, above: tuple[int, ...]) -> tuple[in
     return tuple(worker for worker, frames in workers if is_worker(pool, frames) and not awaits_task(frames))
 
 
-def _pool(family: _Family, actor: _Actor, at_work: Sequence[int], above: tuple[int, ...]) -> WaitState:
-    """Return the wait for a pool. It is closed if all busy workers are in closed waits and no thread can add a task."""
-    serving = [stack for stack in actor.stacks if serves_pool(stack.frames)]
-    others = actor.thread_may_act(serving)
+def _pool(family: _Family, actor: _Actor, workers: Sequence[int], above: tuple[int, ...]) -> WaitState:
+    """Return the process's wait for the result of a process pool with these busy workers.
+
+    The wait is closed (it cannot end by itself) if none of these workers can continue and no thread of this process can
+    add another task.
+    """
+    pool_threads = [stack for stack in actor.stacks if serves_pool(stack.frames)]
+    others_may_act = actor.thread_may_act(pool_threads)
     all_read = not any(member.is_unread for member in family.actors.values())
-    wait = _wait_for_children(WaitState(kind=WaitKind.CHILD), family, at_work, above, closed=all_read and not others)
-    return _unless_busy(family, wait)
+    is_closed = all_read and not others_may_act
+    return _unless_busy(
+        family, _wait_for_children(WaitState(kind=WaitKind.CHILD), family, workers, above, is_closed=is_closed)
+    )
 
 
 def _awaits_batch(frames: Sequence[Frame]) -> bool:
-    """Whether the thread waits for a batch of a DataLoader. Only py-spy prefixes a method with its class."""
+    """Whether the thread waits for a batch of a DataLoader. py-spy prefixes the name of a method with its class."""
     functions = (frame.function.rpartition(".")[2] for frame in frames if frame.file.endswith(_LOADER))
     return any(name in _LOADER_CALLS for name in functions)
 
 
 def _is_at_work(stack: Stack | None) -> bool:
-    """Whether the worker does something other than wait for the indices of its next batch."""
+    """Whether the thread is in a DataLoader worker that is busy and does not wait for the indices of a batch."""
     frames = stack.frames if stack else ()
     inner = next((index for index, frame in enumerate(frames) if frame.file.endswith(_WORKER)), None)
     return inner is not None and (inner == 0 or not frames[inner - 1].file.endswith(_QUEUE))
 
 
 def _wait_for_children(
-    wait: WaitState, family: _Family, pids: Sequence[int], above: tuple[int, ...], *, closed: bool = True
+    wait: WaitState, family: _Family, pids: Sequence[int], above: tuple[int, ...], *, is_closed: bool = True
 ) -> WaitState:
-    """Return the wait for these children, any of which may end it. `closed` means that nothing else can end it."""
+    """Return the wait for the child processes `pids`, any of which may end it. `is_closed`: nothing else can end it."""
     if not pids:
         return wait
-    below = [_child(family, pid, above) for pid in pids]
-    at_work = [(child, (child,) if child.kind is WaitKind.COMPUTE else child.computing) for child in below]
-    computing = tuple(child for _, computes in at_work for child in computes)
-    # A loop that never ends explains the wait only if nothing else that is waited for may end it.
-    may_end = any(not child.closed and not computes for child, computes in at_work)
-    moving = any(child.motion is Motion.MOVING for child in below) or (computing and may_end)
-    ends = [child.deepest.until_s for child in below]
-    shown = (child for child, computes in at_work if (computes if computing else child.closed))
+    children = [_child(family, pid, above) for pid in pids]
+    computing_in = [(child, (child,) if child.kind is WaitKind.COMPUTE else child.computing) for child in children]
+    computing = tuple(process for _, processes in computing_in for process in processes)
+    # An endless loop explains the wait only if none of the other processes may end it.
+    others_may_end = any(not child.is_closed and not processes for child, processes in computing_in)
+    is_moving = any(child.motion is Motion.MOVING for child in children) or (computing and others_may_end)
+    ends_s = [child.deepest.until_s for child in children]
+    explaining = (child for child, processes in computing_in if (processes if computing else child.is_closed))
     return replace(
         wait,
-        motion=Motion.MOVING if moving else Motion.BURNING if computing else wait.motion,
-        closed=closed and all(child.closed for child in below),
-        until_s=None if None in ends else min(end for end in ends if end is not None),
-        child=next(shown, below[0]),
-        computing=() if moving else computing,
+        motion=Motion.MOVING if is_moving else Motion.BURNING if computing else wait.motion,
+        is_closed=is_closed and all(child.is_closed for child in children),
+        until_s=None if None in ends_s else min(end_s for end_s in ends_s if end_s is not None),
+        child=next(explaining, children[0]),
+        computing=() if is_moving else computing,
     )
 
 
 def _child(family: _Family, pid: int, above: tuple[int, ...]) -> ChildWait:
+    """Return the wait or computation of child process `pid`."""
     actor = family.actors[pid]
-    moved = _motion(actor, family.elapsed_s)
-    if moved is not Motion.WAITING or len(above) > _DEEPEST:
-        kind = KIND_OF_MOTION.get(moved, WaitKind.UNKNOWN)
-        wait = WaitState(kind=kind, motion=moved, closed=moved is Motion.STOPPED)
+    motion = _motion(actor, family.elapsed_s)
+    if motion is not Motion.WAITING or len(above) > _MAX_DEPTH:
+        kind = KIND_OF_MOTION.get(motion, WaitKind.UNKNOWN)
+        wait = WaitState(kind=kind, motion=motion, is_closed=motion is Motion.STOPPED)
     else:
         wait = _wait_of(family, pid, above)
     return ChildWait(
-        **vars(replace(wait, closed=wait.closed and not wait.peers)),
+        **vars(replace(wait, is_closed=wait.is_closed and not wait.peers)),
         pid=pid,
         command=actor.process.command,
         leaf=actor.frames[0] if actor.frames else None,
@@ -362,10 +392,10 @@ def _child(family: _Family, pid: int, above: tuple[int, ...]) -> ChildWait:
 
 
 def _motion(actor: _Actor, elapsed_s: float) -> Motion:
-    """Return the motion of a child process of a rank.
+    """Return what a child process did since the previous snapshot.
 
-    CPU time counts as progress, unless it was used on known lines and no bytes were transferred: later samples of these
-    lines then show whether it is an endless loop.
+    Use of CPU time counts as progress, with one exception: if the lines of the process are known and it transferred no
+    bytes, it is BURNING, because later samples of these lines show whether it is in an endless loop.
     """
     process, before = actor.process, actor.before
     if process.state in "ZX":
@@ -376,17 +406,18 @@ def _motion(actor: _Actor, elapsed_s: float) -> Motion:
         return Motion.MOVING
     if cpu_share(before, process, elapsed_s) >= STARVED_SHARE:
         return Motion.BURNING if _only_computes(actor, before, elapsed_s) else Motion.MOVING
-    return Motion.MOVING if _moved_bytes(before, process) else Motion.WAITING
+    return Motion.MOVING if _has_transferred(before, process) else Motion.WAITING
 
 
 def _only_computes(actor: _Actor, before: Process, elapsed_s: float) -> bool:
-    """Whether the child computes in its thread with known lines and transfers no bytes, unlike a decoding worker."""
+    """Whether the child process computes on known lines and transfers no bytes, unlike a worker that decodes data."""
     task = actor.task
     earlier_s = next((thread.cpu_s for thread in before.tasks if task and thread.tid == task.tid), None)
     if not actor.frames or task is None or earlier_s is None or task.cpu_s - earlier_s < STARVED_SHARE * elapsed_s:
         return False
-    return not _moved_bytes(before, actor.process)
+    return not _has_transferred(before, actor.process)
 
 
-def _moved_bytes(before: Process, after: Process) -> bool:
+def _has_transferred(before: Process, after: Process) -> bool:
+    """Whether the process read, wrote, sent or received bytes between the snapshots."""
     return before.io_bytes != after.io_bytes or has_connection_traffic(before, after)

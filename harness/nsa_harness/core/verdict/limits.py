@@ -1,4 +1,4 @@
-"""The current time limits of a run: how long it may make no progress, learned from its own pauses and steps."""
+"""The time limits of a run: how long it may make no progress, derived from its own pauses and steps so far."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from nsa_harness.core.evidence.evidence import Evidence, StatusFile
 from nsa_harness.core.plan import Limits
 
 STALL_FLOOR_S = 5.0
-STALL_FACTOR = 3.0  # times the longest pause of this run in the same phase
+STALL_FACTOR = 3.0  # multiple of the run's longest pause in the same phase
 BUSY_FLOOR_S = 60.0
-BUSY_FACTOR = 10.0  # times the longest completed step
+BUSY_FACTOR = 10.0  # multiple of the longest finished step
 OPEN_WAIT_FLOOR_S = 300.0
-OPEN_WAIT_FACTOR = 10.0  # times the longest pause
-START_S = 120.0  # interpreter, imports, rendezvous, first use of the device
-BLIND_STALL_S = 20.0  # no status file: only bytes and stacks are visible, and both pause in a healthy run
+OPEN_WAIT_FACTOR = 10.0  # multiple of the run's longest pause
+START_S = 120.0  # for the interpreter, imports, rendezvous and the first use of the device
+BLIND_STALL_S = 20.0  # without a status file, only I/O and stacks show progress, and both pause in a healthy run
 
 _SET_UP = {"init_process_group", "new_group"}
 
 
 def has_started(status_file: StatusFile | None) -> bool:
-    """Whether the rank has finished start-up: it trains, or has called a collective that does not create a group."""
+    """Whether the rank has finished start-up.
+
+    It has if it recorded a training event, or called a collective other than those that create a process group.
+    """
     if status_file is None:
         return False
     trains = status_file.latest_training_event is not None
@@ -31,38 +34,40 @@ def has_started(status_file: StatusFile | None) -> bool:
 
 
 def last_progress_s(status_file: StatusFile) -> float:
-    """Return when this rank last made progress."""
+    """Return when the rank last made progress, in seconds since the launch."""
     latest = status_file.latest_event
-    counted = (status_file.collectives_changed_s or 0.0, status_file.device_changed_s or 0.0)
-    return max(status_file.created_s, latest.at_s if latest else 0.0, *counted)
+    changes_s = (status_file.collectives_changed_s or 0.0, status_file.device_changed_s or 0.0)
+    return max(status_file.created_s, latest.at_s if latest else 0.0, *changes_s)
 
 
-def current_limits(declared: Limits, boards: Iterable[StatusFile | None], grown_s: float = 0.0) -> Limits:
-    """Return the current limits: the declared ones, and for the rest values that grow with the run's own pauses.
+def current_limits(fixed: Limits, rank_status_files: Iterable[StatusFile | None], grown_s: float = 0.0) -> Limits:
+    """Return the limits that are in force now, with every value set except perhaps the deadline.
 
-    A run may pause several times as long as it did before in the same phase without being suspected. `grown_s` is the
-    least stall limit after a suspicion that proved wrong.
+    Values that are set in `fixed` are kept. The others grow with the run's own pauses: a run may pause several times as
+    long as before in the same phase without a suspicion. `grown_s` is the lowest stall limit after a suspicion that was
+    wrong.
     """
-    status_files = [status_file for status_file in boards if status_file is not None]
+    status_files = [status_file for status_file in rank_status_files if status_file is not None]
     phases = {status_file.latest_event.kind for status_file in status_files if status_file.latest_event}
-    same_phase = max((gap for b in status_files for kind, gap in b.gaps_s.items() if kind in phases), default=0.0)
-    longest = max((gap for b in status_files for gap in b.gaps_s.values()), default=0.0)
-    floor = STALL_FLOOR_S if status_files else BLIND_STALL_S
+    pauses_s = [(kind, pause_s) for status_file in status_files for kind, pause_s in status_file.gaps_s.items()]
+    longest_s = max((pause_s for _, pause_s in pauses_s), default=0.0)
+    longest_in_phase_s = max((pause_s for kind, pause_s in pauses_s if kind in phases), default=0.0)
+    floor_s = STALL_FLOOR_S if status_files else BLIND_STALL_S
     step_s = max((_longest_step_s(status_file) for status_file in status_files), default=0.0)
     return Limits(
-        stall_s=_chosen(declared.stall_s, max(floor, STALL_FACTOR * same_phase, grown_s)),
-        busy_s=_chosen(declared.busy_s, max(BUSY_FLOOR_S, BUSY_FACTOR * step_s)),
-        open_wait_s=_chosen(declared.open_wait_s, max(OPEN_WAIT_FLOOR_S, OPEN_WAIT_FACTOR * longest)),
-        start_s=_chosen(declared.start_s, START_S),
-        deadline_s=declared.deadline_s,
+        stall_s=_value(fixed.stall_s, max(floor_s, STALL_FACTOR * longest_in_phase_s, grown_s)),
+        busy_s=_value(fixed.busy_s, max(BUSY_FLOOR_S, BUSY_FACTOR * step_s)),
+        open_wait_s=_value(fixed.open_wait_s, max(OPEN_WAIT_FLOOR_S, OPEN_WAIT_FACTOR * longest_s)),
+        start_s=_value(fixed.start_s, START_S),
+        deadline_s=fixed.deadline_s,
     )
 
 
 def with_deadline_from(limits: Limits, began_s: float | None) -> Limits:
-    """Return the limits with a deadline that counts from `began_s`, when every rank had finished start-up.
+    """Return the limits with the deadline counted from `began_s`, the time when every rank had finished start-up.
 
-    A fork starts in a fraction of torchrun's time, and neither time depends on the program. With None the deadline
-    counts from the launch: a rank is still starting, or the job was found while it ran.
+    Start-up time is excluded, because it depends on the launcher and not on the program. If `began_s` is None, the
+    deadline counts from the launch: some rank is still starting, or the job was already running when it was found.
     """
     if began_s is None or limits.deadline_s is None:
         return limits
@@ -70,13 +75,13 @@ def with_deadline_from(limits: Limits, began_s: float | None) -> Limits:
 
 
 def final_limits(evidence: Evidence) -> Limits:
-    """Return the limits in force when watching ended, with the deadline as a time after the launch."""
-    ours = not evidence.is_observed and not evidence.is_attached
-    return with_deadline_from(evidence.limits, evidence.launch_s if ours else None)
+    """Return the limits that were in force at the end of a run, with the deadline in seconds since the launch."""
+    is_own_launch = not evidence.is_observed and not evidence.is_attached
+    return with_deadline_from(evidence.limits, evidence.launch_s if is_own_launch else None)
 
 
-def _chosen(declared: float | None, automatic: float) -> float:
-    return automatic if declared is None else declared
+def _value(fixed: float | None, automatic: float) -> float:
+    return automatic if fixed is None else fixed
 
 
 def _longest_step_s(status_file: StatusFile) -> float:

@@ -1,4 +1,4 @@
-"""The motion of a rank between two snapshots: it makes progress, waits, only computes, is stopped, or is gone."""
+"""Find what a rank did between two snapshots: make progress, wait, only compute, be stopped, or exit."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from nsa_harness.core.evidence.host import Process, Socket, Task
 from nsa_harness.core.evidence.stacks import is_poller, training_stack
 
 BUSY_SHARE = 0.5  # share of one core
-# Share of one core used by the training thread. A computing rank on an overloaded machine gets no more than that; a
-# waiting thread gets nothing at all.
+# Share of one core used by the training thread. On an overloaded machine a computing thread may get no more. A waiting
+# thread uses nothing at all.
 STARVED_SHARE = 0.05
-# A computing rank that moves this many bytes saves, loads or packs. A loop that only computes moves none.
+# A computing rank that transfers this many bytes is saving or loading. An endless loop transfers none.
 STREAM_BYTES_PER_S = 65536
 
 
@@ -21,30 +21,32 @@ SLEEPS = frozenset({"clock_nanosleep", "nanosleep"})
 
 
 class Motion(StrEnum):
-    MOVING = "moving"
+    """The activity of a rank or process between two snapshots."""
+
+    MOVING = "moving"  # it made progress
     WAITING = "waiting"
-    BURNING = "burning"
-    STOPPED = "stopped"
-    GONE = "gone"
+    BURNING = "burning"  # it used CPU time without any sign of progress, as an endless loop does
+    STOPPED = "stopped"  # by a signal, its control group, or a debugger
+    GONE = "gone"  # it has exited
 
 
 def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -> Motion:
-    """Return what one rank did between two snapshots, judged without its collectives.
+    """Return what one rank did between two snapshots that are `elapsed_s` apart.
 
-    A rank is MOVING if it recorded a progress event, transferred bytes or went to another line. It is BURNING if it
-    used CPU time and did none of these, as an endless loop does.
+    A rank is MOVING if it recorded a progress event, completed a collective, transferred bytes, or is on another line.
+    It is BURNING if it used CPU time and did none of these. Without a snapshot `before`, a running rank is MOVING.
     """
     if after.is_from_dump:
         return Motion.WAITING
     if after.process is None or after.process.state in "ZX":
         return Motion.GONE
-    if _stopped(before, after.process):
+    if _is_stopped(before, after.process):
         return Motion.STOPPED
     if before is None or before.process is None or _has_new_event(before, after):
         return Motion.MOVING
     if cpu_share(before.process, after.process, elapsed_s) >= BUSY_SHARE:
         return Motion.MOVING if _streams(before, after, elapsed_s) else Motion.BURNING
-    if _transferred(before, after, elapsed_s) and not _sleeps_between(before, after, elapsed_s):
+    if _has_transferred(before, after, elapsed_s) and not _sleeps_between(before, after, elapsed_s):
         return Motion.MOVING
     if (thread_cpu_s(before, after) or 0.0) >= STARVED_SHARE * elapsed_s:
         return Motion.BURNING
@@ -52,19 +54,19 @@ def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -
 
 
 def only_another_line(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """Whether a change of the line is the rank's only sign of progress, as in a polling loop.
+    """Whether the change of the line is the rank's only sign of progress, as in a polling loop.
 
-    The rank recorded no progress event and transferred no bytes, or only a few while it sleeps: a loop that logs each
-    retry writes a line.
+    This is so if the rank recorded no progress event and transferred no bytes. A rank that sleeps may have transferred
+    a few bytes, because a polling loop may log each retry.
     """
     if _has_new_event(before, after):
         return False
-    naps = sleep_end_s(before) is not None or sleep_end_s(after) is not None
-    return not _transferred(before, after, elapsed_s) or (naps and _only_trickles(before, after, elapsed_s))
+    sleeps = sleep_end_s(before) is not None or sleep_end_s(after) is not None
+    return not _has_transferred(before, after, elapsed_s) or (sleeps and _only_trickles(before, after, elapsed_s))
 
 
 def _sleeps_between(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """Whether the rank woke up and sleeps again on the same line, with few bytes transferred in between."""
+    """Whether the rank woke up and sleeps again on the same line, and transferred only few bytes in between."""
     earlier, later = sleep_end_s(before), sleep_end_s(after)
     if earlier is None or later is None or earlier >= later or leaf(before) != leaf(after):
         return False
@@ -72,43 +74,51 @@ def _sleeps_between(before: RankSnapshot, after: RankSnapshot, elapsed_s: float)
 
 
 def _only_trickles(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """Whether the rank read or wrote little, and nothing on its connections."""
-    moved, processes = _moved_bytes(before, after), (before.process, after.process)
-    few = moved is not None and moved < STREAM_BYTES_PER_S * elapsed_s
-    return few and not (processes[0] and processes[1] and has_connection_traffic(processes[0], processes[1]))
+    """Whether the rank read or wrote few bytes, and none on its connections."""
+    transferred, processes = _transferred_bytes(before, after), (before.process, after.process)
+    is_little = transferred is not None and transferred < STREAM_BYTES_PER_S * elapsed_s
+    return is_little and not (processes[0] and processes[1] and has_connection_traffic(processes[0], processes[1]))
 
 
 def sleep_end_s(snapshot: RankSnapshot) -> float | None:
-    """Return the time at which the training thread's sleep ends, or None if the thread does not sleep."""
+    """Return the time at which the training thread's sleep will end.
+
+    Return None if the thread does not sleep or the end is unknown.
+    """
     task = task_of(snapshot, rank_stack(snapshot))
     return task.wakes_at_s if task and task.syscall in SLEEPS else None
 
 
 def _streams(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    moved = _moved_bytes(before, after)
-    return moved is not None and moved >= STREAM_BYTES_PER_S * elapsed_s
+    """Whether the rank transferred so many bytes that it saves or loads data."""
+    transferred = _transferred_bytes(before, after)
+    return transferred is not None and transferred >= STREAM_BYTES_PER_S * elapsed_s
 
 
-def _stopped(before: RankSnapshot | None, after: Process) -> bool:
-    """Whether a signal or a frozen control group stopped the process, or a debugger held it in both snapshots."""
+def _is_stopped(before: RankSnapshot | None, after: Process) -> bool:
+    """Whether a signal or its control group stopped the process, or a debugger stopped it in both snapshots."""
     if after.state == "t":
         return before is not None and before.process is not None and before.process.state == "t"
     return after.state == "T" or after.is_frozen
 
 
 def cpu_share(before: Process, after: Process, elapsed_s: float) -> float:
+    """Return the CPU time that a process used, as a share of one core."""
     return (after.cpu_s - before.cpu_s) / elapsed_s
 
 
 def thread_cpu_s(before: RankSnapshot | None, after: RankSnapshot) -> float | None:
-    """Return the CPU time that the training thread used between the snapshots, or None if unknown."""
+    """Return the CPU time in seconds that the training thread used between the snapshots, or None if it is unknown."""
     stack = rank_stack(after)
-    then, now = task_of(before, stack) if before else None, task_of(after, stack)
-    return now.cpu_s - then.cpu_s if now and then else None
+    earlier, later = task_of(before, stack) if before else None, task_of(after, stack)
+    return later.cpu_s - earlier.cpu_s if earlier and later else None
 
 
 def task_of(snapshot: RankSnapshot, stack: Stack | None) -> Task | None:
-    """Return the kernel's record of the stack's thread. Without a stack, return that of the main thread."""
+    """Return the kernel's record of the thread with this stack, or None if there is none.
+
+    Without a stack, return the record of the main thread.
+    """
     tid = stack.tid if stack and stack.tid else snapshot.pid
     tasks = snapshot.process.tasks if snapshot.process else ()
     return next((task for task in tasks if task.tid == tid), None)
@@ -118,41 +128,43 @@ def _has_new_event(before: RankSnapshot, after: RankSnapshot) -> bool:
     """Whether the rank recorded a progress event or completed a collective between the snapshots."""
     if before.status_file is None or after.status_file is None:
         return before.status_file is not after.status_file
-    then, now = (
+    earlier, later = (
         (sum(event.count for event in status_file.events), status_file.completed, status_file.device_completed)
         for status_file in (before.status_file, after.status_file)
     )
-    return then != now
+    return earlier != later
 
 
-def _transferred(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """Whether the rank transferred bytes.
+def _has_transferred(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
+    """Whether the rank read, wrote, sent or received bytes between the snapshots.
 
-    Bytes of our own queries do not count, nor a few bytes of threads that only sleep, report and sleep again.
+    Bytes that nsa-harness's own queries caused do not count, and neither do a few bytes of threads that only sleep,
+    write a report and sleep again.
     """
     if before.process is None or after.process is None:
         return False
-    asleep, spare = _sleeping_threads(before) & _sleeping_threads(after), STREAM_BYTES_PER_S * elapsed_s
-    tids = {tid for tid, _ in asleep}
-    reported = _task_bytes(after.process, tids) - _task_bytes(before.process, tids)
-    idle = reported if reported < spare else 0
-    # A thread of torch's worker server closes seconds after the query, with an event of a few bytes.
-    served: set[int | None] = {task.tid for task in after.process.tasks if task.comm == _WORKER_SERVER}
-    closed = _task_bytes(after.process, served) - _task_bytes(before.process, served)
-    if _moved_bytes(before, after) not in (None, idle, idle + closed):
+    sleeping, allowance = _sleeping_threads(before) & _sleeping_threads(after), STREAM_BYTES_PER_S * elapsed_s
+    sleeping_tids = {tid for tid, _ in sleeping}
+    report_bytes = _task_bytes(after.process, sleeping_tids) - _task_bytes(before.process, sleeping_tids)
+    ignored_bytes = report_bytes if report_bytes < allowance else 0
+    # A thread of torch's worker server writes a few bytes when it closes, seconds after a query of nsa-harness.
+    server_tids: set[int | None] = {task.tid for task in after.process.tasks if task.comm == _WORKER_SERVER}
+    server_bytes = _task_bytes(after.process, server_tids) - _task_bytes(before.process, server_tids)
+    if _transferred_bytes(before, after) not in (None, ignored_bytes, ignored_bytes + server_bytes):
         return True
     tasks = (*before.process.tasks, *after.process.tasks)
-    connected = any(task.target.startswith("socket:[") for task in tasks)
-    return has_connection_traffic(before.process, after.process, spare if asleep and not connected else 0)
+    waits_on_socket = any(task.target.startswith("socket:[") for task in tasks)
+    spare_bytes = allowance if sleeping and not waits_on_socket else 0
+    return has_connection_traffic(before.process, after.process, spare_bytes)
 
 
 def _sleeping_threads(snapshot: RankSnapshot) -> set[tuple[int | None, tuple[Frame, ...]]]:
-    """Return (thread, frames) of threads in a sleep or timed wait, apart from the training thread and pollers."""
+    """Return (thread id, frames) of the threads in a sleep or a timed wait, except training thread and pollers."""
     tasks = snapshot.process.tasks if snapshot.process else ()
-    naps = {task.tid for task in tasks if task.timed and (task.syscall in SLEEPS or task.syscall == "futex")}
-    trains = rank_stack(snapshot)
-    others = (stack for stack in snapshot.stacks if stack.tid in naps and stack is not trains and not is_poller(stack))
-    return {(stack.tid, stack.frames) for stack in others}
+    sleeping_tids = {task.tid for task in tasks if task.timed and (task.syscall in SLEEPS or task.syscall == "futex")}
+    training = rank_stack(snapshot)
+    others = (stack for stack in snapshot.stacks if stack is not training and not is_poller(stack))
+    return {(stack.tid, stack.frames) for stack in others if stack.tid in sleeping_tids}
 
 
 def _task_bytes(process: Process, tids: set[int | None]) -> int:
@@ -160,10 +172,10 @@ def _task_bytes(process: Process, tids: set[int | None]) -> int:
 
 
 def has_connection_traffic(before: Process, after: Process, spare_bytes: float = 0) -> bool:
-    """Whether a connection transferred more than `spare_bytes`; on a connection to a rank any byte counts.
+    """Whether a connection transferred more than `spare_bytes`, or a connection to another rank transferred any byte.
 
     The kernel's count of bytes read and written does not include send and recv, which socket libraries call.
-    Connections to the launcher and its store do not count, since keep-alive traffic is not training.
+    Connections to the launcher and its store are ignored, because their keep-alive traffic is not training.
     """
     earlier = {socket.inode: _carried_bytes(socket) for socket in before.sockets}
     return any(
@@ -177,10 +189,9 @@ def _carried_bytes(socket: Socket) -> int:
     return (socket.acked_bytes or 0) + (socket.received_bytes or 0)
 
 
-def _moved_bytes(before: RankSnapshot, after: RankSnapshot) -> int | None:
-    """Return the bytes read and written between the snapshots, without those of our own queries.
-
-    None if the kernel does not report them.
+def _transferred_bytes(before: RankSnapshot, after: RankSnapshot) -> int | None:
+    """Return the bytes read and written between the snapshots, without those that nsa-harness's own queries caused;
+    None if they are unknown.
     """
     totals = [
         snapshot.process.io_bytes - snapshot.query_bytes
@@ -191,11 +202,12 @@ def _moved_bytes(before: RankSnapshot, after: RankSnapshot) -> int | None:
 
 
 def leaf(snapshot: RankSnapshot) -> Frame | None:
+    """Return the innermost frame of the rank's training thread, or None if its stack is unknown."""
     stack = rank_stack(snapshot)
     return stack.frames[0] if stack and stack.frames else None
 
 
 def rank_stack(snapshot: RankSnapshot) -> Stack | None:
-    """Return the stack of the training thread."""
+    """Return the stack of the rank's training thread, or None if the snapshot has no stacks."""
     tids = [event.tid for event in snapshot.status_file.events] if snapshot.status_file else []
     return training_stack(snapshot.stacks, snapshot.pid, tids)

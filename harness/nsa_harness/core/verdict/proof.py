@@ -1,4 +1,4 @@
-"""Prove a hang: decide whether a run without progress is a HANG, and of which kind."""
+"""Decide whether a run without progress is proven to hang, and find the kind of hang."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from nsa_harness.core.verdict.motion import Motion, leaf, sleep_end_s
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 from nsa_harness.core.verdict.wait_graph import WaitGraph, wait_graph_between
 
-SETTLE_S = 1.5  # two snapshots closer than this show the same moment
+SETTLE_S = 1.5  # snapshots must be this far apart to show whether ranks make progress
+# A computation is an endless loop if this many samples show at most this many lines.
 LOOP_SAMPLES = 20
 LOOP_LINES = 2
-# A loop with a long body, or one that calls small functions, needs more samples and twice the time.
+# A loop with a long body, or one that calls small functions, shows more lines. It needs more samples and more time.
 LONG_LOOP_SAMPLES = 60
 LONG_LOOP_LINES = 16
 LONG_LOOP_USER_LINES = 8
@@ -26,10 +27,12 @@ Computation = Sequence[Sample] | Sequence[ChildSample]  # samples of one process
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """A proof that a run can make no more progress."""
+    """A proof that a run cannot make progress any more: the kind of hang, the reason, and the wait-for graph."""
 
-    kind: HangKind | None  # None: a post-mortem shows that the run was blocked, but not always in what
-    reason: str
+    kind: (
+        HangKind | None
+    )  # None = unknown: the files of a post-mortem do not always show in what the ranks were blocked
+    reason: str  # a sentence
     graph: WaitGraph
 
 
@@ -40,20 +43,20 @@ def prove(
     last_progress_s: float,
     limits: Limits,
     backend: str,
-    gone: Iterable[int] = (),
+    exited_ranks: Iterable[int] = (),
     attended: bool = False,
 ) -> Proof | None:
-    """Return the proof that this run hangs, or None while it may still make progress.
+    """Return a proof that the run hangs, or None if it may still make progress.
 
-    `snapshots` belong to one stall episode, oldest first. `limits` are those in force, with every value set. `backend`
-    decides whether ranks keep a core busy while they wait for a device. `attended`: somebody started the job and may
-    sit at the prompt of a debugger, so that no length of an open wait there proves anything.
+    `snapshots` and `samples` were taken since the run stopped making progress, oldest first. Every value of `limits`
+    must be set. `backend` decides whether a rank may keep a core busy while it waits for a device. `attended`: a person
+    may be using a debugger in this run, so a wait at the prompt of a debugger proves nothing, however long it lasts.
     """
     pair = snapshot_pair(snapshots)
     if pair is None:
         return None
     before, after = pair
-    graph = wait_graph_between(before, after, gone, backend)
+    graph = wait_graph_between(before, after, exited_ranks, backend)
     if graph.has_progress or not graph.roots:
         return None
     open_roots = [root for root in graph.roots if not is_closed(root, limits)]
@@ -65,56 +68,59 @@ def prove(
     )
     if not all(episode.is_endless(root) for root in open_roots):
         return None
-    quiet_s = min(episode.no_progress_s(root) for root in open_roots)
-    looping = next((root for root in open_roots if _computes(root)), None)
-    kind, reason = HangKind.STARVED, f"an open wait of {quiet_s:.0f} s"
-    if looping is not None:
-        count = len(loop_lines(looping, samples))
-        shown = LOOP_SAMPLES if _all_loop(looping, samples) else LONG_LOOP_SAMPLES
+    no_progress_s = min(episode.no_progress_s(root) for root in open_roots)
+    looping_root = next((root for root in open_roots if _computes(root)), None)
+    kind, reason = HangKind.STARVED, f"an open wait of {no_progress_s:.0f} s"
+    if looping_root is not None:
+        lines = len(loop_lines(looping_root, samples))
+        count = LOOP_SAMPLES if _all_loop(looping_root, samples) else LONG_LOOP_SAMPLES
         kind = HangKind.LIVELOCK
-        reason = f"the same {'line' if count == 1 else f'{count} lines'} in {shown} samples over {quiet_s:.0f} s"
+        reason = f"the same {'line' if lines == 1 else f'{lines} lines'} in {count} samples over {no_progress_s:.0f} s"
     elif all(episode.is_polling(root) for root in open_roots):
-        kind, reason = HangKind.LIVELOCK, f"a polling loop on one line, for {quiet_s:.0f} s"
+        kind, reason = HangKind.LIVELOCK, f"a polling loop on one line, for {no_progress_s:.0f} s"
     return Proof(kind=kind, reason=reason, graph=graph)
 
 
 def snapshot_pair(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, Snapshot] | None:
-    """Return the last snapshot, and the latest earlier one that is far enough away to show motion."""
+    """Return the last snapshot and the latest earlier one that is at least SETTLE_S older, as (earlier, last).
+
+    None if there is no such earlier snapshot.
+    """
     earlier = [snapshot for snapshot in snapshots[:-1] if snapshots[-1].at_s - snapshot.at_s >= SETTLE_S]
     return (earlier[-1], snapshots[-1]) if earlier else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class StallEpisode:
-    """The observations since the run stopped making progress."""
+    """Everything that was observed of a run since it stopped making progress."""
 
-    snapshots: Sequence[Snapshot]
-    samples: Sequence[Sample]
-    limits: Limits
+    snapshots: Sequence[Snapshot]  # oldest first
+    samples: Sequence[Sample]  # oldest first
+    limits: Limits  # with every value set
     last_progress_s: float
-    is_attended: bool = False
+    is_attended: bool = False  # a person may be using a debugger in this run
 
     def is_endless(self, root: Wait) -> bool:
-        """Whether an open wait, or a computation, has lasted so long that it counts as endless."""
+        """Whether the wait or the computation of this root rank has lasted so long that it counts as endless."""
         if self._may_be_answered(root):
             return False
-        quiet_s = self.no_progress_s(root)
+        no_progress_s = self.no_progress_s(root)
         if root.kind is WaitKind.COMPUTE or root.computing:
             busy_s = _number(self.limits.busy_s)
             if _all_loop(root, self.samples):
-                return quiet_s >= busy_s
-            turns = all(
-                _loops(computation) or _is_short_loop(computation) for computation in computations(root, self.samples)
+                return no_progress_s >= busy_s
+            is_long_loop = all(
+                _loops(computation) or _is_long_loop(computation) for computation in computations(root, self.samples)
             )
-            return quiet_s >= LONG_LOOP_FACTOR * busy_s and turns
-        if quiet_s < _number(self.limits.open_wait_s):
+            return no_progress_s >= LONG_LOOP_FACTOR * busy_s and is_long_loop
+        if no_progress_s < _number(self.limits.open_wait_s):
             return False
         if root.kind is WaitKind.COMPILE:
             return _all_loop(root, self.samples)
         return not self._wakes_in_time(root)
 
     def remaining_s(self, root: Wait) -> float | None:
-        """Return the seconds until `endless` may become true, or None if it never will."""
+        """Return the seconds until `is_endless` may become true for this root rank, or None if it never will."""
         busy_s = _number(self.limits.busy_s)
         if root.kind is WaitKind.COMPUTE or root.computing:
             limit_s = busy_s if _all_loop(root, self.samples) else LONG_LOOP_FACTOR * busy_s
@@ -125,30 +131,30 @@ class StallEpisode:
         return max(0.0, limit_s - self.no_progress_s(root))
 
     def no_progress_s(self, root: Wait) -> float:
-        """Return the seconds since the run's last progress or this rank's last motion, whichever came later."""
-        stirring = {Motion.MOVING} if _computes(root) else {Motion.MOVING, Motion.BURNING}
+        """Return the seconds since the run's last progress or this root rank's last motion, whichever was later."""
+        motions = {Motion.MOVING} if _computes(root) else {Motion.MOVING, Motion.BURNING}
         times = (
             sample.at_s
             for sample in self.samples
-            if sample.rank == root.rank and sample.motion in stirring and not sample.only_line_changed
+            if sample.rank == root.rank and sample.motion in motions and not sample.only_line_changed
         )
         return self.snapshots[-1].at_s - max([self.last_progress_s, *times])
 
     def is_polling(self, root: Wait) -> bool:
-        """Whether the rank's earlier sleep on this line has ended and it sleeps there again: a polling loop."""
+        """Whether the rank is in a polling loop: an earlier sleep on its line has ended, and it sleeps there again."""
         own = (rank for snapshot in self.snapshots for rank in snapshot.ranks if rank.rank == root.rank)
-        seen = [(leaf(rank), sleep_end_s(rank)) for rank in own]
-        seen += [(sample.leaf, sample.wakes_at_s) for sample in self.samples if sample.rank == root.rank]
+        sleeps = [(leaf(rank), sleep_end_s(rank)) for rank in own]
+        sleeps += [(sample.leaf, sample.wakes_at_s) for sample in self.samples if sample.rank == root.rank]
         now_s = self.snapshots[-1].at_s
-        before = (line == root.leaf and end_s is not None and end_s < now_s for line, end_s in seen)
-        return root.kind is WaitKind.SLEEP and any(before)
+        has_ended = (line == root.leaf and end_s is not None and end_s < now_s for line, end_s in sleeps)
+        return root.kind is WaitKind.SLEEP and any(has_ended)
 
     def _may_be_answered(self, root: Wait) -> bool:
-        """Whether a person may sit at the prompt of the debugger that the rank waits at."""
+        """Whether the rank waits at the prompt of a debugger that a person may be using."""
         return self.is_attended and bool(root.debugger)
 
     def _wakes_in_time(self, root: Wait) -> bool:
-        """Whether the rank's sleep ends before the deadline. A polling loop does not count."""
+        """Whether the rank's sleep ends before the deadline. The sleep of a polling loop does not count."""
         if root.until_s is None:
             return False
         in_time = self.limits.deadline_s is None or root.until_s <= self.limits.deadline_s
@@ -156,24 +162,24 @@ class StallEpisode:
 
 
 def computations(root: Wait, samples: Sequence[Sample]) -> tuple[Computation, ...]:
-    """Return the samples of each computing process: those since the rank last made any other progress.
+    """Return the samples of each process that computes at this root rank, since the rank last made other progress.
 
-    The processes are those that the rank waits for, or the rank itself.
+    If the rank waits for child processes that compute, the samples are theirs, otherwise they are its own.
     """
-    seen = _burning(root.rank, samples)
+    burning = _burning(root.rank, samples)
     if not root.computing:
-        return (tuple(sample for sample in seen if not sample.child_samples),)
-    below = [child for sample in seen for child in sample.child_samples]
-    return tuple(tuple(process for process in below if process.pid == child.pid) for child in root.computing)
+        return (tuple(sample for sample in burning if not sample.child_samples),)
+    child_samples = [child for sample in burning for child in sample.child_samples]
+    return tuple(tuple(sample for sample in child_samples if sample.pid == child.pid) for child in root.computing)
 
 
 def loop_lines(root: Wait, samples: Sequence[Sample]) -> set[tuple[str, int]]:
-    """Return the innermost lines in the last samples of each computation."""
+    """Return (file, line) of the innermost frames in the last samples of each process that computes at a root rank."""
     return {line for computation in computations(root, samples) for line in _last_lines(computation)}
 
 
-def _last_lines(seen: Computation) -> set[tuple[str, int]]:
-    leaves = [sample.leaf for sample in seen if sample.leaf]
+def _last_lines(computation: Computation) -> set[tuple[str, int]]:
+    leaves = [sample.leaf for sample in computation if sample.leaf]
     return {(leaf.file, leaf.line) for leaf in leaves[-LOOP_SAMPLES:]}
 
 
@@ -182,28 +188,32 @@ def _computes(root: Wait) -> bool:
 
 
 def _burning(rank: int, samples: Sequence[Sample]) -> list[Sample]:
-    """Return the samples in which the rank computed, since its last sample with other progress."""
+    """Return the samples of a rank in which it only computed, since its last sample with other progress."""
     own = [sample for sample in samples if sample.rank == rank]
     moves = (
         number
         for number, sample in enumerate(own, start=1)
         if sample.motion == Motion.MOVING and not sample.only_line_changed
     )
-    moved = max(moves, default=0)
-    return [sample for sample in own[moved:] if sample.motion == Motion.BURNING]
+    since = max(moves, default=0)
+    return [sample for sample in own[since:] if sample.motion == Motion.BURNING]
 
 
 def _all_loop(root: Wait, samples: Sequence[Sample]) -> bool:
     return all(_loops(computation) for computation in computations(root, samples))
 
 
-def _loops(seen: Computation) -> bool:
-    return len(seen) >= LOOP_SAMPLES and 1 <= len(_last_lines(seen)) <= LOOP_LINES
+def _loops(computation: Computation) -> bool:
+    """Whether the last samples of a computation show an endless loop of one or two lines."""
+    return len(computation) >= LOOP_SAMPLES and 1 <= len(_last_lines(computation)) <= LOOP_LINES
 
 
-def _is_short_loop(seen: Computation) -> bool:
-    """Whether all last samples show one function of the user, few lines of it, and few innermost lines."""
-    last = seen[-LONG_LOOP_SAMPLES:]
+def _is_long_loop(computation: Computation) -> bool:
+    """Whether the last samples of a computation show a loop with a long body.
+
+    They must all show the same user function, only a few of its lines, and only a few innermost lines.
+    """
+    last = computation[-LONG_LOOP_SAMPLES:]
     users = {sample.user_frame for sample in last}
     functions = {(user.file, user.function) if user else None for user in users}
     leaves = {(sample.leaf.file, sample.leaf.line) if sample.leaf else None for sample in last}
@@ -212,17 +222,17 @@ def _is_short_loop(seen: Computation) -> bool:
 
 
 def is_closed(root: Wait, limits: Limits) -> bool:
-    """Whether nothing can end the wait before the deadline; a sleep past the deadline counts."""
+    """Whether nothing can end the wait of this root rank before the deadline, such as a sleep past the deadline."""
     late = root.until_s is not None and limits.deadline_s is not None and root.until_s > limits.deadline_s
-    return late or root.closed
+    return late or root.is_closed
 
 
 def _closed_kind(roots: Sequence[Wait]) -> HangKind:
-    """Return the kind of a hang in which every root wait is closed. A sleep that ends too late is STARVED."""
+    """Return the kind of a hang in which no wait of a root rank can end. A sleep past the deadline is STARVED."""
     kinds = {root.child.deepest.kind if root.child else root.kind for root in roots}
     if WaitKind.STOPPED in kinds:
         return HangKind.STOPPED
-    if any(root.kind is WaitKind.SLEEP and root.closed for root in roots):
+    if any(root.kind is WaitKind.SLEEP and root.is_closed for root in roots):
         return HangKind.LIVELOCK
     late = any(root.until_s is not None for root in roots)
     return HangKind.STARVED if late or WaitKind.SLEEP in kinds else HangKind.DEADLOCK
@@ -235,5 +245,6 @@ def _closed_reason(graph: WaitGraph, span_s: float) -> str:
 
 
 def _number(limit_s: float | None) -> float:
+    """Return a limit that must be set."""
     assert limit_s is not None, "limits in force are numbers"
     return limit_s

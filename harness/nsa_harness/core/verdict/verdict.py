@@ -1,6 +1,6 @@
-"""Return the verdict of a run, PASS, FAIL, HANG or ERROR, from its evidence.
+"""Judge a run by its evidence: PASS, FAIL, HANG or ERROR.
 
-Verdict and diagnosis never see the planted fault, the scenario's name or the expected result.
+Neither the verdict nor the diagnosis has access to the planted fault, the name of the scenario or the expected result.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _GROUPS = "torch/distributed/distributed_c10d.py"
 
 
 def is_shutting_down(rank: RankSnapshot) -> bool:
-    """Whether the interpreter is exiting: it joins the last threads or runs exit hooks.
+    """Whether the rank's interpreter is exiting: it joins the last threads or runs exit hooks.
 
-    The probe records a progress event as this begins. Without a probe the stack shows it.
+    The probe records a progress event when this begins. Without a probe, the stack shows it.
     """
     if rank.status_file is not None and any(event.kind == "exit" for event in rank.status_file.events):
         return True
     main = _main_thread(rank)
     if main is None or not main.frames:
         return False
-    joins = in_function(main.frames[-1:], "/threading.py", ("_shutdown",))
-    return (joins or in_function(main.frames, _GROUPS, ("destroy_process_group",))) is not None
+    join_frame = in_function(main.frames[-1:], "/threading.py", ("_shutdown",))
+    return (join_frame or in_function(main.frames, _GROUPS, ("destroy_process_group",))) is not None
 
 
 def _main_thread(rank: RankSnapshot) -> Stack | None:
@@ -54,111 +54,120 @@ def _main_thread(rank: RankSnapshot) -> Stack | None:
     return by_id or next((stack for stack in rank.stacks if stack.tid is None and stack.thread == "MainThread"), None)
 
 
-_MOVED_SAMPLES = 2  # one moved byte may be a library's heartbeat
+_MIN_MOVING_SAMPLES = 2  # a single transferred byte may be a library's heartbeat
 
 
 def moving_ranks(samples: Sequence[Sample]) -> tuple[int, ...]:
-    """Return the ranks that made progress in these samples, or computed on more lines than a loop has."""
+    """Return the ranks that made progress in these samples, or that computed on more lines than an endless loop has."""
     return tuple(rank for rank in sorted({sample.rank for sample in samples}) if _moves(rank, samples))
 
 
 def ranks_with_progress(evidence: Evidence) -> list[int]:
-    """Return the ranks that made progress while the job was observed."""
+    """Return the ranks that made progress while the job was watched, in ascending order."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     return sorted({*moving_ranks(evidence.samples), *_ranks_with_new_events(last, evidence)})
 
 
 def observation_sentence(evidence: Evidence) -> str:
-    """Return the result of observing a job that goes on: one sentence that begins with MOVING or SUSPECT."""
+    """Return a sentence about a job that continues: it begins with MOVING or SUSPECT and names the ranks."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
-    blind = [rank.rank for rank in last if rank.status_file is None]
-    has, own = ("has", "its own") if len(blind) == 1 else ("have", "theirs")
-    missing = f"; {_ranks_text(blind)} {has} no probe, so no step, module or collective of {own} is known"
+    without_probe = [rank.rank for rank in last if rank.status_file is None]
+    has, own = ("has", "its own") if len(without_probe) == 1 else ("have", "theirs")
+    missing = f"; {_ranks_text(without_probe)} {has} no probe, so no step, module or collective of {own} is known"
     moving = ranks_with_progress(evidence)
     if moving:
         does = "moves" if len(moving) == 1 else "move"
-        return f"MOVING: {_ranks_text(moving)} {does}{missing if blind else ''}"
+        return f"MOVING: {_ranks_text(moving)} {does}{missing if without_probe else ''}"
     if not last:
         return "SUSPECT: no rank could be looked at"
     motions = {sample.rank: sample.motion for sample in evidence.samples}
     states = ", ".join(f"rank {rank.rank} {motions.get(rank.rank, 'unseen')}" for rank in last)
-    return f"SUSPECT: nothing moves, and it is not proven that nothing can: {states}{missing if blind else ''}"
+    return f"SUSPECT: nothing moves, and it is not proven that nothing can: {states}{missing if without_probe else ''}"
 
 
 def _moves(rank: int, samples: Sequence[Sample]) -> bool:
     own = [sample for sample in samples if sample.rank == rank]
-    moved = [sample for sample in own if sample.motion == Motion.MOVING]
+    moving = [sample for sample in own if sample.motion == Motion.MOVING]
     burning = [sample for sample in own if sample.motion == Motion.BURNING]
-    below = [child for sample in burning for child in sample.child_samples]
-    lines = [
+    children = [child for sample in burning for child in sample.child_samples]
+    lines_by_process = [
         _lines(burning),
-        *(_lines([child for child in below if child.pid == pid]) for pid in {child.pid for child in below}),
+        *(_lines([child for child in children if child.pid == pid]) for pid in {child.pid for child in children}),
     ]
-    return len(moved) >= _MOVED_SAMPLES or any(len(line) > LOOP_LINES for line in lines)
+    return len(moving) >= _MIN_MOVING_SAMPLES or any(len(lines) > LOOP_LINES for lines in lines_by_process)
 
 
-def _lines(seen: Sequence[Sample] | Sequence[ChildSample]) -> set[tuple[str, int]]:
-    return {(sample.leaf.file, sample.leaf.line) for sample in seen if sample.leaf}
+def _lines(samples: Sequence[Sample] | Sequence[ChildSample]) -> set[tuple[str, int]]:
+    """Return (file, line) of the innermost frames in these samples."""
+    return {(sample.leaf.file, sample.leaf.line) for sample in samples if sample.leaf}
 
 
 def _ranks_with_new_events(last: Sequence[RankSnapshot], evidence: Evidence) -> set[int]:
-    """Return the ranks with a progress event since the first snapshot."""
+    """Return those of the ranks of the last snapshot `last` that recorded progress after the first sample."""
     begun_s = evidence.samples[0].at_s if evidence.samples else evidence.ended_s
     return {rank.rank for rank in last if rank.status_file and last_progress_s(rank.status_file) > begun_s}
 
 
-# A rank prints these messages after its peer has exited, so they are never the first failure if there is another.
+# A rank prints these messages after a peer has exited. They are never the first failure if there is another one.
 _COLLATERAL = re.compile(
     r"Connection (?:closed by|reset by) peer|Socket (?:unexpectedly )?closed|Timed out waiting|Broken pipe"
     r"|failed to recv, got 0 bytes|Connection refused|Watchdog caught collective operation timeout"
     r"|failed to pass monitoredBarrier|successfully reached monitoredBarrier, but received errors"
     r"|ncclRemoteError|Detected mismatch between collectives on ranks"
 )
-_MAY_BE_OWN_PIPE = re.compile(r"(?:Connection\w*|BrokenPipe|EOF|OS|URL)Error$")  # a program may also break its own pipe
-# gloo aborts the rank that received a message of another collective. That rank called the right one.
+# A program may also raise these errors itself, for a connection or pipe of its own.
+_MAY_BE_OWN_PIPE = re.compile(r"(?:Connection\w*|BrokenPipe|EOF|OS|URL)Error$")
+# gloo aborts a rank that receives a message of a different collective. That rank itself called the right collective.
 _MISMATCH_ABORT = re.compile(r"op\.preamble\.length <= op\.nbytes|Received data size doesn't match expected size")
 
 
-# Peers notice a closed connection at once; the end of the process that had it is recorded a little later.
+# Peers notice a closed connection at once. The exit of the process at its other end is recorded a little later.
 _EXIT_DELAY_S = 0.5
 _DESTROYS = "destroy_process_group"
-# The second value is the signal as a shell, or the program's own handler, reports it.
+# A shell, or the program's own signal handler, reports SIGTERM as the second value.
 _TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 class FailureKind(StrEnum):
-    RAISED = "raised"
-    SIGNAL = "signal"
-    CODE = "code"
-    LEFT = "left"  # ended with 0 or an unknown status while other ranks still needed it
-    LAUNCHER = "launcher"
-    UNSEEN = "unseen"  # ended with an unknown status while the other ranks were ended by SIGTERM
+    """The way in which a process failed."""
+
+    RAISED = "raised"  # by an exception
+    SIGNAL = "signal"  # killed by a signal
+    CODE = "code"  # by an exit code other than 0
+    LEFT = "left"  # exited with 0, or an unknown status, while other ranks still needed it
+    LAUNCHER = "launcher"  # only the launcher failed
+    UNSEEN = "unseen"  # exited with an unknown status, while SIGTERM ended the other ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One process that ended wrongly. `collateral` means that another rank's failure caused it."""
+    """The failure of one process."""
 
     kind: FailureKind
-    rank: int | None
+    rank: int | None  # None = the launcher
     at_s: float
-    text: str
-    is_collateral: bool
+    text: str  # for people
+    is_collateral: bool  # the failure of another rank caused it
     status: int | None = None
     exception: RaisedException | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
+    """The verdict of a run, and the facts that it is based on."""
+
     status: Status
-    failures: tuple[Failure, ...]  # in order of time; the failure that explains the others is first
-    proof: Proof | None
-    pass_reason: str | None = None  # the evidence that a PASS rests on
-    error: str | None = None  # why the harness could not judge
+    failures: tuple[Failure, ...]  # in order of time, but collateral failures come last
+    proof: Proof | None  # the proof of a hang
+    pass_reason: str | None = None  # for PASS: a sentence with the evidence that the run ended well
+    error: str | None = None  # for ERROR: why the run could not be judged
 
 
 def judge(evidence: Evidence) -> Judgement:
-    """Return the verdict. A rank that died explains the ranks that wait for it, so FAIL takes precedence over HANG."""
+    """Return the verdict of a run.
+
+    FAIL takes precedence over HANG, because a rank that died explains why others wait for it.
+    """
     proof = _proof(evidence)
     failures = _failures(evidence, proof)
     if evidence.ending is Ending.POST_MORTEM:
@@ -169,9 +178,9 @@ def judge(evidence: Evidence) -> Judgement:
         return Judgement(status=Status.FAIL, failures=failures, proof=proof)
     if proof is not None:
         return Judgement(status=Status.HANG, failures=(), proof=proof)
-    if evidence.ending in (Ending.EXITED, Ending.RESTARTED) and (shown := pass_reason(evidence)):
-        return Judgement(status=Status.PASS, failures=(), proof=None, pass_reason=shown)
-    words = {
+    if evidence.ending in (Ending.EXITED, Ending.RESTARTED) and (reason := pass_reason(evidence)):
+        return Judgement(status=Status.PASS, failures=(), proof=None, pass_reason=reason)
+    errors = {
         Ending.STALL: "the run was ended as a stall, and the evidence on disk does not prove one",
         Ending.EARLY: "ended early, and nothing is proven of it: it stood as another run did that was proven to hang",
         Ending.EXITED: _unseen_end_text(evidence),
@@ -181,13 +190,14 @@ def judge(evidence: Evidence) -> Judgement:
         Ending.RESTARTED: "the job started its ranks anew, and nothing shows why",
         Ending.DETACHED: observation_sentence(evidence),
     }
-    return Judgement(status=Status.ERROR, failures=(), proof=None, error=words[evidence.ending])
+    return Judgement(status=Status.ERROR, failures=(), proof=None, error=errors[evidence.ending])
 
 
 def _judge_post_mortem(evidence: Evidence, failures: tuple[Failure, ...]) -> Judgement:
-    """Return the verdict of a post-mortem.
+    """Return the verdict of a job that was not watched, from the files that it left.
 
-    A rank that gave up waiting for others, or was ended by SIGTERM, has not failed on its own: that is how a hang ends.
+    A rank that timed out while it waited for others, or that SIGTERM ended, has not failed on its own. A job that hangs
+    ends like this.
     """
     own = [failure for failure in failures if not failure.is_collateral and failure.status not in _TERMINATED]
     proof = None if own else _post_mortem_proof(evidence)
@@ -199,36 +209,40 @@ def _judge_post_mortem(evidence: Evidence, failures: tuple[Failure, ...]) -> Jud
 
 
 def _post_mortem_proof(evidence: Evidence) -> Proof | None:
-    """Return the proof that ranks gave up waiting for others, or were dumped while they waited in different calls."""
+    """Return the proof of a hang in the files of a job that was not watched, or None.
+
+    Either some ranks timed out while they waited for others, or dumps show all ranks in waits, in different calls.
+    """
     graph = post_mortem_graph(evidence)
     waiting = [wait for wait in graph.waits if wait.kind in RANK_WAITS]
-    closed = all(root.closed and root.kind in RANK_WAITS for root in graph.roots)
-    differ = len({_call(wait) for wait in waiting}) > 1
-    if gave_up := [rank.rank for rank in evidence.ranks if timeout_message(rank)]:
-        kind = HangKind.DEADLOCK if differ and closed else None
-        return Proof(kind=kind, reason=f"{_ranks_text(gave_up)} gave up waiting for the others", graph=graph)
-    if not len(waiting) == evidence.world_size > 1 or not closed or not differ:
+    are_closed = all(root.is_closed and root.kind in RANK_WAITS for root in graph.roots)
+    calls_differ = len({_call(wait) for wait in waiting}) > 1
+    if timed_out_ranks := [rank.rank for rank in evidence.ranks if timeout_message(rank)]:
+        kind = HangKind.DEADLOCK if calls_differ and are_closed else None
+        return Proof(kind=kind, reason=f"{_ranks_text(timed_out_ranks)} gave up waiting for the others", graph=graph)
+    if not len(waiting) == evidence.world_size > 1 or not are_closed or not calls_differ:
         return None
     reason = f"each of {len(waiting)} ranks was dumped in a wait for others, and not all of them in the same call"
     return Proof(kind=HangKind.DEADLOCK, reason=reason, graph=graph)
 
 
 def _call(wait: Wait) -> tuple[object, ...]:
-    """Return what identifies a call: its number in the recorder, else its line."""
+    """Return the identity of the call that a rank waits in: its number in the flight recorder, or else its line."""
     return (wait.blocked_in, wait.user_frame if wait.collective is None else None)
 
 
 def _no_verdict_text(evidence: Evidence) -> str:
     waits = post_mortem_graph(evidence).waits
-    seen = "; ".join(f"rank {wait.rank} is blocked in {wait.blocked_in}" for wait in waits)
-    return f"what was read shows neither a failure nor that it cannot go on{f': {seen}' if seen else ''}"
+    positions = "; ".join(f"rank {wait.rank} is blocked in {wait.blocked_in}" for wait in waits)
+    return f"what was read shows neither a failure nor that it cannot go on{f': {positions}' if positions else ''}"
 
 
 def pass_reason(evidence: Evidence) -> str | None:
-    """Return a sentence with the evidence that every rank ended well, or None.
+    """Return a sentence with the evidence that every rank ended well, or None if there is no such evidence.
 
-    The evidence is each rank's own exit code, or that of a launcher that exits with 0 only if every rank did. If a
-    rank's exit was not seen, below a program that may catch any error, the end of its interpreter is enough.
+    The evidence is the exit code of each rank, or the exit code of a launcher that exits with 0 only if every rank did.
+    Other launchers may hide the error of a rank. Under such a launcher, a rank with an unknown exit ended well if its
+    interpreter exited normally.
     """
     unseen, launcher = _ranks_without_good_end(evidence), evidence.launcher
     if evidence.ending is Ending.EXITED and (launcher is None or launcher.status is None or launcher.during_teardown):
@@ -243,12 +257,12 @@ def pass_reason(evidence: Evidence) -> str | None:
         rank.status_file and rank.status_file.exit_s is not None for rank in unseen
     ):
         return None
-    who = "launcher" if evidence.launcher_reports_ranks else "command"
-    return f"the {who} ended with exit code 0; exit of {_ranks(unseen)} not seen"
+    process = "launcher" if evidence.launcher_reports_ranks else "command"
+    return f"the {process} ended with exit code 0; exit of {_ranks(unseen)} not seen"
 
 
 def _ranks_without_good_end(evidence: Evidence) -> list[RankEvidence]:
-    """Return the ranks that are not known to have exited with 0 on their own."""
+    """Return the ranks that are not known to have exited with code 0 on their own."""
     return [rank for rank in evidence.ranks if rank.exit is None or rank.exit.status != 0 or rank.exit.during_teardown]
 
 
@@ -268,7 +282,7 @@ def _ranks_text(ranks: Sequence[int]) -> str:
 
 
 def _ending_without_controller(evidence: Evidence) -> str:
-    """Return a clause about how a run ended after its controller died, from the records of its reaper."""
+    """Return a clause that says the end of a run whose controller had died."""
     if evidence.is_observed:
         return "the job was left alone"
     if evidence.unkillable is None:
@@ -286,24 +300,29 @@ def _proof(evidence: Evidence) -> Proof | None:
         evidence.samples,
         last_progress_s=evidence.last_progress_s or 0.0,
         limits=final_limits(evidence),
-        gone=[exit.rank for exit in evidence.exits if exit.rank is not None and not exit.during_teardown],
+        exited_ranks=[exit.rank for exit in evidence.exits if exit.rank is not None and not exit.during_teardown],
         backend=evidence.backend,
         attended=evidence.is_observed or evidence.is_attached,
     )
 
 
 def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
-    # A rank that is in the last snapshot survived the exception that it printed.
+    """Return all failures of a run: in order of time, with collateral failures last."""
+    # A rank that is in the last snapshot has survived the exception that it printed.
     alive = [
         rank.rank for snapshot in evidence.snapshots[-1:] for rank in snapshot.ranks if evidence.ending is Ending.STALL
     ]
-    printed = {rank.rank for rank in evidence.ranks if rank.exception is not None and rank.exception.at_s is None}
-    survived = [rank.rank for rank in evidence.ranks if rank.rank in printed.intersection(alive) and rank.exit is None]
-    over = {rank.rank for snapshot in evidence.snapshots[-1:] for rank in snapshot.ranks if is_shutting_down(rank)}
-    ended = [rank for rank in evidence.ranks if rank.rank not in survived]
-    failures = [failure for rank in ended if (failure := _rank_failure(rank, over=rank.rank in over))]
-    failures += [failure for exit in evidence.exits if (failure := _left_early(exit, evidence, proof, failures))]
-    failures += _unseen_ends(evidence, failures)
+    with_traceback = {
+        rank.rank for rank in evidence.ranks if rank.exception is not None and rank.exception.at_s is None
+    }
+    survivors = with_traceback.intersection(alive).intersection(
+        rank.rank for rank in evidence.ranks if rank.exit is None
+    )
+    exiting = {rank.rank for snapshot in evidence.snapshots[-1:] for rank in snapshot.ranks if is_shutting_down(rank)}
+    others = [rank for rank in evidence.ranks if rank.rank not in survivors]
+    failures = [failure for rank in others if (failure := _rank_failure(rank, is_exiting=rank.rank in exiting))]
+    failures += [failure for exit in evidence.exits if (failure := _early_exit(exit, evidence, proof, failures))]
+    failures += _unseen_exits(evidence, failures)
     launcher = evidence.launcher
     if not failures and launcher and launcher.status not in (0, None) and not launcher.during_teardown:
         failures.append(
@@ -319,45 +338,48 @@ def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
     return tuple(sorted(failures, key=lambda failure: (failure.is_collateral, failure.at_s)))
 
 
-def _rank_failure(rank: RankEvidence, *, over: bool) -> Failure | None:
-    """Return the failure of a rank. `over`: the program has finished and the interpreter is exiting."""
+def _rank_failure(rank: RankEvidence, *, is_exiting: bool) -> Failure | None:
+    """Return the failure of a rank, or None. `is_exiting`: the program has finished and the interpreter is exiting."""
     exit = rank.exit
-    if rank.exception is not None and (_ended_by(rank.exception, exit) or (over and rank.exception.at_s is not None)):
-        raised = earliest_program_error(rank.exception)
+    if rank.exception is not None and (
+        _ended_by(rank.exception, exit) or (is_exiting and rank.exception.at_s is not None)
+    ):
+        exception = earliest_program_error(rank.exception)
         return Failure(
             kind=FailureKind.RAISED,
             rank=rank.rank,
-            at_s=raised.at_s if raised.at_s is not None else (exit.at_s if exit else 0.0),
-            text=f"{raised.type}: {raised.message}".strip(),
-            # If a handler raises or fails after a peer was lost, that is also a consequence.
+            at_s=exception.at_s if exception.at_s is not None else (exit.at_s if exit else 0.0),
+            text=f"{exception.type}: {exception.message}".strip(),
+            # An exception in the handler of a lost connection is also collateral.
             is_collateral=_lost_a_peer(rank.exception) or any(_lost_a_peer(error) for error in rank.exception.chain),
             status=exit.status if exit else None,
-            exception=raised,
+            exception=exception,
         )
     if exit is None or exit.status in (0, None) or exit.during_teardown:
         return None
     error_text = " ".join(rank.error_lines)
-    lost = _COLLATERAL.search(error_text)
+    lost_peer = _COLLATERAL.search(error_text)
     return Failure(
         kind=FailureKind.SIGNAL if exit.status < 0 else FailureKind.CODE,
         rank=rank.rank,
         at_s=exit.at_s,
-        text=f"rank {rank.rank} {exit_text(exit.status)}{f' ({lost[0]})' if lost else ''}",
-        is_collateral=exit.status in _TERMINATED or bool(lost or _MISMATCH_ABORT.search(error_text)),
+        text=f"rank {rank.rank} {exit_text(exit.status)}{f' ({lost_peer[0]})' if lost_peer else ''}",
+        is_collateral=exit.status in _TERMINATED or bool(lost_peer or _MISMATCH_ABORT.search(error_text)),
         status=exit.status,
     )
 
 
-def _unseen_ends(evidence: Evidence, failures: Sequence[Failure]) -> list[Failure]:
-    """Return a failure for each rank with an unknown end, if all known failures are only SIGTERMs.
+def _unseen_exits(evidence: Evidence, failures: Sequence[Failure]) -> list[Failure]:
+    """Return a failure for each rank whose exit was not seen, if SIGTERM ended all other ranks that failed.
 
-    The process that sent SIGTERM had a reason, which may be one of these ranks.
+    Something made the sender of SIGTERM end the ranks. This may be the failure of one of the ranks whose exit was not
+    seen.
     """
-    only_asked = bool(failures) and all(
+    only_terminated = bool(failures) and all(
         failure.exception is None and failure.status in _TERMINATED for failure in failures
     )
     whole_job = any(not sent.pid and sent.sender != "harness" for sent in evidence.signals)
-    if not only_asked or whole_job or evidence.ending is not Ending.EXITED:
+    if not only_terminated or whole_job or evidence.ending is not Ending.EXITED:
         return []
     return [
         Failure(
@@ -376,19 +398,22 @@ def _lost_a_peer(error: RaisedException | EarlierError) -> bool:
     return bool(_COLLATERAL.search(f"{error.type}: {error.message}") and not _MAY_BE_OWN_PIPE.search(error.type))
 
 
-def _ended_by(raised: RaisedException, exit: Exit | None) -> bool:
-    """Whether the exception ended the rank. A printed exception may have been caught before a signal came."""
+def _ended_by(exception: RaisedException, exit: Exit | None) -> bool:
+    """Whether the exception ended the rank. A rank may also have caught an exception that it printed.
+
+    If a signal killed the rank, an exception that is only known from the log does not count.
+    """
     if exit is None:
         return True
-    printed_only = raised.at_s is None and exit.status is not None and exit.status < 0
+    printed_only = exception.at_s is None and exit.status is not None and exit.status < 0
     return exit.status != 0 and not exit.during_teardown and not printed_only
 
 
-def _left_early(exit: Exit, evidence: Evidence, proof: Proof | None, failures: list[Failure]) -> Failure | None:
-    """Return the failure of a rank that exited with 0 although others still needed it.
+def _early_exit(exit: Exit, evidence: Evidence, proof: Proof | None, failures: list[Failure]) -> Failure | None:
+    """Return the failure of a rank that exited with code 0 while other ranks still needed it, or None.
 
-    Another rank lost its connection to it afterwards, or still waits for it. In a job that was attached to, the exit
-    status may be unknown.
+    They needed it if one of them lost its connection to it afterwards, or still waits for it. The exit status may also
+    be unknown, if the harness attached to the running job.
     """
     if (
         exit.rank is None
@@ -396,12 +421,12 @@ def _left_early(exit: Exit, evidence: Evidence, proof: Proof | None, failures: l
         or not (exit.status == 0 or (exit.status is None and evidence.is_attached))
     ):
         return None
-    left_s = _left_s(exit, evidence)
-    needed = [failure for failure in failures if failure.at_s + _EXIT_DELAY_S >= left_s and failure.is_collateral]
+    since_s = _disconnected_s(exit, evidence)
+    lost_it = [failure for failure in failures if failure.at_s + _EXIT_DELAY_S >= since_s and failure.is_collateral]
     waits = [wait for wait in proof.graph.waits if wait.kind is not WaitKind.GONE] if proof else []
-    awaited = not waits or any(exit.rank in wait.peers for wait in waits)
-    waited = evidence.ending is Ending.STALL and awaited
-    if not needed and not waited:
+    may_be_awaited = not waits or any(exit.rank in wait.peers for wait in waits)
+    is_awaited = evidence.ending is Ending.STALL and may_be_awaited
+    if not lost_it and not is_awaited:
         return None
     text = f"rank {exit.rank} {exit_text(exit.status)} while the others still needed it"
     if exit.status is None:
@@ -411,17 +436,20 @@ def _left_early(exit: Exit, evidence: Evidence, proof: Proof | None, failures: l
     )
 
 
-def _left_s(exit: Exit, evidence: Evidence) -> float:
-    """Return when the others lost the rank. Destroying a group closes its connections, seconds before the exit."""
+def _disconnected_s(exit: Exit, evidence: Evidence) -> float:
+    """Return when the other ranks lost their connection to this rank.
+
+    Destroying the process group closes the connections, which may happen seconds before the exit.
+    """
     status_file = next((rank.status_file for rank in evidence.ranks if rank.rank == exit.rank), None)
     calls = status_file.calls if status_file else ()
-    destroyed = [call.entered_s for call in calls if call.op == _DESTROYS and call.group in ("", "0")]
+    destroyed_s = [call.entered_s for call in calls if call.op == _DESTROYS and call.group in ("", "0")]
     exits_s = [status_file.exit_s] if status_file and status_file.exit_s is not None else []
-    return min([exit.at_s, *destroyed, *exits_s])
+    return min([exit.at_s, *destroyed_s, *exits_s])
 
 
 def exit_text(status: int | None) -> str:
-    """Return how a process ended, as text to put after its name."""
+    """Return how a process with this exit status ended, as text to put after its name. None: the status is unknown."""
     if status is None:
         return "ended; nobody saw how"
     if status >= 0:

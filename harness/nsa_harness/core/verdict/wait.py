@@ -1,4 +1,4 @@
-"""Wait: what a rank is blocked in, for which ranks it waits, and whether the wait can end."""
+"""The wait of a rank or process: what it is blocked in, which ranks it waits for, and if that can end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from nsa_harness.core.verdict.motion import Motion
 
 
 class WaitKind(StrEnum):
+    """The kind of thing that a process waits for, or its state if it does not wait."""
+
     COLLECTIVE = "collective"
     POINT_TO_POINT = "point_to_point"
     STORE = "store"  # a key that no rank has set yet
     GROUP_CREATION = "group_creation"  # init_process_group or new_group, which some rank has not entered
-    TRANSPORT = "transport"  # every rank is in the same collective or transfer, and it does not end
+    TRANSPORT = "transport"  # every rank is in the same collective or transfer, which does not complete
     LOCK = "lock"
     FILE_LOCK = "file_lock"
     PIPE = "pipe"  # no process that can act has the other end open
@@ -23,14 +25,14 @@ class WaitKind(StrEnum):
     LOADER = "loader"  # a worker of a DataLoader
     IO = "io"
     COMPUTE = "compute"
-    COMPILE = "compile"  # a compiler at work inside the process
+    COMPILE = "compile"  # a compiler runs inside the process
     STOPPED = "stopped"
     GONE = "gone"
     UNKNOWN = "unknown"
-    NOTHING = "nothing"  # it moves
+    NOTHING = "nothing"  # it makes progress
 
 
-# The wait kind of a process that does not wait.
+# The kind for a process that does not wait.
 KIND_OF_MOTION = {
     Motion.STOPPED: WaitKind.STOPPED,
     Motion.GONE: WaitKind.GONE,
@@ -41,46 +43,50 @@ KIND_OF_MOTION = {
 
 @dataclass(frozen=True, kw_only=True)
 class WaitState:
-    """What a process is blocked in.
+    """The wait of one rank or one of its child processes.
 
-    A `closed` wait never ends with time: only another rank can end it. `motion` is MOVING if something that the process
-    waits for makes progress, and BURNING if everything it waits for computes on known lines or is in a closed wait.
+    A closed wait (`is_closed`) never ends on its own; at most another rank can end it. `motion` is MOVING if something
+    that the process waits for makes progress. It is BURNING if everything it waits for computes on known lines or is in
+    a closed wait.
     """
 
     kind: WaitKind
     motion: Motion = Motion.WAITING
-    closed: bool = False
-    peers: tuple[int, ...] = ()  # the ranks it waits for
-    until_s: float | None = None  # end of its sleep, or of the sleep of the child it waits for, if known
-    target: str = ""  # the pipe, path or peer address that it waits on; "" if that is in its own memory
+    is_closed: bool = False
+    peers: tuple[int, ...] = ()  # the ranks that it waits for
+    until_s: float | None = None  # end of its sleep, or of the sleep of the child process that it waits for, if known
+    target: str = ""  # the pipe, path or peer address that it waits on; "" for something in its own memory
     collective: Collective | None = None
     call: Call | None = None
-    child: ChildWait | None = None  # the process below it that it waits for
-    computing: tuple[ChildWait, ...] = ()  # its threads or the processes below it that compute, if nothing else can act
+    child: ChildWait | None = None  # the child process that it waits for
+    computing: tuple[
+        ChildWait, ...
+    ] = ()  # its threads or child processes that compute, if nothing else can end the wait
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChildWait(WaitState):
-    """What a process below a rank, or another thread of the rank, is blocked in while the rank waits for it."""
+    """The wait or computation of a child process, or of another thread, for which a rank waits."""
 
-    pid: int
+    pid: int  # process id; for a thread, the native thread id
     command: str
-    thread: str = ""  # name of a thread of the rank's own process; `pid` is then the thread's id
-    leaf: Frame | None
-    user_frame: Frame | None
+    thread: str = ""  # name of the thread, if it is a thread of the rank's own process
+    leaf: Frame | None  # innermost Python frame
+    user_frame: Frame | None  # innermost frame of the user's own code
 
     @property
     def deepest(self) -> ChildWait:
+        """The wait at the end of the chain of child processes, each of which waits for the next."""
         return self.child.deepest if self.child else self
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wait(WaitState):
-    """What one rank is blocked in."""
+    """The wait of one rank. It is a node of the wait-for graph."""
 
     rank: int
-    blocked_in: str
-    leaf: Frame | None = None
-    user_frame: Frame | None = None
-    in_backward: bool = False
-    debugger: str = ""  # whose prompt it waits at, or which it waits for somebody to connect to
+    blocked_in: str  # what it is blocked in, for people: "all_reduce #14"
+    leaf: Frame | None = None  # innermost Python frame of the training thread
+    user_frame: Frame | None = None  # innermost frame of the user's own code
+    in_backward: bool = False  # the training thread is in a backward pass
+    debugger: str = ""  # the debugger in which the rank waits for a person; empty = none

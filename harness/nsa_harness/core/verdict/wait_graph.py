@@ -1,4 +1,4 @@
-"""The wait-for graph: what each rank is blocked in, whether the wait can end, and which ranks are at its root."""
+"""Build the wait-for graph: what each rank is blocked in, whether its wait can end, and which ranks are roots."""
 
 from __future__ import annotations
 
@@ -34,23 +34,30 @@ _COMPILERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class WaitGraph:
-    """The wait-for graph over all ranks at one moment."""
+    """The wait-for graph of a run at one moment, with the wait of each rank.
 
-    waits: tuple[Wait, ...]
-    roots: tuple[Wait, ...]  # waits for no rank, or member of a cycle
+    All waits depend on the root waits: those for no other rank, and those that form a cycle.
+    """
+
+    waits: tuple[Wait, ...]  # one for each rank
+    roots: tuple[Wait, ...]  # waits of ranks that wait for no other rank, or that are members of a cycle
 
     @property
     def has_progress(self) -> bool:
+        """Whether some rank makes progress."""
         return any(wait.motion is Motion.MOVING for wait in self.waits)
 
 
-def wait_graph_between(before: Snapshot, after: Snapshot, gone: Iterable[int], backend: str) -> WaitGraph:
-    """Return the graph at `after`; `before` shows which ranks made progress. `gone` are ranks that have exited."""
-    return _graph(before, after, job_state(after.ranks, gone, backend))
+def wait_graph_between(before: Snapshot, after: Snapshot, exited_ranks: Iterable[int], backend: str) -> WaitGraph:
+    """Return the wait-for graph at snapshot `after`. Snapshot `before` shows which ranks have made progress since.
+
+    `exited_ranks` have exited, and `backend` is the backend of the job.
+    """
+    return _graph(before, after, job_state(after.ranks, exited_ranks, backend))
 
 
 def post_mortem_graph(evidence: Evidence) -> WaitGraph:
-    """Return the graph of a post-mortem, from dumps that others took of the ranks."""
+    """Return the wait-for graph of a job that was not watched, from the dumps that the ranks left."""
     snapshot = evidence.snapshots[-1] if evidence.snapshots else Snapshot(number=0, at_s=0.0, ranks=())
     job = job_state(snapshot.ranks, (), evidence.backend, world_size=evidence.world_size, groups=evidence.groups)
     return _graph(snapshot, snapshot, job)
@@ -62,8 +69,8 @@ def _graph(before: Snapshot, after: Snapshot, job: JobState) -> WaitGraph:
     owners = {pid: rank.rank for rank in after.ranks for pid in (rank.pid, *(child.pid for child in rank.children))}
     waits = [_wait(earlier.get(number), rank, job, owners, elapsed_s) for number, rank in job.living.items()]
     waits += [
-        Wait(rank=rank, motion=Motion.GONE, kind=WaitKind.GONE, blocked_in=_WORDS[WaitKind.GONE], closed=True)
-        for rank in sorted(job.gone)
+        Wait(rank=rank, motion=Motion.GONE, kind=WaitKind.GONE, blocked_in=_TEXTS[WaitKind.GONE], is_closed=True)
+        for rank in sorted(job.exited_ranks)
     ]
     return WaitGraph(waits=tuple(waits), roots=_roots(waits))
 
@@ -71,22 +78,23 @@ def _graph(before: Snapshot, after: Snapshot, job: JobState) -> WaitGraph:
 def _wait(
     before: RankSnapshot | None, rank: RankSnapshot, job: JobState, owners: Mapping[int, int], elapsed_s: float
 ) -> Wait:
-    moved = motion(before, rank, elapsed_s)
+    rank_motion = motion(before, rank, elapsed_s)
     stack = rank_stack(rank)
     frames = stack.frames if stack else ()
     thread_s = thread_cpu_s(before, rank)
-    computes = moved is Motion.BURNING and (thread_s is None or thread_s >= STARVED_SHARE * elapsed_s)
-    state = WaitState(kind=KIND_OF_MOTION.get(moved, WaitKind.UNKNOWN), motion=moved, closed=moved in _ENDED)
-    if moved in (Motion.BURNING, Motion.WAITING):
+    computes = rank_motion is Motion.BURNING and (thread_s is None or thread_s >= STARVED_SHARE * elapsed_s)
+    kind = KIND_OF_MOTION.get(rank_motion, WaitKind.UNKNOWN)
+    state = WaitState(kind=kind, motion=rank_motion, is_closed=rank_motion in _CLOSED_MOTIONS)
+    if rank_motion in (Motion.BURNING, Motion.WAITING):
         group = group_wait(rank, stack, job, computes=computes, still=_is_still(before, stack))
         if group is not None:
-            state = group  # any CPU use is fine: NCCL spins while it waits
+            state = group  # even if the rank uses CPU time, because NCCL spins while it waits
         elif computes:
             state = replace(state, kind=WaitKind.COMPILE if _compiles(frames) else WaitKind.COMPUTE)
         else:
-            strangers = {pid: owner for pid, owner in owners.items() if owner != rank.rank}
-            host = host_wait(before, rank, stack, strangers, elapsed_s)
-            state = replace(host, motion=_moved(host, works=_works(before, rank, elapsed_s)))
+            other_owners = {pid: owner for pid, owner in owners.items() if owner != rank.rank}
+            host = host_wait(before, rank, stack, other_owners, elapsed_s)
+            state = replace(host, motion=_motion_in_wait(host, works=_works(before, rank, elapsed_s)))
     return Wait(
         **vars(state),
         rank=rank.rank,
@@ -98,20 +106,20 @@ def _wait(
     )
 
 
-_ENDED = (Motion.STOPPED, Motion.GONE)
-# Waits in which the kernel shows a thread that stands at a debugger's prompt, or waits for somebody to connect.
+_CLOSED_MOTIONS = (Motion.STOPPED, Motion.GONE)  # a stopped or exited process never continues on its own
+# The kinds of wait of a thread that is at the prompt of a debugger, or waits for a debugger's client to connect.
 _AT_A_PROMPT = (WaitKind.IO, WaitKind.LOCK, WaitKind.SLEEP)
 
 
-def _moved(host: WaitState, *, works: bool) -> Motion:
-    """Return a waiting rank's motion. It is MOVING if another thread computes and may end the wait."""
+def _motion_in_wait(host: WaitState, *, works: bool) -> Motion:
+    """Return the motion of a waiting rank: MOVING if another of its threads computes and may end the wait."""
     if host.motion in (Motion.MOVING, Motion.BURNING):
         return host.motion
     return Motion.MOVING if works and host.kind in (WaitKind.LOCK, WaitKind.UNKNOWN) else Motion.WAITING
 
 
 def _works(before: RankSnapshot | None, rank: RankSnapshot, elapsed_s: float) -> bool:
-    """Whether the process keeps a core busy, apart from library threads that spin for a device or the network."""
+    """Whether the process keeps a core busy, without threads of libraries that spin for a device or the network."""
     if before is None or before.process is None or rank.process is None:
         return False
     earlier_s = {task.tid: task.cpu_s for task in before.process.tasks}
@@ -120,6 +128,7 @@ def _works(before: RankSnapshot | None, rank: RankSnapshot, elapsed_s: float) ->
 
 
 def _is_still(before: RankSnapshot | None, stack: Stack | None) -> bool:
+    """Whether the training thread is on the same line as in the snapshot before."""
     earlier = rank_stack(before) if before else None
     return bool(earlier and stack and earlier.frames[:1] == stack.frames[:1])
 
@@ -129,26 +138,29 @@ def _compiles(frames: Sequence[Frame]) -> bool:
 
 
 def _roots(waits: Sequence[Wait]) -> tuple[Wait, ...]:
-    """Return the root waits: waits for no rank, and cycles in which all ranks wait only for each other."""
+    """Return the waits of root ranks: ranks that wait for no other rank, and ranks of a cycle that waits for no other.
+
+    Ranks that wait for no other rank come first.
+    """
     by_rank = {wait.rank: wait for wait in waits}
-    reached = {rank: reachable_ranks(rank, waits) & by_rank.keys() for rank in by_rank}
-    roots = (wait for wait in waits if all(wait.rank in reached[rank] for rank in reached[wait.rank]))
+    reachable = {rank: reachable_ranks(rank, waits) & by_rank.keys() for rank in by_rank}
+    roots = (wait for wait in waits if all(wait.rank in reachable[rank] for rank in reachable[wait.rank]))
     return tuple(sorted(roots, key=lambda wait: bool(wait.peers)))
 
 
 def reachable_ranks(rank: int, waits: Iterable[Wait]) -> set[int]:
-    """Return this rank and the ranks that it waits for, directly or indirectly."""
+    """Return this rank together with all ranks that it waits for, directly or indirectly."""
     peers = {wait.rank: wait.peers for wait in waits}
-    seen: set[int] = set()
+    reachable: set[int] = set()
     queue = [rank]
     while queue:
-        at = queue.pop()
-        queue += [] if at in seen else peers.get(at, ())
-        seen.add(at)
-    return seen
+        current = queue.pop()
+        queue += [] if current in reachable else peers.get(current, ())
+        reachable.add(current)
+    return reachable
 
 
-_WORDS = {
+_TEXTS = {
     WaitKind.FILE_LOCK: "a lock on a file",
     WaitKind.PIPE: "a write to a full pipe",
     WaitKind.SLEEP: "a sleep",
@@ -167,32 +179,38 @@ RANK_WAITS = (
 
 
 def _blocked_in(rank: RankSnapshot, stack: Stack | None, state: WaitState) -> str:
+    """Return what a rank is blocked in, for people, such as "all_reduce #14" or "a sleep in load"."""
     frames = stack.frames if stack else ()
     if state.kind in RANK_WAITS:
-        return _group_words(state, frames)
+        return _group_wait_text(state, frames)
     task, user = task_of(rank, stack), user_frame(frames)
-    named = thread_wait(frames).call if state.kind is WaitKind.LOCK else _WORDS.get(state.kind)
-    if state.kind in _AT_A_PROMPT and (asks := debugger(frames)):
-        named = f"the debugger {asks}"
-    words = named or (task.syscall if task else "io")
-    return words + (f" in {user.function}" if user else "")
+    text = thread_wait(frames).call if state.kind is WaitKind.LOCK else _TEXTS.get(state.kind)
+    if state.kind in _AT_A_PROMPT and (debugger_name := debugger(frames)):
+        text = f"the debugger {debugger_name}"
+    text = text or (task.syscall if task else "io")
+    return text + (f" in {user.function}" if user else "")
 
 
-def _group_words(state: WaitState, frames: Sequence[Frame]) -> str:
+def _group_wait_text(state: WaitState, frames: Sequence[Frame]) -> str:
+    """Return what a rank is blocked in if it waits for other ranks."""
     call = state.call
     if state.collective is not None:
         return f"{state.collective.op} #{state.collective.seq}"
     if call is None:
-        named = group_call(frames)
-        return named.text if named else frames[0].function if frames else "a collective"
+        stack_call = group_call(frames)
+        return stack_call.text if stack_call else frames[0].function if frames else "a collective"
     if call.key:
         return f"{call.op} of the store key {call.key}"
     return f"{call.op} with rank {call.peer}" if operation(call) in TRANSFERS and call.peer is not None else call.op
 
 
-def rank_samples(before: Snapshot | None, after: Snapshot, gone: Iterable[int], backend: str) -> Iterator[Sample]:
-    """Yield one sample for each rank of `after`."""
-    waits = {wait.rank: wait for wait in wait_graph_between(before, after, gone, backend).waits} if before else {}
+def rank_samples(
+    before: Snapshot | None, after: Snapshot, exited_ranks: Iterable[int], backend: str
+) -> Iterator[Sample]:
+    """Yield a sample of each rank in snapshot `after`. Snapshot `before` shows its motion; None = unknown."""
+    waits = (
+        {wait.rank: wait for wait in wait_graph_between(before, after, exited_ranks, backend).waits} if before else {}
+    )
     earlier = {rank.rank: rank for rank in before.ranks} if before else {}
     elapsed_s = max(after.at_s - before.at_s, 1e-3) if before else 0.0
     for rank in after.ranks:

@@ -8,7 +8,7 @@ import sys
 
 
 def _run_users() -> None:
-    """Import the next module named sitecustomize on the path. Its exceptions reach the interpreter as usual."""
+    """Import the user's own sitecustomize, which this module hides. Its exceptions are raised as usual."""
     here = os.path.dirname(os.path.abspath(__file__))
     ours = sys.modules.pop(__name__, None)
     path = list(sys.path)
@@ -27,7 +27,7 @@ def _run_users() -> None:
 
 
 def _start_probe() -> None:
-    """Load the probe by file path under a private name, which no user module can shadow."""
+    """Load the probe by file path under a private name, which no user module can shadow, and start it."""
     if not os.environ.get("_NSA_HARNESS_BOARDS"):
         return
     here = os.path.dirname(os.path.abspath(__file__))

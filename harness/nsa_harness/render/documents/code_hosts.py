@@ -207,7 +207,7 @@ def _location(place: Place, checkout: str, message: str = "") -> _Json:
     if place.line:
         physical["region"] = {"startLine": place.line}
         lines = len(place.text.splitlines()) if place.text else 0
-        if place.text and 0 < lines <= place.line:  # the statement, after the lines that contain it, such as an `if`
+        if place.text and 0 < lines <= place.line:  # the statement and the lines around it, such as an enclosing `if`
             around = {"startLine": place.line - lines + 1, "endLine": place.line}
             physical["contextRegion"] = {**around, "snippet": {"text": place.text}}
     names = (("function", place.function), ("module", place.module), ("member", place.parameter))

@@ -24,9 +24,9 @@ from nsa_harness.render.experiments.bisect_md import bisect_md
 from nsa_harness.render.text import escape
 from nsa_harness.supervisor.storage.rundir import RunDir
 
-_TRACE_COLUMNS = 4000  # characters that are read of one line of traces.log
-_MAX_COLLECTED = 100_000  # lines of a document that is collected from all attempts
-_MAX_RANKS = 4  # ranks whose stacks are in BISECT.md
+_TRACE_COLUMNS = 4000  # characters of a line of traces.log that are read
+_MAX_COLLECTED = 100_000  # maximum number of lines in a document that collects lines from all attempts
+_MAX_RANKS = 4  # number of ranks whose stacks are shown in BISECT.md
 _MAX_ENV_BYTES = 1 << 20
 _STACK_LINES, _STACK_COLUMNS = 1000, 4000  # lines of a stack file and characters of a line that are read
 

@@ -21,10 +21,10 @@ from nsa_harness.render.sections import Section
 from nsa_harness.render.text import escaped, link_target
 from nsa_harness.texts import words
 
-MAX_LANES = 16  # bars in the picture of the ranks
-_MAX_SINGLE_LANES = 8  # more ranks than this share bars, grouped by the call they are in
+MAX_LANES = 16  # maximum number of bars in the picture of the ranks
+_MAX_SINGLE_LANES = 8  # if there are more ranks, those that are in the same call share a bar
 _MAX_CAPTION = 72  # characters; the table of ranks contains the whole text
-_INNER_FRAMES = 3  # frames of a node of the stack tree that are shown; if it has many more, these are folded
+_INNER_FRAMES = 3  # frames of a node of the stack tree that are shown; further frames are folded
 
 
 def report_html(report: Report, playbook: Playbook, search: BisectReport | None = None) -> str:

@@ -14,7 +14,7 @@ from nsa_harness.render.text import escaped
 from nsa_harness.texts import words
 from nsa_harness.texts.words import meaning
 
-MOST = 6_000  # characters of the description of a failure
+MOST = 6_000  # maximum number of characters in the description of a failure
 _COLUMNS = 100  # width of the table of ranks
 _CUT = "\n[cut here: the rest is in report.json]\n"
 

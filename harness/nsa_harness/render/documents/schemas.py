@@ -73,7 +73,7 @@ def _report_types(**values: Any) -> dict[str, Schema]:
     types["Finding"]["properties"]["confidence"]["enum"] = list(CONFIDENCE_VALUES)
     types["OutcomeDetail"] |= {"additionalProperties": True, "required": ["standings", "why"]}
     types["ReportDetail"] |= {"additionalProperties": True, "required": []}
-    # In the contract, a place has no source line. Places in stacks and calls have one.
+    # A place has a source line only in stacks and calls.
     types["SourceLine"] = {**types["Place"], "description": "A place with its source line."}
     for name in ("CallStack", "EnteredCall"):
         types[name] = _rename_references(types[name], 'Place"', 'SourceLine"')

@@ -23,10 +23,10 @@ from nsa_harness.render import answer
 from nsa_harness.render.text import escaped
 from nsa_harness.texts import words
 
-_MAX_EVENTS = 100_000  # calls and collectives, over all ranks
+_MAX_EVENTS = 100_000  # maximum number of calls and of collectives, over all ranks
 _MIN_RANK_EVENTS = 200  # calls and collectives that every rank may have, even if there are many ranks
 _THREADS = 1000  # thread numbers per rank: Perfetto requires numbers that are unique in the whole trace
-_SLIVER_US = 1.0  # drawn length of a collective that ended at an unknown time
+_SLIVER_US = 1.0  # length that is drawn for a collective whose end is not known
 
 _Event = dict[str, Any]  # a trace event, or some of its keys
 

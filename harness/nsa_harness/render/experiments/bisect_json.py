@@ -111,7 +111,7 @@ class AnswerEntry:
     kind: AnswerKind
     items: tuple[Any, ...]
     confidence: Share
-    p_hang: Share | None = None  # omitted if runs are not flaky
+    p_hang: Share | None = None  # the failure rate; left out if the program is not flaky
     bounds: Bounds | None = None
 
 
@@ -333,7 +333,7 @@ def _stored_probe(subject: Subject, probe: ProbeReport) -> StoredProbe:
 def _control(report: BisectReport, purpose: Purpose) -> str | None:
     """Return the directory of the last control run for `purpose` that ended as expected, or None if none did."""
     expected_result = ProbeResult.GOOD if purpose is Purpose.CONTROL_GOOD else ProbeResult.BAD
-    # With an open end, a probe of the gallop is the one that fails first.
+    # If no failing value was known, the first failing probe is one with the purpose GALLOP.
     purposes = (purpose, Purpose.GALLOP) if expected_result is ProbeResult.BAD else (purpose,)
     dirs = [probe.dir for probe in report.probes if probe.purpose in purposes and probe.counts_as is expected_result]
     return dirs[-1] if dirs else None

@@ -12,11 +12,11 @@ from nsa_harness.render.terminal.layout import cropped
 from nsa_harness.render.text import escape_block, escaped, markdown, markdown_code, markdown_fence, markdown_table
 from nsa_harness.texts import words
 
-MAX_CHARACTERS = 65_536  # characters that GitHub takes in one issue
+MAX_CHARACTERS = 65_536  # the size limit of a GitHub issue
 _GRID_COLUMNS = 110
-_STACK_LINES = 24  # lines of each file
+_STACK_LINES = 24  # lines that are shown of each stack file
 _PROBE_ROWS = 120
-_CELL = 200  # columns of one cell; bisect.json has the whole text
+_CELL = 200  # columns of a table cell; bisect.json contains the whole text
 _OMITTED = "\n\nThe rest is cut, because an issue takes 65,536 characters; all of it is in the run directory.\n"
 
 

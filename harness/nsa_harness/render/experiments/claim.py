@@ -32,7 +32,7 @@ from nsa_harness.texts import words
 
 SIDES = ("without it", "with it")
 _LABEL = 12
-_ROW = 11  # of the name of a side
+_ROW = 11  # width of the name of a side
 
 
 def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
@@ -138,7 +138,8 @@ def fixed_text(report: ClaimReport) -> str:
     if is_fixed is FixStatus.YES:
         return f"yes: {second.judged} passes; {rate_text}, shows in {needed_passes}"
     may_be = percent(second.interval(confidence)[1])
-    return f"not yet: {second} may still mean {may_be}; {rate_text}, shows in {_passes(needed_passes)}: {needed_passes - second.judged} more"
+    missing = needed_passes - second.judged
+    return f"not yet: {second} may still mean {may_be}; {rate_text}, shows in {_passes(needed_passes)}: {missing} more"
 
 
 def computes_text(report: ClaimReport) -> str:
@@ -208,7 +209,7 @@ def plan_lines(report: ClaimReport, commands: Sequence[str], pair_s: float | Non
     yield from labelled("launched", "nothing", width, _LABEL)
 
 
-FEWEST_PAIRS = 4  # at 95 %: three pairs are evidence of ten to one, and twenty to one is required
+FEWEST_PAIRS = 4  # for 95 %: evidence of twenty to one is required, and three pairs give only ten to one
 _LONGEST_PLAN = 10**6
 
 

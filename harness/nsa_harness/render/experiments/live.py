@@ -18,7 +18,7 @@ from nsa_harness.render.terminal.stream import Paint, Styles, Writer
 from nsa_harness.render.text import escape
 from nsa_harness.texts import words
 
-_PATIENCE_S = 1.0  # wait for the last lines of a killed command: its terminal may no longer be read
+_PATIENCE_S = 1.0  # how long to wait for the terminal after a second Ctrl-C; it may accept no output any more
 
 
 class ExperimentScreen(Listener):
@@ -46,11 +46,11 @@ class ExperimentScreen(Listener):
         self._paint = Paint(stream, os.environ if environ is None else environ, self.styles, live=live)
         self._writer = Writer(stream, self.frame if self._paint.supports_live_view else None)
         self._clock_s = clock_s
-        self._lock = Lock()  # between the calls and the frame
+        self._lock = Lock()  # the writer's thread calls `frame` during other calls
         self._running: tuple[str, float] | None = None
         self._interrupts = 0
         self.trouble: list[Trouble] = []
-        self.lost_terminal: Callable[[], None] = lambda: None  # called for each line that no terminal can take
+        self.lost_terminal: Callable[[], None] = lambda: None  # called when the terminal has been closed
 
     @classmethod
     def print_lines(cls, lines: Callable[[int], Iterable[str]]) -> None:

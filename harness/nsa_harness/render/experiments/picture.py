@@ -23,7 +23,7 @@ from nsa_harness.texts import words
 ON, OFF, PARTLY = "■", "·", "▒"
 NO_VERDICT, EARLY = "none", "wait"
 
-NextProbe = Round | ProbeReport  # what is probed next
+NextProbe = Round | ProbeReport  # the round or the probe that follows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +37,14 @@ class ProbeText:
     step: str  # "[0,12) → [6,12)" if it narrows the search, else its purpose
     purpose: str  # "right edge, fork"
     switched_on: Subset  # the items that were switched on
-    open: tuple[int, int]  # the items that were still open before it
-    value: str  # the value that was launched, for items in order; else empty
+    open: tuple[int, int]  # the range of items that were still open before it
+    value: str  # the launched value for an ordered subject; otherwise ""
     config: str
     was_launched: bool
     verdict: str  # EARLY if it was ended before its verdict, NO_VERDICT if it was not launched
     counts_as: ProbeResult
     took: str
-    remark: str  # whether it is the failure that is sought, or why it could not be judged
+    remark: str  # whether it failed as sought, or why it could not be judged
     dir: str | None
 
     def signs(self, pools: Sequence[range]) -> list[str]:
@@ -116,7 +116,7 @@ def _step(report: BisectReport, probe: ProbeReport, following: NextProbe | None)
     if probe.purpose not in bisect_words.SEARCHING:
         return _purpose(subject, probe)
     before = bisect_words.range_text(subject, probe.open)
-    # The next round shows what is left; after the last round, the probe's own answer does.
+    # The next round shows which range is left. After the last round, the result of the probe itself shows it.
     still_open = bisect_words.range_left_open(probe, report)
     if following is not None and following.purpose is probe.purpose:
         is_inside = probe.open[0] <= following.open[0] and following.open[1] <= probe.open[1]
@@ -198,8 +198,8 @@ def _repeats_text(report: BisectReport, probe: ProbeReport) -> str:
 _NUMBER, _VERDICT, _TIME = 3, 5, 6
 _LEAST_STEP, _MOST_STEP = 19, 33
 _INDENT = " " * (_NUMBER + 2)
-_LEAST_LEGEND = 24  # columns for a name that hangs from its column
-_TICK = 10  # columns between the labels of a ruler
+_LEAST_LEGEND = 24  # minimum width of a name that is shown below its column
+_TICK = 10  # columns between two labels of the ruler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,9 +348,9 @@ class Grid:
 
 
 GRID_WIDTH, ROW_HEIGHT, CELL_HEIGHT = 400, 18, 13
-MAX_DRAWN_ROWS = 200  # rows
-_MOST_CELLS = 100  # more items share cells
-_LABEL_EVERY = 30.0  # least distance between labels, in units of GRID_WIDTH, which a telephone draws at two thirds
+MAX_DRAWN_ROWS = 200
+_MOST_CELLS = 100  # if there are more items, several share a cell
+_LABEL_EVERY = 30.0  # minimum distance between labels, in units of GRID_WIDTH; phones draw the grid at two thirds
 _SIGN = 9.0  # width of one character of a label, in the same units
 _REMARK = 60  # characters; the title of the row has the whole remark
 _ROLES = {ON: "on", PARTLY: "partly", OFF: "off"}
@@ -360,7 +360,7 @@ _ROLES = {ON: "on", PARTLY: "partly", OFF: "off"}
 class Cell:
     x: float
     width: float
-    role: str  # a class of the style sheet: "on", "partly" or "off", or for a zone what it counts as
+    role: str  # CSS class: "on", "partly" or "off"; for a range of values its result
 
 
 @dataclass(frozen=True, kw_only=True)

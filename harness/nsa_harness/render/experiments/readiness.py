@@ -52,9 +52,9 @@ class ReadinessRecord:
 
     schema: int = SCHEMA
     verdict: Decision
-    ended: bool  # False: the same command continues
+    ended: bool  # False if it was interrupted; the same command then continues it
     shape: str
-    checklist: str  # the file
+    checklist: str  # path of the checklist file
     about: str
     command: str
     run_id: str
@@ -241,8 +241,8 @@ def _reason_section(blame: FailureReason, title: str = "## Cause") -> list[str]:
 class TimeEstimate:
     """How long a phase or a whole check is expected to take, and how long it may take at most."""
 
-    about_s: float | None  # None: no similar run has ended
-    at_most_s: float | None  # None: a run has no deadline
+    about_s: float | None  # None if no similar run has ended
+    at_most_s: float | None  # None if a run has no deadline
 
     def __str__(self) -> str:
         about = [] if self.about_s is None else [f"about {words.seconds(float(round(self.about_s)))}"]

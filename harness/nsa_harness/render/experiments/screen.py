@@ -27,8 +27,8 @@ class PlannedControl:
     """A control run (a launch of the good or the bad configuration) as `bisect --dry-run` shows it."""
 
     name: str  # "good" or "bad"; "up to" for an end that is not known to be bad
-    config: str  # as text: "no layer"
-    command: str | None  # None: it cannot be launched, for the given `reason`
+    config: str  # a description, such as "no layer"
+    command: str | None  # None if it cannot be launched; `reason` then says why
     reason: str = ""
 
 
@@ -46,7 +46,7 @@ class CaseTime:
     """A possible result of the search, and how long the search would take to reach it."""
 
     case: EffortCase
-    takes_s: float | None  # None: the time of a run is not known
+    takes_s: float | None  # None if the time of a run is not known
 
 
 def plan_lines(
@@ -172,7 +172,7 @@ def _running_text(report: BisectReport, running: Round, elapsed_s: float) -> str
     return f"{probes_text}, {words.seconds(elapsed_s)}"
 
 
-_MIN_REPORTED_WAIT_S = 15.0  # least wait that gets a line of its own, if no line can be redrawn
+_MIN_REPORTED_WAIT_S = 15.0  # without a status line, shorter waits are not reported
 _LABELS = "hangs|fails|passes|alone|note|often|tells|zones|why|open|do|place|took|proven at|not tried|paste|page"
 STYLES = (
     (r"(?<=   )PASS(?= |$)", "green"),
@@ -204,7 +204,7 @@ class BisectScreen(ExperimentScreen):
         super().__init__(stream, **options)
         self._round: _Running | None = None
         self._grid: Grid | None = None
-        self._waits: dict[int, tuple[Waiting, float]] = {}  # by number of the probe: its wait, and when that was seen
+        self._waits: dict[int, tuple[Waiting, float]] = {}  # by number of the probe; with the time of the report
         self._reported: set[int] = set()  # probes whose wait was already reported
         self._pending: tuple[ProbeReport, BisectReport] | None = None  # a probe whose row is not printed yet
 
@@ -306,4 +306,4 @@ class _Running:
     report: BisectReport
     since_s: float
     left: int  # probes that have not ended
-    left_s: float | None  # expected time of the rest of the search
+    left_s: float | None  # expected remaining time of the search; None if unknown

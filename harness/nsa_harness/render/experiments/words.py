@@ -110,8 +110,11 @@ def headline(report: BisectReport) -> str:
             return f"{items_text(subject, answer.items)} alone"
         case AnswerKind.RANGE:
             places = range(*answer.items)
-            has_untested = subject.in_a_row and len(places) > 2  # whether the items between both ends are needed
-            return f"{items_text(subject, places)}, {'and no smaller range of them' if has_untested else 'all of them together'}"
+            has_untested = (
+                subject.in_a_row and len(places) > 2
+            )  # it was not tested whether the items between both ends are needed
+            scope = "and no smaller range of them" if has_untested else "all of them together"
+            return f"{items_text(subject, places)}, {scope}"
         case AnswerKind.SET:
             return f"{items_text(subject, answer.items)}, only together"
         case AnswerKind.SEVERAL:
@@ -241,7 +244,8 @@ def open_text(report: BisectReport) -> str:
     """
     places = sorted(open_indices(report))
     if report.answer.zones or report.subject.form is SubjectForm.COMMIT:
-        return f"the first {report.subject.noun} that {failure_verb(report.signature)} can be {_possible_first(report, places)}"
+        failing = f"the first {report.subject.noun} that {failure_verb(report.signature)}"
+        return f"{failing} can be {_possible_first(report, places)}"
     if report.subject.ordered:
         return f"{report.subject.key} {range_text(report.subject, (min(places), max(places) + 1))} is still open"
     if report.answer.known and not report.answer.open:
@@ -320,7 +324,8 @@ def item_text(subject: Subject, place: int) -> str:
         return f"{name} {'away' if bad is None else bad} instead of {'away' if good is None else good}"
     if str(subject.items[place]).startswith(ENV):
         return f"{name}={bad}" if good is None else f"{name}={bad} instead of {good}"
-    return f"{name}: {'not set' if bad is None else value_text(bad)} instead of {'not set' if good is None else value_text(good)}"
+    bad_text, good_text = ("not set" if value is None else value_text(value) for value in (bad, good))
+    return f"{name}: {bad_text} instead of {good_text}"
 
 
 def value_text(value: Plain) -> str:
@@ -406,7 +411,7 @@ def _percent(share: float) -> str:
     return f"{min(max(round(share * 100), 1), 99)} %"
 
 
-_MAX_NAMED = 20  # possible commits that are named, after the first one
+_MAX_NAMED = 20  # how many possible commits are listed after the first one
 _EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
 _WITHOUT_CULPRIT = (AnswerKind.NONE, AnswerKind.INDEPENDENT)
 _EXACT = (AnswerKind.SINGLE, AnswerKind.RANGE, AnswerKind.SET)
@@ -543,7 +548,7 @@ def proven_claims(report: BisectReport) -> Iterator[str]:
     groups = answer.groups or ((answer.failing,) if answer.failing is not None else ())
     yield from (_claim(report, group, ProbeResult.BAD, verb) for group in groups)
     rests = [] if answer.passing is None else [answer.passing]
-    if report.subject.in_a_row:  # the rest without a range is several ranges
+    if report.subject.in_a_row:  # without the items of the answer, several ranges remain
         proofs = [probe for probe in report.probes if probe.purpose is Purpose.PROOF_GOOD]
         rests += [probe.indices for probe in proofs if probe.counts_as is ProbeResult.GOOD]
     yield from (_claim(report, rest, ProbeResult.GOOD, "passes") for rest in dict.fromkeys(rests))

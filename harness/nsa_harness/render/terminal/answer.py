@@ -18,7 +18,7 @@ from nsa_harness.render.text import escaped
 from nsa_harness.texts import words
 from nsa_harness.texts.words import meaning
 
-MAX_LINES = 13  # of the answer on 80 columns; the next command and the path of the page follow
+MAX_LINES = 13  # on 80 columns; the next command and the path of the HTML page follow
 ANSWER_LABEL_WIDTH = 10
 _FUNCTION_COLUMNS = 24
 _MIN_CELL_COLUMNS = 16  # a table cell is not shortened below this width
@@ -34,8 +34,8 @@ class _Budget:
     ranks: int  # rows of the table
     advice: int  # lines
     open_questions: int
-    has_extras: bool  # one more finding, and how the run ended
-    has_gaps: bool  # an empty line between the parts
+    has_extras: bool  # whether one other finding, and how the run ended, are shown
+    has_gaps: bool  # whether there is an empty line between the parts
 
 
 # The first budget whose answer fits is used.

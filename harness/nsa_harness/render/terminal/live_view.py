@@ -17,7 +17,7 @@ from nsa_harness.render.text import escape
 from nsa_harness.texts import words
 
 MAX_RANKS = 8  # rows per attempt
-_NAME_COLUMNS, _MODULE_COLUMNS = 12, 12  # minimum widths; a module is not shown in less
+_NAME_COLUMNS, _MODULE_COLUMNS = 12, 12  # minimum widths; the module is left out if there is less room
 _ONCE = "interrupted: reading stacks, ending the processes, writing the report; Ctrl-C again kills at once"
 _TWICE = "interrupted twice: killing the processes now; the report is still written"
 
@@ -29,7 +29,7 @@ class RunningAttempt:
     name: str
     phase: str
     progress: Progress
-    stall: str | None = None  # its description, while no rank makes progress
+    stall: str | None = None  # description of the stall; None while a rank makes progress
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,7 +121,7 @@ class Writer:
         self._queue: SimpleQueue[str | Event | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._failure: Exception | None = None
-        self._frame_lines: tuple[str, ...] = ()  # on the screen now
+        self._frame_lines: tuple[str, ...] = ()  # the lines that are on the screen now
 
     def write(self, text: str) -> None:
         """Add a text to the queue of texts to write.

@@ -35,7 +35,7 @@ from nsa_harness.render.terminal.stream import Paint, Writer
 from nsa_harness.render.text import escape
 
 _PLAIN_COLUMNS = 80
-_KILLED_PATIENCE_S = 1.0  # how long a killed run waits until the terminal has taken its last lines
+_KILLED_PATIENCE_S = 1.0  # how long a killed run waits for the terminal to accept its last lines
 # A verdict is at the start of a line, or after the run number in the table of a plan.
 _VERDICT = r"(?:^|(?<=^  [0-9]  )|(?<=^  [ 0-9][0-9]  )|(?<=^  [ 0-9][ 0-9][0-9]  ))"
 STYLES = (
@@ -95,7 +95,9 @@ class Terminal(Listener):
         self._clock_s = clock_s
         self._writer = Writer(stream, self.frame if self._paint.supports_live_view else None)
         self._lock = Lock()  # the writer's thread calls `frame` during other calls
-        self._running: dict[str, tuple[RunningAttempt, float]] = {}  # by attempt; with the time of the last event
+        self._running: dict[
+            str, tuple[RunningAttempt, float]
+        ] = {}  # by attempt; the second value is the time of its last event
         self._last_news: dict[str, ProgressNews] = {}
         self._ended: list[EndedAttempt] = []
         self._run_count = 0  # planned runs that are not skipped
@@ -142,7 +144,7 @@ class Terminal(Listener):
 
     def on_progress_again(self, attempt: str, text: str) -> None:
         self._set_stall(attempt, None)
-        self._print(paragraph(escape(f"moves  {attempt}   {text}"), self._width, "", "       "))
+        self._print(paragraph(escape(f"moving {attempt}   {text}"), self._width, "", "       "))
 
     def on_interrupt(self, count: int) -> None:
         """Show in the live view that Ctrl-C was pressed. If there is no live view, print it."""

@@ -157,9 +157,9 @@ def lock_holders(table: str, waiter: int) -> tuple[int, ...]:
 
     `table` is the text of /proc/locks.
     """
-    lines = [(number, bool(blocked), int(pid)) for number, blocked, pid in _LOCK_LINE.findall(table)]
-    numbers = {number for number, blocked, pid in lines if blocked and pid == waiter}
-    return tuple(sorted({pid for number, blocked, pid in lines if number in numbers and not blocked and pid > 0}))
+    lines = [(number, bool(is_blocked), int(pid)) for number, is_blocked, pid in _LOCK_LINE.findall(table)]
+    numbers = {number for number, is_blocked, pid in lines if is_blocked and pid == waiter}
+    return tuple(sorted({pid for number, is_blocked, pid in lines if number in numbers and not is_blocked and pid > 0}))
 
 
 def _read_descriptors(pid: int, *, sockets: bool = True) -> Iterator[tuple[int, str, str]]:
@@ -298,10 +298,10 @@ def socket_inodes(open_descriptors: Iterable[str]) -> Iterator[int]:
             yield int(descriptor[len("socket:[") :].partition("]")[0])
 
 
-def _with_traffic(connection: Socket, transferred: TransferredBytes | None) -> Socket:
-    if transferred is None or connection.state == "LISTEN":
+def _with_traffic(connection: Socket, traffic: TransferredBytes | None) -> Socket:
+    if traffic is None or connection.state == "LISTEN":
         return connection
-    return replace(connection, acked_bytes=transferred.acked_bytes, received_bytes=transferred.received_bytes)
+    return replace(connection, acked_bytes=traffic.acked_bytes, received_bytes=traffic.received_bytes)
 
 
 def _sort_key(connection: Socket) -> tuple[bool, bool, int]:
@@ -340,7 +340,7 @@ def _query_traffic() -> Iterator[tuple[int, TransferredBytes]]:
             while not is_finished:
                 kernel.settimeout(max(deadline - time.monotonic(), 0.001))
                 data = kernel.recv(1 << 16)
-                yield from ((inode, transferred) for inode, transferred in parse_answers(data) if transferred)
+                yield from ((inode, traffic) for inode, traffic in parse_answers(data) if traffic)
                 is_finished = answers_end(data)
 
 

@@ -57,14 +57,14 @@ def read_process_tree(
     }
     table = SocketTable(owners=socket_owners(_run_processes(processes, children)))
     holders = HolderSearch(sockets=table)
-    connected = {rank: _with_connections(process, table, holders) for rank, process in processes.items()}
+    with_connections = {rank: _with_connections(process, table, holders) for rank, process in processes.items()}
     connected_children = {
         rank: tuple(_with_connections(child, table, holders) for child in read_processes)
         for rank, read_processes in children.items()
     }
     general = [(None, failure) for failure in (*table.failures, *holders.failures)]
     unreadable = [(rank, text) for rank, process in processes.items() if (text := _unreadable_facts(process))]
-    return ProcessTree(processes=connected, children=connected_children, failures=(*general, *unreadable))
+    return ProcessTree(processes=with_connections, children=connected_children, failures=(*general, *unreadable))
 
 
 def _unreadable_facts(process: Process) -> str | None:

@@ -429,8 +429,8 @@ class StackSampler:
         except OSError as error:
             self._note("dumps", str(error), snapshot.rank)
 
-    def _note(self, what: str, why: str, rank: int | None) -> None:
-        trouble = Trouble(what=what, why=why[:500], rank=rank)
+    def _note(self, source: str, reason: str, rank: int | None) -> None:
+        trouble = Trouble(what=source, why=reason[:500], rank=rank)
         if trouble not in self.trouble:
             self.trouble.append(trouble)
 

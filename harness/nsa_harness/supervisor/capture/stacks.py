@@ -165,8 +165,8 @@ def py_spy_path() -> str:
 
 
 def tool_path(name: str) -> str | None:
-    installed = Path(sys.executable).parent / name
-    return str(installed) if installed.exists() else shutil.which(name)
+    installed_path = Path(sys.executable).parent / name
+    return str(installed_path) if installed_path.exists() else shutil.which(name)
 
 
 def _py_spy(pid: int, options: Sequence[str], limit_s: float) -> str:

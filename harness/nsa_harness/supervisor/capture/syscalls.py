@@ -54,11 +54,11 @@ _P_ALL, _P_PID = 0, 1
 def with_system_call(task: Task, pid: int, origin_ns: int) -> Task:
     """Return the thread with its current system call, and with times relative to `origin_ns`."""
     name, arguments = _syscall(pid, task.tid)
-    timed, wakes_at_s = _timeout(pid, name, arguments, origin_ns)
+    has_timeout, wakes_at_s = _timeout(pid, name, arguments, origin_ns)
     fd = _descriptor(pid, name, arguments)
     target = _target(pid, name, arguments, fd)
     held_by = _children(pid, name, arguments)
-    return replace(task, syscall=name, timed=timed, wakes_at_s=wakes_at_s, fd=fd, target=target, held_by=held_by)
+    return replace(task, syscall=name, timed=has_timeout, wakes_at_s=wakes_at_s, fd=fd, target=target, held_by=held_by)
 
 
 def _target(pid: int, name: str, arguments: tuple[int, ...], fd: int | None) -> str:
@@ -108,7 +108,7 @@ def _descriptor(pid: int, name: str, arguments: tuple[int, ...]) -> int | None:
     if len(arguments) < 3:
         return None
     if name in _FD_FIRST:
-        return _signed(arguments[0])
+        return _as_c_int(arguments[0])
     if name in ("poll", "ppoll"):
         data = _read_memory(pid, arguments[0], _POLLFD.size) if arguments[1] else b""
         return _POLLFD.unpack(data)[0] if len(data) == _POLLFD.size else None
@@ -129,10 +129,10 @@ def _first_selected(pid: int, arguments: tuple[int, ...]) -> int | None:
 def _children(pid: int, name: str, arguments: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return the living children that the call waits for, or None if it waits for none or they are unknown."""
     if name == "wait4" and len(arguments) > 1:
-        child = _signed(arguments[0])
+        child = _as_c_int(arguments[0])
         return (outer_pid(pid, child),) if child > 0 else _living_children(pid)
     if name == "waitid" and len(arguments) > 1 and arguments[0] in (_P_ALL, _P_PID):
-        return (outer_pid(pid, _signed(arguments[1])),) if arguments[0] == _P_PID else _living_children(pid)
+        return (outer_pid(pid, _as_c_int(arguments[1])),) if arguments[0] == _P_PID else _living_children(pid)
     return None
 
 
@@ -164,7 +164,7 @@ def _living_children(pid: int) -> tuple[int, ...] | None:
     return tuple(sorted(int(word) for line in words for word in line))[:_MAX_CHILDREN] or None
 
 
-def _signed(argument: int) -> int:
+def _as_c_int(argument: int) -> int:
     """Return the value of a register interpreted as a C int."""
     return int.from_bytes((argument & 0xFFFFFFFF).to_bytes(4, "little"), "little", signed=True)
 

@@ -173,7 +173,7 @@ def read_environment(path: Path) -> Environment:
         python = path / "bin" / "python"
         if not python.exists():
             raise UsageError(
-                f"--env-file: {value_text(str(path))} is a folder without bin/python: no virtual environment"
+                f"--env-file: {value_text(str(path))} is a directory without bin/python, so not a virtual environment"
             )
         packages = {name: version for name, (version, _) in installed_packages(str(python)).items()}
         return Environment(variables={}, packages=packages, python=str(python))
@@ -228,7 +228,7 @@ def installed_packages(python: str) -> Mapping[str, tuple[str, tuple[str, ...]]]
         )
         distributions = json.loads(process.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise UsageError(f"what is installed under {python} cannot be listed: {error}") from None
+        raise UsageError(f"the packages of {python} cannot be listed: {error}") from None
     return {_normalize(name): (version, tuple(tops)) for name, (version, tops) in distributions.items()}
 
 
@@ -363,11 +363,11 @@ def commits_between(inside: Path, good: str, bad: str) -> CommitRange:
     """Return the commits along the first parents. Raises UsageError for what is no commit, or no ancestor."""
     shas = [commit_of(inside, name) for name in (good, bad)]
     if _git(inside, "merge-base", "--is-ancestor", *shas).returncode != 0:
-        raise UsageError(f"--commits: {good} is no ancestor of {bad}; name the older, good one first")
+        raise UsageError(f"--commits: {good} is not an ancestor of {bad}; name the older, good commit first")
     log = _git(inside, "log", "--reverse", "--first-parent", "--format=%h %s", f"{shas[0]}..{shas[1]}")
     later = [line.partition(" ") for line in log.stdout.splitlines()]
     if not later:
-        raise UsageError(f"--commits: no commit lies between {good} and {bad}")
+        raise UsageError(f"--commits: there is no commit between {good} and {bad}")
     commits = (Commit(sha=sha, label=f"{sha} {text[:_MAX_SUBJECT_CHARS]}") for sha, _, text in later)
     return CommitRange(good=_git(inside, "rev-parse", "--short", shas[0]).stdout.strip(), later=tuple(commits))
 
@@ -411,7 +411,7 @@ def commit_of(inside: Path, name: str) -> str:
     process = _git(inside, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if process.returncode != 0:
         why = f": {_last_line(process.stderr)}" if process.stderr.strip() else ""
-        raise UsageError(f"--commits: {name!r} is no commit of the repository at {inside}{why}")
+        raise UsageError(f"--commits: {name!r} is not a commit of the repository at {inside}{why}")
     return process.stdout.strip()
 
 

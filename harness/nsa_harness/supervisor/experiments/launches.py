@@ -72,16 +72,20 @@ class Templates:
         Raises UsageError if no template is given, if one has no placeholder, or if the subject has no such placeholder.
         """
         if not self and not subject.is_declared:
-            raise UsageError(f"{subject.key}: how does the program take it? Say --arg TEXT or --env-arg NAME=TEXT")
+            raise UsageError(
+                f"{subject.key}: how does the program get the value? Add --arg TEXT or --env-arg NAME=TEXT"
+            )
         allowed = PLACEHOLDERS.get(subject.form, ())
         for text in self._texts:
             names = _PLACEHOLDER.findall(text)
             unknown = next((name for name in names if name not in allowed), None)
             if unknown is None and names:
                 continue
-            choice = " or ".join(f"{{{name}}}" for name in allowed) or "none; the question sets keys of a scenario"
-            problem = f"{{{unknown}}} is not filled here" if unknown else "has no placeholder"
-            raise UsageError(f"{value_text(text)}: {problem}{did_you_mean(unknown or '', allowed)}; there is {choice}")
+            choice = " or ".join(f"{{{name}}}" for name in allowed) or "none, because keys of a scenario are varied"
+            problem = f"{{{unknown}}} cannot be filled in" if unknown else "it has no placeholder"
+            raise UsageError(
+                f"{value_text(text)}: {problem}{did_you_mean(unknown or '', allowed)}; possible placeholders: {choice}"
+            )
         return self._without_ranges()
 
     @property
@@ -338,13 +342,15 @@ def parse_templates(args: Sequence[str], env: Sequence[str]) -> Templates:
 
 
 def check_outcome(sought: SoughtFailure, subject: Subject, jobs: int) -> None:
-    """Raises UsageError where a rate can be compared with nothing."""
+    """Raise UsageError if --outcome slow cannot be used with this subject or with parallel probes."""
     if sought.kind != SLOW:
         return
     if jobs > 1:
-        raise UsageError("--outcome slow: probes side by side slow each other down; leave --jobs out")
+        raise UsageError("--outcome slow: parallel runs slow each other down; remove --jobs")
     if subject.form is SubjectForm.CHOICE and sought.step_s is None:
-        raise UsageError("--outcome slow: no value of a choice is the good one; say what is slow, as in slow:200ms")
+        raise UsageError(
+            "--outcome slow: --choice has no good value to compare with; give a step time, such as slow:200ms"
+        )
 
 
 _MAX_PROBES = 1000  # a search that takes more has lost its way

@@ -81,11 +81,11 @@ def make_subject(
         return _two_environments(value, question)
     scenario = _scenario(question)
     if scenario.is_ours and templated:
-        reach = "--arg and --env-arg reach a program of yours"
-        raise UsageError(f"{reach}; {OUR_PROGRAM} takes its keys, as in gc.layers=0:4")
+        use = "--arg and --env-arg are for your own programs"
+        raise UsageError(f"{use}; remove them, because {OUR_PROGRAM} is set by keys such as gc.layers=0:4")
     needs = _NEEDS_PLACEHOLDER.get(option)
     if not scenario.is_ours and needs and not templated:
-        raise UsageError(f"--{option.replace('_', '-')}: how does {scenario.run.program} take it? Say {needs}")
+        raise UsageError(f"--{option.replace('_', '-')}: how does {scenario.run.program} get the value? Add {needs}")
     return question, _MAKERS[option](_Option(value=value, scenario=scenario, question=question, facts=facts))
 
 
@@ -95,10 +95,10 @@ def program_arguments(question: Invocation) -> tuple[str, ...]:
 
 
 _NEEDS_PLACEHOLDER = {
-    "gc_range": "--arg '--gc-layers={layers}' or --env-arg 'GC_RANGE={range}', with its own words",
-    "layers": "--arg '--layers={value}' or --env-arg 'LAYERS={value}', with its own words",
-    "seq_len": "--arg '--seq-len={value}' or --env-arg 'SEQ_LEN={value}', with its own words",
-    "seeds": "--arg '--seed={value}' or --env-arg 'SEED={value}', with its own words",
+    "gc_range": "--arg '--gc-layers={layers}' or --env-arg 'GC_RANGE={range}', with the names that it uses",
+    "layers": "--arg '--layers={value}' or --env-arg 'LAYERS={value}', with the names that it uses",
+    "seq_len": "--arg '--seq-len={value}' or --env-arg 'SEQ_LEN={value}', with the names that it uses",
+    "seeds": "--arg '--seed={value}' or --env-arg 'SEED={value}', with the names that it uses",
 }
 
 
@@ -111,7 +111,7 @@ def _single_option(options: SubjectOptions) -> tuple[str, str]:
             if given_options
             else ""
         )
-        raise UsageError(f"bisect answers one question at a time: {names}{given_names}")
+        raise UsageError(f"bisect needs exactly one option that says what to vary: {names}{given_names}")
     name, value = given_options[0]
     return name, AUTO if value is True else str(value)
 
@@ -120,23 +120,21 @@ def _with_scenario(option: str, question: Invocation) -> Invocation:
     has_scenario = question.script is not None or any("=" not in word for word in question.arguments)
     if option == "set":
         if has_scenario:
-            theirs = "two files that your program reads itself go with --arg '--config={file}', with its own word"
-            raise UsageError(
-                f"--set names both scenarios itself, the good one and the bad one; give no other; {theirs}"
-            )
+            files = "for two config files of your own program, add --arg '--config={file}', with the name that it uses"
+            raise UsageError(f"--set already names the good and the bad scenario; remove the other one; {files}")
         return question
     if has_scenario:
         return question
     if option == "gc_range":
         return replace(question, arguments=(GC_BASELINE, *question.arguments))
-    raise UsageError("which scenario? Name one, or --script FILE; `nsa-harness list` shows all")
+    raise UsageError("nothing to bisect: name a scenario or your script; `nsa-harness list` shows all scenarios")
 
 
 def _scenario(question: Invocation) -> Scenario:
     selected, _ = select_scenarios(question)
     if len(selected) != 1:
         names = ", ".join(item.name for item in selected[:3])
-        raise UsageError(f"bisect takes one scenario, and {len(selected)} are selected: {names}")
+        raise UsageError(f"bisect needs one scenario, but {len(selected)} are selected: {names}")
     return check_scenarios(selected)[0]
 
 
@@ -162,7 +160,9 @@ class _Option:
 def _gc_range(option: _Option) -> Subject:
     count = option.machine_layers
     if option.value == AUTO and count is None:
-        raise UsageError("--gc-range: the number of layers of this program is not known; say --gc-range=0:8")
+        raise UsageError(
+            "--gc-range: the number of layers of this program is unknown; give the range, such as --gc-range=0:8"
+        )
     start, stop = (0, count or 0) if option.value == AUTO else _parse_span("--gc-range", option.value)
     if count is not None and stop > count:
         raise UsageError(f"--gc-range={option.value}: the model has layers 0-{count - 1}; set model.layers")
@@ -189,7 +189,7 @@ def _world_size(option: _Option) -> Subject:
     ranks = option.scenario.run.ranks if option.question.script is None else option.question.script.ranks
     if option.value.endswith(":"):
         raise UsageError(
-            f"--world-size={option.value}: say up to how many, as in --world-size=1:8: each rank takes memory"
+            f"--world-size={option.value}: give the largest number, too, such as --world-size=1:8: ranks need memory"
         )
     return _number_range("--world-size", "run.ranks", option.value, lowest=1, most=ranks)
 
@@ -197,8 +197,8 @@ def _world_size(option: _Option) -> Subject:
 def _number_range(option: str, key: str, value: str, *, lowest: int, most: int | None) -> Subject:
     """Return the subject of all numbers from a good one to a bad one, or from a good one without a known bad end."""
     if value == AUTO and most is None:
-        example = f"{option}={lowest}:{lowest * 8}, or {option}={lowest}: where no bad one is known"
-        raise UsageError(f"{option}: say from which good value to which bad one, as in {example}")
+        example = f"{option}={lowest}:{lowest * 8}, or {option}={lowest}: if no bad value is known"
+        raise UsageError(f"{option}: give a good and a bad value, such as {example}")
     if open_from := re.fullmatch(r"([0-9]{1,9}):", value):
         good = int(open_from[1])
         stop = min(max(good, 1) * _MAX_MULTIPLE, good + _MAX_OPEN_VALUES) + 1
@@ -207,7 +207,7 @@ def _number_range(option: str, key: str, value: str, *, lowest: int, most: int |
         )
     good, bad = (lowest, most or 0) if value == AUTO else _parse_span(option, value)
     if good >= bad:
-        raise UsageError(f"{option}: from {good} to {bad} is nothing to search; say {option}=GOOD:BAD")
+        raise UsageError(f"{option}: there is nothing to search from {good} to {bad}; give {option}=GOOD:BAD")
     return Subject(form=SubjectForm.VALUE, key=key, noun=key, items=tuple(range(good + 1, bad + 1)), good=good)
 
 
@@ -216,9 +216,9 @@ def _env(option: _Option) -> Subject:
     names = sorted(declared_variables) if option.value == AUTO else [name for name in option.value.split(",") if name]
     unknown = [name for name in names if name not in declared_variables]
     if unknown or not names:
-        problem = f"{unknown[0]} is not among them" if unknown else "it declares none"
+        problem = f"the scenario does not set {unknown[0]}" if unknown else "the scenario sets no variable"
         raise UsageError(
-            f"--env: the variables that the scenario declares are varied, and {problem}; set run.env.NAME=VALUE"
+            f"--env: varies the environment variables of the scenario, but {problem}; set run.env.NAME=VALUE"
         )
     values = tuple(declared_variables[name] for name in names)
     keys = tuple(f"{ENV}{name}" for name in names)
@@ -249,7 +249,7 @@ def _any(option: _Option) -> Subject:
     if not isinstance(values, list) or len(values) < 2 or any(isinstance(value, list | dict) for value in values):
         raise UsageError(f"--any: expected KEY=[A, B, ...] with two values or more, got {value_text(option.value)}")
     if len({repr(value) for value in values}) < len(values):
-        raise UsageError(f"--any: {override.key}: a value is given twice")
+        raise UsageError(f"--any: {override.key}: a value appears twice")
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return Subject(
             form=SubjectForm.VALUE, key=override.key, noun=override.key, items=tuple(values[1:]), good=values[0]
@@ -288,7 +288,7 @@ def _values_as_written(option: str, value: str, example: str) -> tuple[str, list
         raise UsageError(mistake)
     repeated = next((value for value in values if values.count(value) > 1), None)
     if repeated is not None:
-        raise UsageError(f"{option}: {override.key}: {value_text(repeated)} is given twice")
+        raise UsageError(f"{option}: {override.key}: {value_text(repeated)} appears twice")
     return override.key, values
 
 
@@ -299,7 +299,7 @@ def _seeds(option: _Option) -> Subject:
     else:
         seeds = list(range(*_parse_span("--seeds", option.value)))
     if not 2 <= len(seeds) <= _MAX_SEEDS:
-        raise UsageError(f"--seeds={option.value}: 2 to {_MAX_SEEDS} seeds tell the data from a race; say --seeds=0:4")
+        raise UsageError(f"--seeds={option.value}: expected 2 to {_MAX_SEEDS} seeds, such as --seeds=0:4")
     return Subject(
         form=SubjectForm.CHOICE, key="train.seed" if option.scenario.is_ours else "seed", noun=SEED, items=tuple(seeds)
     )
@@ -342,7 +342,7 @@ def _two_scenarios(value: str, question: Invocation) -> tuple[Invocation, Subjec
     good_keys, bad_keys = (_compared_keys(_scenario(side)) for side in (good, bad))
     keys = [key for key in {**good_keys, **bad_keys} if good_keys.get(key) != bad_keys.get(key)]
     if not keys:
-        raise UsageError(f"--set: {names[0]} and {names[1]} differ in no key that decides what runs")
+        raise UsageError(f"--set: {names[0]} and {names[1]} differ in no key that changes the launch")
     return good, Subject(
         form=SubjectForm.KEYS,
         key="keys",
@@ -366,7 +366,7 @@ def _two_files(value: str, question: Invocation) -> Subject:
     good, bad = (question.working_dir / name for name in names)
     if good.suffix != bad.suffix:
         raise UsageError(
-            f"--set: {value_text(names[0])} and {value_text(names[1])} end differently; name two files of one kind"
+            f"--set: {value_text(names[0])} and {value_text(names[1])} differ in their type; name two of one type"
         )
     keys = different_keys(good, bad)
     if not keys:
@@ -384,7 +384,9 @@ def _two_environments(value: str, question: Invocation) -> tuple[Invocation, Sub
     )
     good, bad = (read_environment(question.working_dir / name) for name in names)
     if (good.python is None) != (bad.python is None):
-        raise UsageError("--env-file: two virtual environments or two files; `pip freeze` makes a file of either")
+        raise UsageError(
+            "--env-file: name two virtual environments or two files; `pip freeze > FILE` makes a file of an environment"
+        )
     differences = list(environment_differences(good, bad))
     if not differences:
         raise UsageError(f"--env-file: {names[0]} and {names[1]} do not differ")
@@ -422,5 +424,5 @@ def _parse_span(option: str, text: str) -> tuple[int, int]:
     if match is None or int(match[1]) >= int(match[2]):
         raise UsageError(f"{option}: expected A:B with A below B, such as {option}=0:8, got {value_text(text)}")
     if int(match[2]) - int(match[1]) > _MAX_VALUES:
-        raise UsageError(f"{option}={text}: {_MAX_VALUES:,} values at most can be searched; bring A and B closer")
+        raise UsageError(f"{option}={text}: at most {_MAX_VALUES:,} values can be searched; choose a smaller range")
     return int(match[1]), int(match[2])

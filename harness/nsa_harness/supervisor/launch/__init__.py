@@ -1,1 +1,1 @@
-"""From command-line arguments to running ranks under a reaper."""
+"""Plans launches from command-line arguments, and starts them under a reaper process."""

@@ -1,4 +1,4 @@
-"""Reads checklist files of `ready`, and plans the launches of their phases on this machine."""
+"""Reads the checklist files of `nsa-harness ready`, and plans the launches of their phases on this machine."""
 
 from __future__ import annotations
 
@@ -34,14 +34,20 @@ SHIPPED = "ready/default.readiness.yaml"
 
 @dataclass(frozen=True, kw_only=True)
 class ChecklistFile:
-    """A checklist, and the YAML tree of its file. The tree has the positions for mistakes that are found later."""
+    """A parsed checklist file.
+
+    Its YAML tree is kept because messages about later mistakes need the positions in the file.
+    """
 
     checklist: Checklist
     tree: Node
 
 
 def load_checklist(file: Path | None, working_dir: Path) -> ChecklistFile:
-    """Read a checklist file; None means the shipped checklist. Raises ScenarioError with every mistake in the file."""
+    """Read a checklist file, or the shipped checklist if `file` is None.
+
+    Raise ScenarioError with every mistake in the file.
+    """
     document = read_tree(shipped_root() / SHIPPED if file is None else working_dir / file, working_dir)
     mistakes = list(document.mistakes)
     checklist = None
@@ -59,7 +65,10 @@ def load_checklist(file: Path | None, working_dir: Path) -> ChecklistFile:
 
 @dataclass(frozen=True, kw_only=True)
 class PhasePlan:
-    """The launches of one phase. Settings of the phase override the command line, which overrides the scenarios."""
+    """One phase of a checklist with its selected scenarios and resolved launches.
+
+    The phase's settings override the command line, which overrides the scenarios.
+    """
 
     phase: Phase
     scenarios: tuple[SelectedScenario, ...]
@@ -72,9 +81,10 @@ class PhasePlan:
         return tuple(item.name for item in self.scenarios)
 
     def launches(self, facts: MachineFacts, folders: Mapping[str, str]) -> tuple[RunSpec | Skip, ...]:
-        """Return the launches, with the directories of earlier runs filled in. Raises HarnessError for a mistake.
+        """Return the launches of this phase, with the directories of earlier runs filled in.
 
-        `folders` maps the placeholder of an earlier run to its directory.
+        `folders` maps the placeholder of an earlier run to its directory. Raise HarnessError for a mistake in the
+        checklist.
         """
         if self.specs and not any(map(runs_named_in, self.phase.set.values())):
             return self.specs
@@ -88,9 +98,9 @@ class PhasePlan:
 
 
 def plan_phases(checklist_file: ChecklistFile, invocation: Invocation, facts: MachineFacts) -> tuple[PhasePlan, ...]:
-    """Plan all phases of a checklist, with the arguments of `invocation` added to each phase's runs.
+    """Return the plans of all phases of a checklist, with the arguments of `invocation` added to each phase's runs.
 
-    Raises ScenarioError or UsageError with every mistake.
+    Raise ScenarioError or UsageError with every mistake.
     """
     mistakes: list[Mistake] = []
     plans = []
@@ -118,9 +128,9 @@ def plan_phases(checklist_file: ChecklistFile, invocation: Invocation, facts: Ma
 
 
 def _resolve_plans(plans: Sequence[PhasePlan], facts: MachineFacts) -> tuple[PhasePlan, ...]:
-    """Return the plans with resolved launches, so mistakes are found before the first phase starts.
+    """Resolve the launches of all phases now, so that mistakes are found before the first phase starts.
 
-    Raises ScenarioError with all mistakes.
+    Return the plans with their launches. Raise ScenarioError with every mistake.
     """
     resolved_plans, mistakes = [], []
     for plan in plans:
@@ -134,7 +144,10 @@ def _resolve_plans(plans: Sequence[PhasePlan], facts: MachineFacts) -> tuple[Pha
 
 
 def _node_at(node: Node, location: Sequence[str | int]) -> Node:
-    """Return the YAML node at `location` below `node`, or its deepest ancestor that exists."""
+    """Return the YAML node at `location` below `node`.
+
+    If it does not exist, return its deepest ancestor that exists.
+    """
     for step in location:
         content = node.content
         if isinstance(content, dict) and step in content:

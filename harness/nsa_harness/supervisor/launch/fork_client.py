@@ -6,8 +6,8 @@ hash seed of strings, and so the order of sets. Their memory has the same addres
 before it imports torch have no effect. Therefore the caller confirms its conclusions from forked launches under
 torchrun.
 
-The server exits when its control socket closes, which also happens if its controller is killed. A parent-death signal
-would not work: it is already sent when the thread that started the server ends.
+The fork server exits when its control socket closes, which also happens if its controller is killed. A parent-death
+signal would not work: it would already be sent when the thread that started the server ends.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ENV_RESERVE = "_NSA_HARNESS_ROOM"
 # Bytes reserved for a launch's command line and for the variables that the server itself does not have. torchrun adds a
 # few hundred bytes.
 _ARGUMENTS_BYTES, _VARIABLES_BYTES, _SPARE_BYTES = 32 << 10, 64 << 10, 8 << 10
-_READY_S = 120.0  # limit for importing torch, on a busy machine
+_READY_S = 120.0  # limit for importing torch; on a busy machine it takes long
 _START_S = 30.0  # limit for a fork
 _EXIT_S = 5.0
 _GPUS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
@@ -62,11 +62,11 @@ _NO_SERVER = "launched without forking: only a bisection has a fork server"
 
 
 class CannotFork(Exception):
-    """Raised if a launch cannot be forked. The text is the reason."""
+    """Raised if a launch cannot be forked. The text states the reason."""
 
 
 def unforkable_reason(spec: RunSpec) -> str | None:
-    """Return the reason why a launch of this spec cannot be forked, or None if the spec shows no such reason."""
+    """Return why a launch of this spec cannot be forked, or None if the spec shows no obstacle."""
     if not sys.platform.startswith("linux"):
         return "forked launches need Linux"
     if spec.device == "cuda" or (spec.device == "any" and any(path.exists() for path in _GPUS)):
@@ -88,13 +88,13 @@ def unforkable_reason(spec: RunSpec) -> str | None:
 
 
 def without_fork(spec: RunSpec, reason: str = _NO_SERVER) -> RunSpec:
-    """Return the spec with a normal launcher instead of a fork, and with the reason as a note."""
+    """Return the spec with a normal launcher instead of the fork server. `reason` is added to its notes."""
     launcher = Launcher.PLAIN if is_plain_command(spec) else Launcher.TORCHRUN
     return replace(spec, launcher=launcher, notes=(*spec.notes, reason))
 
 
 def _unforkable_program(spec: RunSpec) -> str | None:
-    """Return the reason why the program cannot be forked, or None if it is a Python file, module or directory."""
+    """Return why the program cannot be forked, or None if it is a Python file, a module or a directory."""
     if spec.launcher is Launcher.PLAIN and (spec.ranks != 1 or spec.program[0] != sys.executable):
         return "a user's own command is started unchanged"
     file = _program_file(spec)
@@ -103,12 +103,15 @@ def _unforkable_program(spec: RunSpec) -> str | None:
 
 
 def _program_file(spec: RunSpec) -> str:
-    """Return the first argument of the spec's program that is not the interpreter: a file, or "-m"."""
+    """Return the first argument of the program after the interpreter: a file or "-m". Return "" if there is none."""
     return next((word for word in spec.program if word != sys.executable), "")
 
 
 def _late_setting(spec: RunSpec) -> str | None:
-    """Return a reason if the program's source sets an environment variable that torch reads on import, or None."""
+    """Return why the program's source prevents forking, or None if it does not.
+
+    It does if it sets an environment variable that torch reads when it is imported.
+    """
     file = Path(spec.cwd or ".", _program_file(spec))
     if file.suffix != ".py" or not file.is_file():
         return None
@@ -118,7 +121,10 @@ def _late_setting(spec: RunSpec) -> str | None:
 
 @dataclass(kw_only=True)
 class _ForkedReaper:
-    """A reaper that was forked by the server. It is not a child of this process; its output closes when it exits."""
+    """A reaper process forked by the fork server.
+
+    It is not a child of this process, so its exit is noticed when its output closes.
+    """
 
     stdin: IO[bytes] | None
     stdout: IO[bytes] | None
@@ -136,7 +142,7 @@ class _ForkedReaper:
 
 
 class _Server:
-    """One fork server process. Raises CannotFork if it cannot be started."""
+    """A fork server process. The constructor raises CannotFork if the server does not start."""
 
     def __init__(self, environment: dict[str, str], cwd: str | None) -> None:
         self._variables = {f"{name}={value}" for name, value in environment.items()}
@@ -158,7 +164,10 @@ class _Server:
         self.modules = frozenset(self._await_modules())
 
     def start(self, order: dict[str, Any]) -> _ForkedReaper:
-        """Let the server fork a reaper, and return the reaper once it has started its launcher. Raises CannotFork."""
+        """Make the server fork a reaper, and return the reaper once it has started its launcher.
+
+        Raise CannotFork if the server has exited or starts no process in time.
+        """
         self._check_size(order)
         stdin, order_pipe = os.pipe()
         event_pipe, stdout = os.pipe()
@@ -184,7 +193,7 @@ class _Server:
         return reaper
 
     def close(self) -> None:
-        """End the server. Processes that it has forked continue."""
+        """End the server process. The processes that it has forked continue to run."""
         self._control.close()
         os.close(self._output_fd)
         try:
@@ -211,9 +220,9 @@ class _Server:
         return next((line for line in reversed(lines) if line), f"not ready within {_READY_S:.0f} s")
 
     def _check_size(self, order: dict[str, Any]) -> None:
-        """Raise CannotFork if the launch's command line, or the variables that the server does not have, are too long.
+        """Raise CannotFork if the launch's command line or its additional environment variables are too long.
 
-        A forked process stores both in memory that the server reserved at its start, see `ProcessTitle`.
+        A forked process stores them in memory that the server reserved at its start, see `ProcessTitle`.
         """
         variables = [f"{name}={value}" for name, value in order["env"].items()]
         for entries, reserved_bytes, label in (
@@ -226,7 +235,10 @@ class _Server:
 
 
 class ForkServer:
-    """The fork servers of one bisection, one per environment. Each is started when first used. Thread-safe."""
+    """The fork servers of one bisection, one per environment and working directory.
+
+    Each server is started when it is first needed. This class is thread-safe.
+    """
 
     def __init__(self) -> None:
         self._servers: dict[tuple[str | None, frozenset[tuple[str, str]]], _Server | CannotFork] = {}
@@ -241,7 +253,10 @@ class ForkServer:
                 server.close()
 
     def with_launcher(self, spec: RunSpec) -> RunSpec:
-        """Return the spec unchanged if it can be forked. Otherwise return `without_fork` of it, with the reason."""
+        """Return the spec unchanged if it can be forked or does not ask for a fork.
+
+        Otherwise return the spec with a normal launcher, and the reason as a note.
+        """
         if spec.launcher is not Launcher.FORK:
             return spec
         reason = unforkable_reason(spec)
@@ -256,7 +271,7 @@ class ForkServer:
     def launch(
         self, spec: RunSpec, attempt: AttemptDir, probe: str, devices: Sequence[int] | None = None
     ) -> LaunchedRun:
-        """Launch a run by forking the fork server, if the spec asks for a fork; otherwise like `launcher.launch`.
+        """Launch a run: by forking the fork server if the spec asks for a fork, otherwise like `launcher.launch`.
 
         If the fork fails, start a new process instead, and record the failure in the attempt.
         """
@@ -294,9 +309,9 @@ class ForkServer:
 
 
 def _shadowing_file(spec: RunSpec, modules: frozenset[str]) -> Path | None:
-    """Return a file next to the program that shadows a module which the server has imported, or None.
+    """Return a file next to the program that shadows one of `modules`, or None if there is none.
 
-    A new process would import this file instead of the module.
+    `modules` are the modules that the server has already imported. A new process would import the file instead.
     """
     file = _program_file(spec)
     place = Path(spec.cwd or ".", "" if file == "-m" else file)

@@ -1,4 +1,4 @@
-"""Starts one run under a reaper process, and exchanges messages with the reaper until the run has ended."""
+"""Starts a run under a reaper process, and exchanges messages with this reaper until the run has ended."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ WATCHDOG = Watchdog()  # guards all runs of this process
 def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[str]:
     """Return the command that launches `spec` with the interpreter `python`.
 
-    `attempt_dir` is the directory for torchrun's log files. If it is None, return the command as a user would type it.
+    `attempt_dir` is the directory for the log files of torchrun. If it is None, return the command as a user would type
+    it.
     """
     if is_plain_command(spec):
         return list(spec.program)
@@ -63,18 +64,21 @@ def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[s
 
 
 def _current_module_name(module: str) -> str:
-    """Return the current name of `module`. In old stored specs, the shipped training package has another name."""
+    """Return the current name of `module`.
+
+    Specs that were stored by older versions use an old name of the shipped training package.
+    """
     return module.replace(f"{_PACKAGE.name}.{IN_CHECKOUT[-1]}.", f"{SUBJECT.name}.", 1)
 
 
 def is_plain_command(spec: RunSpec) -> bool:
-    """Whether the spec's program is launched directly, without torchrun or a forked replacement of torchrun."""
+    """Whether the spec's program is started directly, without torchrun or its forked replacement."""
     is_single_fork = spec.launcher is Launcher.FORK and spec.ranks == 1 and spec.program[0] == sys.executable
     return spec.launcher is Launcher.PLAIN or is_single_fork
 
 
 class ReaperProcess(Protocol):
-    """The interface of `LaunchedRun` to its reaper process, which is started or forked."""
+    """The part of a reaper process that `LaunchedRun` uses. The process may be started or forked."""
 
     stdin: IO[bytes] | None
     stdout: IO[bytes] | None
@@ -83,7 +87,10 @@ class ReaperProcess(Protocol):
 
 
 class JobProcesses(Protocol):
-    """The interface of `Watch` to a job's processes: events such as exits, and commands to the reaper."""
+    """The part of a launched or observed job that `Watch` uses.
+
+    It returns events, such as the exit of a process, and sends commands to the reaper.
+    """
 
     origin_ns: int
     probe_dir: Path
@@ -103,7 +110,10 @@ _LEAVE_S = 15.0  # limit for the exit of a reaper
 
 @dataclass(kw_only=True)
 class LaunchedRun:
-    """A launched run, controlled through its reaper process. A reaper that was killed is replaced."""
+    """A launched run, which is controlled through its reaper process.
+
+    If the reaper is killed, a new one replaces it.
+    """
 
     reaper: ReaperProcess
     origin_ns: int
@@ -119,7 +129,7 @@ class LaunchedRun:
     replacements: int = 0
 
     def events(self, wait_s: float) -> list[dict[str, Any]]:
-        """Return the reaper's new messages. Wait at most `wait_s` seconds for the first message."""
+        """Return the new messages of the reaper. Wait at most `wait_s` seconds for the first message."""
         out = self.reaper.stdout
         assert out is not None
         ready, _, _ = select.select([out], [], [], wait_s)
@@ -136,7 +146,10 @@ class LaunchedRun:
         return events
 
     def send_command(self, **command: Any) -> None:
-        """Send a command to the reaper. If the reaper is dead, the next call of `events` replaces it."""
+        """Send a command to the reaper. `command` has the key "do" and the arguments of the command.
+
+        If the reaper is dead, the next call of `events` replaces it, and commands to watch a process are sent again.
+        """
         if command["do"] in ("watch", "adopt"):
             identity = process_identity(command["pid"])
             command["started"] = identity.start_ticks if identity else None
@@ -144,17 +157,17 @@ class LaunchedRun:
         self._send(command)
 
     def end(self, grace_s: float, limit_s: float = _END_S) -> list[dict[str, Any]]:
-        """End every process of the run, with SIGTERM and after `grace_s` seconds with SIGKILL.
+        """End every process of the run: send SIGTERM, and after `grace_s` seconds SIGKILL.
 
-        Return the reaper's messages. If the processes could not be ended within `limit_s` seconds, there is no "ended"
-        message.
+        Return the messages of the reaper. Without an "ended" message among them, the processes could not be ended
+        within `limit_s` seconds.
         """
         return self._finish(limit_s, do="end", grace_s=grace_s)
 
     def _finish(self, limit_s: float, **command: object) -> list[dict[str, Any]]:
-        """Send `command` to the reaper, wait until it is done, let the reaper exit, and return its messages.
+        """Send `command` to the reaper, wait for its "ended" message, let it exit, and return its messages.
 
-        If the reaper is killed, a new reaper gets the same command.
+        If the reaper is killed in the meantime, its replacement gets the same command.
         """
         messages: list[dict[str, Any]] = []
         commanded_reaper: ReaperProcess | None = None
@@ -223,10 +236,10 @@ def launch(
     devices: Sequence[int] | None = None,
     start: Callable[[dict[str, Any]], ReaperProcess] | None = None,
 ) -> LaunchedRun:
-    """Start `spec` with its files in `attempt`, and return without waiting for it.
+    """Start a run of `spec` with its files in `attempt`, and return without waiting for it.
 
-    `probe` is a mode of the probe, `devices` the numbers of the GPUs that the run may use (default: all). `start`
-    starts a reaper from its order; by default the reaper gets a new interpreter.
+    `probe` is a mode of the probe. `devices` are the numbers of the GPUs that the run may use (default: all). `start`
+    starts a reaper from its order; by default the reaper is a new process.
     """
     tag = f"{attempt.path.parent.name}-{secrets.token_hex(4)}"
     probe_dir = probe_directory(tag)
@@ -259,18 +272,24 @@ def launch(
 
 
 def this_process() -> list[int] | None:
-    """Return [pid, start time] of this process, for the key "controller" of a reaper's order; None if unknown."""
+    """Return [pid, start time] of this process, or None if unknown.
+
+    A reaper's order contains this pair under the key "controller".
+    """
     controller = process_identity(os.getpid())
     return [controller.pid, controller.start_ticks] if controller else None
 
 
 def _adopt_orphans() -> None:
-    """Make this process a subreaper: it becomes a launcher's parent if the reaper is killed, and gets its status."""
+    """Make this process a subreaper.
+
+    If the reaper is killed, this process becomes the parent of the launcher and gets its exit status.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def probe_directory(tag: str) -> Path:
-    """Return the path of a run's probe directory, which the reaper creates.
+    """Return the path of the probe directory of the run with this tag. The reaper creates the directory.
 
     It is in /dev/shm, or in the temporary directory if /dev/shm is not writable.
     """
@@ -303,7 +322,7 @@ def _environment(spec: RunSpec, attempt: AttemptDir, tag: str, probe_dir: Path, 
 
 
 def shared_environment(spec: RunSpec) -> dict[str, str]:
-    """Return the part of a launch's environment that is the same for every launch of this spec's program."""
+    """Return the environment variables that are the same in every launch of this spec's program."""
     runs_subject = str(SUBJECT) in spec.program
     inherited_variables = {
         name: value
@@ -337,7 +356,7 @@ def _python_path(python_path: str) -> str:
 def _torchrun_defaults(spec: RunSpec) -> dict[str, str]:
     """Return the environment variables that torchrun sets by default.
 
-    A launch without torchrun gets them as well. Setting them in advance avoids torchrun's five lines of warning.
+    A launch without torchrun gets them as well. Setting them in advance also avoids torchrun's five lines of warning.
     """
     threads = {"OMP_NUM_THREADS": "1"} if spec.ranks > 1 else {}
     return {"PYTHONUNBUFFERED": "1", **threads}

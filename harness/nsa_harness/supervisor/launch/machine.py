@@ -1,6 +1,6 @@
 """Collects facts about this machine and the versions of a run's software.
 
-Nothing here imports torch or raises an exception. Facts that cannot be found out are None or missing.
+This module does not import torch, and its functions raise no exception. Unknown facts are None or missing.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def machine_facts() -> MachineFacts:
 
 
 def visible_gpus(visible_devices: str | None, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES makes visible.
+    """Return the GPUs that are visible if CUDA_VISIBLE_DEVICES has the value `visible_devices` (None: not set).
 
-    `visible_devices` is the variable's value or None, and `names` are the names of all GPUs. Like CUDA, ignore
-    everything from the first index that does not exist. UUIDs are not checked.
+    `names` are the names of all GPUs. Like CUDA, ignore everything from the first index that does not exist. UUIDs are
+    returned unchecked.
     """
     if visible_devices is None or not names:
         return names
@@ -48,7 +48,7 @@ def visible_gpus(visible_devices: str | None, names: tuple[str, ...]) -> tuple[s
 
 
 def memory_bytes() -> tuple[int | None, int | None]:
-    """Return the machine's total memory and the memory available to new processes, in bytes; None if unknown."""
+    """Return (total memory of the machine, memory available to new processes) in bytes, or (None, None) if unknown."""
     import psutil  # imported here to speed up the start of a run, which does not need it
 
     try:
@@ -59,7 +59,10 @@ def memory_bytes() -> tuple[int | None, int | None]:
 
 
 def visible_devices_value(devices: Sequence[int]) -> str:
-    """Return the value of CUDA_VISIBLE_DEVICES that selects these devices, which are numbered as in this process."""
+    """Return the value of CUDA_VISIBLE_DEVICES that selects these devices.
+
+    The devices are numbered as this process sees them, so a value that is already set is taken into account.
+    """
     visible = [
         device_name.strip()
         for device_name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -69,7 +72,7 @@ def visible_devices_value(devices: Sequence[int]) -> str:
 
 
 def _gpus() -> tuple[str, ...]:
-    """Return the names of the GPUs that are visible to a rank."""
+    """Return the names of the GPUs that a rank can use, according to nvidia-smi and CUDA_VISIBLE_DEVICES."""
     visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible_devices is not None and visible_devices.split(",")[0].strip() in ("", "-1"):
         return ()  # no need to run nvidia-smi
@@ -90,8 +93,8 @@ _MAX_DIFF = 20_000
 def describe(spec: RunSpec, facts: MachineFacts, *, git_diff: bool) -> dict[str, Any]:
     """Return the content of env.json: facts about the machine, versions, environment variables and the git checkout.
 
-    The environment contains the variables that the spec declares and those on an allow-list, because a shell's
-    environment may have secrets. `git_diff`: include the uncommitted changes, which may also contain secrets.
+    Only the variables that the spec declares and those on an allow-list are included, because a shell's environment may
+    have secrets. If `git_diff` is True, include the uncommitted changes, which may also contain secrets.
     """
     where = Path(spec.cwd) if spec.cwd else Path.cwd()
     return {
@@ -119,7 +122,8 @@ _TORCH_CUDA = re.compile(r"^cuda(?:: [^=]+)? = '([^']+)'", re.MULTILINE)
 def _cuda() -> dict[str, str | None]:
     """Return the versions of CUDA, the driver, NCCL and cuDNN, without importing torch or initialising a GPU.
 
-    The versions of NCCL and cuDNN are those of the wheels that torch requires, or None if torch was built with its own.
+    The versions of NCCL and cuDNN are those of the installed wheels that torch requires, or None if there are no such
+    wheels.
     """
     return {
         "cuda": _torch_cuda(),
@@ -133,7 +137,7 @@ _DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 
 
 def _torch_cuda() -> str | None:
-    """Return the CUDA version in torch/version.py, or None without torch or CUDA."""
+    """Return the CUDA version that torch was built with, from torch/version.py, or None without torch or CUDA."""
     torch_spec = importlib.util.find_spec("torch")
     if torch_spec is None or torch_spec.origin is None:
         return None
@@ -152,7 +156,10 @@ def package_version(package: str) -> str | None:
 
 
 def _git(where: Path, *, with_diff: bool) -> dict[str, str | bool | None] | None:
-    """Return the commit, branch and changed files of the git checkout around `where`; None outside a checkout."""
+    """Return the commit, branch and changed files of the git checkout around `where`, or None outside a checkout.
+
+    If `with_diff` is True, also include the uncommitted changes.
+    """
     commit = _command_output("git", "rev-parse", "HEAD", where=where)
     if commit is None:
         return None

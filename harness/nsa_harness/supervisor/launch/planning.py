@@ -39,7 +39,7 @@ from nsa_harness.subject.files import IN_CHECKOUT
 from nsa_harness.subject.program import PROGRAM
 from nsa_harness.supervisor.launch.launcher import SUBJECT
 from nsa_harness.supervisor.launch.scenario_files import (
-    ScenarioFile,
+    LoadedScenario,
     load_catalog,
     load_file,
     parse_plan,
@@ -53,7 +53,7 @@ from nsa_harness.supervisor.storage.record import load_spec
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """A user's program that is named on the command line."""
+    """A user's own program, named on the command line, with its ranks and arguments."""
 
     file: str  # or the module's name
     ranks: int
@@ -63,7 +63,7 @@ class Script:
 
 @dataclass(frozen=True, kw_only=True)
 class Invocation:
-    """The arguments of a command that selects launches, with the working directory and the environment."""
+    """The arguments of a command that selects launches, with its working directory and environment."""
 
     arguments: tuple[str, ...]  # scenario names, patterns, paths and overrides, in their order
     tags: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class Invocation:
 
 @dataclass(frozen=True, kw_only=True)
 class SelectedScenario:
-    """One scenario with all overrides applied."""
+    """A scenario that the command selects, as a YAML tree with all overrides applied."""
 
     name: str
     family: str
@@ -92,15 +92,18 @@ class SelectedScenario:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
-    """The launches of a command, and the plan file with the decision rules that apply to them."""
+    """The launches that a command makes, with notes for the user.
+
+    `plan_text` is the plan file whose decision rules apply to them.
+    """
 
     specs: tuple[RunSpec | Skip, ...]
     notes: tuple[str, ...]
-    plan_text: PlanText | None = None  # None: no plan file was read, so the shipped plan applies
+    plan_text: PlanText | None = None  # None if no plan file was read, so the shipped plan applies
 
 
 def plan_launches(invocation: Invocation, facts: MachineFacts) -> LaunchPlan:
-    """Return the launches of a command. Nothing is written. Raises HarnessError for a user's mistake."""
+    """Return the launches of a command, without writing anything. Raise HarnessError for a mistake of the user."""
     patterns = [argument for argument in invocation.arguments if not is_override(argument)]
     spec_files = [argument for argument in patterns if argument.endswith(".json")]
     if spec_files:
@@ -117,10 +120,10 @@ def plan_launches(invocation: Invocation, facts: MachineFacts) -> LaunchPlan:
 
 
 def _replace_plan_file(invocation: Invocation) -> tuple[Invocation, PlanText, tuple[str, ...]]:
-    """Replace the plan file among the arguments by its scenarios.
+    """Replace a plan file among the command's arguments by the names of its scenarios.
 
-    Return the new invocation, the plan that applies to this command, and notes. Without a plan file, the plan is chosen
-    by the tags of the command.
+    Return (new invocation, plan that applies to this command, notes). Without a plan file, the plan is chosen by the
+    tags of the command.
     """
     working_dir = invocation.working_dir
     words = [word for word in invocation.arguments if not is_override(word) and _is_path(word)]
@@ -136,13 +139,14 @@ def _replace_plan_file(invocation: Invocation) -> tuple[Invocation, PlanText, tu
     )
     if not plans_by_tag:
         return invocation, shipped_plan(), ()
-    ignored = ", ".join(plan.file for plan in plans_by_tag[1:])
-    note = f"the plan file of this run is {plans_by_tag[0].file}; other plan files with its tags are ignored: {ignored}"
+    ignored_files = ", ".join(plan.file for plan in plans_by_tag[1:])
+    plan_file = plans_by_tag[0].file
+    note = f"the plan file of this run is {plan_file}; other plan files with its tags are ignored: {ignored_files}"
     return invocation, plans_by_tag[0], (note,) if plans_by_tag[1:] else ()
 
 
 def _scenarios_of(plan: PlanText, working_dir: Path) -> tuple[str, ...]:
-    """Return the names of a plan's scenarios, ordered by priority."""
+    """Return the names of the scenarios that a plan file selects, ordered by priority."""
     scenarios = all_scenarios(working_dir)[0]
     parsed_plan = parse_plan(plan, scenarios)
     plan_scenarios = [item for item in select_items(scenarios, Selection()) if parsed_plan.selects(item)]
@@ -153,7 +157,10 @@ def _scenarios_of(plan: PlanText, working_dir: Path) -> tuple[str, ...]:
 
 
 def select_shard(launches: Sequence[RunSpec | Skip], shard: tuple[int, int] | None) -> tuple[RunSpec | Skip, ...]:
-    """Return the launches of one shard, or all launches if `shard` is None. Raises UsageError if the shard is empty."""
+    """Return the launches of the shard (K, N): every N-th launch, beginning with the K-th. None selects all launches.
+
+    Raise UsageError if the shard is empty.
+    """
     if shard is None:
         return tuple(launches)
     number, shards = shard
@@ -163,9 +170,9 @@ def select_shard(launches: Sequence[RunSpec | Skip], shard: tuple[int, int] | No
 
 
 def select_scenarios(invocation: Invocation) -> tuple[tuple[SelectedScenario, ...], tuple[str, ...]]:
-    """Return the scenarios that a command selects, with its overrides applied, and notes about the catalog.
+    """Return (selected scenarios, notes about the catalog). The overrides of the command are applied to the scenarios.
 
-    Raises UsageError if the arguments select nothing or are wrong.
+    Raise UsageError if the arguments select nothing or are wrong.
     """
     patterns = tuple(word for word in invocation.arguments if not is_override(word))
     changes = Changes(
@@ -195,7 +202,7 @@ def select_scenarios(invocation: Invocation) -> tuple[tuple[SelectedScenario, ..
         raise UsageError(f"{error}{_selection_advice(patterns, invocation.working_dir)}") from None
     _check_names([item.name for item in scenarios])
     if any(_runs_shipped_program(item.tree) for item in scenarios):
-        environment_overrides(invocation.environ)  # raises for wrong values
+        environment_overrides(invocation.environ)  # raises UsageError for a wrong value
     return scenarios, notes
 
 
@@ -211,7 +218,10 @@ def _watch_advice(command: Sequence[str]) -> str:
 
 
 def _selection_advice(patterns: Sequence[str], working_dir: Path) -> str:
-    """Return advice if an argument names a program or a launcher instead of a scenario, or ""."""
+    """Return advice to append to an error message, or "".
+
+    There is advice if an argument names a program, a module or a launcher instead of a scenario.
+    """
     if patterns and _is_launcher(patterns[0]):
         return f"\n{_watch_advice(patterns)}"
     for word in patterns:
@@ -225,7 +235,7 @@ def _selection_advice(patterns: Sequence[str], working_dir: Path) -> str:
 def _select(
     invocation: Invocation, selection: Selection, changes: Changes
 ) -> tuple[tuple[SelectedScenario, ...], tuple[str, ...]]:
-    """Return the selected scenarios: first the files that are named by path, then scenarios of the catalog, and notes.
+    """Return (selected scenarios, notes). Scenario files named by path come first, then scenarios of the catalog.
 
     The catalog is read only if an argument is not a path.
     """
@@ -248,13 +258,13 @@ def _select(
 
 
 def all_scenarios(working_dir: Path) -> tuple[tuple[SelectedScenario, ...], tuple[str, ...]]:
-    """Return all scenarios of the catalog without overrides, and notes about the catalog."""
+    """Return all scenarios of the catalog, without overrides, and notes about the catalog."""
     catalog = load_catalog(working_dir, shipped_root())
     return _with_changes(catalog.scenarios, Changes(), {}), catalog.notes
 
 
 def check_scenarios(items: Sequence[SelectedScenario]) -> tuple[Scenario, ...]:
-    """Validate the selected scenarios, and return them as values. Raises UsageError with all mistakes."""
+    """Validate the selected scenarios and return them as `Scenario` objects. Raise UsageError with every mistake."""
     results = [check_scenario(item.tree, PROGRAM) for item in items]
     mistakes = dict.fromkeys(str(mistake) for result in results for mistake in result.mistakes)
     if mistakes:
@@ -267,7 +277,7 @@ def resolve_scenario(
 ) -> RunSpec | Skip:
     """Return the launch of a scenario on this machine, or a Skip if the machine cannot run it.
 
-    Raises ScenarioError if the scenario names a program file or a model layer that does not exist.
+    Raise ScenarioError if the scenario names a program file or a model layer that does not exist.
     """
     program_mistakes = PROGRAM.beyond_the_model(scenario, facts) if scenario.is_ours else ()
     wrong = [str(key_mistake(item.tree, location, text)) for location, text in program_mistakes]
@@ -292,10 +302,10 @@ _IMPORT_S = 30.0
 def find_interpreter(
     requested_python: str | None, environ: Mapping[str, str], *, has_torch: bool
 ) -> tuple[str | None, str]:
-    """Return the interpreter for a user's program, and the reason for this choice; None means nsa-harness's own.
+    """Return (interpreter for a user's program, reason for this choice). The interpreter is None for nsa-harness's own.
 
-    `has_torch`: nsa-harness's own interpreter has torch. Raises UsageError if `requested_python` does not exist, and
-    MissingTorch if no interpreter has torch.
+    `has_torch` says whether nsa-harness's own interpreter has torch. Raise UsageError if `requested_python` does not
+    exist, and MissingTorch if no interpreter has torch.
     """
     if requested_python is not None:
         python_path = shutil.which(requested_python, path=environ.get("PATH"))
@@ -339,7 +349,10 @@ def _resolve_or_raise(
 
 
 def _stored_specs(invocation: Invocation, files: list[str]) -> Iterator[RunSpec]:
-    """Yield the specs in the stored spec files. They run unchanged, so other arguments are a UsageError."""
+    """Yield the spec in each of these files.
+
+    Stored specs run unchanged, so raise UsageError if the command has other arguments.
+    """
     others = [word for word in (*invocation.arguments, *invocation.matrix) if word not in files]
     if others or invocation.tags or invocation.expression or invocation.script or invocation.shard:
         extra = others[0] if others else "another selection"
@@ -362,15 +375,15 @@ def _is_path(word: str) -> bool:
 
 
 def file_argument(name: str, working_dir: Path) -> str:
-    """Return "./NAME" if `name` is a file in the working directory, so it is not read as a scenario's name.
+    """Return "./NAME" if `name` is a file in the working directory, otherwise `name`.
 
-    Otherwise return `name`.
+    The prefix prevents a file name from being read as the name of a scenario.
     """
     return f"./{name}" if "/" not in name and (working_dir / name).is_file() else name
 
 
 def spec_in_checkout(spec: RunSpec, tree: Path) -> RunSpec:
-    """Return the spec for the checkout of another commit in `tree`.
+    """Return the spec changed to run in `tree`, a checkout of another commit.
 
     If the spec runs the shipped training program, and the checkout contains this program, the checkout's copy is used.
     """
@@ -381,8 +394,11 @@ def spec_in_checkout(spec: RunSpec, tree: Path) -> RunSpec:
     return replace(spec, cwd=str(tree / (spec.cwd or "")), program=program)
 
 
-def _script_scenario(script: Script, working_dir: Path) -> ScenarioFile:
-    """Return the scenario that runs a program given on the command line: `FILE.py --ranks N -- ARGS` or `-m MODULE`."""
+def _script_scenario(script: Script, working_dir: Path) -> LoadedScenario:
+    """Return a scenario that runs a program given on the command line.
+
+    Such a program is given as `FILE.py --ranks N -- ARGS` or `-m MODULE`.
+    """
     stem = script.file.rpartition(".")[2] if script.module else _python_file(script.file, working_dir).stem
     if script.module and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", script.file):
         raise UsageError(f"-m: expected a module (pkg.train), got {value_text(script.file)}")
@@ -392,8 +408,8 @@ def _script_scenario(script: Script, working_dir: Path) -> ScenarioFile:
         "about": f"{Path(script.file).name} on {script.ranks} ranks",
         "run": {"program": script.file, "ranks": script.ranks, "args": list(script.args)},
     }
-    return ScenarioFile(
-        name=name, file=COMMAND_LINE, tree=from_plain(value, Origin(source=COMMAND_LINE)), shipped=False
+    return LoadedScenario(
+        name=name, file=COMMAND_LINE, tree=from_plain(value, Origin(source=COMMAND_LINE)), is_shipped=False
     )
 
 
@@ -408,12 +424,14 @@ def _python_file(file: str, working_dir: Path) -> Path:
 
 
 def _with_changes(
-    scenario_files: Sequence[ScenarioFile], changes: Changes, environ: Mapping[str, str]
+    scenario_files: Sequence[LoadedScenario], changes: Changes, environ: Mapping[str, str]
 ) -> tuple[SelectedScenario, ...]:
     return tuple(item for scenario_file in scenario_files for item in _variants(scenario_file, changes, environ))
 
 
-def _variants(scenario_file: ScenarioFile, changes: Changes, environ: Mapping[str, str]) -> Iterator[SelectedScenario]:
+def _variants(
+    scenario_file: LoadedScenario, changes: Changes, environ: Mapping[str, str]
+) -> Iterator[SelectedScenario]:
     environment_settings = (
         _environment_overrides(environ)
         if _runs_shipped_program(with_overrides(scenario_file.tree, changes.overrides))
@@ -431,9 +449,9 @@ def _variants(scenario_file: ScenarioFile, changes: Changes, environ: Mapping[st
 
 
 def _environment_overrides(environ: Mapping[str, str]) -> tuple[EnvironmentOverride, ...]:
-    """Return the overrides from the environment, or () if a value is wrong.
+    """Return the overrides that environment variables set, or () if a value is wrong.
 
-    `select_scenarios` reports a wrong value, but only if a scenario of the shipped program is selected.
+    `select_scenarios` reports wrong values, but only if a scenario of the shipped program is selected.
     """
     try:
         return environment_overrides(environ)
@@ -441,7 +459,9 @@ def _environment_overrides(environ: Mapping[str, str]) -> tuple[EnvironmentOverr
         return ()
 
 
-def _selected_scenario(scenario_file: ScenarioFile, name: str, tree: Node, notes: tuple[str, ...]) -> SelectedScenario:
+def _selected_scenario(
+    scenario_file: LoadedScenario, name: str, tree: Node, notes: tuple[str, ...]
+) -> SelectedScenario:
     named_tree = with_overrides(tree, [Override(key="name", value=from_plain(name, origin_of(tree, ("name",))))])
     value = plain(named_tree)
     assert isinstance(value, dict)
@@ -467,9 +487,9 @@ def _runs_shipped_program(tree: Node) -> bool:
 
 
 def _content_hash(item: SelectedScenario, scenario: Scenario, working_dir: Path) -> str:
-    """Return a hash of the program's source, or "" if there is no source file.
+    """Return a hash of the program's source, or "" if the program is not a Python file.
 
-    Raises ScenarioError if it is missing.
+    Raise ScenarioError if the file does not exist.
     """
     if scenario.is_ours:
         return _hash_files(sorted(SUBJECT.rglob("*.py")))

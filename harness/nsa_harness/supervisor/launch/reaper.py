@@ -56,7 +56,7 @@ OWNER = "owner.json"  # file in the probe directory that names the controller an
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """The identity of a process: its pid and start time. A pid may be reused, but not with the same start time."""
+    """A process, identified by pid and start time. A pid may be reused, but never with the same start time."""
 
     pid: int
     start_ticks: int  # clock ticks since the boot
@@ -68,7 +68,7 @@ class ProcessIdentity:
     def send_signal(self, number: int) -> OSError | None:
         """Send a signal to this process, but never to another process that has reused its pid.
 
-        Return the error if the process is alive and could not be signalled, or None.
+        Return the error if the process could not be signalled, or None if it was signalled or is dead.
         """
         try:
             descriptor = os.pidfd_open(self.pid)
@@ -89,13 +89,16 @@ class ProcessIdentity:
 
 
 def process_identity(pid: int) -> ProcessIdentity | None:
-    """Return the identity of the process with this pid, also of a zombie. Return None if there is no such process."""
+    """Return the identity of the process with this pid, or None if there is none. A zombie still has an identity."""
     fields = _stat(pid)
     return ProcessIdentity(pid, int(fields[_START_TICKS])) if fields else None
 
 
 class Reaper:
-    """The reaper of one run. It is single-threaded: everything happens in `serve`."""
+    """Starts the launcher of one run, watches the processes of the run, and ends them.
+
+    The class is single-threaded: everything happens in `serve`.
+    """
 
     module = "nsa_harness.supervisor.launch.reaper"  # the module to start if this reaper is killed
 
@@ -119,7 +122,7 @@ class Reaper:
         self.has_full_disk = False
 
     def serve(self) -> None:
-        """Run the reaper's loop until the controller sends "quit" or is gone.
+        """Run the loop of the reaper until the controller sends "quit" or has exited.
 
         Each iteration handles exits of watched processes, commands on standard input, and SIGCHLD.
         """
@@ -151,7 +154,10 @@ class Reaper:
             self.flush()
 
     def start(self) -> None:
-        """Create the probe directory and start the launcher, or take over from a killed reaper."""
+        """Create the probe directory and start the launcher.
+
+        If the order has no argv, replace a killed reaper instead.
+        """
         if self.order["argv"] is None:
             self.take_over()
             return
@@ -167,7 +173,7 @@ class Reaper:
         self.report("started", pid=self.launcher_pid, guardian=os.getpid())
 
     def take_over(self) -> None:
-        """Continue the work of a killed reaper: watch its launcher, and read which processes it knew."""
+        """Continue the work of a killed reaper: watch its launcher, and read which processes of the run it knew."""
         if self.order.get("launcher"):
             pid, start_ticks = self.order["launcher"]
             self.launcher_pid = self.root_pid = pid
@@ -181,7 +187,7 @@ class Reaper:
             self.write_owner()
 
     def write_owner(self) -> None:
-        """Write a file that names the controller and the reaper of this run into the probe directory.
+        """Write a file to the probe directory that names the controller and the reaper of this run.
 
         The watchdog and later commands read this file. They end the run only if both processes are dead.
         """
@@ -206,7 +212,7 @@ class Reaper:
             self.report("trouble", what="probe files", why=f"their owner could not be recorded: {error}")
 
     def spawn(self) -> int:
-        """Start the launcher in its own session, with its output in the attempt's directory, and return its pid."""
+        """Start the launcher in a session of its own and return its pid. Its output goes to the attempt's directory."""
         with open(self.order["output"], "ab") as output:
             child = subprocess.Popen(
                 self.order["argv"],
@@ -223,7 +229,10 @@ class Reaper:
         return child.pid
 
     def execute(self, command: dict[str, Any]) -> bool:
-        """Execute a command of the controller. Return whether the reaper continues: "quit" ends it."""
+        """Execute a command of the controller.
+
+        Return False if the command is "quit", which ends the reaper, else True.
+        """
         if command["do"] == "watch":
             self.watch(command["pid"], command["rank"], command.get("started"))
         elif command["do"] == "end":
@@ -231,10 +240,10 @@ class Reaper:
         return bool(command["do"] != "quit")
 
     def watch(self, pid: int, rank: int | None, start_ticks: int | None) -> None:
-        """Watch for the exit of a process through its pidfd.
+        """Watch for the exit of a process through its pidfd. If the process is already gone, report its exit at once.
 
-        Polling /proc would be too slow, because torchrun reaps a rank within 0.1 s. `rank` is None for the launcher,
-        `start_ticks` is None if the start time is unknown. If the process is gone, its exit is reported at once.
+        Polling /proc would be too slow, because torchrun reaps a rank within 0.1 s. `rank` is None for the launcher.
+        `start_ticks` is None if the start time is unknown.
         """
         try:
             fd = os.pidfd_open(pid)
@@ -270,7 +279,7 @@ class Reaper:
                 self.record("exit", pid=pid, rank=ranks.get(pid), status=os.waitstatus_to_exitcode(wait_status))
 
     def end(self, grace_s: float) -> list[str]:
-        """End every process of the run with SIGTERM and after `grace_s` seconds with SIGKILL.
+        """End every process of the run: send SIGTERM, and after `grace_s` seconds SIGKILL.
 
         Then write the records and move the probe files. Return a description of each process that survived.
         """
@@ -299,8 +308,8 @@ class Reaper:
     def members(self) -> list[ProcessIdentity]:
         """Return every living process of the run.
 
-        A process belongs to the run if it descends from `root_pid` or has the run's tag in its environment, now or at
-        an earlier call.
+        A process belongs to the run if it descends from `root_pid`, if its environment contains the run's tag, or if it
+        belonged to the run at an earlier call.
         """
         pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
         stats = {pid: fields for pid in pids if (fields := _stat(pid))}
@@ -327,7 +336,7 @@ class Reaper:
         return members
 
     def update_known_processes(self) -> None:
-        """Store the run's processes, for a reaper that may have to replace this reaper.
+        """Store the list of the run's processes for a reaper that may have to replace this one.
 
         An orphaned process is a child of the first reaper. If this reaper is killed, the orphan's parent no longer
         identifies it. Its tag is missing as well if the process has cleared its environment.
@@ -345,7 +354,7 @@ class Reaper:
             self.write_owner()
 
     def _signallable(self) -> list[ProcessIdentity]:
-        """Return the processes of the run, except those that could not be signalled."""
+        """Return the living processes of the run, except those that may not be signalled."""
         return [process for process in self.members() if process not in self.unsignalled]
 
     def _describe_survivor(self, process: ProcessIdentity) -> str:
@@ -376,9 +385,10 @@ class Reaper:
     # Probe files.
 
     def move_probe_files(self, *, is_run_over: bool = True) -> None:
-        """Move the probe files from memory to the run's directory. A file is removed only after it has been copied.
+        """Move the probe files from memory to the run's directory. Each file is removed only after it has been copied.
 
-        If some files could not be moved, `is_run_over` (no process of the run is left) is stored for a later reaper.
+        If some files could not be moved, `is_run_over` is stored for a later reaper. It says whether no process of the
+        run is left.
         """
         probe_dir = Path(self.order["boards"])
         if self.copy_probe_files(remove=True):
@@ -392,7 +402,7 @@ class Reaper:
     def copy_probe_files(self, *, remove: bool = False) -> bool:
         """Copy every probe file to the run's directory, and return whether all files were copied.
 
-        `remove`: delete each file after it has been copied.
+        If `remove` is True, delete each file after it has been copied.
         """
         probe_dir, target_dir = Path(self.order["boards"]), Path(self.order["keep"])
         failures = []
@@ -420,7 +430,7 @@ class Reaper:
     # A dead controller.
 
     def end_abandoned(self) -> None:
-        """End the run after the death of its controller, and write a notice to the run's directory."""
+        """End the run because its controller is dead, and write a notice to the run's directory."""
         if self.order.get("over"):
             self.move_probe_files()
             return
@@ -437,12 +447,12 @@ class Reaper:
     # Records.
 
     def report(self, event: str, **facts: object) -> None:
-        """Record an event, and write it to the journal and to the controller at once."""
+        """Record an event and write it at once, to the journal and to the controller."""
         self.record(event, **facts)
         self.flush()
 
     def record(self, event: str, **facts: object) -> None:
-        """Record an event. The next `flush` writes it."""
+        """Record an event, to be written by the next call of `flush`."""
         line = (json.dumps({"event": event, "t_ns": time.monotonic_ns(), **facts}) + "\n").encode()
         self.unwritten += line
         self.unsent += line
@@ -450,8 +460,8 @@ class Reaper:
     def flush(self) -> None:
         """Write the recorded events to the journal and to the controller.
 
-        Lines that cannot be written to the journal are tried again at the next flush. Lines for the controller are
-        written only once.
+        Lines that cannot be written to the journal are kept for the next call. Lines for the controller are written
+        only once.
         """
         if not self.unwritten:
             return
@@ -469,9 +479,9 @@ class Reaper:
             self.unwritten = self.unwritten[os.write(self.journal, self.unwritten) :]
 
     def _write_with_reserve(self, place: Path, write: Callable[[], object]) -> None:
-        """Call `write`. If the disk is full, free the reserved space and call it again.
+        """Call `write`, which writes the file `place`. If the disk is full, free the reserved space and call it again.
 
-        Raises OSError if that fails.
+        Raise OSError if that fails.
         """
         try:
             write()
@@ -484,7 +494,10 @@ class Reaper:
             write()
 
     def check_disk(self) -> None:
-        """Record if the disk is full. A rank that failed for this reason could not write its error to the same disk."""
+        """Record an event if the disk with the run's directory is full.
+
+        A rank that failed for this reason could not write its error to the same disk.
+        """
         run_dir = Path(self.order["journal"]).parent
         with contextlib.suppress(OSError):
             space = os.statvfs(run_dir)
@@ -497,16 +510,16 @@ class Reaper:
                 self._note_full_disk(f"the disk space reserved for the end of the run has been used: {run_dir}")
 
     def _note_full_disk(self, why: str) -> None:
-        """Record that the disk with the run's directory is full. Only the first call writes a record."""
+        """Record that the disk with the run's directory is full. Only the first call records an event."""
         if not self.has_full_disk:
             self.has_full_disk = True
             self.record("full", why=why)
 
 
 def this_machine() -> list[str]:
-    """Return the boot id and the PID namespace.
+    """Return [boot id, PID namespace] of this process.
 
-    Pids may be compared only between processes for which both are equal.
+    The pids of two processes may be compared only if both values are equal.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return [boot, os.readlink("/proc/self/ns/pid")]
@@ -524,7 +537,7 @@ def _probe_files(probe_dir: Path) -> list[Path]:
 
 
 def _copy_verified(file: Path, target: Path) -> None:
-    """Copy a file, then read the copy back and compare it. Raises OSError if they differ or the copy fails."""
+    """Copy a file, read the copy back and compare it. Raise OSError if they differ or the copy fails."""
     target.parent.mkdir(exist_ok=True)
     data = file.read_bytes()
     _write_atomically(target, data)
@@ -533,7 +546,7 @@ def _copy_verified(file: Path, target: Path) -> None:
 
 
 def _write_atomically(target: Path, data: bytes) -> None:
-    """Write `data` to a new file with a random name, then rename it to `target`. Raises OSError."""
+    """Write `data` to a new file with a random name, then rename it to `target`. Raise OSError if that fails."""
     temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
@@ -548,7 +561,7 @@ def _write_atomically(target: Path, data: bytes) -> None:
 def _empty_reserve(reserve: str | None) -> bool:
     """Truncate the file that reserves disk space, and return whether that worked.
 
-    The empty file remains, to show that the reserved space was needed.
+    The empty file is kept, to show that the reserved space was needed.
     """
     try:
         descriptor = os.open(reserve or "", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -567,9 +580,9 @@ def _empty_reserve(reserve: str | None) -> bool:
 
 
 def _exit_status(pid: int, pidfd: int) -> int | None:
-    """Return the exit status of a process: from /proc if it is a zombie, or from its pidfd if it has been reaped.
+    """Return the exit status of a process, or None if it is unknown.
 
-    Return None if neither source has the status.
+    The status comes from /proc if the process is a zombie, or from its pidfd if it has been reaped.
     """
     fields = _stat(pid)
     if fields and fields[_STATE] == "Z":
@@ -583,7 +596,7 @@ def _exit_status(pid: int, pidfd: int) -> int | None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat after the command name, or None if there is no such process.
+    """Return the fields of /proc/PID/stat that follow the command name, or None if there is no such process.
 
     The command name may contain spaces and parentheses, so the fields begin after the last parenthesis.
     """
@@ -630,7 +643,7 @@ def user_of(pid: int) -> str:
 
 
 def read_order() -> bytes:
-    """Return the order, which is the first line of standard input.
+    """Read and return the reaper's order, which is the first line of standard input.
 
     The line is read byte by byte, because a buffered read could consume later lines, which the poll loop must see.
     """
@@ -644,7 +657,7 @@ def read_order() -> bytes:
 
 
 def ignore_end_signals() -> None:
-    """Ignore the signals with which a terminal or a user ends the controller."""
+    """Ignore SIGINT, SIGHUP and SIGTERM, with which a terminal or a user ends the controller."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which the run would inherit
 

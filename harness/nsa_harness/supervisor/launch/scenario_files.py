@@ -1,4 +1,4 @@
-"""Finds and reads scenario files: first the user's ./scenarios, then the files that ship with nsa-harness."""
+"""Finds and reads scenario files: the user's in ./scenarios, and those that ship with nsa-harness."""
 
 from __future__ import annotations
 
@@ -41,13 +41,16 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScenarioFile:
-    """One scenario file. Its parents are merged into its tree, and its matrix is not expanded yet."""
+class LoadedScenario:
+    """A scenario file that was read.
+
+    The trees of its parents are merged into its tree, but its matrix is not expanded yet.
+    """
 
     name: str
     file: str  # the path that messages show
     tree: Node
-    shipped: bool
+    is_shipped: bool
 
     @property
     def aliases(self) -> tuple[str, ...]:
@@ -58,20 +61,23 @@ class ScenarioFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
-    """All scenarios that can be selected by name, and notes for the user about them."""
+    """All scenarios that can be selected by name, with notes for the user."""
 
-    scenarios: tuple[ScenarioFile, ...]
+    scenarios: tuple[LoadedScenario, ...]
     notes: tuple[str, ...]  # which of the user's scenarios replace shipped scenarios, and which files are unreadable
 
 
 def shipped_root() -> Path:
-    """Return the directory of the shipped scenarios. In a wheel it is inside the package, in a checkout next to it."""
+    """Return the directory of the shipped scenarios.
+
+    In an installed wheel it is inside the package, and in a checkout it is next to the package.
+    """
     inside = _PACKAGE / "_scenarios"
     return inside if inside.is_dir() else _PACKAGE.parents[1] / "scenarios"
 
 
 def load_catalog(working_dir: Path, shipped_dir: Path, names: Collection[str] = ()) -> Catalog:
-    """Return the user's and the shipped scenarios. Raises ScenarioError with all mistakes of all files.
+    """Return the user's scenarios and the shipped scenarios. Raise ScenarioError with the mistakes of all files.
 
     If the caller needs only some scenarios, `names` are their names, and mistakes in other files become notes. If each
     name is a scenario of the user or the name of a shipped file, the other shipped files are not read: reading a
@@ -80,12 +86,12 @@ def load_catalog(working_dir: Path, shipped_dir: Path, names: Collection[str] = 
     users = working_dir / "scenarios"
     reader, scenarios = ScenarioReader(working_dir), []
     if users.is_dir() and not (shipped_dir.is_dir() and users.samefile(shipped_dir)):
-        scenarios = _read_root(reader, users, [users, shipped_dir], shipped=False)
+        scenarios = _read_root(reader, users, [users, shipped_dir], is_shipped=False)
     user_names = {name for scenario in scenarios for name in (scenario.name, *scenario.aliases)}
     shipped_names = {name for name in names if name not in user_names}
     reads_only_named = bool(names) and shipped_names <= {path.stem for path in yaml_files(shipped_dir)}
     scenarios += _read_root(
-        reader, shipped_dir, [shipped_dir], shipped=True, only=shipped_names if reads_only_named else None
+        reader, shipped_dir, [shipped_dir], is_shipped=True, only=shipped_names if reads_only_named else None
     )
     all_names = {name for scenario in scenarios for name in (scenario.name, *scenario.aliases)}
     requested_scenarios = [
@@ -100,20 +106,20 @@ def load_catalog(working_dir: Path, shipped_dir: Path, names: Collection[str] = 
     return replace(catalog, notes=(*catalog.notes, *(f"not read: {mistake}" for mistake in reader.messages())))
 
 
-def load_file(path: Path, working_dir: Path, shipped_dir: Path) -> ScenarioFile:
-    """Read a scenario file that is named on the command line. Raises ScenarioError with its mistakes."""
+def load_file(path: Path, working_dir: Path, shipped_dir: Path) -> LoadedScenario:
+    """Read and return a scenario file that is named on the command line. Raise ScenarioError if it has mistakes."""
     reader, users = ScenarioReader(working_dir), working_dir / "scenarios"
     if path.is_relative_to(users):
         reader.check_inside(path, users)
         reader.raise_mistakes()
-    scenario = reader.read_scenario(path, (path.parent, users, shipped_dir), shipped=False)
+    scenario = reader.read_scenario(path, (path.parent, users, shipped_dir), is_shipped=False)
     reader.raise_mistakes()
     assert scenario is not None
     return scenario
 
 
 def read_tree(path: Path, working_dir: Path) -> ParsedYaml:
-    """Return the tree of a YAML file that is not a scenario, with the mistakes of its syntax."""
+    """Read a YAML file that is not a scenario. Return its tree together with its syntax mistakes."""
     reader = ScenarioReader(working_dir)
     text = reader.text(path)
     return (
@@ -122,8 +128,8 @@ def read_tree(path: Path, working_dir: Path) -> ParsedYaml:
 
 
 def _read_root(
-    reader: ScenarioReader, root: Path, parents: list[Path], *, shipped: bool, only: Collection[str] | None = None
-) -> list[ScenarioFile]:
+    reader: ScenarioReader, root: Path, parents: list[Path], *, is_shipped: bool, only: Collection[str] | None = None
+) -> list[LoadedScenario]:
     scenarios = []
     for path in yaml_files(root):
         if only is not None and path.stem not in only:
@@ -132,7 +138,7 @@ def _read_root(
             continue
         if _PARENTS in path.relative_to(root).parts[:-1]:
             reader.tree(path)  # finds mistakes in parents that no scenario extends
-        elif scenario := reader.read_scenario(path, tuple(parents), shipped=shipped):
+        elif scenario := reader.read_scenario(path, tuple(parents), is_shipped=is_shipped):
             scenarios.append(scenario)
     return scenarios
 
@@ -149,7 +155,7 @@ def yaml_files(root: Path) -> Iterator[Path]:
 
 
 class ScenarioReader:
-    """Reads scenario files, each only once, and collects all mistakes in them."""
+    """Reads scenario files, each only once, and collects the mistakes in them."""
 
     def __init__(self, working_dir: Path) -> None:
         self.working_dir = working_dir
@@ -161,16 +167,16 @@ class ScenarioReader:
             raise ScenarioError(self.messages())
 
     def messages(self) -> tuple[str, ...]:
-        """Return the texts of all mistakes, grouped by file.
+        """Return the texts of all mistakes so far, grouped by file and without duplicates.
 
-        Each text occurs once, although every child of a parent file reports the parent's mistakes.
+        There are duplicates because every child of a parent file reports the parent's mistakes.
         """
         files = dict.fromkeys(mistake.origin.source for mistake in self.mistakes)
         by_file = ([mistake for mistake in self.mistakes if mistake.origin.source == file] for file in files)
         return tuple(dict.fromkeys(str(mistake) for mistakes in by_file for mistake in in_order(mistakes)))
 
     def check_inside(self, path: Path, root: Path) -> bool:
-        """Return whether a file is really below `root`, and add a mistake if a link leads outside.
+        """Return whether a file is really below `root`. If a link leads outside, add a mistake.
 
         Messages about mistakes quote a file's text, so a link must not lead to an arbitrary file.
         """
@@ -182,10 +188,10 @@ class ScenarioReader:
             )
         return inside
 
-    def read_scenario(self, path: Path, roots: tuple[Path, ...], *, shipped: bool) -> ScenarioFile | None:
-        """Return the scenario in a file with its parents merged in, or None if it has mistakes.
+    def read_scenario(self, path: Path, roots: tuple[Path, ...], *, is_shipped: bool) -> LoadedScenario | None:
+        """Return the scenario in a file, with its parents merged in, or None if it has mistakes.
 
-        `roots` are the directories in which parents are searched.
+        `roots` are the directories that are searched for parents.
         """
         mistakes_before = len(self.mistakes)
         tree = self._with_parents(path, roots, ())
@@ -195,7 +201,7 @@ class ScenarioReader:
         named_tree = merge(tree, from_plain({"name": str(name)}, Origin(source=self.label(path), line=1, column=1)))
         for variant in variants(without(named_tree, ("extends",))):
             self.mistakes.extend(check_scenario(variant.tree, PROGRAM).mistakes)
-        return ScenarioFile(name=str(name), file=self.label(path), tree=named_tree, shipped=shipped)
+        return LoadedScenario(name=str(name), file=self.label(path), tree=named_tree, is_shipped=is_shipped)
 
     def _with_parents(self, path: Path, roots: tuple[Path, ...], children: tuple[Path, ...]) -> Node | None:
         tree = self.tree(path)
@@ -239,7 +245,10 @@ class ScenarioReader:
         return bool(text)
 
     def tree(self, path: Path) -> Node | None:
-        """Return the tree of a file without its parents, or None if it cannot be read. Mistakes are collected."""
+        """Return the YAML tree of a file without its parents.
+
+        If the file cannot be read, add a mistake and return None.
+        """
         if path not in self._trees:
             self._trees[path] = self._read(path)
         return self._trees[path]
@@ -256,7 +265,7 @@ class ScenarioReader:
         return document.root  # also with mistakes, because its parent may have further mistakes
 
     def text(self, path: Path) -> str | None:
-        """Return a file's text, or None if it cannot be read, which is collected as a mistake."""
+        """Return the text of a file. If the file cannot be read, add a mistake and return None."""
         try:
             content = _read_bytes(path)
             # Some editors write a byte order mark at the start, which is not part of the text.
@@ -274,14 +283,17 @@ class ScenarioReader:
         return None
 
     def label(self, path: Path) -> str:
-        """Return the path as messages show it: relative to the working directory if it is inside, else absolute."""
+        """Return a path as messages show it: relative to the working directory if it is inside, otherwise absolute."""
         absolute = Path(os.path.abspath(path))
         inside = absolute.is_relative_to(self.working_dir)
         return visible(str(absolute.relative_to(self.working_dir) if inside else absolute))
 
 
 def _read_bytes(path: Path) -> bytes:
-    """Return the contents of a file. Raises OSError, or ValueError if it is not a regular file or too large."""
+    """Return the contents of a file.
+
+    Raise OSError if it cannot be read, and ValueError if it is too large or not a regular file.
+    """
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise ValueError("is a directory; a scenario is a file")
@@ -293,27 +305,30 @@ def _read_bytes(path: Path) -> bytes:
         return file.read(SIZE_LIMIT_BYTES)
 
 
-def _name_clashes(scenarios: list[ScenarioFile]) -> Iterator[Mistake]:
-    """Yield a mistake for each name that two shipped files or two user files share."""
-    owners: dict[tuple[bool, str], ScenarioFile] = {}
+def _name_clashes(scenarios: list[LoadedScenario]) -> Iterator[Mistake]:
+    """Yield a mistake for each scenario name that occurs in two shipped files or in two files of the user."""
+    owners: dict[tuple[bool, str], LoadedScenario] = {}
     for scenario in scenarios:
         for name in (scenario.name, *scenario.aliases):
-            first = owners.setdefault((scenario.shipped, name), scenario)
+            first = owners.setdefault((scenario.is_shipped, name), scenario)
             if first is not scenario:
                 text = f"{value_text(name)} is already the name or an alias of {first.file}; rename one"
                 key = "name" if name == scenario.name else "aliases"
                 yield Mistake(origin=Origin(source=scenario.file, line=1, column=1), key=key, message=text)
 
 
-def _catalog_with_shadowing(scenarios: list[ScenarioFile]) -> Catalog:
+def _catalog_with_shadowing(scenarios: list[LoadedScenario]) -> Catalog:
     users = {
-        name: scenario for scenario in scenarios if not scenario.shipped for name in (scenario.name, *scenario.aliases)
+        name: scenario
+        for scenario in scenarios
+        if not scenario.is_shipped
+        for name in (scenario.name, *scenario.aliases)
     }
-    effective = [scenario for scenario in scenarios if not scenario.shipped or scenario.name not in users]
+    effective = [scenario for scenario in scenarios if not scenario.is_shipped or scenario.name not in users]
     notes = [
         f"{users[scenario.name].file} shadows the shipped scenario {scenario.name}"
         for scenario in scenarios
-        if scenario.shipped and scenario.name in users
+        if scenario.is_shipped and scenario.name in users
     ]
     return Catalog(scenarios=tuple(effective), notes=tuple(notes))
 
@@ -325,14 +340,14 @@ _SHIPPED = "plan.yaml"
 
 @cache
 def shipped_plan() -> PlanText:
-    """Return the shipped plan file, which applies to runs without a plan file of their own."""
+    """Return the shipped plan file, which applies to runs that have no plan file of their own."""
     return PlanText(file=f"{PLANS}/{_SHIPPED}", text=(shipped_root() / PLANS / _SHIPPED).read_text(encoding="utf-8"))
 
 
 def read_plan_text(path: Path, working_dir: Path) -> PlanText | None:
-    """Return the text of a plan file, or None if the file is not a plan.
+    """Return the text of a plan file, or None if the file cannot be read or is not a plan.
 
-    In the latter case the file is read as a scenario, which also reports its mistakes.
+    The caller then reads the file as a scenario, which also reports its mistakes.
     """
     reader = ScenarioReader(working_dir)
     text = reader.text(path) if path.is_file() else None
@@ -342,7 +357,7 @@ def read_plan_text(path: Path, working_dir: Path) -> PlanText | None:
 
 
 def parse_plan(plan_text: PlanText, scenarios: Sequence[Selectable]) -> PlanFile:
-    """Parse the text of a plan file. Raises ScenarioError with all its mistakes.
+    """Parse the text of a plan file. Raise ScenarioError with every mistake in it.
 
     `scenarios` are the existing scenarios, whose names the plan may use.
     """
@@ -352,12 +367,13 @@ def parse_plan(plan_text: PlanText, scenarios: Sequence[Selectable]) -> PlanFile
 def plans_with_tags(
     tags: Sequence[str], working_dir: Path, scenarios: Callable[[], Sequence[Selectable]]
 ) -> tuple[PlanText, ...]:
-    """Return the plan files that have one of these tags, the user's files first.
+    """Return the plan files that have at least one of these tags, the user's files first.
 
-    `scenarios` returns all scenarios; it is called only if the user has plan files. Raises ScenarioError with mistakes.
+    `scenarios` returns all scenarios; it is called only if the user has plan files. Raise ScenarioError if a plan file
+    has mistakes.
     """
-    users, shipped = working_dir / "scenarios", shipped_root()
-    has_user_plans = not (users.is_dir() and shipped.is_dir() and users.samefile(shipped))
+    users, shipped_dir = working_dir / "scenarios", shipped_root()
+    has_user_plans = not (users.is_dir() and shipped_dir.is_dir() and users.samefile(shipped_dir))
     texts = _user_plans(users, working_dir) if has_user_plans else ()
     all_scenarios = scenarios() if texts else ()
     user_plans = _without_mistakes([read_plan(text, all_scenarios) for text in texts])

@@ -1,4 +1,4 @@
-"""Plans the two sides of a claim, and finds the one declared setting in which they differ."""
+"""Plans the two launches that a claim compares, and finds the one declared setting in which they differ."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _EXAMPLE = "nsa-harness claim ddp_onestep parallel.find_unused_parameters=false,
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSide:
-    """One side of a claim: its launch, and the label that shows how it differs from the other side."""
+    """One of the two launches that a claim compares, with a label that shows how it differs from the other."""
 
     label: str  # "gc.layers=none", "commit 1a2b3c4", "--fp16"
     spec: RunSpec
@@ -46,7 +46,7 @@ class LaunchSide:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSides:
-    """Both sides of a claim: the program without the claimed improvement, and the program with it."""
+    """The two launches that a claim compares: the program without the claimed improvement, and the program with it."""
 
     key: str  # the setting in which the sides differ: a dotted key, `commit`, or `run.args`
     scenario: str
@@ -66,11 +66,11 @@ def plan_sides(
     arg: tuple[str, str] | None = None,
     tree_of: TreeOf | None = None,
 ) -> LaunchSides:
-    """Return the two sides of a claim. Raises UsageError unless they differ in exactly one setting.
+    """Return the two launches that a claim compares. Raise UsageError unless they differ in exactly one setting.
 
-    `commits`: the two commits to compare. Each is launched in the directory that `tree_of` returns. Without `tree_of`,
-    both use the working directory, which is enough if nothing is launched. `arg`: the additional program arguments of
-    each side.
+    `commits` are the two commits to compare, if any. Each is launched in the directory that `tree_of` returns for it.
+    Without `tree_of`, both use the working directory, which is enough if nothing is launched. `arg` has the additional
+    program arguments of each side, if they differ.
     """
     axes = [argument for argument in invocation.arguments if _is_axis(argument)]
     arguments = tuple(argument for argument in invocation.arguments if argument not in axes)
@@ -97,7 +97,7 @@ def plan_sides(
 def _is_axis(argument: str) -> bool:
     """Whether an argument gives two values to a key, like "gc.layers=none,all". A list in brackets is one value.
 
-    Raises UsageError if it gives more than two values.
+    Raise UsageError if it gives more than two values.
     """
     if not is_override(argument) or argument.endswith("="):
         return False
@@ -203,7 +203,7 @@ def _launches(invocation: Invocation, facts: MachineFacts) -> Iterator[_Launch]:
 
 
 def _sides(launches: Sequence[_Launch], labels: dict[int, str]) -> LaunchSides:
-    """Return the two sides of a claim from both launches. Raises UsageError unless exactly one setting differs.
+    """Build the two sides of a claim from two launches. Raise UsageError unless they differ in exactly one setting.
 
     `labels` maps the index of a side to a label that replaces the default label.
     """
@@ -229,12 +229,15 @@ def _sides(launches: Sequence[_Launch], labels: dict[int, str]) -> LaunchSides:
 
 
 def _family(scenario: Scenario) -> str:
-    """Return the scenario's name without its matrix values, because the labels of the sides show these values."""
+    """Return the name of a scenario without its matrix values, which the labels of the sides already show."""
     return scenario.name.partition("@")[0]
 
 
 def _differences(first: _Launch, second: _Launch) -> list[str]:
-    """Return the keys whose declared values differ, and the settings that resolve differently on this machine."""
+    """Return the settings in which two launches differ.
+
+    These are the keys whose declared values differ, and the settings that resolve differently on this machine.
+    """
     first_settings, second_settings = (_declared_settings(scenario) for scenario, _ in (first, second))
     keys = [key for key in {**first_settings, **second_settings} if first_settings.get(key) != second_settings.get(key)]
     keys = list(dict.fromkeys(_parent_key(key, {*first_settings, *second_settings}) for key in keys))
@@ -248,9 +251,10 @@ def _declared_settings(scenario: Scenario) -> dict[str, Plain]:
 
 
 def _parent_key(key: str, keys: Collection[str]) -> str:
-    """Return the key that counts as one difference: the parent key if only one side has it, else the key itself.
+    """Return the outermost parent of `key` that is itself one of `keys`, or `key` if there is no such parent.
 
-    For example, if only one side has a fault, all keys of the fault count as the single difference "fault".
+    `keys` are the keys of both sides. If only one side has a fault, the other side has the plain key "fault". All keys
+    of the fault then count as the single difference "fault".
     """
     parts = key.split(".")
     above = (".".join(parts[:length]) for length in range(1, len(parts)))
@@ -265,7 +269,7 @@ def _label(key: str, settings: dict[str, Plain]) -> str:
 
 
 def _side_name(scenario: str, text: str) -> str:
-    """Return the scenario name of a side, which is also the name of the directory with its attempts."""
+    """Return the name of a side: the scenario followed by its label. The directory with its attempts has this name."""
     return f"{scenario}@{re.sub(r'[^A-Za-z0-9_.:=+-]', '_', text).strip('_-')}"[:_NAME_LIMIT]
 
 

@@ -1,4 +1,4 @@
-"""Sets the umask: nsa-harness's own files are private, and a launched program's files are as without nsa-harness.
+"""Sets the umask so that nsa-harness's files are private, while a launched program's files get their usual permissions.
 
 This module imports only os, because it runs at the start of every command.
 """
@@ -11,15 +11,18 @@ _original_umask: list[int] = []  # this process's umask before `keep_private`
 
 
 def keep_private() -> None:
-    """Make all new files of this process private, and those of its children unless they get `program_umask`."""
+    """Set the umask of this process so that all its new files are private.
+
+    Children inherit this umask unless they are started with `program_umask`.
+    """
     before = os.umask(0o077)
     if not _original_umask:
         _original_umask.append(before)
 
 
 def program_umask() -> int:
-    """Return the umask that a program would have without nsa-harness, for Popen.
+    """Return the umask that a launched program would have without nsa-harness, for Popen.
 
-    Return -1, which leaves the current umask, if `keep_private` was not called.
+    Return -1, which leaves the umask unchanged, if `keep_private` was not called.
     """
     return _original_umask[0] if _original_umask else -1

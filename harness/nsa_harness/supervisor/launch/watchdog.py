@@ -43,9 +43,9 @@ _MAX_OWNER_BYTES = 1 << 20
 
 
 def start_program(module: str, *labels: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
-    """Start a module of this package as a process in its own session.
+    """Start a module of this package as a process in a session of its own, and return the process.
 
-    `labels` are arguments without a function: they make the process recognisable in the output of `ps`.
+    `labels` are arguments that are not used. They make the process recognisable in the output of `ps`.
     """
     return subprocess.Popen(
         # Not the interpreter of the virtual environment: its path may contain the name of the checkout.
@@ -71,7 +71,7 @@ def send_order(reaper: Any, order: dict[str, Any]) -> None:
 
 @dataclass(kw_only=True)
 class Watchdog:
-    """The controller's connection to its watchdog process. Thread-safe."""
+    """The controller's connection to its watchdog process, which is started when needed. Thread-safe."""
 
     _probe_dirs: list[Path] = field(default_factory=list)
     _process: subprocess.Popen[bytes] | None = None
@@ -103,7 +103,7 @@ class Watchdog:
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """The owner of a probe directory: the controller and the reaper of its run, from the file that the reaper wrote."""
+    """The controller and the reaper that own a probe directory, as read from the file that the reaper wrote."""
 
     controller: ProcessIdentity | None
     reaper: ProcessIdentity | None
@@ -114,7 +114,10 @@ class Owner:
         return not any(process is not None and process.is_alive() for process in (self.controller, self.reaper))
 
     def replace_reaper(self) -> subprocess.Popen[bytes]:
-        """Start a reaper without a controller. It ends a launched run at once, and waits for an observed job to end."""
+        """Start a reaper without a controller, and return its process.
+
+        This reaper ends a launched run at once. In an observed job, it waits until the job ends.
+        """
         reaper = start_reaper(self.order, self.module)
         assert reaper.stdin is not None
         reaper.stdin.close()
@@ -122,10 +125,10 @@ class Owner:
 
 
 def read_owner(probe_dir: Path) -> Owner | None:
-    """Return the owner of a probe directory.
+    """Return the owner of a probe directory, or None if it must not be used.
 
-    Return None if the directory is not this user's, if the owner is unknown, or if its processes belong to another boot
-    or PID namespace.
+    That is so if the directory belongs to another user, if the owner is unknown, or if its processes belong to another
+    boot or PID namespace.
     """
     try:
         status = probe_dir.lstat()
@@ -144,9 +147,9 @@ def read_owner(probe_dir: Path) -> Owner | None:
 
 
 def end_orphaned_runs(probe_dirs: Iterable[Path]) -> None:
-    """End the runs whose controller, reaper and watchdog were all killed, and remove their probe files.
+    """End the runs whose controller, reaper and watchdog were all killed, and wait up to 15 s until they have ended.
 
-    `probe_dirs` are all probe directories on this machine. Return when these runs have ended. Observed jobs continue.
+    `probe_dirs` are all probe directories on this machine. Observed jobs are not ended.
     """
     ending = []
     for probe_dir in probe_dirs:
@@ -163,14 +166,17 @@ def end_orphaned_runs(probe_dirs: Iterable[Path]) -> None:
 
 
 def _remove_empty(probe_dir: Path) -> None:
-    """Remove a probe directory whose reaper was killed directly after it created the directory."""
+    """Remove a probe directory without an owner if it is empty and older than a minute.
+
+    Such a directory is left if its reaper was killed directly after creating it.
+    """
     with contextlib.suppress(OSError):
         if time.time() - probe_dir.lstat().st_mtime > _MIN_AGE_S:
             probe_dir.rmdir()
 
 
 def guard_all(probe_dirs: set[Path]) -> None:
-    """Wait until every run has been ended by its reaper. If a reaper was killed, start a new one."""
+    """Wait until the reaper of every run has ended the run. If a reaper is killed, start a new one."""
     reapers: dict[Path, list[subprocess.Popen[bytes]]] = {probe_dir: [] for probe_dir in probe_dirs}
     while reapers:
         reaper_pids = []
@@ -190,7 +196,7 @@ def guard_all(probe_dirs: set[Path]) -> None:
 
 
 def _wait_for_any(pids: list[int]) -> None:
-    """Wait until one of these processes exits, but at most two seconds."""
+    """Wait until one of these processes exits, but for at most two seconds."""
     poll = select.poll()
     descriptors = []
     for pid in pids:

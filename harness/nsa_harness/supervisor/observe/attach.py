@@ -1,7 +1,7 @@
-"""Attach to a running job that nsa-harness did not start: find its ranks, and observe them until their state is known.
+"""Attaches to a running job that nsa-harness did not start: finds its ranks, and observes them until they are judged.
 
-This sends no signal, writes to nothing but NCCL's pipe, if a rank has one, and stops no process for longer than py-spy
-needs for a stack.
+No signal is sent to the job, and no process is stopped for longer than py-spy needs to read a stack. Nothing is written
+except to NCCL's pipe, if a rank has this pipe.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from nsa_harness.texts.words import duration, plural
 _SNAPSHOT_S = SETTLE_S + 0.1
 _COMMAND_LIMIT = 120  # characters of a command
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-# Probe files that the observer sees. With faulthandler's file, a signal would be sent to request stacks.
+# The probe files that the observer may use. If it could see faulthandler's file, it would send a signal to get stacks.
 _VISIBLE_FILES = (protocol.STATUS_FILE, protocol.FLIGHT, protocol.SOCKET)
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _NO_PTRACE = ("permission denied", "operation not permitted", "eperm")
@@ -55,12 +55,15 @@ class RunningJob:
     pid: int  # the process that the user named
     ranks: Mapping[int, int]
     probe_dir: Path | None  # the probe directory, if nsa-harness launched or observes the job
-    origin_ns: int  # when the oldest rank was started, on the monotonic clock
+    origin_ns: int  # start time of the oldest rank, on the monotonic clock
     missing_ranks: Mapping[int, int | None] = field(default_factory=dict)  # rank without a process -> exit code
 
 
 def find_job(pid: int) -> RunningJob:
-    """Find the ranks at, below or next to a process. Raises NoSuchJob with advice."""
+    """Find the job that the process `pid` belongs to. Its ranks are this process, its descendants or its siblings.
+
+    Raises NoSuchJob with advice if there is no such job, or if it may not be inspected.
+    """
     stat = procfs.read_stat(pid)
     if stat is None or stat.state in "ZX":
         raise NoSuchJob(f"attach: no process {pid} is running here; `nsa-harness attach` without a PID finds your job")
@@ -72,7 +75,7 @@ def find_job(pid: int) -> RunningJob:
     if not ranks:
         command = " ".join(procfs.command_line(pid))[:120] or stat.command
         raise NoSuchJob(
-            f"attach: process {pid} ({command}) is no rank, and none below it has RANK or has loaded torch;"
+            f"attach: process {pid} ({command}) is not a rank, and no process below it has RANK or torch;"
             " name torchrun, a rank, or a process above them"
         )
     _check_stacks(*min(ranks.items()))
@@ -86,7 +89,11 @@ def find_job(pid: int) -> RunningJob:
 
 
 def missing_ranks(ranks: Collection[int], environment: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the missing ranks of a job on one node, from a rank's environment; none for a job on several nodes."""
+    """Return the ranks of a job on one node that have no process.
+
+    `ranks` are the ranks with a process, and `environment` is the environment of one of them. For a job on several
+    nodes, return ().
+    """
     size = environment.get("WORLD_SIZE", "")
     if not size.isdigit() or environment.get("LOCAL_WORLD_SIZE") != size:
         return ()
@@ -94,9 +101,10 @@ def missing_ranks(ranks: Collection[int], environment: Mapping[str, str]) -> tup
 
 
 def _exit_codes(ranks: Mapping[int, int], missing: Sequence[int]) -> dict[int, int | None]:
-    """Return each missing rank's exit code, or minus its signal; None if unknown.
+    """Return the exit code of each missing rank: negative for a signal, None if it is unknown.
 
-    A zombie shows its exit code until its parent reaps it. torchrun reaps at once, and ends all ranks unless it was 0.
+    A zombie shows its exit code until its parent reaps it. torchrun reaps ranks at once, and if the code is not 0, it
+    ends the whole job; so a rank that is missing below torchrun exited with 0.
     """
     parents = {stat.parent for pid in ranks.values() if (stat := procfs.read_stat(pid))}
     ended_pids = sorted(stat.pid for parent in parents for stat in procfs.children(parent) if stat.state == "Z")
@@ -110,23 +118,24 @@ def _exit_codes(ranks: Mapping[int, int], missing: Sequence[int]) -> dict[int, i
 class FoundJob:
     """A job that was found by RANK in the environment of its processes."""
 
-    pid: int  # the launcher's, or without a launcher the lowest rank's
+    pid: int  # pid of the launcher, or of the lowest rank if there is no launcher
     command: str
     ranks: int
     age_s: float
 
     @property
     def text(self) -> str:
-        """ "41872   2 ranks   running for 3 min   torchrun --nproc-per-node 2 train.py"."""
+        """The job as one line, like "41872   2 ranks   running for 3 min   torchrun --nproc-per-node 2 train.py"."""
         return f"{self.pid}   {plural(self.ranks, 'rank')}   running for {duration(self.age_s)}   {self.command}"
 
 
 def jobs_of_this_user() -> list[FoundJob]:
+    """Return the jobs of this user on this machine, the latest job last."""
     return find_jobs(stat for pid in _own_processes() if (stat := procfs.read_stat(pid)))
 
 
 def find_jobs(stats: Iterable[procfs.Stat]) -> list[FoundJob]:
-    """Return the jobs that have these processes as ranks, latest last."""
+    """Return the jobs whose ranks are among these processes, the latest job last."""
     ranks: dict[tuple[object, ...], list[procfs.Stat]] = {}
     living = {stat.pid: stat for stat in stats if stat.state not in "ZX"}
     rank_pids = {pid for pid in living if rank_of(pid) is not None}
@@ -138,18 +147,18 @@ def find_jobs(stats: Iterable[procfs.Stat]) -> list[FoundJob]:
 
 def describe_jobs(jobs: Sequence[FoundJob], where: str) -> str:
     lines = "".join(f"\n  {job.text}" for job in jobs)
-    return f"attach: {len(jobs)} jobs run {where}; name one of them, as in `nsa-harness attach {jobs[0].pid}`:{lines}"
+    return f"attach: {len(jobs)} jobs run {where}; name one of them, such as `nsa-harness attach {jobs[0].pid}`:{lines}"
 
 
 def only_job(jobs: Sequence[FoundJob]) -> int:
-    """Return the pid of the only job. Raises NoSuchJob if there is none or more than one."""
+    """Return the pid of the only job. Raises NoSuchJob if there is no job or more than one."""
     if not jobs:
         raise NoSuchJob(
-            "attach: no job of this user is running here: no Python program has RANK in its environment;"
-            " name a process, as in `nsa-harness attach PID`"
+            "attach: no job of this user is running on this machine (no Python process has RANK in its environment);"
+            " name a process: `nsa-harness attach PID`"
         )
     if len(jobs) > 1:
-        raise NoSuchJob(describe_jobs(jobs, "here"))
+        raise NoSuchJob(describe_jobs(jobs, "on this machine"))
     return jobs[0].pid
 
 
@@ -170,8 +179,8 @@ def _describe_job(ranks: Sequence[procfs.Stat]) -> FoundJob:
 
 def _command_text(words: Sequence[str]) -> str:
     """Return a command as text, without the interpreter in front of torchrun."""
-    shown = words[1:] if len(words) > 1 and is_python_command(words) and words[1].endswith("/torchrun") else words
-    return " ".join([PurePath(shown[0]).name, *shown[1:]])[:_COMMAND_LIMIT] if shown else ""
+    arguments = words[1:] if len(words) > 1 and is_python_command(words) and words[1].endswith("/torchrun") else words
+    return " ".join([PurePath(arguments[0]).name, *arguments[1:]])[:_COMMAND_LIMIT] if arguments else ""
 
 
 def _check_readable(pid: int) -> None:
@@ -182,21 +191,21 @@ def _check_readable(pid: int) -> None:
         remedy = "not even by root" if os.geteuid() == 0 else f"`sudo nsa-harness attach {pid}`"
         container_pid = pid_in_namespace(pid)
         process = f"{pid} ({container_pid} in its container)" if container_pid != pid else f"{pid}"
-        raise NoSuchJob(f"attach: process {process} belongs to {owner} and may not be looked at; {remedy}") from None
+        raise NoSuchJob(f"attach: process {process} belongs to {owner} and may not be inspected; {remedy}") from None
     except OSError:
         raise NoSuchJob(f"attach: process {pid} has just ended") from None
 
 
 def _owner(pid: int) -> str:
-    """Return the owner of a process for a message: "user ada"."""
+    """Return the owner of a process as text for a message, like "user ada"."""
     try:
         return f"user {psutil.Process(pid).username()}"
     except psutil.Error:
-        return "somebody else"
+        return "another user"
 
 
 def _check_stacks(rank: int, pid: int) -> None:
-    """Read one stack, so that a missing permission is reported at the start. Raises NoSuchJob."""
+    """Read the stack of one rank, so a missing permission is reported at the start. Raises NoSuchJob in this case."""
     failures: list[str] = []
     py_spy(pid, ["--nonblocking"], failures)
     reasons = [failure for failure in failures if any(word in failure.lower() for word in _NO_PTRACE)]
@@ -205,17 +214,17 @@ def _check_stacks(rank: int, pid: int) -> None:
     with suppress(OSError):
         if _PTRACE_SCOPE.read_text().strip() != "0":
             reasons.append("or allow it with `sysctl kernel.yama.ptrace_scope=0`")
-    raise NoSuchJob(f"attach: the stack of rank {rank}, process {pid}, may not be read: {reasons[0]}; run it with sudo")
+    raise NoSuchJob(f"attach: the stack of rank {rank}, process {pid}, cannot be read: {reasons[0]}; use sudo")
 
 
 def _has_worker_server(pid: int) -> bool:
-    """Whether the process has its own worker server, which returns its stacks without permission."""
+    """Whether the process has its own worker server, which returns stacks without permission to trace the process."""
     sockets = SocketTable(owners={}).sockets_of(pid, socket_inodes(descriptors.open_descriptors(pid)))
     return find_own_server(pid, procfs.environment(pid), sockets) is not None
 
 
 def _with_siblings(pid: int, parent: int, ranks: dict[int, int]) -> dict[int, int]:
-    """Return the ranks, or if `pid` is the only one, all ranks of its job below its parent."""
+    """Return all ranks of the job. If `pid` is the only rank in `ranks`, add the job's other ranks below its parent."""
     if list(ranks.values()) != [pid] or rank_of(pid) is None:
         return ranks
     job = _job_of(pid)
@@ -237,7 +246,10 @@ def _probe_directory(ranks: Mapping[int, int]) -> Path | None:
 
 
 def _start_ns(ranks: Mapping[int, int]) -> int:
-    """Return the start of the oldest rank. The kernel counts since the boot, including time asleep."""
+    """Return the start time of the oldest rank on the monotonic clock.
+
+    The kernel counts from the boot, including time in which the machine was suspended.
+    """
     ticks = [stat.start_ticks for pid in ranks.values() if (stat := procfs.read_stat(pid))]
     since_boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return time.monotonic_ns() - max(0, since_boot_ns - min(ticks, default=0) * 10**9 // _CLOCK_TICKS)
@@ -245,7 +257,7 @@ def _start_ns(ranks: Mapping[int, int]) -> int:
 
 @contextmanager
 def passive_observer(job: RunningJob) -> Iterator[PassiveObserver]:
-    """Yield an observer that sees the job's probe files, except the file that would have a signal sent."""
+    """Yield an observer of the job that sees only the probe files for which no signal is needed."""
     with TemporaryDirectory(prefix="nsa-harness-attach-") as view:
         for pid in job.ranks.values() if job.probe_dir else ():
             for pattern in _VISIBLE_FILES:  # a rank names its files by its pid in its own namespace
@@ -256,7 +268,7 @@ def passive_observer(job: RunningJob) -> Iterator[PassiveObserver]:
 
 @dataclass(kw_only=True)
 class PassiveObserver:
-    """A substitute for a reaper: it reports the exits of ranks, but carries out no command."""
+    """A substitute for a reaper that reports the exits of ranks, but ignores all commands."""
 
     job: RunningJob
     origin_ns: int
@@ -308,19 +320,19 @@ def observe_until_decided(
     attempt: AttemptDir,
     listener: WatchListener,
     *,
-    interrupted: Callable[[], bool],
+    is_interrupted: Callable[[], bool],
     for_s: float,
 ) -> Ending:
     """Observe a job until it is proven to be stuck or to make progress, but at most for `for_s`."""
 
     def decide(now_s: float, limits: Limits) -> Ending | None:
-        """Take snapshots from the start: without the probe there are no progress events to wait for."""
+        """Take snapshots from the start, because without the probe there are no progress events."""
         if not watch.is_due("look", now_s, _SNAPSHOT_S):
             return None
         watch.snapshots.take()
         if watch.snapshots.count == 1:
             listener.report_first_snapshot(
-                first_snapshot(watch.snapshots.episode[-1], spec.backend, watch.ranks.exited)
+                first_snapshot(watch.snapshots.episode[-1], spec.backend, watch.ranks.exited_ranks)
             )
         if now_s - watch.ranks.last_progress_s() >= watch.stall_limit_s(limits) and watch.snapshots.proof(limits):
             return Ending.STALL
@@ -335,7 +347,7 @@ def observe_until_decided(
         spec=spec,
         attempt=attempt,
         listener=listener,
-        interrupted=interrupted,
+        is_interrupted=is_interrupted,
         policy=WatchPolicy(find_ranks=ranks, decide=decide, is_observed=True, has_reaper=False),
     )
     watch.write("attached")
@@ -348,7 +360,7 @@ def observe_until_decided(
 
 
 def _store_recorders(observer: PassiveObserver, attempt: AttemptDir) -> None:
-    """Store the recorders that the ranks' own servers returned, if every rank returned one."""
+    """Store the flight recorders that the job's own worker servers returned, if every rank returned one."""
     files = [observer.probe_dir / protocol.FLIGHT.format(pid=pid) for pid in observer.job.ranks.values()]
     if not observer.job.probe_dir and all(file.exists() for file in files):
         for file in files:

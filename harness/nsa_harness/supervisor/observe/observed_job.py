@@ -1,7 +1,7 @@
-"""An observed job: a user's command as a child of this process, watched to its end.
+"""Runs a user's command as a child of this process, and watches it to its end: `nsa-harness watch`.
 
-The watch is the same as for a launched run, but the policy differs: a proof is reported and may be retracted, and the
-job continues.
+The watch is the same as for a launched run, but with another policy. A proven hang is reported, and the job continues.
+If the job makes progress again, the proof is retracted.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ from nsa_harness.supervisor.storage.record import write_spec
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 from nsa_harness.supervisor.watch.watch import Watch, WatchListener, WatchPolicy
 
-_REQUEST_EFFECT_S = (
-    60.0  # a failure within this time after a signal counts as its effect; torchrun gives its ranks 30 s
-)
+# A failure within this time after a signal counts as the effect of the signal. torchrun gives its ranks 30 s to exit.
+_REQUEST_EFFECT_S = 60.0
 
 
 @dataclass(kw_only=True)
@@ -57,8 +56,8 @@ class ObservedJob:
     attempt: AttemptDir
     listener: WatchListener
     forwarder: SignalForwarder
-    on_ending: Callable[[Ending], None]  # called when a HANG is proven or the deadline passes, and the job continues
-    ends_job: bool  # --on-hang=kill
+    on_ending: Callable[[Ending], None]  # called when a HANG is proven or the deadline passes while the job continues
+    ends_job: bool  # end the job if a HANG is proven or the deadline passes: --on-hang=kill
 
     def __post_init__(self) -> None:
         policy = WatchPolicy(
@@ -74,12 +73,12 @@ class ObservedJob:
             spec=self.spec,
             attempt=self.attempt,
             listener=self.listener,
-            interrupted=lambda: False,
+            is_interrupted=lambda: False,
             policy=policy,
         )
 
     def store_spec(self) -> RunSpec:
-        """Return the spec with the number of ranks that were seen, and store it for the report."""
+        """Return the spec with the number of ranks that were found, and store it for the report."""
         self.watch.spec = with_ranks(self.watch.spec, self.ranks.rank_count)
         write_spec(self.attempt, self.watch.spec)
         return self.watch.spec
@@ -111,13 +110,13 @@ class ObservedJob:
         return None
 
     def _on_exit(self) -> Ending:
-        """Return the ending after the command has exited. A reported proof takes precedence over the exit."""
+        """Return the ending when the command has exited. A reported proof takes precedence over the exit."""
         if self.watch.reported_proof:
             return Ending.STALL
         return Ending.INTERRUPTED if self._was_asked_to_end() else Ending.EXITED
 
     def _report(self, ending: Ending) -> None:
-        """Write a report now, from the same files as a report at the end."""
+        """Have a report written while the job continues, from the same files as a report at the end."""
         self.watch.close(ending)
         self.command.copy_probe_files(Path(self.attempt.probe_files))
         self.on_ending(ending)
@@ -131,7 +130,10 @@ class ObservedJob:
 
 
 def failed_on_request(status: int, request_ns: int, ended_ns: int) -> bool:
-    """Whether the job failed because of a signal that asked it to end: with a bad status, soon after the signal."""
+    """Whether the job failed because it was asked to end: it exited with a failure soon after the signal.
+
+    `request_ns` is the time of the signal, `ended_ns` the time of the exit.
+    """
     return status != 0 and ended_ns - request_ns <= _REQUEST_EFFECT_S * 1e9
 
 
@@ -140,14 +142,11 @@ HOOK_LIMIT_S = 60.0
 
 @dataclass(kw_only=True)
 class Hook:
-    """One call of --on-hang=exec's command, in its own thread, with the outcome on its input and a time limit.
-
-    `failed` is called with a sentence from that thread, at most once.
-    """
+    """One call of the command from --on-hang=exec, in its own thread and with a time limit."""
 
     command: str
-    document: Path  # the command's standard input
-    on_failure: Callable[[str], None]
+    document: Path  # file with the outcome, which becomes the command's standard input
+    on_failure: Callable[[str], None]  # called in the thread with the reason if the command fails
     limit_s: float = HOOK_LIMIT_S
 
     def start(self) -> None:
@@ -155,7 +154,7 @@ class Hook:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the command has ended or reached its limit."""
+        """Wait until the command has ended or has been killed at its time limit."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -167,7 +166,10 @@ class Hook:
             self.on_failure(failure)
 
     def _call(self) -> str | None:
-        """Run the command and return why it failed, or None. Its output goes to stderr: stdout is the job's."""
+        """Run the command, and return the reason if it failed, or None.
+
+        Its output goes to stderr, because stdout belongs to the job.
+        """
         pid = os.posix_spawn(
             "/bin/sh",
             ["sh", "-c", self.command],
@@ -177,7 +179,7 @@ class Hook:
                 (os.POSIX_SPAWN_DUP2, 2, 1),
             ],
             setpgroup=0,
-            setsigmask=(),  # a child would inherit the signals that are blocked here
+            setsigmask=(),  # otherwise the command would inherit the blocked signals of this process
         )
         descriptor = os.pidfd_open(pid)
         ready, _, _ = select.select([descriptor], [], [], self.limit_s)
@@ -186,11 +188,11 @@ class Hook:
             os.killpg(pid, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if not ready:
-            return f"ended by us after {self.limit_s:g} s"
+            return f"killed by nsa-harness after {self.limit_s:g} s"
         return None if status == 0 else f"exit code {status}" if status > 0 else f"ended by signal {-status}"
 
 
-# The user's command, started as the user would, but with the probe.
+# The user's command. It is started as the user would start it, but with the probe.
 
 _IGNORED_FILES = shutil.ignore_patterns("*.sock", OWNER)  # a socket cannot be copied
 _READY_S = 10.0
@@ -198,25 +200,25 @@ _READY_S = 10.0
 
 @dataclass(kw_only=True)
 class WatchedCommand(LaunchedRun):
-    """The observed command, a child of this process, so that no other process reaps its status."""
+    """The observed command. It is a child of this process, so no other process can reap its exit status."""
 
     child: subprocess.Popen[bytes]
 
     def copy_probe_files(self, home: Path) -> None:
-        """Copy the current probe files to `home`."""
-        # A process may exit meanwhile and remove its files.
+        """Copy the current probe files to the directory `home`."""
+        # A process may exit and remove its files while they are copied.
         with contextlib.suppress(shutil.Error, FileNotFoundError):
             shutil.copytree(self.probe_dir, home, ignore=_IGNORED_FILES, dirs_exist_ok=True)
 
     def next_attempt(self, attempt: AttemptDir) -> None:
-        """Have the reaper write to this attempt from now on."""
+        """Tell the reaper to write to the files of this attempt from now on."""
         paths = {"keep": str(attempt.probe_files.resolve()), "journal": str(attempt.processes.resolve())}
         self.order = {**self.order, **paths}
         self.watch_commands = {pid: command for pid, command in self.watch_commands.items() if command["do"] == "adopt"}
         self.send_command(do="journal", **paths)
 
     def release(self) -> None:
-        """Have the reaper move the probe files and exit, without touching a process of the job."""
+        """Let the reaper move the probe files and exit. Processes of the job are not affected."""
         self._finish(_READY_S, do="leave")
 
     def _receive(self, event: dict[str, Any]) -> None:
@@ -230,7 +232,10 @@ class WatchedCommand(LaunchedRun):
 def start_watched_command(
     command: Sequence[str], attempt: AttemptDir, probe: str, forwarder: SignalForwarder
 ) -> WatchedCommand:
-    """Start `command` in the terminal's foreground. If it cannot start, raise CommandNotStarted and leave nothing."""
+    """Start `command` in the terminal's foreground.
+
+    Raises CommandNotStarted if it cannot be started. In this case no process or file is left behind.
+    """
     tag = f"{attempt.path.parent.name}-{secrets.token_hex(4)}"
     probe_dir = probe_directory(tag)
     order = {
@@ -245,7 +250,7 @@ def start_watched_command(
     WATCHDOG.guard(probe_dir)
     origin_ns = time.monotonic_ns()
     reaper = start_reaper(order, WatchedCommandReaper.module)
-    # Wait for the reaper to make the probe directory, which the job's first process must find.
+    # Wait until the reaper has created the probe directory, because the job's first process needs it.
     assert reaper.stdout is not None
     reaper.stdout.readline()
     try:
@@ -253,7 +258,7 @@ def start_watched_command(
     except OSError as error:
         assert reaper.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            reaper.stdin.close()  # the reaper has adopted no job, so that it exits at the end of its input
+            reaper.stdin.close()  # the reaper has not adopted a job, so it exits at the end of its input
         reaper.wait(timeout=_READY_S)
         raise not_started(command[0], error) from None
     watched_command = WatchedCommand(
@@ -270,21 +275,27 @@ def start_watched_command(
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Raise CommandNotStarted with a shell's status: 127 for no such command, 126 if it is not executable."""
+    """Raise CommandNotStarted if the command cannot be started.
+
+    The exit code is that of a shell: 127 if there is no such command, 126 if it is not executable.
+    """
     if shutil.which(command[0]) is None:
         exists = os.sep in command[0] and os.path.exists(command[0])
-        raise not_started(command[0], PermissionError("it cannot be executed") if exists else FileNotFoundError())
+        raise not_started(command[0], PermissionError("it is not executable") if exists else FileNotFoundError())
 
 
 def not_started(name: str, error: OSError) -> CommandNotStarted:
     if isinstance(error, FileNotFoundError):
-        return CommandNotStarted(f"{name}: command not found, nor the interpreter it names; nothing was started", 127)
+        return CommandNotStarted(f"{name}: command not found (or its interpreter is missing); nothing was started", 127)
     reason = error.strerror or str(error)
-    return CommandNotStarted(f"{name}: {reason}; nothing was started; `chmod +x`, or name its interpreter", 126)
+    return CommandNotStarted(
+        f"{name}: {reason}; nothing was started; run `chmod +x` on it, or name its interpreter", 126
+    )
 
 
 def _start(command: Sequence[str], environment: dict[str, str], forwarder: SignalForwarder) -> subprocess.Popen[bytes]:
-    # No new session or group: it must stay in the foreground of the terminal. Open files are passed on as they are.
+    # The command gets no new session or process group, because it must stay in the terminal's foreground. It inherits
+    # all open files.
     return subprocess.Popen(
         command, env=environment, close_fds=False, preexec_fn=forwarder.unblock, umask=program_umask()
     )
@@ -293,7 +304,7 @@ def _start(command: Sequence[str], environment: dict[str, str], forwarder: Signa
 def _environment(command: Sequence[str], tag: str, probe_dir: Path, probe: str) -> dict[str, str]:
     harness_prefixes = (protocol.ENV_PREFIX, "NSA_HARNESS_")
     inherited_variables = {name: value for name, value in os.environ.items() if not name.startswith(harness_prefixes)}
-    # `python train.py` is one process, rank 0, unless it starts ranks, which their status files will show.
+    # `python train.py` is a single process and counts as rank 0. If it starts ranks, their status files will show that.
     is_single_rank = is_python_command(command) and not starts_ranks(command)
     return {
         **inherited_variables,
@@ -303,7 +314,10 @@ def _environment(command: Sequence[str], tag: str, probe_dir: Path, probe: str) 
 
 
 def shell_status(returncode: int) -> int:
-    """Return the status as a shell does: 128 plus the number of the signal that ended the command."""
+    """Return the status that a shell would return: for a signal, 128 plus its number.
+
+    `returncode` is that of Popen, which is negative for a signal.
+    """
     return returncode if returncode >= 0 else 128 + signal.Signals(-returncode)
 
 
@@ -324,20 +338,21 @@ _SI_KERNEL = 0x80
 
 @dataclass(kw_only=True)
 class SignalForwarder:
-    """Forwards signals to an observed job, unless the job has received them too, and notes requests to end.
+    """Forwards signals to an observed job, unless the job has received them as well, and notes requests to end it.
 
-    The signals are blocked when this object is made, and received by a thread: only then does the kernel name the
-    sender. A key on the terminal signals the whole foreground group with the job; `kill` signals only this process.
+    The signals are blocked when this object is created, and a thread receives them, because only then does the kernel
+    report the sender. A key on the terminal, such as Ctrl-C, sends a signal to the whole foreground process group,
+    which includes the job. `kill` sends a signal only to this process.
     """
 
     original_mask: set[signal.Signals | int] = field(default_factory=set)
-    end_request_ns: int | None = None  # time of the first request from outside the job
+    end_request_ns: int | None = None  # time of the first signal from outside the job that asks it to end
 
     def __post_init__(self) -> None:
         self.original_mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED))
 
     def unblock(self) -> None:
-        """Unblock the signals in the child, before its program begins."""
+        """Restore the original signal mask. Called in the child process, before its program starts."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self.original_mask)
 
     def follow(self, pid: int) -> None:
@@ -345,7 +360,7 @@ class SignalForwarder:
         threading.Thread(target=self._run, args=(pid,), name="signals", daemon=True).start()
 
     def _run(self, pid: int) -> None:
-        """Receive signals without end. The kernel sends those of a terminal key to the job as well."""
+        """Receive and forward signals forever. Signals from a terminal key also reach the job and are not forwarded."""
         job = process_identity(pid)
         while True:
             signal_info = signal.sigwaitinfo(FORWARDED)
@@ -358,5 +373,5 @@ class SignalForwarder:
 
 
 def _is_from_job(sender: int, job: int) -> bool:
-    """Whether the job sent the signal: a job that signals its process group has signalled itself."""
+    """Whether a process of the job sent the signal. It signalled its own process group, so the job has received it."""
     return sender == job or (sender != 0 and any(stat.pid == sender for stat in procfs.descendants(job)))

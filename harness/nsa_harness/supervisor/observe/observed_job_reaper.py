@@ -1,7 +1,8 @@
-"""The reaper of an observed job: it starts no process, and ends processes only on the command "end".
+"""The reaper of an observed job. It starts no process, and ends processes only on the command "end".
 
-The controller is the job's parent, so that terminal, signals and exit status are the job's own. When the controller
-dies, the job continues. The reaper stays until the job has ended, and removes the probe files. Its further messages:
+The controller is the parent of the job, so the job has the terminal, and its signals and exit status are unchanged. If
+the controller dies, the job continues. The reaper waits until the job has ended, and then removes the probe files. In
+addition to the messages of other reapers, it has these:
 
     in    {"do": "adopt", "pid": 7}   {"do": "journal", "keep": ..., "journal": ...}   {"do": "leave"}
     out   {"event": "ready"}   {"event": "alone"}
@@ -21,7 +22,7 @@ _LAST_EXITS_S = 1.0
 
 
 class WatchedCommandReaper(Reaper):
-    """A reaper for the observed command, which is its `launcher` but a child of the controller."""
+    """The reaper of an observed command. The command counts as its launcher, but is a child of the controller."""
 
     module = __name__
 
@@ -31,6 +32,7 @@ class WatchedCommandReaper(Reaper):
         self.report("ready")
 
     def execute(self, command: dict[str, Any]) -> bool:
+        """Execute a command of the controller, and return whether the reaper continues."""
         if command["do"] == "adopt":
             self.launcher_pid = self.root_pid = command["pid"]
             self.write_owner()
@@ -45,7 +47,7 @@ class WatchedCommandReaper(Reaper):
         return super().execute(command)
 
     def end_abandoned(self) -> None:
-        """Wait until the job, which continues without the controller, has ended; then move the probe files."""
+        """Wait until the job has ended, which continues without the controller. Then move the probe files."""
         if self.order.get("over"):
             self.move_probe_files()
             return
@@ -56,10 +58,10 @@ class WatchedCommandReaper(Reaper):
         self._end_observation()
 
     def update_known_processes(self) -> None:
-        """Do nothing: reading every process each second costs time, and this reaper seldom has to end the job."""
+        """Do nothing. Reading all processes every second costs time, and this reaper rarely has to end the job."""
 
     def _receive_exits(self, wait_ms: int) -> None:
-        """Report the exits of watched processes. Wait at most `wait_ms` for the first."""
+        """Report the exits of watched processes. Wait at most `wait_ms` milliseconds for the first exit."""
         for fd, _ in self.poll.poll(wait_ms):
             if fd in self.watched:
                 self.report_exit(fd)
@@ -68,7 +70,7 @@ class WatchedCommandReaper(Reaper):
         self.report("started", pid=self.launcher_pid, guardian=os.getpid())
 
     def _change_journal(self, keep: str, journal: str) -> None:
-        """Begin a new journal. The job has restarted its ranks, which is the next attempt."""
+        """Begin a new journal, because the job has restarted its ranks, which counts as a new attempt."""
         self.copy_probe_files()
         self.flush()
         if self.journal is not None:
@@ -79,7 +81,10 @@ class WatchedCommandReaper(Reaper):
         self._report_started()
 
     def _end_observation(self) -> None:
-        """End the observation. Give processes that exit after the job (a resource tracker) a moment to do so."""
+        """End the observation of the job, and report its remaining processes.
+
+        Wait a moment first for processes that exit shortly after the job, such as a resource tracker.
+        """
         if not self._is_launcher_alive():
             self._wait_until_gone(_LAST_EXITS_S)
         outlived_job = [f"{process.pid} {command_of(process.pid)}" for process in self.members()]

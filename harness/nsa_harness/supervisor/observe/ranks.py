@@ -1,4 +1,4 @@
-"""The ranks of a job that nsa-harness did not start: found by their status files, or from outside without these."""
+"""Finds the ranks of a job that nsa-harness did not start, by their status files or from facts in /proc."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def is_python_command(words: Sequence[str]) -> bool:
 
 
 def ranks_below(root: int) -> dict[int, int]:
-    """Return rank -> pid of the ranks at or below `root`: by RANK in their environment, else by who has loaded torch.
+    """Return the pids of the ranks at or below the process `root`, by rank.
 
-    Without RANK, the LOCAL_RANK counts that rank 0 gave to the processes it started (Lightning). Without either
-    (mp.spawn), ranks are numbered in the order of their start.
+    The rank is RANK in a process's environment. If no process has RANK, it is LOCAL_RANK, which Lightning's rank 0 sets
+    in the processes that it starts. If no process has either (mp.spawn), the processes that have loaded torch are the
+    ranks, in the order of their start.
     """
     first = procfs.read_stat(root)
     stats = [*([first] if first else []), *procfs.descendants(root)]
@@ -36,14 +37,14 @@ def ranks_below(root: int) -> dict[int, int]:
 
 
 def rank_of(pid: int) -> int | None:
-    """Return RANK of a Python program that starts no ranks itself, or None."""
+    """Return RANK in the environment of a process, or None if it is not Python or starts ranks itself."""
     rank = procfs.environment(pid).get("RANK", "")
     words = command_line(pid)
     return int(rank) if rank.isdigit() and _is_python(pid, words) and not starts_ranks(words) else None
 
 
 def _ranks_by_environment(below: Iterable[procfs.Stat]) -> dict[int, int]:
-    """Return the topmost process of each rank, since a rank's children inherit its environment."""
+    """Return the topmost process with each RANK, because a rank's children inherit its environment."""
     pids: dict[int, int] = {}
     inside_rank: set[int] = set()
     for stat in below:
@@ -56,7 +57,10 @@ def _ranks_by_environment(below: Iterable[procfs.Stat]) -> dict[int, int]:
 
 
 def _ranks_by_local_rank(below: Sequence[procfs.Stat]) -> dict[int, int]:
-    """Return training programs by LOCAL_RANK. A program that started the other programs is rank 0."""
+    """Return the training processes by LOCAL_RANK. If no process has LOCAL_RANK 0, their parent is rank 0.
+
+    Return {} if the numbers are not complete.
+    """
     stats: dict[int, procfs.Stat] = {}
     inside: set[int] = set()
     for stat in below:
@@ -74,7 +78,10 @@ def _ranks_by_local_rank(below: Sequence[procfs.Stat]) -> dict[int, int]:
 
 
 def _training_pids(below: Sequence[procfs.Stat]) -> list[int]:
-    """Return the topmost training programs, or the programs that those have spawned by multiprocessing."""
+    """Return the pids of the topmost processes that have loaded torch.
+
+    If these have spawned further processes through multiprocessing, return the spawned processes instead.
+    """
     training = {stat.pid: stat for stat in below if loads_torch(stat.pid) and not starts_ranks(command_line(stat.pid))}
     top = [stat for stat in training.values() if stat.parent not in training]
     spawned_stats = [stat for stat in training.values() if _SPAWNED in " ".join(command_line(stat.pid))]
@@ -87,7 +94,7 @@ def loads_torch(pid: int) -> bool:
 
 
 def _is_python(pid: int, words: Sequence[str]) -> bool:
-    """Whether the process is Python, by its executable, or by its command line if that cannot be read."""
+    """Whether the process is Python, according to its executable, or to its command line if that is unreadable."""
     try:
         return _PYTHON.fullmatch(os.path.basename(os.readlink(f"/proc/{pid}/exe"))) is not None
     except OSError:
@@ -98,28 +105,31 @@ def _parents(pids: Iterable[int]) -> set[int]:
     return {stat.parent for pid in pids if (stat := procfs.read_stat(pid)) is not None}
 
 
-_SEARCH_EVERY_S = 1.0  # reading the memory maps of every process costs some milliseconds
+_SEARCH_EVERY_S = 1.0  # reading the memory maps of all processes takes a few milliseconds
 
 
 @dataclass(kw_only=True)
 class WatchedRanks(Ranks):
-    """The ranks of an observed job. It may start them at any time, and if it replaces all, a new attempt begins."""
+    """The ranks of an observed job.
+
+    The job may start them at any time. If it replaces all of them, it has restarted.
+    """
 
     world_size: int = 0
     has_restarted: bool = False
     restarted_by_agent: bool = False  # the same agent restarted the ranks, so their exit is not the job's result
-    _solo_pids: set[int] = field(default_factory=set)  # processes that are rank 0 unless other processes have ranks
+    _solo_pids: set[int] = field(default_factory=set)  # processes that count as rank 0 unless others have ranks
     _parents: set[int] = field(default_factory=set)  # the ranks' parents
     _searched_ns: int = 0
 
     @property
     def rank_count(self) -> int:
-        """The number of ranks of the job, on all hosts."""
+        """The number of ranks of the job on all hosts, as far as it is known."""
         return max([self.world_size, *(rank + 1 for rank in self.pids)])
 
     @property
     def all_started(self) -> bool:
-        local_ranks = [rank for rank in self.pids if rank not in self.exited]
+        local_ranks = [rank for rank in self.pids if rank not in self.exited_ranks]
         status_files = [self.status_files.get(rank) for rank in local_ranks]
         return (
             bool(local_ranks)
@@ -133,7 +143,7 @@ class WatchedRanks(Ranks):
         pids = {
             status.rank: pid for pid, status in status_files.items() if status.rank is not None and pid not in solo_pids
         }
-        # A process that started ranks is no rank after they have exited: its later work is not a restart.
+        # A process that started ranks does not become a rank after they have exited: its later work is no restart.
         if not pids and solo_pids and self._solo_pids.issuperset(self.pids.values()):
             pids = {0: min(solo_pids)}
             self._solo_pids |= set(solo_pids)
@@ -147,7 +157,10 @@ class WatchedRanks(Ranks):
         return [(rank, pid) for rank, pid in sorted(pids.items()) if self._add_rank(rank, pid)]
 
     def _replaces_all(self, new_pids: Mapping[int, int]) -> bool:
-        """Whether new ranks replace all earlier ranks. A single replaced rank is no restart of the job."""
+        """Whether new processes replace all earlier ranks.
+
+        If only some ranks are replaced, the job has not restarted.
+        """
         replaces_any = any(self.pids.get(rank, pid) != pid for rank, pid in new_pids.items())
         return replaces_any and not any(map(is_alive, self.pids.values()))
 
@@ -160,7 +173,7 @@ class WatchedRanks(Ranks):
         )
 
     def _read_status_files(self) -> Iterator[tuple[int, StatusFile]]:
-        """Yield the status files of living processes."""
+        """Yield (pid, status file) for each living process that has a status file."""
         try:
             names = os.listdir(self.job.probe_dir)
         except FileNotFoundError:
@@ -176,7 +189,10 @@ class WatchedRanks(Ranks):
                 yield int(pid), status
 
     def _find_from_outside(self, launcher: int) -> dict[int, int]:
-        """Find ranks without status files (no probe, or too early): by RANK, then by who has loaded torch."""
+        """Return the pids of ranks without status files, by rank. They have no probe, or have only just started.
+
+        To save time, return {} while status files may still appear, and after a recent search.
+        """
         now_ns = self.now_ns()
         waited_s = (now_ns - self.job.origin_ns) / 1e9
         if (self.job.has_probe and waited_s < NO_STATUS_FILE_S) or now_ns - self._searched_ns < _SEARCH_EVERY_S * 1e9:
@@ -185,7 +201,7 @@ class WatchedRanks(Ranks):
         return ranks_below(launcher)
 
     def _forget_solo(self, new_pids: dict[int, int]) -> None:
-        """Forget rank 0 if its process turns out to be the one that starts the ranks."""
+        """Forget that a process is rank 0 if it turns out to be the process that starts the ranks."""
         if new_pids and not self._solo_pids & set(new_pids.values()):
             for rank in [rank for rank, pid in self.pids.items() if pid in self._solo_pids]:
                 del self.pids[rank]
@@ -196,7 +212,7 @@ class WatchedRanks(Ranks):
             return False
         self.pids[rank] = pid
         self._parents |= _parents([pid])
-        self.exited.discard(rank)
+        self.exited_ranks.discard(rank)
         self.job.send_command(do="watch", pid=pid, rank=rank)
         return True
 

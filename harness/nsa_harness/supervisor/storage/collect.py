@@ -218,19 +218,19 @@ def reduce_to_limit(evidence: Evidence) -> tuple[Evidence, str]:
     The reduction stops earlier if the evidence would no longer prove the same kind of HANG.
     """
     limit_bytes = MAX_RANK_BYTES * max(1, evidence.world_size)
-    reduced, text = evidence, evidence_text(evidence)
+    result, text = evidence, evidence_text(evidence)
     for calls in HISTORIES:
-        reduced = with_history(evidence, calls)
-        text = evidence_text(reduced)
+        result = with_history(evidence, calls)
+        text = evidence_text(result)
         if len(text.encode()) <= limit_bytes:
-            return reduced, text
+            return result, text
     proven_kind = _proven_kind(evidence)
     for level in LEVELS:
         smaller = reduce_evidence(evidence, level)
         if len(text.encode()) <= limit_bytes or _proven_kind(smaller) != proven_kind:
             break
-        reduced, text = smaller, evidence_text(smaller)
-    return reduced, text
+        result, text = smaller, evidence_text(smaller)
+    return result, text
 
 
 def _step_number(path: Path) -> int:

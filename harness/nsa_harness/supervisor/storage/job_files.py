@@ -68,8 +68,8 @@ def _read_directory(path: Path, budget: Budget, files: JobFiles) -> None:
     for file in sorted_files[:_MAX_FILES]:
         _read(directory, file, str(path / file.relative_to(directory.root)), budget, files)
     if len(sorted_files) > _MAX_FILES:
-        skipped = len(sorted_files) - _MAX_FILES
-        reason = f"{len(sorted_files)} files: {skipped} of them were not read; name the files that matter"
+        skipped_count = len(sorted_files) - _MAX_FILES
+        reason = f"{len(sorted_files)} files: {skipped_count} of them were not read; name the files that matter"
         files.trouble.append(Trouble(what=str(path), why=reason))
 
 

@@ -232,8 +232,8 @@ def find_run(path: Path | None, parent: Path, *, redact: bool = True) -> RunDir:
 
     `path` is a run's directory, an attempt or a file in it, or a run id. Raises StoredRunError if there is no such run.
     """
-    requested = parent / "latest" if path is None else path
-    for candidate in (requested, parent / requested):
+    requested_path = parent / "latest" if path is None else path
+    for candidate in (requested_path, parent / requested_path):
         target = candidate.resolve()
         for directory in (target, *list(target.parents)[:2]) if target.exists() else ():
             run = RunDir(directory, redact=redact)
@@ -243,7 +243,7 @@ def find_run(path: Path | None, parent: Path, *, redact: bool = True) -> RunDir:
         :_MAX_HINTED_RUNS
     ]
     hint = f"the latest runs in {parent} are {', '.join(run_ids)}" if run_ids else f"{parent} contains no run"
-    raise StoredRunError(f"{requested}: not a stored run (no run.json and no */spec.json below it); {hint}")
+    raise StoredRunError(f"{requested_path}: not a stored run (no run.json and no */spec.json below it); {hint}")
 
 
 _MAX_HINTED_RUNS, _MAX_INSPECTED_RUNS = 3, 30

@@ -376,8 +376,8 @@ class _BudgetedFile(io.FileIO):
 
 def safe_file(path: Path) -> tuple[SafeDirectory, Path]:
     """Return safe access to a file that the user named, and its resolved path. The user's own links are followed."""
-    resolved = path.resolve()
-    return SafeDirectory(resolved.parent), resolved
+    resolved_path = path.resolve()
+    return SafeDirectory(resolved_path.parent), resolved_path
 
 
 def _call_in_directory(call: Any, path: Path, *arguments: int, dir_fd: int) -> int:

@@ -1,1 +1,1 @@
-"""Watch a run until it ends or is proven to be stuck."""
+"""Watches a run until it ends or is proven to be stuck."""

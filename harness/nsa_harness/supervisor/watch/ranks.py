@@ -1,4 +1,4 @@
-"""The ranks of a running job: their processes, exits and status files."""
+"""Keeps track of the ranks of a running job: their processes, exits and status files."""
 
 from __future__ import annotations
 
@@ -14,32 +14,37 @@ from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.snapshot import StackSampler
 from nsa_harness.supervisor.launch.launcher import JobProcesses
 
-NO_STATUS_FILE_S = 5.0  # a Python program with the probe writes its status file within milliseconds
+# If a process has no status file after this time, it has no probe: a Python program with the probe writes its status
+# file within milliseconds.
+NO_STATUS_FILE_S = 5.0
 
-# Enough to see whether a rank trains. Read several times a second, while the ranks need every core.
+# The calls that are read from each status file several times per second. They are enough to see whether a rank trains.
+# Reading more would take CPU time from the ranks.
 _LATEST_CALLS = 8
 
 
 @dataclass(kw_only=True)
 class Ranks:
-    """The ranks as /proc and their status files show them, without a query to the launcher or a rank."""
+    """The ranks of a job. Everything is read from /proc and status files, so no rank or launcher has to respond."""
 
     spec: RunSpec
     job: JobProcesses
     sampler: StackSampler
     pids: dict[int, int] = field(default_factory=dict)
-    exited: set[int] = field(default_factory=set)
+    exited_ranks: set[int] = field(default_factory=set)
     status_files: dict[int, StatusFile | None] = field(default_factory=dict)
-    peaks: dict[int, int] = field(default_factory=dict)  # resident bytes
-    # For ranks without a status file: bytes of I/O, and when they last grew.
+    peaks: dict[int, int] = field(default_factory=dict)  # rank -> peak of its resident memory in bytes
+    # For ranks without a status file: (bytes of I/O, time when they last increased).
     _bytes_moved: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     @property
     def living_pids(self) -> dict[int, int]:
-        return {rank: pid for rank, pid in self.pids.items() if rank not in self.exited and procfs.is_alive(pid)}
+        """The pid of each rank whose process is alive, by rank."""
+        return {rank: pid for rank, pid in self.pids.items() if rank not in self.exited_ranks and procfs.is_alive(pid)}
 
     @property
     def all_started(self) -> bool:
+        """Whether every rank has finished its start-up."""
         return len(self.status_files) == self.spec.ranks and all(map(has_started, self.status_files.values()))
 
     @property
@@ -52,10 +57,14 @@ class Ranks:
         return time.monotonic_ns()
 
     def mark_exited(self, pid: int) -> None:
-        self.exited |= {rank for rank, known_pid in self.pids.items() if known_pid == pid}
+        """Note that the process `pid` has exited, which may be a rank."""
+        self.exited_ranks |= {rank for rank, known_pid in self.pids.items() if known_pid == pid}
 
     def discover(self, launcher: int) -> list[tuple[int, int]]:
-        """Find the process of each rank: the topmost below the launcher with that RANK. Return the new (rank, pid)."""
+        """Find the processes of ranks below the launcher, and return (rank, pid) for each that is new.
+
+        A rank's process is the topmost process with this RANK in its environment.
+        """
         if len(self.pids) == self.spec.ranks and all(map(procfs.is_alive, self.pids.values())):
             return []
         new_ranks = [new for stat in procfs.descendants(launcher) if (new := self._new_rank(stat))]
@@ -67,7 +76,10 @@ class Ranks:
         return new_ranks
 
     def _single_process(self, launcher: int) -> int | None:
-        """Return the process of a plain launch: the process with a status file, or the command if the probe is off."""
+        """Return the process of a launch without torchrun, or None if it is not known yet.
+
+        It is the process with a status file. If the probe is off, or no status file appears, it is the command itself.
+        """
         candidates = [launcher, *(stat.pid for stat in procfs.descendants(launcher))]
         with_status_file = [
             pid for pid in candidates if (self.job.probe_dir / protocol.STATUS_FILE.format(pid=pid)).exists()
@@ -90,35 +102,38 @@ class Ranks:
         ):
             return None
         self.pids[int(rank)] = stat.pid
-        self.exited.discard(int(rank))
+        self.exited_ranks.discard(int(rank))
         return int(rank), stat.pid
 
     def read_status_files(self, now_s: float) -> None:
+        """Read the status file of each living rank, or its bytes of I/O if it has no status file."""
         for rank, pid in self.pids.items():
-            if rank in self.exited:
+            if rank in self.exited_ranks:
                 continue
             self.status_files[rank] = self.sampler.read_status_file(pid, _LATEST_CALLS)
             if self.status_files[rank] is None:
                 io_bytes = procfs.task_io_bytes(pid, pid) or 0
-                if rank not in self._bytes_moved:  # a job that was attached to may have been idle before
+                if rank not in self._bytes_moved:  # before nsa-harness attached, the job may have been idle for a while
                     self._bytes_moved[rank] = (io_bytes, max(0.0, now_s - procfs.program_idle_s(pid)))
                 elif io_bytes != self._bytes_moved[rank][0]:
                     self._bytes_moved[rank] = (io_bytes, now_s)
 
     def read_memory(self) -> None:
+        """Update the peak memory of each rank."""
         for rank, pid in self.pids.items():
             peak = procfs.peak_rss_bytes(pid)
             if peak is not None:
                 self.peaks[rank] = max(peak, self.peaks.get(rank, 0))
 
     def last_progress_s(self) -> float:
-        """Return the time of the last progress of any living rank."""
-        living_ranks = [rank for rank in self.pids if rank not in self.exited]
+        """Return the time when any living rank last made progress; 0 if none is known."""
+        living_ranks = [rank for rank in self.pids if rank not in self.exited_ranks]
         times = [last_progress_s(status) for rank in living_ranks if (status := self.status_files.get(rank))]
         times += [self._bytes_moved[rank][1] for rank in living_ranks if rank in self._bytes_moved]
         return max(times, default=0.0)
 
     def progress(self, now_s: float, deadline_s: float | None) -> Progress:
+        """Return the current state of all ranks for the screen."""
         ranks = sorted({*self.status_files, *range(self.spec.ranks)})  # a rank without a process yet is starting up
         rows = tuple(self._row(rank, self.status_files.get(rank), now_s) for rank in ranks)
         return Progress(elapsed_s=now_s, deadline_s=deadline_s, ranks=rows)

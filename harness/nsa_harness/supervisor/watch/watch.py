@@ -1,7 +1,7 @@
-"""Watches one launched run until it ends, is proven to be stuck, or reaches its deadline.
+"""Watches one attempt until it ends, is proven to be stuck, or reaches its deadline.
 
-Every observation is written to the journal at once. The watcher decides with the same pure functions as the judge, so a
-stored run can be judged again with the same verdict.
+Every observation is written to the journal at once. The watcher decides with the same pure functions as the judge, so
+judging the stored run again gives the same verdict.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ from nsa_harness.supervisor.storage.safe_directory import is_disk_full, write_wi
 from nsa_harness.supervisor.watch.ranks import Ranks
 from nsa_harness.texts.sentences import stall_text
 
-_POLL_S = 0.4  # between two reads of the status files, once every rank trains
-_FAST_POLL_S = 0.2  # before that, since a rank may come and go, and while a stall is suspected
+_POLL_S = 0.4  # time between two reads of the status files, once every rank has started
+_FAST_POLL_S = 0.2  # before that, because a rank may start and exit quickly, and while a stall is suspected
 _MEMORY_S = 1.0
-_RANKS_AFTER_LAUNCHER_S = 1.0  # a rank that outlives its launcher for longer has to be killed
-# Profile samples show which lines take a run's time. A sample stops a rank for 10 to 30 ms, so they are far apart. If
-# the deadline is too short for many samples, most of them are taken shortly before it.
+_RANKS_AFTER_LAUNCHER_S = 1.0  # a rank that outlives its launcher for longer is killed
+# Snapshots for the profile show which lines take a run's time. A snapshot stops a rank for 10 to 30 ms, so there are
+# few of them. If the deadline is too short for many snapshots, most of them are taken shortly before it.
 _MAX_PROFILE_SAMPLES, _MIN_PROFILE_INTERVAL_S = 60, 5.0
-_LATE_PROFILE_S, _LATE_PROFILE_SHARE, _LATE_PROFILE_INTERVAL_S = 8.0, 0.25, 0.25  # at most, at most of the deadline
+# The time before the deadline with frequent snapshots: at most 8 s, and at most a quarter of the deadline.
+_LATE_PROFILE_S, _LATE_PROFILE_SHARE, _LATE_PROFILE_INTERVAL_S = 8.0, 0.25, 0.25
 _SNAPSHOTS_PER_BUSY_LIMIT = 24.0
 _MAX_SNAPSHOTS = 40
-_QUICK_SNAPSHOTS = 3  # the first snapshots of a suspicion may prove a deadlock; later snapshots may take longer
-_REPORT_AGAIN_S = 30.0  # an unchanged stall note is repeated after this time
+_QUICK_SNAPSHOTS = 3  # the first snapshots of a suspected stall must be quick, because they may prove a deadlock
+_REPORT_AGAIN_S = 30.0  # an unchanged stall note is reported again after this time
 
 
 T = TypeVar("T")
 
 
 class WatchListener(Protocol):
-    """Receives news while the run is watched."""
+    """Receives what the watch observes, as it happens."""
 
     def report_progress(self, progress: Progress) -> None: ...
     def report_first_snapshot(self, rows: Sequence[FirstSnapshot]) -> None: ...
@@ -56,36 +57,37 @@ class WatchListener(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class WatchPolicy:
-    """The ways of finding ranks and of ending the watch. A function that returns an Ending ends the watch.
+    """How a watch finds ranks, and when it ends. A function that returns an Ending ends the watch.
 
-    The defaults are those of a launched run. Its watch ends once its launcher has exited, a HANG is proven, or the
-    deadline has passed. In a bisection, it also ends if the run is stuck like an earlier run with a proven HANG.
+    The defaults are those of a launched run. Its watch ends when its launcher has exited, a HANG is proven, or the
+    deadline has passed. In a bisection, the watch also ends if the run is stuck like an earlier run with a proven HANG.
     """
 
     find_ranks: Callable[..., Ranks] = Ranks
     on_exit: Callable[[], Ending] = lambda: Ending.EXITED
     on_deadline: Callable[[], Ending | None] = lambda: Ending.DEADLINE
     on_proof: Callable[[Proof], Ending | None] = lambda _: Ending.STALL
-    stops_early: Callable[..., bool] = lambda *_, **__: False  # called like `prove`, if that found no proof
-    decide: Callable[[float, Limits], Ending | None] | None = None  # None: suspicion by the status files, then proof
+    stops_early: Callable[..., bool] = lambda *_, **__: False  # called like `prove`, if that finds no proof
+    decide: Callable[[float, Limits], Ending | None] | None = None  # None: `Watch.check_stall` decides
     is_observed: bool = False  # nsa-harness did not launch the job
     has_reaper: bool = True  # a reaper records exits
 
 
 @dataclass(kw_only=True)
 class Snapshots:
-    """The snapshots of one attempt, and what follows from them."""
+    """The snapshots of one attempt, and the conclusions from them."""
 
     ranks: Ranks
     backend: str
-    write: Callable[..., None]  # to the journal
-    is_observed: bool = False  # nsa-harness did not launch the job, so that somebody may sit at a debugger in it
-    episode: list[Snapshot] = field(default_factory=list)  # since the suspicion
+    write: Callable[..., None]  # writes a record to the journal
+    is_observed: bool = False  # nsa-harness did not launch the job, so a user may be debugging it
+    episode: list[Snapshot] = field(default_factory=list)  # snapshots since a stall is suspected
     samples: list[Sample] = field(default_factory=list)
     count: int = 0
     _profile_snapshot: Snapshot | None = None
 
     def take(self) -> None:
+        """Take a snapshot of all living ranks, and add it to the episode. Nothing happens if no rank is alive."""
         alive = self.ranks.living_pids
         if not alive:
             return
@@ -99,10 +101,11 @@ class Snapshots:
         self._take_samples(previous, snapshot)
 
     def take_profile_snapshot(self, *, prefers_heartbeat: bool) -> None:
-        """Take a snapshot only for the profile: it writes no file and proves nothing. `patient`: as in the sampler.
+        """Take a snapshot for the profile. No file is written, and the snapshot does not count as proof of a hang.
 
-        Its samples count progress since the last snapshot of either kind: progress from before a suspicion would
-        restart the suspicion's clock.
+        `prefers_heartbeat`: request the flight recorder from the heartbeat thread first, which takes longer. The
+        samples of this snapshot compare it with the latest snapshot of any kind. If it were compared with an older one,
+        progress from before the suspected stall would seem to have happened after it.
         """
         snapshot = self.ranks.sampler.take(
             0, self.ranks.living_pids, writes_dumps=False, prefers_heartbeat=prefers_heartbeat
@@ -112,59 +115,60 @@ class Snapshots:
         self._profile_snapshot = snapshot
 
     def proof(self, limits: Limits) -> Proof | None:
-        """Return the proof that the run is stuck, if there is one, and write it to the journal."""
+        """Return the proof that the run is stuck, and write it to the journal. Return None if there is no proof."""
         proof = self.evaluate(partial(prove, attended=self.is_observed), limits)
         if proof is not None:
             self.write("proof", kind=str(proof.kind), reason=proof.reason)
         return proof
 
     def stall_note(self, limits: Limits) -> StallNote | None:
+        """Return a note about where the ranks are blocked, or None if the snapshots do not show it."""
         return self.evaluate(partial(stall_note, attended=self.is_observed), limits)
 
     def evaluate(self, rule: Callable[..., T], limits: Limits) -> T:
-        """Return what a rule of the core concludes from the snapshots since the suspicion."""
+        """Return the result of a function of the core, such as `prove`, for the snapshots of the suspected stall."""
         return rule(
             self.episode,
             self.samples,
             last_progress_s=self.ranks.last_progress_s(),
             limits=limits,
-            gone=self.ranks.exited,
+            exited_ranks=self.ranks.exited_ranks,
             backend=self.backend,
         )
 
     def snapshots_to_store(self, ending: Ending) -> list[Snapshot]:
-        """Return the snapshots to store: the deciding ones of a HANG, else the first and the last two."""
+        """Return the snapshots to store: for a HANG those that decide, otherwise the first and the last two."""
         return (
             _deciding_snapshots(self.episode) if ending is Ending.STALL else [*self.episode[:1], *self.episode[1:][-2:]]
         )
 
     def _take_samples(self, previous: Snapshot | None, snapshot: Snapshot) -> None:
-        for sample in rank_samples(previous, snapshot, self.ranks.exited, self.backend):
+        for sample in rank_samples(previous, snapshot, self.ranks.exited_ranks, self.backend):
             self.samples.append(sample)
             self.write("sample", **json_object(sample))
 
 
 @dataclass(kw_only=True)
 class Watch:
-    """One attempt under observation."""
+    """The watch of one attempt, from its launch to its end."""
 
     job: JobProcesses
     spec: RunSpec
     attempt: AttemptDir
     listener: WatchListener
-    interrupted: Callable[[], bool]
+    is_interrupted: Callable[[], bool]
     policy: WatchPolicy = field(default_factory=WatchPolicy)
-    launcher_pid: int | None = None  # its pid, the time of its exit, and why it could not start, as the reaper reports
+    launcher_pid: int | None = None
     launcher_exit_s: float | None = None
-    launcher_error: str | None = None
+    launcher_error: str | None = None  # the reason why the launcher could not be started
     has_started: bool = False  # every rank has finished its start-up
-    started_s: float | None = None  # since when, in a launched run
-    stalled_since_s: float | None = None  # the last progress before the suspicion; None = no suspicion
-    learned_limit_s: float = 0.0
-    reported_stall: object = None  # the state of this suspicion that was reported last
-    reported_proof: Proof | None = None  # an observed job continues: no snapshots until it makes progress again
+    started_s: float | None = None  # when every rank of a launched run had finished its start-up
+    stalled_since_s: float | None = None  # the last progress before a suspected stall; None = no stall is suspected
+    learned_limit_s: float = 0.0  # lower bound for the stall limit, from earlier pauses of this run
+    reported_stall: object = None  # the state of the suspected stall that was reported last
+    reported_proof: Proof | None = None  # a proof for an observed job, which continues; until it makes progress again
     next_due_s: dict[str, float] = field(default_factory=dict)
-    unwritten: list[dict[str, Any]] = field(default_factory=list)  # journal records, while the disk is full
+    unwritten: list[dict[str, Any]] = field(default_factory=list)  # records for the journal while the disk is full
 
     def __post_init__(self) -> None:
         dumps = self.attempt.dumps.resolve()
@@ -184,7 +188,10 @@ class Watch:
             self.write("observed")
 
     def run(self) -> Ending:
-        """Watch until the run ends or is decided, and return why. Processes may still live: the caller ends them."""
+        """Watch until the run ends or its result is decided, and return the reason.
+
+        Processes of the run may still be alive. The caller must end them.
+        """
         while True:
             for event in self.job.events(self._wait_s):
                 self._receive(event)
@@ -209,7 +216,7 @@ class Watch:
         self.ranks.read_status_files(now_s)
         if self.is_due("memory", now_s, _MEMORY_S):
             self.ranks.read_memory()
-        if self.interrupted():
+        if self.is_interrupted():
             self.snapshots.take()
             return Ending.INTERRUPTED
         self.listener.report_progress(self.ranks.progress(now_s, self.limits.deadline_s))
@@ -230,21 +237,24 @@ class Watch:
 
     @property
     def _limits(self) -> Limits:
-        living = [board for rank, board in self.ranks.status_files.items() if rank not in self.ranks.exited]
+        living = [board for rank, board in self.ranks.status_files.items() if rank not in self.ranks.exited_ranks]
         return current_limits(self.spec.limits, living or self.ranks.status_files.values(), self.learned_limit_s)
 
     def now_s(self) -> float:
         return (time.monotonic_ns() - self.job.origin_ns) / 1e9
 
     def is_due(self, task: str, now_s: float, every_s: float) -> bool:
-        """Return whether the periodic work `what` is due, and if so, schedule it for `every_s` later."""
+        """Return whether a periodic task is due. If it is, schedule it again after `every_s` seconds."""
         if now_s < self.next_due_s.get(task, 0.0):
             return False
         self.next_due_s[task] = now_s + every_s
         return True
 
     def stall_limit_s(self, limits: Limits) -> float:
-        """Return how long the ranks may make no progress, during start-up or in training."""
+        """Return how long the ranks may make no progress before a stall is suspected.
+
+        The limit is longer while a rank is starting up.
+        """
         limit_s = limits.start_s if self.ranks.is_starting else limits.stall_s
         assert limit_s is not None
         return limit_s
@@ -265,12 +275,16 @@ class Watch:
             self.ranks.mark_exited(event["pid"])
 
     def record_exit(self, rank: int, pid: int | None, status: int | None) -> None:
-        """Note that a rank has ended. `pid`: None if the rank was never seen alive."""
-        self.ranks.exited.add(rank)
+        """Record that a rank has exited. `pid` is None if the rank was never seen alive."""
+        self.ranks.exited_ranks.add(rank)
         self.write("left", rank=rank, status=status, **({} if pid is None else {"pid": pid}))
 
     def _is_over(self, now_s: float) -> bool:
-        """Whether the launcher and its ranks have exited, or the ranks outlive it too long, or no reaper is left."""
+        """Whether the run is over.
+
+        It is over if the launcher and all ranks have exited, if ranks outlive the launcher for too long, or if no
+        reaper is left.
+        """
         if self.job.is_lost:
             return True
         exit_s = self.launcher_exit_s
@@ -281,9 +295,13 @@ class Watch:
             for rank, pid in self.ranks.discover(self.launcher_pid):
                 self.write("rank", rank=rank, pid=pid)
 
-    # Suspicion, then proof.
+    # A suspected stall, then its proof.
 
     def check_stall(self, now_s: float, limits: Limits) -> Ending | None:
+        """Suspect a stall if no rank has made progress for too long, and take snapshots to prove a hang.
+
+        Return an Ending if the watch is decided, or None.
+        """
         if not self.ranks.living_pids:
             return None
         progress_s = self.ranks.last_progress_s()
@@ -306,7 +324,7 @@ class Watch:
         return Ending.EARLY if self.snapshots.evaluate(self.policy.stops_early, limits) else None
 
     def report_stall(self, now_s: float, limits: Limits) -> None:
-        """Report where the ranks are blocked, at once if that has changed, else every 30 s with the remaining time."""
+        """Report where the ranks are blocked: at once if that has changed, otherwise again every 30 s."""
         note = self.snapshots.stall_note(limits)
         if note is None:
             return
@@ -322,23 +340,32 @@ class Watch:
         pause_s = now_s - progress_s
         self.stalled_since_s, self.reported_stall = progress_s, None
         self.snapshots.episode, self.next_due_s["episode"] = [], now_s
-        self.ranks.sampler.last_tasks.clear()  # wake-ups before the suspicion were followed by progress
+        self.ranks.sampler.last_tasks.clear()  # wake-ups before the last progress do not count
         self.write("suspect", quiet_s=round(pause_s, 3), limit_s=limit_s)
-        self.listener.report_stall(f"no rank has moved for {pause_s:.1f} s (limit {limit_s:.1f} s); taking stacks")
+        self.listener.report_stall(
+            f"no rank has made progress for {pause_s:.1f} s (limit {limit_s:.1f} s); taking stacks"
+        )
 
     def _end_suspicion(self, progress_s: float, since_s: float) -> None:
-        """End the suspicion: a rank made progress. The limit grows, so that an equal pause raises no suspicion."""
+        """End the suspicion of a stall, because a rank has made progress.
+
+        The limit is raised, so another pause of the same length will not be suspected.
+        """
         pause_s = progress_s - since_s
         self.learned_limit_s = max(self.learned_limit_s, 2 * pause_s)
         self.reported_proof = None
         self.stalled_since_s, self.snapshots.episode = None, []
         self.write("released", quiet_s=round(pause_s, 3))
         self.listener.report_recovery(
-            f"moves again after {pause_s:.1f} s; not a hang, the limit is {self.learned_limit_s:.1f} s now"
+            f"progress again after {pause_s:.1f} s, so it was no hang; the limit is now {self.learned_limit_s:.1f} s"
         )
 
     def _interval_s(self, limits: Limits) -> float:
-        """Return the time to the next snapshot: short to prove a closed wait, then enough to see a loop's lines."""
+        """Return the time to the next snapshot.
+
+        It is short between the first two snapshots, which may prove a deadlock. After that it is long enough to see the
+        lines of a loop.
+        """
         assert limits.busy_s is not None
         assert limits.stall_s is not None
         if len(self.snapshots.episode) < 2:
@@ -359,7 +386,7 @@ class Watch:
     # Journal.
 
     def close(self, ending: Ending) -> None:
-        """Write the snapshots, and the facts that only the watcher has, for the judge."""
+        """Write the snapshots and everything else that the judge needs to know from the watcher."""
         self.attempt.dumps.mkdir(exist_ok=True)
         for snapshot in self.snapshots.snapshots_to_store(ending):
             text = json_text(self.attempt.redaction.value(snapshot))
@@ -374,7 +401,10 @@ class Watch:
         write_with_ballast(self.attempt.watch, self._append)
 
     def write(self, event: str, **facts: Any) -> None:
-        """Write to the journal, on a full disk later: the ranks would use up space that is freed now."""
+        """Write a record to the journal. If the disk is full, keep the record until the end of the watch.
+
+        Disk space that is freed earlier would be used up by the ranks.
+        """
         record = {"event": event, "t_s": round(self.now_s(), 4), **facts}
         self.unwritten.append(self.attempt.redaction.value(record))
         try:
@@ -390,7 +420,10 @@ class Watch:
 
 
 def _deciding_snapshots(episode: list[Snapshot]) -> list[Snapshot]:
-    """Return the last snapshot, and the first and the latest that are far enough before it to prove a stop."""
+    """Return the snapshots that decide a HANG.
+
+    These are the last snapshot, and the first and the latest snapshot that are long enough before it to prove a stop.
+    """
     last = episode[-1]
     earlier_snapshots = [snapshot for snapshot in episode if last.at_s - snapshot.at_s >= SETTLE_S]
     return [*(earlier_snapshots[:1] if len(earlier_snapshots) > 1 else []), *earlier_snapshots[-1:], last]

@@ -203,7 +203,7 @@ def out_of_batches(context: DiagnosisContext, positions: RelativePositions | Non
         rank in left_loops and left_loops[rank].iterates_items for rank in shortage.ranks
     ):
         return None
-    open_call = shortage.inside
+    open_call = shortage.open_call
     return Reason(
         cause=Cause.UNEVEN_INPUTS,
         ranks=shortage.ranks,
@@ -234,7 +234,7 @@ def _different_modules(context: DiagnosisContext, difference: Difference) -> Rea
 
     This explains only calls that DDP or FSDP made. Also None if a rank runs without gradients.
     """
-    automatic_events = [event for _, event in difference.entered if not event.from_python]
+    automatic_events = [event for _, event in difference.entered_events if not event.from_python]
     status_files = {rank: context.status_files[rank] for rank in difference.all_ranks if rank in context.status_files}
     if (
         not automatic_events
@@ -245,7 +245,7 @@ def _different_modules(context: DiagnosisContext, difference: Difference) -> Rea
     modules = module_difference(status_files)
     if modules is None:
         return None
-    diverging_call = modules.entered if modules.is_extra else modules.expected
+    diverging_call = modules.actual if modules.is_extra else modules.expected
     branch = context.program.guard(diverging_call.place) if diverging_call.place else None
     is_reduction = all(event.op in _REDUCTIONS for event in automatic_events)
     others = tuple(rank for rank in difference.all_ranks if rank not in modules.ranks)
@@ -258,7 +258,7 @@ def _different_modules(context: DiagnosisContext, difference: Difference) -> Rea
             "variant": variant if modules.ranks != difference.all_ranks else "modules_differ",
             "others": others,
             "expected_module": _module_facts(modules.expected),
-            "entered_module": _module_facts(modules.entered),
+            "entered_module": _module_facts(modules.actual),
             "branch": branch.text if branch else "",
         },
         place=branch.place if branch else diverging_call.place,
@@ -287,7 +287,7 @@ def _fewer_collectives(context: DiagnosisContext, difference: Difference) -> Rea
     # If DDP or FSDP made the missing collectives, the line of another call does not show where they are missing.
     places = (
         event_place(context, rank, event)
-        for rank, event in difference.entered
+        for rank, event in difference.entered_events
         if not (is_reduction and event.from_python)
     )
     return Reason(
@@ -340,18 +340,18 @@ def _finished_backward_early(context: DiagnosisContext, difference: Difference) 
     DDP waits in backward until every parameter has a gradient. A rank that finishes earlier skipped a part of the model
     or did not synchronize gradients at all.
     """
-    finished_entries = [(rank, event) for rank, event in difference.entered if event.from_python]
+    finished_entries = [(rank, event) for rank, event in difference.entered_events if event.from_python]
     if any(_is_evaluating(context.status_files.get(rank)) for rank, _ in finished_entries):
         return None  # an evaluation has no backward pass
     waiting_ranks = [
         rank
-        for rank, event in difference.entered
+        for rank, event in difference.entered_events
         if not event.from_python and in_backward(context.status_files.get(rank))
     ]
     if (
         not finished_entries
         or not waiting_ranks
-        or len(finished_entries) + len(waiting_ranks) < len(difference.entered)
+        or len(finished_entries) + len(waiting_ranks) < len(difference.entered_events)
     ):
         return None
     step = context.status_files[waiting_ranks[0]].step
@@ -372,7 +372,7 @@ def _finished_backward_early(context: DiagnosisContext, difference: Difference) 
             "waiting": waiting_ranks,
             "skipped_part": skipped_part,
         },
-        place=event_place(context, waiting_ranks[0], dict(difference.entered)[waiting_ranks[0]]),
+        place=event_place(context, waiting_ranks[0], dict(difference.entered_events)[waiting_ranks[0]]),
         step=step,
     )
 
@@ -412,6 +412,6 @@ def step_of_difference(difference: Difference) -> int | None:
 
     The expected event counts first, then the events of the ranks that are not at fault.
     """
-    by_others_first = sorted(difference.entered, key=lambda entry: entry[0] in difference.ranks)
+    by_others_first = sorted(difference.entered_events, key=lambda entry: entry[0] in difference.ranks)
     events = [difference.expected, *(event for _, event in by_others_first)]
     return next((event.step for event in events if event is not None and event.step is not None), None)

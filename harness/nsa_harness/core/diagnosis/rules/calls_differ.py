@@ -179,8 +179,8 @@ def _with_stacks_at_divergence(context: DiagnosisContext, difference: Difference
 
     The stacks of the last snapshot may be from later calls. If a recorder has no stack, the context stays unchanged.
     """
-    frames = {rank: event.collective.frames for rank, event in difference.entered if event.collective}
-    if len(frames) < len(difference.entered) or not all(frames.values()) or not context.last_snapshot:
+    frames = {rank: event.collective.frames for rank, event in difference.entered_events if event.collective}
+    if len(frames) < len(difference.entered_events) or not all(frames.values()) or not context.last_snapshot:
         return context
     last_snapshot = context.evidence.snapshots[-1]
     stacks = {
@@ -234,7 +234,7 @@ def _rank_condition_reason(context: DiagnosisContext, difference: Difference, br
     """
     callers = difference.ranks if difference.kind is Kind.EXTRA else _other_ranks(difference)
     program = context.program
-    frames = (frame for rank, _ in difference.entered for frame in program_frames(context, rank))
+    frames = (frame for rank, _ in difference.entered_events for frame in program_frames(context, rank))
     deciding_frame = next((frame for frame in frames if program.is_later_statement(branch, frame)), None)
     # Search for two ranks of which one is inside a `with` statement and the other is still entering it.
     inside_with: Facts | None = None
@@ -306,7 +306,7 @@ def _explain(
         or reason.place
         or _difference_place(context, difference, ranks),
         step=reason.step or step_of_difference(difference),
-        collective=_collective_ref(difference.expected or difference.entered[0][1]),
+        collective=_collective_ref(difference.expected or difference.entered_events[0][1]),
         proof=(
             *reason.proof,
             *(path for rank in ranks for path in ledger_proof(context, rank)),
@@ -338,7 +338,7 @@ def _evidence(context: DiagnosisContext, difference: Difference, *, is_certain: 
 
 def _difference_facts(context: DiagnosisContext, difference: Difference) -> Facts:
     """Return the facts about a difference for which no reason was found."""
-    others = tuple(rank for rank, _ in difference.entered if rank not in difference.ranks)
+    others = tuple(rank for rank, _ in difference.entered_events if rank not in difference.ranks)
     expected, first = difference.expected, difference.ranks[:1]
     own_event = difference.event(first[0]) if first else None
     is_repeated = difference.kind is Kind.COUNT and own_event is not None and own_event is expected
@@ -349,7 +349,7 @@ def _difference_facts(context: DiagnosisContext, difference: Difference) -> Fact
         "absent": difference.absent,
         "own_call": call_facts(context, first[0], own_event) if own_event else None,
         "expected_call": call_facts(context, others[0], expected) if expected and others else None,
-        "first_call": call_facts(context, *difference.entered[0]),
+        "first_call": call_facts(context, *difference.entered_events[0]),
         "entered": _call_facts_by_rank(context, difference),
         "condition": None,
         "inside_with": None,
@@ -361,7 +361,7 @@ def _call_facts_by_rank(context: DiagnosisContext, difference: Difference) -> tu
 
     If the ranks differ in size, dtype or root, each call also has this `value`.
     """
-    calls = ((rank, event, call_facts(context, rank, event)) for rank, event in difference.entered)
+    calls = ((rank, event, call_facts(context, rank, event)) for rank, event in difference.entered_events)
     if difference.kind not in _VALUE_CAUSES:
         return ranks_by_facts((rank, facts) for rank, _, facts in calls)
     differs_in = Field(difference.kind.value)
@@ -462,7 +462,7 @@ def _difference_place(context: DiagnosisContext, difference: Difference, ranks: 
         if place is not None:
             return place
     if difference.kind in (Kind.MISSING, Kind.COUNT) and difference.expected is not None:
-        rank = next((rank for rank, event in difference.entered if event is difference.expected), None)
+        rank = next((rank for rank, event in difference.entered_events if event is difference.expected), None)
         return event_place(context, rank, difference.expected) if rank is not None else difference.expected.place
     event = difference.event(ranks[0])
     return event_place(context, ranks[0], event) if event else None
@@ -474,7 +474,7 @@ def _usual_path(context: DiagnosisContext, difference: Difference, rank: int) ->
     Return an empty tuple if the other ranks use the same path, or if no earlier path is known.
     """
     expected = difference.expected
-    caller = next((rank for rank, event in difference.entered if event is expected), None)
+    caller = next((rank for rank, event in difference.entered_events if event is expected), None)
     paths = diverging_frames(context, caller, rank) if caller is not None and difference.kind is Kind.MISSING else None
     if expected is None or paths is None or not paths.shared or paths.in_one_function:
         return ()
@@ -510,7 +510,7 @@ def _as_count_difference(difference: Difference, positions: RelativePositions) -
     """
     if not positions.left_loops:
         return difference
-    event = next((event for rank, event in difference.entered if rank not in positions.left_loops), None)
+    event = next((event for rank, event in difference.entered_events if rank not in positions.left_loops), None)
     ranks = tuple(sorted(positions.left_loops))
     return replace(
         difference, kind=Kind.COUNT, ranks=ranks, expected=event, culprit_is_certain=True, place_is_certain=False
@@ -524,12 +524,12 @@ def _as_extra_call(context: DiagnosisContext, difference: Difference) -> Differe
     """
     program = context.program
     sides: set[tuple[object, ...]] = set()
-    for rank, _, paths in diverging_pairs(context, [rank for rank, _ in difference.entered]):
+    for rank, _, paths in diverging_pairs(context, [rank for rank, _ in difference.entered_events]):
         event = difference.event(rank)
         if event is not None and paths.path_frame and paths.stack_frame and paths.in_one_function:
             condition = program.condition_around_only(paths.path_frame, paths.stack_frame)
             sides |= {event.site} if condition is not None else set()
-    callers = tuple(rank for rank, event in difference.entered if {event.site} == sides)
+    callers = tuple(rank for rank, event in difference.entered_events if {event.site} == sides)
     return replace(difference, kind=Kind.EXTRA, ranks=callers) if callers else difference
 
 
@@ -545,10 +545,10 @@ def _with_rank_condition(
     same_loops = positions.has_source and not positions.left_loops
     if difference.kind not in _CALL_KINDS or (difference.kind is Kind.COUNT and not same_loops):
         return difference, None
-    for rank, event in difference.entered:
+    for rank, event in difference.entered_events:
         branch = _rank_branch(context, rank, event)
         if branch is not None:
-            callers = tuple(other for other, call in difference.entered if call.site == event.site)
+            callers = tuple(other for other, call in difference.entered_events if call.site == event.site)
             others = tuple(other for other in difference.all_ranks if other not in callers)
             # A branch that leaves a loop does not count if a rank has left the loop or is still above the branch.
             if branch.leaves_block and (

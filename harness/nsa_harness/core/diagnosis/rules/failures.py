@@ -115,7 +115,7 @@ def came_too_late(context: DiagnosisContext, first: Failure, _: re.Match[str]) -
             "variant": "came too late",
             "op": call.op,
             "line": call.place,
-            "waiting": tuple(waiting for waiting, _ in late.entered),
+            "waiting": tuple(waiting for waiting, _ in late.entered_events),
             "message": first.text,
             "was_busy": made_progress,
         },

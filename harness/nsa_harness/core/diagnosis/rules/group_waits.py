@@ -146,7 +146,7 @@ def store_key_missing(context: DiagnosisContext) -> Explanation | None:
         call.key,
         [wait.rank for wait, _ in roots],
         call.place or wait_place(context, root),
-        evidence=EvidenceKind.CLOSED if root.closed else EvidenceKind.OPEN,
+        evidence=EvidenceKind.CLOSED if root.is_closed else EvidenceKind.OPEN,
         proof=dump_proof(context, root),
     )
 

@@ -85,7 +85,7 @@ def debugger_waits(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]
     return Explanation(
         cause=Cause.DEBUGGER_WAITS,
         evidence=EvidenceKind.KERNEL,
-        facts={"debugger": root.debugger, "closed": root.closed, "target": "" if root.closed else root.target},
+        facts={"debugger": root.debugger, "closed": root.is_closed, "target": "" if root.is_closed else root.target},
         ranks=ranks,
         place=wait_place(context, root),
         proof=dump_proof(context, root),
@@ -106,7 +106,7 @@ def dataloader_worker_blocked(context: DiagnosisContext, root: Wait, worker: Chi
         Cause.DATALOADER_WORKER_BLOCKED,
         root,
         worker,
-        evidence=EvidenceKind.KERNEL if worker.closed else EvidenceKind.PART,
+        evidence=EvidenceKind.KERNEL if worker.is_closed else EvidenceKind.PART,
     )
 
 
@@ -116,7 +116,7 @@ def _may_be_inherited_lock(child: ChildWait) -> bool:
     A process that was spawned (or started by a fork server) inherits no locks.
     """
     is_new_program = any(word in child.command for word in _FRESH_PROCESSES)
-    return child.kind is WaitKind.LOCK and child.closed and not child.target and not is_new_program
+    return child.kind is WaitKind.LOCK and child.is_closed and not child.target and not is_new_program
 
 
 @rule_if(_child_wait_where(_may_be_inherited_lock))
@@ -179,7 +179,7 @@ def backward_function_blocked(context: DiagnosisContext, root: Wait, ranks: tupl
 
 def _is_lock_deadlock(root: Wait) -> bool:
     """Return whether the rank waits for a lock that no thread or process can release."""
-    return root.kind in (WaitKind.LOCK, WaitKind.FILE_LOCK) and root.closed
+    return root.kind in (WaitKind.LOCK, WaitKind.FILE_LOCK) and root.is_closed
 
 
 @rule_if(root_where(_is_lock_deadlock))
@@ -264,7 +264,7 @@ def blocked_io(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) ->
     """Explain a hang in which a rank is blocked in a read, a write or a file lock, or waits for a child process."""
     is_named = not root.target.startswith(("pipe:", "socket:"))
     # If no process can end the wait, the innermost child shows why. Otherwise, the rank's own line needs a timeout.
-    blocking_child = root.child.deepest if root.child and root.closed else None
+    blocking_child = root.child.deepest if root.child and root.is_closed else None
     return Explanation(
         cause=Cause.BLOCKED_IO,
         evidence=EvidenceKind.KERNEL,
@@ -273,7 +273,7 @@ def blocked_io(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) ->
             "blocked_in": root.blocked_in,
             "target": root.target if is_named else "",
             "no_progress_s": context.evidence.ended_s - (context.evidence.last_progress_s or 0.0),
-            "closed": root.closed,
+            "closed": root.is_closed,
             "child": process_facts(root.child),
         },
         ranks=ranks,

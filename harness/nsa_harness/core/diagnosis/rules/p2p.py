@@ -33,7 +33,7 @@ def p2p_unmatched(context: DiagnosisContext) -> Explanation | None:
 
     Return None for any other run, and if the wait follows from a skipped collective or from a group creation.
     """
-    roots = [root for root in hung_roots(context) if root.kind is WaitKind.POINT_TO_POINT and root.closed]
+    roots = [root for root in hung_roots(context) if root.kind is WaitKind.POINT_TO_POINT and root.is_closed]
     if any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(context)):
         return None
     if not roots:

@@ -317,7 +317,7 @@ def shutdown_hang(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...])
     place = thread_line or wait_place(context, root)
     return Explanation(
         cause=Cause.SHUTDOWN_HANG,
-        evidence=EvidenceKind.CLOSED if root.closed and place else EvidenceKind.PART,
+        evidence=EvidenceKind.CLOSED if root.is_closed and place else EvidenceKind.PART,
         facts={"joins_thread": thread_line is not None, "blocked_in": root.blocked_in},
         ranks=ranks,
         place=place,

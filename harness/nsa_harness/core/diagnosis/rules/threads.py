@@ -113,7 +113,7 @@ def livelock(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> E
 
 def _root_waiting_for_thread(context: DiagnosisContext) -> tuple[Wait, Stack, str] | None:
     """Find the first root that waits for another thread that may still act, or return None."""
-    waiting = (root for root in hung_roots(context) if root.kind in _LOCKS and not root.closed)
+    waiting = (root for root in hung_roots(context) if root.kind in _LOCKS and not root.is_closed)
     return next(((root, *thread) for root in waiting if (thread := awaited_thread(context, root))), None)
 
 
