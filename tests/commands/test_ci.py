@@ -387,7 +387,7 @@ def test_the_steps_of_the_nightly_run_over_three_jobs_and_merge_into_one_summary
     green = night.summary()
     assert night.exits["Summarise"] == 0, night.said
     assert green.startswith("# GREEN: every verdict is as expected\n")
-    assert "4 verdicts of 3 jobs: PASS 2 · FAIL 1 · HANG 0 · SKIP 1 · ERROR 0. Exit code 0." in green
+    assert "4 verdicts from 3 jobs: PASS 2 · FAIL 1 · HANG 0 · SKIP 1 · ERROR 0. Exit code 0." in green
     assert "| wants_gpus | needs 8 GPUs; this machine has no GPU | " in green
     assert night.left_out == LEFT_OUT | {"Doctor"}
     summary = json.loads((night.checkout / "summary" / "summary.json").read_text())

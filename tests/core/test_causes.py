@@ -29,12 +29,12 @@ def mistakes(cause: str) -> list[str]:
 def test_a_scenario_can_expect_whatever_a_verdict_can_come_with(cause: Cause) -> None:
     refused = mistakes(cause)
     assert (refused == []) is bool(cause.row.verdicts)
-    assert all(words.startswith("no such cause; ") for words in refused)
+    assert all(words.startswith(f'unknown cause "{cause}"') for words in refused)
 
 
 def test_a_run_whose_loss_leads_to_no_parameter_can_be_expected() -> None:
     assert mistakes("no_gradient") == []
-    assert mistakes("no_gradiant") == ['no such cause; did you mean "no_gradient"?']
+    assert mistakes("no_gradiant") == ['unknown cause "no_gradiant"; did you mean "no_gradient"?']
 
 
 def test_a_code_of_another_version_is_a_cause_that_is_unknown() -> None:

@@ -243,7 +243,7 @@ def test_a_search_whose_helper_is_edited_after_a_kill_begins_anew_and_says_so(wo
     helper.write_text("LIMIT = 4\n")
     ran = workspace.harness(*words)
     assert (ran.code, *_items(ran)) == (0, "threshold", [3]), ran.out + ran.err
-    told = f"helper.py has changed since the search in reports/{first}; a new search begins"
+    told = f"helper.py has changed since the search in reports/{first}; a new search starts"
     assert told in " ".join(ran.out.split())
     assert len(list(reports.glob("2*"))) == 2
 
@@ -261,7 +261,7 @@ def test_two_searches_in_one_directory_have_a_folder_each_and_one_answer(workspa
         ran = workspace.harness(*words)
         assert first.wait(timeout=280) == 0
     assert ran.code == 0, ran.out + ran.err
-    assert "still running; this one begins beside it" in " ".join(ran.out.split())
+    assert "; this is a separate one" in " ".join(ran.out.split())
     answers = [json.loads((path / "bisect.json").read_text())["answer"] for path in reports.glob("2*")]
     assert [(one["kind"], one["items"]) for one in answers] == [("threshold", [3])] * 2
 

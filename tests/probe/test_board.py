@@ -185,8 +185,8 @@ def test_a_torn_step_does_not_hide_the_steps_before_it(path: Path) -> None:
     ("at", "bytes_there", "reason"),
     [
         (0, b"ELF", "begins with"),
-        (8, struct.pack("<I", 99), "has layout 99"),
-        (12, struct.pack("<I", 7), "this one says 7"),
+        (8, struct.pack("<I", 99), "the file has 99"),
+        (12, struct.pack("<I", 7), "this file names 7"),
     ],
 )
 def test_what_is_no_board_is_refused_with_the_reason(path: Path, at: int, bytes_there: bytes, reason: str) -> None:

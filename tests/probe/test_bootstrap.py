@@ -98,12 +98,12 @@ torch.compiler.is_compiling = lambda: True
 sys.path.insert(0, sys.argv[1])
 from nsa_harness.probe import hooks
 from nsa_harness.probe.status_file import StatusFileWriter
-from nsa_harness.probe.exceptions import DroppedBatches
+from nsa_harness.probe.exceptions import DroppedBatchCounter
 board = StatusFileWriter(sys.argv[2], rank=0, world_size=1)
 class Silent:
     def note(self, piece, error): raise error
     def attempt(self, piece, do): do(); return True
-hooks.install(torch, board, Silent(), DroppedBatches(board, ()), hooks.FetchTimes(()))
+hooks.install(torch, board, Silent(), DroppedBatchCounter(board, ()), hooks.FetchTimes(()))
 layer = torch.nn.Linear(1, 1)
 layer(torch.ones(1)).sum().backward()
 print(bool(torch.nn.modules.module._has_any_global_hook()))

@@ -187,7 +187,8 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _TABLE = re.compile(r"\w+\.csv")
 # Where one of them stands all the same, and why.
 ALLOWED: dict[str, tuple[set[str], str]] = {
-    "harness/nsa_harness/core/collectives/repair.py": ({"branch"}, "of the user's code"),
+    "harness/nsa_harness/core/collectives/repair.py": ({"branches"}, "of the user's code"),
+    "harness/nsa_harness/core/evidence/job_files.py": ({"compressed"}, "of a log file"),
     "harness/nsa_harness/core/search/subject.py": ({"branches"}, "how bisect.json calls a form"),
     "harness/nsa_harness/core/comparison/plan_file.py": ({"gate", "gates"}, "a gate of a decision"),
     "harness/nsa_harness/core/comparison/decisions.py": ({"gate", "gates"}, "a gate of a decision"),

@@ -21,8 +21,9 @@ from nsa_harness.subject.playbook import PLAYBOOK
 Golden = Callable[[str, str], None]
 COLOUR = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
 ONE = RunningAttempt(name="ddp_onestep", phase="step 3", progress=PROGRESS)
-STALL = "no rank has made progress for 5.0 s (limit 4.0 s); taking stacks"
-STALLED = replace(ONE, name="branch_sel_only~2", stall=STALL)
+STALLED = replace(
+    ONE, name="branch_sel_only~2", stall="no rank has made progress for 5.0 s (limit 4.0 s); taking stacks"
+)
 MANY = replace(PROGRESS, deadline_s=None, ranks=tuple(rank_progress(rank, float(rank % 50)) for rank in range(100)))
 ENDED = EndedAttempt(status=Status.PASS, expected=True, counts=True, took_s=4.0)
 HALFWAY = View(

@@ -100,7 +100,7 @@ def test_a_search_that_has_ended_does_not_go_on(tmp_path: Path) -> None:
 
 def test_what_has_changed_begins_a_new_search_and_is_named(tmp_path: Path) -> None:
     run = _left(tmp_path, _mark())
-    said = f"helper.py and package torch have changed since the search in {run.path}; a new search begins"
+    said = f"helper.py and package torch have changed since the search in {run.path}; a new search starts"
     assert _begin(tmp_path, _mark(**{"helper.py": "b3", "package torch": "2.14 d4"})) == (None, said)
 
 
@@ -138,7 +138,7 @@ def test_a_bisection_that_somebody_runs_is_left_to_him(tmp_path: Path) -> None:
         assert first.run.path == run.path
         goes_on, note = _begin(tmp_path, _mark())
     assert goes_on is None
-    assert note == f"{run.path} is another search for the same, still running; this one begins beside it"
+    assert note == f"another search like this is still running in {run.path}; this is a separate one"
 
 
 def test_a_bookmark_that_cannot_be_read_is_none(tmp_path: Path) -> None:

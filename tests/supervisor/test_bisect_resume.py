@@ -146,7 +146,7 @@ def test_what_is_edited_between_two_searches_begins_a_new_one_and_is_named(
     code, said, _ = search()
     assert (code, said["answer"]["items"], len(folders())) == (0, [2, 6], 2)
     assert len(machine.launched) - launched == len(said["probes"])
-    note = f"helper.py has changed since the search in reports/{first}; a new search begins"
+    note = f"helper.py has changed since the search in reports/{first}; a new search starts"
     assert note in said["detail"]["notes"]
     assert note in " ".join(capsys.readouterr().out.split())
 
@@ -197,5 +197,5 @@ def test_two_searches_in_one_directory_have_a_folder_each(machine: Machine) -> N
     assert [second["detail"]["run_id"]] == [name for name in folders() if name not in first]
     answers = [json.loads(Path("reports", name, "bisect.json").read_text())["answer"]["items"] for name in folders()]
     assert answers == [[2, 6], [2, 6]]
-    beside = f"reports/{first[0]} is another search for the same, still running; this one begins beside it"
+    beside = f"another search like this is still running in reports/{first[0]}; this is a separate one"
     assert beside in second["detail"]["notes"]

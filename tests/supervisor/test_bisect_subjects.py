@@ -390,8 +390,8 @@ def test_a_search_that_was_killed_before_its_first_launch_tells_what_it_is_and_h
         bisect.run_bisection(request)
     assert rejudge(tmp_path / "reports" / "latest") == 125
     (run,) = (path for path in (tmp_path / "reports").iterdir() if not path.is_symlink())
-    told = f"{run} is a bisection that was ended before its answer (gc.layers in [0,12)), 0 probes made"
-    assert capsys.readouterr().err == f"note: {told}; the same command goes on: {command}\n"
+    told = f"{run} is a bisection that ended before it had an answer (gc.layers in [0,12)), 0 probes made"
+    assert capsys.readouterr().err == f"note: {told}; to continue it, give its command again: {command}\n"
     assert json.loads((run / "run.json").read_text())["command"] == command
 
 

@@ -34,7 +34,7 @@ class Film:
 
     looks: list[Snapshot]
     living_pids: dict[int, int]
-    exited: set[int] = field(default_factory=set)
+    exited_ranks: set[int] = field(default_factory=set)
     pipe_requests: dict[int, object] = field(default_factory=dict)
 
     @property

@@ -320,7 +320,7 @@ def test_a_scenario_that_is_edited_between_begins_anew_and_is_named(
     assert (checked()[0], machine.launched) == (0, RUNS)
     said = " ".join(capsys.readouterr().out.split())
     assert "phase text has changed since the check in reports/" in said
-    assert "; a new check begins" in said
+    assert "; a new check starts" in said
 
 
 def test_criteria_that_are_edited_between_are_asked_of_the_runs_that_were_made(machine: Machine) -> None:

@@ -24,7 +24,7 @@ from nsa_harness.supervisor.launch.planning import (
 )
 from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.texts.causes import text_of
-from nsa_harness.texts.words import MEANING
+from nsa_harness.texts.words import MEANING, launch_line
 
 _NAME_COLUMNS = 22
 
@@ -118,7 +118,7 @@ def command_lines(plan: LaunchPlan, redaction: Redaction) -> Iterator[str]:
         if isinstance(spec, Skip):
             yield f"# {spec.scenario}: SKIP, {spec.reason}"
             continue
-        yield f"# {spec.scenario}: {spec.ranks} ranks · {spec.backend} · {visible(spec.subject)}"
+        yield f"# {spec.scenario}: {launch_line(spec.ranks, spec.backend, visible(spec.subject))}"
         yield from (f"#   {note}" for note in spec.notes)
         if spec.fault:
             ranks = "every rank" if spec.fault.rank is None else f"rank {spec.fault.rank}"

@@ -109,7 +109,7 @@ def write_answer(
 
 
 def _any_spec(launches: Launches) -> RunSpec | None:
-    """Return a launch that stands for all launches of the search: the bad end, or else the good end. None: neither."""
+    """Return a launch that stands for all launches of the search: the bad end, else the good end, else None."""
     good, bad = launches.ends()
     in_order = (good, bad) if launches.subject.open_end else (bad, good)
     return next((spec for spec in in_order if isinstance(spec, RunSpec)), None)
@@ -119,7 +119,7 @@ def _commands(state: SearchProgress, answer: SearchAnswer, alone: str | None) ->
     """Return the commands of the failing and the passing configuration, each only if it was confirmed."""
 
     def command(subset: Subset | None, counts: ProbeResult) -> str | None:
-        """Return the command of `subset` if its last probe under torchrun had the result `counts`, or None."""
+        """Return the command of `subset` if its last probe under torchrun had the result `counts`, or None if not."""
         if subset is None or not shown_in_full(state.probes, subset, counts):
             return None
         last = _last_in_full(state.probes, subset)
@@ -204,7 +204,7 @@ def _control(launches: Launches, name: str, subset: Sequence[int]) -> PlannedCon
 
 
 def _takes_s(case: EffortCase, earlier: EarlierRuns, jobs: int) -> float | None:
-    """Return the expected time of a case in seconds, from the mean times of stored runs. None: there are none."""
+    """Return the expected time of a case in seconds, from the mean times of stored runs, or None if none are stored."""
     passing = earlier.run_s((Status.PASS,)) or earlier.run_s()
     failing = earlier.run_s(FAILED_STATUSES) or passing
     if passing is None or failing is None:

@@ -1,1 +1,1 @@
-"""What is known of nsa.train alone: its options, its environment, its claims and gates, its files."""
+"""Everything that is specific to nsa.train: its options, environment variables, claims, gates and files."""

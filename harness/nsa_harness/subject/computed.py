@@ -42,7 +42,7 @@ def decides_only_how(key: str) -> bool:
 def tolerance(spec: RunSpec) -> float:
     """Return the relative difference that rounding may cause in a launch's numbers, by its dtype.
 
-    For a program other than nsa.train, whose dtype is not known, return the largest one.
+    If the dtype is unknown, as for a program other than nsa.train, return the largest tolerance.
     """
     words = spec.program
     dtype = words[words.index("--dtype") + 1] if is_launched_by(spec) and "--dtype" in words[:-1] else ""

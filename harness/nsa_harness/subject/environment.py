@@ -85,14 +85,17 @@ def is_read_by_program(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentOverride:
-    """An override from the environment, and the note that reports it."""
+    """A scenario override from an environment variable, and the note that reports it."""
 
     override: Override
     note: str
 
 
 def environment_overrides(environ: Mapping[str, str]) -> tuple[EnvironmentOverride, ...]:
-    """Return the overrides of an environment. Raises UsageError with every wrong value and unknown NSA_* name."""
+    """Return the scenario overrides that NSA_* variables set.
+
+    Raises UsageError, which lists every invalid value and unknown NSA_* name.
+    """
     mistakes = list(_unknown(environ))
     if "NSA_GC_RANGE" in environ and "NSA_GC_LAYERS" in environ:
         mistakes.append("environment NSA_GC_LAYERS: NSA_GC_RANGE is set too, and both choose gc.layers; unset one")

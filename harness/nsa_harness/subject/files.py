@@ -23,12 +23,15 @@ SHARDED = "_fsdp"  # in the names of some files where the model is sharded, as t
 
 
 def is_launched_by(spec: RunSpec) -> bool:
-    """Whether the program is nsa.train, whose options the harness all spells out."""
+    """Whether a spec launches nsa.train."""
     return bool({"--trace-grads", "--no-trace-grads"} & set(spec.program))
 
 
 def program_files(spec: RunSpec, evidence: Evidence) -> tuple[ProgramFile, ...]:
-    """Return the files of nsa.train with the reason for each absent one; for another program no reasons."""
+    """Return the files that nsa.train writes, each with the reason why it may be absent.
+
+    For another program the reasons are left out.
+    """
     ours = is_launched_by(spec)
     return tuple(
         ProgramFile(pattern=pattern, counted_in=counted_in, after=after, absent=absent if ours else None)

@@ -38,7 +38,7 @@ DTYPE_WORDS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float6
 
 @dataclass(frozen=True, kw_only=True)
 class MachineChoice:
-    """The values that every `auto` of a scenario has on this machine."""
+    """The values that are chosen on this machine for the `auto` settings of a scenario."""
 
     shape: str
     layers: int
@@ -57,7 +57,7 @@ DEPENDENT_KEYS = (
 
 
 def branch_subject(scenario: Scenario) -> Subject:
-    """Return the subject of a bisection over the branches; without any branch the attention is dense."""
+    """Return the subject of a bisection over the attention branches. Without any branch the attention is dense."""
     if not scenario.is_ours or scenario.model.attention is not Attention.NSA:
         raise UsageError("--branch: only nsa.train with model.attention: nsa has branches")
     branch = scenario.model.branch
@@ -72,7 +72,7 @@ def branch_subject(scenario: Scenario) -> Subject:
 
 
 def nsa_options(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:
-    """Return the options of nsa.train as words of its command line."""
+    """Return the command-line arguments of nsa.train for a scenario."""
     model, train, gc, parallel, trace = (
         scenario.model,
         scenario.train,
@@ -132,7 +132,10 @@ def nsa_options(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:
 
 
 def subject_line(scenario: Scenario, choice: MachineChoice) -> str:
-    """Return one line: `shape ci (4 layers, dim 128, T 256, fp32)`, and the differences from the plain model."""
+    """Return a line that describes the model and its differences from the plain model.
+
+    An example is `shape ci (4 layers, dim 128, T 256, fp32)`.
+    """
     shape = SHAPES[choice.shape]
     dtype = DTYPE_WORDS[choice.dtype]
     line = f"shape {choice.shape} ({choice.layers} layers, dim {shape.dim}, T {choice.seq_len}, {dtype})"

@@ -1,4 +1,6 @@
-"""Turn a scenario of nsa.train into a launch: find its contradictions, and decide and report every `auto`."""
+"""Turns a scenario of nsa.train into a launch: finds contradictions in it, and chooses and reports each `auto`
+value.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ _ON_A_GPU = {
 
 
 def machine_choice(scenario: Scenario, facts: MachineFacts) -> MachineChoice:
-    """Return the values that every `auto` has on this machine."""
+    """Return the values that are chosen on this machine for the `auto` settings of a scenario."""
     model, train, ranks = scenario.model, scenario.train, scenario.run.ranks
     on_gpu = len(facts.gpus) >= ranks
     shape = model.shape if model.shape is not ShapeName.AUTO else (ShapeName.PRODUCTION if on_gpu else ShapeName.CI)
@@ -159,7 +161,7 @@ def launch(spec: RunSpec, scenario: Scenario, facts: MachineFacts, surroundings:
 
 
 def _as_launched(settings: tuple[tuple[str, str], ...], choice: MachineChoice) -> tuple[tuple[str, str], ...]:
-    """Return the settings with the steps that are really made: runs are comparable only if they made the same steps."""
+    """Return the settings with `train.steps` set to the number of steps that the run really makes."""
     return tuple((key, str(choice.steps) if key == "train.steps" else value) for key, value in settings)
 
 
@@ -186,7 +188,7 @@ def _notes(scenario: Scenario, facts: MachineFacts, choice: MachineChoice) -> tu
 
 
 def _without_effect(scenario: Scenario) -> Iterator[str]:
-    """Yield a note for each switch of DDP that is set although the wrapper is another one."""
+    """Yield a note for each DDP option that is set although the scenario uses another wrapper."""
     if scenario.parallel.wrapper is Wrapper.DDP:
         return
     chosen = scenario.parallel.model_dump(exclude_defaults=True, include=set(_DDP_ONLY))
@@ -196,7 +198,7 @@ def _without_effect(scenario: Scenario) -> Iterator[str]:
 
 
 def _not_covered(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:
-    """Return what a run on the CPU cannot test, unless the scenario requests exactly that."""
+    """Return notes on what a run on the CPU cannot test, except what the scenario itself requests."""
     if choice.device != "cpu":
         return ()
     missing = []

@@ -1,4 +1,4 @@
-"""The tables that nsa.train writes, about its training, gates and cost per step, and the rules that read them."""
+"""Reads the tables that nsa.train writes about training, gates and cost per step, and diagnoses failures from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHUT, _SATURATED = 0.01, 0.99
 
 
 def reported_values(table: Table) -> tuple[dict[str, float], tuple[Row, ...]]:
-    """Return the metrics, by the names that `expect.metrics` takes, and the rows that the rules below read."""
+    """Return the metrics of a run by name, and the rows about gates and step cost that diagnosis rules read."""
     return _metrics(table), (*_gates(table), *_step_cost(table))
 
 
@@ -53,7 +53,7 @@ def _metrics(table: Table) -> dict[str, float]:
 
 
 def _of_steps(rows: Sequence[Row]) -> dict[str, list[float]]:
-    """Return the metrics of the steps without the first one, which warms up, unless there is no other."""
+    """Return the metrics of all steps except the first, which warms up. A single step is not left out."""
     after = rows[1:] or rows
     seconds, rates = ([value for row in after if isinstance(value := row.get(name), float)] for name in _RATES)
     return {
@@ -64,7 +64,7 @@ def _of_steps(rows: Sequence[Row]) -> dict[str, list[float]]:
 
 
 def _gates(table: Table) -> tuple[Row, ...]:
-    """Return the row of each branch and layer at the latest step. A torn last line does not count."""
+    """Return one row for each branch and layer at the latest step. An incomplete last line is ignored."""
     whole = [row for row in table("gate_health.csv") or () if isinstance(row.get("branch"), str) and _is_of_a_gate(row)]
     latest = max((float(row["step"]) for row in whole), default=None)
     kept = [row for row in whole if row["step"] == latest][:_MAX_GATES]
@@ -82,7 +82,7 @@ _COUNTED = ("nodes", "saved_bytes", "square_bytes", "expected_bytes", "begin_byt
 
 
 def _step_cost(table: Table) -> Iterator[Row]:
-    """Yield one row: the cost of a step, its size and the implementations that computed it."""
+    """Yield one row with the cost and size of a step, and the implementations that computed it."""
     rows = [row for row in table("step_cost.csv") or () if all(_is_number(row.get(name)) for name in _SIZES)]
     if not rows:
         return
@@ -103,7 +103,9 @@ def _implementations(table: Table) -> Row:
 
 
 def _time(table: Table) -> Row:
-    """Return the median time of the steps without the first one, which is not typical, with its error."""
+    """Return the median time of a step and its standard error. The first step is left out, because it is not
+    typical.
+    """
     rows = (table("training.csv") or ())[1:]
     wall, processor = (_median(rows, name) for name in ("seconds", "cpu_s"))
     timed: Row = {"seconds": wall[0], "error": wall[1], "steps": float(len(rows))} if wall else {}
@@ -111,10 +113,10 @@ def _time(table: Table) -> Row:
 
 
 def _median(rows: Sequence[Row], name: str) -> tuple[float, float] | None:
-    """Return the median of a column and its relative standard error, or None without values.
+    """Return the median of a column and its relative standard error, or None if the column has no values.
 
-    The standard error of a median is 1.2533 times that of a mean. The standard deviation comes from the quartiles,
-    which are 1.349 deviations apart: unlike the mean square, they do not depend on a single delayed step.
+    The standard error of a median is 1.2533 times that of a mean. The standard deviation is the distance of the
+    quartiles divided by 1.349, because a single delayed step does not change the quartiles.
     """
     values = sorted(value for value in _finite(rows, name) if 0 < value < _LONGEST_S)
     if not values:
@@ -125,7 +127,7 @@ def _median(rows: Sequence[Row], name: str) -> tuple[float, float] | None:
 
 
 def _finite(rows: Sequence[Row], name: str) -> list[float]:
-    """Return the finite numbers of a column: a table may be torn, or written by another program."""
+    """Return the finite numbers of a column. Other values are skipped."""
     return [value for row in rows if isinstance(value := row.get(name), float) and math.isfinite(value)]
 
 
@@ -134,7 +136,7 @@ def _is_number(value: object) -> bool:
 
 
 def gate_collapse(context: DiagnosisContext) -> Explanation | None:
-    """Explain a collapse: the gate of a branch is shut for almost every token."""
+    """Return an explanation if the gate of a branch is shut for almost every token, or None."""
     shut = [
         gate
         for gate in context.evidence.program_records
@@ -165,16 +167,16 @@ _COST_PROOF = ("step_cost.csv",)
 
 
 def _step_cost_numbers(context: DiagnosisContext) -> tuple[dict[str, float]] | None:
-    """Return the numbers of a step's cost for the rules below; None: the program did not report them."""
+    """Return a tuple with the numbers of a step's cost, or None if the program did not report them."""
     row = next((row for row in context.evidence.program_records if "step_cost" in row), None)
     return ({name: float(value) for name, value in row.items() if not isinstance(value, str)},) if row else None
 
 
 @rule_if(_step_cost_numbers)
 def per_token_nodes(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
-    """Explain an autograd graph whose size grows with the tokens: some operation loops over tokens in Python.
+    """Return an explanation if the size of the autograd graph grows with the number of tokens, or None.
 
-    A graph of normal size has far fewer nodes per layer, independent of the sequence length.
+    Such a graph shows that an operation loops over tokens in Python.
     """
     nodes, layers, tokens = cost.get("nodes", 0.0), cost["layers"], cost["batch"] * cost["seq_len"]
     nodes_per_token = nodes / (tokens * layers)
@@ -193,7 +195,9 @@ _SQUARE_SHARE, _SQUARE_BYTES = 0.5, 16 << 20
 
 @rule_if(_step_cost_numbers)
 def quadratic_cost(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
-    """Explain quadratic memory: most bytes that the graph saves have a row and a column per token."""
+    """Return an explanation if most bytes saved by the autograd graph have one row and one column per token, or
+    None.
+    """
     square, kept = cost.get("square_bytes", 0.0), cost.get("saved_bytes", 0.0)
     if square < max(_SQUARE_BYTES, _SQUARE_SHARE * kept):
         return None
@@ -211,7 +215,7 @@ _KEPT_BYTES, _GROWN_BYTES = 64 << 20, 512 << 20  # least excess of the graph, an
 
 @rule_if(_step_cost_numbers)
 def memory_excess(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
-    """Explain more memory than the parameters, optimizer and activations of this shape need."""
+    """Return an explanation if a step uses more memory than parameters, optimizer and activations need, or None."""
     expected = cost.get("expected_bytes", math.inf)
     kept, grown = cost.get("saved_bytes", 0.0), cost.get("peak_bytes", 0.0) - cost.get("begin_bytes", math.inf)
     if kept > max(_TIMES * expected, expected + _KEPT_BYTES):

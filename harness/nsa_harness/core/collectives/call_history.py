@@ -1,4 +1,4 @@
-"""Use a rank's call history: predict the next call from a pattern, and compare calls that are no longer stored."""
+"""Use the history of a rank's calls: predict its next call from a repeating pattern, and compare overwritten calls."""
 
 from __future__ import annotations
 
@@ -18,56 +18,55 @@ MIN_REPEATS = 2  # repeats before a pattern is trusted
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedCall:
-    """A prediction of a rank's next call, made from the repeating pattern of its earlier calls."""
+    """The next event of a rank that its own earlier events predict."""
 
-    at: int  # index of the past event with the longest equal history; the event there is expected
-    times: int  # how often the expected event followed the event before it
+    at: int  # index of an earlier event that is equal to the expected event
+    times: int  # number of times that the expected event followed the same event before
 
     @property
     def is_trusted(self) -> bool:
+        """Whether the pattern was repeated often enough to be trusted."""
         return self.times >= MIN_REPEATS
 
 
-@lru_cache(maxsize=4096)  # in a large world most ranks did the same
+@lru_cache(maxsize=4096)  # most ranks of a large job have equal histories
 def expected_next(sites: tuple[Hashable, ...], at: int) -> ExpectedCall | None:
-    """Return the prediction for index `at` of a rank's calls, made from the calls before it.
+    """Return the event that the events before index `at` predict for `at`, or None if they predict none.
 
-    `sites` identifies each call. Return None if the call before `at` never occurred earlier, or if the earlier places
-    with the longest matching history were followed by different calls.
+    `sites` identifies the rank's events in order. The prediction is the event that followed the longest earlier
+    sequence equal to the latest events. There is none if the event before `at` is new, or if the longest equal
+    sequences were followed by different events.
     """
-    lengths = {here: _common_length(sites, here, at) for here in range(1, at) if sites[here - 1] == sites[at - 1]}
+    lengths = {index: _common_length(sites, index, at) for index in range(1, at) if sites[index - 1] == sites[at - 1]}
     if not lengths:
         return None
     longest = max(lengths.values())
-    best = [here for here, length in lengths.items() if length == longest]
-    if len({sites[here] for here in best}) > 1:
+    best = [index for index, length in lengths.items() if length == longest]
+    if len({sites[index] for index in best}) > 1:
         return None
-    return ExpectedCall(at=best[-1], times=sum(sites[here] == sites[best[-1]] for here in lengths))
+    return ExpectedCall(at=best[-1], times=sum(sites[index] == sites[best[-1]] for index in lengths))
 
 
-def comes_later(sites: Sequence[Hashable], predicted: ExpectedCall, at: int, site: Hashable) -> bool:
-    """Whether the call `site` came after the predicted call in the previous iteration."""
-    return site in sites[predicted.at + 1 : at]
+def comes_later(sites: Sequence[Hashable], expected: ExpectedCall, at: int, site: Hashable) -> bool:
+    """Whether the event `site` came after the expected event in the previous iteration, which ended at index `at`."""
+    return site in sites[expected.at + 1 : at]
 
 
 def leaves_a_loop(sites: Sequence[Hashable], at: int) -> bool:
-    """Whether the calls at `at - 1` and `at` directly followed each other before.
-
-    If the call at `at` was not expected, the rank then left a loop in the same way as before.
-    """
-    return any(sites[here - 1] == sites[at - 1] and sites[here] == sites[at] for here in range(1, at))
+    """Whether the event at index `at` followed the event before it once before, as at the end of a loop."""
+    return any(sites[index - 1] == sites[at - 1] and sites[index] == sites[at] for index in range(1, at))
 
 
-def _common_length(sites: Sequence[Hashable], here: int, at: int) -> int:
-    """Return how many consecutive calls directly before index `here` equal those directly before index `at`."""
+def _common_length(sites: Sequence[Hashable], index: int, at: int) -> int:
+    """Return the number of consecutive events before `index` that are equal to the events before `at`."""
     length = 0
-    while length < here and sites[here - 1 - length] == sites[at - 1 - length]:
+    while length < index and sites[index - 1 - length] == sites[at - 1 - length]:
         length += 1
     return length
 
 
 def call_with_changed_peer(status_file: StatusFile) -> Call | None:
-    """Return the rank's latest send or receive if the same source line always used another peer before, else None."""
+    """Return the latest transfer of a rank if its line always had one other partner before, or None."""
     transfers = [call for call in status_file.calls if not call.op.startswith(protocol.WAIT) and call.peer is not None]
     if not transfers:
         return None
@@ -80,15 +79,15 @@ def call_with_changed_peer(status_file: StatusFile) -> Call | None:
     return latest if len(usual) >= MIN_REPEATS and len(set(usual)) == 1 and usual[0] != latest.peer else None
 
 
-_UNDONE = pow(protocol.HASH_FACTOR, -1, 1 << 64)
+_INVERSE_FACTOR = pow(protocol.HASH_FACTOR, -1, 1 << 64)  # undoes the multiplication by HASH_FACTOR
 
 
 def diverged_before_history(group: str, status_files: Mapping[int, StatusFile]) -> bool:
-    """Whether ranks made different calls in the group before the oldest call that all of them still store.
+    """Whether these ranks made different calls in the group before the oldest call that all of them still store.
 
-    Each rank stores one hash over all its calls. The stored calls are removed from this hash again, until the hashes of
-    all ranks cover the same number of calls. Ranks with fewer calls, or with a hash that cannot be reduced, are
-    ignored.
+    Each rank stores a hash over all its calls. The stored calls are removed from this hash, the latest first, down to a
+    number of calls that all ranks have in common. Ranks that made fewer calls, or whose calls cannot be removed from
+    the hash, are ignored.
     """
     histories = [hashes for status_file in status_files.values() if (hashes := _hashes(group, status_file))]
     common = max((min(hashes) for hashes in histories), default=0)
@@ -96,27 +95,26 @@ def diverged_before_history(group: str, status_files: Mapping[int, StatusFile]) 
 
 
 def _hashes(group: str, status_file: StatusFile) -> dict[int, int]:
-    """Return, for each number N of calls that can be reached, the hash over the rank's first N calls in the group.
+    """Return number of calls -> hash over that many calls of the group, back to the oldest stored call.
 
-    The numbers go back from all calls to those that are no longer stored. The result is empty if the hash is unknown or
-    inconsistent, or if several threads made calls.
+    The result is empty if the hashes cannot be computed.
     """
     total = status_file.counts.get(group)
     calls = [call for call in _latest_calls(status_file) if call.group == group and _is_counted(call)]
-    # With two threads it is unknown which of them counted first.
+    # If two threads made the calls, the order in which they were added to the hash is unknown.
     if total is None or len({call.tid for call in calls}) > 1:
         return {}
-    hashes, rolled = {total.calls: total.hash}, total.hash
+    hashes, current = {total.calls: total.hash}, total.hash
     for count, call in zip(range(total.calls - 1, -1, -1), calls, strict=False):
         call_hash = _call_hash(call)
         if call_hash is None:
             break
-        rolled = hashes[count] = (rolled * _UNDONE & protocol.HASH_MASK) ^ call_hash
+        current = hashes[count] = (current * _INVERSE_FACTOR & protocol.HASH_MASK) ^ call_hash
     return hashes if hashes.get(0, protocol.HASH_START) == protocol.HASH_START else {}
 
 
 def _latest_calls(status_file: StatusFile) -> Iterator[Call]:
-    """Yield the stored calls from the latest one backwards, and stop at the first gap in their numbers."""
+    """Yield the calls of a rank from the latest backwards, up to the first gap in their numbers."""
     backwards = status_file.calls[::-1]
     yield from backwards[:1]
     for later, call in pairwise(backwards):
@@ -126,14 +124,12 @@ def _latest_calls(status_file: StatusFile) -> Iterator[Call]:
 
 
 def _is_counted(call: Call) -> bool:
+    """Whether the call is part of the hash over a group's calls. Waits and transfers are not."""
     return not call.op.startswith(protocol.WAIT) and call.op not in TRANSFERS
 
 
 def _call_hash(call: Call) -> int | None:
-    """Return the hash of one call, computed as the probe does.
-
-    Return None if the source lines that led to the call are unknown.
-    """
+    """Return the hash of a call as the probe computes it, or None if a line that led to the call is unknown."""
     if not call.chain and (call.place is None or call.place.file is None or not is_library(call.place.file)):
         return None
     lines = "\n".join(f"{frame.file}:{frame.line}:{frame.function}" for frame in call.chain)

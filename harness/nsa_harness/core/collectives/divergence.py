@@ -1,4 +1,4 @@
-"""Make the report's table of the collectives that ranks entered just before and after they diverged."""
+"""Make the report's table of collectives around the call at which ranks diverge."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nsa_harness.core.collectives.alignment import Difference
 from nsa_harness.core.collectives.timeline import Event, Timeline
 from nsa_harness.core.report import Divergence, EnteredCall
 
-_BEFORE, _BEHIND = 3, 2  # rows before and after the first row that differs
+_ROWS_BEFORE, _ROWS_AFTER = 3, 2  # rows before and after the first row that differs
 _MAX_COLUMNS = 6
 
 _Row = tuple[EnteredCall | None, ...]
@@ -17,9 +17,9 @@ _Row = tuple[EnteredCall | None, ...]
 def divergence(
     difference: Difference, timelines: Mapping[int, Timeline], at_fault: Collection[int]
 ) -> Divergence | None:
-    """Return the table of a difference, or None if its rows are equal for all ranks.
+    """Return the table of the calls around a difference, or None if all ranks made equal calls.
 
-    Ranks with equal rows share one column. The columns of the ranks in `at_fault` come first.
+    Ranks with equal calls share a column. The columns with ranks of `at_fault` come first.
     """
     columns = {rank: _column(difference, timelines[rank]) for rank in difference.all_ranks if rank in timelines}
     ranks_of: dict[_Row, list[int]] = {}
@@ -27,31 +27,31 @@ def divergence(
         ranks_of.setdefault(column, []).append(rank)
     if len(ranks_of) < 2:
         return None
-    shown = list(ranks_of)[:_MAX_COLUMNS]
-    rows = list(zip(*shown, strict=True))
-    before = [row for row in rows[:_BEFORE] if any(row)]
+    first_columns = list(ranks_of)[:_MAX_COLUMNS]
+    rows = list(zip(*first_columns, strict=True))
+    before = [row for row in rows[:_ROWS_BEFORE] if any(row)]
     return Divergence(
         group=difference.group,
-        ranks=tuple(tuple(sorted(ranks_of[column])) for column in shown),
-        rows=(*before, *(row for row in rows[_BEFORE:] if any(row))),
+        ranks=tuple(tuple(sorted(ranks_of[column])) for column in first_columns),
+        rows=(*before, *(row for row in rows[_ROWS_BEFORE:] if any(row))),
         shared=next((at for at, row in enumerate(before) if len(set(row)) > 1), len(before)),
     )
 
 
 def _column(difference: Difference, line: Timeline) -> _Row:
-    """Return the calls of one rank around the point where the ranks diverge, as a column of the table.
+    """Return the calls of one rank for the table.
 
-    All columns have the same length. Missing calls are None, so the diverging call has the same row in each column.
+    All ranks have the same number of rows, with the diverging call in the same row. Missing calls are None.
     """
     events = line.of_group(difference.group)
-    parting = difference.event(line.rank)
-    at = next((at for at, event in enumerate(events) if event is parting), len(events))
-    before = events[max(0, at - _BEFORE) : at]
-    behind = events[at : at + 1 + _BEHIND]
+    diverging_event = difference.event(line.rank)
+    at = next((at for at, event in enumerate(events) if event is diverging_event), len(events))
+    before = events[max(0, at - _ROWS_BEFORE) : at]
+    after = events[at : at + 1 + _ROWS_AFTER]
     return (
-        *[None] * (_BEFORE - len(before)),
-        *map(_entered_call, (*before, *behind)),
-        *[None] * (1 + _BEHIND - len(behind)),
+        *[None] * (_ROWS_BEFORE - len(before)),
+        *map(_entered_call, (*before, *after)),
+        *[None] * (1 + _ROWS_AFTER - len(after)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Find why ranks made different collective calls, by comparing their batches, steps, modules and call counts."""
+"""Find the reason why ranks made different calls, by comparing their batches, steps, modules and collectives."""
 
 from __future__ import annotations
 
@@ -12,179 +12,186 @@ from nsa_harness.core.evidence.evidence import Call, ModuleCall, StatusFile, Ste
 from nsa_harness.core.evidence.steps import by_step
 from nsa_harness.core.verdict.group_waits import TRANSFERS
 
-# The identity of a call: the same operation, in the same group, on the same source line.
+# The identity of a call: operation, process group, file and line.
 Key = tuple[str, str, str | None, int | None]
-LOCAL_CALLS = frozenset({"destroy_process_group"})  # calls that wait for no other rank
-_FETCH = "fetch"  # the event of a request to a DataLoader; another event follows when the batch is there
+LOCAL_CALLS = frozenset({"destroy_process_group"})  # calls that do not wait for another rank
+_FETCH = "fetch"  # name of the event when a batch is requested; another event follows when the batch has arrived
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepDifference:
-    """The first step in which some ranks entered fewer collectives of a group and did not catch up later."""
+    """The first optimizer step in which some ranks entered fewer collectives of a group and never caught up."""
 
     step: int
     group: str
-    op: str
-    from_python: bool  # from Python; False = DDP's buckets or FSDP
+    op: str  # the collective with the largest difference
+    from_python: bool  # the program called it; False = called below Python, by DDP or FSDP
     is_only_difference: bool  # no other kind of collective of the group differs in that step
-    counts: tuple[tuple[int, int], ...]  # (rank, how often in that step)
-    behind: tuple[int, ...]
+    counts: tuple[tuple[int, int], ...]  # (rank, number of times that it entered `op` in that step)
+    behind: tuple[int, ...]  # the ranks that entered fewer collectives
     without_gradients: tuple[int, ...]  # the ranks of `behind` with fewer gradients than another rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfBatches:
-    """A finding that the DataLoader of some ranks ended after `step`, while the other ranks still got a batch."""
+    """The ranks that ran out of batches while other ranks still had one."""
 
-    ranks: tuple[int, ...]
-    others: tuple[int, ...]
-    step: int
-    open_call: Call | None  # the call that the first of these ranks in a call is blocked in
+    ranks: tuple[int, ...]  # the ranks without another batch
+    others: tuple[int, ...]  # the ranks that got another batch
+    step: int  # the last step that `ranks` finished
+    open_call: Call | None  # the call that one of `ranks` is blocked in; None = none of them is in a call
 
 
 def first_step_of_difference(ledgers: Mapping[int, Sequence[StepRow]]) -> StepDifference | None:
-    """Return the first step in which a rank entered fewer collectives of a group and did not catch up later.
+    """Return the first step in which some ranks entered fewer collectives of a group and never caught up, or None.
 
-    Return None if there is no such step. Only steps that every rank has finished and recorded completely are compared,
-    and only ranks that ever entered the group. A rank that makes the call one step later has caught up.
+    Only steps that every rank has finished and recorded completely are compared, and only ranks that entered the group
+    at all. A rank that makes the missing call in a later step has caught up.
     """
-    finished = {rank: _finished_rows(rows) for rank, rows in ledgers.items() if _finished_rows(rows)}
-    shared = sorted(set.intersection(*(set(rows) for rows in finished.values()))) if len(finished) > 1 else []
-    groups = sorted({tally.group for rows in finished.values() for step in shared for tally in rows[step].tallies})
-    differences = [difference for group in groups if (difference := _difference(finished, shared, group))]
+    rows_of = {rank: _finished_rows(rows) for rank, rows in ledgers.items() if _finished_rows(rows)}
+    common_steps = sorted(set.intersection(*(set(rows) for rows in rows_of.values()))) if len(rows_of) > 1 else []
+    groups = sorted({tally.group for rows in rows_of.values() for step in common_steps for tally in rows[step].tallies})
+    differences = [difference for group in groups if (difference := _difference(rows_of, common_steps, group))]
     return min(differences, key=lambda difference: (difference.step, difference.group), default=None)
 
 
 def ranks_out_of_batches(status_files: Mapping[int, StatusFile]) -> OutOfBatches | None:
-    """Return the ranks whose batches ended while other ranks still got one, or None if this did not happen."""
-    done = {rank: status_file.steps_s[-1][0] for rank, status_file in status_files.items() if status_file.steps_s}
-    step = min(done.values(), default=0)
-    ranks = tuple(rank for rank in sorted(done) if done[rank] == step and _out_of_batches(status_files[rank]))
-    others = tuple(rank for rank in sorted(done) if done[rank] > step or _trains(status_files[rank], step + 1))
+    """Return the ranks that ran out of batches while other ranks still had one, or None if there are none."""
+    last_step = {rank: status_file.steps_s[-1][0] for rank, status_file in status_files.items() if status_file.steps_s}
+    step = min(last_step.values(), default=0)
+    ranks = tuple(
+        rank for rank in sorted(last_step) if last_step[rank] == step and _is_out_of_batches(status_files[rank])
+    )
+    others = tuple(
+        rank for rank in sorted(last_step) if last_step[rank] > step or _trains(status_files[rank], step + 1)
+    )
     if not ranks or not others:
         return None
-    inside = (call for rank in ranks for call in status_files[rank].calls[-1:] if call.left_s is None)
-    return OutOfBatches(ranks=ranks, others=others, step=step, open_call=next(inside, None))
+    open_calls = (call for rank in ranks for call in status_files[rank].calls[-1:] if call.left_s is None)
+    return OutOfBatches(ranks=ranks, others=others, step=step, open_call=next(open_calls, None))
 
 
-def others_got_more_batches(status_files: Mapping[int, StatusFile], finished: OutOfBatches) -> bool:
-    """Whether the DataLoader that ended in `finished` yielded more batches on another rank.
+def others_got_more_batches(status_files: Mapping[int, StatusFile], out_of_batches: OutOfBatches) -> bool:
+    """Whether the exhausted DataLoader yielded more batches on another rank. True if no rank's DataLoaders are known.
 
-    This is true for a loader of training batches; otherwise the loader that ended belongs to an evaluation. True is
-    also returned if no loaders are known.
+    If it did not, it is not the loader of the training, but of an evaluation.
     """
-    ended = [loader for rank in finished.ranks for loader in status_files[rank].loaders if loader.is_exhausted]
-    others = {
+    exhausted = [
+        loader for rank in out_of_batches.ranks for loader in status_files[rank].loaders if loader.is_exhausted
+    ]
+    batches_of_others = {
         (loader.number, loader.iterators, loader.chain): loader.batches
-        for rank in finished.others
+        for rank in out_of_batches.others
         for loader in status_files[rank].loaders
     }
-    if not ended or not others:
+    if not exhausted or not batches_of_others:
         return True
-    return any(others.get((loader.number, loader.iterators, loader.chain), 0) > loader.batches for loader in ended)
+    return any(
+        batches_of_others.get((loader.number, loader.iterators, loader.chain), 0) > loader.batches
+        for loader in exhausted
+    )
 
 
 def last_common_call(status_files: Mapping[int, StatusFile]) -> Call | None:
-    """Return the latest collective call that every rank has finished, in the record of the lowest rank.
+    """Return the latest call that every rank has finished, or None if there is none or only one rank.
 
-    Return None if there is only one rank, or no such call. Transfers and waits on handles do not count.
+    The returned object is the call of the lowest rank.
     """
     ledgers = [_ledger(status_file) for _, status_file in sorted(status_files.items())]
     if len(ledgers) < 2:
         return None
-    agreed = []
+    common_calls = []
     for key in set.intersection(*(set(ledger) for ledger in ledgers)):
-        if not all(_remembers(status_file, key[0]) for status_file in status_files.values()):
+        if not all(_has_all_calls(status_file, key[0]) for status_file in status_files.values()):
             continue
-        left = min(sum(call.left_s is not None for call in ledger[key]) for ledger in ledgers)
-        agreed += ledgers[0][key][left - 1 : left] if left else []
-    return max(agreed, key=lambda call: (call.step, call.number), default=None)
+        count = min(sum(call.left_s is not None for call in ledger[key]) for ledger in ledgers)
+        common_calls += ledgers[0][key][count - 1 : count] if count else []
+    return max(common_calls, key=lambda call: (call.step, call.number), default=None)
 
 
 def ledger_lines(status_file: StatusFile) -> Iterator[str]:
-    """Yield the lines of a text table with a rank's stored collective calls, after a line of column titles."""
+    """Yield the lines of a text table of a rank's calls, oldest first."""
     yield "number  step  position  entered_s     left_s  elements  call"
     for call in status_file.calls:
-        left = "   inside" if call.left_s is None else f"{call.left_s:9.3f}"
+        left_s = "   inside" if call.left_s is None else f"{call.left_s:9.3f}"
         place = f"  {call.place.file}:{call.place.line} {call.place.function}" if call.place else ""
         yield (
-            f"{call.number:6}  {call.step:4}  {call.position:8}  {call.entered_s:9.3f}  {left}  {call.elements:8}"
+            f"{call.number:6}  {call.step:4}  {call.position:8}  {call.entered_s:9.3f}  {left_s}  {call.elements:8}"
             f"  {call.op} group {call.group}{place}"
         )
 
 
 def _finished_rows(rows: Sequence[StepRow]) -> dict[int, StepRow]:
+    """Return the row of each finished optimizer step, by the number of the step."""
     return {step: row for step, row in by_step(rows).items() if row.done_s is not None}
 
 
-def _difference(finished: Mapping[int, dict[int, StepRow]], shared: Sequence[int], group: str) -> StepDifference | None:
-    members = [rank for rank in sorted(finished) if any(_entered(row, group) for row in finished[rank].values())]
+def _difference(rows_of: Mapping[int, dict[int, StepRow]], steps: Sequence[int], group: str) -> StepDifference | None:
+    """Return the difference in a group at the first of `steps` since which the ranks' totals differ, or None."""
+    members = [rank for rank in sorted(rows_of) if any(_entered_count(row, group) for row in rows_of[rank].values())]
     totals = dict.fromkeys(members, 0)
     since: int | None = None
-    for step in shared:
+    for step in steps:
         for rank in members:
-            totals[rank] += _entered(finished[rank][step], group)
-        differ = len(set(totals.values())) > 1
-        since = (since if since is not None else step) if differ else None
-    return _difference_in({rank: finished[rank][since] for rank in members}, group) if since is not None else None
+            totals[rank] += _entered_count(rows_of[rank][step], group)
+        totals_differ = len(set(totals.values())) > 1
+        since = (since if since is not None else step) if totals_differ else None
+    return _difference_in({rank: rows_of[rank][since] for rank in members}, group) if since is not None else None
 
 
 def _difference_in(rows: Mapping[int, StepRow], group: str) -> StepDifference:
-    """Return the difference between the ranks in one step, from each rank's row of this step.
-
-    It names the kind of collective whose counts differ most between the ranks.
-    """
+    """Return the difference between the ranks' rows of one step, for the collective with the largest difference."""
     kinds = sorted(
         {(tally.op, tally.from_python) for row in rows.values() for tally in row.tallies if tally.group == group}
     )
     counts = {kind: {rank: _count(row, group, *kind) for rank, row in rows.items()} for kind in kinds}
     differing = [kind for kind in kinds if len(set(counts[kind].values())) > 1]
-    op, called = max(kinds, key=lambda kind: max(counts[kind].values()) - min(counts[kind].values()))
-    most = max(_entered(row, group) for row in rows.values())
-    behind = tuple(rank for rank, row in rows.items() if _entered(row, group) < most)
+    op, from_python = max(kinds, key=lambda kind: max(counts[kind].values()) - min(counts[kind].values()))
+    most = max(_entered_count(row, group) for row in rows.values())
+    behind = tuple(rank for rank, row in rows.items() if _entered_count(row, group) < most)
     gradients = {rank: row.gradients for rank, row in rows.items() if row.gradients is not None}
     return StepDifference(
         step=next(iter(rows.values())).step,
         group=group,
         op=op,
-        from_python=called,
+        from_python=from_python,
         is_only_difference=len(differing) == 1,
-        counts=tuple(counts[op, called].items()),
+        counts=tuple(counts[op, from_python].items()),
         behind=behind,
         without_gradients=tuple(r for r in behind if r in gradients and gradients[r] < max(gradients.values())),
     )
 
 
-def _entered(row: StepRow, group: str) -> int:
+def _entered_count(row: StepRow, group: str) -> int:
+    """Return the number of collectives of a group that the rank entered."""
     return sum(tally.count for tally in row.tallies if tally.group == group)
 
 
-def _count(row: StepRow, group: str, op: str, called: bool) -> int:
-    kind = (group, op, called)
+def _count(row: StepRow, group: str, op: str, from_python: bool) -> int:
+    kind = (group, op, from_python)
     return sum(tally.count for tally in row.tallies if (tally.group, tally.op, tally.from_python) == kind)
 
 
-def _out_of_batches(status_file: StatusFile) -> bool:
-    """Whether the rank has requested a batch and got none.
-
-    This is so if the request is its latest training event, and it has made a call or exited since.
-    """
-    training = status_file.latest_training_event
-    if training is None or training.kind != "data" or training.name != _FETCH:
+def _is_out_of_batches(status_file: StatusFile) -> bool:
+    """Whether the rank's latest training event is the request for a batch, and the rank then did something else."""
+    event = status_file.latest_training_event
+    if event is None or event.kind != "data" or event.name != _FETCH:
         return False
-    went_on = any(call.entered_s > training.at_s for call in status_file.calls)
-    return went_on or status_file.exit_s is not None
+    made_call = any(call.entered_s > event.at_s for call in status_file.calls)
+    return made_call or status_file.exit_s is not None
 
 
 def _trains(status_file: StatusFile, step: int) -> bool:
-    training = status_file.latest_training_event
-    return training is not None and training.step >= step and training.kind in ("forward", "backward", "optimizer")
+    """Whether the rank's latest training event shows that it trains in `step` or later."""
+    event = status_file.latest_training_event
+    return event is not None and event.step >= step and event.kind in ("forward", "backward", "optimizer")
 
 
 def _ledger(status_file: StatusFile) -> dict[tuple[int, Key], list[Call]]:
+    """Return the calls of a rank by step and identity, without waits, transfers and local calls."""
     ledger: dict[tuple[int, Key], list[Call]] = {}
     for call in status_file.calls:
-        # A transfer has two sides, which do not make the same call.
+        # The two ranks of a transfer do not make the same call.
         if call.op.startswith(protocol.WAIT) or call.op in TRANSFERS or call.op in LOCAL_CALLS:
             continue
         place = call.place
@@ -193,41 +200,38 @@ def _ledger(status_file: StatusFile) -> dict[tuple[int, Key], list[Call]]:
     return ledger
 
 
-def _remembers(status_file: StatusFile, step: int) -> bool:
-    """Whether every call of `step` is still stored, so that newer calls have not overwritten it."""
+def _has_all_calls(status_file: StatusFile, step: int) -> bool:
+    """Whether the status file still stores every call of the step."""
     if not status_file.calls or status_file.calls[0].number == 1:
         return True
     return status_file.calls[0].step < step
 
 
-_STEPS = 3  # finished steps per rank before its usual number of events is known
-_TRAINS = ("forward", "backward", "optimizer")
+_MIN_STEPS = 3  # finished steps per rank from which its usual number of events is determined
+_MODEL_EVENTS = ("forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AbandonedBatch:
-    """A finding that `rank` dropped a batch in `step` and took another one, so it ran out of batches one step early."""
+    """A batch that a rank dropped: the rank began another one in the same step, and so ran out of batches early."""
 
     rank: int
     step: int
-    event_count: int  # progress events of training in that step
-    usual_count: int  # in the rank's other steps
+    event_count: int  # number of the rank's training events in that step
+    usual_count: int  # number of training events in the rank's other steps
     others: tuple[int, ...]  # the ranks that still train
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaceDifference:
-    """A finding that some ranks use more or fewer batches per step than the others, so that their steps drift apart."""
+    """A difference in the number of batches that ranks use in every step, because of which they drift apart."""
 
-    ranks: tuple[int, ...]
-    events_per_step: tuple[tuple[int, int], ...]  # (rank, training events in its usual step)
+    ranks: tuple[int, ...]  # the ranks that use more or fewer batches than the others
+    events_per_step: tuple[tuple[int, int], ...]  # (rank, number of training events in each of its steps)
 
 
 def abandoned_batch(status_files: Mapping[int, StatusFile]) -> AbandonedBatch | None:
-    """Return the first step in which a rank dropped a batch and took another, or None.
-
-    Only ranks that finished their training early are considered.
-    """
+    """Return the first batch that a rank dropped, if this rank finished its training early, or None."""
     usual = _usual_events(status_files)
     candidates = (
         batch for rank in _short_ranks(status_files) if usual for batch in _begun_twice(rank, status_files, usual)
@@ -236,10 +240,9 @@ def abandoned_batch(status_files: Mapping[int, StatusFile]) -> AbandonedBatch | 
 
 
 def pace_difference(status_files: Mapping[int, StatusFile]) -> PaceDifference | None:
-    """Return the ranks that use another number of batches per step than most ranks.
+    """Return the ranks that use another number of batches per step than the others, or None if there are none.
 
-    Return None if all ranks use the same number, if a rank's number changes between its steps, or if no rank ended
-    early.
+    None too if the steps of one rank differ, or if no rank finished its training early.
     """
     usual = _usual_events(status_files)
     steady = (
@@ -253,11 +256,10 @@ def pace_difference(status_files: Mapping[int, StatusFile]) -> PaceDifference | 
 
 
 def _usual_events(status_files: Mapping[int, StatusFile]) -> dict[int, int]:
-    """Return each rank's most frequent number of training events per step.
-
-    The result is empty if there is only one rank or some rank has finished too few steps.
-    """
-    if len(status_files) < 2 or any(len(status_file.events_per_step) < _STEPS for status_file in status_files.values()):
+    """Return rank -> its most frequent number of training events per step; empty if it is unknown for some rank."""
+    if len(status_files) < 2 or any(
+        len(status_file.events_per_step) < _MIN_STEPS for status_file in status_files.values()
+    ):
         return {}
     return {
         rank: Counter(status_file.events_per_step.values()).most_common(1)[0][0]
@@ -266,56 +268,57 @@ def _usual_events(status_files: Mapping[int, StatusFile]) -> dict[int, int]:
 
 
 def _short_ranks(status_files: Mapping[int, StatusFile]) -> tuple[int, ...]:
-    """Return the ranks that no longer train although another rank has begun a later step."""
-    begun = {rank: _begun(status_file) for rank, status_file in status_files.items()}
+    """Return the ranks that stopped training after fewer steps than another rank has begun."""
+    last_steps = {rank: _last_begun_step(status_file) for rank, status_file in status_files.items()}
     return tuple(
         rank
         for rank, status_file in sorted(status_files.items())
-        if begun[rank] < max(begun.values())
+        if last_steps[rank] < max(last_steps.values())
         and status_file.latest_training_event is not None
-        and status_file.latest_training_event.kind not in _TRAINS
+        and status_file.latest_training_event.kind not in _MODEL_EVENTS
     )
 
 
-def _begun(status_file: StatusFile) -> int:
-    done = status_file.steps_s[-1][0] if status_file.steps_s else 0
-    training = status_file.latest_training_event
-    return max(done, training.step) if training is not None and training.kind in _TRAINS else done
+def _last_begun_step(status_file: StatusFile) -> int:
+    """Return the latest optimizer step that the rank has begun."""
+    finished_step = status_file.steps_s[-1][0] if status_file.steps_s else 0
+    event = status_file.latest_training_event
+    return max(finished_step, event.step) if event is not None and event.kind in _MODEL_EVENTS else finished_step
 
 
 def _begun_twice(
     rank: int, status_files: Mapping[int, StatusFile], usual: Mapping[int, int]
 ) -> Iterator[AbandonedBatch]:
-    """Yield each step in which only `rank` took more than its usual number of training events.
+    """Yield a dropped batch for each step that the rank began twice and the others once.
 
-    Steps with at least twice the usual number are skipped, because a second complete pass is an evaluation.
+    If the rank finished two complete passes in a step, the second one was an evaluation, which does not count.
     """
     others = tuple(sorted(set(status_files) - {rank}))
     for step, events in sorted(status_files[rank].events_per_step.items()):
-        alone = all(status_files[other].events_per_step.get(step) == usual[other] for other in others)
-        if alone and usual[rank] < events < 2 * usual[rank]:
+        others_are_usual = all(status_files[other].events_per_step.get(step) == usual[other] for other in others)
+        if others_are_usual and usual[rank] < events < 2 * usual[rank]:
             yield AbandonedBatch(rank=rank, step=step, event_count=events, usual_count=usual[rank], others=others)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleDifference:
-    """The first module of a step at which forward passes differ: `ranks` entered `entered`, others `expected`."""
+    """The first difference in the modules that ranks entered in an optimizer step."""
 
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # the ranks at fault
     step: int
-    expected: ModuleCall
-    actual: ModuleCall
-    is_skip: bool  # the others entered `entered` later, so these ranks skipped `expected`
-    is_extra: bool  # these ranks entered `expected` later, so `entered` is an extra module
-    culprit_is_certain: bool  # the ranks at fault are certain: only they changed the order of the previous step
+    expected: ModuleCall  # the module that the other ranks entered
+    actual: ModuleCall  # the module that `ranks` entered
+    is_skip: bool  # the other ranks entered `actual` later, so `ranks` skipped `expected`
+    is_extra: bool  # `ranks` entered `expected` later, so `actual` is an additional module
+    culprit_is_certain: bool  # only `ranks` entered other modules than in the previous step
 
 
 def module_difference(status_files: Mapping[int, StatusFile]) -> ModuleDifference | None:
-    """Return the first module at which the ranks' forward passes differ in the current step, or None.
+    """Return the first module at which the ranks diverge in the current step, or None.
 
-    The ranks must have entered the same modules in the previous step. Pipeline stages and experts, which always differ,
-    are therefore not compared. A rank that is only behind does not differ, and neither does one that runs another pass
-    through the model, such as an evaluation.
+    All ranks must have entered the same modules in the previous step, so pipeline stages and experts are not compared.
+    A rank that is only behind has not skipped anything yet. An additional pass through the model, such as an
+    evaluation, does not count.
     """
     step = min((status_file.step for status_file in status_files.values()), default=0)
     lines = {
@@ -332,19 +335,19 @@ def module_difference(status_files: Mapping[int, StatusFile]) -> ModuleDifferenc
     if not all(before.values()) or len({_names_of(line) for line in before.values()}) > 1:
         return None
     in_order = {rank for rank, line in lines.items() if _names_of(line[: at + 1]) == _names_of(before[rank])[: at + 1]}
-    left = tuple(rank for rank in lines if rank not in in_order)
-    who = 0 < len(left) < len(lines)
-    ranks = left if who else minority({rank: line[at].name for rank, line in lines.items()})
+    out_of_order = tuple(rank for rank in lines if rank not in in_order)
+    is_certain = 0 < len(out_of_order) < len(lines)
+    ranks = out_of_order if is_certain else minority({rank: line[at].name for rank, line in lines.items()})
     other = next(rank for rank in lines if lines[rank][at].name != lines[ranks[0]][at].name)
-    expected, entered = lines[other][at], lines[ranks[0]][at]
+    expected, actual = lines[other][at], lines[ranks[0]][at]
     return ModuleDifference(
         ranks=ranks,
         step=step,
         expected=expected,
-        actual=entered,
-        is_skip=entered.name in _names(lines[other][at:]),
+        actual=actual,
+        is_skip=actual.name in _names(lines[other][at:]),
         is_extra=expected.name in _names(lines[ranks[0]][at:]),
-        culprit_is_certain=who,
+        culprit_is_certain=is_certain,
     )
 
 

@@ -1,4 +1,4 @@
-"""Find the smallest edits that make two sequences of calls compatible, and whether later calls confirm them."""
+"""Find the smallest edits that make the event sequences of two ranks compatible, and count events that confirm them."""
 
 from __future__ import annotations
 
@@ -9,38 +9,42 @@ from functools import lru_cache
 
 from nsa_harness.core.collectives.timeline import Token, differing_field
 
-_HORIZON = 256  # events after the first difference that are compared
-_BAND = 12  # events by which one side may be ahead
-_EDIT = 5
-_OTHER_LINE = 3  # cost of pairing one operation from two lines: a branch on each side, until the lines shift
+_MAX_COMPARED = 256  # events after the first difference that are compared
+_MAX_LEAD = 12  # number of events by which one sequence may be ahead of the other
+_EDIT_COST = 5
+# Cost of pairing two calls of one operation from different lines, as in the two branches of an `if`. It is lower than
+# the cost of an edit, but a pattern in which the lines are shifted costs more.
+_OTHER_LINE_COST = 3
 
 
 class Edit(StrEnum):
-    INSERT = "insert"  # the left side lacks an event of the right side
-    DELETE = "delete"  # the left side has an event that the right side lacks
-    SWAP = "swap"
-    REPLACE = "replace"  # another call, or the same call with another field
+    """The kind of a change to the left sequence that makes it more like the right one."""
+
+    INSERT = "insert"  # the left sequence lacks an event of the right one
+    DELETE = "delete"  # the left sequence has an event that the right one lacks
+    SWAP = "swap"  # two neighbouring events are in the opposite order
+    REPLACE = "replace"  # the left sequence has another call, or the same call with another argument
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """One edit for turning a sequence of calls into another, at indices `left` and `right` of the two sequences."""
+    """One edit, and where the two sequences differ."""
 
     edit: Edit
-    left: int
-    right: int
-    confirming_events: int  # events after the edit that are then equal on both sides
+    left: int  # index in the left sequence
+    right: int  # index in the right sequence
+    confirming_events: int  # number of events after the edit that are then equal in both sequences
 
 
-_Cost = tuple[int, int]  # cost of all edits; minus the number of shared events
+_Cost = tuple[int, int]  # (cost of all edits, minus the number of equal events)
 
 
-@lru_cache(maxsize=1024)  # in a large world most ranks did the same
+@lru_cache(maxsize=1024)  # most ranks of a large job have equal sequences
 def repairs(left: tuple[Token, ...], right: tuple[Token, ...]) -> tuple[Repair, ...]:
-    """Return the first edit that turns `left` into `right` at the lowest total cost, or several edits of equal cost.
+    """Return the first edit of the cheapest way to turn `left` into `right`; several edits if they cost the same.
 
-    Missing calls at the end of the shorter sequence cost nothing, because that rank may only be late. Edits after which
-    later calls match take precedence. The result is empty if the sequences are compatible.
+    The missing end of a shorter sequence costs nothing, because that rank may only be late. Edits that later events
+    confirm take precedence. The result is empty if the sequences are compatible.
     """
     begin = next(
         (
@@ -52,7 +56,7 @@ def repairs(left: tuple[Token, ...], right: tuple[Token, ...]) -> tuple[Repair, 
     )
     if begin is None:
         return ()
-    left, right = left[begin : begin + _HORIZON], right[begin : begin + _HORIZON]
+    left, right = left[begin : begin + _MAX_COMPARED], right[begin : begin + _MAX_COMPARED]
     cost = _costs(left, right)
     i = j = 0
     while i < len(left) and j < len(right):
@@ -71,13 +75,13 @@ def repairs(left: tuple[Token, ...], right: tuple[Token, ...]) -> tuple[Repair, 
 
 
 def _costs(left: Sequence[Token], right: Sequence[Token]) -> dict[tuple[int, int], _Cost]:
-    """Return the lowest cost of making `left[i:]` and `right[j:]` compatible, by (i, j).
+    """Return (i, j) -> the lowest cost of making `left[i:]` and `right[j:]` compatible.
 
-    Only pairs whose indices differ by at most _BAND are included.
+    Pairs in which one index is more than `_MAX_LEAD` ahead of the other are not in the result.
     """
     cost: dict[tuple[int, int], _Cost] = {}
     for i in range(len(left), -1, -1):
-        for j in range(min(len(right), i + _BAND), max(0, i - _BAND) - 1, -1):
+        for j in range(min(len(right), i + _MAX_LEAD), max(0, i - _MAX_LEAD) - 1, -1):
             if i == len(left) or j == len(right):
                 cost[i, j] = (0, 0)
             elif _pairs(left[i], right[j]):
@@ -97,34 +101,40 @@ def _after(price: int, cost: _Cost) -> _Cost:
 def _cheapest(
     left: Sequence[Token], right: Sequence[Token], i: int, j: int, cost: dict[tuple[int, int], _Cost]
 ) -> list[tuple[Edit | None, tuple[int, int]]]:
+    """Return (edit, next position) for each of the cheapest edits at (i, j).
+
+    If later events confirm some edits, only these are considered.
+    """
     options = [(edit, to, _after(price, cost[to])) for edit, price, to in _next_edits(left, right, i, j) if to in cost]
-    confirmed = [option for option in options if option[2][1]] or options
-    least = min(price for _, _, (price, _) in confirmed)
-    return [(edit, to) for edit, to, (price, _) in confirmed if price == least]
+    candidates = [option for option in options if option[2][1]] or options
+    lowest = min(price for _, _, (price, _) in candidates)
+    return [(edit, to) for edit, to, (price, _) in candidates if price == lowest]
 
 
 def _next_edits(
     left: Sequence[Token], right: Sequence[Token], i: int, j: int
 ) -> list[tuple[Edit | None, int, tuple[int, int]]]:
-    """Return (edit, cost, next pair of indices) for each possible edit at `left[i]` and `right[j]`.
+    """Return (edit, cost, next position) for each possible edit at (i, j).
 
-    The edit is None if the two calls are the same operation from different source lines, which needs no edit.
+    The edit None pairs two calls of the same operation from different lines.
     """
-    harmless = left[i].from_python and right[j].from_python and left[i].op == right[j].op and _alike(left[i], right[j])
+    same_op = left[i].from_python and right[j].from_python and left[i].op == right[j].op
+    can_pair = same_op and _have_equal_fields(left[i], right[j])
     options: list[tuple[Edit | None, int, tuple[int, int]]] = [
-        (Edit.INSERT, _EDIT, (i, j + 1)),
-        (Edit.DELETE, _EDIT, (i + 1, j)),
-        (None, _OTHER_LINE, (i + 1, j + 1)) if harmless else (Edit.REPLACE, _EDIT, (i + 1, j + 1)),
+        (Edit.INSERT, _EDIT_COST, (i, j + 1)),
+        (Edit.DELETE, _EDIT_COST, (i + 1, j)),
+        (None, _OTHER_LINE_COST, (i + 1, j + 1)) if can_pair else (Edit.REPLACE, _EDIT_COST, (i + 1, j + 1)),
     ]
-    crossed = i + 1 < len(left) and j + 1 < len(right)
-    if crossed and _pairs(left[i], right[j + 1]) and _pairs(left[i + 1], right[j]):
-        options.append((Edit.SWAP, _EDIT, (i + 2, j + 2)))
+    have_next = i + 1 < len(left) and j + 1 < len(right)
+    if have_next and _pairs(left[i], right[j + 1]) and _pairs(left[i + 1], right[j]):
+        options.append((Edit.SWAP, _EDIT_COST, (i + 2, j + 2)))
     return options
 
 
-def _pairs(one: Token, other: Token) -> bool:
-    return one.site == other.site and _alike(one, other)
+def _pairs(left: Token, right: Token) -> bool:
+    """Whether two events are the same call with compatible arguments."""
+    return left.site == right.site and _have_equal_fields(left, right)
 
 
-def _alike(one: Token, other: Token) -> bool:
-    return differing_field(one, other) is None
+def _have_equal_fields(left: Token, right: Token) -> bool:
+    return differing_field(left, right) is None

@@ -1,4 +1,4 @@
-"""Make a rank's timeline: its collectives and transfers in the order in which the rank entered them."""
+"""Make the timeline of a rank: its collectives and transfers in the order in which it entered them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from nsa_harness.core.evidence.steps import SETUP, elements, entered_s, python_c
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import TRANSFERS, call_of_stack, operation
 
-UNKNOWN_GROUP = "?"  # a stack does not show to which group a call belongs
-_EVEN_ON_GLOO = protocol.EQUAL_SIZES | {
+UNKNOWN_GROUP = "?"  # a stack does not show the process group of a call
+# Operations with equal sizes on all ranks if the backend is gloo, which refuses unequal sizes in the last three.
+_EQUAL_SIZES_ON_GLOO = protocol.EQUAL_SIZES | {
     "all_gather",
     "all_gather_coalesced",
     "reduce_scatter",
-}  # gloo refuses uneven ones
+}
 
 
 class Token(NamedTuple):
-    """The part of an event that is compared: two calls with equal tokens are the same call with the same arguments."""
+    """The properties by which events of different ranks are compared. Equal tokens are the same call and arguments."""
 
     site: tuple[object, ...]
     op: str
@@ -38,21 +39,21 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One entry in a rank's timeline: a collective or a transfer that the rank has entered."""
+    """One rank's entry into one collective, or one transfer."""
 
     group: str
     op: str
-    from_python: bool  # from Python
-    place: Place | None  # the line that called it; None = below Python, or not known
-    elements: int  # elements of all tensors together
+    from_python: bool  # the program called it; False = called below Python, such as by DDP
+    place: Place | None  # the line that called it; None = below Python, or unknown
+    elements: int  # number of elements of all tensors together
     dtype: str
-    root: int | None  # root of a rooted collective; partner of a transfer
-    needs_equal_sizes: bool  # every rank must give the same number of elements, of the same type
-    seq: int | None  # the recorder's number in the group
+    root: int | None  # root of a rooted collective, or partner of a transfer
+    needs_equal_sizes: bool  # every rank must pass the same number of elements, of the same dtype
+    seq: int | None  # the flight recorder's number in the group; None = not recorded
     at_s: float
-    is_done: bool
-    step: int | None
-    position: int | None  # training events since that step began
+    is_done: bool  # the rank has left it
+    step: int | None  # optimizer step in progress
+    position: int | None  # number of training events since that step began
     call: Call | None = None
     collective: Collective | None = None
     chain: tuple[Frame, ...] = ()  # the program's own lines that led to it, innermost first; () = unknown
@@ -63,14 +64,12 @@ class Event:
 
     @property
     def token(self) -> Token:
+        """The properties by which this event is compared with events of other ranks."""
         return Token(self.site, self.op, self.from_python, self.elements, self.dtype, self.root, self.needs_equal_sizes)
 
     @property
     def site(self) -> tuple[object, ...]:
-        """Where the call is in the program: group, operation, source line and callers, without the call's arguments.
-
-        A call that Python did not make, such as one by DDP, has no line. Its number of elements is used instead.
-        """
+        """The identity of the call in the program, without its arguments. Below Python only its size identifies it."""
         if not self.from_python:
             return (self.group, self.op, self.elements)
         line = (self.place.file, self.place.line) if self.place else (None, None)
@@ -79,24 +78,22 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """The collectives and transfers that one rank entered, oldest first.
-
-    Calls before a gap in the rank's records are left out.
-    """
+    """The collectives and transfers that one rank entered, back to the latest gap in its records."""
 
     rank: int
-    events: tuple[Event, ...]
-    is_complete: bool  # complete since the start of the run
-    groups_with_gaps: frozenset[str] = frozenset()  # groups whose recorder has unexplained gaps
+    events: tuple[Event, ...]  # oldest first
+    is_complete: bool  # nothing is missing since the start of the run
+    groups_with_gaps: frozenset[str] = frozenset()  # groups with unexplained gaps in the flight recorder
 
     def of_group(self, group: str) -> tuple[Event, ...]:
+        """Return the collectives in one process group, oldest first."""
         return tuple(event for event in self.events if event.group == group and not event.is_transfer)
 
 
 def with_comparable_callers(timelines: Mapping[int, Timeline]) -> dict[int, Timeline]:
-    """Return the timelines without the callers of those calls for which some rank does not know the callers.
+    """Return the timelines with `chain` removed from events for which some rank has no chain.
 
-    Otherwise the same call, with and without callers, would look like two different calls.
+    Otherwise an event with a chain would not be equal to the same event without one.
     """
     bare = {event.site for line in timelines.values() for event in line.events if not event.chain}
     return {
@@ -114,60 +111,61 @@ def timeline(
     collectives: Sequence[Collective],
     backend: str,
     *,
-    lost: Collection[str] = (),
+    groups_with_gaps: Collection[str] = (),
 ) -> Timeline:
-    """Return the timeline of a rank, merged from the entries of its flight recorder and the calls in its status file.
+    """Return the timeline of a rank from its flight recorder (`collectives`) and the calls in its status file.
 
-    `collectives` are the entries of the flight recorder, and `lost` names the groups whose entries have unexplained
-    gaps. Only calls of the training thread are included.
+    Calls of threads other than the training thread are not included. `groups_with_gaps`: groups whose recorder lacks
+    numbers.
     """
-    even = _EVEN_ON_GLOO if backend == "gloo" else protocol.EQUAL_SIZES
-    trains = _training_tid(status_file) if status_file else None
+    equal_sized = _EQUAL_SIZES_ON_GLOO if backend == "gloo" else protocol.EQUAL_SIZES
+    training_tid = _training_tid(status_file) if status_file else None
     calls = (
-        [call for call in status_file.calls if _belongs_in_timeline(call) and _is_by_thread(call, trains)]
+        [call for call in status_file.calls if _belongs_in_timeline(call) and _is_by_thread(call, training_tid)]
         if status_file
         else []
     )
-    # Without a common clock it is unknown which call a number belongs to.
-    unclocked = {call.group for call in calls} if status_file and status_file.zero_ns is None else set()
-    series = _unbroken([collective for collective in collectives if collective.group not in unclocked])
-    numbered = [replace(event, needs_equal_sizes=event.op in even) for event in _recorded_events(status_file, series)]
+    # If the two clocks cannot be compared, it is unknown which call a recorded collective belongs to.
+    unmatched_groups = {call.group for call in calls} if status_file and status_file.zero_ns is None else set()
+    series = _unbroken([collective for collective in collectives if collective.group not in unmatched_groups])
+    recorded_events = [
+        replace(event, needs_equal_sizes=event.op in equal_sized) for event in _recorded_events(status_file, series)
+    ]
     if status_file and status_file.calls and status_file.calls[0].number > 1:
-        # For events older than the stored calls it is unknown whether Python called them.
-        numbered = [event for event in numbered if event.at_s >= status_file.calls[0].entered_s]
+        # Whether Python called a collective is unknown if it is older than the stored calls.
+        recorded_events = [event for event in recorded_events if event.at_s >= status_file.calls[0].entered_s]
     oldest = {
         collective.group: collective.seq
         for collective in sorted(series, key=lambda collective: collective.seq, reverse=True)
     }
-    joined = {event.call.number for event in numbered if event.call}
-    numbered = [event for event in numbered if event.call is None or _is_by_thread(event.call, trains)]
-    alone = [_event_of_call(call, even) for call in calls if call.number not in joined]
-    if any(not event.from_python for event in numbered):
-        # Older calls are no timeline without the events below Python between them.
-        alone = [event for event in alone if event.at_s >= numbered[0].at_s]
+    recorded_calls = {event.call.number for event in recorded_events if event.call}
+    recorded_events = [
+        event for event in recorded_events if event.call is None or _is_by_thread(event.call, training_tid)
+    ]
+    other_events = [_event_of_call(call, equal_sized) for call in calls if call.number not in recorded_calls]
+    if any(not event.from_python for event in recorded_events):
+        # Before the recorded events, the events below Python between the calls are missing.
+        other_events = [event for event in other_events if event.at_s >= recorded_events[0].at_s]
     return Timeline(
         rank=rank,
-        events=tuple(sorted([*alone, *numbered], key=lambda event: (event.at_s, event.seq or 0))),
-        groups_with_gaps=frozenset(lost),
+        events=tuple(sorted([*other_events, *recorded_events], key=lambda event: (event.at_s, event.seq or 0))),
+        groups_with_gaps=frozenset(groups_with_gaps),
         is_complete=_has_every_call(status_file) and set(oldest.values()) <= {1},
     )
 
 
 def timeline_of_stack(rank: int, stack: Stack | None, at_s: float) -> Timeline:
-    """Return the timeline of a rank of which only a stack is known.
-
-    It has one event, the collective call that the stack is in, or no event if the stack is in none.
-    """
+    """Return the timeline of a rank without any record: at most the one call that its stack is in."""
     frames = stack.frames if stack else ()
-    named = group_call(frames)
+    stack_call = group_call(frames)
     chain = _own_lines(frames)
     call = call_of_stack(stack) if stack else None
-    if named is None:
+    if stack_call is None:
         return Timeline(rank=rank, events=(), is_complete=False)
     event = Event(
         group=UNKNOWN_GROUP,
-        op=named.text,
-        from_python=not named.by,
+        op=stack_call.text,
+        from_python=not stack_call.by,
         place=_line_of(chain),
         elements=0,
         dtype="",
@@ -184,6 +182,7 @@ def timeline_of_stack(rank: int, stack: Stack | None, at_s: float) -> Timeline:
 
 
 def _own_lines(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return the frames of the program's own code."""
     return tuple(frame for frame in frames if not is_library(frame.file) and not frame.file.startswith("<"))
 
 
@@ -192,48 +191,46 @@ def _line_of(chain: Sequence[Frame]) -> Place | None:
 
 
 def _training_tid(status_file: StatusFile) -> int | None:
-    """Return the id of the thread that trains, or None if it cannot be told from the recorded events.
+    """Return the native id of the training thread, or None if unknown.
 
-    A thread that records only backward events (autograd) or only data events (prefetching) does not count, unless it is
-    the main thread.
+    A thread that only records backward events belongs to autograd. A thread that only records data events prefetches.
     """
-    marked = [event for event in status_file.events if event.kind in TRAINING]
-    trains = [event.tid for event in marked if event.tid == status_file.pid or event.kind not in ("backward", "data")]
-    if not trains and any(call.tid == status_file.pid for call in status_file.calls):
+    training_events = [event for event in status_file.events if event.kind in TRAINING]
+    tids = [
+        event.tid for event in training_events if event.tid == status_file.pid or event.kind not in ("backward", "data")
+    ]
+    if not tids and any(call.tid == status_file.pid for call in status_file.calls):
         return status_file.pid
-    return trains[0] if trains else None
+    return tids[0] if tids else None
 
 
 def _is_by_thread(call: Call, tid: int | None) -> bool:
+    """Whether thread `tid` made the call. True if either thread is unknown."""
     return tid is None or call.tid is None or call.tid == tid
 
 
 def _has_every_call(status_file: StatusFile | None) -> bool:
-    """Whether the status file still stores every collective call of the rank.
+    """Whether the status file still stores every call of the rank.
 
-    This is judged by the number of calls per group, or, if that is unknown, by whether the oldest stored call is number
-    1.
+    This is decided by the counts of calls per group if they are known, and otherwise by the number of the oldest call.
     """
     if status_file is None or not status_file.counts:
         return status_file is None or not status_file.calls or status_file.calls[0].number == 1
-    stored = Counter(
+    stored_counts = Counter(
         call.group
         for call in status_file.calls
         if operation(call) not in TRANSFERS and not call.op.startswith(protocol.WAIT)
     )
-    return all(total.calls <= stored[group] for group, total in status_file.counts.items())
+    return all(total.calls <= stored_counts[group] for group, total in status_file.counts.items())
 
 
 def _belongs_in_timeline(call: Call) -> bool:
-    """Whether the call is a collective or transfer.
-
-    Waits on a handle and calls that create or destroy groups are neither.
-    """
+    """Whether the call is part of a timeline. Waits on a handle, and calls that create or destroy groups, are not."""
     return not call.op.startswith((protocol.WAIT, *SETUP))
 
 
 def _unbroken(collectives: Sequence[Collective]) -> list[Collective]:
-    """Return the flight recorder's entries by time, without those before the last gap in a group's numbers."""
+    """Return the entries after the latest gap in the numbers of each group, in the order of time."""
     unbroken: list[Collective] = []
     for _, group in groupby(
         sorted(collectives, key=lambda collective: (collective.group, collective.seq)),
@@ -246,17 +243,17 @@ def _unbroken(collectives: Sequence[Collective]) -> list[Collective]:
 
 
 def _recorded_events(status_file: StatusFile | None, series: Sequence[Collective]) -> Iterator[Event]:
-    """Yield one event for each call in the flight recorder's entries.
+    """Yield an event for each collective in the flight recorder.
 
     If one Python call entered several collectives, they become one event with the number of the first.
     """
     calls = python_calls(status_file, series) if status_file else {}
-    entered = (
+    events = (
         _event_of_collective(status_file, collective, calls.get((collective.group, collective.seq)))
         for collective in series
     )
     for _, same_call in groupby(
-        entered, key=lambda event: event.call.number if event.call else (event.group, event.seq)
+        events, key=lambda event: event.call.number if event.call else (event.group, event.seq)
     ):
         first, *others = same_call
         yield replace(first, is_done=first.is_done and all(event.is_done for event in others))
@@ -265,23 +262,22 @@ def _recorded_events(status_file: StatusFile | None, series: Sequence[Collective
 def _event_of_collective(status_file: StatusFile | None, collective: Collective, call: Call | None) -> Event:
     at_s = (entered_s(status_file, collective) if status_file else None) or collective.created_ns / 1e9
     if call is not None:
-        from_python = _event_of_call(call, frozenset())
         return replace(
-            from_python,
+            _event_of_call(call, frozenset()),
             group=collective.group,
             seq=collective.seq,
             at_s=at_s,
             is_done=collective.retired,
             collective=collective,
         )
-    # For a rank with a status file, its calls show which collectives are the program's own.
-    named = None if status_file else group_call(collective.frames)
-    called = named is not None and not named.by
-    chain = _own_lines(collective.frames) if called else ()
+    # Without a status file, the recorded stack shows whether the program called the collective.
+    stack_call = None if status_file else group_call(collective.frames)
+    from_python = stack_call is not None and not stack_call.by
+    chain = _own_lines(collective.frames) if from_python else ()
     return Event(
         group=collective.group,
         op=collective.op,
-        from_python=called,
+        from_python=from_python,
         place=_line_of(chain),
         chain=chain,
         elements=elements(collective),
@@ -298,17 +294,14 @@ def _event_of_collective(status_file: StatusFile | None, collective: Collective,
 
 
 def _step_at(status_file: StatusFile, at_s: float) -> int | None:
-    """Return the optimizer step that was in progress at `at_s`, or None if it is older than the recorded steps."""
+    """Return the optimizer step in progress at that time, or None if it is older than the stored steps."""
     if not status_file.steps_s or (status_file.steps_s[0][0] > 1 and at_s < status_file.steps_s[0][1]):
         return None
     return next((step for step, done_s in status_file.steps_s if at_s <= done_s), status_file.steps_s[-1][0] + 1)
 
 
-def _event_of_call(call: Call, even: frozenset[str]) -> Event:
-    """Return the event for a call from Python.
-
-    `even` names the operations that need the same number of elements on every rank.
-    """
+def _event_of_call(call: Call, equal_sized: frozenset[str]) -> Event:
+    """Return the event of a call from Python. `equal_sized`: operations with the same size on every rank."""
     return Event(
         group=call.group,
         op=operation(call),
@@ -317,7 +310,7 @@ def _event_of_call(call: Call, even: frozenset[str]) -> Event:
         elements=call.elements,
         dtype=call.dtype,
         root=call.peer,
-        needs_equal_sizes=call.op in even,
+        needs_equal_sizes=call.op in equal_sized,
         seq=None,
         at_s=call.entered_s,
         is_done=call.left_s is not None,
@@ -329,25 +322,28 @@ def _event_of_call(call: Call, even: frozenset[str]) -> Event:
 
 
 class Field(StrEnum):
+    """An argument of a collective that may have to be equal on all ranks."""
+
     SHAPE = "shape"
     DTYPE = "dtype"
     ROOT = "root"
 
 
 def field_value(event: Event | Token, field: Field) -> int | str | None:
+    """Return the root, the number of elements or the dtype of an event."""
     if field is Field.ROOT:
         return event.root
     return event.elements if field is Field.SHAPE else event.dtype
 
 
-def differing_field(one: Event | Token, other: Event | Token) -> Field | None:
-    """Return the first field (shape, dtype, root) that differs between two calls although it must be equal.
+def differing_field(event: Event | Token, other: Event | Token) -> Field | None:
+    """Return the first field that must be equal in two calls of the same operation, but differs.
 
-    Return None if the calls agree or are different operations.
+    None if all such fields are equal, or if the operations differ.
     """
-    if one.op != other.op:
+    if event.op != other.op:
         return None
-    fields = [Field.SHAPE, Field.DTYPE] if one.needs_equal_sizes and other.needs_equal_sizes else []
-    if one.root is not None and other.root is not None:
+    fields = [Field.SHAPE, Field.DTYPE] if event.needs_equal_sizes and other.needs_equal_sizes else []
+    if event.root is not None and other.root is not None:
         fields.append(Field.ROOT)
-    return next((field for field in fields if field_value(one, field) != field_value(other, field)), None)
+    return next((field for field in fields if field_value(event, field) != field_value(other, field)), None)

@@ -144,7 +144,7 @@ class DiagnosisContext:
                     rank.status_file,
                     collectives_of(self.evidence, rank),
                     self.backend,
-                    lost=groups_with_gaps(self.evidence, rank),
+                    groups_with_gaps=groups_with_gaps(self.evidence, rank),
                 )
                 for rank in self.evidence.ranks
             }

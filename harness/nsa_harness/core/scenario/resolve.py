@@ -171,7 +171,7 @@ def _to_bound(bound: MetricBound, uniform: float) -> Bound:
 
 
 def _fault(scenario: Scenario) -> Fault | None:
-    """Return the fault that the scenario plants, or None."""
+    """Return the fault that the scenario plants, or None if it plants none."""
     fault = scenario.fault
     if fault is None:
         return None

@@ -63,7 +63,10 @@ class Belief:
             self._add_runs(point, point, (int(counts_as is GOOD), int(counts_as is BAD)), 0.0)
 
     def edge_probabilities(self) -> list[float]:
-        """Return for each length from 1 the probability that it is the first that fails; the last entry is "none"."""
+        """Return for each length from 1 the probability that it is the first that fails.
+
+        The last entry is the probability that no set of the chain fails.
+        """
         if self._edge_probabilities is None:
             weights = [
                 _log_marginal(failing_runs[0], failing_runs[1], _FAILING_PRIOR)

@@ -42,13 +42,13 @@ class Chain:
         return max((self._lengths.get(item, len(self) + 1) for item in subset - self.base), default=0)
 
     def length_of(self, subset: Subset) -> int | None:
-        """Return the length of `subset` if it is a set of the chain, or None."""
+        """Return the length of `subset` if it is a set of the chain, or None if it is not."""
         length = self.longest_inside(subset)
         return length if length == self.shortest_around(subset) else None
 
     @cached_property
     def _lengths(self) -> dict[int, int]:
-        """The first length whose set contains the unit, by unit."""
+        """For each unit of `order`, the number of units up to and including it."""
         return {item: length for length, item in enumerate(self.order, start=1)}
 
 

@@ -190,7 +190,7 @@ def _find_culprits(probes: ProbeCache, judge: Judge) -> SearchAnswer:
 
 
 def _unexplained_set(judge: Judge, culprits: Sequence[FailingSet]) -> Subset | None:
-    """Return the smallest failing set that contains none of the culprits, or None."""
+    """Return the smallest failing set that contains none of the culprits, or None if there is none."""
     others = (subset for subset in judge.failing_sets() if not any(culprit.members <= subset for culprit in culprits))
     return min(others, key=_size_order, default=None)
 

@@ -114,7 +114,7 @@ class Subject:
         return frozenset(key.removeprefix(ENV) for key in unset)
 
     def packages(self, subset: Collection[int]) -> Config:
-        """Return the required version of each package by name. None: the package must be absent."""
+        """Return the required version of each package by name; None means that the package must be absent."""
         config = self.config(subset).items()
         return {key.removeprefix(PACKAGE): value for key, value in config if key.startswith(PACKAGE)}
 

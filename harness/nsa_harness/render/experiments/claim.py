@@ -46,7 +46,7 @@ def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
     budget = "" if report.budget_s is None else f", or {words.seconds(report.budget_s)} of runs"
     terms_text = (
         f"both in turn until {percent(terms.confidence)} sure, at most {terms.max_pairs} pairs{budget};"
-        " what takes away less than half of the failures is no mitigation"
+        " a change that removes less than half of the failures does not count"
     )
     yield from labelled("agreed", terms_text, width, _LABEL)
     for note in report.notes:
@@ -201,10 +201,10 @@ def plan_lines(report: ClaimReport, commands: Sequence[str], pair_s: float | Non
         yield from command(name, escape(text), width, _LABEL)
     most = min(report.terms.max_pairs, _LONGEST_PLAN)
     if pair_s is None:
-        takes = "how long that takes is not known before a run of either side is stored"
+        takes = "the time is unknown until a run of either side is stored"
     else:
         takes = f"{words.seconds(pair_s * FEWEST_PAIRS)} to {words.seconds(pair_s * most)}, by the stored runs"
-    fewest = f"{FEWEST_PAIRS} pairs where it fails each time without it and never with it"
+    fewest = f"{FEWEST_PAIRS} pairs if every run fails without it and none with it"
     yield from labelled("takes", f"{fewest}, {report.terms.max_pairs} at most; {takes}", width, _LABEL)
     yield from labelled("launched", "nothing", width, _LABEL)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from nsa_harness.core.experiment.readiness import (
     Checklist,
+    Concurrency,
     CriterionResult,
     CriterionRow,
     Decision,
@@ -283,11 +284,18 @@ def unreached_line(phase: Phase, why: str, width: int) -> str:
     return next(paragraph(f"not reached: {phase.name}, because {escape(why)}", width * 4))
 
 
+_PARALLELISM = {
+    Concurrency.NEVER: "one run at a time",
+    Concurrency.MAY: "runs may be parallel",
+    Concurrency.MUST: "runs must be parallel",
+}
+
+
 def plan_lines(shape: str, phases: Sequence[tuple[Phase, Sequence[RunSpec | Skip]]]) -> Iterator[str]:
     """Yield the output of `ready --dry-run`: each phase, and the runs in it."""
     for phase, specs in phases:
-        needs = f" · needs {', '.join(phase.needs)}" if phase.needs else ""
-        yield f"{phase.name} ({shape}) · together {phase.together}{needs}"
+        after = f" · after {', '.join(phase.needs)}" if phase.needs else ""
+        yield f"{phase.name} ({shape}) · {_PARALLELISM[phase.together]}{after}"
         for spec in specs:
             text = f"SKIP {spec.reason}" if isinstance(spec, Skip) else spec.subject
             yield f"  {spec.scenario}   {escape(text)}"

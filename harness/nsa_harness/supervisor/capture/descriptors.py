@@ -109,7 +109,10 @@ class HolderSearch:
         return tuple(sorted(pids)) if self._is_complete else None
 
     def _processes_sharing_semaphore(self, pid: int, task: Task) -> tuple[int, ...] | None:
-        """Return the other processes that have mapped the semaphore, because each may release it. None if unknown."""
+        """Return the other processes that have mapped the semaphore, because each may release it.
+
+        Return None if they cannot be determined.
+        """
         pids = []
         deadline = time.thread_time() + _SEARCH_LIMIT_S
         for other in psutil.pids():
@@ -235,7 +238,7 @@ _TCP_INFO_BIT = 1 << 1  # requests tcp_info; bit number INET_DIAG_INFO - 1
 
 @dataclass(kw_only=True)
 class SocketTable:
-    """The TCP sockets of this host. Each network namespace is read once, when it is first needed."""
+    """Reads the TCP sockets of this host. Each network namespace is read once, when it is first needed."""
 
     owners: Mapping[int, tuple[int | None, int]]  # socket inode -> (rank, pid) of the run's process that has it open
     failures: list[str] = field(default_factory=list)

@@ -104,7 +104,7 @@ _MAX_DEPTH = 32
 
 @dataclass(frozen=True, kw_only=True)
 class GroupMemory:
-    """The memory of a process's control groups. A value is None if it is unreadable."""
+    """The memory limit, memory use and OOM kills of a process's control groups. A value is None if it is unreadable."""
 
     limit_bytes: int | None  # the smallest limit of its group and the parent groups
     used_bytes: int | None  # memory used by the group with this limit; without a limit, by the innermost group
@@ -152,7 +152,7 @@ def control_groups(pid: int | str, controller: str, root: Path = ROOT, proc: Pat
 
 
 def number_in(*files: Path) -> int | None:
-    """Return the number in the first file that contains a number, or None."""
+    """Return the number in the first of the files that contains a number, or None if none does."""
     texts = (kernel_text(file) for file in files)
     return next((int(text) for text in texts if text.isdigit()), None)
 

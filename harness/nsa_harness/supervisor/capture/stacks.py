@@ -44,7 +44,7 @@ _TOTAL_S = 2.4  # time limit per process for all sources together
 
 @dataclass(kw_only=True)
 class StackSources:
-    """The sources for the stacks of one process."""
+    """Reads the Python stacks of one process, from several sources in turn."""
 
     process: Process
     probe_dir: Path

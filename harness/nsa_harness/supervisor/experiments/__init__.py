@@ -1,1 +1,1 @@
-"""What an experiment needs of this machine."""
+"""The parts of bisect, claim and ready that touch this machine: subjects, launches, worktrees, stored probes."""

@@ -1,8 +1,9 @@
-"""The cache key of an experiment: what its finished launches rest on. While it is unchanged they still answer.
+"""The cache key of an experiment: everything that the results of its finished launches depend on.
 
-It has the program's files, the interpreter with its packages, and the environment. Nothing of the program is imported
-or run: its imports are followed in its source, as far as they lead to files of the user's own. Values that may be
-secret enter only as digests.
+An interrupted bisection or readiness check reuses its finished launches if the key has not changed. The key contains
+the program's files, the interpreter with its packages, and the environment. To find the files, the program is not
+imported or run: its imports are followed in the source code, as long as they lead to the user's own files. Values that
+may be secret are only stored as digests.
 """
 
 from __future__ import annotations
@@ -26,22 +27,23 @@ from nsa_harness.core.redaction import Secrets, redact, secrets_of_environment
 from nsa_harness.supervisor.launch.launcher import SUBJECT, shared_environment
 from nsa_harness.texts.words import listing, verb_for
 
-CacheKey = Mapping[str, str]  # what it is, as people call it: its version or a digest
-PROGRAM_OUTPUT = "written by the program"  # in place of a digest: whatever it holds, nothing follows from it
+CacheKey = Mapping[str, str]  # a version or a digest by human-readable name: "Python", "package torch", "train.py"
+PROGRAM_OUTPUT = "written by the program"  # replaces the digest of a file that the program writes; never compared
 LAUNCH_ENTRY = "what is launched"
-_UNKNOWN = "unknown"  # could not be read: never the same again
+_UNKNOWN = "unknown"  # replaces the digest of a file that cannot be read; it always counts as changed
 
 _PATH = "PYTHONPATH"
-_MAX_FILES = 2000  # of a program, the nearest to it first
-_MAX_SOURCE_BYTES = 1 << 20  # a longer file is compared and not read for imports
-_MAX_DIGEST_BYTES = 64 << 20  # a longer file is compared by size and time
-_MAX_ENTRIES = 10_000  # of a folder that the arguments name
-_MAX_NAMES = 4  # names in a sentence, or how many more there are
-_MAX_NAME_CHARS = 300  # characters of a word that may name a file
+_MAX_FILES = 2000  # files of one program; those with the shortest import path come first
+_MAX_SOURCE_BYTES = 1 << 20  # the imports of a larger file are not followed
+_MAX_DIGEST_BYTES = 64 << 20  # a larger file is compared by size and modification time only
+_MAX_ENTRIES = 10_000  # files that are compared in one directory
+_MAX_NAMES = 4  # at most this many names are listed in a sentence
+_MAX_NAME_CHARS = 300  # a longer argument is not taken for a file name
 _INTERPRETER_TIMEOUT_S = 60.0
-_DIGEST_ROUNDS = 100_000  # rounds: who has such a digest tries few values a second
+_DIGEST_ROUNDS = 100_000  # makes a digest slow, so that secret values cannot be guessed from it quickly
 
-# What a terminal, a login, a build or a batch system sets anew each time; a search goes on in another one.
+# Variables that a terminal, a login, a build or a batch system sets differently each time. A bisection may continue in
+# another terminal, so they do not count.
 _SESSION_VARIABLE = re.compile(
     r"_|PWD|OLDPWD|SHLVL|COLORTERM|COLUMNS|LINES|WINDOW|WINDOWID|STY|DISPLAY|MAIL|INVOCATION_ID|JOURNAL_STREAM"
     r"|LS_COLORS|LESS(OPEN|CLOSE)?|HIST[A-Z]+|PS[0-4]|PAGER|EDITOR|VISUAL|KRB5CCNAME|MAKEFLAGS|MAKELEVEL"
@@ -52,18 +54,24 @@ _SESSION_VARIABLE = re.compile(
 
 
 def changed_entries(before: CacheKey, after: CacheKey) -> tuple[str, ...]:
-    """Return what has changed, is new, or is gone; none: each finished probe still answers."""
+    """Return the names of the entries that were changed, added or removed.
+
+    If it is empty, the results of finished launches are still valid.
+    """
     names = [name for name in {**before, **after} if PROGRAM_OUTPUT not in (before.get(name), after.get(name))]
     return tuple(name for name in names if before.get(name) != after.get(name) or before.get(name) == _UNKNOWN)
 
 
 def mark_outputs(before: CacheKey, after: CacheKey) -> dict[str, str]:
-    """Return the earlier key, with the files that one run of the program changed or made marked as its own output."""
+    """Return the earlier key with every changed entry marked as output of the program.
+
+    It is called after the first run of the program, because later runs will change these files too.
+    """
     return {**before, **dict.fromkeys(changed_entries(before, after), PROGRAM_OUTPUT)}
 
 
 def sealed_digest(*facts: object) -> str:
-    """Return a slow digest of values that may contain secrets, against which few guesses a second can be tried."""
+    """Return a digest of values that may be secret. It is slow to compute, so that guessing the values takes long."""
     return hashlib.pbkdf2_hmac("sha256", repr(facts).encode(errors="replace"), b"", _DIGEST_ROUNDS, 8).hex()
 
 
@@ -73,18 +81,20 @@ def _short_digest(*facts: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Interpreter:
-    """The version, packages and folders that an interpreter reports."""
+    """The version, packages and source directories of a Python interpreter."""
 
     version: str = _UNKNOWN
-    packages: Mapping[str, str] = field(default_factory=dict)
-    folders: tuple[Path, ...] = ()  # on its path, and none of its own: a project that is installed to be edited
+    packages: Mapping[str, str] = field(default_factory=dict)  # version and digest by package name
+    folders: tuple[Path, ...] = ()  # directories on its path outside of it, such as projects in editable mode
 
     @property
     def key_entries(self) -> dict[str, str]:
+        """Return the entries of the cache key for this interpreter."""
         return {"Python": self.version, **{f"package {name}": says for name, says in sorted(self.packages.items())}}
 
 
-# A record holds the digest of each file of its package: one that is built anew under the same version differs.
+# RECORD contains the digest of each file of a package, so it also changes if the package is rebuilt with the same
+# version.
 _INTERPRETER_SCRIPT = """
 import hashlib, importlib.metadata, json, os, platform, sys, urllib.parse
 packages, edited = {}, []
@@ -102,7 +112,10 @@ print(json.dumps({"version": platform.python_version(), "packages": packages, "f
 
 
 def query_interpreter(python: str | None, environment: Mapping[str, str]) -> Interpreter:
-    """Ask the interpreter that runs the program; None: the harness's own."""
+    """Return the version, packages and source directories of an interpreter, or unknown entries if it does not answer.
+
+    `python` is its path, or None for the interpreter that runs nsa-harness.
+    """
     try:
         process = subprocess.run(
             [python or sys.executable, "-c", _INTERPRETER_SCRIPT], env=dict(environment), stdin=subprocess.DEVNULL,
@@ -116,14 +129,14 @@ def query_interpreter(python: str | None, environment: Mapping[str, str]) -> Int
 
 
 def query_interpreter_of(specs: Sequence[RunSpec]) -> Interpreter:
-    """Ask the interpreter that runs the first of the launches."""
+    """Return the version, packages and source directories of the interpreter of the first launch."""
     if not specs:
         return Interpreter()
     return query_interpreter(specs[0].python, {**os.environ, **dict(specs[0].env)})
 
 
 def variable_entries(spec: RunSpec) -> dict[str, str]:
-    """Return the environment of the launch without what belongs to the terminal session."""
+    """Return the cache key's entries for the launch's environment, without variables of the terminal session."""
     inherited = {
         name: value for name, value in shared_environment(spec).items() if not _SESSION_VARIABLE.fullmatch(name)
     }
@@ -137,22 +150,26 @@ def variable_entries(spec: RunSpec) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchedProgram:
-    """The user's files and environment that the launches of one experiment depend on."""
+    """The program of an experiment: the user's files and the environment that its launches depend on."""
 
     specs: Sequence[RunSpec]
-    arguments: Sequence[str] = ()  # that any of them takes, in addition to those of `specs`
+    arguments: Sequence[str] = ()  # further arguments of the experiment's launches; they may name files
     interpreter: Interpreter
     working_dir: Path
 
     def environment_entries(self) -> dict[str, str]:
-        """Return the interpreter's part of the key, and the variables of the launches."""
+        """Return the cache key's entries for the interpreter and for the environment variables of the launches."""
         environment = {**self.interpreter.key_entries}
         for spec in self.specs:
             environment |= variable_entries(spec)
         return environment
 
     def file_entries(self) -> dict[str, str]:
-        """Return every file that the program is or imports, and each file and folder that its words or source name."""
+        """Return the cache key's entries for files and directories: a digest by name.
+
+        They are the program's source files with everything they import, and files or directories whose names appear in
+        arguments, in variables or in the source code.
+        """
         if not self.specs:
             return {}
         working_dir = (self.working_dir / (self.specs[0].cwd or "")).resolve()
@@ -180,7 +197,7 @@ class LaunchedProgram:
         ]
 
     def _places(self, working_dir: Path) -> Iterator[Path]:
-        """Yield the words of a command, and the values that they give to options or keys."""
+        """Yield each path that an argument, an option value or a variable may name. The paths need not exist."""
         texts = [word for spec in self.specs for word in spec.program]
         texts += [value for spec in self.specs for name, value in spec.env if name != _PATH]
         for word in dict.fromkeys((*texts, *self.arguments)):
@@ -195,20 +212,25 @@ _DYNAMIC_IMPORTS = {"import_module", "__import__"}
 
 @dataclass(kw_only=True)
 class ModuleGraph:
-    """The files that a program consists of, found through its source, the nearest first."""
+    """The files of a program. They are found by following the imports in its source code, breadth first."""
 
     home: Path  # the working directory of the launch
-    folders: Sequence[Path]  # where modules are looked for, in addition to the folder of the program
-    files: dict[Path, Path] = field(default_factory=dict)  # each with the folder of the program it belongs to
+    folders: Sequence[Path]  # directories in which modules are searched, in addition to the program's directory
+    files: dict[Path, Path] = field(default_factory=dict)  # the directory of the program that uses the file, by file
     _waiting: deque[Path] = field(default_factory=deque)
 
     def add(self, file: Path, program_dir: Path) -> None:
+        """Add a file. `program_dir`: the directory of the program that uses it."""
         if len(self.files) < _MAX_FILES and file not in self.files:
             self.files[file] = program_dir
             self._waiting.append(file)
 
     def add_module(self, name: str, program_dir: Path, package: Path | None = None) -> None:
-        """Add a module and its packages, if they are the user's own. `package`: the only directory to search."""
+        """Add a module and the packages around it, if they are the user's own files.
+
+        `package` is the only directory to search for a relative import. If it is None, `program_dir` and `folders` are
+        searched.
+        """
         *package_names, last = name.split(".")
         for folder in (program_dir, *self.folders) if package is None else (package,):
             parent = folder.joinpath(*package_names)
@@ -222,7 +244,7 @@ class ModuleGraph:
                 return
 
     def follow(self) -> None:
-        """Follow imports until nothing new is named."""
+        """Read all added files, and add the files that they import or name, until no new file is found."""
         while self._waiting:
             file = self._waiting.popleft()
             for node in _syntax_nodes(file) if file.suffix == ".py" else ():
@@ -249,9 +271,9 @@ class ModuleGraph:
             self.add_module(".".join(filter(None, (node.module, alias.name))), program_dir, package)
 
     def _read_dynamic(self, name: ast.expr, program_dir: Path) -> None:
-        """Add the modules that `import_module(name)` may import.
+        """Add the modules that a call such as `import_module(name)` may import.
 
-        If the name is computed, that is every module of the package that its constant beginning names.
+        If the name is computed, these are all modules of the package that the constant beginning of the name gives.
         """
         if isinstance(name, ast.Constant) and isinstance(name.value, str):
             self.add_module(name.value.lstrip("."), program_dir)
@@ -264,7 +286,7 @@ class ModuleGraph:
             self.add(file, program_dir)
 
     def _read_text(self, text: str, file: Path, program_dir: Path) -> None:
-        """Add the file that a string in the source names, if it exists: data, or a program that it starts."""
+        """Add the file that a string in the source code names, if it exists. It may be data or another program."""
         if "." not in text or not text.isprintable():
             return
         for folder in dict.fromkeys((self.home, file.parent)):
@@ -278,7 +300,7 @@ def _function_name(node: ast.Call) -> str:
 
 
 def _syntax_nodes(file: Path) -> Iterator[ast.AST]:
-    """Yield the nodes of the file's source; none if it cannot be parsed."""
+    """Yield the syntax nodes of a source file. Yield nothing if it is too large or cannot be parsed."""
     try:
         if file.stat().st_size <= _MAX_SOURCE_BYTES:
             return ast.walk(ast.parse(file.read_bytes()))
@@ -288,7 +310,10 @@ def _syntax_nodes(file: Path) -> Iterator[ast.AST]:
 
 
 def _sources_below(folder: Path) -> Iterator[Path]:
-    """Yield the sources below a folder in order, without hidden ones, environments, and runs of the harness."""
+    """Yield the Python files below a directory, sorted by name.
+
+    Hidden directories, virtual environments and run directories of nsa-harness are left out.
+    """
     for directory, subdirectories, names in os.walk(folder):
         subdirectories[:] = sorted(
             name
@@ -324,7 +349,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _digest_of_path(path: Path) -> str | None:
-    """Return the digest of a file or folder; None: there is neither."""
+    """Return the digest of a file or directory, or None if it does not exist."""
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
@@ -353,20 +378,16 @@ def _directory_entries(folder: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def _relative_name(path: Path, working_dir: Path) -> str:
-    """Return the path as seen from the working directory, redacted: a name may hold a secret too."""
+    """Return the path relative to the working directory if it is below it. Secrets in the name are redacted."""
     base = working_dir.resolve()
     name = str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
     return redact(name, Secrets().with_secrets_of(name))
 
 
 def names_with_verb(names: Collection[str]) -> str:
-    """Return "helper.py and config.yaml have" or "helper.py, model.py, config.yaml and 3 more have"."""
-    shown_names = [name for name in names if name != LAUNCH_ENTRY] or list(
-        names
-    )  # a launch is another one where its file is
-    texts = (
-        shown_names
-        if len(shown_names) <= _MAX_NAMES
-        else [*shown_names[: _MAX_NAMES - 1], f"{len(shown_names) - _MAX_NAMES + 1} more"]
-    )
+    """Return names with their verb: "helper.py has", "helper.py, model.py, config.yaml and 3 more have"."""
+    # If a file changes, the launch changes too, so the launch is only named if nothing else changed.
+    shown_names = [name for name in names if name != LAUNCH_ENTRY] or list(names)
+    more = len(shown_names) - _MAX_NAMES
+    texts = [*shown_names[: _MAX_NAMES - 1], f"{more + 1} more"] if more > 0 else shown_names
     return f"{listing(texts)} {verb_for('has', texts)}"

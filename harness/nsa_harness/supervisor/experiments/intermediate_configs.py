@@ -1,4 +1,4 @@
-"""Make the configurations between two ends: commits, mixtures of two config files, mixtures of two environments."""
+"""Makes the configurations between the two ends of a bisection: commits, mixed config files and mixed environments."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ _ABSENT = object()  # a key that one of two files does not have
 
 
 class CannotMixError(HarnessError):
-    """A mixture cannot be made here."""
+    """Raised if a mixture of two configurations cannot be made on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DifferentKey:
-    """A key in which two files differ. None: the file lacks it, or has null."""
+    """A key that has different values in two config files. A value is None if the file lacks the key or sets it to
+    null.
+    """
 
     path: tuple[str, ...]
     good: Plain
@@ -46,7 +48,10 @@ class DifferentKey:
 
 
 def different_keys(good: Path, bad: Path) -> tuple[DifferentKey, ...]:
-    """Return the different keys in the order of the good file; a list is one value. Raises UsageError for no map."""
+    """Return the keys in which two config files differ, in the order of the good file. A list counts as one value.
+
+    Raises UsageError if a file is not a map.
+    """
     good_config, bad_config = (_read_config(path) for path in (good, bad))
     return tuple(
         DifferentKey(
@@ -57,7 +62,7 @@ def different_keys(good: Path, bad: Path) -> tuple[DifferentKey, ...]:
 
 
 def mixed_text(good: Path, bad: Path, bad_keys: Collection[str]) -> str:
-    """Return the text of the good file, with the chosen keys as in the bad file. All other text is unchanged."""
+    """Return the text of the good file, with the values of `bad_keys` taken from the bad file."""
     config, bad_config = (_read_config(path) for path in (good, bad))
     for key in different_keys(good, bad):
         if key.label in bad_keys:
@@ -70,7 +75,7 @@ def mixed_text(good: Path, bad: Path, bad_keys: Collection[str]) -> str:
 
 
 def digest(path: Path) -> str:
-    """Return the digest of the whole file."""
+    """Return the SHA-256 digest of a file's contents."""
     directory, file = safe_file(path)
     return hashlib.sha256(directory.read_whole_file(file, _MAX_BYTES)).hexdigest()
 
@@ -141,7 +146,11 @@ def _plain_value(value: Any) -> Plain:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """Variables, and packages by normalized name with a version or what pip takes instead; `python`: of a venv."""
+    """The variables and packages of one end of a bisection over environments.
+
+    `packages` maps a normalized name to a version, or to a requirement with a URL. `python` is the interpreter if the
+    environment is a virtual environment, otherwise None.
+    """
 
     variables: Mapping[str, str]
     packages: Mapping[str, str]
@@ -165,9 +174,9 @@ print(json.dumps(found))
 
 
 def read_environment(path: Path) -> Environment:
-    """Read the packages of a virtual environment, or the NAME=VALUE and name==version lines of a file.
+    """Return the packages of a virtual environment, or the NAME=VALUE and name==version lines of a file.
 
-    Raises UsageError, with every line that is neither.
+    Raises UsageError if the path cannot be read, or with every line that has neither form.
     """
     if path.is_dir():
         python = path / "bin" / "python"
@@ -218,9 +227,9 @@ def _normalize(name: str) -> str:
 
 @cache
 def installed_packages(python: str) -> Mapping[str, tuple[str, tuple[str, ...]]]:
-    """Return each distribution of an interpreter by normalized name, with its version and top-level modules.
+    """Return (version, top-level modules) of each package of an interpreter, by normalized name.
 
-    Raises UsageError for what is no interpreter.
+    Raises UsageError if `python` is not a working interpreter.
     """
     try:
         process = subprocess.run(
@@ -238,23 +247,24 @@ _PIP = ("-m", "pip", "install", "--no-deps", "--no-input", "--disable-pip-versio
 
 @dataclass(kw_only=True)
 class Mixtures:
-    """The directory with the mixtures of one search. Each is made once, and no environment of the user is changed."""
+    """The directory for the mixed configurations of one bisection. The user's own environments are never changed."""
 
     home: Path
     _pip_errors: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def file(self, name: str, text: str) -> Path:
-        """Write a config file, whose name depends on its content, and return its path."""
+        """Write a config file called `name` to the directory of the mixtures, and return its path."""
         self._make_home()
         path = self.home / name
         SafeDirectory(self.home).write(path, text)
         return path
 
     def python_path(self, packages: Mapping[str, Plain], python: str | None) -> tuple[str, ...]:
-        """Return folders that give the interpreter these versions, and hide packages that are None; they come first.
+        """Return directories for the front of PYTHONPATH that give the interpreter these package versions.
 
-        Raises CannotMix with pip's own reason.
+        A package whose version is None is hidden. Raises CannotMixError with the reason from pip if an installation
+        fails.
         """
         interpreter = python or sys.executable
         distributions = installed_packages(interpreter)
@@ -311,7 +321,7 @@ class Mixtures:
 
 
 def _pip_install(folder: Path, requirement: str, python: str) -> str:
-    """Install a requirement into a folder, and return why that failed; empty: it did not."""
+    """Install a requirement into a directory. Return the reason if that failed, or ""."""
     try:
         process = subprocess.run(
             [python, *_PIP, str(folder), requirement],
@@ -330,7 +340,10 @@ def _pip_install(folder: Path, requirement: str, python: str) -> str:
 
 
 def environment_differences(good: Environment, bad: Environment) -> Iterator[tuple[str, Plain, Plain]]:
-    """Yield each variable by name and each package by `package.NAME`, with both values; None: absent."""
+    """Yield (name, good value, bad value) for each variable and package that differs.
+
+    A package is named "package.NAME". A value is None if the environment lacks the variable or package.
+    """
     for name in sorted({*good.variables, *bad.variables}):
         if good.variables.get(name) != bad.variables.get(name):
             yield name, good.variables.get(name), bad.variables.get(name)
@@ -353,14 +366,17 @@ class Commit:
 
 @dataclass(frozen=True, kw_only=True)
 class CommitRange:
-    """The good commit, and in `later` the commits after it up to the bad one, oldest first."""
+    """The commits of a bisection: the good commit, and in `later` its successors up to the bad commit, oldest first."""
 
     good: str
     later: tuple[Commit, ...]
 
 
 def commits_between(inside: Path, good: str, bad: str) -> CommitRange:
-    """Return the commits along the first parents. Raises UsageError for what is no commit, or no ancestor."""
+    """Return the commits from `good` to `bad`, following only first parents.
+
+    Raises UsageError if a name is not a commit, or if `good` is not an ancestor of `bad`.
+    """
     shas = [commit_of(inside, name) for name in (good, bad)]
     if _git(inside, "merge-base", "--is-ancestor", *shas).returncode != 0:
         raise UsageError(f"--commits: {good} is not an ancestor of {bad}; name the older, good commit first")
@@ -374,7 +390,7 @@ def commits_between(inside: Path, good: str, bad: str) -> CommitRange:
 
 @dataclass(kw_only=True)
 class Worktrees:
-    """Checkouts of the requested commits, outside the user's own checkout, which is not touched."""
+    """Git worktrees of the requested commits. The user's own checkout is not changed."""
 
     repository: Path  # any directory in it
     home: Path
@@ -399,7 +415,7 @@ class Worktrees:
         return self.checkouts[sha] / inside
 
     def close(self) -> None:
-        """Remove all checkouts. If this process is killed, the same command finds them again."""
+        """Remove all worktrees that were checked out."""
         for path in self.checkouts.values():
             _git(self.repository, "worktree", "remove", "--force", str(path))
         self.checkouts.clear()
@@ -407,7 +423,7 @@ class Worktrees:
 
 
 def commit_of(inside: Path, name: str) -> str:
-    """Return the full name of a commit. Raises UsageError."""
+    """Return the full hash of the commit that `name` refers to. Raises UsageError if there is none."""
     process = _git(inside, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if process.returncode != 0:
         why = f": {_last_line(process.stderr)}" if process.stderr.strip() else ""

@@ -1,7 +1,7 @@
-"""What an experiment stores on disk: its question, its cache key, and every probe as soon as it has ended.
+"""The files that an experiment stores in its run directory, so that it can continue after an interruption.
 
-A bisection that was killed is found again as long as all of that is as it was; it goes on where its last finished probe
-ended.
+These are its question, its cache key, and every probe as soon as it has ended. If the same command is given again and
+the cache key has not changed, the experiment continues after its last finished probe.
 """
 
 from __future__ import annotations
@@ -40,31 +40,32 @@ _BUDGET = "--budget"
 
 @dataclass(frozen=True, kw_only=True)
 class SearchState:
-    """The search of a run directory, and whether it has ended."""
+    """The stored state of an experiment in a run directory."""
 
     schema: int = 2
     question: str
-    command: str  # as typed
-    typed: str = ""  # a digest of the command without what decides no probe
-    premises: dict[str, str] = field(default_factory=dict)
-    ended: bool = False
+    command: str  # as the user typed it
+    typed: str = ""  # a digest of the command without options that do not affect the probes
+    premises: dict[str, str] = field(default_factory=dict)  # the cache key
+    ended: bool = False  # it has its answer
 
 
-FileEntries = Callable[[], CacheKey]  # of the program, as they are
+FileEntries = Callable[[], CacheKey]  # returns the entries of the cache key for the program's files, as they are now
 
 
 @dataclass(kw_only=True)
 class SearchDirectory:
-    """The directory of one search, which this process holds locked while it searches."""
+    """The run directory of one experiment. This process keeps it locked while the experiment runs."""
 
     run: RunDir
     state: SearchState
     file_entries: FileEntries
     state_file: Path
-    is_continued: bool = False  # an earlier session began it
-    note: str = ""  # why an earlier search does not continue, if one might be expected to
+    is_continued: bool = False  # it continues an interrupted experiment
+    note: str = ""  # the reason why an earlier, similar experiment is not continued; "" if there is none
 
     def write(self, **changes: Any) -> None:
+        """Change fields of the state and store it, without secrets."""
         redaction = self.run.redaction
         self.state = replace(self.state, **changes)
         redacted_state = replace(
@@ -73,34 +74,37 @@ class SearchDirectory:
         self.run.directory.write(self.state_file, json.dumps(asdict(redacted_state), indent=1) + "\n")
 
     def ignore_program_outputs(self) -> None:
-        """Leave out what has changed during the first probe: the program writes that itself."""
+        """Remove files that changed during the first probe from the cache key, because the program writes them."""
         before = self.state.premises
         self.write(premises=mark_outputs(before, {**before, **self.file_entries()}))
 
     def changed_files(self) -> tuple[str, ...]:
-        """Return the files that have changed since the search began."""
+        """Return the names of the program's files that have changed since the experiment started."""
         before = self.state.premises
         return changed_entries(before, {**before, **self.file_entries()})
 
 
 class Journal:
-    """The probes of one bisection. A stored probe answers before a new launch does, and only once."""
+    """The stored probes of one bisection. They are used first, before anything is launched again."""
 
     def __init__(self, run: RunDir) -> None:
         self._path, self._redaction = run.search_probes, run.redaction
         self.stored: list[ProbeReport] = list(_stored_probes(run))
-        self.session_probes: list[ProbeReport] = []  # of this session, in the order in which they did
+        self.session_probes: list[ProbeReport] = []  # the answers of this session in order, stored and new ones
         self._waiting: dict[tuple[Spans, bool], list[ProbeReport]] = defaultdict(list)
         for probe in self.stored:
             self._waiting[probe.subset, probe.in_full].append(probe)
 
     def take(self, subset: Subset, *, in_full: bool) -> ProbeReport | None:
-        """Return the next stored probe of this configuration that has not answered yet, or None."""
+        """Return the next stored probe of this configuration that was not used yet, or None.
+
+        `in_full`: whether it must have run under torchrun with the full time limits.
+        """
         waiting = self._waiting[spans_of(subset), in_full]
         return waiting.pop(0) if waiting else None
 
     def restart_without_forks(self) -> None:
-        """Start again for a search without forks: every other stored launch answers once more, in full or not."""
+        """Start again for a search without forked launches: all other stored probes can be used once more."""
         self.session_probes.clear()
         self._waiting.clear()
         for probe in self.stored:
@@ -108,11 +112,13 @@ class Journal:
                 self._waiting[probe.subset, probe.in_full].append(probe)
 
     def append(self, probe: ProbeReport) -> None:
+        """Store a finished probe on disk, without secrets."""
         append_line(self._path, self._redaction.value(json.loads(json_text(probe))))
         self.stored.append(probe)
 
 
 def search_state(question: str, command: str, premises: CacheKey) -> SearchState:
+    """Return the state of a new experiment. `premises`: its cache key."""
     return SearchState(
         question=question, command=command, typed=sealed_digest(*_command_words(command)), premises=dict(premises)
     )
@@ -126,14 +132,16 @@ def _bisection_state_file(run: RunDir) -> Path:
 def open_search(
     options: RunOptions,
     state: SearchState,
-    files: FileEntries,
+    file_entries: FileEntries,
     *,
     state_file: Callable[[RunDir], Path] = _bisection_state_file,
     noun: str = "search",
 ) -> Iterator[SearchDirectory]:
-    """Open the newest earlier search that continues, or a new one. Its directory stays locked.
+    """Open the latest interrupted experiment that can be continued with this state, or a new one.
 
-    `state_file`: where a run of this kind keeps its state; `noun`: what people call one.
+    Its directory stays locked until the context ends. `file_entries`: returns the cache key's entries for the program's
+    files. `state_file`: returns the path of the stored state in a run directory. `noun`: the word for such an
+    experiment in messages.
     """
     note, has_answer = "", False
     run_options = {"redact": options.redact, "git_diff": options.git_diff}
@@ -147,26 +155,28 @@ def open_search(
             if not changes and _try_to_lock(run, stack):
                 earlier_state = _read_state(run, state_file)  # another process may have ended it meanwhile
                 if earlier_state is not None and not earlier_state.ended:
-                    as_begun = replace(state, premises=earlier_state.premises)
-                    yield _with_state_written(
-                        SearchDirectory(
-                            run=run, state=as_begun, file_entries=files, state_file=state_file(run), is_continued=True
-                        )
+                    continued = SearchDirectory(
+                        run=run,
+                        state=replace(state, premises=earlier_state.premises),
+                        file_entries=file_entries,
+                        state_file=state_file(run),
+                        is_continued=True,
                     )
+                    yield _with_state_written(continued)
                     return
             elif not changes:
-                note = note or f"{run.path} is another {noun} for the same, still running; this one begins beside it"
+                note = note or f"another {noun} like this is still running in {run.path}; this is a separate one"
             elif earlier_state.typed == state.typed and not has_answer:
-                note = note or f"{names_with_verb(changes)} changed since the {noun} in {run.path}; a new {noun} begins"
+                note = note or f"{names_with_verb(changes)} changed since the {noun} in {run.path}; a new {noun} starts"
         run = create_run(options.parent, **run_options)
         stack.enter_context(lock_run(run))
         yield _with_state_written(
-            SearchDirectory(run=run, state=state, file_entries=files, state_file=state_file(run), note=note)
+            SearchDirectory(run=run, state=state, file_entries=file_entries, state_file=state_file(run), note=note)
         )
 
 
 def _with_state_written(folder: SearchDirectory) -> SearchDirectory:
-    """Write the state before anything that takes long: a search that is killed can then be identified."""
+    """Store the state of an experiment and return its directory."""
     folder.write()
     return folder
 
@@ -180,14 +190,17 @@ def _try_to_lock(run: RunDir, stack: ExitStack) -> bool:
 
 
 def unfinished_search_text(run: RunDir) -> str:
-    """Return what a bisection without an answer wanted to know, and how it continues; empty: it is no such run."""
+    """Return a message about a bisection without an answer: its question, and the command that continues it.
+
+    Returns "" if the run is not such a bisection.
+    """
     state = _read_state(run, _bisection_state_file)
     if state is None or state.ended:
         return ""
     probe_count = len(list(_stored_probes(run)))
     probes = f"{plural(probe_count, 'probe')} made"
-    search_text = f"a bisection that was ended before its answer ({visible(state.question)}), {probes}"
-    return f"{run.path} is {search_text}; the same command goes on: {visible(state.command)}"
+    search_text = f"a bisection that ended before it had an answer ({visible(state.question)}), {probes}"
+    return f"{run.path} is {search_text}; to continue it, give its command again: {visible(state.command)}"
 
 
 def _read_state(run: RunDir, state_file: Callable[[RunDir], Path]) -> SearchState | None:
@@ -198,7 +211,7 @@ def _read_state(run: RunDir, state_file: Callable[[RunDir], Path]) -> SearchStat
 
 
 def _command_words(command: str) -> list[str]:
-    """Split a shell command, without the options that decide no probe."""
+    """Return the arguments of a shell command, without options that do not affect the probes."""
     try:
         words = shlex.split(command)
     except ValueError:  # a quote without an end
@@ -208,7 +221,7 @@ def _command_words(command: str) -> list[str]:
 
 
 def _stored_probes(run: RunDir) -> Iterable[ProbeReport]:
-    """A torn last line is a probe that has not ended."""
+    """Yield the stored probes. A line that cannot be read is skipped, because its writer may have been killed."""
     for record in run.directory.read_records(run.search_probes):
         try:
             yield type_adapter(ProbeReport).validate_python(record)

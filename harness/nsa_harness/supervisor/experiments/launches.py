@@ -52,7 +52,7 @@ PLACEHOLDERS = {
 
 
 class CannotLaunchError(HarnessError):
-    """A configuration cannot be launched: it is invalid, or this machine lacks something."""
+    """Raised if a configuration cannot be launched, because it is invalid or this machine lacks something."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +67,9 @@ class Templates:
         return bool(self.args or self.env)
 
     def checked_for(self, subject: Subject) -> Templates:
-        """Check the placeholders for this subject of a bisection, and return the templates to fill.
+        """Return these templates for a subject of a bisection, after checking their placeholders.
 
-        Raises UsageError if no template is given, if one has no placeholder, or if the subject has no such placeholder.
+        Raises UsageError if there is no template, if one has no placeholder, or if the subject has no such placeholder.
         """
         if not self and not subject.is_declared:
             raise UsageError(
@@ -98,7 +98,10 @@ class Templates:
         return (*self.args, *(value for _, value in self.env))
 
     def _without_ranges(self) -> Templates:
-        """Remove templates with {range} if another has {layers} or {items}: a list can express every choice."""
+        """Return the templates without those that contain {range}, if another template has {layers} or {items}.
+
+        A list of items can express every subset, but a range cannot.
+        """
         names_of_texts = [_placeholder_names(text) for text in self._texts]
         list_names = next((names for names in names_of_texts if names in ({"layers"}, {"items"})), None)
         if list_names is None or {*list_names, "range"} in names_of_texts or {"range"} not in names_of_texts:
@@ -110,7 +113,10 @@ class Templates:
         )
 
     def fill(self, subject: Subject, subset: Collection[int], file: str = "") -> Templates:
-        """Return the templates with the choice filled in. `file`: the config file of the choice."""
+        """Return the templates with their placeholders replaced for this subset of the items.
+
+        `file` is the path of the config file for the subset.
+        """
         if not self:
             return self
         value = file if subject.form is SubjectForm.FILE else subject.config(subset)[subject.key]
@@ -124,7 +130,7 @@ class Templates:
 
 @dataclass(kw_only=True)
 class Launches:
-    """The launch and the command line of each subset of the items."""
+    """Creates the launch and the command line for each subset of the items of a bisection."""
 
     request: BisectRequest
     facts: MachineFacts
@@ -147,14 +153,14 @@ class Launches:
         self.specs.clear()
 
     def spec(self, subset: Collection[int]) -> RunSpec:
-        """Return the launch, without its final name. Raises CannotLaunch."""
+        """Return the launch of a subset, without its final name. Raises CannotLaunchError if it cannot be launched."""
         spec = self.spec_or_reason(subset)
         if isinstance(spec, str):
             raise CannotLaunchError(spec)
         return spec
 
     def spec_or_reason(self, subset: Collection[int]) -> RunSpec | str:
-        """Return the launch, or the reason why there is none."""
+        """Return the launch of a subset, or the reason why it cannot be launched."""
         key = spans_of(subset)
         if key not in self.specs:
             try:
@@ -164,7 +170,7 @@ class Launches:
         return self.specs[key]
 
     def ends(self) -> list[RunSpec | str]:
-        """Return the launches of the good and the bad end, or for each the reason why there is none."""
+        """Return the launches of the good and the bad end. An end that cannot be launched is replaced by the reason."""
         return [self.spec_or_reason(subset) for subset in ((), range(len(self.subject.items)))]
 
     def with_learned_limits(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
@@ -273,7 +279,9 @@ class Launches:
         return replace(question, arguments=words, script=script)
 
     def _file(self, subset: Collection[int]) -> str:
-        """Return the config file of a choice: the user's own file at both ends, else a mixture in the run directory."""
+        """Return the name or path of the config file for a subset: the user's own file at both ends, otherwise a mixed
+        file.
+        """
         good, bad = self._both_files()
         if len(subset) in (0, len(self.subject.items)):
             return (bad if subset else good)[0]
@@ -282,7 +290,7 @@ class Launches:
         return name if self.mixtures is None else str(self.mixtures.file(name, text))
 
     def _both_files(self) -> list[tuple[str, Path]]:
-        """Return the name and the path of each file."""
+        """Return (name, path) of the good and the bad config file."""
         assert isinstance(self.subject.good, list)
         return [(str(name), self.question.working_dir / str(name)) for name in self.subject.good]
 
@@ -321,17 +329,17 @@ def _affects_harness(name: str) -> bool:
 
 
 def _yaml_quote(text: str) -> str:
-    """Quote a text for YAML."""
+    """Return a text, quoted for YAML."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def _shell_quote(word: str) -> str:
-    """Quote a word for a shell, but not the brackets of an override: they match no file, and read better bare."""
+    """Return a word, quoted for a shell. The brackets of an override are not quoted, to keep it readable."""
     return word if is_override(word) and re.fullmatch(r"[A-Za-z0-9_.=:,\[\]+-]*", word) else shlex.quote(word)
 
 
 def parse_templates(args: Sequence[str], env: Sequence[str]) -> Templates:
-    """Parse --arg and --env-arg. Raises UsageError."""
+    """Return the templates given by --arg and --env-arg. Raises UsageError if one is invalid."""
     pairs = []
     for text in env:
         name, equals, value = text.partition("=")
@@ -384,7 +392,7 @@ _KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierRuns:
-    """Stored runs of both ends of the question, the latest first."""
+    """The stored runs of the good and the bad end of a bisection, the latest first."""
 
     good: tuple[StoredResult, ...] = ()
     bad: tuple[StoredResult, ...] = ()  # for a choice the runs of every value
@@ -395,7 +403,7 @@ class EarlierRuns:
 
     @property
     def contradiction(self) -> tuple[StoredResult, ...]:
-        """The latest passed and failed run of one spec, or nothing if no spec both passed and failed."""
+        """Return a passed and a failed run of the same spec, or () if no spec both passed and failed."""
         for passing_run in (*self.good, *self.bad):
             for failing_run in (*self.good, *self.bad):
                 is_same_launch = passing_run.spec_hash == failing_run.spec_hash
@@ -404,7 +412,7 @@ class EarlierRuns:
         return ()
 
     def run_s(self, verdicts: Collection[str] = (Status.PASS, *FAILED_STATUSES)) -> float | None:
-        """Return the mean time of the stored runs that ended so, or None if there is none."""
+        """Return the mean duration of the stored runs with one of these verdicts, or None if there is no such run."""
         took = [run.wall_s for run in (*self.good, *self.bad) if run.verdict in verdicts]
         return sum(took) / len(took) if took else None
 
@@ -421,7 +429,7 @@ class EarlierRuns:
 
 
 def find_earlier_runs(launches: Launches, parent: Path, but: str = "") -> EarlierRuns:
-    """Return the stored runs below `parent` of both ends of this question, without those of run `but`."""
+    """Return the stored runs below `parent` of both ends of the bisection, except the run named `but`."""
     subject = launches.subject
     all_indices = range(len(subject.items))
     bad = [(index,) for index in all_indices] if subject.form is SubjectForm.CHOICE else [tuple(all_indices)]
@@ -454,7 +462,10 @@ def search_question(request: BisectRequest, earlier: EarlierRuns = EarlierRuns()
 
 
 def launched_program(request: BisectRequest, launches: Launches) -> LaunchedProgram:
-    """Return the program of this search. For commits, only files outside the repository count."""
+    """Return the program of a bisection, for its cache key.
+
+    In a bisection over commits, it includes only files that are named by an absolute path.
+    """
     specs = [spec for spec in launches.ends() if isinstance(spec, RunSpec)]
     words = [*map(str, (*request.subject.items, *request.subject.good_values, *request.subject.bad_values))]
     for index in range(min(len(request.subject.items), _MAX_FILLED)):
@@ -471,7 +482,7 @@ def launched_program(request: BisectRequest, launches: Launches) -> LaunchedProg
 
 
 def make_cache_key(request: BisectRequest, launches: Launches, program: LaunchedProgram) -> CacheKey:
-    """Return everything that must be unchanged for a finished probe to count, the user's files first."""
+    """Return the cache key of a bisection. Finished probes can be reused only if every entry is unchanged."""
     question = request.question
     return {
         **program.file_entries(),
@@ -486,9 +497,9 @@ def make_cache_key(request: BisectRequest, launches: Launches, program: Launched
 
 
 def _launch_identity(subject: Subject, spec: RunSpec | str) -> object:
-    """Return what identifies a launch.
+    """Return a value that identifies a launch, or the reason why there is no launch.
 
-    The hash of a commit's launch depends on the working directory, so it is left out.
+    In a bisection over commits the spec is used without its hash, because the hash depends on the working directory.
     """
     if isinstance(spec, str):
         return spec

@@ -46,7 +46,7 @@ _DEPENDENT_KEYS = (
 
 @dataclass(frozen=True, kw_only=True)
 class SubjectOptions:
-    """The options that name what is varied; exactly one is given. `auto`: everything that the scenario has."""
+    """The options of bisect that name what is varied."""
 
     gc_range: str | None = None
     layers: str | None = None
@@ -67,9 +67,10 @@ class SubjectOptions:
 def make_subject(
     options: SubjectOptions, question: Invocation, *, templated: bool, facts: MachineFacts
 ) -> tuple[Invocation, Subject]:
-    """Return the invocation of the scenario, and the subject. Raises UsageError.
+    """Return the invocation of the scenario and the subject of its bisection. Raises UsageError if an option is
+    invalid.
 
-    `templated`: the choice reaches the program through its own arguments or environment, not through scenario keys.
+    `templated`: templates pass each configuration to the program, instead of scenario keys.
     """
     option, value = _single_option(options)
     if option == "set" and templated:
@@ -149,7 +150,7 @@ class _Option:
 
     @property
     def machine_layers(self) -> int | None:
-        """The number of layers on this machine; None: the program is the user's own."""
+        """Return the model's number of layers on this machine, or None if the program is the user's own."""
         return machine_choice(self.scenario, self.facts).layers if self.scenario.is_ours else None
 
     @property
@@ -258,7 +259,7 @@ def _any(option: _Option) -> Subject:
 
 
 def _ordered_values(option: _Option) -> Subject:
-    """Return the subject of values in the order given, which the search takes as their order."""
+    """Return the subject of `--ordered`: values that the search keeps in the given order."""
     key, values = _values_as_written("--ordered", option.value, "v=[1.9,2.0,2.0.1,2.1], the good one first")
     return Subject(form=SubjectForm.VALUE, key=key, noun=key, items=tuple(values[1:]), good=values[0])
 
@@ -293,7 +294,7 @@ def _values_as_written(option: str, value: str, example: str) -> tuple[str, list
 
 
 def _seeds(option: _Option) -> Subject:
-    """Return a choice among seeds: their order has no meaning."""
+    """Return the subject of `--seeds`: a choice among seeds, whose order has no meaning."""
     if re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})+", option.value):
         seeds = list(dict.fromkeys(map(int, option.value.split(","))))
     else:
@@ -306,7 +307,7 @@ def _seeds(option: _Option) -> Subject:
 
 
 def _items(option: _Option) -> Subject:
-    """Return the subject of numbers that the user names: data shards, sample indices, batches."""
+    """Return the subject of `--items`: a range of numbers such as data shards, sample indices or batches."""
     key, equals, span = option.value.partition("=")
     if not equals or not is_override(f"{key}="):
         raise UsageError(f"--items: expected NAME=A:B, such as --items 'batch=0:64', got {value_text(option.value)}")
@@ -334,7 +335,7 @@ _MAKERS: Mapping[str, Callable[[_Option], Subject]] = {
 
 
 def _two_scenarios(value: str, question: Invocation) -> tuple[Invocation, Subject]:
-    """Return every dotted key in which two scenarios differ. The search starts from the good one."""
+    """Return the invocation of the good scenario, and the subject of all dotted keys in which two scenarios differ."""
     names = _parse_pair("--set", value, "two scenarios or YAML files")
     good, bad = (
         replace(question, arguments=(file_argument(name, question.working_dir), *question.arguments)) for name in names
@@ -355,18 +356,21 @@ def _two_scenarios(value: str, question: Invocation) -> tuple[Invocation, Subjec
 
 
 def _compared_keys(scenario: Scenario) -> dict[str, Plain]:
-    """A planted fault is one value."""
+    """Return the values of a scenario by dotted key, without keys that are not compared.
+
+    All settings of a planted fault together count as one value.
+    """
     keys = dotted_items(as_plain(scenario), whole=("fault",))
     return {key: value for key, value in keys if key.partition(".")[0] not in _NOT_COMPARED}
 
 
 def _two_files(value: str, question: Invocation) -> Subject:
-    """Return the keys in which two config files of the program differ; each mixture is a file that it reads instead."""
+    """Return the subject of all keys in which two config files of the program differ."""
     names = _parse_pair("--set", value, "two files that the program reads")
     good, bad = (question.working_dir / name for name in names)
     if good.suffix != bad.suffix:
         raise UsageError(
-            f"--set: {value_text(names[0])} and {value_text(names[1])} differ in their type; name two of one type"
+            f"--set: {value_text(names[0])} and {value_text(names[1])} have different types; name two files of one kind"
         )
     keys = different_keys(good, bad)
     if not keys:
@@ -378,7 +382,7 @@ def _two_files(value: str, question: Invocation) -> Subject:
 
 
 def _two_environments(value: str, question: Invocation) -> tuple[Invocation, Subject]:
-    """Return variables and packages that differ, for the good environment's Python if it is a virtual one."""
+    """Return the invocation of the good end, and the subject of the variables and packages that differ."""
     names = _parse_pair(
         "--env-file", value, "two files of NAME=VALUE or name==version lines, or two virtual environments"
     )

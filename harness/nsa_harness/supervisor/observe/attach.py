@@ -50,7 +50,7 @@ _NO_PTRACE = ("permission denied", "operation not permitted", "eperm")
 
 @dataclass(frozen=True, kw_only=True)
 class RunningJob:
-    """The job found at a process id."""
+    """A running job that was found from the id of one of its processes."""
 
     pid: int  # the process that the user named
     ranks: Mapping[int, int]
@@ -125,7 +125,9 @@ class FoundJob:
 
     @property
     def text(self) -> str:
-        """The job as one line, like "41872   2 ranks   running for 3 min   torchrun --nproc-per-node 2 train.py"."""
+        """Return the job as one line, like "41872   2 ranks   running for 3 min   torchrun --nproc-per-node 2
+        train.py".
+        """
         return f"{self.pid}   {plural(self.ranks, 'rank')}   running for {duration(self.age_s)}   {self.command}"
 
 
@@ -304,7 +306,7 @@ class PassiveObserver:
 
 @dataclass(kw_only=True)
 class KnownRanks(Ranks):
-    """The ranks that were found when nsa-harness attached."""
+    """The ranks of a job, as they were found when nsa-harness attached to it."""
 
     known_pids: Mapping[int, int]
 

@@ -124,7 +124,7 @@ class WatchedRanks(Ranks):
 
     @property
     def rank_count(self) -> int:
-        """The number of ranks of the job on all hosts, as far as it is known."""
+        """Return the number of ranks of the job on all hosts, as far as it is known."""
         return max([self.world_size, *(rank + 1 for rank in self.pids)])
 
     @property

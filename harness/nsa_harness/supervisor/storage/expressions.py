@@ -27,7 +27,8 @@ class EndlessExpression(Exception):
 def last_matches(expressions: Mapping[str, str], text: str, limit_s: float = LIMIT_S) -> dict[str, str]:
     """Return group 1 of each expression's last match in `text`, by the expression's name.
 
-    Expressions that are invalid or do not match are missing in the result. Raises EndlessExpression.
+    Expressions that are invalid or do not match are missing in the result. Raises EndlessExpression if a search does
+    not end within `limit_s`.
     """
     request = json.dumps([limit_s, list(expressions.values()), text])
     process = subprocess.Popen(

@@ -20,7 +20,9 @@ _SCRIPT, _COMMAND = "repro/repro.py", "repro/command.txt"
 
 
 def write_reproduction(attempt: AttemptDir, reproduction: Reproduction | None) -> tuple[Artifact, ...]:
-    """Write the files of repro/, and return them as artifacts. A file that was not written has the reason."""
+    """Write the files of repro/, and return them as artifacts. If a file was not written, its artifact states the
+    reason.
+    """
     return tuple(_write(attempt, reproduction))
 
 
@@ -58,9 +60,9 @@ _MAX_COUNTED_BYTES = 64 << 20
 
 
 def inventory(attempt: AttemptDir, evidence: Evidence, program_files: Sequence[ProgramFile]) -> tuple[Artifact, ...]:
-    """Return the files that a run writes, and those that the shipped program writes in addition.
+    """Return the files that a run writes, and the additional `program_files`, as artifacts.
 
-    A file that is missing has the reason.
+    The artifact of a missing file states the reason.
     """
     expected_files = tuple(_expected_files(evidence, program_files))
     return tuple(artifact for file in expected_files if (artifact := _artifact(attempt, file)) is not None)

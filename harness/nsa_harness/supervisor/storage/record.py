@@ -36,9 +36,9 @@ Mistake = tuple[Location, str]
 
 
 def load_spec(path: Path, directory: SafeDirectory | None = None) -> RunSpec:
-    """Return the spec stored at `path`. Raises ScenarioError with all mistakes.
+    """Return the spec stored at `path`. Raises ScenarioError, which lists every mistake, if the spec is invalid.
 
-    `directory` gives safe access to the run that contains the file; None means that the user named the file.
+    `directory` gives safe access to the run that contains the file. It is None if the user named the file directly.
     """
     label = visible(str(path))
     text = _spec_text(label, *(safe_file(path) if directory is None else (directory, path)))
@@ -173,7 +173,7 @@ _MAX_BYTES = 16 << 20
 @stored_as(was_interrupted="interrupted", plan_text="agreed")
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """The contents of run.json: the plan and options of a command, the nsa-harness that ran it, and the machine."""
+    """The contents of run.json: the plan and options of a command, and the nsa-harness and machine that ran it."""
 
     schema: int = 1
     command: str

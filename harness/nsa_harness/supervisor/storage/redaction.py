@@ -58,7 +58,7 @@ class Redaction:
 
     @property
     def printed_secrets(self) -> tuple[str, ...]:
-        """The secret values of the environment that occurred in a text."""
+        """Return the secret values of the environment that occurred in a text."""
         secrets = self.secrets
         return tuple(secret.value for secret in secrets.numbered if secret.value in secrets.suspected)
 

@@ -38,7 +38,10 @@ class AttemptDir:
     def __init__(
         self, path: Path, root: Path | None = None, redaction: Redaction | None = None, *, git_diff: bool = False
     ) -> None:
-        """`root` is the directory of the run. By default the attempt's directory counts as the run."""
+        """Create the object for the directory `path`.
+
+        `root` is the directory of the run. By default the attempt's directory counts as the run.
+        """
         self.path = path
         self.directory = SafeDirectory(root or path)
         self.redaction = redaction or Redaction(path.parent / _SECRETS)
@@ -62,7 +65,7 @@ class AttemptDir:
 
     @property
     def ballast_file(self) -> Path:
-        """The ballast file of the run that contains this attempt."""
+        """Return the path of the ballast file of the run that contains this attempt."""
         return self.path.parent / BALLAST
 
     def rank(self, rank: int) -> Path:
@@ -146,7 +149,7 @@ class RunDir:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options that all commands share which launch runs: how to launch runs and how to report them."""
+    """The options that are shared by all commands that launch runs."""
 
     command: str  # the command line of nsa-harness
     out: Path | None = None  # the parent of run directories; None: ./reports
@@ -228,7 +231,7 @@ def _verdicts_so_far(run: RunDir) -> str:
 
 
 def find_run(path: Path | None, parent: Path, *, redact: bool = True) -> RunDir:
-    """Return the stored run that `path` names. None means the latest run below `parent`.
+    """Return the stored run that `path` names, or the latest run below `parent` if `path` is None.
 
     `path` is a run's directory, an attempt or a file in it, or a run id. Raises StoredRunError if there is no such run.
     """

@@ -55,7 +55,7 @@ class Budget:
 
     @property
     def exceeded_limit(self) -> str:
-        """The name of the limit that was exceeded, "bytes" or "time", or "" if there is budget left."""
+        """Return the name of the limit that was exceeded ("bytes" or "time"), or "" if there is budget left."""
         if self.remaining_bytes <= 0:
             return "bytes"
         return "time" if time.thread_time() > self._until_s else ""

@@ -39,7 +39,7 @@ class Ranks:
 
     @property
     def living_pids(self) -> dict[int, int]:
-        """The pid of each rank whose process is alive, by rank."""
+        """Return the process id of each rank whose process is alive, by rank."""
         return {rank: pid for rank, pid in self.pids.items() if rank not in self.exited_ranks and procfs.is_alive(pid)}
 
     @property
@@ -126,7 +126,7 @@ class Ranks:
                 self.peaks[rank] = max(peak, self.peaks.get(rank, 0))
 
     def last_progress_s(self) -> float:
-        """Return the time when any living rank last made progress; 0 if none is known."""
+        """Return the time when any living rank last made progress, or 0 if none is known."""
         living_ranks = [rank for rank in self.pids if rank not in self.exited_ranks]
         times = [last_progress_s(status) for rank in living_ranks if (status := self.status_files.get(rank))]
         times += [self._bytes_moved[rank][1] for rank in living_ranks if rank in self._bytes_moved]
