@@ -67,7 +67,7 @@ PLAN = (
 )
 
 
-class Training:
+class TimedTraining:
     """A model with its optimizer, trained on one sequence per step."""
 
     def __init__(self, config: NSAConfig) -> None:
@@ -112,17 +112,17 @@ class Training:
 def measure(length: Length) -> dict[str, Any]:
     """Return samples and summary of one length."""
     shape = replace(PRODUCTION, layers=length.layers, seq_len=length.tokens)
-    sides = {side: Training(replace(shape, attention=side)) for side in SIDES}
+    sides = {side: TimedTraining(replace(shape, attention=side)) for side in SIDES}
     samples = {}
     for name in ("kept", "checkpointed") if length.checkpointed else ("kept",):
         recomputed_layers = range(length.layers) if name == "checkpointed" else ()
         for training in sides.values():
             checkpoint_layers(training.model, recomputed_layers, Recompute.NON_REENTRANT)
             training.step()  # warm-up
-        samples[name] = [_pair(sides, number, Training.step) for number in range(length.pairs)]
+        samples[name] = [_pair(sides, number, TimedTraining.step) for number in range(length.pairs)]
     for training in sides.values():
         training.attention()  # warm-up
-    samples["attention"] = [_pair(sides, number, Training.attention) for number in range(2 * length.pairs)]
+    samples["attention"] = [_pair(sides, number, TimedTraining.attention) for number in range(2 * length.pairs)]
     return {
         "tokens": length.tokens,
         "layers": length.layers,
@@ -134,7 +134,7 @@ def measure(length: Length) -> dict[str, Any]:
 
 
 def _pair(
-    sides: dict[Attention, Training], number: int, measure_side: Callable[[Training], dict[str, float]]
+    sides: dict[Attention, TimedTraining], number: int, measure_side: Callable[[TimedTraining], dict[str, float]]
 ) -> dict[str, Any]:
     order = SIDES if number % 2 == 0 else SIDES[::-1]
     pair: dict[str, Any] = {side.value: measure_side(sides[side]) for side in order}

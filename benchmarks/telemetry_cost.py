@@ -59,7 +59,7 @@ def steps_of(*, steps: int, directory: Path) -> list[tuple[str, float, float]]:
     """Run nsa.train, and return for each step its kind of telemetry, wall seconds and CPU seconds."""
     out = directory / "samples.json"
     options = ["--shape", "ci", "--data", "text", "--steps", str(steps), "--out-dir", str(directory / "out")]
-    arguments = [str(REPOSITORY / "src"), str(out), str(ROUND), *options, "--telemetry", "on"]
+    arguments = [str(REPOSITORY / "nsa"), str(out), str(ROUND), *options, "--telemetry", "on"]
     environment_without_settings = {
         name: value for name, value in os.environ.items() if not name.startswith("NSA_") and name != "CONFIG"
     }

@@ -37,7 +37,7 @@ _ALLOWED = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class LanguageFault:
     """A fault of language: its kind, the file and line, and the text."""
 
     kind: str
@@ -46,7 +46,7 @@ class Place:
     text: str
 
 
-def faults() -> Iterator[Place]:
+def faults() -> Iterator[LanguageFault]:
     """Yield every fault of language in the repository's own code."""
     for folder in FOLDERS:
         classes: dict[str, list[tuple[str, int]]] = defaultdict(list)
@@ -62,7 +62,7 @@ def faults() -> Iterator[Place]:
                     classes[node.name].append((name, node.lineno))
         for class_name, places in sorted(classes.items()):
             for name, line in places[1:]:
-                yield Place(kind="class name used twice", path=name, line=line, text=class_name)
+                yield LanguageFault(kind="class name used twice", path=name, line=line, text=class_name)
 
 
 def count_docstrings() -> int:
@@ -80,26 +80,28 @@ def count_docstrings() -> int:
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def _docstrings(tree: ast.Module, name: str) -> Iterator[Place]:
+def _docstrings(tree: ast.Module, name: str) -> Iterator[LanguageFault]:
     for node in ast.walk(tree):
         if isinstance(node, _DOCUMENTED):
             text = ast.get_docstring(node) or ""
             is_claim = text.startswith("Whether ") and _returns_bool(node)
             if FRAGMENT.match(text) and not is_claim:
                 line = node.body[0].lineno
-                yield Place(kind="docstring begins with a fragment", path=name, line=line, text=text.split("\n")[0])
+                yield LanguageFault(
+                    kind="docstring begins with a fragment", path=name, line=line, text=text.split("\n")[0]
+                )
 
 
 def _returns_bool(node: ast.AST) -> bool:
     return isinstance(returns := getattr(node, "returns", None), ast.Name) and returns.id == "bool"
 
 
-def _names(tree: ast.Module, name: str) -> Iterator[Place]:
+def _names(tree: ast.Module, name: str) -> Iterator[LanguageFault]:
     for node in ast.walk(tree):
         for kind, text, line in _defined(node):
             words = text.strip("_").split("_")
             if len(words) == 1 and names_nothing(words[0]):
-                yield Place(kind=f"{kind} names nothing", path=name, line=line, text=text)
+                yield LanguageFault(kind=f"{kind} names nothing", path=name, line=line, text=text)
 
 
 def _defined(node: ast.AST) -> Iterator[tuple[str, str, int]]:

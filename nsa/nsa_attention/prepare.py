@@ -44,7 +44,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class PrepareRequest:
     """Parsed and checked arguments of the command."""
 
     inputs: tuple[Any, ...]
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def prepare(request: Request, progress: Progress) -> None:
+def prepare(request: PrepareRequest, progress: Progress) -> None:
     """Tokenize all shards of `request` and create its output directory.
 
     Raises CannotRunError if the directory exists already, or if the texts cannot be read or the tokens not written.
@@ -312,7 +312,7 @@ def text_source(text: str) -> Any:
     return source
 
 
-def _read_request(arguments: Sequence[str]) -> Request:
+def _read_request(arguments: Sequence[str]) -> PrepareRequest:
     """Parse the command-line arguments.
 
     Raises SettingsError with one line per wrong value. For usage errors and --help, argparse exits.
@@ -334,7 +334,7 @@ def _read_request(arguments: Sequence[str]) -> Request:
             mistakes.append(f"{option.flag}: {error}")
     if mistakes:
         raise SettingsError("\n".join(mistakes))
-    return Request(inputs=tuple(inputs), out=Path(raw_values["out"]), **values)
+    return PrepareRequest(inputs=tuple(inputs), out=Path(raw_values["out"]), **values)
 
 
 def _parser() -> argparse.ArgumentParser:

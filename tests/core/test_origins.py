@@ -13,7 +13,7 @@ from nsa_harness.core.evidence.evidence import Source
 from nsa_harness.core.report import Place
 from nsa_harness.core.source_code.collection import excerpts, program_sources
 from nsa_harness.core.source_code.program_source import ProgramSource
-from nsa_harness.core.source_code.value_origin import Origin, origin_of_arguments, origin_of_loop
+from nsa_harness.core.source_code.value_origin import ValueOrigin, origin_of_arguments, origin_of_loop
 from nsa_harness.core.verdict.verdict import judge
 
 PROGRAM = dedent(
@@ -113,7 +113,7 @@ def given(*lines: str, own_rank: bool = True) -> str | None:
     )
 
 
-def line_of(found: Origin | None) -> str | None:
+def line_of(found: ValueOrigin | None) -> str | None:
     return None if found is None else PROGRAM.splitlines()[(found.place.line or 0) - 1].strip()
 
 

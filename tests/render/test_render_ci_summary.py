@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from render_samples import DEADLOCK, ERRED, FAILED, MACHINE, MIXED, PASSED, SKIPPED, hostile
 
-from nsa_harness.core.ci import NightSummary, StoredReport, UnreadFile, night_summary
+from nsa_harness.core.ci import JobReport, NightSummary, UnreadFile, night_summary
 from nsa_harness.core.report import Outcome, Report, exit_code
 from nsa_harness.render.ci_summary import ci_summary_json, ci_summary_md, cut
 from nsa_harness.render.documents.report_json import to_json
@@ -27,7 +27,7 @@ def report(*outcomes: Outcome, interrupted: bool = False) -> Report:
 
 
 def night(*jobs: tuple[str, Report], unread: Sequence[UnreadFile] = (), expected: Sequence[str] = ()) -> NightSummary:
-    stored = [StoredReport(job=job, file=f"{job}/report.json", report=one) for job, one in jobs]
+    stored = [JobReport(job=job, file=f"{job}/report.json", report=one) for job, one in jobs]
     return night_summary(stored, unread, expected)
 
 

@@ -214,3 +214,20 @@ def test_how_a_rank_ended_is_seen_until_its_parent_asks_and_known_of_torchrun_th
         assert attach._exit_codes({0: started[0]}, [1, 2]) == {1: 0, 2: 0}
         assert attach._exit_codes({0: started[0]}, []) == {}
         assert procfs.exit_status(started[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("scope", "advice"), [("0", "use sudo"), ("1", "use sudo, or allow it with `sysctl kernel.yama.ptrace_scope=0`")]
+)
+def test_stacks_that_may_not_be_read_come_with_the_way_to_allow_it(
+    scope: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_pid: int, _options: list[str], failures: list[str]) -> None:
+        failures.append("Permission denied (os error 13)")
+
+    (tmp_path / "ptrace_scope").write_text(f"{scope}\n")
+    monkeypatch.setattr(attach, "_PTRACE_SCOPE", tmp_path / "ptrace_scope")
+    monkeypatch.setattr(attach, "py_spy", refuse)
+    with pytest.raises(NoSuchJob) as refusal:
+        attach._check_stacks(3, os.getpid())
+    assert str(refusal.value).endswith(f"cannot be read: Permission denied (os error 13); {advice}")

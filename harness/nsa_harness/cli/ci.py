@@ -13,7 +13,7 @@ from nsa_harness.cli.options import GroupedCommand, argument, option
 from nsa_harness.errors import UsageError
 
 if TYPE_CHECKING:
-    from nsa_harness.core.ci import NightSummary, StoredReport, UnreadFile
+    from nsa_harness.core.ci import JobReport, NightSummary, UnreadFile
 
 _MATRIX = "Workflow file whose matrix lists the expected jobs. A job without a report is then reported as missing."
 
@@ -66,13 +66,13 @@ def _night(directories: Sequence[Path], matrix_file: Path | None) -> NightSummar
     )
 
 
-def _parse_report(job: str, file: str, text: str) -> StoredReport | UnreadFile:
-    from nsa_harness.core.ci import StoredReport, UnreadFile
+def _parse_report(job: str, file: str, text: str) -> JobReport | UnreadFile:
+    from nsa_harness.core.ci import JobReport, UnreadFile
     from nsa_harness.errors import StoredRunError
     from nsa_harness.render.documents.report_json import from_json
 
     try:
-        return StoredReport(job=job, file=file, report=from_json(text, file))
+        return JobReport(job=job, file=file, report=from_json(text, file))
     except StoredRunError as error:
         # The first line of the message repeats the file name, and the last line explains how to repeat the run.
         return UnreadFile(file=file, why="no report: " + "; ".join(str(error).splitlines()[1:-1]).strip())

@@ -38,7 +38,7 @@ def report(
     )
 
 
-class Form(StrEnum):
+class ExportForm(StrEnum):
     BUNDLE = "bundle"
     MISDIAGNOSIS = "misdiagnosis"
     PROMPT = "prompt"
@@ -61,7 +61,7 @@ def export(
     run_path: Annotated[
         Path | None, argument("[RUN]", "A run directory, or one attempt in it. Default: the latest run.")
     ] = None,
-    form: Annotated[Form, option("--as", _FORM)] = Form.BUNDLE,
+    form: Annotated[ExportForm, option("--as", _FORM)] = ExportForm.BUNDLE,
     to: To = None,
     line: Line = None,
     cause: CauseCode = None,
@@ -78,11 +78,11 @@ def export(
     """
     truth_options = {"--line": line, "--cause": cause, "--rank": rank, "--verdict": verdict, "--note": note}
     options_in_use = [name for name, value in truth_options.items() if value]
-    if form is Form.MISDIAGNOSIS:
+    if form is ExportForm.MISDIAGNOSIS:
         wrong(run_path, line, cause, rank, verdict, note, to, out, no_redact)
     elif options_in_use:
         raise UsageError(f"{options_in_use[0]} states the correct answer; it needs --as misdiagnosis")
-    elif form is Form.BUNDLE:
+    elif form is ExportForm.BUNDLE:
         bundle(run_path, to, out, no_redact)
     elif to is not None:
         raise UsageError("--to has no effect with --as prompt, which prints to stdout; redirect it with > FILE")

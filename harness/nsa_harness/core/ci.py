@@ -12,7 +12,7 @@ _WORST_FIRST = (Status.HANG, Status.FAIL, Status.PASS, Status.ERROR, Status.SKIP
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredReport:
+class JobReport:
     """A report that was read, and the CI job that stored it."""
 
     job: str
@@ -70,7 +70,7 @@ class SkipReason:
 
 
 def night_summary(
-    reports: Sequence[StoredReport], unread: Sequence[UnreadFile] = (), expected_jobs: Sequence[str] = ()
+    reports: Sequence[JobReport], unread: Sequence[UnreadFile] = (), expected_jobs: Sequence[str] = ()
 ) -> NightSummary:
     """Return the summary of `reports`. `expected_jobs` are the names of the jobs in the matrix; leave it empty if the
     matrix is unknown.

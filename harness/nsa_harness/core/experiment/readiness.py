@@ -41,7 +41,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Phase(_Section):
+class ChecklistPhase(_Section):
     """A group of runs, with the earlier phases that must pass before it starts."""
 
     name: Word
@@ -90,7 +90,7 @@ class Checklist(_Section):
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     about: Annotated[str, Field(max_length=300)] = ""
-    phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
+    phases: Annotated[tuple[ChecklistPhase, ...], Field(min_length=1)]
     criteria: dict[Word, Criterion]
     accept: tuple[Word, ...] = Field(default=(), description="findings that are accepted in every run")
 
@@ -376,7 +376,7 @@ class PhaseRuns:
     numbers: Mapping[str, Measurements] = field(default_factory=dict)  # the measured numbers by run name
 
 
-def unmet_need(results: Mapping[str, CriterionResult], phase: Phase) -> str:
+def unmet_need(results: Mapping[str, CriterionResult], phase: ChecklistPhase) -> str:
     """Return why a phase must be skipped (an earlier phase that it needs was not met), or "" if it may run.
 
     `results`: the results of the earlier phases by name.
@@ -432,7 +432,7 @@ def _decision(rows: Sequence[CriterionRow], phases: Sequence[PhaseRow]) -> Decis
 
 
 def _phase_row(
-    checklist: Checklist, phase: Phase, phase_runs: PhaseRuns, rows: Sequence[CriterionRow], unmet_need: str
+    checklist: Checklist, phase: ChecklistPhase, phase_runs: PhaseRuns, rows: Sequence[CriterionRow], unmet_need: str
 ) -> PhaseRow:
     runs = tuple(_run_row(checklist, outcome) for outcome in phase_runs.outcomes)
     result, why = _phase_result(phase_runs, runs, [row for row in rows if row.run in phase_runs.names], unmet_need)

@@ -28,7 +28,7 @@ Chain = Sequence[Frame | Place]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin:
+class ValueOrigin:
     """The line that made a value."""
 
     place: Place
@@ -50,7 +50,7 @@ class _Use:
     is_argument: bool = False  # the expression is an argument: conditions around the call do not decide its value
 
 
-def origin_of_loop(program: ProgramSource, line: Place | Frame, outer: Chain) -> Origin | None:
+def origin_of_loop(program: ProgramSource, line: Place | Frame, outer: Chain) -> ValueOrigin | None:
     """Return the origin of the items or of the condition of the loop at `line`, which decide how often it iterates."""
     excerpt = program.excerpt(line)
     if excerpt is None or line.line is None:
@@ -63,7 +63,7 @@ def origin_of_loop(program: ProgramSource, line: Place | Frame, outer: Chain) ->
     return _Search(program=program).origin(_Use(excerpt=excerpt, line=line.line, value=value, outer=outer))
 
 
-def origin_of_arguments(program: ProgramSource, chain: Chain, *, own_rank: bool = True) -> Origin | None:
+def origin_of_arguments(program: ProgramSource, chain: Chain, *, own_rank: bool = True) -> ValueOrigin | None:
     """Return the origin of the arguments of the call at the chain's innermost line.
 
     `own_rank`: the arguments should be equal on all ranks, so an origin that reads the rank explains a difference.
@@ -90,11 +90,11 @@ class _Search:
     own_rank: bool = True
     uses: deque[tuple[int, _Use]] = field(default_factory=deque)
     seen: set[tuple[int, int, str]] = field(default_factory=set)
-    origins: list[tuple[int, Origin]] = field(default_factory=list)  # with the distance from the use, in steps
+    origins: list[tuple[int, ValueOrigin]] = field(default_factory=list)  # with the distance from the use, in steps
     # Places whose only part that differs by rank is an argument of a call -> the functions that the call reaches.
     rank_passed_to: dict[Place, frozenset[tuple[str, str]]] = field(default_factory=dict)
 
-    def origin(self, use: _Use) -> Origin | None:
+    def origin(self, use: _Use) -> ValueOrigin | None:
         """Return the line that made the value of `use`, or None.
 
         This is the nearest line that computes a value. A line whose value differs by rank is preferred, unless it is
@@ -150,7 +150,9 @@ class _Search:
         handed_on = not use.in_callee and any(self._has_argument(use, name) for name in inputs)
         if of_rank or not (plain or handed_on):
             place = Place(file=use.excerpt.file, line=line, function=use.excerpt.name)
-            self.origins.append((depth + (0 if of_rank else _FURTHER), Origin(place=place, differs_by_rank=of_rank)))
+            self.origins.append(
+                (depth + (0 if of_rank else _FURTHER), ValueOrigin(place=place, differs_by_rank=of_rank))
+            )
             if called and not self._depends_on_rank(replace(use, value=_outside_calls(use.value, called))):
                 self.rank_passed_to[place] = frozenset(self._reached([function for function, _ in called]))
 

@@ -232,7 +232,7 @@ def _transfer(rank: int, call: Call, job: JobState) -> WaitState:
 
 
 def _is_other_half(rank: int, call: Call, peer: RankSnapshot) -> bool:
-    """Whether the peer `peer` is inside the send or receive that matches `call` of the rank `call` of `rank`."""
+    """Whether `peer` is inside the send or receive that matches the transfer `call` of `rank`."""
     peer_call = _open_call(peer)
     if peer_call is None or peer_call.peer not in (rank, None) or operation(peer_call) not in TRANSFERS:
         return False

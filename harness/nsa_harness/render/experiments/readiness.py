@@ -12,13 +12,13 @@ from pathlib import Path
 
 from nsa_harness.core.experiment.readiness import (
     Checklist,
+    ChecklistPhase,
     Concurrency,
     CriterionResult,
     CriterionRow,
     Decision,
     FailureReason,
     Measurement,
-    Phase,
     PhaseRow,
     Untested,
 )
@@ -262,8 +262,8 @@ def header_lines(shape: str, checklist: Checklist, takes: TimeEstimate, note: st
 def phase_lines(
     number: int,
     of: int,
-    phase: Phase,
-    following: Sequence[Phase],
+    phase: ChecklistPhase,
+    following: Sequence[ChecklistPhase],
     takes: TimeEstimate,
     takes_in_all: TimeEstimate,
     width: int,
@@ -280,7 +280,7 @@ def phase_lines(
     yield from paragraph(f"{takes}{after}", width, "     ")
 
 
-def unreached_line(phase: Phase, why: str, width: int) -> str:
+def unreached_line(phase: ChecklistPhase, why: str, width: int) -> str:
     return next(paragraph(f"not reached: {phase.name}, because {escape(why)}", width * 4))
 
 
@@ -291,7 +291,7 @@ _PARALLELISM = {
 }
 
 
-def plan_lines(shape: str, phases: Sequence[tuple[Phase, Sequence[RunSpec | Skip]]]) -> Iterator[str]:
+def plan_lines(shape: str, phases: Sequence[tuple[ChecklistPhase, Sequence[RunSpec | Skip]]]) -> Iterator[str]:
     """Yield the output of `ready --dry-run`: each phase, and the runs in it."""
     for phase, specs in phases:
         after = f" · after {', '.join(phase.needs)}" if phase.needs else ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nsa_harness.core.experiment.readiness import (
     Checklist,
-    Phase,
+    ChecklistPhase,
     checklist_mistakes,
     fill_run_directories,
     run_name_mistakes,
@@ -70,7 +70,7 @@ class PhasePlan:
     The phase's settings override the command line, which overrides the scenarios.
     """
 
-    phase: Phase
+    phase: ChecklistPhase
     scenarios: tuple[SelectedScenario, ...]
     invocation: Invocation
     tree: Node  # the YAML node of the phase's `set`

@@ -213,10 +213,11 @@ def _check_stacks(rank: int, pid: int) -> None:
     reasons = [failure for failure in failures if any(word in failure.lower() for word in _NO_PTRACE)]
     if not reasons or _has_worker_server(pid):
         return
+    advice = "use sudo"
     with suppress(OSError):
         if _PTRACE_SCOPE.read_text().strip() != "0":
-            reasons.append("or allow it with `sysctl kernel.yama.ptrace_scope=0`")
-    raise NoSuchJob(f"attach: the stack of rank {rank}, process {pid}, cannot be read: {reasons[0]}; use sudo")
+            advice += ", or allow it with `sysctl kernel.yama.ptrace_scope=0`"
+    raise NoSuchJob(f"attach: the stack of rank {rank}, process {pid}, cannot be read: {reasons[0]}; {advice}")
 
 
 def _has_worker_server(pid: int) -> bool:

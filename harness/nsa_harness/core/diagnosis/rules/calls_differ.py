@@ -41,7 +41,7 @@ from nsa_harness.core.evidence.evidence import Ending, Frame, Stack
 from nsa_harness.core.evidence.stacks import is_library
 from nsa_harness.core.report import CollectiveRef, Fact, Facts, Place, Status
 from nsa_harness.core.source_code.excerpt import Branch, Loop
-from nsa_harness.core.source_code.value_origin import Origin, origin_of_arguments, origin_of_loop
+from nsa_harness.core.source_code.value_origin import ValueOrigin, origin_of_arguments, origin_of_loop
 from nsa_harness.core.verdict.verdict import FailureKind
 from nsa_harness.core.verdict.wait import WaitKind
 
@@ -426,7 +426,7 @@ def _loop_exit(
     return Place(file=loop.file, line=loop.line if line is None else line, function=loop.function)
 
 
-def _iteration_count_origin(context: DiagnosisContext, outer_loop: Loop, rank: int) -> Origin | None:
+def _iteration_count_origin(context: DiagnosisContext, outer_loop: Loop, rank: int) -> ValueOrigin | None:
     """Return the line from which a loop gets a number of iterations that may differ between ranks, or None.
 
     The search covers `outer_loop` and the loops inside it that are on the stack of `rank`.
