@@ -161,7 +161,7 @@ def test_an_open_wait_is_proven_in_full_twice_and_a_slow_sound_probe_on_the_same
     assert all((ran.run_dir / one["dir"] / "result.txt").read_text() == "ERROR\n" for one in early)
     slow = [one for one in probes if one["counts_as"] == "good" and "0" in str(one["config"]) and one["wall_s"] > 5]
     assert slow
-    assert "same wait, ended early" in ran.out
+    assert "same wait, stopped early" in ran.out
 
 
 @pytest.mark.slow

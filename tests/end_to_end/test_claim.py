@@ -43,7 +43,7 @@ def test_a_true_mitigation_of_a_planted_hang_is_supported_and_the_failed_run_is_
     failed = ran.run_dir / "fault_deadlock@gc.layers=all"
     again = workspace.harness("run", "--verify", str(failed))
     assert again.code == 1, again.out + again.err
-    assert "NOT FIXED  run 1 fails alike: HANG · backward_function_blocked" in again.out
+    assert "NOT FIXED  run 1 failed in the same way: HANG · backward_function_blocked" in again.out
     assert [one["result"] for one in ledger(again)] == ["supported", "not fixed"]
 
 

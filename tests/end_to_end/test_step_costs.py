@@ -45,7 +45,7 @@ def test_growth_is_followed_to_its_line_by_a_second_run(workspace: Workspace) ->
     (found,) = [one for one in ran.report["outcomes"][0]["findings"] if one["code"] == "deepened"]
     statement = LEAKS.splitlines()[found["place"]["line"] - 1].strip()
     assert statement == "features = inputs.repeat(1, 4).sin()"
-    assert found["claim"].startswith("with tracemalloc, and what lives after two steps (attempt 2) ")
+    assert found["claim"].startswith("with tracemalloc, and the objects alive after two steps (attempt 2) ")
 
 
 LEAKS = """

@@ -131,14 +131,20 @@ def test_the_bad_control_of_an_open_end_is_the_step_that_failed() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda stored: stored.pop("detail"), "not as written: KeyError: 'detail'"),
+        (lambda stored: stored.pop("detail"), "unexpected content: KeyError: 'detail'"),
         (lambda stored: stored.update(schema=2), "schema: Input should be 1"),
         (lambda stored: stored["probes"][0].update(n="one"), "probes.0.n"),
-        (lambda stored: stored["detail"].update(subject=None), "not as written: TypeError"),
-        (lambda stored: stored["probes"][2].update(subset=[[0, 13]]), "probes.2.subset: no spans of 12 items"),
-        (lambda stored: stored["probes"][2].update(subset=[[4, 6], [0, 2]]), "probes.2.subset: no spans of 12 items"),
+        (lambda stored: stored["detail"].update(subject=None), "unexpected content: TypeError"),
+        (lambda stored: stored["probes"][2].update(subset=[[0, 13]]), "probes.2.subset: not valid ranges of 12 items"),
+        (
+            lambda stored: stored["probes"][2].update(subset=[[4, 6], [0, 2]]),
+            "probes.2.subset: not valid ranges of 12 items",
+        ),
         (lambda stored: stored["probes"][2].update(open=[0, 1 << 40]), "probes.2.open: not within 12 items"),
-        (lambda stored: stored["detail"]["answer"].update(failing=[[-1, 2]]), "detail.answer.failing: no spans"),
+        (
+            lambda stored: stored["detail"]["answer"].update(failing=[[-1, 2]]),
+            "detail.answer.failing: not valid ranges",
+        ),
         (lambda stored: stored["detail"]["answer"].update(items=[0, 1 << 40]), "detail.answer.items: not within"),
     ],
 )
@@ -185,7 +191,7 @@ def test_a_stored_search_shows_no_file_outside_its_run(tmp_path: Path) -> None:
 
 def test_a_run_that_is_no_bisection_and_one_beyond_all_measure_are_refused(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    with pytest.raises(StoredRunError, match="holds no "):
+    with pytest.raises(StoredRunError, match="has no "):
         stored_search(run)
     with run.search.open("wb") as file:
         file.truncate(1 << 30)
@@ -209,7 +215,7 @@ def test_an_issue_takes_every_document_whole() -> None:
     text = bisect_md(replace(NINETY_SIX, probes=many), stacks)
     assert len(text) <= MAX_CHARACTERS
     assert text.startswith("# It hangs with layer 63 alone.")
-    assert "The rest is cut" in text
+    assert "The rest was cut" in text
     assert text.count("```") % 2 == 0
 
 
@@ -249,7 +255,7 @@ def test_the_picture_has_a_row_a_probe_and_all_of_it_lies_within(name: str) -> N
 
 def test_the_picture_is_told_to_who_cannot_see_it() -> None:
     rows = drawn(SINGLE)
-    title = f'id="{rows.attrib["aria-labelledby"]}">12 probes against 12 layers. It hangs with layer 7 alone.<'
+    title = f'id="{rows.attrib["aria-labelledby"]}">12 probes over 12 layers. It hangs with layer 7 alone.<'
     assert title in report_html(QUIET, PLAYBOOK, SINGLE)
     pictures = list(rows.iter("svg"))
     assert {one.attrib["role"] for one in pictures} == {"img"}

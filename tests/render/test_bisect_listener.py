@@ -176,11 +176,14 @@ def test_in_a_log_a_long_wait_has_one_line_and_on_a_terminal_it_stands_below_the
         screen.show_wait(1, None)
         screen.show_wait(1, waiting)
         screen.settle()
-        shown[tty] = screen.frame(), stream.getvalue().count("probe 1: no progress for 12 s: waits until 60 s")
+        shown[tty] = (
+            screen.frame(),
+            stream.getvalue().count("probe 1: no progress for 12 s: the hang is proven at 60 s"),
+        )
         screen.add_probe(SINGLE.probes[0], so_far(SINGLE, 1))
         screen.show_round(round_of(SINGLE.probes[1]), so_far(SINGLE, 1))
         assert len(screen.frame()) == 1
         screen.close()
         assert screen.trouble == []
     assert [said for _, said in shown.values()] == [1, 0]
-    assert ["waits until 60 s" in line for line in shown[True][0]] == [False, True]
+    assert ["the hang is proven at 60 s" in line for line in shown[True][0]] == [False, True]

@@ -166,7 +166,7 @@ def test_a_failure_elsewhere_that_counts_is_not_called_the_same() -> None:
     elsewhere = replace(SINGLE.probes[3], cause="exception", verdict="FAIL", place=None)
     told = replace(SINGLE, probes=(*SINGLE.probes[:3], elsewhere))
     assert row(told, SINGLE.probes[3], None).remark == "same"
-    assert row(told, elsewhere, None).remark == "counts too: FAIL · exception"
+    assert row(told, elsewhere, None).remark == "also counts: FAIL · exception"
 
 
 def test_how_often_a_configuration_ended_so_is_counted_up_to_its_row() -> None:
@@ -179,12 +179,12 @@ def test_how_often_a_configuration_ended_so_is_counted_up_to_its_row() -> None:
         (SINGLE, "It hangs with layer 7 alone."),
         (RANGE, "It hangs with layers 4-8 [4:9], all of them together."),
         (SET, "It hangs with layers 3 and 8, only together."),
-        (SEVERAL, "It hangs with layer 2; layer 9: each is enough."),
+        (SEVERAL, "It hangs with layer 2; layer 9: each is enough on its own."),
         (THRESHOLD, "It hangs with model.seq_len 96 and above, not 95."),
         (COUNT, "It hangs with any 5 layers, whichever they are."),
         (ONE_KEY, "It hangs with key gc.mode alone."),
-        (SAMPLES["commit"], "It hangs since c300 Change 2."),
-        (UNDECIDED, "It is not decided: between layers 0-5 and all 12 nothing could be judged."),
+        (SAMPLES["commit"], "It hangs since commit c300 Change 2."),
+        (UNDECIDED, "The search did not reach an answer: between layers 0-5 and all 12 nothing could be judged."),
     ],
 )
 def test_each_answer_is_one_sentence(told: BisectReport, sentence: str) -> None:
@@ -201,7 +201,7 @@ def test_of_neighbours_alone_it_is_said_what_no_range_can_tell_and_each_range_th
         probes=(*(one for one in RANGE.probes if one.purpose is not Purpose.PROOF_GOOD), *rests),
         answer=replace(RANGE.answer, passing=frozenset(range(8))),
     )
-    assert bisect_words.sentence(told) == "It hangs with layers 4-8 [4:9], and no smaller range of them."
+    assert bisect_words.sentence(told) == "It hangs with layers 4-8 [4:9], and no smaller range."
     assert list(bisect_words.proven_claims(told))[1:3] == [
         "with layers 0-7 [0:8] it passes: 2 of 2 under fork and torchrun",
         "with layers 5-11 [5:12] it passes: 1 of 1 under torchrun",
@@ -209,7 +209,7 @@ def test_of_neighbours_alone_it_is_said_what_no_range_can_tell_and_each_range_th
     two = replace(told, answer=replace(told.answer, items=(4, 6)))
     assert bisect_words.headline(two) == "layers 4-5 [4:6], all of them together"
     count = replace(COUNT, subject=row)
-    assert bisect_words.sentence(count) == "It hangs with any 5 layers in a row, wherever they are."
+    assert bisect_words.sentence(count) == "It hangs with any 5 consecutive layers."
 
 
 def test_a_flaky_answer_says_how_often_by_counts_and_how_sure_it_is() -> None:
@@ -228,7 +228,9 @@ def test_another_failure_is_no_run_of_a_frequency() -> None:
 
 def test_what_does_not_depend_is_told_by_the_counts_of_both_ends() -> None:
     told = SAMPLES["independent"]
-    assert bisect_words.sentence(told).startswith("It does not depend on what was varied: both ends fail alike often")
+    assert bisect_words.sentence(told).startswith(
+        "The failure does not depend on what was varied: both ends fail alike often"
+    )
     often = "hangs in 5 of 7 runs (29 % to 96 %) at the bad end, in 4 of 7 runs (18 % to 90 %) at the good end"
     assert bisect_words.failure_rate_text(told) == often
 
@@ -240,18 +242,19 @@ def test_what_is_not_certain_is_never_rounded_to_certain() -> None:
 def test_a_probe_that_was_ended_early_is_no_hang() -> None:
     early = [one for one in rows(SAMPLES["early"]) if one.counts_as is BAD and one.verdict != "HANG"]
     assert [(one.n, one.verdict, one.took, one.remark) for one in early] == [
-        (4, "wait", "2.1 s", "same wait, ended early"),
-        (6, "wait", "2.1 s", "same wait, ended early"),
-        (7, "wait", "2.1 s", "same wait, ended early"),
+        (4, "wait", "2.1 s", "same wait, stopped early"),
+        (6, "wait", "2.1 s", "same wait, stopped early"),
+        (7, "wait", "2.1 s", "same wait, stopped early"),
     ]
 
 
 def test_zones_are_told_by_their_first_and_last_value() -> None:
     told = SAMPLES["zones"]
     assert (
-        bisect_words.zones_text(told) == "passes up to 95, fails otherwise (ImportError) from 96 to 215, hangs from 216"
+        bisect_words.zones_text(told)
+        == "passes up to 95, fails in another way (ImportError) from 96 to 215, hangs from 216"
     )
-    assert bisect_words.open_text(told) == "the first model.seq_len that hangs can be any of 96 to 216"
+    assert bisect_words.open_text(told) == "the first model.seq_len that hangs can be any value between 96 and 216"
     commits = SAMPLES["commit"]
     zones = (
         Zone(start=0, stop=2, counts_as=GOOD),
@@ -268,14 +271,14 @@ def test_another_failure_is_named_by_its_cause_where_no_exception_is_known() -> 
         for one in SAMPLES["zones"].probes
     ]
     told = bisect_words.zones_text(replace(SAMPLES["zones"], probes=tuple(killed)))
-    assert "fails otherwise (host_oom) from 96 to 215" in told
+    assert "fails in another way (host_oom) from 96 to 215" in told
 
 
 @pytest.mark.parametrize(
     ("open_", "told"),
     [
         (range(1, 3), "the first commit that hangs can be any of: b200 Change 1; c300 Change 2"),
-        (range(3, 4), "the first commit that hangs can be d400 Change 3"),
+        (range(3, 4), "the first commit that hangs can only be d400 Change 3"),
     ],
 )
 def test_commits_that_may_be_the_first_are_named_and_not_numbered(open_: range, told: str) -> None:
@@ -292,8 +295,8 @@ def test_of_very_many_commits_the_first_ones_are_named() -> None:
 def test_a_claim_nobody_asked_for_is_said_to_be_unasked() -> None:
     unasked = replace(SINGLE, probes=SINGLE.probes[:6])
     assert list(bisect_words.proven_claims(unasked)) == [
-        "layer 7: not run by itself",
-        "layers 0-6 and 8-11: not run by itself",
+        "layer 7: not launched on its own",
+        "layers 0-6 and 8-11: not launched on its own",
     ]
 
 
@@ -325,9 +328,9 @@ def test_in_all_is_the_time_that_people_waited() -> None:
         replace(third, started_s=8.0, wall_s=2.0),  # of a later session: the clock stood in between
     )
     told = replace(SINGLE, probes=side_by_side, wall_s=12.0, search_probes=1)
-    assert bisect_words.effort_text(told) == "1 search probe · 3 probes, 9.0 s in all"
+    assert bisect_words.effort_text(told) == "3 probes (1 for the search), 9.0 s in all"
     unknown = replace(told, probes=(replace(first, started_s=None), *side_by_side[1:]))
-    assert bisect_words.effort_text(unknown) == "1 search probe · 3 probes, 12.0 s in all"
+    assert bisect_words.effort_text(unknown) == "3 probes (1 for the search), 12.0 s in all"
     assert ended_s(side_by_side) == 10.0
 
 
@@ -370,7 +373,7 @@ def test_of_a_choice_both_lists_are_told_with_how_often_each_value_was_asked() -
         "with value ddp it passes: 1 of 1",
         "with value fsdp it hangs: 2 of 2",
         "with value none it passes: 1 of 1",
-        "value manual: open",
+        "value manual: not decided",
         "one is open",
     ]
 
@@ -394,7 +397,7 @@ def test_of_what_is_slow_both_rates_are_told_and_no_place() -> None:
     assert _remark(told, good) == "30.4 ms a step"
     assert _remark(told, bad) == "1.3 s a step, slow"
     assert bisect_words.place_parts(told) == ()
-    assert bisect_words.question(told).endswith("is it slow?")
+    assert bisect_words.question(told).endswith("does it become slow?")
     assert bisect_words.sentence(told).startswith("It is slow with ")
     none = replace(good, counts_as=ProbeResult.UNRESOLVED, step_s=None)
     assert "fewer than two optimizer steps" in _remark(told, none)
@@ -417,8 +420,8 @@ def test_every_form_of_a_question_has_its_words() -> None:
     assert set(forms) == set(SubjectForm)
     assert {form: asking(subject) for form, subject in forms.items()} == {
         SubjectForm.LAYERS: "which checkpointed layers make it fail?",
-        SubjectForm.VALUE: "from which model.seq_len on does it fail?",
-        SubjectForm.COMMIT: "since which commit does it fail?",
+        SubjectForm.VALUE: "at which model.seq_len does it start to fail?",
+        SubjectForm.COMMIT: "which commit makes it fail?",
         SubjectForm.KEYS: "which of 5 keys make it fail?",
         SubjectForm.PARTS: "which branches of the attention make it fail?",
         SubjectForm.WORDS: "which values make it fail?",
@@ -464,13 +467,16 @@ def test_the_line_of_a_running_probe_says_what_is_left() -> None:
 def test_who_waits_is_told_why_until_when_and_what_shortens_it() -> None:
     proves = Waiting(no_progress_s=12.0, until_s=60.0, was_proven=False, limit="open_wait_s")
     assert waiting_text(proves) == (
-        "no progress for 12 s: waits until 60 s to prove the hang; limits.open_wait_s=30 shortens it"
+        "no progress for 12 s: the hang is proven at 60 s; limits.open_wait_s=30 would shorten this"
     )
     assert waiting_text(replace(proves, was_proven=True, until_s=20.0), 3.0) == (
-        "no progress for 15 s: waits until 20 s as this wait was proven to hang before; then it counts as bad early"
+        "no progress for 15 s: an earlier probe proved that this wait is a hang, so this probe counts as bad at 20 s"
     )
     sleeps = replace(proves, until_s=None)
-    assert waiting_text(sleeps) == "no progress for 12 s: a sleep that ends by itself; limits.deadline_s=60 bounds it"
+    assert (
+        waiting_text(sleeps)
+        == "no progress for 12 s: a sleep that ends on its own; limits.deadline_s=60 would limit it"
+    )
 
 
 def test_a_probe_that_ended_early_has_its_row_and_is_no_hang() -> None:
@@ -478,12 +484,12 @@ def test_a_probe_that_ended_early_has_its_row_and_is_no_hang() -> None:
     told = replace(SINGLE, probes=(*SINGLE.probes[:-1], early))
     rows = [line for line in shown(told, 100) if " wait " in line]
     assert len(rows) == 1
-    assert "4.2 s  same wait, ended early" in rows[0]
+    assert "4.2 s  same wait, stopped early" in rows[0]
     alone = replace(early, subset=((7, 8),))
     told = replace(told, probes=(*SINGLE.probes, alone))
     assert bisect_words.failing_probe(told) == SINGLE.probes[8]  # of an early one no line is known
     claim = next(bisect_words.proven_claims(told))
-    assert claim == "with layer 7 it hangs: 3 of 3 under fork and torchrun, 1 more ended early in the same wait"
+    assert claim == "with layer 7 it hangs: 3 of 3 under fork and torchrun, 1 more stopped early in the same wait"
 
 
 def test_the_line_of_a_running_probe_never_wraps() -> None:

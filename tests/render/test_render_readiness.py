@@ -103,9 +103,10 @@ RECORD = ReadinessRecord(
 MARKDOWN = """\
 # NO-GO · ready ci
 
-**memory_slope: 2.1 MB a step (2.05 MB to 2.15 MB) in stable, limit &lt; 1 MB a step; stable was PASS (memory_growth).**
+**memory_slope: 2.1 MB a step (2.05 MB to 2.15 MB) in stable, limit &lt; 1 MB a step; \
+stable ended with PASS (memory_growth).**
 
-The check was cut short; the same command goes on with what was made.
+The check was interrupted. The same command continues it.
 
 ## Cause: stable
 
@@ -158,9 +159,9 @@ TERMINAL = """\
   next         nsa-harness run reports/r/stable/spec.json
   more         reports/r/READINESS.md
 
-NO-GO  ready ci   memory_slope: 2.1 MB a step (2.05 MB to 2.15 MB) in stable, limit < 1 MB a step; stable was PASS
-       (memory_growth)
-       interrupted; the same command goes on: nsa-harness ready ci --checklist mine.readiness.yaml
+NO-GO  ready ci   memory_slope: 2.1 MB a step (2.05 MB to 2.15 MB) in stable, limit < 1 MB a step; stable ended with
+       PASS (memory_growth)
+       interrupted; the same command continues it: nsa-harness ready ci --checklist mine.readiness.yaml
 """
 
 
@@ -191,7 +192,9 @@ def test_a_go_says_what_was_not_tested_and_what_is_open_is_said_first() -> None:
 
 def test_a_run_that_did_not_pass_goes_before_the_numbers_that_it_misses() -> None:
     hang = replace(RECORD.phases[0], runs=(replace(RUN, verdict="HANG", cause="starved"),))
-    assert headline(replace(RECORD, phases=(hang,))).startswith("stable was HANG (starved); memory_slope: 2.1 MB")
+    assert headline(replace(RECORD, phases=(hang,))).startswith(
+        "stable ended with HANG (starved); memory_slope: 2.1 MB"
+    )
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def test_a_run_that_fails_is_told_with_its_cause(machine: Machine) -> None:
     code, record, run = checked()
     assert (code, results(record, "phases")["text"]) == (1, "not reached")
     text = (run / "READINESS.md").read_text()
-    assert "**ready_data was HANG (starved).**" in text
+    assert "**ready_data ended with HANG (starved).**" in text
     assert "HANG, starved: As the test says." in text
 
 
@@ -304,7 +304,7 @@ def test_ctrl_c_tells_what_is_known_and_the_same_command_goes_on(
     assert (code, record["verdict"], record["ended"]) == (130, "UNDECIDED", False)
     assert results(record, "phases")["checkpoint"] == "open"
     machine.ends.clear()
-    assert "interrupted; the same command goes on: nsa-harness ready ci" in capsys.readouterr().out
+    assert "interrupted; the same command continues it: nsa-harness ready ci" in capsys.readouterr().out
     code, record, second = checked()
     assert (code, record["verdict"], second) == (0, "GO", first)
     assert machine.launched == [*RUNS[:2], *RUNS[1:]]

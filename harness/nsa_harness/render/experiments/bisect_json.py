@@ -44,7 +44,7 @@ def _check_spans(value: Spans, info: ValidationInfo) -> Spans:
     Without this check, one large number in the file could make the reader use up the memory.
     """
     if not are_valid_spans(value, items := _item_count(info)):
-        raise PydanticCustomError("places", "no spans of {items} items", {"items": items})
+        raise PydanticCustomError("places", "not valid ranges of {items} items", {"items": items})
     return value
 
 
@@ -100,23 +100,27 @@ class Bounds:
     Each field lists items in the same format as `items` of the answer.
     """
 
-    passing: tuple[Any, ...] | None
-    failing: tuple[Any, ...] | None
-    open: tuple[Any, ...]
-    known: tuple[Any, ...]
+    passing: tuple[Any, ...] | None  # the largest set that passed; None: no set passed
+    failing: tuple[Any, ...] | None  # the smallest set that failed; None: no set failed
+    open: tuple[Any, ...]  # the items that may still belong to the answer
+    known: tuple[Any, ...]  # the items without which `failing` passes
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerEntry:
+    """The answer in the form that programs may rely on, with the items themselves instead of their indices."""
+
     kind: AnswerKind
     items: tuple[Any, ...]
     confidence: Share
-    p_hang: Share | None = None  # the failure rate; left out if the program is not flaky
+    p_hang: Share | None = None  # the failure rate; the key is omitted if the program is not flaky
     bounds: Bounds | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControlDirectories:
+    """The directories of the last control runs with the expected results. None: there is none."""
+
     good: str | None
     bad: str | None
 
@@ -151,6 +155,8 @@ class StoredAnswer(SearchAnswer):
 
 @dataclass(frozen=True, kw_only=True)
 class StoredDetail(SearchDetail):
+    """The contents of "detail" in bisect.json."""
+
     subject: StoredSubject
     answer: StoredAnswer
 
@@ -189,7 +195,7 @@ def from_json(text: str, where: str = "bisect.json") -> BisectReport:
     except (ValueError, RecursionError) as error:
         raise _unreadable(where, [f"not JSON, or cut short: {error}"]) from None
     except (KeyError, TypeError) as error:
-        raise _unreadable(where, [f"not as written: {type(error).__name__}: {error}"]) from None
+        raise _unreadable(where, [f"unexpected content: {type(error).__name__}: {error}"]) from None
     return _report(record)
 
 
@@ -201,8 +207,8 @@ def stored_search(run: RunDir) -> BisectReport:
     try:
         text = run.directory.read_whole_file(run.search, _MAX_BYTES).decode("utf-8", errors="replace")
     except OSError as error:
-        why = f"{error.strerror}; a bisection that was cut short goes on by its command"
-        raise StoredRunError(f"{run.path} holds no {run.search.name}: {why}") from None
+        why = f"{error.strerror}; to continue an interrupted bisection, give its command again"
+        raise StoredRunError(f"{run.path} has no {run.search.name}: {why}") from None
     except ValueError as error:
         raise _unreadable(str(run.search), [str(error)]) from None
     return from_json(text, str(run.search))

@@ -17,7 +17,9 @@ _GRID_COLUMNS = 110
 _STACK_LINES = 24  # lines that are shown of each stack file
 _PROBE_ROWS = 120
 _CELL = 200  # columns of a table cell; bisect.json contains the whole text
-_OMITTED = "\n\nThe rest is cut, because an issue takes 65,536 characters; all of it is in the run directory.\n"
+_OMITTED = (
+    "\n\nThe rest was cut because an issue can have at most 65,536 characters. The run directory has all of it.\n"
+)
 
 
 def bisect_md(report: BisectReport, stacks: Mapping[str, str] | None = None) -> str:
@@ -47,18 +49,19 @@ def _head_section(report: BisectReport) -> list[str]:
     lines += [f"{markdown(report.scenario)}: {markdown(bisect_words.question(report))}", ""]
     lines += [f"**{markdown(' · '.join(facts))}**"]
     if setting := bisect_words.setting_text(report):
-        lines += ["", f"That is {markdown_code(setting)}."]
+        lines += ["", f"The setting is {markdown_code(setting)}."]
     if report.interrupted:
         lines += ["", "**Interrupted.** The same command continues the search."]
     if report.answer.kind is AnswerKind.UNDECIDED:
-        lines += ["", f"{markdown(bisect_words.open_text(report))}."]
+        open_text = bisect_words.open_text(report)
+        lines += ["", f"{markdown(open_text[:1].upper() + open_text[1:])}."]
     return lines
 
 
 def _commands_section(facts: Sequence[bisect_words.Fact]) -> list[str]:
     commands = ((fact.label.capitalize(), text) for fact in facts for text in fact.texts)
     lines = [line for name, text in commands for line in ("", f"{name}:", "", *markdown_fence(text, "sh"))]
-    return ["## See it again", *lines] if lines else []
+    return ["## Reproduce it", *lines] if lines else []
 
 
 def _facts_section(report: BisectReport, facts: Sequence[bisect_words.Fact]) -> list[str]:
@@ -69,14 +72,14 @@ def _facts_section(report: BisectReport, facts: Sequence[bisect_words.Fact]) -> 
 
 
 def _proof_section(report: BisectReport, probe_rows: Sequence[ProbeText]) -> list[str]:
-    """Return the lines of the section "What proves it", or [] if there is nothing to show.
+    """Return the lines of the section "Proof", or [] if there is nothing to show.
 
     The section is a table of the control runs and of the probes that prove the answer.
     """
     proof_rows = [
         row for row, probe in zip(probe_rows, report.probes, strict=True) if probe.purpose in (*PROOFS, *CONTROLS)
     ]
-    return ["## What proves it", "", *_table(proof_rows)] if proof_rows else []
+    return ["## Proof", "", *_table(proof_rows)] if proof_rows else []
 
 
 def _picture_section(report: BisectReport, probe_rows: Sequence[ProbeText]) -> list[str]:
@@ -84,7 +87,7 @@ def _picture_section(report: BisectReport, probe_rows: Sequence[ProbeText]) -> l
         return []
     picture = list(Grid(subject=report.subject, width=_GRID_COLUMNS).whole(probe_rows))
     shown_lines = picture[:_PROBE_ROWS]
-    # Each line is already escaped; markdown_fence would cut the block to its last 40 lines.
+    # Each line is already escaped. markdown_fence would shorten the block to its last 40 lines.
     fence = markdown_fence("\n".join(shown_lines), "text")[0][:-4]
     more = (
         ["", f"{len(picture) - len(shown_lines)} more lines are in report.html."]
@@ -112,10 +115,10 @@ def _stacks_section(report: BisectReport, stacks: Mapping[str, str]) -> list[str
 
 
 def _search_section(report: BisectReport) -> list[str]:
-    signature = "no failure was seen" if report.signature is None else f"only {report.signature} counts"
+    signature = "no failure was seen" if report.signature is None else f"only this failure counts: {report.signature}"
     bullets = [report.subject.question, signature, *report.notes]
-    bullets += [f"at least {words.plural(report.floor_probes, 'probe')} for a question of this size"]
-    return ["## What was searched", "", *(f"- {markdown(item)}" for item in bullets)]
+    bullets += [f"any search needs at least {words.plural(report.floor_probes, 'probe')} for this question"]
+    return ["## Question", "", *(f"- {markdown(item)}" for item in bullets)]
 
 
 def _probes_section(probe_rows: Sequence[ProbeText]) -> list[str]:
@@ -128,13 +131,13 @@ def _probes_section(probe_rows: Sequence[ProbeText]) -> list[str]:
 
 def _environment_section(report: BisectReport) -> list[str]:
     machine = f"{report.machine.host} · {words.machine_line(report.machine)} · nsa-harness {report.harness}"
-    lines = ["## Made with", "", f"Run {markdown_code(report.run_id)} on {markdown(machine)}"]
+    lines = ["## Environment", "", f"Run {markdown_code(report.run_id)} on {markdown(machine)}"]
     if report.what:
         lines += ["", markdown(report.what)]
     return [*lines, "", *markdown_fence(report.command, "sh")]
 
 
-_HEAD = ("probe:", "why", "configuration", "verdict", "counts as", "took:", "remark", "directory")
+_HEAD = ("probe:", "purpose", "configuration", "verdict", "counts as", "took:", "remark", "directory")
 
 
 def _table(probe_rows: Sequence[ProbeText]) -> list[str]:

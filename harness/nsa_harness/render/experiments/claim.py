@@ -41,14 +41,14 @@ def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
     yield from paragraph(f"CLAIM  {report.scenario}   {report.text}", width, "", "       ")
     for name, label in zip(SIDES, report.labels, strict=True):
         yield from labelled(name, label, width, _LABEL)
-    equal_text = "everything else that is declared, the code, the environment, the machine"
+    equal_text = "all other settings, the code, the environment and the machine"
     yield from labelled("equal", equal_text, width, _LABEL)
     budget = "" if report.budget_s is None else f", or {words.seconds(report.budget_s)} of runs"
     terms_text = (
-        f"both in turn until {percent(terms.confidence)} sure, at most {terms.max_pairs} pairs{budget};"
-        " a change that removes less than half of the failures does not count"
+        f"both sides alternate until {percent(terms.confidence)} sure, at most {terms.max_pairs} pairs{budget};"
+        " a change that prevents less than half of the failures is no mitigation"
     )
-    yield from labelled("agreed", terms_text, width, _LABEL)
+    yield from labelled("rules", terms_text, width, _LABEL)
     for note in report.notes:
         yield from labelled("note", note, width, _LABEL)
     yield ""
@@ -73,14 +73,14 @@ def trial_line(report: ClaimReport, width: int) -> str:
 
 
 def left_text(report: ClaimReport) -> str:
+    """Return how many more pairs of trials may follow, and how long they may take: "at most 9 more pairs, 2 min"."""
     pairs = max(0, report.terms.max_pairs - min(count.judged for count in report.counts))
     time_left = "" if report.left_s is None else f", {words.seconds(report.left_s)}"
-    return f"at most {words.plural(pairs, 'pair')}{time_left}"
+    return f"at most {words.plural(pairs, 'more pair')}{time_left}"
 
 
 def progress_text(report: ClaimReport, side: int) -> str:
-    """Return which trial is running and how many pairs may follow at most: "run 4, with it; at most 9 pairs, 2 min".
-
+    """Return which trial is running and how many pairs may follow: "run 4, with it; at most 9 more pairs, 2 min".
     `side`: the index of the trial's side in `SIDES`.
     """
     return f"run {len(report.trials) + 1}, {SIDES[side]}; {left_text(report)}"
@@ -104,7 +104,7 @@ def answer_lines(report: ClaimReport, run_dir: Path, ledger: Path | None, width:
     for effect in effects(report.trials):
         yield from labelled(effect.name, effect_text(effect), width, _LABEL)
     runs = words.plural(len(report.trials), "run")
-    yield from labelled("took", f"{runs}, {words.seconds(report.took_s)} of them all", width, _LABEL)
+    yield from labelled("took", f"{runs}, {words.seconds(report.took_s)} in total", width, _LABEL)
     if ledger is not None:
         yield from command("ledger", escape(str(ledger)), width, _LABEL)
     yield from command("page", escape(f"{run_dir}/report.html"), width, _LABEL)
@@ -132,29 +132,34 @@ def fixed_text(report: ClaimReport) -> str:
     if is_fixed is None:
         return ""
     if is_fixed is FixStatus.NO:
-        return f"no: it still fails with it, {second}"
+        return f"no: it still fails with it ({second} runs)"
     needed_passes = passes_to_confirm_fix(first, confidence)
-    rate_text = f"what fails in {percent(first.interval(confidence)[0])} of the runs, the least that {first} can mean"
+    lowest_rate = percent(first.interval(confidence)[0])
+    rate_text = f"a failure in {lowest_rate} of runs, the lowest rate that {first} allows"
     if is_fixed is FixStatus.YES:
-        return f"yes: {second.judged} passes; {rate_text}, shows in {needed_passes}"
-    may_be = percent(second.interval(confidence)[1])
+        return f"yes: {second.judged} passes; {rate_text}, would show within {needed_passes}"
+    highest_rate = percent(second.interval(confidence)[1])
     missing = needed_passes - second.judged
-    return f"not yet: {second} may still mean {may_be}; {rate_text}, shows in {_passes(needed_passes)}: {missing} more"
+    return (
+        f"not yet: {second} still allows a failure rate of {highest_rate}; {rate_text}, would show within"
+        f" {_passes(needed_passes)}, so {missing} more {'is' if missing == 1 else 'are'} needed"
+    )
 
 
 def computes_text(report: ClaimReport) -> str:
+    """Return whether both sides compute the same numbers, with the largest difference."""
     comparison, must_be_same = report.number_comparison, report.terms.must_compute_same
     if comparison.is_same is None:
         sides_with_numbers = {trial.config for trial in report.trials if trial.computed}
         sides_without = [name for side, name in enumerate(SIDES) if side not in sides_with_numbers]
         if len(sides_without) == 1:
-            return f"not known: {sides_without[0]} no step was finished"
-        return "not known: no step was finished, or the program writes no loss and no norm of its gradients"
+            return f"not known: no step was finished {sides_without[0]}"
+        return "not known: no step was finished, or the program reports neither its loss nor its gradient norm"
     if comparison.is_same:
         steps = words.plural(comparison.steps, "step")
-        return f"the same: gradients and loss of {steps} lie at most {format_share(comparison.difference)} apart"
-    caveat = "" if must_be_same else "; that may be what was asked for, and refutes nothing"
-    return f"something else: {difference_text(comparison)}{caveat}"
+        return f"the same: gradients and loss of {steps} differ by at most {format_share(comparison.difference)}"
+    caveat = "" if must_be_same else "; this may be intended and does not refute the claim"
+    return f"different numbers: {difference_text(comparison)}{caveat}"
 
 
 def _passes(number: int) -> str:
@@ -162,10 +167,11 @@ def _passes(number: int) -> str:
 
 
 def effect_text(effect: Effect) -> str:
+    """Return one quantity on both sides as text: "1.2 s (3 passes) without it, 1.5 s (3 passes) with it: +25 %"."""
     first, second = (_spread(effect, spread) for spread in (effect.first, effect.second))
     change = effect.change
     change_text = "" if change is None else f": {change:+.0%}".replace("%", " %")
-    within = ", no more than runs of one side differ" if effect.overlaps and change is not None else ""
+    within = ", but runs of one side differ as much" if effect.overlaps and change is not None else ""
     return f"{first} without it, {second} with it{change_text}{within}"
 
 
@@ -201,11 +207,12 @@ def plan_lines(report: ClaimReport, commands: Sequence[str], pair_s: float | Non
         yield from command(name, escape(text), width, _LABEL)
     most = min(report.terms.max_pairs, _LONGEST_PLAN)
     if pair_s is None:
-        takes = "the time is unknown until a run of either side is stored"
+        takes = "the time is not known until a run of each side is stored"
     else:
-        takes = f"{words.seconds(pair_s * FEWEST_PAIRS)} to {words.seconds(pair_s * most)}, by the stored runs"
+        shortest, longest = words.seconds(pair_s * FEWEST_PAIRS), words.seconds(pair_s * most)
+        takes = f"{shortest} to {longest}, estimated from stored runs"
     fewest = f"{FEWEST_PAIRS} pairs if every run fails without it and none with it"
-    yield from labelled("takes", f"{fewest}, {report.terms.max_pairs} at most; {takes}", width, _LABEL)
+    yield from labelled("takes", f"{fewest}, at most {report.terms.max_pairs}; {takes}", width, _LABEL)
     yield from labelled("launched", "nothing", width, _LABEL)
 
 
@@ -225,18 +232,21 @@ def verify_header(report: VerifyReport, width: int) -> Iterator[str]:
     yield from paragraph(f"VERIFY  {report.scenario} of {report.run_id}   {report.end}", width, "", "        ")
     (bad, of), (more_bad, more) = report.count_in_run, report.count_in_all_runs
     in_all_text = f"; {more_bad} of {more} in all stored runs of this launch" if more > of else ""
-    yield from labelled("failed", f"{bad} of {words.plural(of, 'run')} there{in_all_text}", width, _LABEL)
+    yield from labelled("failed", f"{bad} of {words.plural(of, 'attempt')} in that run{in_all_text}", width, _LABEL)
     yield from labelled("needs", needs_text(report), width, _LABEL)
     yield ""
 
 
 def needs_text(report: VerifyReport) -> str:
+    """Return how many passes are needed until the failure counts as fixed, with the reason."""
     bad, of = report.lowest_count
     passes = _passes(report.passes_needed)
     if bad == of:
-        return f"{passes} before it counts as fixed: it failed each time; --repeat N asks for more"
-    rate = f"what fails in {percent(bad / of)} of the runs would have shown, {percent(report.confidence)} sure"
-    return f"{passes} and no failure before it counts as fixed: {rate}"
+        return f"{passes} to count as fixed, because it failed every time; --repeat N requires more"
+    rate = (
+        f"a failure in {percent(bad / of)} of runs would then have shown with {percent(report.confidence)} confidence"
+    )
+    return f"{passes} without a failure to count as fixed: {rate}"
 
 
 def verify_line(report: VerifyReport, width: int) -> str:
@@ -248,17 +258,19 @@ def verify_line(report: VerifyReport, width: int) -> str:
 
 
 def verify_why(report: VerifyReport) -> str:
+    """Return the reason for the result of a verification."""
     passed_text = f"{report.passes} of {report.passes_needed} times"
     if report.result is VerificationResult.FIXED:
         return f"it passed {passed_text}"
     if report.result is VerificationResult.NOT_FIXED:
-        return f"run {len(report.trials)} fails alike: {report.last_end}"
+        return f"run {len(report.trials)} failed in the same way: {report.last_end}"
     if report.result is VerificationResult.FAILS_OTHERWISE:
-        return f"run {len(report.trials)} fails in another way: {report.last_end}"
+        return f"run {len(report.trials)} failed in another way: {report.last_end}"
     return f"interrupted, passed {passed_text}" if report.interrupted else f"not judged, passed {passed_text}"
 
 
 def verify_answer(report: VerifyReport, run_dir: Path, ledger: Path | None, width: int) -> Iterator[str]:
+    """Yield the result of a verification with its reason, and the paths of the documents."""
     report = escaped(report)
     result = report.result or VerificationResult.UNDECIDED
     yield from paragraph(f"{result.value.upper()}  {verify_why(report)}", width, "", "  ")

@@ -29,7 +29,10 @@ class ExperimentScreen(Listener):
     """
 
     styles: Styles = ()
-    interruptions = ("interrupted: ending this run; what was counted is kept", "interrupted: killing now")
+    interruptions = (
+        "interrupted: ending this run; finished runs still count",
+        "interrupted: killing the processes now",
+    )
 
     def __init__(
         self,
@@ -46,11 +49,11 @@ class ExperimentScreen(Listener):
         self._paint = Paint(stream, os.environ if environ is None else environ, self.styles, live=live)
         self._writer = Writer(stream, self.frame if self._paint.supports_live_view else None)
         self._clock_s = clock_s
-        self._lock = Lock()  # the writer's thread calls `frame` during other calls
+        self._lock = Lock()  # protects the state that `frame` reads in the writer's thread
         self._running: tuple[str, float] | None = None
         self._interrupts = 0
         self.trouble: list[Trouble] = []
-        self.lost_terminal: Callable[[], None] = lambda: None  # called when the terminal has been closed
+        self.lost_terminal: Callable[[], None] = lambda: None  # called for each line that cannot be written
 
     @classmethod
     def print_lines(cls, lines: Callable[[int], Iterable[str]]) -> None:

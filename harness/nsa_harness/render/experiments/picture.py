@@ -23,7 +23,7 @@ from nsa_harness.texts import words
 ON, OFF, PARTLY = "■", "·", "▒"
 NO_VERDICT, EARLY = "none", "wait"
 
-NextProbe = Round | ProbeReport  # the round or the probe that follows
+NextProbe = Round | ProbeReport  # the next round of probes, or the first probe of the next round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,25 +34,25 @@ class ProbeText:
     """
 
     n: int
-    step: str  # "[0,12) → [6,12)" if it narrows the search, else its purpose
+    step: str  # "[0,12) → [6,12)" if the probe narrows the search, otherwise its purpose
     purpose: str  # "right edge, fork"
-    switched_on: Subset  # the items that were switched on
-    open: tuple[int, int]  # the range of items that were still open before it
-    value: str  # the launched value for an ordered subject; otherwise ""
+    switched_on: Subset  # indices of the items that were switched on
+    open: tuple[int, int]  # half-open range of the items that were still open before the probe
+    value: str  # for ordered items, the value that was launched; otherwise empty
     config: str
     was_launched: bool
-    verdict: str  # EARLY if it was ended before its verdict, NO_VERDICT if it was not launched
+    verdict: str  # EARLY if it was stopped before its verdict, NO_VERDICT if it could not be launched
     counts_as: ProbeResult
     took: str
-    remark: str  # whether it failed as sought, or why it could not be judged
-    dir: str | None
+    remark: str  # whether the failure is the sought one, or why the probe could not be judged
+    dir: str | None  # relative to the run directory; None: there is none
 
-    def signs(self, pools: Sequence[range]) -> list[str]:
+    def signs(self, columns: Sequence[range]) -> list[str]:
         """Return one character per column that shows whether all, some or none of its items were switched on.
 
-        `pools`: the indices of the items in each column.
+        `columns`: the indices of the items in each column.
         """
-        return [sign([place in self.switched_on for place in pool]) for pool in pools]
+        return [sign([index in self.switched_on for index in column]) for column in columns]
 
     @property
     def title(self) -> str:
@@ -76,7 +76,7 @@ def row(report: BisectReport, probe: ProbeReport, following: NextProbe | None) -
     or it is not known yet.
     """
     subject = report.subject
-    pace = "" if probe.step_s is None else f"{bisect_words.step_time_text(probe.step_s)} a step"
+    step_time = "" if probe.step_s is None else f"{bisect_words.step_time_text(probe.step_s)} a step"
     return ProbeText(
         n=probe.n,
         step=_step(report, probe, following),
@@ -89,21 +89,22 @@ def row(report: BisectReport, probe: ProbeReport, following: NextProbe | None) -
         verdict=EARLY if probe.early else probe.verdict or NO_VERDICT,
         counts_as=probe.counts_as,
         took=words.seconds(probe.wall_s) if probe.was_launched else "",
-        remark=", ".join(filter(None, (pace, _result_text(report, probe), _repeats_text(report, probe)))),
+        remark=", ".join(filter(None, (step_time, _result_text(report, probe), _repeats_text(report, probe)))),
         dir=probe.dir,
     )
 
 
-def column_groups(count: int, most: int) -> tuple[range, ...]:
+def column_groups(count: int, max_columns: int) -> tuple[range, ...]:
     """Return the indices of the items in each column.
 
-    If there are more than `most` items, several items share a column.
+    If there are more than `max_columns` items, several items share a column.
     """
-    size = max(1, -(-count // most))
+    size = max(1, -(-count // max_columns))
     return tuple(range(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def sign(on: Sequence[bool]) -> str:
+    """Return the character for a group of items. `on`: whether each of them is switched on."""
     return ON if all(on) else PARTLY if any(on) else OFF
 
 
@@ -116,7 +117,7 @@ def _step(report: BisectReport, probe: ProbeReport, following: NextProbe | None)
     if probe.purpose not in bisect_words.SEARCHING:
         return _purpose(subject, probe)
     before = bisect_words.range_text(subject, probe.open)
-    # The next round shows which range is left. After the last round, the result of the probe itself shows it.
+    # The next round shows what is still open. After the last round, it follows from the probe's own result.
     still_open = bisect_words.range_left_open(probe, report)
     if following is not None and following.purpose is probe.purpose:
         is_inside = probe.open[0] <= following.open[0] and following.open[1] <= probe.open[1]
@@ -130,7 +131,7 @@ def _purpose(subject: Subject, probe: ProbeReport) -> str:
         case Purpose.CONTROL_GOOD | Purpose.CONTROL_BAD:
             return "control"
         case Purpose.ALONE:
-            return f"shape: {_short_items(subject, sorted(probe.indices))} alone"
+            return f"only {_short_items(subject, sorted(probe.indices))}"
         case Purpose.DROP_ONE:
             missing = sorted(set(range(*probe.open)) - probe.indices)
             return f"proof: without {_short_items(subject, missing)}" if len(missing) == 1 else "proof: one removed"
@@ -139,12 +140,14 @@ def _purpose(subject: Subject, probe: ProbeReport) -> str:
     return bisect_words.PURPOSES[probe.purpose]
 
 
-def _short_items(subject: Subject, places: Sequence[int]) -> str:
-    """Return the items as a text for a narrow column: their numbers, or only how many there are."""
+def _short_items(subject: Subject, indices: Sequence[int]) -> str:
+    """Return the items as a text for a narrow column: their numbers, or only how many there are if the text would be
+    too long.
+    """
     if subject.form is SubjectForm.LAYERS:
-        shorter = describe_layers([int(str(subject.items[place])) for place in places])
-        return shorter if len(shorter) <= 8 else f"{len(places)}"
-    return ", ".join(str(place + 1) for place in places) if len(places) <= 3 else f"{len(places)}"
+        shorter = describe_layers([int(str(subject.items[index])) for index in indices])
+        return shorter if len(shorter) <= 8 else f"{len(indices)}"
+    return ", ".join(str(index + 1) for index in indices) if len(indices) <= 3 else f"{len(indices)}"
 
 
 def _result_text(report: BisectReport, probe: ProbeReport) -> str:
@@ -153,14 +156,14 @@ def _result_text(report: BisectReport, probe: ProbeReport) -> str:
     Return "" if it passed.
     """
     if probe.early:
-        return "same wait, ended early"
+        return "same wait, stopped early"
     if probe.counts_as is ProbeResult.UNRESOLVED and probe.verdict == Status.PASS:
-        return "not judged: fewer than two optimizer steps were seen, so it has no time a step"
+        return "not judged: fewer than two optimizer steps, so its step time is unknown"
     if probe.counts_as is ProbeResult.UNRESOLVED:
         reason = "not judged" if probe.was_launched else "could not be launched"
         return f"{reason}: {probe.summary}" if probe.summary else reason
     if probe.counts_as is ProbeResult.DIFFERENT:
-        return f"another failure: {probe.cause or 'cause not known'}, {probe.summary}"
+        return f"another failure: {probe.cause or 'unknown cause'}, {probe.summary}"
     if probe.counts_as is ProbeResult.GOOD:
         return ""
     if report.signature is not None and report.signature.verdict == SLOW:
@@ -172,7 +175,7 @@ def _result_text(report: BisectReport, probe: ProbeReport) -> str:
     return (
         "same"
         if report.signature is None or is_same_failure(probe_signature, report.signature)
-        else f"counts too: {probe_signature}"
+        else f"also counts: {probe_signature}"
     )
 
 
@@ -187,19 +190,19 @@ def _repeats_text(report: BisectReport, probe: ProbeReport) -> str:
 
     Return "" for the first probe of a configuration.
     """
-    is_same_failure = [other for other in report.probes if other.subset == probe.subset and other.n <= probe.n]
-    equal = sum(other.counts_as is probe.counts_as for other in is_same_failure)
-    return f"{equal} of {len(is_same_failure)}" if len(is_same_failure) > 1 else ""
+    repeats = [other for other in report.probes if other.subset == probe.subset and other.n <= probe.n]
+    equal = sum(other.counts_as is probe.counts_as for other in repeats)
+    return f"{equal} of {len(repeats)}" if len(repeats) > 1 else ""
 
 
-# As text: a row per probe, and a column per item or, for items in order, the value.
+# The picture as text: one row per probe. It has one column per item or, for ordered items, shows the value.
 
 
-_NUMBER, _VERDICT, _TIME = 3, 5, 6
-_LEAST_STEP, _MOST_STEP = 19, 33
+_NUMBER, _VERDICT, _TIME = 3, 5, 6  # widths of table columns, in columns of the terminal
+_LEAST_STEP, _MOST_STEP = 19, 33  # minimum and maximum width of the table column with the step
 _INDENT = " " * (_NUMBER + 2)
-_LEAST_LEGEND = 24  # minimum width of a name that is shown below its column
-_TICK = 10  # columns between two labels of the ruler
+_LEAST_LEGEND = 24  # minimum width for a name in the legend, if a line connects it with its column
+_TICK = 10  # distance between labels above the columns, if not every column has one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +231,7 @@ class Grid:
         yield from self._legend()
 
     def row(self, row: ProbeText) -> Iterator[str]:
+        """Yield the line of one probe, and further lines for texts that do not fit."""
         step, remark, number = escape(row.step), escape(row.remark), f"{row.n:>{_NUMBER}}  "
         cells, verdict = self._cells(row), cropped(escape(row.verdict), _VERDICT)
         if self._narrow:
@@ -290,13 +294,13 @@ class Grid:
     def _grid_columns(self) -> int:
         if not self.subject.ordered:
             return cell_len(self._ruler) if self._numbered else len(self._pools)
-        places = [*range(min(len(self.subject.items), 2)), len(self.subject.items) - 1]
-        labels = [bisect_words.value_below(self.subject, 0), *map(self.subject.label, places)]
+        indices = [*range(min(len(self.subject.items), 2)), len(self.subject.items) - 1]
+        labels = [bisect_words.value_below(self.subject, 0), *map(self.subject.label, indices)]
         return min(max(cell_len(escape(f"{self._name}{label}")) for label in labels), self._room)
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
-        return tuple(escape(bisect_words.item_text(self.subject, place)) for place in range(len(self.subject.items)))
+        return tuple(escape(bisect_words.item_text(self.subject, index)) for index in range(len(self.subject.items)))
 
     @cached_property
     def _labels(self) -> tuple[str, ...]:
@@ -304,7 +308,7 @@ class Grid:
         fits = sum(map(cell_len, self._names)) + len(self._names) - 1 <= self._room
         if self.subject.form is SubjectForm.LAYERS or fits:
             return self._names
-        return tuple(str(place + 1) for place in range(len(self._names)))
+        return tuple(str(index + 1) for index in range(len(self._names)))
 
     @cached_property
     def _numbered(self) -> bool:
@@ -343,21 +347,23 @@ class Grid:
             yield from paragraph(escape(column_text), self.width, "  ")
 
 
-# For the page: probes down, items across. Only shapes are drawn, GRID_WIDTH wide, and stretched to the available room.
-# Texts are separate HTML text, so that they are never cut.
+# The picture for the HTML page: one row per probe, one column per item. Only shapes are drawn, in a width of GRID_WIDTH
+# units that the page stretches. Texts are separate HTML elements, so that they are never cut.
 
 
 GRID_WIDTH, ROW_HEIGHT, CELL_HEIGHT = 400, 18, 13
 MAX_DRAWN_ROWS = 200
 _MOST_CELLS = 100  # if there are more items, several share a cell
-_LABEL_EVERY = 30.0  # minimum distance between labels, in units of GRID_WIDTH; phones draw the grid at two thirds
-_SIGN = 9.0  # width of one character of a label, in the same units
-_REMARK = 60  # characters; the title of the row has the whole remark
+_LABEL_EVERY = 30.0  # minimum distance between labels, in units of GRID_WIDTH; a phone draws them at two thirds
+_SIGN = 9.0  # width of one character of a label, in units of GRID_WIDTH
+_REMARK = 60  # maximum characters of a remark; the tooltip of the row has the whole remark
 _ROLES = {ON: "on", PARTLY: "partly", OFF: "off"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
+    """A rectangle in a row of the picture, in units of GRID_WIDTH."""
+
     x: float
     width: float
     role: str  # CSS class: "on", "partly" or "off"; for a range of values its result
@@ -379,12 +385,14 @@ class ProbeRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
+    """The picture of a bisection for the HTML page."""
+
     title: str
-    noun: str
-    labels: tuple[tuple[float, str], ...]  # position in percent of the width, and text
+    noun: str  # the word for what the columns show
+    labels: tuple[tuple[float, str], ...]  # pairs of position in percent of the width, and text
     rows: tuple[ProbeRow, ...]
-    answer: tuple[Cell, ...]  # the items of the answer
-    omitted: int
+    answer: tuple[Cell, ...]  # the shapes of the answer
+    omitted: int  # number of probes that are not drawn
 
 
 def picture(report: BisectReport) -> Picture | None:
@@ -392,11 +400,11 @@ def picture(report: BisectReport) -> Picture | None:
     if not report.probes:
         return None
     subject, answer = report.subject, _answer(report)
-    count_text = bisect_words.count_text(len(subject.items), subject.noun)
+    items_text = bisect_words.count_text(len(subject.items), subject.noun)
     probe_rows = tuple(_draw_row(subject, row) for row in islice(rows(report), MAX_DRAWN_ROWS))
     return Picture(
-        title=f"{words.plural(len(report.probes), 'probe')} against "
-        + (f"values of {subject.key}" if subject.ordered else count_text),
+        title=f"{words.plural(len(report.probes), 'probe')} over "
+        + (f"values of {subject.key}" if subject.ordered else items_text),
         noun=subject.key if subject.ordered else subject.noun,
         labels=_labels(subject),
         rows=probe_rows,
@@ -417,23 +425,25 @@ def _draw_row(subject: Subject, row: ProbeText) -> ProbeRow:
     )
 
 
-def _cells(subject: Subject, chosen: frozenset[int]) -> tuple[Cell, ...]:
+def _cells(subject: Subject, switched_on: frozenset[int]) -> tuple[Cell, ...]:
     """Return one shape per item, or, if there are many items, one shape per group of items.
 
     For an ordered subject, return a single shape at the position of the chosen value.
     """
     if subject.ordered:
         # The good end lies before the first item.
-        at = _x(max(chosen, default=-1) + 1, subject)
-        return (Cell(x=min(max(at - 4.0, 0.0), GRID_WIDTH - 8.0), width=8.0, role="on"),)
-    pools = column_groups(len(subject.items), _MOST_CELLS)
-    wide = GRID_WIDTH / len(pools)
-    gap = 2.0 if wide >= 10 else 1.0 if wide >= 6 else 0.0
+        position = _x(max(switched_on, default=-1) + 1, subject)
+        return (Cell(x=min(max(position - 4.0, 0.0), GRID_WIDTH - 8.0), width=8.0, role="on"),)
+    columns = column_groups(len(subject.items), _MOST_CELLS)
+    column_width = GRID_WIDTH / len(columns)
+    gap = 2.0 if column_width >= 10 else 1.0 if column_width >= 6 else 0.0
     return tuple(
         Cell(
-            x=round(index * wide, 1), width=round(wide - gap, 1), role=_ROLES[sign([place in chosen for place in pool])]
+            x=round(number * column_width, 1),
+            width=round(column_width - gap, 1),
+            role=_ROLES[sign([index in switched_on for index in column])],
         )
-        for index, pool in enumerate(pools)
+        for number, column in enumerate(columns)
     )
 
 
@@ -445,27 +455,29 @@ def _zones(report: BisectReport) -> tuple[Cell, ...]:
     return tuple(Cell(x=x, width=round(end - x, 1), role=zone.counts_as.value) for (x, zone), end in pairs)
 
 
-def _x(place: int, subject: Subject) -> float:
-    return round(GRID_WIDTH * place / len(subject.items), 1)
+def _x(index: int, subject: Subject) -> float:
+    return round(GRID_WIDTH * index / len(subject.items), 1)
 
 
 def _labels(subject: Subject) -> tuple[tuple[float, str], ...]:
     if subject.ordered:
         ends = (bisect_words.value_below(subject, 0), subject.label(len(subject.items) - 1))
         return ((0.0, words.middle(ends[0], 16)), (100.0, words.middle(ends[1], 16)))
-    pools = column_groups(len(subject.items), _MOST_CELLS)
-    wide = GRID_WIDTH / len(pools)
-    every = max(1, math.ceil(_LABEL_EVERY / wide))
-    names = [subject.label(pool[0]) for pool in pools]
-    short = all(len(name) * _SIGN <= wide * every for name in names)
-    texts = names if short else [str(pool[0] + 1) for pool in pools]
-    return tuple((round(100 * (index + 0.5) / len(pools), 2), texts[index]) for index in range(0, len(pools), every))
+    columns = column_groups(len(subject.items), _MOST_CELLS)
+    column_width = GRID_WIDTH / len(columns)
+    every = max(1, math.ceil(_LABEL_EVERY / column_width))
+    names = [subject.label(column[0]) for column in columns]
+    short = all(len(name) * _SIGN <= column_width * every for name in names)
+    texts = names if short else [str(column[0] + 1) for column in columns]
+    return tuple(
+        (round(100 * (index + 0.5) / len(columns), 2), texts[index]) for index in range(0, len(columns), every)
+    )
 
 
 def legend(report: BisectReport) -> tuple[str, ...]:
     """Return the names of the items if the columns of the picture are only numbered. Otherwise return ()."""
     subject = report.subject
-    items = tuple(bisect_words.item_text(subject, place) for place in range(len(subject.items)))
+    items = tuple(bisect_words.item_text(subject, index) for index in range(len(subject.items)))
     return () if subject.ordered or all(label in items for _, label in _labels(subject)) else items
 
 

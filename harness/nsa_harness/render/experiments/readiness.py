@@ -54,7 +54,7 @@ class ReadinessRecord:
     schema: int = SCHEMA
     verdict: Decision
     ended: bool  # False if it was interrupted; the same command then continues it
-    shape: str
+    shape: str  # the model size that was checked
     checklist: str  # path of the checklist file
     about: str
     command: str
@@ -76,12 +76,12 @@ def readiness_md(record: ReadinessRecord) -> str:
     untested_lines = [f"- {markdown(part.what)}: {markdown(part.why)}" for part in record.not_tested]
     sections = [
         [f"# {record.verdict} · ready {markdown(record.shape)}", "", f"**{markdown(sentence(headline(record)))}**"],
-        *([["The check was cut short; the same command goes on with what was made."]] if not record.ended else []),
-        *(_reason_section(blame) for blame in failure_reasons(record)[:1]),
+        *([["The check was interrupted. The same command continues it."]] if not record.ended else []),
+        *(_reason_section(reason) for reason in failure_reasons(record)[:1]),
         ["## Criteria", "", *_criteria_table(record)],
         *([["## Not tested here", "", *untested_lines]] if untested_lines else []),
         ["## Phases", "", *_phases_table(record)],
-        *(_reason_section(blame, "## Also") for blame in failure_reasons(record)[1:]),
+        *(_reason_section(reason, "## Also") for reason in failure_reasons(record)[1:]),
         [
             f"Run {markdown_code(record.run_id)} on {markdown(record.machine.host)} ·"
             f" {markdown(words.machine_line(record.machine))} · nsa-harness {record.harness} · checklist:"
@@ -118,7 +118,7 @@ def _criteria(count: int) -> str:
     return "1 criterion" if count == 1 else f"{count} criteria"
 
 
-_MAX_NAMED = 3
+_MAX_NAMED = 3  # at most this many reasons are listed in the headline
 
 
 def _missed_texts(record: ReadinessRecord) -> list[str]:
@@ -130,7 +130,9 @@ def _missed_texts(record: ReadinessRecord) -> list[str]:
     failed_runs = [
         run for row in record.phases if row.result is CriterionResult.MISSED for run in row.runs if not run.as_it_should
     ]
-    runs = [(run, f"{run.scenario} was {run.verdict}{f' ({run.cause})' if run.cause else ''}") for run in failed_runs]
+    runs = [
+        (run, f"{run.scenario} ended with {run.verdict}{f' ({run.cause})' if run.cause else ''}") for run in failed_runs
+    ]
     return [
         *(text for run, text in runs if run.verdict != Status.PASS),
         *(f"{row.name}: {measured_text(row)} in {row.run}, limit {limit_text(row)}" for row in missed_criteria),
@@ -147,7 +149,7 @@ def failure_reasons(record: ReadinessRecord) -> list[FailureReason]:
     criterion_reasons = [
         row.blame for row in record.criteria if row.result is CriterionResult.MISSED and row.blame is not None
     ]
-    return list({blame.run: blame for blame in reversed([*run_reasons, *criterion_reasons])}.values())[::-1]
+    return list({reason.run: reason for reason in reversed([*run_reasons, *criterion_reasons])}.values())[::-1]
 
 
 def limit_text(row: CriterionRow) -> str:
@@ -155,6 +157,7 @@ def limit_text(row: CriterionRow) -> str:
 
 
 def measured_text(row: CriterionRow) -> str:
+    """Return the measured number with its unit and interval. Without a number, return the result."""
     number = row.measured
     if number is None:
         return row.result.value
@@ -169,15 +172,15 @@ def _interval(number: Measurement, unit: str) -> str:
 
 
 def margin_text(row: CriterionRow) -> str:
-    """Return how far a measurement is inside its limit, such as "12%", or how far outside if the criterion is missed.
+    """Return how far a measurement is inside its limit, as a share of the limit, such as "12%".
 
-    Return "" without a measurement.
+    If the criterion is missed, return how far it is outside. Return "" without a measurement.
     """
     if row.margin is None or row.measured is None:
         return ""
     from_below = any(key in ("gt", "ge") for key, _ in row.limit)
     if row.result is CriterionResult.MISSED:
-        return f"{-row.margin:.0%} short" if from_below else f"{1 - row.margin:.3g} times the limit"
+        return f"{-row.margin:.0%} too low" if from_below else f"{1 - row.margin:.3g} times the limit"
     if from_below and row.margin >= 1:
         return f"{row.margin + 1:.3g} times the limit"
     return f"{row.margin:.0%}" if row.margin else "just met"
@@ -226,15 +229,15 @@ def _phases_table(record: ReadinessRecord) -> list[str]:
     return markdown_table(("phase", "result", "runs", "time:"), rows)
 
 
-def _reason_section(blame: FailureReason, title: str = "## Cause") -> list[str]:
-    place = f" at {markdown_code(words.place_name(blame.place))}" if blame.place else ""
-    cause = f", {blame.cause}" if blame.cause else ""
+def _reason_section(reason: FailureReason, title: str = "## Cause") -> list[str]:
+    place = f" at {markdown_code(words.place_name(reason.place))}" if reason.place else ""
+    cause = f", {reason.cause}" if reason.cause else ""
     return [
-        f"{title}: {markdown(blame.run)}",
+        f"{title}: {markdown(reason.run)}",
         "",
-        f"{blame.verdict}{markdown(cause)}{place}: {markdown(sentence(blame.sentence))}",
-        *(["", f"**Do:** {markdown(blame.advice)}"] if blame.advice else []),
-        *(["", *markdown_fence(blame.next, "sh")] if blame.next else []),
+        f"{reason.verdict}{markdown(cause)}{place}: {markdown(sentence(reason.sentence))}",
+        *(["", f"**Do:** {markdown(reason.advice)}"] if reason.advice else []),
+        *(["", *markdown_fence(reason.next, "sh")] if reason.next else []),
     ]
 
 
@@ -247,7 +250,7 @@ class TimeEstimate:
 
     def __str__(self) -> str:
         about = [] if self.about_s is None else [f"about {words.seconds(float(round(self.about_s)))}"]
-        bound = "without a deadline" if self.at_most_s is None else f"at most {words.seconds(self.at_most_s)}"
+        bound = "no time limit" if self.at_most_s is None else f"at most {words.seconds(self.at_most_s)}"
         return ", ".join([*about, bound])
 
 
@@ -270,13 +273,13 @@ def phase_lines(
 ) -> Iterator[str]:
     """Yield the lines to print when a phase starts: its name, how long it may take, and which phase comes next.
 
-    `number` and `of`: the number of the phase from 1, and how many phases there are. `takes_in_all`: the time for
-    everything that is left.
+    `number` and `of`: the number of the phase from 1, and how many phases there are. `takes_in_all`: the time for all
+    remaining phases.
     """
     yield ""
     about = f"   {escape(phase.about)}" if phase.about else ""
     yield from paragraph(f"{number}/{of}  {phase.name}{about}", width, "", "     ")
-    after = f"; then {following[0].name} · all that is left {takes_in_all}" if following else ", the last one"
+    after = f"; then {following[0].name} · all remaining phases {takes_in_all}" if following else "; the last phase"
     yield from paragraph(f"{takes}{after}", width, "     ")
 
 
@@ -317,18 +320,18 @@ def result_lines(record: ReadinessRecord, run_dir: Path, width: int) -> Iterator
     yield from labelled(
         "not tested", " · ".join(f"{part.what} ({part.why})" for part in record.not_tested), width, _LABEL
     )
-    for blame in failure_reasons(record)[:1]:
-        place = f" at {words.place_name(blame.place)}" if blame.place else ""
-        cause = f" {blame.cause}" if blame.cause else ""
-        text = f"{blame.run} {blame.verdict}{cause}{place}: {sentence(blame.sentence)}"
+    for reason in failure_reasons(record)[:1]:
+        place = f" at {words.place_name(reason.place)}" if reason.place else ""
+        cause = f" {reason.cause}" if reason.cause else ""
+        text = f"{reason.run} {reason.verdict}{cause}{place}: {sentence(reason.sentence)}"
         yield from labelled("cause", text, width, _LABEL)
-        yield from labelled("do", blame.advice, width, _LABEL)
-        yield from command("next", blame.next or "", width, _LABEL)
+        yield from labelled("do", reason.advice, width, _LABEL)
+        yield from command("next", reason.next or "", width, _LABEL)
     yield from command("more", escape(f"{run_dir}/READINESS.md"), width, _LABEL)
     yield ""
     yield from paragraph(f"{record.verdict}  ready {record.shape}   {headline(record)}", width, "", "       ")
     if not record.ended:
-        yield from paragraph(f"interrupted; the same command goes on: {record.command}", width, "       ")
+        yield from paragraph(f"interrupted; the same command continues it: {record.command}", width, "       ")
 
 
 class ReadyScreen(Terminal):
@@ -345,9 +348,11 @@ class ReadyScreen(Terminal):
     def on_done(self, report: Report, run_dir: Path) -> None: ...
 
     def tell(self, lines: Iterable[str]) -> None:
+        """Print lines, and return when they have been written to the stream."""
         self._print(lines)
         self.settle()
 
     @property
     def width(self) -> int:
+        """The width of the terminal in columns."""
         return self._width

@@ -26,9 +26,9 @@ _LABEL = 11
 class PlannedControl:
     """A control run (a launch of the good or the bad configuration) as `bisect --dry-run` shows it."""
 
-    name: str  # "good" or "bad"; "up to" for an end that is not known to be bad
-    config: str  # a description, such as "no layer"
-    command: str | None  # None if it cannot be launched; `reason` then says why
+    name: str  # "good" or "bad"; "up to" for an end that is not known to fail
+    config: str  # the configuration as text: "no layer"
+    command: str | None  # None: it cannot be launched; `reason` says why
     reason: str = ""
 
 
@@ -64,7 +64,7 @@ def plan_lines(
     """
     report, controls = escaped((report, tuple(controls)))
     yield from header_lines(report, width)
-    yield from labelled("asks", report.subject.question, width, _LABEL)
+    yield from labelled("question", report.subject.question, width, _LABEL)
     for control in controls:
         yield from labelled(control.name, control.config, width, _LABEL)
         if control.command is not None:
@@ -79,7 +79,7 @@ def plan_lines(
     longest = max((len(case.case.name) for case in cases), default=0)
     for number, case_time in enumerate(cases):
         yield from labelled("" if number else "if", _case_text(case_time, longest), width, _LABEL)
-    yield from labelled("", "more where answers contradict each other", width, _LABEL)
+    yield from labelled("", "more if results contradict each other", width, _LABEL)
     yield from labelled("time", times_text or "not known before the controls have run", width, _LABEL)
     yield from labelled("launched", "nothing", width, _LABEL)
 
@@ -112,12 +112,12 @@ def waiting_text(waiting: Waiting, since_s: float = 0.0) -> str:
     """
     quiet = f"no progress for {_round_seconds(waiting.no_progress_s + since_s)}"
     if waiting.until_s is None:
-        return f"{quiet}: a sleep that ends by itself; limits.deadline_s=60 bounds it"
+        return f"{quiet}: a sleep that ends on its own; limits.deadline_s=60 would limit it"
     until = _round_seconds(waiting.until_s)
     if waiting.was_proven:
-        return f"{quiet}: waits until {until} as this wait was proven to hang before; then it counts as bad early"
+        return f"{quiet}: an earlier probe proved that this wait is a hang, so this probe counts as bad at {until}"
     shorter = f"limits.{waiting.limit}={max(round(waiting.until_s / 2), 1)}"
-    return f"{quiet}: waits until {until} to prove the hang; {shorter} shortens it"
+    return f"{quiet}: the hang is proven at {until}; {shorter} would shorten this"
 
 
 def answer_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[str]:
@@ -172,8 +172,8 @@ def _running_text(report: BisectReport, running: Round, elapsed_s: float) -> str
     return f"{probes_text}, {words.seconds(elapsed_s)}"
 
 
-_MIN_REPORTED_WAIT_S = 15.0  # without a status line, shorter waits are not reported
-_LABELS = "hangs|fails|passes|alone|note|often|tells|zones|why|open|do|place|took|proven at|not tried|paste|page"
+_MIN_REPORTED_WAIT_S = 15.0  # without a status line, only a wait of at least this length is printed
+_LABELS = "hangs|fails|passes|alone|note|rate|proof|results|why|unusable|do|place|took|scope|not tried|paste|page"
 STYLES = (
     (r"(?<=   )PASS(?= |$)", "green"),
     (r"(?<=   )HANG(?= |$)", "bold red"),
@@ -204,9 +204,9 @@ class BisectScreen(ExperimentScreen):
         super().__init__(stream, **options)
         self._round: _Running | None = None
         self._grid: Grid | None = None
-        self._waits: dict[int, tuple[Waiting, float]] = {}  # by number of the probe; with the time of the report
-        self._reported: set[int] = set()  # probes whose wait was already reported
-        self._pending: tuple[ProbeReport, BisectReport] | None = None  # a probe whose row is not printed yet
+        self._waits: dict[int, tuple[Waiting, float]] = {}  # by probe number: its wait, and when the wait was observed
+        self._reported: set[int] = set()  # numbers of the probes whose wait was already printed
+        self._pending: tuple[ProbeReport, BisectReport] | None = None  # a finished probe whose row is not printed yet
 
     def show_header(self, report: BisectReport) -> None:
         """Print the header of the bisection and the line above the rows of the probes."""
@@ -224,7 +224,9 @@ class BisectScreen(ExperimentScreen):
             self._row(round_)
             now_s, running_count = self._clock_s(), len(round_.subsets)
             with self._lock:
-                self._round = _Running(round=round_, report=report, since_s=now_s, left=running_count, left_s=left_s)
+                self._round = _Running(
+                    round=round_, report=report, since_s=now_s, running_count=running_count, left_s=left_s
+                )
             if self._paint.supports_live_view:
                 self._writer.start()
 
@@ -239,11 +241,12 @@ class BisectScreen(ExperimentScreen):
             with self._lock:
                 self._waits.pop(probe.n, None)
                 if self._round is not None:
-                    self._round.left -= 1
-                    if self._round.left == 0:
+                    self._round.running_count -= 1
+                    if self._round.running_count == 0:
                         self._round = None
 
     def show_answer(self, report: BisectReport, run_dir: Path) -> None:
+        """Print the answer, and return when it has been written to the stream."""
         with self._harmless():
             self._stop()
             self._print(["", *answer_lines(report, run_dir, self._width)])
@@ -305,5 +308,5 @@ class _Running:
     round: Round
     report: BisectReport
     since_s: float
-    left: int  # probes that have not ended
-    left_s: float | None  # expected remaining time of the search; None if unknown
+    running_count: int  # number of its probes that have not ended
+    left_s: float | None  # expected remaining time of the search; None: unknown

@@ -43,15 +43,14 @@ def question(report: BisectReport) -> str:
     """Return the question that the bisection answers, such as "which checkpointed layers make it HANG?"."""
     subject = report.subject
     fail = "fail" if report.signature is None else report.signature.verdict
-    does_it = "is it slow" if fail == SLOW else f"does it {fail}"
     nouns = plural(subject.noun)
     match subject.form:
         case SubjectForm.LAYERS if subject.key == GC_LAYERS:
             return f"which checkpointed layers make it {fail}?"
         case SubjectForm.VALUE:
-            return f"from which {subject.noun} on {does_it}?"
+            return f"at which {subject.noun} does it {'become slow' if fail == SLOW else f'start to {fail}'}?"
         case SubjectForm.COMMIT:
-            return f"since which {subject.noun} {does_it}?"
+            return f"which {subject.noun} makes it {fail}?"
         case SubjectForm.PARTS:
             return f"which {nouns} of the attention make it {fail}?"
         case SubjectForm.KEYS | SubjectForm.FILE:
@@ -67,6 +66,7 @@ def failure_verb(signature: Signature | None) -> str:
 
 
 def count_text(count: int, noun: str) -> str:
+    """Return a number of items as text: "1 layer", "12 layers"."""
     return f"{count} {noun if count == 1 else plural(noun)}"
 
 
@@ -86,13 +86,13 @@ def range_text(subject: Subject, open_: tuple[int, int]) -> str:
     return str(first + 1) if stop - first == 1 else f"{first + 1}-{stop}"
 
 
-def value_below(subject: Subject, place: int) -> str:
-    """Return the value before the item with index `place`.
+def value_below(subject: Subject, index: int) -> str:
+    """Return the value before the item with index `index`.
 
     Before the first item, this is the good value, with which the program is expected to pass.
     """
-    if place > 0:
-        return subject.label(place - 1)
+    if index > 0:
+        return subject.label(index - 1)
     return subject.good if isinstance(subject.good, str) else "none" if subject.good is None else f"{subject.good}"
 
 
@@ -109,28 +109,27 @@ def headline(report: BisectReport) -> str:
         case AnswerKind.SINGLE:
             return f"{items_text(subject, answer.items)} alone"
         case AnswerKind.RANGE:
-            places = range(*answer.items)
-            has_untested = (
-                subject.in_a_row and len(places) > 2
-            )  # it was not tested whether the items between both ends are needed
-            scope = "and no smaller range of them" if has_untested else "all of them together"
-            return f"{items_text(subject, places)}, {scope}"
+            indices = range(*answer.items)
+            # With ranges it cannot be tested whether the items between both ends are needed.
+            has_untested = subject.in_a_row and len(indices) > 2
+            suffix = "and no smaller range" if has_untested else "all of them together"
+            return f"{items_text(subject, indices)}, {suffix}"
         case AnswerKind.SET:
             return f"{items_text(subject, answer.items)}, only together"
         case AnswerKind.SEVERAL:
-            return f"{'; '.join(items_text(subject, group) for group in answer.groups)}: each is enough"
+            return f"{'; '.join(items_text(subject, group) for group in answer.groups)}: each is enough on its own"
         case AnswerKind.THRESHOLD:
             return _threshold(subject, answer.items[0])
         case AnswerKind.COUNT:
             count = answer.items[0]
             if subject.in_a_row and count > 1:
-                return f"any {count_text(count, subject.noun)} in a row, wherever they are"
+                return f"any {count} consecutive {plural(subject.noun)}"
             return f"any {count_text(count, subject.noun)}, whichever {'it is' if count == 1 else 'they are'}"
         case AnswerKind.CHOICE:
-            passing = [place for place in range(len(subject.items)) if place not in (*answer.items, *answer.open)]
+            passing = [index for index in range(len(subject.items)) if index not in (*answer.items, *answer.open)]
             return items_text(subject, answer.items) + (f", not {items_text(subject, passing)}" if passing else "")
         case AnswerKind.INDEPENDENT:
-            return "it does not depend on what was varied"
+            return "the failure does not depend on what was varied"
         case AnswerKind.NONE:
             return "nothing to bisect"
         case AnswerKind.UNDECIDED:
@@ -142,15 +141,15 @@ def sentence(report: BisectReport) -> str:
     verb, answer = failure_verb(report.signature), report.answer
     match answer.kind:
         case AnswerKind.NONE:
-            return f"There is nothing to bisect: {answer.why or 'both ends end the same way'}."
+            return f"There is nothing to bisect: {answer.why or 'both ends have the same result'}."
         case AnswerKind.INDEPENDENT:
-            return f"It does not depend on what was varied: {answer.why}."
+            return f"The failure does not depend on what was varied: {answer.why}."
         case AnswerKind.UNDECIDED if answer.zones:
-            return f"It is not decided where it begins: it {zones_text(report)}."
+            return f"It is not decided where the failure begins: it {zones_text(report)}."
         case AnswerKind.UNDECIDED:
-            return f"It is not decided: {answer.why or open_text(report)}."
+            return f"The search did not reach an answer: {answer.why or open_text(report)}."
         case AnswerKind.THRESHOLD if report.subject.form is SubjectForm.COMMIT:
-            return f"It {verb} since {report.subject.label(answer.items[0] - 1)}."
+            return f"It {verb} since commit {report.subject.label(answer.items[0] - 1)}."
     return f"It {verb} with {headline(report)}."
 
 
@@ -177,16 +176,18 @@ def failure_rate_text(report: BisectReport) -> str:
     failing = bad_end if answer.failing is None or not count_failures(report, answer.failing)[1] else answer.failing
     at_bad = "at the bad end" if failing == bad_end else f"with {subject.describe(failing)}"
     ends = ((at_bad, count_failures(report, failing)), ("at the good end", count_failures(report, frozenset())))
-    rates = [f"in {bad} of {of} runs ({_rate_interval(bad, of)}) {where}" for where, (bad, of) in ends if of]
+    rates = [
+        f"in {bad} of {judged} runs ({_rate_interval(bad, judged)}) {where}" for where, (bad, judged) in ends if judged
+    ]
     return f"{failure_verb(report.signature)} {', '.join(rates)}" if rates else ""
 
 
-def count_failures(report: BisectReport, places: Subset) -> tuple[int, int]:
+def count_failures(report: BisectReport, indices: Subset) -> tuple[int, int]:
     """Return how often a configuration failed as sought, and how many of its runs could be judged.
 
-    `places`: the indices of the items that are switched on in this configuration.
+    `indices`: the indices of the items that are switched on in this configuration.
     """
-    spans, judged_results = spans_of(places), (ProbeResult.GOOD, ProbeResult.BAD)
+    spans, judged_results = spans_of(indices), (ProbeResult.GOOD, ProbeResult.BAD)
     results = [
         probe.counts_as for probe in report.probes if probe.subset == spans and probe.counts_as in judged_results
     ]
@@ -196,16 +197,16 @@ def count_failures(report: BisectReport, places: Subset) -> tuple[int, int]:
 def zones_text(report: BisectReport) -> str:
     """Return the results for all tested values as ranges.
 
-    Example: "passes up to 249, fails otherwise (ImportError) from 250 to 400, hangs from 401".
+    Example: "passes up to 249, fails in another way (ImportError) from 250 to 400, hangs from 401".
     """
     subject, in_order = report.subject, report.answer.zones
     return ", ".join(f"{_zone_verb(report, zone)} {_zone_span(subject, zone, in_order[-1])}" for zone in in_order)
 
 
 def effort_text(report: BisectReport) -> str:
-    """Return how many probes were launched and how long they took: "4 search probes · 9 probes, 54 s in all"."""
-    search = words.plural(report.search_probes, "search probe")
-    return f"{search} · {words.plural(len(report.probes), 'probe')}, {words.seconds(report.elapsed_s)} in all"
+    """Return how many probes were launched and how long they took: "9 probes (4 for the search), 54 s in all"."""
+    probes = words.plural(len(report.probes), "probe")
+    return f"{probes} ({report.search_probes} for the search), {words.seconds(report.elapsed_s)} in all"
 
 
 def setting_text(report: BisectReport) -> str:
@@ -217,10 +218,10 @@ def setting_text(report: BisectReport) -> str:
     if report.answer.kind not in _EXACT or not failing:
         return ""
     if subject.has_keys:
-        return "; ".join(item_text(subject, place) for place in sorted(failing))
+        return "; ".join(item_text(subject, index) for index in sorted(failing))
     if subject.key != GC_LAYERS:
         return ""
-    numbers = sorted(int(str(subject.items[place])) for place in failing)
+    numbers = sorted(int(str(subject.items[index])) for index in failing)
     if numbers[-1] - numbers[0] + 1 == len(numbers):
         return f"NSA_GC_RANGE={numbers[0]}:{numbers[-1] + 1}"
     return f"NSA_GC_LAYERS={','.join(map(str, numbers))}"
@@ -242,15 +243,15 @@ def open_text(report: BisectReport) -> str:
 
     For ordered items, return which values may be the first that fails.
     """
-    places = sorted(open_indices(report))
+    indices = sorted(open_indices(report))
     if report.answer.zones or report.subject.form is SubjectForm.COMMIT:
-        failing = f"the first {report.subject.noun} that {failure_verb(report.signature)}"
-        return f"{failing} can be {_possible_first(report, places)}"
+        first = f"the first {report.subject.noun} that {failure_verb(report.signature)}"
+        return f"{first} can {_possible_first(report, indices)}"
     if report.subject.ordered:
-        return f"{report.subject.key} {range_text(report.subject, (min(places), max(places) + 1))} is still open"
+        return f"{report.subject.key} {range_text(report.subject, (min(indices), max(indices) + 1))} is still open"
     if report.answer.known and not report.answer.open:
         return f"{_needed_text(report)}the proof is still open"
-    still = f"{items_text(report.subject, places)} {'is' if len(places) == 1 else 'are'} still open"
+    still = f"{items_text(report.subject, indices)} {'is' if len(indices) == 1 else 'are'} still open"
     return f"{_needed_text(report)}{still}"
 
 
@@ -268,18 +269,19 @@ def _needed_text(report: BisectReport) -> str:
     )
 
 
-def _possible_first(report: BisectReport, places: Sequence[int]) -> str:
-    """Return the values that may be the first that fails, such as "any of 64 to 128". Commits are listed one by one.
+def _possible_first(report: BisectReport, indices: Sequence[int]) -> str:
+    """Return which values may be the first that fails: "be any value between 64 and 128", "only be 96", or "be any of:"
+    with a list of commits.
 
-    `places`: the indices of these values, in ascending order.
+    `indices`: the indices of these values, in ascending order.
     """
-    first, *others = [report.subject.label(place) for place in places]
+    first, *others = [report.subject.label(index) for index in indices]
     if not others:
-        return first
+        return f"only be {first}"
     if report.subject.form is not SubjectForm.COMMIT:
-        return f"any of {first} to {others[-1]}"
+        return f"be any value between {first} and {others[-1]}"
     more = [f"{len(others) - _MAX_NAMED} more"] if len(others) > _MAX_NAMED else []
-    return f"any of: {'; '.join([first, *others[:_MAX_NAMED], *more])}"
+    return f"be any of: {'; '.join([first, *others[:_MAX_NAMED], *more])}"
 
 
 def range_left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]:
@@ -299,36 +301,38 @@ def range_left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]
     return (min(still_open), max(still_open) + 1) if still_open else probe.open
 
 
-def items_text(subject: Subject, places: Collection[int]) -> str:
+def items_text(subject: Subject, indices: Collection[int]) -> str:
     """Return the items with these indices as text.
 
     Examples: "layers 4-8 [4:9]", "variable NCCL_P2P_DISABLE", "keys gc.mode and train.batch".
     """
-    indices_in_order = sorted(places)
+    indices_in_order = sorted(indices)
     noun = subject.noun if len(indices_in_order) == 1 else plural(subject.noun)
     if subject.form is SubjectForm.LAYERS:
-        return f"{noun} {describe_layers([int(str(subject.items[place])) for place in indices_in_order])}"
-    return f"{noun} {_join_texts([subject.label(place) for place in indices_in_order])}"
+        return f"{noun} {describe_layers([int(str(subject.items[index])) for index in indices_in_order])}"
+    return f"{noun} {_join_texts([subject.label(index) for index in indices_in_order])}"
 
 
-def item_text(subject: Subject, place: int) -> str:
-    """Return the name of the item with index `place`.
+def item_text(subject: Subject, index: int) -> str:
+    """Return the name of the item with index `index`.
 
     If it is a key with a bad and a good value, add both values: "gc.mode: reentrant instead of non_reentrant".
     """
     if not subject.has_keys:
-        return subject.label(place)
-    name = subject.label(place).removeprefix(ENV)
-    good, bad = subject.good_values[place], subject.bad_values[place]
-    if str(subject.items[place]).startswith(PACKAGE):
-        return f"{name} {'away' if bad is None else bad} instead of {'away' if good is None else good}"
-    if str(subject.items[place]).startswith(ENV):
+        return subject.label(index)
+    name = subject.label(index).removeprefix(ENV)
+    good, bad = subject.good_values[index], subject.bad_values[index]
+    if str(subject.items[index]).startswith(PACKAGE):
+        bad_version, good_version = ("not installed" if version is None else version for version in (bad, good))
+        return f"{name} {bad_version} instead of {good_version}"
+    if str(subject.items[index]).startswith(ENV):
         return f"{name}={bad}" if good is None else f"{name}={bad} instead of {good}"
-    bad_text, good_text = ("not set" if value is None else value_text(value) for value in (bad, good))
-    return f"{name}: {bad_text} instead of {good_text}"
+    bad_value, good_value = ("not set" if value is None else value_text(value) for value in (bad, good))
+    return f"{name}: {bad_value} instead of {good_value}"
 
 
 def value_text(value: Plain) -> str:
+    """Return a value as it is written on the command line after KEY=."""
     return format_override("", value)[1:]
 
 
@@ -344,15 +348,15 @@ def round_text(purpose: Purpose) -> str:
     """
     if purpose in CONTROLS:
         return "controls first"
-    return PURPOSES.get(purpose, "shape" if purpose is Purpose.ALONE else "proof").partition(":")[0]
+    return PURPOSES.get(purpose, "one item" if purpose is Purpose.ALONE else "proof").partition(":")[0]
 
 
 def _threshold(subject: Subject, length: int) -> str:
-    place = length - 1
+    index = length - 1
     if subject.form is SubjectForm.COMMIT:
-        return f"{subject.noun} {subject.label(place)} is the first one"
+        return f"{subject.noun} {subject.label(index)} is the first bad one"
     if subject.ordered:
-        return f"{subject.noun} {subject.label(place)} and above, not {value_below(subject, place)}"
+        return f"{subject.noun} {subject.label(index)} and above, not {value_below(subject, index)}"
     return f"the first {count_text(length, subject.noun)}"
 
 
@@ -369,7 +373,7 @@ def _zone_verb(report: BisectReport, zone: Zone) -> str:
         probe for probe in report.probes if probe.counts_as is ProbeResult.DIFFERENT and len(probe.indices) in inside
     ]
     names = dict.fromkeys(filter(None, map(_failure_name, others)))
-    return f"fails otherwise ({', '.join(names)})" if names else "fails otherwise"
+    return f"fails in another way ({', '.join(names)})" if names else "fails in another way"
 
 
 def _failure_name(probe: ProbeReport) -> str | None:
@@ -398,8 +402,8 @@ def _join_texts(texts: Sequence[str]) -> str:
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}" if texts else "none"
 
 
-def _rate_interval(bad: int, of: int) -> str:
-    low, high = interval(bad, of)
+def _rate_interval(bad: int, judged: int) -> str:
+    low, high = interval(bad, judged)
     return f"{low:.0%} to {high:.0%}".replace("%", " %")
 
 
@@ -411,22 +415,22 @@ def _percent(share: float) -> str:
     return f"{min(max(round(share * 100), 1), 99)} %"
 
 
-_MAX_NAMED = 20  # how many possible commits are listed after the first one
+_MAX_NAMED = 20  # after the first commit, at most this many possible commits are listed
 _EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
 _WITHOUT_CULPRIT = (AnswerKind.NONE, AnswerKind.INDEPENDENT)
 _EXACT = (AnswerKind.SINGLE, AnswerKind.RANGE, AnswerKind.SET)
 PURPOSES = {
     Purpose.EACH: "each value",
-    Purpose.GALLOP: "gallop",
+    Purpose.GALLOP: "doubling",
     Purpose.RIGHT_EDGE: "right edge",
     Purpose.LEFT_EDGE: "left edge",
-    Purpose.ENDS_ONLY: "shape: ends only",
-    Purpose.WITHOUT_MIDDLE: "shape: no middle",
-    Purpose.ELSEWHERE: "shape: others",
+    Purpose.ENDS_ONLY: "only both ends",
+    Purpose.WITHOUT_MIDDLE: "without the middle",
+    Purpose.ELSEWHERE: "another set",
     Purpose.REDUCE: "smallest set",
     Purpose.REPEAT: "repeat",
-    Purpose.AS_MANY: "proof: as many",
-    Purpose.ONE_FEWER: "proof: one fewer",
+    Purpose.AS_MANY: "proof: same size",
+    Purpose.ONE_FEWER: "proof: one less",
     Purpose.RECHECK_GOOD: "both ends again",
     Purpose.RECHECK_BAD: "both ends again",
 }
@@ -451,16 +455,16 @@ def facts(report: BisectReport) -> Iterator[Fact]:
     commands = ((fails, report.commands.bad), ("passes", report.commands.good), ("alone", report.commands.alone))
     yield from (Fact(label=label, texts=(text,), is_command=True) for label, text in commands if text)
     text_by_label = {
-        "note": ("interrupted: only the probes above were made",) if report.interrupted else (),
-        "often": (failure_rate_text(report),),
-        "tells": tuple(proven_claims(report)),
-        "zones": (zones_text(report),),
+        "note": ("interrupted: only the probes above were launched",) if report.interrupted else (),
+        "rate": (failure_rate_text(report),),
+        "proof": tuple(proven_claims(report)),
+        "results": (zones_text(report),),
         "why": (answer.why,) if open_ or answer.kind in _WITHOUT_CULPRIT else (),
-        "open": (_unjudged_text(report),) if open_ else (),
+        "unusable": (_unjudged_text(report),) if open_ else (),
         "do": (advice(report),) if open_ or answer.kind is AnswerKind.NONE else (),
         "place": (" · ".join(place_parts(report)),) if answer.kind is not AnswerKind.NONE else (),
         "took": (effort_text(report),),
-        "proven at": (f"{report.what}; nothing else was tried",) if report.what and not open_ else (),
+        "scope": (f"{report.what}; other configurations were not tried",) if report.what and not open_ else (),
         "not tried": (" · ".join(report.not_covered),),
     }
     for label, texts in text_by_label.items():
@@ -487,7 +491,7 @@ def slow_limit_text(slow_from_s: float, baseline_s: Sequence[float]) -> str:
     """
     took = f"{step_time_text(min(baseline_s))} to {step_time_text(max(baseline_s))}"
     runs = words.plural(len(baseline_s), "run")
-    return f"slow is a step of {step_time_text(slow_from_s)} or more: it takes {took} in {runs} of the good end"
+    return f"a step of {step_time_text(slow_from_s)} or more counts as slow; in {runs} of the good end it takes {took}"
 
 
 def _step_times(report: BisectReport) -> Iterator[str]:
@@ -495,14 +499,14 @@ def _step_times(report: BisectReport) -> Iterator[str]:
 
     Yield nothing if no step time is known.
     """
-    paces = []
+    texts = []
     for subset in (report.answer.failing, report.answer.passing):
         spans = None if subset is None else spans_of(subset)
-        took = [probe.step_s for probe in report.probes if probe.subset == spans and probe.step_s is not None]
-        if subset is not None and took:
-            paces.append(f"{step_time_text(median(took))} with {report.subject.describe(subset)}")
-    if paces:
-        yield f"a step takes {', '.join(paces)}"
+        steps_s = [probe.step_s for probe in report.probes if probe.subset == spans and probe.step_s is not None]
+        if subset is not None and steps_s:
+            texts.append(f"{step_time_text(median(steps_s))} with {report.subject.describe(subset)}")
+    if texts:
+        yield f"a step takes {', '.join(texts)}"
 
 
 def place_parts(report: BisectReport) -> tuple[str, ...]:
@@ -516,8 +520,8 @@ def place_parts(report: BisectReport) -> tuple[str, ...]:
     ranks_text = words.ranks(probe.culprits) if probe.culprits else ""
     details = ", ".join(part for part in (ranks_text, probe.phase or "") if part)
     place = probe.place
-    place_parts = (place.module, words.place_name(place), place.function) if place else ()
-    return tuple(part for part in (*place_parts, details) if part)
+    parts = (place.module, words.place_name(place), place.function) if place else ()
+    return tuple(part for part in (*parts, details) if part)
 
 
 def failing_probe(report: BisectReport) -> ProbeReport | None:
@@ -548,27 +552,27 @@ def proven_claims(report: BisectReport) -> Iterator[str]:
     groups = answer.groups or ((answer.failing,) if answer.failing is not None else ())
     yield from (_claim(report, group, ProbeResult.BAD, verb) for group in groups)
     rests = [] if answer.passing is None else [answer.passing]
-    if report.subject.in_a_row:  # without the items of the answer, several ranges remain
+    if report.subject.in_a_row:  # what remains without a range is several ranges
         proofs = [probe for probe in report.probes if probe.purpose is Purpose.PROOF_GOOD]
         rests += [probe.indices for probe in proofs if probe.counts_as is ProbeResult.GOOD]
     yield from (_claim(report, rest, ProbeResult.GOOD, "passes") for rest in dict.fromkeys(rests))
     dropped_subsets = {probe.subset for probe in report.probes if probe.purpose is Purpose.DROP_ONE}
     if dropped_subsets:
         good = {p.subset for p in report.probes if p.subset in dropped_subsets and p.counts_as is ProbeResult.GOOD}
-        yield f"without one member it passes: {len(good)} of {len(dropped_subsets)} asked"
+        yield f"without any one of these items it passes: {len(good)} of {len(dropped_subsets)} tested"
     if answer.why:
         yield answer.why
 
 
 def _each_value(report: BisectReport, verb: str) -> Iterator[str]:
     answer = report.answer
-    for place in range(len(report.subject.items)):
-        if place in answer.items:
-            yield _claim(report, (place,), ProbeResult.BAD, verb)
-        elif place not in answer.open:
-            yield _claim(report, (place,), ProbeResult.GOOD, "passes")
+    for index in range(len(report.subject.items)):
+        if index in answer.items:
+            yield _claim(report, (index,), ProbeResult.BAD, verb)
+        elif index not in answer.open:
+            yield _claim(report, (index,), ProbeResult.GOOD, "passes")
         else:
-            yield f"{report.subject.describe((place,))}: open"
+            yield f"{report.subject.describe((index,))}: not decided"
     if answer.why:
         yield answer.why
 
@@ -576,19 +580,19 @@ def _each_value(report: BisectReport, verb: str) -> Iterator[str]:
 def advice(report: BisectReport) -> str:
     """Return what the user can do to get an answer if the bisection is undecided or if the failure never occurred."""
     if report.answer.kind is AnswerKind.NONE:
-        return "a rarer failure shows where it is run more often: give --confidence 0.95, or a higher one"
+        return "to find a rarer failure, launch it more often with --confidence 0.95 or higher"
     results = {probe.counts_as for probe in report.probes}
     good_ends = [probe for probe in report.probes if probe.purpose is Purpose.CONTROL_GOOD]
     if good_ends and good_ends[-1].counts_as is not ProbeResult.GOOD and not report.interrupted:
         if good_ends[-1].verdict == Status.PASS:
-            return "let the program do three optimizer steps or more: with fewer it has no time a step"
-        return f"name a good end that passes; this one: {good_ends[-1].summary}"
+            return "let the program make at least three optimizer steps; with fewer its step time is unknown"
+        return f"choose a good end that passes; this one does not: {good_ends[-1].summary}"
     if report.interrupted:
         return "give the same command again: finished probes are not repeated"
     if ProbeResult.UNRESOLVED in results:
-        return "look at the probes that could not be judged; when they can, give the same command again"
+        return "find out why probes could not be judged (see their remarks), then give the same command again"
     if ProbeResult.DIFFERENT in results:
-        return "mend the other failure first, or let it count: --outcome any"
+        return "fix the other failure first, or count it as well with --outcome any"
     return "give the same command again with a larger --budget, or with --repeat"
 
 
@@ -606,9 +610,9 @@ def _claim(report: BisectReport, subset: Collection[int], counts_as: ProbeResult
     launchers = sorted({probe.launcher for probe in with_result})
     under = f" under {' and '.join(launchers)}" if launchers else ""
     configuration = report.subject.describe(subset)
-    more = f", {early} more ended early in the same wait" if early else ""
+    more = f", {early} more stopped early in the same wait" if early else ""
     return (
         f"with {configuration} it {verb}: {len(with_result)} of {len(whole)}{under}{more}"
         if whole
-        else f"{configuration}: not run by itself"
+        else f"{configuration}: not launched on its own"
     )
