@@ -132,7 +132,7 @@ def test_a_value_of_an_environment_has_a_number_once_it_is_seen() -> None:
         one.value for one in secrets_of_environment([("DB_PASSWORD", "horse-battery"), ("API_KEY", "never-printed")])
     ]
     secrets = Secrets().with_suspected(values).with_secrets_of("rank 0 connects with horse-battery")
-    assert [one.value for one in secrets.numbered] == ["horse-battery"]
+    assert [one.value for one in secrets.secrets] == ["horse-battery"]
     assert redact("horse-battery", secrets) == "$SECRET_1"
 
 
@@ -196,7 +196,7 @@ def test_redaction_is_idempotent_and_bounded_and_leaves_no_known_value(text: str
     assert redact(clean, secrets) == clean
     assert redact(clean, secrets.with_secrets_of(clean)) == clean
     assert len(clean) <= 15 * len(text) + 15
-    assert not any(one.everywhere and one.value in clean for one in secrets.numbered)
+    assert not any(one.everywhere and one.value in clean for one in secrets.secrets)
 
 
 _JSON = some.recursive(
@@ -213,7 +213,7 @@ def test_json_stays_json_of_the_same_form(document: object, values: list[str]) -
     secrets = known(values).with_secrets_of(joined_texts([document, *values]))
     clean = json.loads(redact_json(text, secrets))
     assert clean == redact_value([document, *values], secrets)
-    assert not any(one.everywhere and one.value in joined_texts(clean) for one in secrets.numbered)
+    assert not any(one.everywhere and one.value in joined_texts(clean) for one in secrets.secrets)
 
 
 @settings(max_examples=40)

@@ -97,8 +97,8 @@ def _size(sweep: Sweep, requested_size: RequestedSize) -> Size | None:
 def _half(sweep: Sweep, size: Size) -> Size:
     """Return `size` with half the layers if the sweep varies the layers, or else with half the tokens."""
     regime = sweep.regimes[-1]
-    over = regime.fits[0].over if regime.fits else ()
-    return Size(tokens=size.tokens, layers=max(1, size.layers // 2)) if over == (LAYERS,) else size.halved()
+    over = regime.fits[0].keys if regime.fits else ()
+    return Size(tokens=size.tokens, layers=max(1, size.layers // 2)) if over == (LAYERS,) else size.half()
 
 
 def _check(sweep: Sweep, check: Outcome, answer: Answer) -> None:

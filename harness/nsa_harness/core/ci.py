@@ -134,10 +134,10 @@ def _remark(whole: Report, *, has_report: bool) -> str:
     if _all_skipped(whole.outcomes):
         return "everything was skipped"
     surprising = counts([outcome for outcome in whole.outcomes if _is_surprising(outcome)])
-    return ", ".join(_unexpected(status, number) for status, number in surprising.items() if number)
+    return ", ".join(_unexpected_text(status, number) for status, number in surprising.items() if number)
 
 
-def _unexpected(status: Status, number: int) -> str:
+def _unexpected_text(status: Status, number: int) -> str:
     return f"{number} ERROR" if status is Status.ERROR else f"{number} unexpected {status.value}"
 
 
@@ -162,20 +162,20 @@ def _all_skipped(outcomes: Sequence[Outcome]) -> bool:
 def _reasons(jobs: Sequence[JobSummary], missing: Sequence[str], unread: Sequence[UnreadFile]) -> Iterator[str]:
     whole = [outcome for job in jobs for outcome in job.outcomes]
     surprising = counts([outcome for outcome in whole if _is_surprising(outcome)])
-    yield from (_unexpected(status, surprising[status]) for status in _WORST_FIRST if surprising[status])
+    yield from (_unexpected_text(status, surprising[status]) for status in _WORST_FIRST if surprising[status])
     if not jobs:
         yield "no report at all"
     elif whole and _all_skipped(whole):
         yield "everything was skipped"
     else:
-        yield from _counted([job for job in jobs if job.remark == "everything was skipped"], "skipped everything")
-    yield from _counted([job for job in jobs if job.interrupted], "interrupted")
-    yield from _counted([job for job in jobs if job.machines and not job.outcomes], "judged nothing")
-    yield from _counted(missing, "left no report")
+        yield from _count_text([job for job in jobs if job.remark == "everything was skipped"], "skipped everything")
+    yield from _count_text([job for job in jobs if job.interrupted], "interrupted")
+    yield from _count_text([job for job in jobs if job.machines and not job.outcomes], "judged nothing")
+    yield from _count_text(missing, "left no report")
     if unread:
         yield f"{len(unread)} file{'s' if len(unread) > 1 else ''} unreadable"
 
 
-def _counted(jobs: Sequence[object], what: str) -> Iterator[str]:
+def _count_text(jobs: Sequence[object], text: str) -> Iterator[str]:
     if jobs:
-        yield f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} {what}"
+        yield f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} {text}"

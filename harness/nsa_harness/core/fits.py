@@ -56,7 +56,7 @@ class Size:
     tokens: int
     layers: int
 
-    def halved(self) -> Size:
+    def half(self) -> Size:
         return replace(self, tokens=self.tokens // 2)
 
 
@@ -82,7 +82,7 @@ Term = tuple[int, int]  # exponents of tokens and layers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class GrowthForm:
     """A sum of terms in tokens and layers, or a power law if `terms` is empty."""
 
     terms: tuple[Term, ...]
@@ -92,7 +92,7 @@ class Form:
         return len(self.terms) or 2
 
 
-_POWER = Form(terms=())
+_POWER = GrowthForm(terms=())
 # What does not grow, what grows with the tokens, what grows with their square.
 _OVER_ONE = ((0,), (1,), (0, 1), (1, 2), (0, 1, 2))
 _AROUND_LAYERS = ((), (0,), (1,), (0, 1))  # embedding, head and loss, once a step
@@ -104,18 +104,20 @@ class Fit:
     """The fitted growth of one quantity for one implementation."""
 
     quantity: Quantity
-    over: tuple[str, ...]  # which of TOKENS and LAYERS vary
+    keys: tuple[str, ...]  # which of TOKENS and LAYERS vary
     points: tuple[Point, ...]  # by size
-    form: Form
-    alternatives: tuple[Form, ...]  # that come as close: what they say is as possible
-    work: Fit | None = None  # of the processor time, where the time is that, shared by more cores the larger the step
+    form: GrowthForm
+    alternatives: tuple[GrowthForm, ...]  # that come as close: what they say is as possible
+    processor_fit: Fit | None = (
+        None  # of the processor time, where the time is that, shared by more cores the larger the step
+    )
 
     @cached_property
     def exponent(self) -> Interval | None:
         """Return the exponent of a power law through the cells, or None if both tokens and layers vary."""
-        if len(self.over) != 1:
+        if len(self.keys) != 1:
             return None
-        _, slope, error = _power(self.points, self.over[0])
+        _, slope, error = _power(self.points, self.keys[0])
         reach = error.spread * error.reach
         return Interval(value=slope, low=slope - reach, high=slope + reach)
 
@@ -123,11 +125,11 @@ class Fit:
         """Return the predicted value for a step of this size. The interval includes the predictions of all alternative
         forms.
         """
-        if self.work is not None:
-            return self._shared(self.work, size)
-        main = _predicted(self.form, self.points, self.over, size)
-        whole = [form for form in _whole(self.over) if form.coefficients <= len(self.points)]
-        rest = [_predicted(form, self.points, self.over, size) for form in (*self.alternatives, *whole)]
+        if self.processor_fit is not None:
+            return self._predict_over_cores(self.processor_fit, size)
+        main = _predict_with_form(self.form, self.points, self.keys, size)
+        whole = [form for form in _complete_forms(self.keys) if form.coefficients <= len(self.points)]
+        rest = [_predict_with_form(form, self.points, self.keys, size) for form in (*self.alternatives, *whole)]
         # What is larger costs no less, however little the cells say of a part of it.
         largest = self.points[-1]
         least = largest.value * (1 - 3 * largest.error) if _is_within(largest.size, size) else 0.0
@@ -141,7 +143,7 @@ class Fit:
         cores = self._cores(work)
         if len(cores) < LEAST_SIZES or min(cores[-2:]) < _MORE_CORES * min(cores):
             return self
-        return replace(self, form=work.form, alternatives=work.alternatives, work=work)
+        return replace(self, form=work.form, alternatives=work.alternatives, processor_fit=work)
 
     def _cores(self, work: Fit) -> Sequence[float]:
         """Return the number of cores that each cell kept busy; empty if time and processor time were not measured at
@@ -151,7 +153,7 @@ class Fit:
             return ()
         return [busy.value / time.value for busy, time in zip(work.points, self.points, strict=True)]
 
-    def _shared(self, work: Fit, size: Size) -> Interval:
+    def _predict_over_cores(self, work: Fit, size: Size) -> Interval:
         """Return the predicted wall time: the processor time divided by the cores that the two largest cells kept busy.
         The lower bound assumes that the number of busy cores continues to grow with the size.
         """
@@ -168,7 +170,7 @@ class Fit:
     def is_square(self) -> bool:
         """Whether the quantity grows with the square of the tokens, beyond the uncertainty of the exponent."""
         exponent = self.exponent
-        return self.over == (TOKENS,) and exponent is not None and exponent.low >= _SURE_OF_SQUARE
+        return self.keys == (TOKENS,) and exponent is not None and exponent.low >= _SURE_OF_SQUARE
 
 
 def fit_points(quantity: Quantity, points: Iterable[Point]) -> Fit | None:
@@ -176,29 +178,29 @@ def fit_points(quantity: Quantity, points: Iterable[Point]) -> Fit | None:
     no form fits.
     """
     by_size = tuple(sorted(points, key=lambda one: (one.size.layers, one.size.tokens)))
-    over = _varied(by_size)
+    over = _varied_keys(by_size)
     if not over or any(one.value <= 0 for one in by_size):
         return None
     counted = quantity in (Quantity.BYTES, Quantity.NODES)
     few = len(by_size) == LEAST_SIZES  # a power law with its doubt says nothing of what is beyond so few
     known = (form for form in _forms(over) if form.coefficients < len(by_size) and (form.terms or not few))
-    forms = [form for form in known if _holds(form, by_size, over, counted)]
+    forms = [form for form in known if _is_plausible(form, by_size, over, counted)]
     if not forms:
         return None
-    misses = {form: miss for form in forms if (miss := _miss(form, by_size, over)) is not None}
+    misses = {form: miss for form in forms if (miss := _prediction_error(form, by_size, over)) is not None}
     if not misses:
         return None
-    scores = {form: miss + _off(form, by_size, by_size, over) for form, miss in misses.items()}
+    scores = {form: miss + _relative_error(form, by_size, by_size, over) for form, miss in misses.items()}
     doubt = max(_LEAST_MISS, *(point.error for point in by_size))
     close = [form for form in scores if scores[form] <= _AS_GOOD * max(min(scores.values()), doubt)]
     sums = [form for form in close if form.terms] or close
     bound = _NO_BETTER * min(scores[form] for form in sums) + _LEAST_MISS
     best = min((form for form in sums if scores[form] <= bound), key=lambda form: (form.coefficients, scores[form]))
     others = tuple(form for form in close if form is not best)
-    return Fit(quantity=quantity, over=over, points=by_size, form=best, alternatives=others)
+    return Fit(quantity=quantity, keys=over, points=by_size, form=best, alternatives=others)
 
 
-def _varied(points: Sequence[Point]) -> tuple[str, ...]:
+def _varied_keys(points: Sequence[Point]) -> tuple[str, ...]:
     """Return which of TOKENS and LAYERS vary enough for a fit. One of them needs at least LEAST_SIZES values while the
     other is constant; for both, the layers need at least two values.
     """
@@ -209,31 +211,33 @@ def _varied(points: Sequence[Point]) -> tuple[str, ...]:
     return tuple(key for key, own, other in alone if len(own) >= LEAST_SIZES and len(other) == 1)
 
 
-def _forms(over: tuple[str, ...]) -> Iterator[Form]:
+def _forms(over: tuple[str, ...]) -> Iterator[GrowthForm]:
     if over == (LAYERS,):
-        yield from (Form(terms=tuple((0, degree) for degree in degrees)) for degrees in ((0,), (1,), (0, 1)))
+        yield from (GrowthForm(terms=tuple((0, degree) for degree in degrees)) for degrees in ((0,), (1,), (0, 1)))
     elif over == (TOKENS,):
-        yield from (Form(terms=tuple((degree, 0) for degree in degrees)) for degrees in _OVER_ONE)
+        yield from (GrowthForm(terms=tuple((degree, 0) for degree in degrees)) for degrees in _OVER_ONE)
     else:
         for around, within in product(_AROUND_LAYERS, _IN_A_LAYER):
-            yield Form(terms=(*((degree, 0) for degree in around), *((degree, 1) for degree in within)))
+            yield GrowthForm(terms=(*((degree, 0) for degree in around), *((degree, 1) for degree in within)))
     if len(over) == 1:
         yield _POWER
 
 
-def _whole(over: tuple[str, ...]) -> Iterator[Form]:
+def _complete_forms(over: tuple[str, ...]) -> Iterator[GrowthForm]:
     """Yield the form with all possible terms. It widens the interval of a prediction by terms that the cells can
     neither confirm nor exclude.
     """
     if TOKENS in over:
-        yield Form(terms=((0, 0), (1, 0), (2, 0)) if over == (TOKENS,) else ((0, 0), (1, 0), (0, 1), (1, 1), (2, 1)))
+        yield GrowthForm(
+            terms=((0, 0), (1, 0), (2, 0)) if over == (TOKENS,) else ((0, 0), (1, 0), (0, 1), (1, 1), (2, 1))
+        )
 
 
 def _is_within(one: Size, other: Size) -> bool:
     return one.tokens <= other.tokens and one.layers <= other.layers
 
 
-def _holds(form: Form, points: Sequence[Point], over: tuple[str, ...], counted: bool) -> bool:
+def _is_plausible(form: GrowthForm, points: Sequence[Point], over: tuple[str, ...], counted: bool) -> bool:
     """Whether the fitted form has no negative part. The constant part of a counted quantity may be negative, because
     the first tokens can cost less than later tokens.
     """
@@ -242,25 +246,25 @@ def _holds(form: Form, points: Sequence[Point], over: tuple[str, ...], counted: 
     try:
         if min(_value(form, points, over, point.size) for point in points) <= 0:
             return False
-        parts = zip(form.terms, _solved(form, points).coefficients, strict=True)
+        parts = zip(form.terms, _solve(form, points).coefficients, strict=True)
         return min(part for term, part in parts if not counted or term != (0, 0) or form.coefficients == 1) >= 0
     except ZeroDivisionError:
         return False
 
 
-def _miss(form: Form, points: Sequence[Point], over: tuple[str, ...]) -> float | None:
+def _prediction_error(form: GrowthForm, points: Sequence[Point], over: tuple[str, ...]) -> float | None:
     """Return how far the form, fitted without the largest cells, misses them; None if too few cells remain for the
     fit.
     """
     left_out = [number for number in (1, 2) if len(points) - number >= form.coefficients]
     try:
-        misses = [_off(form, points[:-number], points[-number:], over) for number in left_out]
+        misses = [_relative_error(form, points[:-number], points[-number:], over) for number in left_out]
     except (ValueError, ZeroDivisionError):
         return None
     return max(misses, default=None)
 
 
-def _off(form: Form, known: Sequence[Point], asked: Sequence[Point], over: tuple[str, ...]) -> float:
+def _relative_error(form: GrowthForm, known: Sequence[Point], asked: Sequence[Point], over: tuple[str, ...]) -> float:
     """Return the root mean square of the logarithmic differences between the cells `asked` and the form fitted to the
     cells `known`.
     """
@@ -268,15 +272,15 @@ def _off(form: Form, known: Sequence[Point], asked: Sequence[Point], over: tuple
     return sqrt(sum(one**2 for one in away) / len(away))
 
 
-def _value(form: Form, points: Sequence[Point], over: tuple[str, ...], size: Size) -> float:
+def _value(form: GrowthForm, points: Sequence[Point], over: tuple[str, ...], size: Size) -> float:
     if not form.terms:
         constant, slope, _ = _power(points, over[0])
         return exp(constant + slope * log(_along(over[0], size)))
-    solved = _solved(form, points)
+    solved = _solve(form, points)
     return sum(c * _term(term, size) for c, term in zip(solved.coefficients, form.terms, strict=True))
 
 
-def _predicted(form: Form, points: Sequence[Point], over: tuple[str, ...], size: Size) -> Interval:
+def _predict_with_form(form: GrowthForm, points: Sequence[Point], over: tuple[str, ...], size: Size) -> Interval:
     value = _value(form, points, over, size)
     if not form.terms:
         sizes = [log(_along(over[0], point.size)) for point in points]
@@ -285,7 +289,7 @@ def _predicted(form: Form, points: Sequence[Point], over: tuple[str, ...], size:
         away = log(_along(over[0], size)) - sum(sizes) / len(sizes)
         off = error.reach * error.spread * hypot(away, sqrt(spread / len(sizes)))
         return Interval(value=value, low=value * exp(-off), high=value * exp(off))
-    off = _solved(form, points).error_at([_term(term, size) for term in form.terms])
+    off = _solve(form, points).error_at([_term(term, size) for term in form.terms])
     return Interval(value=value, low=max(0.0, value - off), high=value + off)
 
 
@@ -328,7 +332,7 @@ def _power(points: Sequence[Point], key: str) -> tuple[float, float, _Error]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Solved:
+class _Solution:
     coefficients: tuple[float, ...]
     covariance: tuple[tuple[float, ...], ...]  # from the cells' own errors
     error: _Error  # in units of those
@@ -340,7 +344,7 @@ class _Solved:
         return own * self.error.spread * self.error.reach
 
 
-def _solved(form: Form, points: Sequence[Point]) -> _Solved:
+def _solve(form: GrowthForm, points: Sequence[Point]) -> _Solution:
     """Fit the terms by least squares of the relative differences, so that a cell of milliseconds counts as much as a
     cell of minutes.
 
@@ -360,7 +364,7 @@ def _solved(form: Form, points: Sequence[Point]) -> _Solved:
     left = sum((sum(map(_times, row, scaled)) - y) ** 2 for row, y in zip(rows, wanted, strict=True))
     covariance = [tuple(one / (scales[i] * scales[j]) for j, one in enumerate(line)) for i, line in enumerate(inverse)]
     coefficients = tuple(one / scale for one, scale in zip(scaled, scales, strict=True))
-    return _Solved(
+    return _Solution(
         coefficients=coefficients, covariance=tuple(covariance), error=_error(left, len(points) - len(scales))
     )
 

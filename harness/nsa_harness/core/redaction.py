@@ -37,64 +37,66 @@ class Secret:
 class Secrets:
     """The secrets that are known so far in one run, each with a number that never changes."""
 
-    numbered: tuple[Secret, ...] = ()  # the first is $SECRET_1
-    suspected: tuple[str, ...] = ()  # values of the environment, which get a number once a text contains them
+    secrets: tuple[Secret, ...] = ()  # the first is $SECRET_1
+    suspected_values: tuple[str, ...] = ()  # values of the environment, which get a number once a text contains them
 
     def placeholder(self, value: str) -> str:
-        number = next((at for at, secret in enumerate(self.numbered, 1) if secret.value == value), None)
+        number = next((at for at, secret in enumerate(self.secrets, 1) if secret.value == value), None)
         return f"${VARIABLE}{'MORE' if number is None else number}"
 
-    def with_secrets(self, found: Iterable[Secret]) -> Secrets:
-        known = {secret.value: secret for secret in self.numbered}
-        for secret in found:
-            if secret.value in known:
-                known[secret.value] = replace(secret, everywhere=secret.everywhere or known[secret.value].everywhere)
-            elif len(known) < VALUES_LIMIT:
-                known[secret.value] = secret
-        numbered = tuple(known.values())
-        return self if numbered == self.numbered else replace(self, numbered=numbered)
+    def with_secrets(self, secrets: Iterable[Secret]) -> Secrets:
+        by_value = {secret.value: secret for secret in self.secrets}
+        for secret in secrets:
+            if secret.value in by_value:
+                by_value[secret.value] = replace(
+                    secret, everywhere=secret.everywhere or by_value[secret.value].everywhere
+                )
+            elif len(by_value) < VALUES_LIMIT:
+                by_value[secret.value] = secret
+        numbered = tuple(by_value.values())
+        return self if numbered == self.secrets else replace(self, secrets=numbered)
 
     def with_suspected(self, values: Iterable[str]) -> Secrets:
-        new = [value for value in dict.fromkeys(values) if value not in self.suspected]
-        return replace(self, suspected=(*self.suspected, *new)) if new else self
+        new = [value for value in dict.fromkeys(values) if value not in self.suspected_values]
+        return replace(self, suspected_values=(*self.suspected_values, *new)) if new else self
 
     def with_secrets_of(self, text: str, *, code: bool = False) -> Secrets:
         """Return these secrets together with the secrets found in `text`. Set `code` for source code, where an unquoted
         word after a name is a variable and not a value.
         """
-        printed = [
+        printed_secrets = [
             Secret(value=value, everywhere=True)
-            for value in self.suspected
-            if any(form in text for form in _forms(value)) and not any(value == known.value for known in self.numbered)
+            for value in self.suspected_values
+            if any(form in text for form in _forms(value)) and not any(value == known.value for known in self.secrets)
         ]
-        return self.with_secrets([*printed, *(secret for _, secret in _secrets_in(text, code=code))])
+        return self.with_secrets([*printed_secrets, *(secret for _, secret in _secrets_in(text, code=code))])
 
 
 def secrets_of_command(words: Sequence[str]) -> list[Secret]:
     """Return the secrets in a command line. They may appear as `--api-key X`, `--api-key=X` or `name=X`, or have the
     shape of a token.
     """
-    found: list[Secret] = []
+    secrets: list[Secret] = []
     name = ""
     for word in words:
         secret = _secret_by_name(name, word, typed=True) if name and not word.startswith("-") else None
         name = word.lstrip("-") if word.startswith("-") and "=" not in word else ""
-        left, equals, right = word.partition("=")
-        if secret is None and equals and " " not in left:
-            secret = _secret_by_name(left.lstrip("-"), right, typed=True)
-        found += [secret] if secret else []
-        found += [secret for _, secret in _secrets_in(word, code=False)]
-    return found
+        name_part, equals, right = word.partition("=")
+        if secret is None and equals and " " not in name_part:
+            secret = _secret_by_name(name_part.lstrip("-"), right, typed=True)
+        secrets += [secret] if secret else []
+        secrets += [secret for _, secret in _secrets_in(word, code=False)]
+    return secrets
 
 
 def secrets_of_environment(environment: Iterable[tuple[str, str]]) -> list[Secret]:
     """Return the values of variables with the name of a secret, and the tokens and addresses in other variables."""
-    found: list[Secret] = []
+    secrets: list[Secret] = []
     for name, value in environment:
         secret = _secret_by_name(name, value, typed=True)
-        found += [secret] if secret else []
-        found += [secret for _, secret in _secrets_in(value, code=False)]
-    return found
+        secrets += [secret] if secret else []
+        secrets += [secret for _, secret in _secrets_in(value, code=False)]
+    return secrets
 
 
 def redact(text: str, secrets: Secrets, *, code: bool = False) -> str:
@@ -102,10 +104,10 @@ def redact(text: str, secrets: Secrets, *, code: bool = False) -> str:
 
     A placeholder has at most 15 characters.
     """
-    changed = _once(text, secrets, code=code)
-    while changed != text:
-        text, changed = changed, _once(changed, secrets, code=code)
-    return changed
+    redacted_text = _once(text, secrets, code=code)
+    while redacted_text != text:
+        text, redacted_text = redacted_text, _once(redacted_text, secrets, code=code)
+    return redacted_text
 
 
 def redact_value(value: T, secrets: Secrets) -> T:
@@ -125,7 +127,7 @@ def joined_texts(value: object) -> str:
 
 def mask_bytes(data: bytes, secrets: Secrets) -> bytes:
     """Return binary data with stars for each known value, so that every byte keeps its position."""
-    values = (secret.value.encode("utf-8", "surrogateescape") for secret in secrets.numbered if secret.everywhere)
+    values = (secret.value.encode("utf-8", "surrogateescape") for secret in secrets.secrets if secret.everywhere)
     for value in sorted(values, key=len, reverse=True):
         data = data.replace(value, b"*" * len(value))
     return data
@@ -153,11 +155,11 @@ def redact_words(words: Sequence[str], secrets: Secrets) -> tuple[str, ...]:
     short = {secret.value for secret in secrets_of_command(words) if not secret.everywhere}
     clean, name = [], ""
     for word in words:
-        left, equals, right = word.partition("=")
+        name_part, equals, right = word.partition("=")
         if word in short and name and _secret_by_name(name, word, typed=True):
             clean.append(secrets.placeholder(word))
-        elif right in short and _secret_by_name(left.lstrip("-"), right, typed=True):
-            clean.append(f"{left}={secrets.placeholder(right)}")
+        elif right in short and _secret_by_name(name_part.lstrip("-"), right, typed=True):
+            clean.append(f"{name_part}={secrets.placeholder(right)}")
         else:
             clean.append(redact(word, secrets))
         name = word.lstrip("-") if word.startswith("-") and not equals else ""
@@ -187,8 +189,8 @@ def placeholders(texts: Iterable[str]) -> tuple[str, ...]:
     """Return the placeholders that occur in the texts. Longer names come first, because one name can be the beginning
     of another.
     """
-    found = {name.removeprefix("$") for text in texts for name in _PLACEHOLDER.findall(text)}
-    return tuple(sorted(found, key=lambda name: (-len(name), name)))
+    names = {name.removeprefix("$") for text in texts for name in _PLACEHOLDER.findall(text)}
+    return tuple(sorted(names, key=lambda name: (-len(name), name)))
 
 
 def _shell_word(word: str) -> str:
@@ -207,13 +209,13 @@ def _typed_word(word: str) -> str:
     if word.isprintable():
         return shlex.quote(word)
     # ANSI-C quotes: bash, zsh and ksh read them.
-    return "$'" + "".join(_SPELLED.get(character) or _spelled(character) for character in word) + "'"
+    return "$'" + "".join(_SPELLED.get(character) or _octal_escape(character) for character in word) + "'"
 
 
 _SPELLED = {"'": "\\'", "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\x1b": "\\e"}
 
 
-def _spelled(character: str) -> str:
+def _octal_escape(character: str) -> str:
     """Return an unprintable character as octal bytes, which every locale reads in the same way."""
     if character.isprintable():
         return character
@@ -231,7 +233,7 @@ _IN_PLACEHOLDER = re.compile(r"\$?S?E?C?R?E?T?_?(?:\d{0,4}|M?O?R?E?)")
 
 def _once(text: str, secrets: Secrets, *, code: bool) -> str:
     spans = [(start, end, secret.value) for (start, end), secret in _secrets_in(text, code=code)]
-    for secret in secrets.numbered:
+    for secret in secrets.secrets:
         if secret.everywhere:
             for form in _forms(secret.value):
                 at = text.find(form)
@@ -244,16 +246,16 @@ def _once(text: str, secrets: Secrets, *, code: bool) -> str:
 def _with_placeholders(text: str, spans: list[tuple[int, int, str]], secrets: Secrets) -> str:
     """Return the text with placeholders. Overlapping spans become one, with the number of the longest."""
     spans.sort(key=lambda span: (span[0], -span[1]))
-    kept, at = [], 0
+    parts, at = [], 0
     begin, end, value = spans[0]
     for start, stop, other in [*spans[1:], (len(text) + 1, len(text) + 1, "")]:
         if start < end:
             value = other if stop - start > end - begin else value
             end = max(end, stop)
             continue
-        kept += [text[at:begin], secrets.placeholder(value)]
+        parts += [text[at:begin], secrets.placeholder(value)]
         at, begin, end, value = end, start, stop, other
-    return "".join([*kept, text[at:]])
+    return "".join([*parts, text[at:]])
 
 
 def _forms(value: str) -> tuple[str, ...]:
@@ -262,11 +264,11 @@ def _forms(value: str) -> tuple[str, ...]:
     """
     if value.isalnum() and value.isascii():
         return (value,)
-    written = (
+    forms = (
         value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1],
         value.replace("'", "'\"'\"'"), html.escape(value), quote(value, safe=""), quote(value),
     )  # fmt: skip
-    return tuple(dict.fromkeys(written))
+    return tuple(dict.fromkeys(forms))
 
 
 def _secrets_in(text: str, *, code: bool) -> Iterator[tuple[Span, Secret]]:
@@ -276,7 +278,7 @@ def _secrets_in(text: str, *, code: bool) -> Iterator[tuple[Span, Secret]]:
         value = text[start:end]
         if _may_be_secret(value):
             yield (start, end), Secret(value=value, everywhere=everywhere)
-            if "\\" in value and (plain := _unescaped(value)) != value and everywhere:
+            if "\\" in value and (plain := _without_escapes(value)) != value and everywhere:
                 yield (start, end), Secret(value=plain, everywhere=True)
 
 
@@ -296,7 +298,7 @@ def _may_be_secret(value: str) -> bool:
     )
 
 
-def _unescaped(value: str) -> str:
+def _without_escapes(value: str) -> str:
     try:
         return str(json.loads(f'"{value}"'))
     except ValueError:
@@ -459,8 +461,8 @@ def _like_a_token(value: str, *, typed: bool) -> bool:
     """Whether the value is long and mixed enough to be a token, in contrast to the values of `--key 4` and `token:
     foo`.
     """
-    mixed = any(character.isdigit() for character in value) and any(character.isalpha() for character in value)
-    return len(value) >= (8 if typed else 16) and mixed
+    is_mixed = any(character.isdigit() for character in value) and any(character.isalpha() for character in value)
+    return len(value) >= (8 if typed else 16) and is_mixed
 
 
 def _is_path(value: str) -> bool:
@@ -519,15 +521,15 @@ def _value_after(text: str, start: int, end: int, *, code: bool) -> tuple[Span, 
     nothing = (end, end), None
     if _names_secret(name, typed=False) is None or text[max(0, start - 1) : start] == "$":
         return nothing
-    if quoted := _QUOTED.match(text, end):
-        secret = _secret_by_name(name, quoted[3], typed=False)
-        return quoted.span(3), None if secret is None else secret.everywhere
-    bare = None if code else _BARE.match(text, end)
-    if bare is None:
+    if quoted_match := _QUOTED.match(text, end):
+        secret = _secret_by_name(name, quoted_match[3], typed=False)
+        return quoted_match.span(3), None if secret is None else secret.everywhere
+    bare_match = None if code else _BARE.match(text, end)
+    if bare_match is None:
         return nothing
-    value = bare[1].rstrip(".:!?")
-    span = (bare.start(1), bare.start(1) + len(value))
-    is_code = text[bare.end() : bare.end() + 1] in ("(", "[") or name.lower() in value.lower()
+    value = bare_match[1].rstrip(".:!?")
+    span = (bare_match.start(1), bare_match.start(1) + len(value))
+    is_code = text[bare_match.end() : bare_match.end() + 1] in ("(", "[") or name.lower() in value.lower()
     if is_code or len(value) < 3:  # another name, as in `password=self.password`
         return span, None
     secret = _secret_by_name(name, value, typed=False)

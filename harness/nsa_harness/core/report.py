@@ -494,14 +494,14 @@ def exit_code(report: Report, *, strict: bool = False) -> int:
         return 130
     final = [outcome for outcome in report.outcomes if outcome.final]
     surprises = {outcome.verdict.status for outcome in final if not outcome.expected}
-    skipped = [outcome for outcome in final if outcome.verdict.status is Status.SKIP]
+    skipped_outcomes = [outcome for outcome in final if outcome.verdict.status is Status.SKIP]
     if Status.HANG in surprises:
         return 124
     if surprises & {Status.FAIL, Status.PASS}:
         return 1
     if any(outcome.verdict.status is Status.ERROR and outcome.verdict.cause != STILL_RUNNING for outcome in final):
         return 125
-    if len(skipped) == len(final) or (strict and skipped):
+    if len(skipped_outcomes) == len(final) or (strict and skipped_outcomes):
         return 125
     return 0
 

@@ -26,10 +26,10 @@ ONCE = Policy()
 
 def needs_another_attempt(policy: Policy, attempts: Sequence[Outcome]) -> bool:
     """Whether a scenario needs another attempt. Interrupted attempts and diagnostic reruns do not count."""
-    judged = [attempt for attempt in repetitions(attempts) if not is_interrupted(attempt)]
-    if len(judged) < policy.repeat:
+    counted_attempts = [attempt for attempt in repetitions(attempts) if not is_interrupted(attempt)]
+    if len(counted_attempts) < policy.repeat:
         return True
-    return len(judged) < policy.repeat + policy.retries and not is_as_expected(judged[-1])
+    return len(counted_attempts) < policy.repeat + policy.retries and not is_as_expected(counted_attempts[-1])
 
 
 def failed_enough(policy: Policy, scenarios: Iterable[Sequence[Outcome]]) -> bool:
@@ -38,8 +38,10 @@ def failed_enough(policy: Policy, scenarios: Iterable[Sequence[Outcome]]) -> boo
     """
     if policy.maxfail is None:
         return False
-    done = [attempts for attempts in scenarios if attempts and not needs_another_attempt(policy, attempts)]
-    counting = [outcome for attempts in done for outcome in with_flakiness(attempts) if outcome.final]
+    finished_scenarios = [
+        attempts for attempts in scenarios if attempts and not needs_another_attempt(policy, attempts)
+    ]
+    counting = [outcome for attempts in finished_scenarios for outcome in with_flakiness(attempts) if outcome.final]
     return sum(not is_as_expected(outcome) for outcome in counting) >= policy.maxfail
 
 
@@ -107,12 +109,12 @@ def parallel_runs(load: Load, room: Room) -> tuple[int, str]:
         bounds.append((room.cores // load.ranks, "cores"))
     if room.memory_bytes is not None and load.memory_bytes:
         bounds.append((room.memory_bytes // load.memory_bytes, "memory"))
-    return min(((max(1, count), what) for count, what in bounds), default=(1, ""))
+    return min(((max(1, count), resource) for count, resource in bounds), default=(1, ""))
 
 
-def free_devices(taken: Collection[int], count: int, gpus: int) -> tuple[int, ...]:
+def free_devices(used_devices: Collection[int], count: int, gpus: int) -> tuple[int, ...]:
     """Return the first `count` of the `gpus` devices that are not in `taken`, or all free devices if there are
     fewer.
     """
-    free = tuple(device for device in range(gpus) if device not in taken)[:count]
+    free = tuple(device for device in range(gpus) if device not in used_devices)[:count]
     return free if len(free) == count else tuple(range(gpus))

@@ -53,7 +53,7 @@ def _grows(fit: Fit) -> str:
         return f"{fit.quantity.value} {verb} with tokens and layers"
     if max(abs(exponent.low), abs(exponent.high)) < _FLAT:
         return f"{fit.quantity.value} {'do' if fit.quantity is Quantity.NODES else 'does'} not grow"
-    letter, value = _LETTERS[fit.over[0]], f"{exponent.value:.1f}"
+    letter, value = _LETTERS[fit.keys[0]], f"{exponent.value:.1f}"
     low, high = f"{exponent.low:.1f}", f"{exponent.high:.1f}"
     interval = "" if low == high else f" ({low} to {high})"
     return f"{fit.quantity.value} {verb} as {letter}^{value}{interval}"
@@ -61,7 +61,7 @@ def _grows(fit: Fit) -> str:
 
 def _range(regime: Regime) -> str:
     """Return the range of sizes to which the curve was fitted: ", from 256 to 2048 tokens". It ends a sentence."""
-    over = regime.fits[0].over
+    over = regime.fits[0].keys
     layers = sorted(cost.layers for cost in regime.costs)
     of_layers = f"{layers[0]} to {layers[-1]} layers"
     of_tokens = f"{regime.first_tokens} to {regime.last_tokens} tokens"

@@ -117,9 +117,9 @@ def environment_overrides(environ: Mapping[str, str]) -> tuple[EnvironmentOverri
 
 def _unknown(environ: Mapping[str, str]) -> list[str]:
     ours = sorted(name for name in environ if name.startswith("NSA_") and not name.startswith("NSA_HARNESS_"))
-    known = (*TABLE, *_PASSED_ON)
+    known_names = (*TABLE, *_PASSED_ON)
     return [
-        f"environment {name}: nsa.train does not know this name{did_you_mean(name, known) or '; unset it'}"
+        f"environment {name}: nsa.train does not know this name{did_you_mean(name, known_names) or '; unset it'}"
         for name in ours
-        if name not in known
+        if name not in known_names
     ]

@@ -42,27 +42,27 @@ def program_files(spec: RunSpec, evidence: Evidence) -> tuple[ProgramFile, ...]:
 def _reasons(spec: RunSpec, evidence: Evidence) -> Iterator[tuple[str, CountedIn, str, str]]:
     """Yield the pattern of each file, what is counted in it, the file it is listed after, and why it may be absent."""
     words, steps = spec.program, "heartbeat_rank*.jsonl"
-    reached = any(rank.status_file and rank.status_file.steps_s for rank in evidence.ranks)
-    late = "the program did not write it" if reached else "not reached: no optimizer step was done"
+    has_steps = any(rank.status_file and rank.status_file.steps_s for rank in evidence.ranks)
+    late = "the program did not write it" if has_steps else "not reached: no optimizer step was done"
     off = "switched off: trace.telemetry is false" if _value(spec, "--telemetry") == "off" else ""
-    dumped = _value(spec, "--mem-dump-every") not in (None, "0")
-    sharded = _value(spec, "--wrapper") in ("fsdp", "fsdp1")
+    dumps_memory = _value(spec, "--mem-dump-every") not in (None, "0")
+    is_sharded = _value(spec, "--wrapper") in ("fsdp", "fsdp1")
 
     def switched(on: bool, key: str) -> str:
         return late if on else f"switched off: trace.{key}"
 
     yield "traces.log", CountedIn.LINES, "output.log", "no trace was switched on"
     for name, counted_in in _TELEMETRY:
-        yield name.format(SHARDED * sharded), counted_in, steps, off or late
+        yield name.format(SHARDED * is_sharded), counted_in, steps, off or late
     yield "loader_rank*.json", CountedIn.FILES, steps, off or "not reached: it was not asked for data"
     if _value(spec, "--eval-every") not in (None, "0"):
         yield "evaluation.csv", CountedIn.ROWS, steps, "not reached: no evaluation was done"
     yield "grad_order_rank*.jsonl", CountedIn.LINES, steps, switched("--trace-grads" in words, "grads is false")
     for ending, counted_in in (("txt", CountedIn.LINES), ("json", CountedIn.FILES)):
-        pattern = f"mem{SHARDED * sharded}_rank*.{ending}"
-        yield pattern, counted_in, steps, off or switched(dumped, "mem_dump_every is 0")
-    profiled = switched("--profile-memory" in words, "profile_memory is false")
-    yield "mem_profile_rank*.txt", CountedIn.LINES, steps, profiled
+        pattern = f"mem{SHARDED * is_sharded}_rank*.{ending}"
+        yield pattern, counted_in, steps, off or switched(dumps_memory, "mem_dump_every is 0")
+    profile_reason = switched("--profile-memory" in words, "profile_memory is false")
+    yield "mem_profile_rank*.txt", CountedIn.LINES, steps, profile_reason
     snapshot = switched("--mem-snapshot" in words, "mem_snapshot is false")
     yield "mem_snapshot_rank*.pickle", CountedIn.FILES, steps, off or snapshot
     yield "tensorboard/*", CountedIn.FILES, steps, off or switched("--tensorboard" in words, "tensorboard is false")

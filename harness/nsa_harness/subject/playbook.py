@@ -154,9 +154,12 @@ def second_runs(spec: RunSpec) -> tuple[Change, ...]:
     if not is_launched_by(spec):
         return ()
     words = spec.program
-    switched = tuple("--detect-anomaly" if word == "--no-detect-anomaly" else word for word in words)
+    anomaly_program = tuple("--detect-anomaly" if word == "--no-detect-anomaly" else word for word in words)
     anomaly = Change(
-        name=ANOMALY.name, description=ANOMALY.description, program=switched, setting=("trace.detect_anomaly", "true")
+        name=ANOMALY.name,
+        description=ANOMALY.description,
+        program=anomaly_program,
+        setting=("trace.detect_anomaly", "true"),
     )
     gloo = Change(
         name=SecondRun.OTHER_BACKEND,

@@ -68,7 +68,7 @@ def contradictions(scenario: Scenario) -> Contradictions:
     yield from _model_contradictions(scenario)
     yield from _training(scenario)
     yield from _telemetry(scenario)
-    yield from ((("run", "env", name), what) for name, what in name_mistakes(scenario.run.env, OVERRULED))
+    yield from ((("run", "env", name), message) for name, message in name_mistakes(scenario.run.env, OVERRULED))
 
 
 # Implementations that compute only one branch; the others use auto.
@@ -143,7 +143,7 @@ def launch(spec: RunSpec, scenario: Scenario, facts: MachineFacts, surroundings:
     words = (surroundings.subject_dir, *nsa_options(scenario, choice), *scenario.run.args)
     alone = scenario.run.ranks == 1 and scenario.parallel.wrapper is Wrapper.NONE
     ddp = scenario.parallel.wrapper is Wrapper.DDP
-    env, changed = sound_environment(scenario.run.env, torch=facts.torch, backend=choice.backend, ddp=ddp)
+    env, env_notes = sound_environment(scenario.run.env, torch=facts.torch, backend=choice.backend, ddp=ddp)
     return replace(
         spec,
         env=tuple(sorted(env.items())),
@@ -154,8 +154,8 @@ def launch(spec: RunSpec, scenario: Scenario, facts: MachineFacts, surroundings:
         device=choice.device,
         subject=subject_line(scenario, choice),
         settings=_as_launched(spec.settings, choice),
-        chosen=_chosen(choice),
-        notes=(*_notes(scenario, facts, choice), *changed),
+        chosen=_chosen_values(choice),
+        notes=(*_notes(scenario, facts, choice), *env_notes),
         not_covered=_not_covered(scenario, choice),
     )
 
@@ -165,10 +165,10 @@ def _as_launched(settings: tuple[tuple[str, str], ...], choice: MachineChoice) -
     return tuple((key, str(choice.steps) if key == "train.steps" else value) for key, value in settings)
 
 
-def _chosen(choice: MachineChoice) -> tuple[tuple[str, str], ...]:
+def _chosen_values(choice: MachineChoice) -> tuple[tuple[str, str], ...]:
     model = {"shape": choice.shape, "layers": choice.layers, "seq_len": choice.seq_len, "dtype": choice.dtype}
-    decided = {**{f"model.{key}": str(value) for key, value in model.items()}, "train.batch": str(choice.batch)}
-    return tuple(sorted(decided.items()))
+    values = {**{f"model.{key}": str(value) for key, value in model.items()}, "train.batch": str(choice.batch)}
+    return tuple(sorted(values.items()))
 
 
 def _notes(scenario: Scenario, facts: MachineFacts, choice: MachineChoice) -> tuple[str, ...]:
@@ -191,8 +191,8 @@ def _without_effect(scenario: Scenario) -> Iterator[str]:
     """Yield a note for each DDP option that is set although the scenario uses another wrapper."""
     if scenario.parallel.wrapper is Wrapper.DDP:
         return
-    chosen = scenario.parallel.model_dump(exclude_defaults=True, include=set(_DDP_ONLY))
-    idle = [f"parallel.{key}" for key in _DDP_ONLY if key in chosen]
+    set_values = scenario.parallel.model_dump(exclude_defaults=True, include=set(_DDP_ONLY))
+    idle = [f"parallel.{key}" for key in _DDP_ONLY if key in set_values]
     idle += ["trace.buckets"] if scenario.trace.buckets else []
     yield from (f"{key} has no effect: the wrapper is {scenario.parallel.wrapper}" for key in idle)
 

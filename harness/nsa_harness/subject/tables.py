@@ -67,8 +67,8 @@ def _gates(table: Table) -> tuple[Row, ...]:
     """Return one row for each branch and layer at the latest step. An incomplete last line is ignored."""
     whole = [row for row in table("gate_health.csv") or () if isinstance(row.get("branch"), str) and _is_of_a_gate(row)]
     latest = max((float(row["step"]) for row in whole), default=None)
-    kept = [row for row in whole if row["step"] == latest][:_MAX_GATES]
-    return tuple({name: row[name] for name in _OF_A_GATE} | {"branch": str(row["branch"])[:40]} for row in kept)
+    gate_rows = [row for row in whole if row["step"] == latest][:_MAX_GATES]
+    return tuple({name: row[name] for name in _OF_A_GATE} | {"branch": str(row["branch"])[:40]} for row in gate_rows)
 
 
 def _is_of_a_gate(row: Row) -> bool:
@@ -97,9 +97,9 @@ def _implementations(table: Table) -> Row:
     """Return the implementations of all parts, and the token count from which one of them is replaced."""
     counters = table("fallback_counters.csv") or table(f"fallback_counters{SHARDED}.csv") or ()
     rows = [row for row in counters if "implementation" in row][:_MAX_PARTS]
-    named = sorted({f"{row['part']} {row['implementation']}"[:40] for row in rows if "part" in row})
+    names = sorted({f"{row['part']} {row['implementation']}"[:40] for row in rows if "part" in row})
     ends = _finite(rows, "until_tokens")
-    return {"implementations": ", ".join(named)} | ({"until_tokens": min(ends)} if ends else {})
+    return {"implementations": ", ".join(names)} | ({"until_tokens": min(ends)} if ends else {})
 
 
 def _time(table: Table) -> Row:
@@ -108,8 +108,8 @@ def _time(table: Table) -> Row:
     """
     rows = (table("training.csv") or ())[1:]
     wall, processor = (_median(rows, name) for name in ("seconds", "cpu_s"))
-    timed: Row = {"seconds": wall[0], "error": wall[1], "steps": float(len(rows))} if wall else {}
-    return timed | ({"cpu_s": processor[0], "cpu_error": processor[1]} if processor else {})
+    row: Row = {"seconds": wall[0], "error": wall[1], "steps": float(len(rows))} if wall else {}
+    return row | ({"cpu_s": processor[0], "cpu_error": processor[1]} if processor else {})
 
 
 def _median(rows: Sequence[Row], name: str) -> tuple[float, float] | None:
@@ -195,16 +195,14 @@ _SQUARE_SHARE, _SQUARE_BYTES = 0.5, 16 << 20
 
 @rule_if(_step_cost_numbers)
 def quadratic_cost(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
-    """Return an explanation if most bytes saved by the autograd graph have one row and one column per token, or
-    None.
-    """
-    square, kept = cost.get("square_bytes", 0.0), cost.get("saved_bytes", 0.0)
-    if square < max(_SQUARE_BYTES, _SQUARE_SHARE * kept):
+    """Explain quadratic memory: most bytes that the graph saves have a row and a column per token."""
+    square, saved_bytes = cost.get("square_bytes", 0.0), cost.get("saved_bytes", 0.0)
+    if square < max(_SQUARE_BYTES, _SQUARE_SHARE * saved_bytes):
         return None
     return Explanation(
         cause=Cause.QUADRATIC_COST,
         evidence=EvidenceKind.FACT,
-        facts={"variant": "memory", "kept_bytes": kept, "square_bytes": square, "tokens": cost["seq_len"]},
+        facts={"variant": "memory", "kept_bytes": saved_bytes, "square_bytes": square, "tokens": cost["seq_len"]},
         proof=_COST_PROOF,
     )
 
@@ -215,13 +213,16 @@ _KEPT_BYTES, _GROWN_BYTES = 64 << 20, 512 << 20  # least excess of the graph, an
 
 @rule_if(_step_cost_numbers)
 def memory_excess(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
-    """Return an explanation if a step uses more memory than parameters, optimizer and activations need, or None."""
-    expected = cost.get("expected_bytes", math.inf)
-    kept, grown = cost.get("saved_bytes", 0.0), cost.get("peak_bytes", 0.0) - cost.get("begin_bytes", math.inf)
-    if kept > max(_TIMES * expected, expected + _KEPT_BYTES):
-        variant, taken, evidence = "graph", kept, EvidenceKind.FACT
-    elif grown > max(_TIMES * expected, expected + _GROWN_BYTES):
-        variant, taken, evidence = "step", grown, EvidenceKind.PART
+    """Explain more memory than the parameters, optimizer and activations of this shape need."""
+    expected_bytes = cost.get("expected_bytes", math.inf)
+    saved_bytes, growth_bytes = (
+        cost.get("saved_bytes", 0.0),
+        cost.get("peak_bytes", 0.0) - cost.get("begin_bytes", math.inf),
+    )
+    if saved_bytes > max(_TIMES * expected_bytes, expected_bytes + _KEPT_BYTES):
+        variant, taken_bytes, evidence = "graph", saved_bytes, EvidenceKind.FACT
+    elif growth_bytes > max(_TIMES * expected_bytes, expected_bytes + _GROWN_BYTES):
+        variant, taken_bytes, evidence = "step", growth_bytes, EvidenceKind.PART
     else:
         return None
     return Explanation(
@@ -229,9 +230,9 @@ def memory_excess(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | 
         evidence=evidence,
         facts={
             "variant": variant,
-            "taken_bytes": taken,
-            "expected_bytes": expected,
-            "times": taken / expected,
+            "taken_bytes": taken_bytes,
+            "expected_bytes": expected_bytes,
+            "times": taken_bytes / expected_bytes,
             "layers": int(cost["layers"]),
             "batch": cost["batch"],
             "tokens": cost["seq_len"],

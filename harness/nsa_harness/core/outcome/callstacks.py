@@ -49,20 +49,20 @@ def _is_whole(stack: CallStack) -> bool:
     return not stack.of and len(stack.frames) < _MAX_FRAMES and not is_library(stack.frames[-1].file or "")
 
 
-def _tree(stacks: Sequence[CallStack], shown: int) -> StackNode:
+def _tree(stacks: Sequence[CallStack], shown_frames: int) -> StackNode:
     """Return the tree of stacks whose outermost `shown` frames are already in the nodes above."""
     ranks = tuple(sorted({rank for stack in stacks for rank in stack.ranks}))
-    outer = [stack.frames[::-1][shown:] for stack in stacks]
+    outer = [stack.frames[::-1][shown_frames:] for stack in stacks]
     if len(stacks) == 1:
         return StackNode(ranks=ranks, frames=outer[0], subtrees=(), call_stack=stacks[0])
     equal = takewhile(lambda level: len({_line(frame) for frame in level}) == 1, zip(*outer, strict=False))
-    shared = tuple(level[0] for level in equal)
+    shared_frames = tuple(level[0] for level in equal)
     by_line: dict[object, list[CallStack]] = {}
     for number, (stack, frames) in enumerate(zip(stacks, outer, strict=True)):
-        rest = frames[len(shared) :]
+        rest = frames[len(shared_frames) :]
         by_line.setdefault(_line(rest[0]) if rest else number, []).append(stack)
-    subtrees = tuple(_tree(together, shown + len(shared)) for together in by_line.values())
-    return StackNode(ranks=ranks, frames=shared, subtrees=subtrees, call_stack=None)
+    subtrees = tuple(_tree(together, shown_frames + len(shared_frames)) for together in by_line.values())
+    return StackNode(ranks=ranks, frames=shared_frames, subtrees=subtrees, call_stack=None)
 
 
 def _line(place: Place) -> tuple[str | None, int | None, str | None]:
@@ -76,10 +76,10 @@ def call_stacks(evidence: Evidence, judgement: Judgement, culprit: Culprit | Non
     """
     if judgement.status is Status.PASS:
         return ()
-    raised = judgement.failures[0].exception if judgement.failures else None
-    if judgement.status is not Status.HANG and raised is not None and raised.frames:
-        return (_call_stack(evidence.sources, (raised.rank,), raised.frames, raised.type, raised.proof),)
-    blamed = culprit.ranks if culprit else ()
+    exception = judgement.failures[0].exception if judgement.failures else None
+    if judgement.status is not Status.HANG and exception is not None and exception.frames:
+        return (_call_stack(evidence.sources, (exception.rank,), exception.frames, exception.type, exception.proof),)
+    culprits = culprit.ranks if culprit else ()
     classes: dict[tuple[Frame, ...], list[tuple[RankSnapshot, Stack]]] = {}
     for rank in evidence.snapshots[-1].ranks if evidence.snapshots else ():
         if (stack := rank_stack(rank)) and stack.frames:
@@ -88,17 +88,17 @@ def call_stacks(evidence: Evidence, judgement: Judgement, culprit: Culprit | Non
         _call_stack(evidence.sources, tuple(rank.rank for rank, _ in equal), equal[0][1].frames, "", equal[0][0].proof)
         for equal in classes.values()
     ]
-    stacks.sort(key=lambda stack: (not set(stack.ranks) & set(blamed), stack.ranks))
+    stacks.sort(key=lambda stack: (not set(stack.ranks) & set(culprits), stack.ranks))
     place = culprit.place if culprit else None
     if place is not None and not any(_contains(stack.frames, place) for stack in stacks):
-        stacks = [*_stack_of_other_thread(evidence, blamed, place), *stacks]
+        stacks = [*_stack_of_other_thread(evidence, culprits, place), *stacks]
     return tuple(stacks[:_MAX_STACKS])
 
 
-def _stack_of_other_thread(evidence: Evidence, blamed: Sequence[int], place: Place) -> list[CallStack]:
+def _stack_of_other_thread(evidence: Evidence, culprits: Sequence[int], place: Place) -> list[CallStack]:
     """Return the stack of the culprit's other thread or child process that is at `place`, if there is one."""
     for rank in evidence.snapshots[-1].ranks if evidence.snapshots else ():
-        for owner, stack in _named_stacks(rank) if rank.rank in blamed else ():
+        for owner, stack in _named_stacks(rank) if rank.rank in culprits else ():
             if _contains(stack.frames, place):
                 return [_call_stack(evidence.sources, (rank.rank,), stack.frames, owner, rank.proof)]
     return []

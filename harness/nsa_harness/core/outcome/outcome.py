@@ -67,26 +67,26 @@ def passed_checks(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
     losses = [rank.last_loss for rank in evidence.ranks]
     if losses and all(loss is not None and math.isfinite(loss) for loss in losses):
         yield "losses finite on every rank"
-    traced = [rank.traces for rank in evidence.ranks]
-    if traced and all(trace.missing_count == 0 for trace in traced):
-        yield f"{traced[0].gradient_count} of {traced[0].gradient_count} gradients on every rank"
+    traces = [rank.traces for rank in evidence.ranks]
+    if traces and all(trace.missing_count == 0 for trace in traces):
+        yield f"{traces[0].gradient_count} of {traces[0].gradient_count} gradients on every rank"
     buckets = evidence.bucket_order
     if buckets is not None and buckets.difference is None:
         yield f"{number_of(buckets.count, 'bucket')} of DDP ready in the same order on every rank"
     status_files = [rank.status_file for rank in evidence.ranks]
-    known = [status_file for status_file in status_files if status_file is not None]
-    complete = len({status_file.enqueued for status_file in known}) == 1 and all(
-        b.enqueued == b.completed for b in known
+    known_files = [status_file for status_file in status_files if status_file is not None]
+    complete = len({status_file.enqueued for status_file in known_files}) == 1 and all(
+        b.enqueued == b.completed for b in known_files
     )
-    if len(known) == len(status_files) and complete and known[0].enqueued:
-        yield f"{known[0].completed} of {known[0].enqueued} collectives completed, the same on every rank"
+    if len(known_files) == len(status_files) and complete and known_files[0].enqueued:
+        yield f"{known_files[0].completed} of {known_files[0].enqueued} collectives completed, the same on every rank"
     if (
         verdict.status is not Status.HANG
         and evidence.ranks
         and all(own_exit_status(rank) == 0 for rank in evidence.ranks)
     ):
         yield "every rank exited 0"
-    if evidence.is_attached and (snapshots := _answered(evidence)):
+    if evidence.is_attached and (snapshots := _complete_snapshots(evidence)):
         yield f"stacks of every rank, in {number_of(snapshots, 'look')}"
     is_over = evidence.ending is not Ending.NOT_LAUNCHED and not _runs_on(evidence)
     if is_over and not evidence.leftovers and evidence.unkillable == ():
@@ -109,10 +109,10 @@ def _checked_by_kernel(evidence: Evidence) -> Iterator[str]:
         yield "nothing was killed for want of memory"
 
 
-def _answered(evidence: Evidence) -> int:
+def _complete_snapshots(evidence: Evidence) -> int:
     """Return the number of snapshots in which the stacks of all ranks were read."""
     return sum(
-        len(snapshot.ranks) == len(evidence.ranks) and all(rank_stack(seen) for seen in snapshot.ranks)
+        len(snapshot.ranks) == len(evidence.ranks) and all(rank_stack(rank) for rank in snapshot.ranks)
         for snapshot in evidence.snapshots
     )
 
@@ -192,13 +192,13 @@ def _last_status(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None
     event = rank.status_file.latest_training_event or rank.status_file.latest_event if rank.status_file else None
     # A module without a name has a number, which is not shown.
     place = f"{event.kind} {'' if event.name.isdigit() else event.name}".strip() if event else "nothing recorded"
-    left = rank.exit is not None and not rank.exit.during_teardown
-    blocked_in = f"{exit_text(rank.exit.status)} · last in {place}" if rank.exit and left else place
+    exited = rank.exit is not None and not rank.exit.during_teardown
+    blocked_in = f"{exit_text(rank.exit.status)} · last in {place}" if rank.exit and exited else place
     return RankStatus(
         rank=rank.rank,
         blocked_in=_ending_from_files(rank) if evidence.ending is Ending.POST_MORTEM else blocked_in,
         waits_for="",
-        no_progress_s=None if left else _no_progress_s(evidence, rank.rank),
+        no_progress_s=None if exited else _no_progress_s(evidence, rank.rank),
         is_culprit=_is_culprit(rank.rank, culprit),
         coordinates=coordinates(rank.rank, meshes(evidence)),
     )
@@ -206,9 +206,9 @@ def _last_status(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None
 
 def _ending_from_files(rank: RankEvidence) -> str:
     """Return as text how a rank ended in a job that was not watched, according to its files."""
-    raised = f"raised {rank.exception.type}" if rank.exception else ""
-    exited = exit_text(rank.exit.status) if rank.exit else ""
-    return " · ".join(text for text in (raised, exited) if text) or "nothing that was read says it"
+    exception_text = f"raised {rank.exception.type}" if rank.exception else ""
+    ending = exit_text(rank.exit.status) if rank.exit else ""
+    return " · ".join(text for text in (exception_text, ending) if text) or "nothing that was read says it"
 
 
 def _waits_for(wait: Wait, places: Meshes) -> str:
@@ -231,7 +231,7 @@ def _no_progress_s(evidence: Evidence, rank: int) -> float | None:
 def _idle_s(evidence: Evidence, rank: int) -> float | None:
     """Return the time since the training thread last ran on a core, from the last snapshot, or None if unknown."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
-    tasks = (task_of(seen, rank_stack(seen)) for seen in last if seen.rank == rank)
+    tasks = (task_of(rank_snapshot, rank_stack(rank_snapshot)) for rank_snapshot in last if rank_snapshot.rank == rank)
     return next((task.idle_s for task in tasks if task is not None), None)
 
 
@@ -269,21 +269,21 @@ def ending_text(evidence: Evidence) -> str:
         return "nothing was started"
     if evidence.ending is Ending.POST_MORTEM:
         return UNWATCHED
-    left = _left(evidence.unkillable)
+    leftover_text = _leftover_text(evidence.unkillable)
     if _runs_on(evidence):
-        found_so = evidence.is_attached or evidence.ending is Ending.DETACHED
-        return RUNS_ON if found_so or evidence.launcher is None else "not by us"
+        was_running = evidence.is_attached or evidence.ending is Ending.DETACHED
+        return RUNS_ON if was_running or evidence.launcher is None else "not by us"
     if evidence.ending is Ending.EXITED and not evidence.leftovers:
-        return f"by itself, {left}"
-    return f"TERM, {evidence.teardown_s:.1f} s, {left}"
+        return f"by itself, {leftover_text}"
+    return f"TERM, {evidence.teardown_s:.1f} s, {leftover_text}"
 
 
-def _left(undead: tuple[str, ...] | None) -> str:
-    if undead is None:
+def _leftover_text(unkillable: tuple[str, ...] | None) -> str:
+    if unkillable is None:
         return "nobody saw whether a process is left"
     return (
-        f"{number_of(len(undead), 'process', 'processes')} left: {shorten('; '.join(undead))}"
-        if undead
+        f"{number_of(len(unkillable), 'process', 'processes')} left: {shorten('; '.join(unkillable))}"
+        if unkillable
         else "no process left"
     )
 
@@ -306,11 +306,11 @@ def outcome_of(
     `findings` are the diagnosis's findings in words. `metrics` are the numbers that the program reported or that the
     scenario's expressions read from its output.
     """
-    found = frozenset(finding.code for finding in findings)
-    misses = missed_expectations(spec.expect, evidence, metrics, found) if judgement.status is Status.PASS else ()
+    codes = frozenset(finding.code for finding in findings)
+    misses = missed_expectations(spec.expect, evidence, metrics, codes) if judgement.status is Status.PASS else ()
     verdict = _verdict(judgement, diagnosis, findings, misses)
     # Proofs are paths in the attempt's directory; reports name them from the run's directory.
-    noted = tuple(
+    all_findings = tuple(
         replace(finding, proof=tuple(f"{directory}/{path}" for path in finding.proof))
         for finding in (*misses, *findings, *rerun_findings(spec, evidence))
     )
@@ -320,14 +320,14 @@ def outcome_of(
         attempt=attempt,
         final=True,
         verdict=verdict,
-        expected=is_expected(spec.expect, verdict.status, verdict.cause, found),
+        expected=is_expected(spec.expect, verdict.status, verdict.cause, codes),
         flaky=False,
         phase=_phase(evidence, culprit),
         culprit=culprit,
         victims=_victims(evidence, culprit),
         last_step={rank.rank: _steps_done(rank) for rank in evidence.ranks},
         exit_codes={rank.rank: own_exit_status(rank) for rank in evidence.ranks},
-        findings=noted,
+        findings=all_findings,
         trouble=evidence.trouble,
         timing=_timing(evidence, judgement, culprit),
         usage=_usage(evidence, metrics),
@@ -377,26 +377,28 @@ def memory_at(evidence: Evidence, judgement: Judgement) -> Iterator[MemoryAt]:
         snapshot = evidence.snapshots[-1]
         ranks = {rank.rank: rank for rank in evidence.ranks}
         yield from (
-            _memory_at_end(seen, ranks.get(seen.rank), snapshot.gpus) for seen in snapshot.ranks if seen.process
+            _memory_at_end(snapshot_rank, ranks.get(snapshot_rank.rank), snapshot.gpus)
+            for snapshot_rank in snapshot.ranks
+            if snapshot_rank.process
         )
 
 
-def _memory_at_end(seen: RankSnapshot, rank: RankEvidence | None, gpus: Sequence[Gpu]) -> MemoryAt:
+def _memory_at_end(snapshot_rank: RankSnapshot, rank: RankEvidence | None, gpus: Sequence[Gpu]) -> MemoryAt:
     """Return the memory according to the kernel and the driver, and the rank's last report of torch's allocator."""
     last = rank.memory[-1] if rank and rank.memory else None
     sample = rank.health.memory[-1] if rank and rank.health and rank.health.memory else None
-    reported = last is not None and last.allocated_bytes is not None
-    used = [gpu.used_by[seen.pid] for gpu in gpus if seen.pid in gpu.used_by]
-    allocated = last.allocated_bytes if last and reported else sample.gpu_bytes if sample else None
-    step = last.step if last and reported else sample.step if sample else None
+    has_report = last is not None and last.allocated_bytes is not None
+    used = [gpu.used_by[snapshot_rank.pid] for gpu in gpus if snapshot_rank.pid in gpu.used_by]
+    allocated_bytes = last.allocated_bytes if last and has_report else sample.gpu_bytes if sample else None
+    step = last.step if last and has_report else sample.step if sample else None
     return MemoryAt(
-        rank=seen.rank,
+        rank=snapshot_rank.rank,
         moment="end",
         step=None,
-        rss_bytes=seen.process.rss_bytes if seen.process else None,
-        allocated_bytes=allocated,
-        reserved_bytes=last.reserved_bytes if last and reported else None,
-        allocator_step=step if allocated is not None else None,
+        rss_bytes=snapshot_rank.process.rss_bytes if snapshot_rank.process else None,
+        allocated_bytes=allocated_bytes,
+        reserved_bytes=last.reserved_bytes if last and has_report else None,
+        allocator_step=step if allocated_bytes is not None else None,
         device_bytes=sum(used) if used else None,
     )
 
@@ -409,19 +411,19 @@ def signal_reactions(evidence: Evidence, judgement: Judgement) -> Iterator[tuple
     if judgement.status is not Status.HANG or not evidence.snapshots:
         return
     for rank in evidence.snapshots[-1].ranks:
-        handled = sigterm_reaction(rank.process) if rank.process else ""
-        if handled:
-            parts = (handled, _how_stacks_were_read(rank), _reaction_to_signals(evidence, rank.pid))
+        reaction = sigterm_reaction(rank.process) if rank.process else ""
+        if reaction:
+            parts = (reaction, _how_stacks_were_read(rank), _reaction_to_signals(evidence, rank.pid))
             yield rank.rank, "; ".join(part for part in parts if part)
 
 
-def _how_stacks_were_read(seen: RankSnapshot) -> str:
+def _how_stacks_were_read(rank: RankSnapshot) -> str:
     """Return as text how the rank's stack was read. faulthandler writes stacks from a signal handler in C; py-spy reads
     them from outside.
     """
-    if not seen.stacks:
+    if not rank.stacks:
         return "its stacks could not be read"
-    source = seen.stacks[0].source
+    source = rank.stacks[0].source
     return (
         "faulthandler answered from its signal handler"
         if source == "faulthandler"
@@ -433,10 +435,10 @@ def _reaction_to_signals(evidence: Evidence, pid: int) -> str:
     """Return as text how the process reacted when nsa-harness ended it: whether SIGTERM was enough or SIGKILL
     followed.
     """
-    sent = {sent.signal for sent in evidence.signals if sent.pid == pid and sent.sender == "harness"}
-    if "SIGKILL" in sent:
+    signals = {signals.signal for signals in evidence.signals if signals.pid == pid and signals.sender == "harness"}
+    if "SIGKILL" in signals:
         return "our SIGTERM did not end it in time, and SIGKILL followed"
-    return "it ended at our SIGTERM" if "SIGTERM" in sent and evidence.unkillable == () else ""
+    return "it ended at our SIGTERM" if "SIGTERM" in signals and evidence.unkillable == () else ""
 
 
 def _cost(evidence: Evidence) -> StepCost | None:
@@ -481,36 +483,36 @@ _COMPARE = (
 
 
 def missed_expectations(
-    expect: Expect, evidence: Evidence, metrics: Mapping[str, float], found: AbstractSet[str] = frozenset()
+    expect: Expect, evidence: Evidence, metrics: Mapping[str, float], codes: AbstractSet[str] = frozenset()
 ) -> tuple[Finding, ...]:
     """Return one finding for each expected number that was missed or not reported, and one for each expected finding
     that is absent. `found` contains the codes of the run's findings.
     """
     misses = [*_missed_gradients(expect, evidence), *_missed_metrics(expect, metrics)]
-    misses += [({"variant": "finding", "finding": code}, ()) for code in expect.findings if code not in found]
+    misses += [({"variant": "finding", "finding": code}, ()) for code in expect.findings if code not in codes]
     return tuple(
         make_finding(Cause.EXPECTATION_MISSED, facts, ranks=ranks, evidence=EvidenceKind.FACT, proof=("spec.json",))
         for facts, ranks in misses
     )
 
 
-def is_expected(expect: Expect, status: Status, cause: str | None, found: AbstractSet[str] = frozenset()) -> bool:
+def is_expected(expect: Expect, status: Status, cause: str | None, codes: AbstractSet[str] = frozenset()) -> bool:
     """Whether verdict, cause and findings are the ones that the scenario expects. A SKIP is always expected."""
     if status is Status.SKIP:
         return True
-    return status == expect.verdict and expect.cause in (None, cause) and found >= set(expect.findings)
+    return status == expect.verdict and expect.cause in (None, cause) and codes >= set(expect.findings)
 
 
 def criteria(expect: Expect, limits: Limits) -> tuple[tuple[str, str], ...]:
     """Return the limits and expected numbers that influence the verdict, as pairs of texts. Two runs can be compared
     only if their criteria are equal.
     """
-    given = {f"limits.{key}": value for key, value in asdict(limits).items()}
-    given |= {"expect.verdict": expect.verdict, "expect.cause": expect.cause}
-    given |= {"expect.findings": ", ".join(expect.findings) or None}
-    given |= {"expect.missing_grads": expect.missing_grads}
-    given |= {f"expect.metrics.{name}": _bound_text(bound) for name, bound in expect.metrics}
-    return tuple(sorted((key, str(value)) for key, value in given.items() if value is not None))
+    values = {f"limits.{key}": value for key, value in asdict(limits).items()}
+    values |= {"expect.verdict": expect.verdict, "expect.cause": expect.cause}
+    values |= {"expect.findings": ", ".join(expect.findings) or None}
+    values |= {"expect.missing_grads": expect.missing_grads}
+    values |= {f"expect.metrics.{name}": _bound_text(bound) for name, bound in expect.metrics}
+    return tuple(sorted((key, str(value)) for key, value in values.items() if value is not None))
 
 
 def _bound_text(bound: Bound) -> str:
@@ -524,14 +526,16 @@ _Miss = tuple[Facts, tuple[int, ...]]
 def _missed_gradients(expect: Expect, evidence: Evidence) -> Iterator[_Miss]:
     if expect.missing_grads is None:
         return
-    untraced = tuple(rank.rank for rank in evidence.ranks if rank.traces.missing_count is None)
-    if untraced:
-        yield {"variant": "gradients not traced", "missing_gradients": expect.missing_grads}, untraced
-    wrong = {rank.rank: rank.traces.missing_count for rank in evidence.ranks if rank.traces.missing_count is not None}
-    off = tuple(rank for rank, missing in wrong.items() if missing != expect.missing_grads)
-    if off:
-        seen = tuple({"rank": rank, "missing": wrong[rank]} for rank in off)
-        yield {"variant": "gradients", "missing_gradients": expect.missing_grads, "seen": seen}, off
+    untraced_ranks = tuple(rank.rank for rank in evidence.ranks if rank.traces.missing_count is None)
+    if untraced_ranks:
+        yield {"variant": "gradients not traced", "missing_gradients": expect.missing_grads}, untraced_ranks
+    missing_counts = {
+        rank.rank: rank.traces.missing_count for rank in evidence.ranks if rank.traces.missing_count is not None
+    }
+    wrong_ranks = tuple(rank for rank, missing in missing_counts.items() if missing != expect.missing_grads)
+    if wrong_ranks:
+        counts = tuple({"rank": rank, "missing": missing_counts[rank]} for rank in wrong_ranks)
+        yield {"variant": "gradients", "missing_gradients": expect.missing_grads, "seen": counts}, wrong_ranks
 
 
 def _missed_metrics(expect: Expect, metrics: Mapping[str, float]) -> Iterator[_Miss]:
@@ -540,14 +544,14 @@ def _missed_metrics(expect: Expect, metrics: Mapping[str, float]) -> Iterator[_M
         if value is None:
             yield {"variant": "not reported", "metric": name, "reported": tuple(sorted(metrics))}, ()
             continue
-        for sign, limit in _violated(bound, value):
+        for sign, limit in _violated_limits(bound, value):
             yield {"variant": "metric", "metric": name, "value": value, "sign": sign, "limit": limit}, ()
 
 
-def _violated(bound: Bound, value: float) -> Iterator[tuple[str, float]]:
-    for key, sign, holds in _COMPARE:
+def _violated_limits(bound: Bound, value: float) -> Iterator[tuple[str, float]]:
+    for key, sign, is_satisfied in _COMPARE:
         limit = getattr(bound, key)
-        if limit is not None and (math.isnan(value) or not holds(value, limit)):
+        if limit is not None and (math.isnan(value) or not is_satisfied(value, limit)):
             yield sign, limit
 
 
@@ -566,11 +570,16 @@ def unjudged_outcome(
     """
     cause = Cause.DISK_FULL if disk_full else Cause.HARNESS_ERROR
     verdict = Verdict(status=Status.ERROR, kind=None, cause=cause, summary=error)
-    known = SpecSummary(scenario=spec.scenario, about=spec.about)
+    spec_summary = SpecSummary(scenario=spec.scenario, about=spec.about)
     if isinstance(spec, RunSpec):
-        known = replace(summarize_spec(spec), notes=(), not_covered=())
+        spec_summary = replace(summarize_spec(spec), notes=(), not_covered=())
     return Outcome(
-        spec=known, verdict=verdict, attempt=attempt, expected=False, dir=directory, ending_text="see processes.jsonl"
+        spec=spec_summary,
+        verdict=verdict,
+        attempt=attempt,
+        expected=False,
+        dir=directory,
+        ending_text="see processes.jsonl",
     )
 
 
@@ -600,10 +609,10 @@ def _settings(spec: RunSpec) -> tuple[tuple[str, str], ...]:
     """Return the scenario's own settings and the planted fault as pairs of texts. Two runs can be compared only if they
     have the same fault.
     """
-    planted = asdict(spec.fault) if spec.fault else {}
-    if not planted.get("parameters"):
-        planted.pop("value", None)  # it is only used with parameters
-    fault = {f"fault.{key}": str(value) for key, value in planted.items() if value is not None}
+    fault_values = asdict(spec.fault) if spec.fault else {}
+    if not fault_values.get("parameters"):
+        fault_values.pop("value", None)  # it is only used with parameters
+    fault = {f"fault.{key}": str(value) for key, value in fault_values.items() if value is not None}
     return tuple(sorted({**dict(spec.settings), **fault}.items()))
 
 
@@ -662,7 +671,7 @@ def _victims(evidence: Evidence, culprit: Culprit | None) -> tuple[int, ...]:
 def _timing(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -> Timing:
     last = evidence.last_progress_s
     failed_s = judgement.failures[0].at_s if judgement.failures else None
-    since = failed_s if failed_s is not None else _last_mark_s(evidence, culprit)
+    since = failed_s if failed_s is not None else _last_event_s(evidence, culprit)
     hangs = judgement.status is Status.HANG
     return Timing(
         launch_s=evidence.launch_s,
@@ -673,15 +682,15 @@ def _timing(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -
     )
 
 
-def _last_mark_s(evidence: Evidence, culprit: Culprit | None) -> float | None:
+def _last_event_s(evidence: Evidence, culprit: Culprit | None) -> float | None:
     """Return the time of the last progress event before the last snapshot. Later events do not count, because ending a
     run resumes ranks that were stopped.
     """
     ranks = culprit.ranks if culprit else ()
-    seen = evidence.snapshots[-1].ranks if evidence.snapshots else ()
+    snapshot_ranks = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     status_files = {
         **{rank.rank: rank.status_file for rank in evidence.ranks},
-        **{rank.rank: rank.status_file for rank in seen if rank.status_file},
+        **{rank.rank: rank.status_file for rank in snapshot_ranks if rank.status_file},
     }
     events = [
         status_file.latest_event.at_s
@@ -730,14 +739,14 @@ def _forward_line(rank: RankEvidence) -> Finding | None:
     """Return a finding with the line of the forward pass that autograd's anomaly mode or the debug mode of
     checkpointing printed, or None.
     """
-    debugged = rank.debug_message
-    frame = user_frame(debugged.frames) if debugged else None
-    if debugged is None or frame is None:
+    message = rank.debug_message
+    frame = user_frame(message.frames) if message else None
+    if message is None or frame is None:
         return None
     place = Place(file=frame.file, line=frame.line, function=frame.function)
-    facts: Facts = {"variant": "forward", "function": frame.function, "operation": debugged.operation}
-    if debugged.is_recomputation:
-        facts = {**facts, "variant": "recomputation", "instead": debugged.instead}
+    facts: Facts = {"variant": "forward", "function": frame.function, "operation": message.operation}
+    if message.is_recomputation:
+        facts = {**facts, "variant": "recomputation", "instead": message.instead}
     return _finding(rank, facts, place, f"rank{rank.rank}/stderr.log")
 
 

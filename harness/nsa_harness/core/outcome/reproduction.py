@@ -124,13 +124,13 @@ def diverging_calls(evidence: Evidence, *, from_python: bool) -> dict[int, tuple
     or the calls from Python. Raises NotRepeatableError.
     """
     all_ranks = tuple(range(evidence.world_size))
-    source = _from_board if from_python else _from_recorder
-    made = {rank.rank: tuple(source(rank, evidence, all_ranks)) for rank in evidence.ranks}
-    channels = {call.channel for calls in made.values() for call in calls}
-    starts = {channel: _first_number(channel, made) for channel in channels}
+    source = _from_status_file if from_python else _from_recorder
+    calls_of = {rank.rank: tuple(source(rank, evidence, all_ranks)) for rank in evidence.ranks}
+    channels = {call.channel for calls in calls_of.values() for call in calls}
+    starts = {channel: _first_number(channel, calls_of) for channel in channels}
     return {
         rank: tuple(call for call in calls if (start := starts[call.channel]) is not None and call.number >= start)
-        for rank, calls in made.items()
+        for rank, calls in calls_of.items()
     }
 
 
@@ -171,15 +171,15 @@ def _from_recorder(rank: RankEvidence, evidence: Evidence, all_ranks: Members) -
         )
 
 
-def _from_board(rank: RankEvidence, evidence: Evidence, all_ranks: Members) -> Iterator[ScriptCall]:
+def _from_status_file(rank: RankEvidence, evidence: Evidence, all_ranks: Members) -> Iterator[ScriptCall]:
     if rank.status_file is None:
         raise NotRepeatableError(f"rank {rank.rank} left no record of its calls")
     counts: dict[Channel, int] = {}
     for call in _whole_steps(evidence, rank.status_file):
-        scripted = _script_call(rank.rank, call, rank.status_file, all_ranks)
-        if scripted is not None:
-            counts[scripted.channel] = counts.get(scripted.channel, 0) + 1
-            yield replace(scripted, number=counts[scripted.channel])
+        script_call = _script_call(rank.rank, call, rank.status_file, all_ranks)
+        if script_call is not None:
+            counts[script_call.channel] = counts.get(script_call.channel, 0) + 1
+            yield replace(script_call, number=counts[script_call.channel])
 
 
 def _whole_steps(evidence: Evidence, status_file: StatusFile) -> Iterator[Call]:
@@ -197,14 +197,14 @@ def _script_call(rank: int, call: Call, status_file: StatusFile, all_ranks: Memb
     """
     if call.op in _SET_UP or call.op.startswith(protocol.WAIT):
         return None
-    done, dtype = call.left_s is not None, DTYPES.get(call.dtype, "float32")
+    is_done, dtype = call.left_s is not None, DTYPES.get(call.dtype, "float32")
     elements = min(max(1, call.elements), MOST_ELEMENTS)
     if call.op in TRANSFERS:
         if call.peer is None:
             raise NotRepeatableError(f"rank {rank} named no peer in a transfer")
         pair = (rank, call.peer) if "send" in call.op else (call.peer, rank)
         return ScriptCall(
-            operation=call.op, group="", members=pair, elements=elements, dtype=dtype, peer=call.peer, is_done=done
+            operation=call.op, group="", members=pair, elements=elements, dtype=dtype, peer=call.peer, is_done=is_done
         )
     members = all_ranks if call.group in _DEFAULT else status_file.groups.get(call.group)
     operation = COLLECTIVES.get(call.op) or MAKERS.get(call.op)
@@ -217,7 +217,7 @@ def _script_call(rank: int, call: Call, status_file: StatusFile, all_ranks: Memb
         elements=elements,
         dtype=dtype,
         root=call.peer if operation in ROOTED and call.peer != members[0] else None,
-        is_done=done,
+        is_done=is_done,
     )
 
 
@@ -225,7 +225,7 @@ def _group(name: str) -> str:
     return "" if name in _DEFAULT else name
 
 
-def _first_number(channel: Channel, made: Mapping[int, Sequence[ScriptCall]]) -> int | None:
+def _first_number(channel: Channel, calls_of: Mapping[int, Sequence[ScriptCall]]) -> int | None:
     """Return the number of the first call of this channel that the script repeats, or None if the members of the
     channel never diverge.
 
@@ -234,7 +234,7 @@ def _first_number(channel: Channel, made: Mapping[int, Sequence[ScriptCall]]) ->
     """
     transfer, _, members = channel
     of_rank = {
-        rank: {call.number: call for call in made.get(rank, ()) if call.channel == channel}
+        rank: {call.number: call for call in calls_of.get(rank, ()) if call.channel == channel}
         for rank in dict.fromkeys(members)
     }
     numbers = sorted({number for calls in of_rank.values() for number in calls})
@@ -243,31 +243,34 @@ def _first_number(channel: Channel, made: Mapping[int, Sequence[ScriptCall]]) ->
         if number < known_since:
             continue
         calls = [of_rank[rank].get(number) for rank in of_rank]
-        if not _agree(calls, transfer=transfer):
+        if not _calls_agree(calls, transfer=transfer):
             return start
         start = number
     return None
 
 
-def _agree(calls: Sequence[ScriptCall | None], *, transfer: bool) -> bool:
+def _calls_agree(calls: Sequence[ScriptCall | None], *, transfer: bool) -> bool:
     """Whether all members finished the call and, if the call is a collective, made it with the same arguments."""
-    done = [call for call in calls if call is not None and call.is_done]
-    if len(done) < len(calls):
+    finished_calls = [call for call in calls if call is not None and call.is_done]
+    if len(finished_calls) < len(calls):
         return False
-    return transfer or len({(call.operation, call.elements, call.dtype, call.root) for call in done}) == 1
+    return transfer or len({(call.operation, call.elements, call.dtype, call.root) for call in finished_calls}) == 1
 
 
 def script(calls: Mapping[int, Sequence[ScriptCall]], cause: str) -> str | None:
     """Return the script, or None if it would have more than MOST_LINES lines."""
-    texts = (_script_text({rank: made[:most] for rank, made in calls.items()}, cause) for most in _CALLS_OF_A_RANK)
+    texts = (
+        _script_text({rank: rank_calls[:most] for rank, rank_calls in calls.items()}, cause)
+        for most in _CALLS_OF_A_RANK
+    )
     return next((text for text in texts if text.count("\n") <= MOST_LINES), None)
 
 
 def _script_text(calls: Mapping[int, Sequence[ScriptCall]], cause: str) -> str:
     groups = _groups(calls)
-    rows = {rank: [_row(call, groups) for call in made] for rank, made in sorted(calls.items())}
-    rooted = any(call.root is not None for made in calls.values() for call in made)
-    used = dict.fromkeys(call.operation for made in calls.values() for call in made)
+    rows = {rank: [_row(call, groups) for call in rank_calls] for rank, rank_calls in sorted(calls.items())}
+    has_roots = any(call.root is not None for rank_calls in calls.values() for call in rank_calls)
+    used = dict.fromkeys(call.operation for rank_calls in calls.values() for call in rank_calls)
     lines = [
         f'"""The calls of {len(calls)} ranks around the point where they part ({cause}), and nothing else.',
         "",
@@ -288,7 +291,7 @@ def _script_text(calls: Mapping[int, Sequence[ScriptCall]], cause: str) -> str:
         "for operation, group, elements, kind, peer in CALLS[rank]:",
         "    where, first = (None, 0) if group is None else (groups[group], GROUPS[group][0])",
         "    tensor, size = torch.ones(elements, dtype=getattr(torch, kind)), dist.get_world_size(where)",
-        *(["    first = first if peer is None else peer"] if rooted else []),
+        *(["    first = first if peer is None else peer"] if has_roots else []),
         *_branches(list(used)),
         "for work in started:",
         "    work.wait()",
@@ -301,7 +304,7 @@ def _groups(calls: Mapping[int, Sequence[ScriptCall]]) -> list[tuple[str, Member
     """Return every process group except the default group, with its members, in an order in which all ranks of the
     script can create the groups.
     """
-    return sorted({(call.group, call.members) for made in calls.values() for call in made if call.group})
+    return sorted({(call.group, call.members) for rank_calls in calls.values() for call in rank_calls if call.group})
 
 
 def _row(call: ScriptCall, groups: Sequence[tuple[str, Members]]) -> tuple[str, int | None, int, str, int | None]:
@@ -341,27 +344,27 @@ def _script(evidence: Evidence, outcome: Outcome) -> tuple[str | None, str]:
         return None, "the cause lies in no call to other ranks: command.txt repeats the program itself"
     if not any(rank.status_file or rank.collectives for rank in evidence.ranks):
         return None, "no call of any rank was recorded, and a script is made of calls"
-    outside = ranks_outside_calls(evidence) if outcome.verdict.status is Status.HANG else ()
-    if outside:
-        return None, f"rank {outside[0]} was outside every recorded call, where a script of calls cannot bring it"
-    recorded = all(rank.collectives for rank in evidence.ranks)
+    ranks_outside = ranks_outside_calls(evidence) if outcome.verdict.status is Status.HANG else ()
+    if ranks_outside:
+        return None, f"rank {ranks_outside[0]} was outside every recorded call, where a script of calls cannot bring it"
+    all_have_recorder = all(rank.collectives for rank in evidence.ranks)
     try:
-        calls = diverging_calls(evidence, from_python=replay is Replay.PYTHON_CALLS or not recorded)
+        calls = diverging_calls(evidence, from_python=replay is Replay.PYTHON_CALLS or not all_have_recorder)
     except NotRepeatableError as reason:
         return None, str(reason)
-    if not _differ(calls):
+    if not _calls_differ(calls):
         return None, "the record holds no call in which the ranks part"
     text = script(calls, outcome.verdict.cause or "")
     return text, "" if text else f"the calls of {len(calls)} ranks do not fit into {MOST_LINES} lines"
 
 
-def _differ(calls: Mapping[int, Sequence[ScriptCall]]) -> bool:
+def _calls_differ(calls: Mapping[int, Sequence[ScriptCall]]) -> bool:
     """Whether the ranks' calls differ. If they do not, a script of them would pass."""
-    done = [
-        [(call.operation, call.channel, call.elements, call.dtype, call.root) for call in made]
-        for made in calls.values()
+    calls_by_rank = [
+        [(call.operation, call.channel, call.elements, call.dtype, call.root) for call in rank_calls]
+        for rank_calls in calls.values()
     ]
-    return any(calls_of_rank != done[0] for calls_of_rank in done)
+    return any(calls_of_rank != calls_by_rank[0] for calls_of_rank in calls_by_rank)
 
 
 def _command_text(spec: RunSpec, command: str, scripted: bool) -> str:

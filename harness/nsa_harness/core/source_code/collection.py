@@ -31,34 +31,38 @@ def program_sources(evidence: Evidence, text_of: Callable[[str], str]) -> Iterat
     """
     lines = program_lines(evidence)
     texts = {file: text for file in lines if (text := text_of(file))}
-    chosen = [
+    excerpts_of_pass = [
         excerpt
         for file, text in texts.items()
         for excerpt in excerpts(file, text, lines[file] | _lines_setting_keys(evidence, text))
     ]
-    yield from chosen
-    for imported in [path for file, text in texts.items() for path in _imported(file, text)]:
-        if imported not in texts and not is_library(imported) and (text := text_of(imported)):
-            texts[imported] = text
+    yield from excerpts_of_pass
+    for imported_path in [path for file, text in texts.items() for path in _imported_files(file, text)]:
+        if imported_path not in texts and not is_library(imported_path) and (text := text_of(imported_path)):
+            texts[imported_path] = text
     functions = [function for file, text in texts.items() for function in _functions(file, text)]
-    known = {(excerpt.file, excerpt.first) for excerpt in chosen}
+    yielded = {(excerpt.file, excerpt.first) for excerpt in excerpts_of_pass}
     for _ in range(MAX_CALLS):
-        touched = [_names_used(excerpt) for excerpt in chosen]
-        calls, shared = (
-            {name for touch in touched for name in touch[0]},
-            {(excerpt.file, name) for excerpt, names in zip(chosen, touched, strict=True) for name in names[1]},
+        names_used = [_names_used(excerpt) for excerpt in excerpts_of_pass]
+        calls, attributes = (
+            {name for touch in names_used for name in touch[0]},
+            {
+                (excerpt.file, name)
+                for excerpt, names in zip(excerpts_of_pass, names_used, strict=True)
+                for name in names[1]
+            },
         )
-        chosen = [
+        excerpts_of_pass = [
             function
             for function in functions
-            if (function.file, function.first) not in known
+            if (function.file, function.first) not in yielded
             and (
                 Excerpt.from_source(function).name in calls
-                or any((function.file, name) in shared for name in _names_used(function)[1])
+                or any((function.file, name) in attributes for name in _names_used(function)[1])
             )
         ]
-        known |= {(excerpt.file, excerpt.first) for excerpt in chosen}
-        yield from chosen
+        yielded |= {(excerpt.file, excerpt.first) for excerpt in excerpts_of_pass}
+        yield from excerpts_of_pass
 
 
 def program_lines(evidence: Evidence) -> dict[str, set[int]]:
@@ -105,28 +109,30 @@ def excerpts(file: str, text: str, lines: set[int]) -> Iterator[Source]:
     Functions of more than `_MAX_LINES` lines are skipped, and so is text that is not valid Python.
     """
     module = _module(text)
-    whole = text.splitlines()
+    all_lines = text.splitlines()
     functions = [node for node in ast.walk(module) if isinstance(node, Function)]
-    held = {
+    function_names = {
         function.name
         for function in functions
         if any(_begin(function) <= line <= (function.end_lineno or 0) for line in lines)
     }
-    called_at = {line for function in functions for line, name in calls_in(ast.walk(function)) if name in held}
+    called_at = {
+        line for function in functions for line, name in calls_in(ast.walk(function)) if name in function_names
+    }
     spans = {span for line in lines | called_at if (span := _span(module.body, line))}
     for first, last in sorted(spans):
         if last - first < _MAX_LINES:
-            yield Source(file=file, first=first, text="\n".join(whole[first - 1 : last]))
+            yield Source(file=file, first=first, text="\n".join(all_lines[first - 1 : last]))
 
 
 def _functions(file: str, text: str) -> Iterator[Source]:
-    whole = text.splitlines()
+    all_lines = text.splitlines()
     for node in ast.walk(_module(text)):
         if isinstance(node, Function) and (node.end_lineno or 0) - node.lineno < _MAX_LINES:
-            yield Source(file=file, first=_begin(node), text="\n".join(whole[_begin(node) - 1 : node.end_lineno]))
+            yield Source(file=file, first=_begin(node), text="\n".join(all_lines[_begin(node) - 1 : node.end_lineno]))
 
 
-def _imported(file: str, text: str) -> Iterator[str]:
+def _imported_files(file: str, text: str) -> Iterator[str]:
     """Yield the files that this file may import from its own directory or from a parent directory."""
     folders = list(PurePosixPath(file).parents)[:_FOLDERS]
     for node in ast.walk(_module(text)):

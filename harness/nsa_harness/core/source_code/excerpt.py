@@ -134,8 +134,8 @@ class Excerpt(Source):
     def branches(self, line: int) -> tuple[Branch, ...]:
         """Return the conditions around the line, nearest first; then handlers; then jumps before it in its loop."""
         around = self.blocks_around(line)
-        tested = (block for block in around if isinstance(block, ast.If | ast.While))
-        tests = [self._branch(block, block.test) for block in tested if not _is_main_guard(block.test)]
+        blocks = (block for block in around if isinstance(block, ast.If | ast.While))
+        tests = [self._branch(block, block.test) for block in blocks if not _is_main_guard(block.test)]
         handlers = [self._branch(block, block.type) for block in around if isinstance(block, ast.ExceptHandler)]
         loop = next((block for block in around if isinstance(block, LoopNode)), None)
         block = loop or next((block for block in around if isinstance(block, Function)), None)
@@ -152,8 +152,8 @@ class Excerpt(Source):
 
     def _handlers(self, block: ast.AST) -> Iterator[Branch]:
         """Yield the handlers of the block, without those of inner loops, at the line of their jump."""
-        for guard, nested in _guards(block, nested=False):
-            if isinstance(guard, ast.ExceptHandler) and not nested:
+        for guard, is_nested in _guards(block, nested=False):
+            if isinstance(guard, ast.ExceptHandler) and not is_nested:
                 jump = next((statement for statement in guard.body if isinstance(statement, _JUMPS)), guard)
                 yield replace(self._branch(guard, guard.type), line=self.line_of(jump))
 
@@ -162,8 +162,10 @@ class Excerpt(Source):
         at = line + 1 - self.first
         runs_to_show = [node for node in self.nodes if isinstance(node, ast.Try)]
         around = [node for node in runs_to_show if node.body[0].lineno <= at <= (node.body[-1].end_lineno or 0)]
-        caught = (handler for block in sorted(around, key=lambda block: -block.lineno) for handler in block.handlers)
-        staying = (handler for handler in caught if not any(isinstance(node, ast.Raise) for node in ast.walk(handler)))
+        handlers = (handler for block in sorted(around, key=lambda block: -block.lineno) for handler in block.handlers)
+        staying = (
+            handler for handler in handlers if not any(isinstance(node, ast.Raise) for node in ast.walk(handler))
+        )
         return next((self._branch(handler, handler.type) for handler in staying), None)
 
     def loops_around(self, line: int) -> tuple[Loop, ...]:
@@ -193,8 +195,8 @@ class Excerpt(Source):
         """
         runs_to_show = [node for node in ast.walk(loop) if isinstance(node, ast.Try)]
         bodies = {id(handler): node.body for node in runs_to_show for handler in node.handlers}
-        for guard, nested in _guards(loop, nested=False):
-            if not isinstance(guard, ast.ExceptHandler) or id(guard) not in bodies or nested:
+        for guard, is_nested in _guards(loop, nested=False):
+            if not isinstance(guard, ast.ExceptHandler) or id(guard) not in bodies or is_nested:
                 continue
             body = bodies[id(guard)]
             jump = next((statement for statement in guard.body if isinstance(statement, _JUMPS)), None)
@@ -210,8 +212,8 @@ class Excerpt(Source):
         `break` and `continue` of an inner loop do not count. With `errors` false, a `raise` of an error does not count
         either.
         """
-        for guard, nested in _guards(block, nested=False):
-            leaves = tuple(kind for kind in kinds if not nested or kind not in (ast.Continue, ast.Break))
+        for guard, is_nested in _guards(block, nested=False):
+            leaves = tuple(kind for kind in kinds if not is_nested or kind not in (ast.Continue, ast.Break))
             jumps = [
                 statement
                 for statement in guard.body
@@ -243,13 +245,13 @@ class Excerpt(Source):
     def reads_rank(self, test: ast.expr) -> bool:
         """Whether the condition names the rank, or a variable that the function assigned from the rank."""
         names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
-        assigned = [
+        assigned_values = [
             node.value
             for node in self.nodes
             if isinstance(node, ast.Assign)
             and any(isinstance(each, ast.Name) and each.id in names for each in node.targets)
         ]
-        return any(names_rank(ast.unparse(expression)) for expression in (test, *assigned))
+        return any(names_rank(ast.unparse(expression)) for expression in (test, *assigned_values))
 
     def _varies(self, test: ast.expr) -> bool:
         constant = (name for name, value in self._assigned_once if not _varying_names(value, self._counters))
@@ -269,16 +271,16 @@ class Excerpt(Source):
         """Return the name and the value of each name that is assigned exactly once. Lists, dicts and sets are not
         included, because they may be filled later.
         """
-        given = Counter(
+        counts = Counter(
             node.id for node in self.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         )
-        given.update(node.arg for node in self.nodes if isinstance(node, ast.arg))
-        assigned = (node for node in self.nodes if isinstance(node, ast.Assign) and len(node.targets) == 1)
-        named = ((node.targets[0].id, node.value) for node in assigned if isinstance(node.targets[0], ast.Name))
+        counts.update(node.arg for node in self.nodes if isinstance(node, ast.arg))
+        assignments = (node for node in self.nodes if isinstance(node, ast.Assign) and len(node.targets) == 1)
+        pairs = ((node.targets[0].id, node.value) for node in assignments if isinstance(node.targets[0], ast.Name))
         return tuple(
             (name, value)
-            for name, value in named
-            if given[name] == 1 and not any(isinstance(node, _FILLED) for node in ast.walk(value))
+            for name, value in pairs
+            if counts[name] == 1 and not any(isinstance(node, _FILLED) for node in ast.walk(value))
         )
 
     def locks(self) -> Iterator[tuple[str, ast.With | ast.Call]]:
@@ -292,19 +294,19 @@ class Excerpt(Source):
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "acquire":
                 yield ast.unparse(node.func.value), node
 
-    def exits_with_lock(self, lock: str, acquired: int) -> Iterator[int]:
+    def exits_with_lock(self, lock: str, acquire_line: int) -> Iterator[int]:
         """Yield the lines that return or raise while the lock is held. A release in a `finally` block always takes
         place.
         """
         calls = [call for call in self.method_calls(("release",)) if ast.unparse(call.func) == f"{lock}.release"]
         finals = [statement for node in self.nodes if isinstance(node, ast.Try) for statement in node.finalbody]
-        released = (
+        release_lines = (
             [] if any(call in ast.walk(each) for each in finals for call in calls) else [call.lineno for call in calls]
         )
         for guard, _ in _guards(self.body, nested=False):
             jump = next((statement for statement in guard.body if isinstance(statement, ast.Return | ast.Raise)), None)
-            releases = any(guard.lineno <= line <= (guard.end_lineno or 0) for line in released)
-            if jump is not None and not releases and acquired < jump.lineno < max(released, default=0):
+            releases = any(guard.lineno <= line <= (guard.end_lineno or 0) for line in release_lines)
+            if jump is not None and not releases and acquire_line < jump.lineno < max(release_lines, default=0):
                 yield jump.lineno
 
     def early_exit(self, default: int) -> int:

@@ -55,23 +55,23 @@ def only_reports(loop: str) -> bool:
     tests = [
         node for branching in inside if isinstance(branching, ast.While | ast.If) for node in ast.walk(branching.test)
     ]
-    called = {_function_name(test) for test in tests if isinstance(test, ast.Call)}
-    given = {node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    decided = called <= {"is_set", "wait", "len"} and not given & {
+    called_names = {_function_name(test) for test in tests if isinstance(test, ast.Call)}
+    assigned_names = {node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    decides_nothing = called_names <= {"is_set", "wait", "len"} and not assigned_names & {
         test.id for test in tests if isinstance(test, ast.Name)
     }
-    locked = any(isinstance(node, ast.withitem) and not isinstance(node.context_expr, ast.Call) for node in inside)
-    return decided and not locked and _contains_only(loop, (*_READS, *_STEPS, *_REPORTING), _REPORTS)
+    takes_lock = any(isinstance(node, ast.withitem) and not isinstance(node.context_expr, ast.Call) for node in inside)
+    return decides_nothing and not takes_lock and _contains_only(loop, (*_READS, *_STEPS, *_REPORTING), _REPORTS)
 
 
 def _contains_only(loop: str, kinds: tuple[type[ast.AST], ...], calls: frozenset[str]) -> bool:
     body = _tree(loop).body
     inside = [node for statement in body for node in ast.walk(statement)]
-    allowed = (
+    is_allowed = (
         _function_name(node) in calls if isinstance(node, ast.Call) else isinstance(node, kinds) for node in inside
     )
-    shared = any(isinstance(node, ast.Attribute) and node.attr in _SHARED for node in inside)
-    return bool(body) and isinstance(body[0], ast.While) and not shared and all(allowed)
+    reads_shared_value = any(isinstance(node, ast.Attribute) and node.attr in _SHARED for node in inside)
+    return bool(body) and isinstance(body[0], ast.While) and not reads_shared_value and all(is_allowed)
 
 
 def _function_name(call: ast.Call) -> str:

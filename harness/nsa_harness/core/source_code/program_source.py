@@ -47,8 +47,8 @@ class ProgramSource:
     def excerpt_at(self, file: str | None, line: int | None) -> Excerpt | None:
         if file is None or line is None:
             return None
-        held = [excerpt for excerpt in self._by_file.get(file, ()) if excerpt.first <= line <= excerpt.last]
-        return min(held, key=lambda excerpt: len(excerpt.text), default=None)
+        candidates = [excerpt for excerpt in self._by_file.get(file, ()) if excerpt.first <= line <= excerpt.last]
+        return min(candidates, key=lambda excerpt: len(excerpt.text), default=None)
 
     def _around(self, line: Line) -> Excerpt:
         """Return the smallest excerpt that contains the line, or an empty excerpt if none does."""
@@ -136,10 +136,10 @@ class ProgramSource:
             return False
         at = (line.line or 0) + 1 - excerpt.first
         tests = [block for block in excerpt.blocks_around(line.line or 0) if isinstance(block, ast.If)]
-        held = [test for test in tests if excerpt.line_of(test) == branch.line]
-        return any((test.body[0].end_lineno or 0) < at <= (test.body[-1].end_lineno or 0) for test in held)
+        matching_tests = [test for test in tests if excerpt.line_of(test) == branch.line]
+        return any((test.body[0].end_lineno or 0) < at <= (test.body[-1].end_lineno or 0) for test in matching_tests)
 
-    def deciding_branch(self, reached: Line, other: Line | None, *, same_rank: bool = False) -> Branch | None:
+    def deciding_branch(self, reached_line: Line, other: Line | None, *, same_rank: bool = False) -> Branch | None:
         """Return the branch because of which one rank reached a line and another rank did not.
 
         `other` is the line where the other rank is in the same function, or None if it has left the function. The
@@ -147,18 +147,18 @@ class ProgramSource:
         around the line that is not around both; the last branch before the line that may leave its loop. With
         `same_rank`, the other rank has reached the line before, so conditions on the rank are excluded.
         """
-        if other is not None and not self.same_function(reached, other):
+        if other is not None and not self.same_function(reached_line, other):
             return None
         other_branches = self.branches(other) if other is not None else ()
-        shared, within = (
+        shared_lines, within = (
             {branch.line for branch in other_branches},
             {branch.line for branch in other_branches if not branch.leaves_block},
         )
-        own = [branch for branch in self.branches(reached) if not (same_rank and branch.reads_rank)]
+        own = [branch for branch in self.branches(reached_line) if not (same_rank and branch.reads_rank)]
         own = [
             branch
             for branch in own
-            if branch.line not in shared
+            if branch.line not in shared_lines
             or (branch.leaves_block and (branch.line in within or not branch.leaves_function))
         ]
         own = [branch for branch in own if branch.may_differ] or own
@@ -170,11 +170,11 @@ class ProgramSource:
         """Return the nearest condition around a line that is not around another line of the same function."""
         if line is None or not self.same_function(line, other):
             return None
-        shared = {branch.line for branch in self.branches(other)}
+        shared_lines = {branch.line for branch in self.branches(other)}
         own = (
             branch
             for branch in self.branches(line)
-            if not branch.leaves_block and branch.may_differ and branch.line not in shared
+            if not branch.leaves_block and branch.may_differ and branch.line not in shared_lines
         )
         return next(own, None)
 
@@ -184,9 +184,9 @@ class ProgramSource:
         """Return the condition around the line. If there is none, return the condition around the only line of the file
         that calls the function of the line.
         """
-        excerpt, seen = self.excerpt(place), set[str]()
-        while excerpt is not None and excerpt.text not in seen:
-            seen.add(excerpt.text)
+        excerpt, visited_texts = self.excerpt(place), set[str]()
+        while excerpt is not None and excerpt.text not in visited_texts:
+            visited_texts.add(excerpt.text)
             branch = next(
                 (branch for branch in self.branches(place) if not branch.leaves_block and branch.may_differ), None
             )
@@ -209,9 +209,9 @@ class ProgramSource:
                 return
             place = calls[0]
 
-    def _callers(self, called: Excerpt) -> Iterator[Place]:
-        for excerpt in self.same_file(called):
-            lines = (line for line, name in excerpt.calls if name == called.name)
+    def _callers(self, callee: Excerpt) -> Iterator[Place]:
+        for excerpt in self.same_file(callee):
+            lines = (line for line, name in excerpt.calls if name == callee.name)
             yield from (Place(file=excerpt.file, line=line, function=excerpt.name) for line in lines)
 
     def path_to_call(self, frames: Sequence[Frame], functions: Collection[str]) -> tuple[Frame, ...]:
@@ -232,14 +232,14 @@ class ProgramSource:
         For y_embed.proj.0 this is the branch around self.proj(...), if only one line calls it.
         """
         for name in reversed(path.split(".")):
-            called = [
+            call_places = [
                 Place(file=excerpt.file, line=excerpt.line_of(call))
                 for excerpt in self.excerpts
                 for call in excerpt.method_calls((name,))
                 if ast.unparse(call.func) == f"self.{name}"
             ]
-            if called:
-                return self.deciding_branch(called[0], None) if len(called) == 1 else None
+            if call_places:
+                return self.deciding_branch(call_places[0], None) if len(call_places) == 1 else None
         return None
 
     def reentrant_checkpoint(self) -> Place | None:
@@ -257,8 +257,8 @@ class ProgramSource:
         """Yield lines that may set this key of a store, with the match of the key's text against the line's pattern."""
         for excerpt in self.excerpts:
             for call in (node for node in excerpt.nodes if isinstance(node, ast.Call) and node.args):
-                named = isinstance(call.func, ast.Attribute) and call.func.attr in STORE_SETTERS
-                if named and (match := re.fullmatch(f"(?:.*/)?{_pattern(call.args[0])}", key)):
+                sets_key = isinstance(call.func, ast.Attribute) and call.func.attr in STORE_SETTERS
+                if sets_key and (match := re.fullmatch(f"(?:.*/)?{_pattern(call.args[0])}", key)):
                     yield Place(file=excerpt.file, line=excerpt.line_of(call)), match
 
     # Locks and queues.
@@ -275,10 +275,10 @@ class ProgramSource:
         """
         locks = self.locks_taken_at(waiting)
         for frame in frames if locks else ():
-            held = self._around(frame)
-            for lock, node in held.locks():
-                if lock in locks and node.lineno < frame.line + 1 - held.first <= (node.end_lineno or 0):
-                    return Place(file=frame.file, line=held.line_of(node), function=frame.function)
+            excerpt = self._around(frame)
+            for lock, node in excerpt.locks():
+                if lock in locks and node.lineno < frame.line + 1 - excerpt.first <= (node.end_lineno or 0):
+                    return Place(file=frame.file, line=excerpt.line_of(node), function=frame.function)
         return None
 
     def other_holder_of_lock(self, waiting: Line) -> Place | None:
@@ -287,8 +287,8 @@ class ProgramSource:
         """
         excerpt, locks = self.excerpt(waiting), self.locks_taken_at(waiting)
         others = [function for function in self.same_file(excerpt) if function is not excerpt] if excerpt else []
-        taken = [function.place(by) for function in others for lock, by in function.locks() if lock in locks]
-        return taken[0] if len({lock_place.function for lock_place in taken}) == 1 else None
+        lock_places = [function.place(by) for function in others for lock, by in function.locks() if lock in locks]
+        return lock_places[0] if len({lock_place.function for lock_place in lock_places}) == 1 else None
 
     def exit_with_lock(self, waiting: Line) -> Place | None:
         """Return where a function of the file exits without releasing the lock that this line takes.
@@ -299,9 +299,9 @@ class ProgramSource:
         exits = (
             Place(file=excerpt.file, line=line + excerpt.first - 1, function=excerpt.name)
             for excerpt in self._by_file.get(waiting.file or "", ())
-            for lock, taken in excerpt.locks()
-            if lock in locks and isinstance(taken, ast.Call)
-            for line in excerpt.exits_with_lock(lock, taken.lineno)
+            for lock, node in excerpt.locks()
+            if lock in locks and isinstance(node, ast.Call)
+            for line in excerpt.exits_with_lock(lock, node.lineno)
         )
         return next(exits, None)
 
@@ -319,7 +319,7 @@ class ProgramSource:
             return None
         waiting = [call for call in excerpt.method_calls((inside[1],)) if excerpt.line_of(call) == frames[at].line]
         objects = {_object(call) for call in waiting}
-        on_stack = {held for frame in frames if (held := self.excerpt(frame))}
+        on_stack = {stack_excerpt for frame in frames if (stack_excerpt := self.excerpt(frame))}
         # Methods are stored on their own as well, so a whole class is skipped.
         functions = [stored for stored in self.excerpts if stored.tree is not stored.body]
         calls = [
@@ -343,10 +343,10 @@ def _pattern(name: ast.expr) -> str:
 
 def _object(call: ast.Call) -> str:
     """Return the last name of the object whose method is called: "ready" for self.ready.get() and ready[k].get()."""
-    held = call.func.value if isinstance(call.func, ast.Attribute) else call.func
-    while isinstance(held, ast.Subscript):
-        held = held.value
-    return held.attr if isinstance(held, ast.Attribute) else getattr(held, "id", "")
+    expression = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+    while isinstance(expression, ast.Subscript):
+        expression = expression.value
+    return expression.attr if isinstance(expression, ast.Attribute) else getattr(expression, "id", "")
 
 
 def _thread_entry(functions: Sequence[Excerpt], excerpt: Excerpt, line: int) -> tuple[Excerpt, int] | None:

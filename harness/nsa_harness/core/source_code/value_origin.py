@@ -75,10 +75,10 @@ def origin_of_arguments(program: ProgramSource, chain: Chain, *, own_rank: bool 
     calls = [
         node for node in excerpt.nodes if isinstance(node, ast.Call) and node.lineno <= at <= (node.end_lineno or at)
     ]
-    given = [argument for call in calls[:1] for argument in (*call.args, *(word.value for word in call.keywords))]
-    if not given:
+    arguments = [argument for call in calls[:1] for argument in (*call.args, *(word.value for word in call.keywords))]
+    if not arguments:
         return None
-    use = _Use(excerpt=excerpt, line=chain[0].line, value=ast.Tuple(elts=given, ctx=ast.Load()), outer=chain[1:])
+    use = _Use(excerpt=excerpt, line=chain[0].line, value=ast.Tuple(elts=arguments, ctx=ast.Load()), outer=chain[1:])
     return _Search(program=program, own_rank=own_rank).origin(use)
 
 
@@ -110,19 +110,19 @@ class _Search:
         # Of equally distant origins the first is best, so only the distance is compared.
         nearest_first = [origin for _, origin in sorted(self.origins, key=lambda pair: pair[0])]
         nearest = next(iter(nearest_first), None)
-        reached = self.rank_passed_to.get(nearest.place, frozenset()) if nearest is not None else frozenset()
+        reached_functions = self.rank_passed_to.get(nearest.place, frozenset()) if nearest is not None else frozenset()
         inside = (
             origin
             for origin in nearest_first
             if origin.differs_by_rank and origin.place not in self.rank_passed_to
-            if (origin.place.file, origin.place.function) in reached
+            if (origin.place.file, origin.place.function) in reached_functions
         )
         return next(inside, nearest)
 
     def _follow(self, depth: int, use: _Use) -> None:
         """Follow each name of the expression to its assignments, and each call to the results of its function."""
-        called, inputs = self._inputs(use)
-        for function, call in called:
+        calls, inputs = self._inputs(use)
+        for function, call in calls:
             if not _is_equal_on_ranks(function):
                 for line, value in _results(function):
                     result = _Use(excerpt=function, line=line, value=value, callers=(call,), in_callee=True)
@@ -154,36 +154,36 @@ class _Search:
                 (depth + (0 if of_rank else _FURTHER), ValueOrigin(place=place, differs_by_rank=of_rank))
             )
             if called and not self._depends_on_rank(replace(use, value=_outside_calls(use.value, called))):
-                self.rank_passed_to[place] = frozenset(self._reached([function for function, _ in called]))
+                self.rank_passed_to[place] = frozenset(self._reachable_functions([function for function, _ in called]))
 
-    def _reached(self, functions: Sequence[Excerpt]) -> set[tuple[str, str]]:
+    def _reachable_functions(self, functions: Sequence[Excerpt]) -> set[tuple[str, str]]:
         """Return file and name of these functions and of all functions that they call."""
-        seen: set[tuple[str, str]] = set()
+        visited: set[tuple[str, str]] = set()
         waiting = list(functions)
         while waiting:
             excerpt = waiting.pop()
             key = (excerpt.file, excerpt.name)
-            if key not in seen:
-                seen.add(key)
+            if key not in visited:
+                visited.add(key)
                 calls = [node for node in excerpt.nodes if isinstance(node, ast.Call)]
                 waiting += [function for call in calls if (function := self._function_called(call))]
-        return seen
+        return visited
 
     def _inputs(self, use: _Use) -> tuple[list[tuple[Excerpt, _Use]], list[str]]:
         """Return the program's functions that the expression calls, and the other names that it reads."""
-        called: list[tuple[Excerpt, _Use]] = []
+        calls: list[tuple[Excerpt, _Use]] = []
         names: dict[str, None] = {}
 
         def visit(expression: ast.AST) -> None:
             if isinstance(expression, ast.Call):
                 function = self._function_called(expression)
                 if function is not None:
-                    called.append((function, replace(_use_at(use, expression), callers=use.callers)))
+                    calls.append((function, replace(_use_at(use, expression), callers=use.callers)))
                     return
                 if isinstance(expression.func, ast.Attribute):
                     visit(expression.func.value)
-                for given in (*expression.args, *(word.value for word in expression.keywords)):
-                    visit(given)
+                for argument in (*expression.args, *(word.value for word in expression.keywords)):
+                    visit(argument)
             elif isinstance(expression, ast.Attribute) and isinstance(expression.value, ast.Name):
                 text = ast.unparse(expression)
                 if not is_setting(text):
@@ -196,9 +196,9 @@ class _Search:
                     visit(node)
 
         visit(use.value)
-        assigned = {name for name, _, _ in _assignments(use.excerpt)}
-        return called, [
-            name for name in names if "." in name or name in assigned or _parameter(use.excerpt, name) is not None
+        assigned_names = {name for name, _, _ in _assignments(use.excerpt)}
+        return calls, [
+            name for name in names if "." in name or name in assigned_names or _parameter(use.excerpt, name) is not None
         ]
 
     def _function_called(self, call: ast.Call) -> Excerpt | None:
@@ -224,13 +224,13 @@ class _Search:
             yield from self._arguments(use, name, at)
 
     def _attributes(self, use: _Use, name: str) -> Iterator[_Use]:
-        assigned = [
+        uses = [
             _Use(excerpt=excerpt, line=line, value=value, in_callee=True)
             for excerpt in self.program.same_file(use.excerpt)
             for other, line, value in _assignments(excerpt)
             if other == name
         ]
-        yield from (node for node in assigned if not isinstance(node.value, ast.Constant) or _is_conditional(node))
+        yield from (node for node in uses if not isinstance(node.value, ast.Constant) or _is_conditional(node))
 
     def _arguments(self, use: _Use, name: str, at: int) -> Iterator[_Use]:
         """Yield the arguments that the known callers, or the only caller, pass for the parameter."""
@@ -238,8 +238,8 @@ class _Search:
             if not isinstance(call.value, ast.Call):
                 continue
             words = [keyword.value for keyword in call.value.keywords if keyword.arg == name]
-            given = words or (call.value.args if at < 0 else call.value.args[at : at + 1])
-            for value in given:
+            values = words or (call.value.args if at < 0 else call.value.args[at : at + 1])
+            for value in values:
                 yield replace(_use_at(call, value), callers=call.callers, in_callee=use.in_callee, is_argument=True)
 
     def _has_argument(self, use: _Use, name: str) -> bool:
@@ -250,7 +250,7 @@ class _Search:
         if use.outer:
             excerpt, line = self.program.excerpt(use.outer[0]), use.outer[0].line
             calls = _calls(excerpt, use.excerpt.name, use.outer[1:]) if excerpt and excerpt.first else ()
-            yield from (call for call in calls if _holds(call, line))
+            yield from (call for call in calls if _contains_line(call, line))
             return
         callers = [call for excerpt in self.program.excerpts for call in _calls(excerpt, use.excerpt.name, ())]
         yield from callers if len(callers) == 1 else ()
@@ -267,9 +267,9 @@ def _use_at(use: _Use, value: ast.expr) -> _Use:
     return _Use(excerpt=use.excerpt, line=use.excerpt.line_of(value), value=value, outer=use.outer)
 
 
-def _outside_calls(value: ast.expr, called: Sequence[tuple[Excerpt, _Use]]) -> ast.expr:
+def _outside_calls(value: ast.expr, calls_with_uses: Sequence[tuple[Excerpt, _Use]]) -> ast.expr:
     """Return the names of an expression that lie outside these calls."""
-    calls = [call.value for _, call in called]
+    calls = [call.value for _, call in calls_with_uses]
     inside = {id(node) for call in calls for node in ast.walk(call)}
     names = [node for node in ast.walk(value) if isinstance(node, ast.Name | ast.Attribute) and id(node) not in inside]
     return ast.Tuple(elts=list(names), ctx=ast.Load())
@@ -313,7 +313,7 @@ def _latest(use: _Use, own: Sequence[tuple[str, int, ast.expr]]) -> Iterator[tup
 @lru_cache(maxsize=1024)
 def _assignments(excerpt: Excerpt) -> tuple[tuple[str, int, ast.expr], ...]:
     """Return (name, line, value) for each assignment of the function, in the order of the lines."""
-    assigned: list[tuple[str, int, ast.expr]] = []
+    result: list[tuple[str, int, ast.expr]] = []
     for node in excerpt.nodes:
         pairs: list[tuple[ast.expr, ast.expr]] = []
         if isinstance(node, ast.Assign):
@@ -330,16 +330,16 @@ def _assignments(excerpt: Excerpt) -> tuple[tuple[str, int, ast.expr], ...]:
             pairs = [(item.optional_vars, item.context_expr) for item in node.items if item.optional_vars]
         for target, value in pairs:
             line = excerpt.line_of(value if isinstance(node, ast.comprehension) else target)
-            assigned += [(name, line, each) for name, each in _bindings(target, value)]
-    return tuple(sorted(assigned, key=lambda assignment: assignment[1]))
+            result += [(name, line, each) for name, each in _bindings(target, value)]
+    return tuple(sorted(result, key=lambda assignment: assignment[1]))
 
 
 def _bindings(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     if isinstance(target, ast.Tuple | ast.List):
         parts = value.elts if isinstance(value, ast.Tuple | ast.List) else ()
-        paired = len(parts) == len(target.elts)
+        has_pairs = len(parts) == len(target.elts)
         for at, each in enumerate(target.elts):
-            yield from _bindings(each, parts[at] if paired else value)
+            yield from _bindings(each, parts[at] if has_pairs else value)
     elif isinstance(target, ast.Name | ast.Attribute):
         yield ast.unparse(target), value
 
@@ -366,7 +366,7 @@ def _calls(excerpt: Excerpt, name: str, outer: Chain) -> Iterator[_Use]:
             yield _Use(excerpt=excerpt, line=excerpt.line_of(node), value=node, outer=outer)
 
 
-def _holds(call: _Use, line: int | None) -> bool:
+def _contains_line(call: _Use, line: int | None) -> bool:
     last = (call.value.end_lineno or call.value.lineno) + call.excerpt.first - 1
     return line is not None and call.line <= line <= last
 
@@ -375,5 +375,5 @@ def _is_conditional(use: _Use) -> bool:
     """Whether the use is under a condition on the rank, or in an `except`."""
     around = use.excerpt.blocks_around(use.line)
     tests = [block.test for block in around if isinstance(block, ast.If)]
-    handled = any(isinstance(block, ast.ExceptHandler) for block in around)
-    return handled or any(use.excerpt.reads_rank(test) for test in tests)
+    in_handler = any(isinstance(block, ast.ExceptHandler) for block in around)
+    return in_handler or any(use.excerpt.reads_rank(test) for test in tests)

@@ -46,7 +46,7 @@ def redact_run(run: RunDir) -> None:
 
     Also store the secret values of the environment that a program printed. If there are no secrets, no file is read.
     """
-    if run.redaction.secrets.numbered:
+    if run.redaction.secrets.secrets:
         for attempt in run.attempts():
             redact_files(attempt)
             list(_redact([attempt.trace], run.directory, run.redaction))  # written again by each judgement

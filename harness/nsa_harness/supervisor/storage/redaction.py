@@ -60,7 +60,7 @@ class Redaction:
     def printed_secrets(self) -> tuple[str, ...]:
         """Return the secret values of the environment that occurred in a text."""
         secrets = self.secrets
-        return tuple(secret.value for secret in secrets.numbered if secret.value in secrets.suspected)
+        return tuple(secret.value for secret in secrets.secrets if secret.value in secrets.suspected_values)
 
     # Finding secrets before anything is written.
 
