@@ -27,9 +27,9 @@ MUTATIONS = read()
 FOREIGN = {"atomic_add", "block_indices", "is_fifo", "tril"}
 CHEAP = next(one for one in MUTATIONS if one.test == "tests/core/test_attempts.py::test_another_attempt")
 HARMLESS = Change(
-    statement="if len(judged) < policy.repeat:",
-    expression="len(judged) < policy.repeat",
-    do="become len(judged) + 1 <= policy.repeat",
+    statement="if len(counted_attempts) < policy.repeat:",
+    expression="len(counted_attempts) < policy.repeat",
+    do="become len(counted_attempts) + 1 <= policy.repeat",
 )
 CODE = '''\
 """Words."""
