@@ -451,6 +451,60 @@ def test_who_is_in_a_loop_of_a_later_step_has_not_been_left_in_it(*, optimizer: 
     assert ("left the loop" in found.claim) is left
 
 
+NEW_BEST = """\
+def share(value):
+    dist.all_reduce(value)
+def keep(best, loss):
+    if loss < best:
+        share(loss)
+def train(best):
+    for step in range(9):
+        dist.all_reduce(loss)
+        keep(best, loss)
+    dist.barrier()
+"""
+
+
+def test_a_call_in_a_helper_is_found_where_only_one_rank_made_it() -> None:
+    """Rank 0 shares a new best value three times more. Equal sizes hide it."""
+    first = 71
+    train, keep, share = (frame(first + at, function=name) for at, name in ((7, "train"), (4, "keep"), (1, "share")))
+    shared, reduced = (share, keep, frame(first + 8, function="train")), (train,)
+    chains = {
+        0: [reduced, shared, *[reduced] * 2, shared, *[reduced] * 2, shared, *[reduced] * 3, shared],
+        1: [reduced, shared, *[reduced] * 9],
+    }
+    after = frame(first + 9, function="train")
+    made = {rank: [Made(line=chain[0].line) for chain in of_rank] for rank, of_rank in chains.items()}
+    ran = run(made[0], [*made[1], Made(op="barrier", line=after.line)])
+    seen = stood(ran, [share, keep, frame(first + 8, function="train")], [after])
+    chains[1].append((after,))
+    ranks = tuple(
+        replace(
+            one,
+            status_file=replace(
+                one.status_file,
+                calls=tuple(
+                    replace(each, chain=chain)
+                    for each, chain in zip(one.status_file.calls, chains[one.rank], strict=False)
+                ),
+            ),
+        )
+        for one in seen.ranks
+        if one.status_file
+    )
+    functions = NEW_BEST.split("def ")[1:]
+    sources, at = [], first
+    for text in functions:
+        sources.append(Source(file=USER, first=at, text=f"def {text}"))
+        at += text.count("\n")
+    found = diagnosed(replace(seen, ranks=ranks, sources=tuple(sources)))
+    finding = found.findings[0]
+    assert finding.code == Cause.RANK_CONDITIONAL_COLLECTIVE
+    assert (finding.ranks, finding.place and finding.place.line) == ((0,), first + 3)
+    assert "left the loop" not in finding.claim
+
+
 TRIED = """\
 def evaluate(words, rank):
     for word in words:

@@ -64,7 +64,7 @@ def test_another_dtype_is_named_with_both(workspace):
 @pytest.mark.slow
 def test_two_groups_taken_in_opposite_order_are_a_deadlock_although_both_stand_on_one_line(workspace):
     outcome = outcome_of(workspace, "groups")
-    assert blamed(outcome) == ("HANG", "cross_group_deadlock", [1], 3, line_of("dist.all_reduce", "groups"))
+    assert blamed(outcome) == ("HANG", "cross_group_deadlock", [1], 3, line_of("for group in", "groups"))
 
 
 @pytest.mark.slow
@@ -102,6 +102,13 @@ def test_under_fsdp_the_rank_that_went_round_a_layer_is_blamed(workspace):
     outcome = outcome_of(workspace, "branch")
     line = line_of("if not (step == 3", "branch")
     assert blamed(outcome) == ("HANG", "rank_conditional_collective", [1], 3, line)
+
+
+@pytest.mark.slow
+def test_a_call_that_later_calls_hide_is_found_in_the_helper_that_made_it(workspace):
+    outcome = outcome_of(workspace, "best")
+    line = line_of("if loss < job.best", "keep_best")
+    assert blamed(outcome) == ("HANG", "rank_conditional_collective", [0], 1, line)
 
 
 @pytest.mark.slow

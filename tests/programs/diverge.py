@@ -25,6 +25,7 @@ class Job:
         self.model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.sharded, self.adam = nn.Sequential(), self.optimizer  # of `branch` only
+        self.best = 10.0
         everyone = list(range(self.world_size))
         self.first, self.second = dist.new_group(everyone), dist.new_group(everyone)
 
@@ -100,6 +101,22 @@ def branch(job: Job, step: int) -> None:
     job.adam.zero_grad()
 
 
+def share(value: float) -> None:
+    dist.all_reduce(torch.tensor([value]))
+
+
+def keep_best(job: Job, loss: float) -> None:
+    if loss < job.best:
+        job.best = loss
+        share(loss)
+
+
+def best(job: Job, step: int) -> None:
+    """Both ranks share their first loss, and rank 0 alone shares two more, which match later calls of rank 1."""
+    dist.all_reduce(torch.ones(1))
+    keep_best(job, 10.0 - step if job.rank == 0 and step in (3, 6) else 9.0)
+
+
 def healthy(job: Job, step: int) -> None:
     """Everything above in its right form: the ranks call the same, and differ only where they may."""
     job.train_step(alone=step % 4 != 0)
@@ -116,7 +133,7 @@ def healthy(job: Job, step: int) -> None:
 
 
 def main() -> None:
-    kinds = (order, shape, dtype, groups, no_sync, uneven, barrier, forgotten, branch, healthy)
+    kinds = (order, shape, dtype, groups, no_sync, uneven, barrier, forgotten, branch, best, healthy)
     kind = next(kind for kind in kinds if kind.__name__ == sys.argv[1])
     job = Job()
     for step in range(1, STEPS + 1):

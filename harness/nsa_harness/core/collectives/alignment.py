@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import pairwise, takewhile
+from itertools import combinations, pairwise, takewhile
 
 from nsa_harness.core.collectives.call_history import (
     MIN_REPEATS,
@@ -15,7 +15,7 @@ from nsa_harness.core.collectives.call_history import (
     expected_next,
     leaves_a_loop,
 )
-from nsa_harness.core.collectives.repair import Edit, Repair, repairs
+from nsa_harness.core.collectives.repair import Edit, Repair, Site, repairs
 from nsa_harness.core.collectives.timeline import (
     UNKNOWN_GROUP,
     Event,
@@ -79,18 +79,22 @@ class Difference:
 
 
 def differences(
-    timelines: Mapping[int, Timeline], groups: Mapping[str, Sequence[Members]], status_files: Mapping[int, StatusFile]
+    timelines: Mapping[int, Timeline],
+    groups: Mapping[str, Sequence[Members]],
+    status_files: Mapping[int, StatusFile],
+    are_alternatives: Callable[[Event, Event], bool] = lambda event, other: True,
 ) -> tuple[Difference, ...]:
     """Return the first difference of each process group, ordered by time.
 
     `groups` has the members of each group; see `groups_of`. Differences of kind LATE come last, because other
-    differences may explain them.
+    differences may explain them. `are_alternatives` tells whether two calls may be the branches of one condition, so
+    that a rank makes only one of them.
     """
     per_group = [
         _without_unknown_history(difference, members, timelines, status_files)
         for group, parties in groups.items()
         for members in parties
-        if (difference := _group_difference(group, members, timelines, status_files))
+        if (difference := _group_difference(group, members, timelines, status_files, are_alternatives))
     ]
     return tuple(
         sorted(
@@ -215,15 +219,22 @@ class _Track:
 
 
 def _group_difference(
-    group: str, members: Members, timelines: Mapping[int, Timeline], status_files: Mapping[int, StatusFile]
+    group: str,
+    members: Members,
+    timelines: Mapping[int, Timeline],
+    status_files: Mapping[int, StatusFile],
+    are_alternatives: Callable[[Event, Event], bool],
 ) -> Difference | None:
     """Return the first difference between the members of a process group, or None."""
     tracks = _tracks(group, [timelines[rank] for rank in members if rank in timelines], status_files)
     if len(tracks) < 2:
         return None
     reference = _reference_track(tracks)
+    consecutive = _consecutive_sites(tracks, are_alternatives)
     edits_of = [
-        (other, edits) for other in tracks if other is not reference and (edits := _first_edits(other, reference))
+        (other, edits)
+        for other in tracks
+        if other is not reference and (edits := _first_edits(other, reference, consecutive))
     ]
     first = min(edits_of, key=lambda track_edits: track_edits[1][0].right, default=None)
     call_difference = _call_difference(group, tracks, reference, *first) if first else None
@@ -341,7 +352,23 @@ def _reference_track(tracks: Sequence[_Track]) -> _Track:
     return max(agreeing, key=lambda track: (len(track.events), -track.rank))
 
 
-def _first_edits(other: _Track, reference: _Track) -> tuple[Repair, ...]:
+_MAX_SITES = 64  # lines of a group that are compared with each other
+
+
+def _consecutive_sites(
+    tracks: Sequence[_Track], are_alternatives: Callable[[Event, Event], bool]
+) -> frozenset[frozenset[Site]]:
+    """Return the pairs of lines that make the same operation and that one rank can pass one after the other."""
+    events = {event.site: event for track in tracks for event in track.events if event.from_python}
+    pairs = combinations(list(events.values())[:_MAX_SITES], 2)
+    return frozenset(
+        frozenset((event.site, other.site))
+        for event, other in pairs
+        if event.op == other.op and not are_alternatives(event, other)
+    )
+
+
+def _first_edits(other: _Track, reference: _Track, consecutive: frozenset[frozenset[Site]]) -> tuple[Repair, ...]:
     """Return the first edits that make the events of `other` equal to those of `reference`; see `repairs`.
 
     Both sequences are extended by the events that the rank's own pattern predicts. These may confirm an edit near the
@@ -349,7 +376,7 @@ def _first_edits(other: _Track, reference: _Track) -> tuple[Repair, ...]:
     """
     return tuple(
         repair
-        for repair in repairs(_with_expected_events(other), _with_expected_events(reference))
+        for repair in repairs(_with_expected_events(other), _with_expected_events(reference), consecutive)
         if repair.left < len(other.events) and repair.right < len(reference.events)
     )
 
@@ -404,7 +431,11 @@ def _call_difference(
     by_rank = {track.rank: track for track in tracks}
     if difference.kind is not DifferenceKind.ORDER and field is not None:
         return _field_difference(difference, field, by_rank)
-    return _with_ranks_at_fault(difference, edits, by_rank)
+    extra = actual if edits == {Edit.DELETE} else expected if edits == {Edit.INSERT} else None
+    # Only recorded calls after it show that a call is additional, not those that the pattern predicts.
+    went_on = first.left + 1 < len(other.events) and first.right + 1 < len(reference.events)
+    is_shown = extra is not None and extra.from_python and place_is_certain and went_on
+    return _with_ranks_at_fault(difference, edits, by_rank, extra if is_shown else None)
 
 
 def _field_difference(difference: Difference, field: Field, tracks: Mapping[int, _Track]) -> Difference:
@@ -473,10 +504,13 @@ def index_of(line: Sequence[Event], event: Event) -> int:
     return next(at for at, candidate in enumerate(line) if candidate is event)
 
 
-def _with_ranks_at_fault(difference: Difference, edits: set[Edit], tracks: Mapping[int, _Track]) -> Difference:
+def _with_ranks_at_fault(
+    difference: Difference, edits: set[Edit], tracks: Mapping[int, _Track], extra: Event | None
+) -> Difference:
     """Return the difference with its kind and the ranks at fault: those that broke their own pattern.
 
-    If the patterns do not show them, these are the ranks at a later point of training, or those in the minority.
+    If the patterns do not show them, these are the ranks at a later point of training, or those that made the call
+    `extra`, which the later calls of the other ranks show to be additional, or those in the minority.
     """
     steps = {rank: _compare_with_pattern(tracks[rank].line, event) for rank, event in difference.entered_events}
     keepers = tuple(rank for rank, step in steps.items() if step.keeps_pattern)
@@ -485,8 +519,10 @@ def _with_ranks_at_fault(difference: Difference, edits: set[Edit], tracks: Mappi
     if again and len(again) < len(steps) and not keepers:
         return replace(difference, kind=DifferenceKind.COUNT, ranks=again, expected=difference.event(again[0]))
     if not keepers or not leavers:
-        return _later_in_training(difference) or replace(
-            difference, ranks=minority({rank: event.site for rank, event in difference.entered_events})
+        return (
+            _later_in_training(difference)
+            or _additional_call(difference, extra)
+            or replace(difference, ranks=minority({rank: event.site for rank, event in difference.entered_events}))
         )
     expected = next(event for rank, event in difference.entered_events if rank in keepers)
     result = replace(
@@ -513,6 +549,15 @@ def _with_ranks_at_fault(difference: Difference, edits: set[Edit], tracks: Mappi
             may_be_swapped=difference.place_is_certain and may_be_swapped,
         )
     return replace(result, culprit_is_certain=is_trusted and len(leavers) < len(keepers))
+
+
+def _additional_call(difference: Difference, extra: Event | None) -> Difference | None:
+    """Return the difference as an additional call of the ranks that made the call `extra`, or None if it is None."""
+    callers = tuple(rank for rank, event in difference.entered_events if extra and event.site == extra.site)
+    expected = next((event for rank, event in difference.entered_events if rank not in callers), None)
+    if not callers or expected is None:
+        return None
+    return replace(difference, kind=DifferenceKind.EXTRA, ranks=callers, expected=expected)
 
 
 def _may_be_swapped(track: _Track, skipped: Event) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -15,6 +15,11 @@ _EDIT_COST = 5
 # Cost of pairing two calls of one operation from different lines, as in the two branches of an `if`. It is lower than
 # the cost of an edit, but a pattern in which the lines are shifted costs more.
 _OTHER_LINE_COST = 3
+# Cost of pairing two lines that one rank passes one after the other. Such a pair is hardly ever meant: an earlier call
+# that only one rank made has shifted the calls. It costs less than leaving out both calls.
+_SHIFTED_LINE_COST = 8
+
+Site = tuple[object, ...]  # where the program makes a call, see `Event.site`
 
 
 class Edit(StrEnum):
@@ -40,8 +45,13 @@ _Cost = tuple[int, int]  # (cost of all edits, minus the number of equal events)
 
 
 @lru_cache(maxsize=1024)  # most ranks of a large job have equal sequences
-def repairs(left: tuple[Token, ...], right: tuple[Token, ...]) -> tuple[Repair, ...]:
+def repairs(
+    left: tuple[Token, ...], right: tuple[Token, ...], consecutive: frozenset[frozenset[Site]] = frozenset()
+) -> tuple[Repair, ...]:
     """Return the first edit of the cheapest way to turn `left` into `right`; several edits if they cost the same.
+
+    `consecutive` contains pairs of sites that one rank can pass one after the other. Any two other sites may be the
+    branches of one condition.
 
     The missing end of a shorter sequence costs nothing, because that rank may only be late. Edits that later events
     confirm take precedence. The result is empty if the sequences are compatible.
@@ -57,13 +67,13 @@ def repairs(left: tuple[Token, ...], right: tuple[Token, ...]) -> tuple[Repair, 
     if begin is None:
         return ()
     left, right = left[begin : begin + _MAX_COMPARED], right[begin : begin + _MAX_COMPARED]
-    cost = _costs(left, right)
+    cost = _costs(left, right, consecutive)
     i = j = 0
     while i < len(left) and j < len(right):
         if _pairs(left[i], right[j]):
             i, j = i + 1, j + 1
             continue
-        cheapest = _cheapest(left, right, i, j, cost)
+        cheapest = _cheapest(left, right, i, j, cost, consecutive)
         if all(edit for edit, _ in cheapest):
             return tuple(
                 Repair(edit=edit, left=begin + i, right=begin + j, confirming_events=-cost[to][1])
@@ -74,7 +84,9 @@ def repairs(left: tuple[Token, ...], right: tuple[Token, ...]) -> tuple[Repair, 
     return ()
 
 
-def _costs(left: Sequence[Token], right: Sequence[Token]) -> dict[tuple[int, int], _Cost]:
+def _costs(
+    left: Sequence[Token], right: Sequence[Token], consecutive: Collection[frozenset[Site]]
+) -> dict[tuple[int, int], _Cost]:
     """Return (i, j) -> the lowest cost of making `left[i:]` and `right[j:]` compatible.
 
     Pairs in which one index is more than `_MAX_LEAD` ahead of the other are not in the result.
@@ -89,7 +101,9 @@ def _costs(left: Sequence[Token], right: Sequence[Token]) -> dict[tuple[int, int
                 cost[i, j] = (after[0], after[1] - 1)
             else:
                 cost[i, j] = min(
-                    _after(price, cost[to]) for _, price, to in _next_edits(left, right, i, j) if to in cost
+                    _after(price, cost[to])
+                    for _, price, to in _next_edits(left, right, i, j, consecutive)
+                    if to in cost
                 )
     return cost
 
@@ -99,20 +113,26 @@ def _after(price: int, cost: _Cost) -> _Cost:
 
 
 def _cheapest(
-    left: Sequence[Token], right: Sequence[Token], i: int, j: int, cost: dict[tuple[int, int], _Cost]
+    left: Sequence[Token],
+    right: Sequence[Token],
+    i: int,
+    j: int,
+    cost: dict[tuple[int, int], _Cost],
+    consecutive: Collection[frozenset[Site]],
 ) -> list[tuple[Edit | None, tuple[int, int]]]:
     """Return (edit, next position) for each of the cheapest edits at (i, j).
 
     If later events confirm some edits, only these are considered.
     """
-    options = [(edit, to, _after(price, cost[to])) for edit, price, to in _next_edits(left, right, i, j) if to in cost]
+    edits = _next_edits(left, right, i, j, consecutive)
+    options = [(edit, to, _after(price, cost[to])) for edit, price, to in edits if to in cost]
     candidates = [option for option in options if option[2][1]] or options
     lowest = min(price for _, _, (price, _) in candidates)
     return [(edit, to) for edit, to, (price, _) in candidates if price == lowest]
 
 
 def _next_edits(
-    left: Sequence[Token], right: Sequence[Token], i: int, j: int
+    left: Sequence[Token], right: Sequence[Token], i: int, j: int, consecutive: Collection[frozenset[Site]]
 ) -> list[tuple[Edit | None, int, tuple[int, int]]]:
     """Return (edit, cost, next position) for each possible edit at (i, j).
 
@@ -120,10 +140,13 @@ def _next_edits(
     """
     same_op = left[i].from_python and right[j].from_python and left[i].op == right[j].op
     can_pair = same_op and _have_equal_fields(left[i], right[j])
+    pair: tuple[Edit | None, int] = (None, _OTHER_LINE_COST) if can_pair else (Edit.REPLACE, _EDIT_COST)
+    if can_pair and frozenset((left[i].site, right[j].site)) in consecutive:
+        pair = (Edit.REPLACE, _SHIFTED_LINE_COST)
     options: list[tuple[Edit | None, int, tuple[int, int]]] = [
         (Edit.INSERT, _EDIT_COST, (i, j + 1)),
         (Edit.DELETE, _EDIT_COST, (i + 1, j)),
-        (None, _OTHER_LINE_COST, (i + 1, j + 1)) if can_pair else (Edit.REPLACE, _EDIT_COST, (i + 1, j + 1)),
+        (*pair, (i + 1, j + 1)),
     ]
     have_next = i + 1 < len(left) and j + 1 < len(right)
     if have_next and _pairs(left[i], right[j + 1]) and _pairs(left[i + 1], right[j]):

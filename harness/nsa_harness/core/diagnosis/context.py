@@ -156,7 +156,12 @@ class DiagnosisContext:
         if self.stacks_only:
             difference = difference_of_stacks(self.timelines)
             return (difference,) if difference else ()
-        return differences(self.timelines, self._groups, self.status_files)
+        return differences(self.timelines, self._groups, self.status_files, self._are_alternatives)
+
+    def _are_alternatives(self, event: Event, other: Event) -> bool:
+        """Whether the two calls may be the branches of one condition of the program."""
+        path, other_path = ((*reversed(each.chain),) or (each.place,) for each in (event, other))
+        return self.program.are_alternatives(path, other_path)
 
     @property
     def _groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:

@@ -141,6 +141,31 @@ class Excerpt(Source):
         block = loop or next((block for block in around if isinstance(block, Function)), None)
         return (*tests, *handlers, *(self._jumps(block, line - self.first) if block is not None else ()))
 
+    def are_alternatives(self, line: int, other: int) -> bool:
+        """Whether two lines are in different branches of one `if`, `try` or `match`.
+
+        Also True if one line is in a branch that ends with a jump, and the other comes after this branch.
+        """
+        first, second = sorted(each + 1 - self.first for each in (line, other))
+        for node in self.nodes:
+            branches = _branches_of(node)
+            inside = [
+                next((at for at, branch in enumerate(branches) if _contains(branch, each)), None)
+                for each in (first, second)
+            ]
+            if inside[0] is None or inside[0] == inside[1]:
+                continue
+            if inside[1] is not None or isinstance(branches[inside[0]][-1], _JUMPS):
+                return True
+        return False
+
+    def tests_between(self, line: int, other: int) -> Iterator[ast.If]:
+        """Yield the `if` statements that have one of the lines in their body and the other one in their `else`."""
+        first, second = sorted(each + 1 - self.first for each in (line, other))
+        for node in self.nodes:
+            if isinstance(node, ast.If) and _contains(node.body, first) and _contains(node.orelse, second):
+                yield node
+
     def handlers(self, line: int) -> tuple[Branch, ...]:
         """Return the `except` handlers of the line's innermost loop, or of its function.
 
@@ -160,8 +185,8 @@ class Excerpt(Source):
     def handler_that_continues(self, line: int) -> Branch | None:
         """Return the nearest `except` that catches what the line raises and stays in its function."""
         at = line + 1 - self.first
-        runs_to_show = [node for node in self.nodes if isinstance(node, ast.Try)]
-        around = [node for node in runs_to_show if node.body[0].lineno <= at <= (node.body[-1].end_lineno or 0)]
+        try_blocks = [node for node in self.nodes if isinstance(node, ast.Try)]
+        around = [node for node in try_blocks if node.body[0].lineno <= at <= (node.body[-1].end_lineno or 0)]
         handlers = (handler for block in sorted(around, key=lambda block: -block.lineno) for handler in block.handlers)
         staying = (
             handler for handler in handlers if not any(isinstance(node, ast.Raise) for node in ast.walk(handler))
@@ -193,8 +218,8 @@ class Excerpt(Source):
         These are handlers whose `try` is around the line, and handlers before the line that continue with the next
         iteration.
         """
-        runs_to_show = [node for node in ast.walk(loop) if isinstance(node, ast.Try)]
-        bodies = {id(handler): node.body for node in runs_to_show for handler in node.handlers}
+        try_blocks = [node for node in ast.walk(loop) if isinstance(node, ast.Try)]
+        bodies = {id(handler): node.body for node in try_blocks for handler in node.handlers}
         for guard, is_nested in _guards(loop, nested=False):
             if not isinstance(guard, ast.ExceptHandler) or id(guard) not in bodies or is_nested:
                 continue
@@ -346,6 +371,23 @@ def is_setting(text: str) -> bool:
 
 def names_rank(text: str) -> bool:
     return _RANK.search(text) is not None
+
+
+def _branches_of(node: ast.AST) -> list[list[ast.stmt]]:
+    """Return the statements of each branch of an `if`, `try` or `match`; empty for other nodes."""
+    if isinstance(node, ast.If):
+        branches = [node.body, node.orelse]
+    elif isinstance(node, ast.Try):
+        branches = [[*node.body, *node.orelse], *(handler.body for handler in node.handlers)]
+    elif isinstance(node, ast.Match):
+        branches = [case.body for case in node.cases]
+    else:
+        return []
+    return [branch for branch in branches if branch]
+
+
+def _contains(branch: Sequence[ast.stmt], line: int) -> bool:
+    return any(statement.lineno <= line <= (statement.end_lineno or 0) for statement in branch)
 
 
 def _is_main_guard(test: ast.expr) -> bool:

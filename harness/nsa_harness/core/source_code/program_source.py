@@ -150,10 +150,8 @@ class ProgramSource:
         if other is not None and not self.same_function(reached_line, other):
             return None
         other_branches = self.branches(other) if other is not None else ()
-        shared_lines, within = (
-            {branch.line for branch in other_branches},
-            {branch.line for branch in other_branches if not branch.leaves_block},
-        )
+        within = {branch.line for branch in other_branches if not branch.leaves_block}
+        shared_lines = {branch.line for branch in other_branches} - self._deciding_lines(reached_line, other)
         own = [branch for branch in self.branches(reached_line) if not (same_rank and branch.reads_rank)]
         own = [
             branch
@@ -165,6 +163,30 @@ class ProgramSource:
         around = [branch for branch in own if not branch.leaves_block]
         inside = [branch for branch in own if branch.leaves_block and branch.line in within]
         return next(iter([*inside, *around, *reversed(own)]), None)
+
+    def are_alternatives(self, path: Sequence[Line | None], other: Sequence[Line | None]) -> bool:
+        """Whether two call paths, outermost line first, take different branches of one `if`, `try` or `match`.
+
+        Also True if the stored source does not show how the two lines are related.
+        """
+        for line, other_line in zip(path, other, strict=False):
+            if line is None or other_line is None:
+                return True
+            if (line.file, line.line) != (other_line.file, other_line.line):
+                is_known = self.same_function(line, other_line)
+                return not is_known or self._around(line).are_alternatives(line.line or 0, other_line.line or 0)
+        return True
+
+    def _deciding_lines(self, line: Line, other: Line | None) -> set[int]:
+        """Return the lines of the `if` statements that have the two lines in different branches."""
+        if other is None or not self.same_function(line, other):
+            return set()
+        excerpt = self._around(line)
+        return {excerpt.line_of(test) for test in excerpt.tests_between(line.line or 0, other.line or 0)}
+
+    def chooses_between(self, branch: Branch, line: Line, other: Line) -> bool:
+        """Whether the branch is an `if` with the two lines in different branches."""
+        return branch.line in self._deciding_lines(line, other)
 
     def condition_around_only(self, line: Line | None, other: Line) -> Branch | None:
         """Return the nearest condition around a line that is not around another line of the same function."""

@@ -77,23 +77,24 @@ def calls_differ(context: DiagnosisContext) -> Explanation | None:
         reason = next(possible_reasons(context, difference, positions))
     else:
         reason = _rank_condition_reason(context, difference, branch)
-    are_calls_known = branch is not None or not context.stacks_only
-    cause = _cause_of(difference, reason, are_calls_known=are_calls_known)
+    # Where the source is known and shows no condition on the rank, another condition guards the call.
+    is_under_rank = branch is not None or not (context.stacks_only or positions.has_source)
+    cause = _cause_of(difference, reason, is_under_rank=is_under_rank)
     is_certain = branch is not None and positions.has_source
     return _explain(context, difference, reason, cause, positions, is_certain=is_certain)
 
 
-def _cause_of(difference: Difference, reason: Reason, *, are_calls_known: bool) -> Cause:
+def _cause_of(difference: Difference, reason: Reason, *, is_under_rank: bool) -> Cause:
     """Return the cause that follows from a difference and its reason.
 
-    `are_calls_known`: the calls are recorded, so an extra call on rank 0 is certain. Otherwise only stacks show them.
+    `is_under_rank`: a condition on the rank guards the call, or may guard it because the source is unknown.
     """
     if difference.kind in _VALUE_CAUSES and not (difference.kind is Kind.SHAPE and reason.explains_sizes):
         return _VALUE_CAUSES[difference.kind]
     if reason.cause is None and difference.kind is Kind.ORDER:
         return Cause.COLLECTIVE_ORDER_MISMATCH
     cause = reason.cause or Cause.RANK_CONDITIONAL_COLLECTIVE
-    is_extra_on_rank0 = difference.kind is Kind.EXTRA and difference.ranks == (0,) and are_calls_known
+    is_extra_on_rank0 = difference.kind is Kind.EXTRA and difference.ranks == (0,) and is_under_rank
     is_rank0_only = cause is Cause.RANK_CONDITIONAL_COLLECTIVE and is_extra_on_rank0
     return Cause.RANK0_ONLY_COLLECTIVE if is_rank0_only else cause
 
@@ -175,12 +176,15 @@ def _history_question(
 
 
 def _with_stacks_at_divergence(context: DiagnosisContext, difference: Difference) -> DiagnosisContext:
-    """Return the context with the stacks that the flight recorders saved at the differing calls.
+    """Return the context with the stacks that were recorded at the differing calls.
 
-    The stacks of the last snapshot may be from later calls. If a recorder has no stack, the context stays unchanged.
+    The stacks of the last snapshot may be from later calls. If a stack is unknown, the context stays unchanged.
     """
-    frames = {rank: event.collective.frames for rank, event in difference.entered_events if event.collective}
-    if len(frames) < len(difference.entered_events) or not all(frames.values()) or not context.last_snapshot:
+    frames = {
+        rank: (event.collective.frames if event.collective else ()) or event.chain
+        for rank, event in difference.entered_events
+    }
+    if context.stacks_only or not all(frames.values()) or not context.last_snapshot:
         return context
     last_snapshot = context.evidence.snapshots[-1]
     stacks = {
@@ -341,9 +345,8 @@ def _difference_facts(context: DiagnosisContext, difference: Difference) -> Fact
     others = tuple(rank for rank, _ in difference.entered_events if rank not in difference.ranks)
     expected, first = difference.expected, difference.ranks[:1]
     own_event = difference.event(first[0]) if first else None
-    is_repeated = difference.kind is Kind.COUNT and own_event is not None and own_event is expected
     return {
-        "variant": "repeated" if is_repeated else difference.kind.value,
+        "variant": "repeated" if _is_repeated(difference) else difference.kind.value,
         "others": others,
         "remaining": _other_ranks(difference),
         "absent": difference.absent,
@@ -354,6 +357,12 @@ def _difference_facts(context: DiagnosisContext, difference: Difference) -> Fact
         "condition": None,
         "inside_with": None,
     }
+
+
+def _is_repeated(difference: Difference) -> bool:
+    """Whether the ranks at fault made one call more often than in earlier iterations."""
+    own_event = difference.event(difference.ranks[0]) if difference.ranks else None
+    return difference.kind is Kind.COUNT and own_event is not None and own_event is difference.expected
 
 
 def _call_facts_by_rank(context: DiagnosisContext, difference: Difference) -> tuple[Facts, ...]:
@@ -504,12 +513,11 @@ def _origin_of_values(context: DiagnosisContext, difference: Difference, ranks: 
 
 
 def _as_count_difference(difference: Difference, positions: RelativePositions) -> Difference:
-    """Return `difference` as a difference in iteration counts if some ranks left a loop that others are still in.
-
-    Otherwise, return it unchanged.
-    """
+    """Return `difference` as a difference in iteration counts if some ranks left a loop that others are still in."""
     if not positions.left_loops:
-        return difference
+        # The pattern of the calls looks like the end of a loop, but the source shows that every rank is still in it.
+        is_in_loop = difference.kind is Kind.COUNT and positions.has_source and not _is_repeated(difference)
+        return replace(difference, kind=Kind.EXTRA) if is_in_loop else difference
     event = next((event for rank, event in difference.entered_events if rank not in positions.left_loops), None)
     ranks = tuple(sorted(positions.left_loops))
     return replace(
@@ -550,6 +558,12 @@ def _with_rank_condition(
         if branch is not None:
             callers = tuple(other for other, call in difference.entered_events if call.site == event.site)
             others = tuple(other for other in difference.all_ranks if other not in callers)
+            other_places = [call.place for other, call in difference.entered_events if other in others]
+            if any(
+                place and event.place and context.program.chooses_between(branch, event.place, place)
+                for place in other_places
+            ):
+                continue  # it decides which of two calls a rank makes, not whether a rank makes one
             # A branch that leaves a loop does not count if a rank has left the loop or is still above the branch.
             if branch.leaves_block and (
                 positions.left_loops or any(_is_above(context, other, branch) for other in others)
