@@ -1,4 +1,4 @@
-"""The launches of the fused kernels and their machine code for a given GPU architecture, without a GPU.
+"""Compile the fused kernels for a GPU architecture on a machine without a GPU.
 
 The host functions run on uninitialized CPU tensors, so 32k tokens take no physical memory, and their kernel launches
 are recorded instead of executed. Triton then compiles the kernels without a GPU for the recorded arguments. Triton
@@ -43,7 +43,7 @@ _BYTES = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8, "f8E4M3FN": 1, "f8E5M2": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One kernel launch by the host."""
+    """One recorded launch of a kernel, with its arguments."""
 
     part: str  # part of the operation: compressed, importance, selected, sliding or mix
     kernel: Any
@@ -56,17 +56,16 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """Name of the kernel."""
         return str(self.kernel.__name__)
 
     def argument(self, name: str) -> Any:
-        """Return the argument with this parameter name."""
+        """Return the value of the kernel argument with this name."""
         return dict(zip(self.kernel.arg_names, self.arguments, strict=False))[name]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledKernel:
-    """Properties of the compiled kernel of one launch."""
+    """The properties of a compiled kernel, such as its register count and its loops."""
 
     registers: int
     spilled_bytes: int  # stack bytes per thread
@@ -93,7 +92,7 @@ def launches(
     *,
     separate: bool = False,
 ) -> list[Launch]:
-    """Return every kernel launch of the operation, forward and backward, in order.
+    """Return all kernel launches of one forward and backward pass, in order.
 
     Each kernel is launched with its first `tiles_per_kernel` candidate tiles, or with its tile in `tiles`, by kernel
     name. Descriptors are used as on a GPU of this compute capability (90 means 9.0). With `separate`, each branch and
@@ -109,7 +108,7 @@ def launches(
 def without_kernels(
     tiles: dict[str, Tile] | None = None, tiles_per_kernel: int = 1, capability: int = 90
 ) -> Iterator[list[Launch]]:
-    """Record kernel launches in the yielded list instead of executing them, within the `with` block.
+    """Record kernel launches in the yielded list instead of executing them.
 
     Parameters are as in `launches`.
     """
@@ -154,13 +153,13 @@ def without_kernels(
 
 
 def _part_of(name: str) -> str:
-    """Return the part of the operation for a tuning pattern, or for the name of a kernel without tuning."""
+    """Return the part of the operation that a kernel belongs to, such as "selected"."""
     first = name.split()[0].split("_")[0]
     return {"ranked": "importance"}.get(first, first)
 
 
 def _joint_operator(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[], None]]:
-    """Yield a function that runs the joint operator on uninitialized tensors; their values do not affect launches."""
+    """Yield a function that runs the full operation as one operator."""
     inputs = _Inputs.of(shape, dtype)
 
     def whole() -> None:
@@ -172,7 +171,7 @@ def _joint_operator(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[], N
 
 
 def _separate_operators(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[], None]]:
-    """Yield a function per part of the operation, each with its backward pass."""
+    """Yield a function for each part of the operation. Each runs forward and backward."""
     inputs, backend = _Inputs.of(shape, dtype), FusedBackend()
     q, selection = inputs.q, inputs.selection
     compressed_pair, selected_pair, sliding_pair = inputs.pairs
@@ -208,7 +207,7 @@ def _separate_operators(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[
 
 @dataclass(frozen=True, kw_only=True)
 class _Inputs:
-    """Uninitialized input tensors and parameters of the operation."""
+    """The uninitialized input tensors and the block selection parameters of the operation."""
 
     q: Tensor
     pairs: tuple[tuple[Tensor, Tensor], ...]
@@ -240,7 +239,7 @@ def _leaf(dtype: torch.dtype, heads: int, length: int, width: int) -> Tensor:
 
 @contextmanager
 def _replace_functions(**functions: Callable[..., Any]) -> Iterator[None]:
-    """Replace functions in every module of the fused kernels within the `with` block."""
+    """Replace functions in all modules of the fused kernels within the `with` block."""
     originals = {
         "launch": launching.launch,
         "run_best": tuning.run_best,
@@ -261,12 +260,12 @@ def _replace_functions(**functions: Callable[..., Any]) -> Iterator[None]:
 
 
 def compile_and_read(launch: Launch, capability: int) -> CompiledKernel:
-    """Compile a launch for a compute capability (90 means 9.0) and return the properties of its kernel."""
+    """Compile a kernel launch for a compute capability (90 means 9.0) and return its properties."""
     return read_compiled(compile_launch(launch, capability))
 
 
 def read_compiled(result: Any) -> CompiledKernel:
-    """Return the properties of a kernel that `compile_launch` returned."""
+    """Return the properties of a kernel that was compiled by `compile_launch`."""
     cubin = result.asm["cubin"]
     instructions = sass.parse(disassemble(cubin))
     registers, stack = register_usage(cubin)
@@ -285,7 +284,7 @@ def read_compiled(result: Any) -> CompiledKernel:
 
 
 def compile_launch(launch: Launch, capability: int) -> Any:
-    """Return Triton's compiled kernel, as a launch with these arguments on a GPU of this capability would use it."""
+    """Compile a kernel launch with Triton for a compute capability (90 means 9.0)."""
     target = GPUTarget("cuda", capability, 32)
     backend = make_backend(target)
     kernel = launch.kernel
@@ -302,12 +301,12 @@ def compile_launch(launch: Launch, capability: int) -> Any:
 
 
 def disassemble(cubin: bytes) -> str:
-    """Return the machine code (SASS) of a cubin as text, by nvdisasm."""
+    """Return the machine code (SASS) of a compiled kernel as text."""
     return _tool("nvdisasm", "-c", cubin=cubin)
 
 
 def register_usage(cubin: bytes) -> tuple[int, int]:
-    """Return registers and stack bytes per thread. Registers are spilled to the stack."""
+    """Return the number of registers and stack bytes for each thread."""
     text = _tool("cuobjdump", "-res-usage", cubin=cubin)
     keywords = dict(word.split(":", 1) for line in text.splitlines() if "REG:" in line for word in line.split())
     return int(keywords["REG"]), int(keywords["STACK"])
@@ -321,7 +320,7 @@ def _tool(name: str, option: str, *, cubin: bytes) -> str:
 
 
 def main_loop_body(ttgir: str) -> list[str]:
-    """Return the lines of the loop with the most products in Triton's IR, or [] without a loop."""
+    """Return the lines of the main loop in Triton's intermediate code, or [] if there is no loop."""
     lines = ttgir.splitlines()
     bodies = []
     for number, line in enumerate(lines):
@@ -333,7 +332,7 @@ def main_loop_body(ttgir: str) -> list[str]:
 
 
 def dot_operations(lines: Sequence[str]) -> int:
-    """Return the multiplications and additions of the matrix products in these lines of Triton's IR."""
+    """Count the arithmetic operations of the matrix products in lines of Triton's code."""
     total = 0
     for line in filter(_is_product, lines):
         (rows, depth, _), (_, columns, _) = _tiles(line)[:2]
@@ -342,7 +341,7 @@ def dot_operations(lines: Sequence[str]) -> int:
 
 
 def described_bytes(lines: Sequence[str]) -> int:
-    """Return the bytes of the tiles that descriptors copy in these lines of Triton's IR."""
+    """Count the bytes that tensor descriptors copy in lines of Triton's code."""
     total = 0
     for line in lines:
         if "async_tma_copy_global_to_local" in line or "async_tma_gather" in line:

@@ -1,4 +1,4 @@
-"""Predicted time of a kernel on a GPU, from its machine code and its work. Nothing is measured.
+"""Predict the execution time of a GPU kernel from its machine code, without measuring anything.
 
 A multiprocessor holds a few programs at a time. One pass of a program through its loop uses several stations: tensor
 cores, issue slots (including slower pipes), shared memory, L2 and memory. A single program uses the stations one after
@@ -22,7 +22,7 @@ from benchmarks.sass import LANES, mma_operations, operand_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """Constants of an H200. `REASONS` has the source of each number."""
+    """Hardware constants of an H200 GPU. The source of each number is in `REASONS`."""
 
     multiprocessors: int = 132
     clock_hz: float = 1.755e9
@@ -88,9 +88,9 @@ STATIONS = ("tensor", "issue", "shared", "l2", "memory")
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Predicted time of a kernel in milliseconds, and the time of each station on its own.
+    """The predicted execution time of a kernel, in total and by hardware unit.
 
-    `waiting_ms` is the part of the time that the busiest station does not explain.
+    `waiting_ms` is the part of the time that the busiest unit does not explain.
     """
 
     ms: float
@@ -104,13 +104,13 @@ class Prediction:
 
     @property
     def limit(self) -> str:
-        """Name of the limiting resource: the busiest station, or "latency"."""
+        """The name of the hardware unit that limits the speed, or "latency"."""
         busiest = max(STATIONS, key=lambda name: getattr(self, f"{name}_ms"))
         return "latency" if self.waiting_ms > getattr(self, f"{busiest}_ms") else busiest
 
 
 def predict(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constants) -> Prediction:
-    """Return the predicted time of a kernel.
+    """Return the predicted execution time of a kernel.
 
     `kernel` is a result of kernel_model.code_row, and `work` is a kernel_work.Work as a dict.
     """
@@ -120,8 +120,8 @@ def predict(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Const
     of_pass, of_program = (cycles.cycles_per_pass(at_once, constants) for cycles in (step, outside))
     programs = max(1, work["programs"])
     slots = constants.multiprocessors
-    each = passes / programs * of_pass + of_program  # a multiprocessor's cycles for a program
-    together = programs * each / slots + each * at_once / 2  # the last programs leave slots empty
+    each = passes / programs * of_pass + of_program  # cycles of one program
+    together = programs * each / slots + each * at_once / 2  # half of the last wave of programs is lost
     longest = work["longest"] * step.cycles_per_pass(1, constants) + outside.cycles_per_pass(1, constants)
     seconds = max(max(together if programs > slots * at_once else 0, longest) / constants.clock_hz, 0)
     alone = {
@@ -141,7 +141,7 @@ def predict(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Const
 
 
 def programs_at_once(registers: int, shared_bytes: int, warps: int, constants: Constants = FIRST) -> int:
-    """Return how many programs fit on a multiprocessor. Registers are allocated to warps in units of 256."""
+    """Return how many programs (thread blocks) can run on one multiprocessor at the same time."""
     of_warp = -(-max(registers, 24) * 32 // 256) * 256
     by_shared = constants.shared_bytes // (shared_bytes + constants.reserved_bytes)
     return max(1, min(constants.registers // of_warp // warps, by_shared, constants.warps // warps, 32))
@@ -149,13 +149,13 @@ def programs_at_once(registers: int, shared_bytes: int, warps: int, constants: C
 
 @dataclass(frozen=True)
 class Cycles:
-    """Cycles on one multiprocessor for one pass of the loop, or for the code of a program outside of its loop."""
+    """The number of clock cycles that a part of a kernel takes on one multiprocessor."""
 
     stations: dict[str, float]  # busy cycles of each station
     alone: float  # cycles if only one program runs
 
     def cycles_per_pass(self, at_once: int, constants: Constants) -> float:
-        """Return the cycles per pass if `at_once` programs run on the multiprocessor at the same time."""
+        """Return the cycles of one pass if `at_once` programs share the multiprocessor."""
         busiest = max(self.stations.values(), default=0.0)
         return busiest + (1 - constants.overlap) * max(0.0, self.alone - busiest) / at_once
 
@@ -183,7 +183,7 @@ def _step(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constan
 
 
 def _counts_of_pass(kernel: Mapping[str, Any], work: Mapping[str, Any]) -> dict[str, float]:
-    """Return the average instruction counts of a pass, over passes with and without masks and conditional parts."""
+    """Return the average instruction counts of one pass through the main loop."""
     regions = [(kernel["loop"], kernel["conditional"])] * 2
     if kernel.get("edge_loop"):
         regions[1] = (kernel["edge_loop"], kernel["edge_conditional"])
@@ -197,7 +197,7 @@ def _counts_of_pass(kernel: Mapping[str, Any], work: Mapping[str, Any]) -> dict[
 
 
 def _outside(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constants) -> Cycles:
-    """Return the cycles of a program before and after its loop."""
+    """Return the clock cycles of a program before and after its main loop."""
     moved_bytes = work["own_bytes"] / max(1, work["programs"])
     per_cycle = constants.multiprocessors * constants.clock_hz
     issue = kernel["outside_instructions"] * kernel["warps"] / constants.schedulers
@@ -210,9 +210,9 @@ def _outside(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Cons
 
 
 def _missed_bytes(work: Mapping[str, Any], loaded_bytes: float, at_once: int, constants: Constants) -> float:
-    """Return the bytes that come from memory instead of L2.
+    """Return the number of bytes that must be read from memory because they are not in the L2 cache.
 
-    These are the compulsory reads, and a part of the other reads if the working set of the running programs exceeds L2.
+    The first read of each byte always counts. Other reads count in part if the data in use exceed the L2 cache.
     """
     requested = loaded_bytes * work["passes"]
     compulsory = min(requested, work["walked_bytes"] * work["reads"])
@@ -222,7 +222,7 @@ def _missed_bytes(work: Mapping[str, Any], loaded_bytes: float, at_once: int, co
 
 
 def _product_cycles(mma: Mapping[str, int], warps: int, constants: Constants) -> float:
-    """Return the cycles of the matrix products: of their operations or of reading their operands from shared memory."""
+    """Return the clock cycles of the matrix products."""
     rate = constants.operations_per_s / constants.multiprocessors / constants.clock_hz
     total = 0.0
     for name, number in mma.items():
@@ -233,7 +233,7 @@ def _product_cycles(mma: Mapping[str, int], warps: int, constants: Constants) ->
 
 
 def _shared_bytes(count: Mapping[str, float]) -> float:
-    """Return the bytes per warp that go through shared memory; spills use the same path with 4 bytes per lane."""
+    """Return the number of bytes that one warp moves through shared memory."""
     return count["shared_bytes"] + count["mma_shared_bytes"] + count["spills"] * LANES * 4
 
 
@@ -250,7 +250,7 @@ SORT_PASSES = 8  # passes of torch's radix sort over 64-bit keys, 8 bits each
 
 
 def torch_ms(operations: Mapping[str, Any], constants: Constants) -> float:
-    """Return the device time in milliseconds of the torch operations around the kernels.
+    """Return the predicted device time of the torch operations around the kernels, in milliseconds.
 
     `operations` is a result of host_cost.host_cost for one direction.
     """
@@ -262,7 +262,7 @@ def torch_ms(operations: Mapping[str, Any], constants: Constants) -> float:
 
 
 def host_ms(operations: Mapping[str, Any], constants: Constants) -> float:
-    """Return the time in milliseconds that the host needs to launch everything. The device waits if it is faster."""
+    """Return the time that the host needs to launch all operations, in milliseconds."""
     launches = operations["launches"] * constants.kernel_launch_us
     around = operations["own_operators"] * constants.own_operator_us
     return 1e-3 * (launches + around + operations["operations"] * constants.torch_operation_us)

@@ -1,4 +1,4 @@
-"""Accuracy of a sweep's fit: measured points, the prediction for four times the length, and the measured truth.
+"""Measure how accurately the cost of long sequences is predicted from shorter ones.
 
     python benchmarks/fits.py                    measure every implementation, into benchmarks/results/fits.json
     python benchmarks/fits.py --only vanilla     measure one implementation and keep the results of the others
@@ -46,7 +46,7 @@ LIMITS = {Quantity.SECONDS: 0.15, Quantity.PROCESSOR: 0.15, Quantity.BYTES: 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One implementation, with the scenario keys that select it."""
+    """One attention implementation, with the scenario settings that select it."""
 
     name: str
     keys: tuple[str, ...]
@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def measure_side(side: Side) -> dict[str, Any]:
-    """Measure one implementation, and return the measured points, the prediction and the truth."""
+    """Measure one implementation, and compare its predicted cost with the measured cost."""
     context = measurement_context(__file__, sys.argv[1:])
     cells = [run(side.keys, tokens, side.steps) for tokens in LENGTHS]
     truth = run(side.keys, TARGET, side.target_steps)
@@ -92,7 +92,7 @@ def measure_side(side: Side) -> dict[str, Any]:
 
 
 def run(keys: Sequence[str], tokens: int, steps: int) -> Outcome:
-    """Run one length of the sweep and return its outcome. Raises SystemExit if the run does not pass."""
+    """Run the training with one sequence length. Raises SystemExit if the run does not pass."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "nsa_harness", "run", "sweep_seq_len", "--out", folder),
@@ -107,7 +107,7 @@ def run(keys: Sequence[str], tokens: int, steps: int) -> Outcome:
 
 
 def _outcome_from_cost(cell: Mapping[str, Any]) -> Outcome:
-    """Return the outcome of a run that passed on a CPU and has this recorded cost."""
+    """Return a passed outcome with the recorded cost."""
     cost = StepCost(**{**cell, "implementations": tuple(cell["implementations"])})
     plain = skipped_outcome(Skip(scenario=f"sweep_seq_len@model.seq_len={cost.tokens}", about="", reason=""))
     return replace(
@@ -116,10 +116,10 @@ def _outcome_from_cost(cell: Mapping[str, Any]) -> Outcome:
 
 
 def compare_fit_with_truth(cells: Sequence[Outcome], truth: Outcome) -> dict[str, Any]:
-    """Return fits, predictions and errors, and the predictions that are refused.
+    """Fit the cost of short runs, and compare the prediction with the measured long run.
 
-    `cells` are the outcomes of the short runs. Those that another implementation ran than the last ones are fitted
-    separately, to record why their prediction is refused.
+    Runs at the shortest lengths may use another implementation. They are fitted separately, to record why their
+    prediction is refused.
     """
     assert truth.cost is not None
     size = size_of(truth.cost)
@@ -146,7 +146,7 @@ def compare_fit_with_truth(cells: Sequence[Outcome], truth: Outcome) -> dict[str
 
 
 def compare_prediction(quantity: Quantity, prediction: Any, truth: Outcome) -> dict[str, Any]:
-    """Return the prediction of a quantity, its measured value, and the relative error."""
+    """Return the predicted and measured values of a quantity, and the relative error."""
     assert truth.cost is not None
     value = cell_value(truth.cost, quantity)
     assert value is not None, f"the run of {TARGET} tokens has no {quantity}"

@@ -1,4 +1,4 @@
-"""Host work for one pass of the full NSA operation: torch operations around the kernels, and kernel launches.
+"""Count the work of the host (CPU) for one pass of the full NSA operation.
 
 The operation runs on CPU tensors with the same checks and lists as on a GPU, but without its kernels. Every torch
 operation that computes or copies is counted, also inside this package's own operators. Views and allocations are
@@ -31,7 +31,7 @@ _VIEWS = ("aten::_reshape_alias", "aten::detach", "aten::_unsafe_view", "aten::l
 
 
 class OperationCounter(TorchDispatchMode):
-    """Counter of torch operations with their bytes, of views and allocations, and of this package's operators."""
+    """Counter of torch operations and the bytes that they move."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class OperationCounter(TorchDispatchMode):
             with self:
                 return OPDEFS[name]._init_fn(*args, **(kwargs or {}))
         if func._can_decompose() and not func.is_view:
-            with self:  # an operation that is composed of others is counted as those
+            with self:  # a composite operation is counted as its parts
                 return func.decompose(*args, **(kwargs or {}))
         output = func(*args, **(kwargs or {}))
         tensors = [tensor for tensor in tree_leaves((args, output)) if isinstance(tensor, Tensor)]
@@ -63,9 +63,9 @@ class OperationCounter(TorchDispatchMode):
 
 
 def host_cost(shape: Shape) -> dict[str, dict[str, Any]]:
-    """Return the host work of the forward and of the backward pass.
+    """Return the number of operations and kernel launches of the forward and backward pass.
 
-    It consists of torch operations by name with their count and bytes, views and allocations, and kernel launches.
+    Torch operations are listed by name with their count and bytes. Views and allocations are counted separately.
     """
     q, branches, gates, selection = _inputs(shape)
     leaves = [q, gates, *(tensor for pair in _pairs(branches) for tensor in pair)]
@@ -124,7 +124,10 @@ def _pairs(branches: KeysAndValues) -> list[tuple[Tensor, Tensor]]:
 
 @contextmanager
 def force_triton_on_cpu() -> Iterator[None]:
-    """Choose the fused kernels also for CPU tensors within the `with` block; their launches must be recorded only."""
+    """Use the Triton implementation for CPU tensors within the `with` block.
+
+    The kernel launches must be recorded instead of executed.
+    """
     original = dispatch.triton_reason
     dispatch.triton_reason = lambda *_: None
     try:

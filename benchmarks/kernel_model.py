@@ -1,4 +1,4 @@
-"""Predicted time of the full NSA operation on an H200, without a GPU: from machine code, work and a few constants.
+"""Predict the execution time of the full NSA operation on an H200, without a GPU.
 
     python benchmarks/kernel_model.py                                        8k, 32k and 64k tokens, random selections
     python benchmarks/kernel_model.py --choices correlated --tokens 65536    neighbouring queries share 80, 95 and 98 %
@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> int:
 
 
 def parse_tile(text: str) -> Tile:
-    """Parse "rows,keys,warps,stages"."""
+    """Parse a tile size in the form "rows,keys,warps,stages"."""
     try:
         rows, keys, warps, stages = map(int, text.split(","))
     except ValueError:
@@ -94,13 +94,13 @@ def parse_tile(text: str) -> Tile:
 
 
 def read_states(path: Path) -> list[dict[str, Any]]:
-    """Return the states recorded in a file, or [] if it does not exist."""
+    """Return the predictions recorded in a file, or [] if it does not exist."""
     states: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["states"] if path.exists() else []
     return states
 
 
 def predicted_state(options: argparse.Namespace) -> dict[str, Any]:
-    """Return machine code, work and host operations of the current source tree.
+    """Analyse the current source code, and return the data from which execution times are predicted.
 
     Times are computed from them later, by kernel_model_report.milliseconds.
     """
@@ -116,7 +116,7 @@ def predicted_state(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def kernel_rows(launches_by_capability: Mapping[int, Sequence[Launch]]) -> dict[str, Any]:
-    """Return, by part and name of each kernel, its tile and the properties of its code per architecture."""
+    """Return the tile size and machine code properties of each kernel, by its name."""
     return {
         f"{launches_of_kernel[0].part}/{launches_of_kernel[0].name}": {
             "tile": list(asdict(launches_of_kernel[0].tile).values()) if launches_of_kernel[0].tile else None,
@@ -131,7 +131,7 @@ def kernel_rows(launches_by_capability: Mapping[int, Sequence[Launch]]) -> dict[
 
 
 def _row_of(launch: Launch, capability: int) -> dict[str, Any]:
-    """Return the properties of a launch's code, or only the error if the compiler cannot compile this tile.
+    """Return the machine code properties of a kernel, or the error if it cannot be compiled.
 
     Real runs on such a GPU try the next tile.
     """
@@ -144,7 +144,7 @@ def _row_of(launch: Launch, capability: int) -> dict[str, Any]:
 
 
 def code_row(code: CompiledKernel, stages: int) -> dict[str, Any]:
-    """Return the properties of compiled code that the record and the device model need."""
+    """Return the properties of a compiled kernel as a dictionary."""
     loop, edge = code.loop, sass.edge_loop(code.loops)
     return {
         "registers": code.registers,
@@ -181,7 +181,7 @@ def _scenarios(lengths: Sequence[int], shares: Sequence[float]) -> Iterator[dict
 
 
 def print_kernel(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    """Print the loops and the predicted times of the launches of one kernel."""
+    """Print the loops and predicted execution times of one kernel."""
     shape = Shape(tokens=TOKENS[-1])
     tiles = {options.kernel: options.tile} if options.tile else None
     for capability in options.arch:

@@ -1,4 +1,4 @@
-"""Reports of the states that benchmarks/kernel_model.py recorded: tables for the terminal and for performance.md.
+"""Show the results of benchmarks/kernel_model.py in the terminal and in performance.md.
 
 The record contains no times. They are computed from code, work and a set of constants, so every state can be shown with
 every set.
@@ -27,7 +27,7 @@ SHOWN_TOKENS = 65536
 
 
 def milliseconds(state: Mapping[str, Any], scenario: Mapping[str, Any], constants: Constants) -> dict[str, Prediction]:
-    """Return the predicted times of each kernel of a scenario, by "part/kernel"."""
+    """Return the predicted execution time of each kernel, by "part/kernel"."""
     return {
         name: predict(state["kernels"][name][ARCHITECTURE], work, constants) for name, work in scenario["work"].items()
     }
@@ -39,7 +39,7 @@ def pass_of(kernel: str) -> str:
 
 
 def sums(state: Mapping[str, Any], scenario: Mapping[str, Any], constants: Constants) -> dict[str, dict[str, float]]:
-    """Return milliseconds for forward and backward: of each part, the device, the host, and the slower of the two."""
+    """Return the total predicted milliseconds of the forward and backward pass, by part."""
     result = {}
     for direction in PASSES:
         parts = dict.fromkeys(PARTS, 0.0)
@@ -54,7 +54,7 @@ def sums(state: Mapping[str, Any], scenario: Mapping[str, Any], constants: Const
 
 
 def floor_ms(work: Mapping[str, Any], code: Mapping[str, Any], constants: Constants) -> float:
-    """Return the lower bound in milliseconds of one kernel: its products for visible pairs, or its bytes moved once."""
+    """Return a lower bound for the execution time of one kernel in milliseconds."""
     # The operations of all passes, scaled by the fraction of visible pairs.
     needed_operations = code["written_operations"] * work["passes"] * work["seen"] / max(1, work["walked"])
     moved_bytes = work["own_bytes"] + work["walked_bytes"]
@@ -62,7 +62,7 @@ def floor_ms(work: Mapping[str, Any], code: Mapping[str, Any], constants: Consta
 
 
 def screen(state: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield the tables of one state for the terminal: one per scenario, and the sums."""
+    """Yield the tables of one recorded prediction for the terminal."""
     for scenario in state["scenarios"]:
         title = f"{scenario['tokens']} tokens, {_choices(scenario)}: predicted milliseconds on an {DEVICE}"
         table = Table(title=title, title_justify="left")
@@ -153,7 +153,7 @@ def _sum_rows(states: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
 
 
 def section(result: Mapping[str, Any]) -> str:
-    """Return the Markdown between the marks of docs/internals/nsa/performance.md."""
+    """Return the generated Markdown section of docs/internals/nsa/performance.md."""
     states = result["states"]
     lines = ["", "### The whole operation", "", *_whole(states), "", "### By part", "", *_by_part(states)]
     for state in states:
@@ -237,7 +237,7 @@ def _table(head: Sequence[str], rows: Iterator[list[str]] | Sequence[list[str]])
 
 
 def choices_section(result: Mapping[str, Any]) -> str:
-    """Return the Markdown table of a result of benchmarks/nsa_choices.py: unions of random and trained selections."""
+    """Return a Markdown section that compares block selections of random and trained models."""
     sizes = [name for name in result["rows"]["random"] if name.startswith("union_of_")]
     head = ["choices", "shared by neighbours", *(f"union of {name.removeprefix('union_of_')}" for name in sizes)]
     rows = [
@@ -253,7 +253,7 @@ def choices_section(result: Mapping[str, Any]) -> str:
 
 
 def write_page(page: Path, sections: Mapping[tuple[str, str], str]) -> None:
-    """Replace the text between each pair of marks in a page. The text around the marks is written by hand."""
+    """Replace the generated sections of a page. Each section is between a pair of marks."""
     text = page.read_text(encoding="utf-8")
     for (begin, end), section in sections.items():
         before, _, rest = text.partition(begin)

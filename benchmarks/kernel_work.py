@@ -1,4 +1,4 @@
-"""Work of each fused kernel for given sizes: programs, passes through their main loops, and bytes of memory traffic.
+"""Compute the work of each fused kernel, such as loop passes and memory traffic.
 
 Passes are counted from the spans and lists that the host passes to the kernels. If the loop of a kernel changes, adapt
 which queries or keys a program loops over (`spans_walked`, `union_sizes`, `segment_passes`), and in which order
@@ -30,7 +30,7 @@ RUNNING = 132
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Work of one kernel launch."""
+    """The amount of work of one kernel launch."""
 
     programs: int
     passes: int  # passes through the main loop, summed over all programs
@@ -46,7 +46,10 @@ class Work:
 
 
 def work(launch: Launch, shape: Shape, indices: Tensor) -> Work:
-    """Return the work of a launch. `indices` [1, 1, T, n] is the selection of one group, used for all groups."""
+    """Return the amount of work of one kernel launch.
+
+    `indices` [1, 1, T, n] are the selected blocks of one group. They are used for all groups.
+    """
     return _KERNELS[launch.name](launch, shape, indices)
 
 
@@ -169,7 +172,6 @@ def _mix_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
 
 
 def _union_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
-    """Return the work of `selected_unions`, which writes a first token and a bit mask per slot."""
     return _loopless_work(launch, 3 * _index_bytes(shape))
 
 
@@ -178,7 +180,7 @@ def _list_key_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
 
 
 def _list_segment_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
-    """Return the work of `selected_segments`: three binary searches per step, each waiting for the previous one."""
+    """Return the work of the kernel `selected_segments`, which does binary searches."""
     blocks, places = launch.argument("blocks"), launch.argument("places")
     passes = 3 * -(-(blocks + 1) // launch.constants["BLOCKS"]) * places.bit_length()
     table = 4 * (blocks + 1) + launch.argument("segments")
@@ -198,7 +200,6 @@ def _list_segment_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
 
 
 def _loopless_work(launch: Launch, moved_bytes: int) -> Work:
-    """Return the work of a kernel without a loop that moves this many bytes."""
     return Work(
         programs=launch.programs,
         passes=0,
@@ -240,9 +241,10 @@ _KERNELS: dict[str, Callable[[Launch, Shape, Tensor], Work]] = {
 
 
 def spans_walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int = 1) -> tuple[Tensor, Tensor]:
-    """Return the passes of each program over a tile of `width` spans, and the number of them that need masks.
+    """Return the number of loop passes of each program, in total and with masks.
 
-    This is the plan of spanned_kernels.plan_walk. Passes with and without masks are each split over `parts` programs.
+    This repeats the plan of spanned_kernels.plan_walk. `first` and `stop` bound the span of each query or key. Passes
+    with and without masks are each split over `parts` programs.
     """
     firsts, common_firsts = _reduce_tiles(first, width, amin=2**31 - 1), _reduce_tiles(first, width, amax=0)
     stops, common_stops = _reduce_tiles(stop, width, amax=0), _reduce_tiles(stop, width, amin=2**31 - 1)
@@ -255,7 +257,10 @@ def spans_walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int 
 
 
 def _reduce_tiles(values: Tensor, width: int, **reduction: int) -> Tensor:
-    """Return the minimum (`amin=neutral`) or maximum (`amax=neutral`) of each tile of `width` values."""
+    """Return the minimum or maximum of each group of `width` consecutive values.
+
+    The keyword is `amin` or `amax`; its value pads the last group.
+    """
     ((name, neutral),) = reduction.items()
     padded_values = torch.nn.functional.pad(values.long(), (0, -values.shape[0] % width), value=neutral)
     tiles: Tensor = getattr(padded_values.reshape(-1, width), name)(1)
@@ -263,7 +268,7 @@ def _reduce_tiles(values: Tensor, width: int, **reduction: int) -> Tensor:
 
 
 def union_sizes(indices: Tensor, queries: int, select_len: int) -> Tensor:
-    """Return the number of different blocks that the queries of each tile selected, for one group."""
+    """Return the number of distinct blocks that each tile of queries selected."""
     selections = _distinct_selections(indices, select_len)
     padding = -selections.shape[0] % queries
     tiles = torch.nn.functional.pad(selections, (0, 0, 0, padding), value=-1).reshape(-1, queries * selections.shape[1])
@@ -273,7 +278,7 @@ def union_sizes(indices: Tensor, queries: int, select_len: int) -> Tensor:
 
 
 def segment_passes(indices: Tensor, select_len: int, length: int, queries: int) -> Tensor:
-    """Return the number of passes over each segment of the queries that selected a block, for one group."""
+    """Return the number of loop passes over each segment of queries that selected the same block."""
     readers, cuts = _reader_counts(indices, select_len), cuts_of_blocks(indices, select_len, length)
     number = torch.arange(int(cuts.sum())) - (cuts.cumsum(0) - cuts).repeat_interleave(cuts)
     remaining = (readers.repeat_interleave(cuts) - number * length).clamp(0, length)
@@ -281,18 +286,18 @@ def segment_passes(indices: Tensor, select_len: int, length: int, queries: int) 
 
 
 def cuts_of_blocks(indices: Tensor, select_len: int, length: int) -> Tensor:
-    """Return the number of segments of each block of one group, at least one."""
+    """Return the number of segments into which the queries of each block are split."""
     return (-(-_reader_counts(indices, select_len) // length)).clamp_min(1)
 
 
 def _reader_counts(indices: Tensor, select_len: int) -> Tensor:
-    """Return how many queries of one group selected each block."""
+    """Return how many queries selected each block."""
     selections = _distinct_selections(indices, select_len)
     return torch.bincount(selections[selections >= 0], minlength=-(-selections.shape[0] // select_len))
 
 
 def _distinct_selections(indices: Tensor, select_len: int) -> Tensor:
-    """Return the different visible blocks that each query of one group selected, [T, n], with -1 in unused slots."""
+    """Return the distinct blocks that each query selected, [T, n], with -1 in unused positions."""
     selections = indices[0, 0].long()
     own = torch.arange(selections.shape[0]) // select_len
     selections = torch.where(selections <= own[:, None], selections, -1).sort(-1).values
@@ -301,7 +306,7 @@ def _distinct_selections(indices: Tensor, select_len: int) -> Tensor:
 
 
 def lists_length(shape: Shape) -> int:
-    """Return the maximum readers of a segment, as selected.segment_length computes it."""
+    """Return the maximum number of queries in a segment."""
     return FAIR_SHARE * shape.select_len * max(1, shape.select_count)
 
 
@@ -350,7 +355,7 @@ def _spans(part: str, shape: Shape) -> Spans:
 
 
 def _selected_pairs(indices: Tensor, shape: Shape) -> int:
-    """Return the number of visible pairs of query and token in the selected branch, per head."""
+    """Return the number of visible pairs of query and key in the selected branch, per head."""
     index = indices[0, 0].long()
     query = torch.arange(shape.tokens)[:, None]
     visible = (query + 1 - index * shape.select_len).clamp(0, shape.select_len)
@@ -362,12 +367,11 @@ def _keys(launch: Launch, shape: Shape) -> int:
 
 
 def _pair_bytes(shape: Shape) -> int:
-    """Return the bytes of a key and its value."""
     return (shape.width + shape.value_width) * HALF
 
 
 def _row_bytes(shape: Shape) -> int:
-    """Return the bytes of a query, the gradient of its output and two per-row values, for all heads."""
+    """Return the bytes that the backward pass reads for each query position, over all heads."""
     return shape.heads * (_pair_bytes(shape) + 2 * FLOAT)
 
 

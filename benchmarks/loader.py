@@ -1,4 +1,4 @@
-"""Tokens per second of the data loader with two workers, compared with those of the model on this CPU.
+"""Compare the speed of the data loader with the speed of the model on a CPU.
 
     python benchmarks/loader.py
 
@@ -34,7 +34,7 @@ TOKENS_OF_STEP = CI.batch * CI.seq_len
 
 
 def sources(directory: Path) -> dict[str, str]:
-    """Create the data sources in `directory`, and return the value of `--data` for each of them by name."""
+    """Create a data source of each kind in `directory`, and return their --data options by name."""
     lines = "".join(json.dumps({"text": text}) + "\n" for shard in all_stories() for text in shard.records()).encode()
     (directory / "text.jsonl").write_bytes(lines)
     (directory / "text.jsonl.gz").write_bytes(gzip.compress(lines))
@@ -49,7 +49,7 @@ def sources(directory: Path) -> dict[str, str]:
 
 
 def tokens_per_s(data: str, phase: str, steps: int) -> float:
-    """Run nsa.train, and return its tokens per second between the end of the first and of the last step."""
+    """Run nsa.train, and return its speed in tokens per second."""
     with tempfile.TemporaryDirectory() as directory:
         options = ["--data", data, "--workers", str(WORKERS), "--steps", str(steps), "--phase", phase]
         program = [

@@ -1,4 +1,4 @@
-"""Loss curves of NSA and vanilla attention over 200 training steps on text.
+"""Compare the training loss of NSA and vanilla attention over 200 steps.
 
     python benchmarks/nsa_learning.py
 
@@ -29,7 +29,7 @@ SEEDS = (0, 1)
 
 
 def losses(attention: str, seed: int, steps: int) -> list[float]:
-    """Train with nsa.train, and return the loss of each step from its training.csv."""
+    """Train with nsa.train, and return the loss of each step."""
     with tempfile.TemporaryDirectory() as directory:
         options = ["--attention", attention, "--seed", str(seed), "--steps", str(steps), "--data", "text"]
         program = [sys.executable, str(REPOSITORY / "nsa" / "nsa_attention"), *options, "--out-dir", directory]

@@ -1,10 +1,11 @@
-"""Memory of a training step at 2048 and 8192 tokens: four times the tokens may take at most 4.5 times the memory.
+"""Check that the memory of a training step grows almost linearly with the sequence length.
 
     python benchmarks/nsa_memory.py           every code path at both lengths, and the curve up to 32768 tokens
     python benchmarks/nsa_memory.py --table   print the recorded results as Markdown
 
-Uses the ci shape with two layers. Each measurement runs in its own process. It is the peak resident memory of a step,
-minus the resident memory before it (the model and torch itself, which would make the ratio look better than it is).
+Four times the tokens may take at most 4.5 times the memory. The benchmark uses the ci shape with two layers, and each
+measurement runs in its own process. The measured value is the peak resident memory of a step, minus the resident memory
+before it (the model and torch itself).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ PATHS = [
 
 
 def step_bytes(attention: str, implementation: str, mode: str, tokens: int) -> int:
-    """Run a step in this process and return its peak resident memory, minus the resident memory before, in bytes."""
+    """Run a training step in this process, and return the increase of its peak memory in bytes."""
     import torch
 
     from nsa_attention.config import CI, Attention, Implementation
@@ -69,7 +70,7 @@ def _status_bytes(field: str) -> int:
 
 
 def measure_in_process(path: tuple[str, str, str], tokens: int) -> int:
-    """Return `step_bytes` measured in a new process.
+    """Run a training step in a new process, and return the increase of its peak memory in bytes.
 
     glibc returns memory above a threshold size to the system at once, and raises the threshold when large tensors are
     freed. Resident memory then depends on the order of allocations. A fixed threshold avoids that.
@@ -98,7 +99,7 @@ def measure() -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Return a Markdown table of the MiB of a step per length, and the factor of each doubling."""
+    """Return a Markdown table of the memory of a training step for each sequence length."""
     lines = ["| tokens | NSA, MiB | times | dense, MiB | times |", "|---|---|---|---|---|"]
     before: dict[str, int] = {}
     for tokens in CURVE:

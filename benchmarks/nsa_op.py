@@ -1,4 +1,4 @@
-"""Time of the full NSA operation on a GPU, forward and backward, compared with dense attention.
+"""Measure the execution time of the full NSA operation on a GPU, compared with dense attention.
 
     python benchmarks/nsa_op.py                             1k to 128k tokens on this machine's GPU
     python benchmarks/nsa_op.py --tokens 4096 65536         only these lengths
@@ -65,7 +65,7 @@ Forward = Callable[[], Tensor]
 
 
 class Inputs:
-    """Random input tensors of one shape, the same for all implementations."""
+    """Random input tensors of one size, the same for all implementations."""
 
     def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
         self.shape = shape
@@ -93,7 +93,7 @@ class Inputs:
         )
 
     def leaves(self) -> list[Tensor]:
-        """Return the tensors that get gradients."""
+        """Return the input tensors that require gradients."""
         pairs = _pairs_of(self.branches)
         return [self.q, self.gates, *(tensor for pair in pairs for tensor in pair)]
 
@@ -101,9 +101,10 @@ class Inputs:
 def named_selections(
     shape: Shape, device: torch.device, shares: Sequence[float], checkpoint: Path | None
 ) -> dict[str, Tensor]:
-    """Return selections [1, G, T, n] by a name that describes their origin.
+    """Return block selections [1, G, T, n] by name, such as "random choices".
 
-    They are synthetic, one for each shared fraction in `shares`, and those of the layers of a checkpoint if given.
+    A synthetic selection is made for each value in `shares`, the fraction of blocks shared by neighbouring queries. If
+    a checkpoint is given, the selections of its layers are added.
     """
     numbers = {"count": shape.select_count, "select_len": shape.select_len}
     selections = {
@@ -122,10 +123,10 @@ def named_selections(
 
 
 def with_named_selections(inputs: Inputs, selections: dict[str, Tensor]) -> Iterator[tuple[str, Forward | str]]:
-    """Yield name and function of the selected branch and of the full operation for each of the given selections.
+    """Yield (name, function) for the selected branch and full operation, for each block selection.
 
-    The full operation still ranks blocks, but reads the given ones. Instead of a function, a string is the reason why
-    an implementation is missing.
+    The full operation still ranks blocks, but then uses the given selection. A missing implementation has an error text
+    instead of a function.
     """
     shape, branches, selection = inputs.shape, inputs.branches, inputs.selection
     q, pair, scale = inputs.q, inputs.branches.selected, inputs.selection.scale
@@ -149,7 +150,7 @@ def with_named_selections(inputs: Inputs, selections: dict[str, Tensor]) -> Iter
 
 
 def _external_selected(inputs: Inputs, indices: Tensor) -> Forward | str:
-    """Return the selected branch of native-sparse-attention-triton, which also takes indices, or why it is missing."""
+    """Return the selected branch of native-sparse-attention-triton, or an error text if it is missing."""
     try:
         function = importlib.import_module("native_sparse_attention.ops").topk_sparse_attention
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
@@ -172,7 +173,7 @@ def _pairs_of(branches: KeysAndValues) -> list[tuple[Tensor, Tensor]]:
 
 
 def our_parts(inputs: Inputs) -> Iterator[tuple[str, Forward]]:
-    """Yield name and function of the full operation, and of each part on its own with realistic inputs."""
+    """Yield (name, function) for the full operation and for each of its parts."""
     shape, branches, selection = inputs.shape, inputs.branches, inputs.selection
     yield "nsa", lambda: sparse_attention(inputs.q, branches, inputs.gates, selection, window=shape.window)
     backend, used = implementation_for(Implementation.AUTO, inputs.q, *branches.selected)
@@ -202,7 +203,7 @@ def our_parts(inputs: Inputs) -> Iterator[tuple[str, Forward]]:
 
 
 def dense(inputs: Inputs) -> Iterator[tuple[str, Forward | str]]:
-    """Yield name and function of each dense causal attention with the same heads, or the reason why it is missing."""
+    """Yield (name, function) for each dense causal attention. A missing one has an error text instead."""
     q, (k, v) = inputs.q, inputs.branches.selected
 
     def by_torch(kernel: SDPBackend) -> Forward:
@@ -235,7 +236,7 @@ def _flash(module: str, inputs: Inputs) -> Forward | str:
 
 
 def _fla(inputs: Inputs) -> Forward | str:
-    """Return the NSA of flash-linear-attention, or why it is missing. Its single block length is set to l'."""
+    """Return the NSA function of flash-linear-attention, or an error text if it is missing."""
     try:
         function = importlib.import_module("fla.ops.nsa").parallel_nsa
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
@@ -261,7 +262,7 @@ def _fla(inputs: Inputs) -> Forward | str:
 
 
 def measure(name: str, forward: Forward, inputs: Inputs, repeats: int) -> dict[str, Any]:
-    """Return samples of forward and backward times in milliseconds, and the peak memory on top of the inputs."""
+    """Return the forward and backward times of a function in milliseconds, and its peak memory."""
     device = inputs.q.device
     try:
         with torch.no_grad():
@@ -344,7 +345,7 @@ def measure_length(
 
 @contextmanager
 def _tuning_enabled(device: torch.device) -> Iterator[None]:
-    """Let the fused kernels measure their tile sizes within the `with` block, as a warm-up of training does."""
+    """Enable the tuning of the fused kernels within the `with` block."""
     if device.type != "cuda":
         yield
         return

@@ -1,4 +1,4 @@
-"""Results of benchmarks/nsa_op.py as Markdown tables and as a plot."""
+"""Show the results of benchmarks/nsa_op.py as Markdown tables and as a plot."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ GOAL_TOKENS = 65536
 
 
 def table(result: dict[str, Any]) -> str:
-    """Return Markdown tables of a result.
+    """Return the results as Markdown tables of median execution times.
 
-    They contain medians in milliseconds per length, the fraction of the lower bound that is reached, and the ratio to
-    the fastest dense attention.
+    The tables also contain the fraction of the lower bound that is reached, and the ratio to the fastest dense
+    attention.
     """
     lines = [
         "| T | NSA forward | share | NSA backward | share | best dense forward | backward | ratio | peak MiB |",
@@ -46,7 +46,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _part_rows(result: dict[str, Any]) -> Iterator[str]:
-    """Yield a Markdown table of the parts, each measured on its own, with their lower bounds."""
+    """Yield the lines of a Markdown table with the execution time of each part."""
     yield "| T | part | forward | share of floor | backward | share of floor |"
     yield "|---|---|---|---|---|---|"
     for length in result["lengths"]:
@@ -63,7 +63,7 @@ def _part_rows(result: dict[str, Any]) -> Iterator[str]:
 
 
 def _selection_rows(result: dict[str, Any]) -> Iterator[str]:
-    """Yield a Markdown table that compares selections: times of the selected branch and of the full operation."""
+    """Yield the lines of a Markdown table that compares block selections."""
     head = ["T", "choices", "selected forward", "backward", "of random", "NSA forward", "backward"]
     head += ["best dense", "others' selected"]
     yield "| " + " | ".join(head) + " |"
@@ -91,7 +91,6 @@ def _selection_rows(result: dict[str, Any]) -> Iterator[str]:
 
 
 def _median_ms(row: dict[str, Any] | None) -> tuple[float, ...]:
-    """Return the median forward and backward times in milliseconds, or () if `row` is None."""
     return tuple(statistics.median(row[f"{way}_ms"]) for way in ("forward", "backward")) if row else ()
 
 
@@ -121,7 +120,7 @@ def _best_dense(rows: dict[str, dict[str, Any]]) -> tuple[str, float, float] | N
 
 
 def _remarks(result: dict[str, Any]) -> Iterator[str]:
-    """Yield lines about the break-even length, the goals, and missing implementations."""
+    """Yield remarks on the results, for example whether the goals were met."""
     even = break_even(result)
     yield "Break-even, forward and backward, against the best dense one: " + (
         "none" if even is None else f"{even:.0f} tokens"
@@ -147,7 +146,7 @@ def _remarks(result: dict[str, Any]) -> Iterator[str]:
 
 
 def break_even(result: dict[str, Any]) -> float | None:
-    """Return the length in tokens from which NSA is faster than the best dense attention, or None.
+    """Return the sequence length from which NSA is faster than dense attention, or None.
 
     It is interpolated linearly between two measured lengths.
     """
@@ -167,7 +166,7 @@ def break_even(result: dict[str, Any]) -> float | None:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Draw forward plus backward milliseconds over the sequence length, on logarithmic axes, and save it to `path`."""
+    """Plot the execution times over the sequence length, and save the figure to `path`."""
     pyplot = importlib.import_module("matplotlib.pyplot")
     figure, axes = pyplot.subplots(figsize=(7, 4.5))
     names = dict.fromkeys(row["name"] for length in result["lengths"] for row in length["rows"])

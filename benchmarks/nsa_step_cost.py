@@ -1,4 +1,4 @@
-"""Time of a full training step of the production shape with NSA, compared with vanilla attention in the same shape.
+"""Compare the duration of a full training step with NSA and with vanilla attention.
 
     python benchmarks/nsa_step_cost.py                           measure every length, into benchmarks/results/
     python benchmarks/nsa_step_cost.py --tokens 2048 --layers 2  a quick partial measurement, not stored without --out
@@ -50,7 +50,7 @@ CLOCKS = ("wall_s", "cpu_s")
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
-    """One measurement: sequence length, number of layers, and number of pairs of steps."""
+    """The settings for measuring one sequence length."""
 
     tokens: int
     layers: int
@@ -68,7 +68,7 @@ PLAN = (
 
 
 class TimedTraining:
-    """A model with its optimizer, trained on one sequence per step."""
+    """A model and its optimizer, whose training steps are timed."""
 
     def __init__(self, config: NSAConfig) -> None:
         torch.manual_seed(0)
@@ -79,7 +79,7 @@ class TimedTraining:
         self._tokens = torch.randint(config.vocab, (1, config.seq_len + 1))
 
     def step(self) -> dict[str, float]:
-        """Run one full step, and return its wall and CPU seconds."""
+        """Run one training step, and return its wall and CPU time in seconds."""
         wall, processor = time.perf_counter(), time.process_time()
         hidden = self.model(self._tokens[:, :-1])
         hidden.backward(self._gradient_of_loss(hidden.detach()))
@@ -88,7 +88,7 @@ class TimedTraining:
         return {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - processor}
 
     def attention(self) -> dict[str, float]:
-        """Run one layer's attention, forward and backward, and return its wall and CPU seconds."""
+        """Run the attention of one layer, and return its wall and CPU time in seconds."""
         config, layer = self.model.config, self.model.blocks[0].attn
         cos_sin = rotary_cos_sin(rotary_frequencies(config.d_k), config.seq_len)
         x = torch.randn(1, config.seq_len, config.dim, requires_grad=True)
@@ -98,7 +98,7 @@ class TimedTraining:
         return {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - processor}
 
     def _gradient_of_loss(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of the mean loss with respect to `hidden`, and accumulate that of the head's weight."""
+        """Return the gradient of the loss with respect to `hidden`, and update the gradients of the head."""
         leaf = hidden.requires_grad_()
         targets = self._tokens[:, 1:]
         for piece, target in zip(leaf.split(HEAD_TOKENS, 1), targets.split(HEAD_TOKENS, 1), strict=True):
@@ -110,7 +110,7 @@ class TimedTraining:
 
 
 def measure(length: Length) -> dict[str, Any]:
-    """Return samples and summary of one length."""
+    """Return all measurements for one sequence length, with a summary."""
     shape = replace(PRODUCTION, layers=length.layers, seq_len=length.tokens)
     sides = {side: TimedTraining(replace(shape, attention=side)) for side in SIDES}
     samples = {}
@@ -156,7 +156,7 @@ def _summary(samples: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
 
 
 def over_limit(result: dict[str, Any]) -> list[str]:
-    """Return the modes of one length ("kept", "checkpointed") whose full steps exceed the limit of the ratio."""
+    """Return the measurements of full steps in which NSA was slower than allowed."""
     limit = result["limit"]
     ratios = {name: result["summary"][f"{name}_wall_s_ratio_median"] for name in _of_steps(result)}
     return [name for name, ratio in ratios.items() if limit is not None and ratio > limit]
@@ -167,7 +167,7 @@ def _of_steps(length: dict[str, Any]) -> list[str]:
 
 
 def table_md(result: dict[str, Any]) -> str:
-    """Return the result as Markdown tables: full steps, the attention of one layer, and the parts of one layer."""
+    """Return the results as Markdown tables."""
     steps = [
         (length["tokens"], length["layers"], name, length["summary"], length["limit"], length["goal"])
         for length in result["lengths"]
@@ -198,7 +198,7 @@ def table_md(result: dict[str, Any]) -> str:
 
 
 def _parts_md(lengths: list[dict[str, Any]]) -> list[str]:
-    """Return a Markdown table with one row per part and one column per length, in seconds forward + backward."""
+    """Return a Markdown table with the execution time of each part of a layer."""
     rows = [(side, part) for side, names in lengths[0]["parts"].items() for part in names]
     heads = [f"T={length['tokens']}" for length in lengths]
     return [
@@ -216,7 +216,7 @@ def _both_ways(part: dict[str, float]) -> str:
 
 
 def measure_all(plan: tuple[Length, ...]) -> dict[str, Any]:
-    """Return the measurements of every length, and the summary of the production length (or else of the last one)."""
+    """Return the measurements of all sequence lengths, with a summary of the production length."""
     lengths = []
     for length in plan:
         repeats = 3 if length.tokens <= PRODUCTION.seq_len else 1
@@ -251,7 +251,7 @@ def main(arguments: list[str]) -> int:
 def adjust_plan(
     plan: tuple[Length, ...], tokens: int | None, layers: int | None, pairs: int | None
 ) -> tuple[Length, ...]:
-    """Return the plan with these numbers of layers and pairs, if given.
+    """Return the measurement plan changed by the given command-line options.
 
     With `tokens`, return only the entry of that length, or a new entry if the plan has none.
     """

@@ -1,4 +1,4 @@
-"""Cost of the probe: time of a progress event and of a recorded call, step time with and without hooks, and memory.
+"""Measure the time and memory that the probe of nsa-harness costs in a training process.
 
     python benchmarks/probe_cost.py                      the full measurement, into benchmarks/results/
     python benchmarks/probe_cost.py --pairs 2 --out F    a quick measurement
@@ -60,7 +60,7 @@ print(open("/proc/self/smaps_rollup").read())
 
 
 class Training:
-    """A model of the ci shape and its optimizer, trained on one thread."""
+    """A small model and its optimizer, trained on one thread."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -70,7 +70,7 @@ class Training:
         self._tokens = torch.randint(config.vocab, (2, config.seq_len))
 
     def seconds(self, steps: int) -> tuple[float, float]:
-        """Run a block of steps, and return its wall and CPU seconds."""
+        """Run several training steps, and return their wall and CPU time in seconds."""
         wall, processor = time.perf_counter(), time.process_time()
         for _ in range(steps):
             logits = self._model(self._tokens)
@@ -81,7 +81,7 @@ class Training:
 
 
 def measure(*, pairs: int, steps: int, repeats: int) -> dict[str, Any]:
-    """Return all raw samples and a summary. The first pair is a warm-up and is dropped."""
+    """Return all measurements and a summary."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         board = StatusFileWriter(os.path.join(directory, "bench.board"), rank=0, world_size=1)
@@ -104,7 +104,7 @@ def measure(*, pairs: int, steps: int, repeats: int) -> dict[str, Any]:
 
 
 def _memory(directory: str) -> dict[str, int]:
-    """Return the private bytes of a rank that has trained some steps, with and without the probe."""
+    """Return the private memory of a training process in bytes, with and without the probe."""
     environment = {
         name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "PYTHONPATH")
     }
@@ -136,7 +136,7 @@ def _mark_ns(board: StatusFileWriter) -> float:
 
 
 def all_reduce(tensor: torch.Tensor, op: object = None, group: object = None, async_op: bool = False) -> None:
-    """Do nothing. The additional time of a call with the hook is therefore the cost of the hook."""
+    """Do nothing, so that only the cost of the hook around this function is measured."""
 
 
 def _both_calls(board: StatusFileWriter, trouble: TroubleLog) -> tuple[Any, Any]:
@@ -148,7 +148,10 @@ def _both_calls(board: StatusFileWriter, trouble: TroubleLog) -> tuple[Any, Any]
 
 
 def _call_ns(with_hook: Any, without_hook: Any, depth: int = CALL_DEPTH) -> float:
-    """Return the additional CPU time of one call with the hook in nanoseconds, from a stack of `depth` more frames."""
+    """Return the CPU time that the hook adds to one call, in nanoseconds.
+
+    The call is made below `depth` additional stack frames.
+    """
     if depth:
         return _call_ns(with_hook, without_hook, depth - 1)
     value = torch.ones(4)

@@ -1,4 +1,4 @@
-"""Description of how a benchmark result was measured: command, commit, date, versions and load."""
+"""Describe how and when a benchmark result was measured."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def measurement_context(script: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return command, commit, date, versions, CPU count and load, to store with a result.
+    """Return the command, commit, date, versions and machine load of a measurement.
 
-    Nothing in it identifies the machine. `script` is the path of the benchmark.
+    Nothing in the result identifies the machine. `script` is the path of the benchmark.
     """
     return {
         "command": " ".join(["python", str(Path(script).resolve().relative_to(REPOSITORY)), *arguments]),

@@ -1,4 +1,4 @@
-"""Lower bound (roofline) for the time of NSA on a GPU, from its arithmetic and its unavoidable memory traffic.
+"""Compute a lower bound (roofline) for the execution time of NSA on a GPU.
 
 A visible pair of query and key costs 2 (D + E) operations in the forward and 2 (3 D + 2 E) in the backward pass. Each
 part of the operation takes the time of its operations or of the bytes it must read and write once, whichever is longer;
@@ -17,7 +17,10 @@ _STAT_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes of the operation for one sequence. Lengths are in tokens; comments give the letters of the NSA paper."""
+    """The sizes of an NSA operation on one sequence.
+
+    Lengths are in tokens. The comments give the letters of the NSA paper.
+    """
 
     tokens: int
     heads: int = 64
@@ -32,12 +35,12 @@ class Shape:
 
     @property
     def blocks(self) -> int:
-        """Number of complete compressed blocks."""
+        """The number of complete compressed blocks."""
         return max(0, (self.tokens - self.block_len) // self.block_stride + 1)
 
 
 def pairs(shape: Shape) -> dict[str, int]:
-    """Return the number of visible pairs of query and key per query head, for each branch and for dense attention."""
+    """Return the number of visible query-key pairs per head, for each kind of attention."""
     tokens = shape.tokens
     compressed_pairs = sum(
         min(shape.blocks, max(0, (t + 1 - shape.block_len) // shape.block_stride + 1)) for t in range(tokens)
@@ -55,7 +58,7 @@ def pairs(shape: Shape) -> dict[str, int]:
 
 
 def floors_ms(shape: Shape, device: str) -> dict[str, dict[str, float]] | None:
-    """Return the lower bound in milliseconds of each part, forward and backward, or None for an unknown device."""
+    """Return a lower bound for the time of each part in milliseconds, or None for an unknown GPU."""
     peak = next((numbers for name, numbers in DEVICES.items() if name in device), None)
     if peak is None:
         return None
@@ -80,7 +83,7 @@ def floors_ms(shape: Shape, device: str) -> dict[str, dict[str, float]] | None:
 
 
 def _traffic(shape: Shape, keys: int) -> float:
-    """Return the bytes of queries, outputs, statistics, keys and values, each counted once."""
+    """Return the number of bytes that attention must read and write at least."""
     rows = shape.tokens * shape.heads
     own = rows * (shape.width + shape.value_width) * _BYTES + rows * _STAT_BYTES
     return own + keys * shape.groups * (shape.width + shape.value_width) * _BYTES

@@ -1,4 +1,4 @@
-"""Cost of a run under nsa-harness with all features on: step time and its tail, memory and loss, with real torchrun.
+"""Measure the cost of training under nsa-harness with all features enabled.
 
     python benchmarks/run_cost.py                      the full measurement, into benchmarks/results/
     python benchmarks/run_cost.py --pairs 5 --out F    a quick measurement
@@ -39,7 +39,7 @@ _SIDES = ("bare_s", "watched_s")  # per step: wall and CPU seconds
 
 
 def measure(pairs: int, repeats: int) -> dict[str, Any]:
-    """Return every raw sample and a summary."""
+    """Return all measurements and a summary."""
     with tempfile.TemporaryDirectory() as directory:
         runs = (("bare", _bare_command(max(RANKS))), ("watched", _watched_command(max(RANKS), 0)))
         paired_runs = [
@@ -94,7 +94,7 @@ def _compare_runs(paired_runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _slowdown(steps: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the slowdown of steps under nsa-harness, in wall time and in CPU time of the training thread.
+    """Return how much slower training steps are under nsa-harness, in percent.
 
     CPU time depends less on other processes.
     """
@@ -119,7 +119,7 @@ def _p99(values: Sequence[float]) -> float:
 
 
 def inside(pairs: int) -> None:
-    """One rank: trains, and with `pairs` measures itself watched and unwatched in turn."""
+    """Train in one rank, and measure `pairs` pairs of steps with and without nsa-harness."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -171,7 +171,7 @@ def _pair(number: int, block: Any, switch: _Switch) -> dict[str, Any]:
 
 
 class _Switch:
-    """Switch for the probe's hooks in this process and for the controller process."""
+    """A switch that turns nsa-harness on and off for this rank."""
 
     def __init__(self, dist: Any) -> None:
         self._dist = dist
@@ -181,7 +181,10 @@ class _Switch:
         self._controller = _ancestor(ABOVE_THE_RANK)
 
     def turn(self, *, on: bool) -> None:
-        """Install or remove the hooks; rank 0 also continues or stops the controller. Then wait for all ranks."""
+        """Turn nsa-harness on or off, then wait for all ranks.
+
+        The hooks are installed or removed in every rank. Rank 0 also continues or stops the controller process.
+        """
         self._hooks.turn(on=on)
         if self._dist.get_rank() == 0:
             os.kill(self._controller, signal.SIGCONT if on else signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Analysis of a kernel's machine code (SASS): its loops, and the cost of one pass through a loop for a warp.
+"""Analyse the machine code (SASS) of a GPU kernel, in particular its loops.
 
 The input is the output of `nvdisasm -c`. A loop consists of all basic blocks from which its backward branch can be
 reached without passing the loop's head. Instructions that not every pass executes, because a branch skips them, are
@@ -41,7 +41,10 @@ class Instruction:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Counts for one pass of one warp through some instructions. Bytes are those of all its lanes."""
+    """The work of one warp for executing some instructions once.
+
+    Bytes are summed over all lanes of the warp.
+    """
 
     instructions: int
     mma: dict[str, int]  # matrix products by opcode and shape; ":SS" if both operands are in shared memory
@@ -60,7 +63,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """A loop in the machine code, with the counts of one pass."""
+    """A loop in the machine code, with the counts of one iteration."""
 
     head: int  # address of its first instruction
     latch: int  # address of the branch back to the head
@@ -70,12 +73,12 @@ class Loop:
 
     @property
     def instructions(self) -> int:
-        """Number of instructions, including conditional ones."""
+        """The number of instructions, including conditional ones."""
         return self.always.instructions + self.conditional.instructions
 
 
 def parse(text: str) -> list[Instruction]:
-    """Return the instructions of the only function in `text`, in the order of their addresses."""
+    """Return the instructions in the output of nvdisasm, which must contain one function."""
     labels: dict[str, int] = {}
     pending_labels: list[str] = []
     matches: list[tuple[re.Match[str], int]] = []
@@ -98,7 +101,7 @@ def _instruction(match: re.Match[str], address: int, labels: dict[str, int]) -> 
 
 
 def loops(instructions: Sequence[Instruction]) -> list[Loop]:
-    """Return all loops, the longest first. Traps that jump to themselves and short spin waits are left out."""
+    """Return all loops, the longest first. Short spin loops are left out."""
     blocks = _blocks(instructions)
     successors = _successors(blocks)
     dominators = _dominators(successors)
@@ -132,7 +135,7 @@ def loops(instructions: Sequence[Instruction]) -> list[Loop]:
 
 
 def main_loop(all_loops: Sequence[Loop]) -> Loop | None:
-    """Return the innermost loop with the most products, or the longest innermost loop if there are no products.
+    """Return the innermost loop with the most matrix products, or else the longest one.
 
     Of several loops with equally many products the shortest is returned. If a kernel has a loop with masks and one
     without, the one without masks is shorter and runs more often.
@@ -147,7 +150,7 @@ def main_loop(all_loops: Sequence[Loop]) -> Loop | None:
 
 
 def edge_loop(all_loops: Sequence[Loop]) -> Loop | None:
-    """Return the loop with masks of a kernel that has two loops, or None.
+    """Return the loop with masks of a kernel that has loops with and without masks, or None.
 
     It is the longest other innermost loop with as many products as the main loop.
     """
@@ -162,7 +165,7 @@ def edge_loop(all_loops: Sequence[Loop]) -> Loop | None:
 
 
 def count(instructions: Iterable[Instruction]) -> Counts:
-    """Return the counts of these instructions."""
+    """Return the work of one warp for executing these instructions once."""
     names: Counter[str] = Counter()
     mma: Counter[str] = Counter()
     sums: Counter[str] = Counter()
@@ -205,7 +208,7 @@ _SHAPES = {"16816": (16, 8, 16), "1688": (16, 8, 8), "16832": (16, 8, 32), "884"
 
 
 def mma_operations(opcode: str) -> int:
-    """Return the multiplications and additions of one warp for a matrix product.
+    """Return the number of arithmetic operations of a matrix product instruction, for one warp.
 
     Return 0 for other instructions, and for products whose shape is not part of the opcode.
     """
@@ -220,7 +223,7 @@ def mma_operations(opcode: str) -> int:
 
 
 def _shared_operand_bytes(instruction: Instruction) -> int:
-    """Return the bytes of a product's operands in shared memory.
+    """Return the size in bytes of the operands that a matrix product reads from shared memory.
 
     The right operand of a warpgroup's product is always there, the left one unless it is in registers.
     """
@@ -228,7 +231,10 @@ def _shared_operand_bytes(instruction: Instruction) -> int:
 
 
 def operand_bytes(product: str) -> int:
-    """Return the bytes per warp that a product reads from shared memory. `product` is a key of `Counts.mma`."""
+    """Return the bytes per warp that a matrix product reads from shared memory.
+
+    `product` is a key of `Counts.mma`.
+    """
     opcode, _, both = product.partition(":")
     if not opcode.split(".")[0].endswith("GMMA"):
         return 0
@@ -241,13 +247,13 @@ def _left_is_shared(instruction: Instruction) -> bool:
 
 
 def _width(opcode: str) -> int:
-    """Return the bytes per lane of a memory instruction."""
+    """Return the number of bytes that a memory instruction moves for each lane (thread)."""
     sizes = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1, "32": 4}
     return next((sizes[word] for word in opcode.split(".")[1:] if word in sizes), 4)
 
 
 def _matrices(opcode: str) -> int:
-    """Return the bytes per lane of LDSM and STSM, which move 1 to 4 matrices of 8 x 8 half-precision elements."""
+    """Return the number of bytes that LDSM and STSM instructions move for each lane (thread)."""
     last = opcode.split(".")[-1]
     return 4 * int(last) if last.isdigit() and int(last) <= 4 else 4
 
@@ -288,9 +294,9 @@ def _successors(blocks: Sequence[Sequence[Instruction]]) -> list[list[int]]:
 
 
 def _dominators(successors: Sequence[Sequence[int]]) -> list[set[int]]:
-    """Return the dominators of each block: the blocks on every path from the entry to it.
+    """Return the dominators of each basic block.
 
-    For unreachable blocks these are all blocks.
+    These are the blocks on every path from the entry to it. Unreachable blocks are dominated by all blocks.
     """
     blocks = range(len(successors))
     before: list[list[int]] = [[] for _ in blocks]

@@ -1,7 +1,7 @@
-"""Synthetic selections of blocks: random, or such that neighbouring queries share most of their blocks.
+"""Create synthetic block selections with a given overlap between neighbouring queries.
 
-Random selections are the worst case, because the union of the blocks of a tile of queries is as large as possible.
-benchmarks/nsa_choices.py measures how much neighbouring queries of a trained model share.
+Random selections are the worst case, because neighbouring queries then select as many different blocks as possible.
+benchmarks/nsa_choices.py measures the overlap in a trained model.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ FORCED = 3  # block 0, the query's own, and the one before it
 def make_selections(
     tokens: int, *, groups: int = 1, count: int = 16, select_len: int = 64, shared: float = 0.0, seed: int = 0
 ) -> Tensor:
-    """Return indices [1, G, T, n] (int32, -1 for empty slots), with the forced blocks and without duplicates.
+    """Return the selected blocks of each query, [1, G, T, n], with -1 in unused positions.
 
-    `shared` is the average fraction of its n blocks that a query shares with the previous query. The forced blocks are
-    shared in any case; 0 means that every query draws its other blocks independently.
+    `shared` is the average fraction of its n blocks that a query shares with the previous query. With 0, every query
+    draws its blocks independently, except for the blocks that are always selected.
     """
     generator = torch.Generator().manual_seed(seed)
     free = count - FORCED
@@ -45,14 +45,14 @@ def make_selections(
 
 
 def neighbour_overlap(indices: Tensor) -> float:
-    """Return the average fraction of its blocks that a query shares with the previous query."""
+    """Return the average fraction of blocks that a query shares with the previous query."""
     now, before = indices[0, :, 1:], indices[0, :, :-1]
     same = ((now[..., None] == before[..., None, :]) & (now >= 0)[..., None]).any(-1).sum(-1)
     return float((same / (now >= 0).sum(-1).clamp_min(1)).mean())
 
 
 def mean_union_size(indices: Tensor, queries: int) -> float:
-    """Return the average number of blocks that any query of a tile of `queries` neighbouring queries selected."""
+    """Return the average number of distinct blocks selected by `queries` neighbouring queries."""
     tokens, blocks = indices.shape[2], int(indices.max()) + 1
     is_selected = torch.zeros(indices.shape[1], tokens + -tokens % queries, blocks + 1, dtype=torch.bool)
     is_selected[:, :tokens].scatter_(2, torch.where(indices[0] < 0, blocks, indices[0]).long(), True)

@@ -1,11 +1,11 @@
-"""Paired timings: helpers for the other benchmarks, and a program that measures the overhead of nsa-harness.
+"""Measure how much nsa-harness slows down a command, by running it with and without nsa-harness.
 
     python benchmarks/timing_pairs.py -- COMMAND...           print the overhead of nsa-harness for this command
     python benchmarks/timing_pairs.py --json -- COMMAND...    print every sample as JSON
 
 The command runs alternately without and with nsa-harness, after a first run that warms the caches: three to seven
-pairs, as many as fit into two minutes. All limits are set so high that they never apply. Ranks import this module for
-its helpers, so importing it does not import nsa_harness.
+pairs, as many as fit into two minutes. All limits are set so high that they never apply. Other benchmarks import helper
+functions from this module, so importing it does not import nsa_harness.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def alternate(number: int, sides: Sequence[T]) -> Sequence[T]:
-    """Return the two sides in the order for pair `number`: reversed in every other pair, to be fair to both sides."""
+    """Return the two items in reversed order for every other pair of measurements."""
     return sides if number % 2 else sides[::-1]
 
 
@@ -49,7 +49,7 @@ def percent_more(
 
 
 class HookTables:
-    """Torch's global hook tables, from which the probe's hooks can be removed and restored."""
+    """PyTorch's global hooks, from which the hooks of nsa-harness can be removed and restored."""
 
     def __init__(self) -> None:
         from torch.nn.modules import module
@@ -65,7 +65,7 @@ class HookTables:
         self.are_complete = all(self._entries)
 
     def turn(self, *, on: bool) -> None:
-        """Restore the probe's hooks if `on`, otherwise remove all hooks."""
+        """Install or remove the hooks."""
         for table, entries in zip(self._tables, self._entries, strict=True):
             table.clear()
             if on:
@@ -74,7 +74,7 @@ class HookTables:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedPair:
-    """Times in seconds of one run without and one run with nsa-harness, directly after each other."""
+    """The durations of one run without and one run with nsa-harness."""
 
     bare_s: float
     harness_s: float  # from the start until the report is written
@@ -82,33 +82,33 @@ class TimedPair:
 
     @property
     def more_s(self) -> float:
-        """Additional seconds with nsa-harness."""
+        """The additional time with nsa-harness in seconds."""
         return self.harness_s - self.bare_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead:
-    """Measured overhead of nsa-harness for a command."""
+    """The measured overhead of nsa-harness for a command."""
 
     command: str
     pairs: tuple[TimedPair, ...]
 
     def median(self, name: str) -> float:
-        """Return the median of a field of the pairs."""
+        """Return the median of a field of `TimedPair`."""
         return statistics.median(getattr(pair, name) for pair in self.pairs)
 
     @property
     def more_percent(self) -> float:
-        """How much longer the command takes with nsa-harness, in percent of the medians."""
+        """The overhead of nsa-harness in percent."""
         return 100.0 * (self.median("harness_s") / self.median("bare_s") - 1)
 
     @property
     def is_certain(self) -> bool:
-        """Whether all pairs agree about which side is faster."""
+        """Whether all measurements agree on which of the two is faster."""
         return all(pair.more_s > 0 for pair in self.pairs) or all(pair.more_s < 0 for pair in self.pairs)
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of the report for the terminal."""
+        """Yield the lines of a report for the terminal."""
         yield f"overhead of the harness, {len(self.pairs)} pairs, in turn: {self.command}"
         yield f"  bare           {self.median('bare_s'):8.3f} s   {self._spread('bare_s')}"
         yield f"  with harness   {self.median('harness_s'):8.3f} s   {self._spread('harness_s')}"
@@ -119,7 +119,7 @@ class Overhead:
             yield "  within the noise: the pairs disagree about which of the two is faster"
 
     def values(self) -> dict[str, object]:
-        """Return every sample and the medians, for JSON."""
+        """Return all measurements and the medians, for storing as JSON."""
         return {
             "command": self.command,
             "pairs": [vars(pair) for pair in self.pairs],
@@ -134,7 +134,7 @@ class Overhead:
 
 
 def measure_pairs(command: Sequence[str], say: Callable[[str], None]) -> Overhead:
-    """Time the command without and with nsa-harness. Raises SystemExit with the reason if the command fails."""
+    """Measure the duration of a command with and without nsa-harness. Raises SystemExit if it fails."""
     with tempfile.TemporaryDirectory(prefix="nsa-overhead-") as directory:
         spec = _spec(command, Path(directory))
         count = number_of_pairs(_bare_s(command, spec))
@@ -144,18 +144,18 @@ def measure_pairs(command: Sequence[str], say: Callable[[str], None]) -> Overhea
 
 
 def number_of_pairs(first_s: float) -> int:
-    """Return how many pairs fit into BUDGET_S seconds, if one run without nsa-harness takes `first_s` seconds."""
+    """Return how many pairs of runs to measure, given the duration of one run."""
     return max(FEWEST_PAIRS, min(MOST_PAIRS, int(BUDGET_S / (2 * max(first_s, 0.001)))))
 
 
 def ranks_of(command: Sequence[str]) -> int:
-    """Return the ranks of a torchrun command, or 1 for any other command."""
+    """Return the number of ranks of a torchrun command, or 1 for any other command."""
     match = _RANKS.search(re.sub(r"(--nproc[-_]per[-_]node) ", r"\1=", " ".join(command)))
     return int(match[1]) if match else 1
 
 
 def _spec(command: Sequence[str], directory: Path) -> RunSpec:
-    """Plan the launch of the command from a scenario file, as nsa-harness does for any scenario."""
+    """Return the specification for running the command under nsa-harness."""
     from nsa_harness.supervisor.launch.machine import machine_facts
     from nsa_harness.supervisor.launch.planning import Invocation, plan_launches
 
@@ -197,7 +197,7 @@ def _bare_s(command: Sequence[str], spec: RunSpec) -> float:
 
 
 def _harness_s(spec: RunSpec, directory: Path) -> tuple[float, float]:
-    """Return the seconds until the report is written, and the part of them after the command's end."""
+    """Return the duration of a run under nsa-harness, and the part after the command ended, in seconds."""
     from nsa_harness.commands.run import run_all
     from nsa_harness.commands.scheduler import RunRequest
     from nsa_harness.core.report import Outcome, Status

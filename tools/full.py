@@ -1,4 +1,4 @@
-"""Run every test that works on a CPU, in slices, and skip tests that already have a result for this commit.
+"""Run all tests that work on a CPU, and skip those that already have a result for this commit.
 
     python tools/full.py                  run until every test has a result
     python tools/full.py --minutes 30     run one slice; the same command continues with the next slice
@@ -31,8 +31,9 @@ SELECTED = ["-m", "not gpu and not multi_gpu"]
 
 
 class Results:
-    """Pytest plugin that records one outcome per test, the worst outcome of its phases. It skips tests that already
-    have a result, and stops the session when the time of the slice is over.
+    """A pytest plugin that records the outcome of each test and stops at a time limit.
+
+    The outcome of a test is the worst outcome of its phases. Tests that already have a result are skipped.
     """
 
     def __init__(self, known: Sequence[str], limit_s: float) -> None:
@@ -46,7 +47,7 @@ class Results:
     def complete(self) -> bool:
         return all(name in self.found for name in self._due)
 
-    @pytest.hookimpl(trylast=True)  # what the markers leave out is out already
+    @pytest.hookimpl(trylast=True)  # last, so that tests excluded by markers are already removed
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if item.nodeid not in self._known]
         self._session, self._due = session, [item.nodeid for item in items]
@@ -68,9 +69,7 @@ def test_files() -> list[str]:
 
 
 def stored(commit: str) -> dict[str, Any]:
-    """Return the results of earlier slices for `commit`, or an empty dictionary if the stored results belong to another
-    commit.
-    """
+    """Return the stored test results for this commit, or an empty dictionary if there are none."""
     if RESULTS.exists():
         results: dict[str, Any] = json.loads(RESULTS.read_text())
         if results["commit"] == commit and not results["uncommitted_changes"]:
@@ -79,9 +78,9 @@ def stored(commit: str) -> dict[str, Any]:
 
 
 def run_file(file: str, known: Sequence[str], limit_s: float) -> tuple[dict[str, dict[str, Any]], bool]:
-    """Run the tests of one file in a new process, so that a crash loses only the results of this file.
+    """Run the tests of one file in a new process. Return the results, and whether they are complete.
 
-    Return the results, and whether all tests of the file have one.
+    If the process crashes, only the results of this file are lost.
     """
     script = (
         "import json, sys; sys.path.insert(0, 'tools'); import pytest; from full import Results, SELECTED;"

@@ -1,4 +1,4 @@
-"""Rebuild the tables of costs in README.md and docs/internals/nsa/performance.md from benchmarks/results.
+"""Rebuild the tables of run costs in the documentation from stored benchmark results.
 
 python tools/make_costs.py
 """
@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def with_costs(name: str, document: str) -> str:
-    """Return `document` with the table of costs for the page `name` between its two comments."""
+    """Return the document with an updated table of costs for the page `name`."""
     before, _, rest = document.partition(BEGIN)
     _, _, after = rest.partition(END)
     head, rows = TABLES[name]()

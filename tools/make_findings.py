@@ -1,4 +1,4 @@
-"""Rebuild the parts of docs/findings.md and docs/internals/decisions.md that come from the table of causes.
+"""Rebuild the parts of the documentation that list causes of failures.
 
 python tools/make_findings.py
 """
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def with_causes(name: str, document: str) -> str:
-    """Return the document with the generated text between its two comments."""
+    """Return the document with updated lists of causes."""
     before, _, rest = document.partition(BEGIN)
     _, _, after = rest.partition(END)
     return "\n".join([f"{before}{BEGIN}", *GENERATORS[name](), f"{END}{after}"])
@@ -47,7 +47,7 @@ def _findings() -> Iterator[str]:
 
 
 def _causes_by_verdict() -> Iterator[tuple[str, str, str]]:
-    """Yield a row for each verdict and kind of hang: the verdict, the kind, and links to its causes."""
+    """Yield (verdict, kind of hang, links to causes) for each row of a table."""
     for status in Status:
         for kind in HangKind if status is Status.HANG else (None,):
             causes = [
@@ -59,9 +59,7 @@ def _causes_by_verdict() -> Iterator[tuple[str, str, str]]:
 
 
 def _severities() -> Iterator[str]:
-    """Yield the lines of the table that lists the findings of each severity. A finding in a run that passed has the
-    severity `ok_severity` of its cause.
-    """
+    """Yield the lines of a table that groups findings by severity."""
     rows = [(cause, cause.row.severity, cause.row.ok_severity) for cause in Cause]
     warnings = [cause for cause, severity, ok_severity in rows if severity is ok_severity is Severity.WARNING]
     lowered = [cause for cause, *both in rows if both == [Severity.CRITICAL, Severity.WARNING]]
@@ -95,7 +93,7 @@ def _links(causes: Iterable[Cause]) -> str:
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
-    """Return the text wrapped to the width of a page. Text in backticks is never broken."""
+    """Return the lines of the text, wrapped without breaking text in backticks."""
     one_line = " ".join(text.split())
     unbreakable = _CODE.sub(lambda code: code[0].replace(_SPACE, _UNBREAKABLE_SPACE), one_line)
     lines = textwrap.wrap(unbreakable, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""Rebuild docs/internals/mission.md, the table of requirements, from tests/support/mission.py."""
+"""Rebuild the table of requirements in docs/internals/mission.md."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ def _code(text: str) -> str:
 
 
 def _mission() -> ModuleType:
-    """Load tests/support/mission.py by its path, because another module may have the same name."""
     path = REPOSITORY / "tests" / "support" / "mission.py"
     spec = importlib.util.spec_from_file_location("nsa_harness_mission", path)
     assert spec is not None

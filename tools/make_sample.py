@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def make_sample(work: Path) -> None:
-    """Replace reports/sample by a new run of the sample scenario."""
+    """Run the sample scenario, and store its report as reports/sample."""
     run = _launch(work, "run", SCENARIO)
     _remove_files(run / SCENARIO)
     _render_again(run)
@@ -69,9 +69,7 @@ def make_sample(work: Path) -> None:
 
 
 def draw_hang(work: Path) -> None:
-    """Run a short script that hangs, and save pictures of its terminal output, of its HTML page, and of two parts of
-    the page.
-    """
+    """Run a script that hangs, and save pictures of its terminal output and HTML report."""
     import pictures
 
     from nsa_harness.render.documents.report_json import from_json
@@ -100,7 +98,7 @@ def draw_hang(work: Path) -> None:
 
 
 def draw_bisection(work: Path) -> None:
-    """Run a bisection over layers, and save pictures of its terminal output and of the grid on its HTML page."""
+    """Run a bisection, and save pictures of its terminal output and HTML report."""
     import pictures
 
     from nsa_harness.render.experiments.screen import STYLES
@@ -146,9 +144,7 @@ def _remove_files(attempt: Path) -> None:
 
 
 def _render_again(run: Path) -> None:
-    """Write the documents of the run again with a neutral host name. A plain text replacement could also change other
-    words.
-    """
+    """Write the documents of a run again with a neutral host name."""
     from nsa_harness.render.documents.documents import write_documents
     from nsa_harness.render.documents.report_json import from_json
     from nsa_harness.subject.playbook import PLAYBOOK
@@ -163,7 +159,7 @@ def _render_again(run: Path) -> None:
 
 
 def _without_paths(text: str, work: Path) -> str:
-    """Return the text with the directories of this machine replaced by neutral directories."""
+    """Return the text with the directories of this machine replaced by neutral ones."""
     directories = {
         str(work.resolve()): "/home/user/work",
         sys.prefix: f"{HOME}/.venv",

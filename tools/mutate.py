@@ -1,4 +1,6 @@
-"""Apply each mutation of tests/mutations.json to the code, and check that the test named in its entry fails.
+"""Check that the tests detect deliberate errors (mutations) in the code.
+
+Each mutation of tests/mutations.json is applied to a copy of the code. The test named in its entry must then fail.
 
     python tools/mutate.py                        all mutations that have no result for this commit yet
     python tools/mutate.py --only harness/nsa_harness/core    the mutations of the files in this directory
@@ -44,7 +46,7 @@ from benchmarks.provenance import measurement_context  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "mutations.json"
 COPIED = (*SOURCES, "benchmarks", "docs", "evaluation", "scenarios", "tests", "tools", "pyproject.toml")
-# Imported once and forked with. Nothing of ours: it may be what a mutation breaks.
+# Libraries that a worker imports before it forks. Our own code is not one of them, because a mutation may change it.
 LIBRARIES = (
     "pytest",
     "hypothesis",
@@ -56,25 +58,25 @@ LIBRARIES = (
     "jinja2",
     "psutil",
 )
-TORCH = "torch"  # seconds, so only where a test of the batch is near it
+TORCH = "torch"  # takes seconds to import, so it is left out if no test of the batch needs it
 NEAR_TORCH = ("tests/nsa", "tests/probe", "tests/end_to_end")
 LIMIT_S = 250.0
 NOTICED, SURVIVED, BROKEN = "noticed", "survived", "broken"
-OUTCOMES = {0: SURVIVED, 1: NOTICED}  # by the exit code of pytest; any other is no answer
+OUTCOMES = {0: SURVIVED, 1: NOTICED}  # by the exit code of pytest; other exit codes mean that the tests did not run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     mutation: str
     test: str
-    outcome: str  # broken: the test fails without the mutation as well, or cannot run with it
+    outcome: str  # broken: the test also fails without the mutation, or cannot run with it
     seconds: float
-    said: str = ""  # of pytest, where the test did not notice
+    said: str = ""  # output of pytest if the test did not fail
 
 
 @contextlib.contextmanager
 def copied() -> Iterator[Path]:
-    """Yield the directory of a temporary copy of the tree, in which mutations can be applied."""
+    """Copy the tree to a temporary directory, in which mutations can be applied, and yield its path."""
     with tempfile.TemporaryDirectory(prefix="mutated-") as folder:
         place = Path(folder)
         for name in COPIED:
@@ -89,12 +91,12 @@ def copied() -> Iterator[Path]:
 
 
 def import_paths(place: Path) -> list[str]:
-    """Return the directories from which the packages and the tests' helper modules are imported."""
+    """Return the directories to import packages and test helpers from."""
     return [str(place), str(place / "harness"), str(place / "nsa")]
 
 
 class Worker:
-    """A process that has imported everything except our own code, and that forks for each request."""
+    """A process that has already imported the libraries and forks to run tests."""
 
     def __init__(self, place: Path, libraries: Sequence[str]) -> None:
         self.place = place
@@ -108,12 +110,12 @@ class Worker:
         )
 
     def run(self, tests: Sequence[str], *, keep_bytecode: bool) -> dict[str, Any]:
-        """Run these tests in a fork. Return pytest's exit code, the failed tests, and the output of pytest."""
+        """Run these tests in a fork. Return the exit code, the failed tests, and the output."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps({"tests": tests, "keep_bytecode": keep_bytecode}), file=self._process.stdin, flush=True)
         if not (line := self._process.stdout.readline()):
-            # Broken code may end more than its own process.
+            # A mutation may also end the worker process.
             self._process.wait()
             self._process = self._started()
             return {"code": None, "failed": [], "said": "the process that forks has died"}
@@ -127,12 +129,13 @@ class Worker:
 
 
 def serve(libraries: Sequence[str]) -> None:
-    """Read requests from stdin, one per line, run the tests of each request in a fork, and write one line with the
-    result. `libraries` are imported before the first fork.
+    """Run as a worker process that reads requests from stdin and writes results to stdout.
+
+    Each request is one line with tests to run in a fork. `libraries` are imported before the first fork.
     """
     for name in libraries:
         importlib.import_module(name)
-    # This file's own imports are of the tree as it is, and a fork must find the copy.
+    # This file has imported modules of the original tree. A fork must import those of the copy.
     for name in [name for name in sys.modules if name.split(".")[0] in ("benchmarks", "mutating")]:
         del sys.modules[name]
     sys.path[:] = [one for one in sys.path if not one.startswith(str(ROOT)) or "site-packages" in one]
@@ -156,9 +159,7 @@ def _forked(question: dict[str, Any], out: Path) -> dict[str, Any]:
 
 
 def _test(question: dict[str, Any], out: Path) -> None:
-    """Run pytest on the tests of one request, write the result to `out`, and exit. This function runs in a fork, so no
-    earlier test has changed the process.
-    """
+    """Run the tests of one request in a forked process, write the result to `out`, and exit."""
     import pytest
 
     os.setsid()
@@ -168,7 +169,7 @@ def _test(question: dict[str, Any], out: Path) -> None:
         os.dup2(said.fileno(), 2)
         sys.dont_write_bytecode = not question["keep_bytecode"]
         failures = Failures()
-        # A slow test may be the one that notices.
+        # Slow tests are included, because only a slow test may detect the mutation.
         options = ["-q", "-m", "", "-p", "no:cacheprovider", *(() if question["keep_bytecode"] else ("-x",))]
         code = pytest.main([*options, *question["tests"]], plugins=[failures])
         (out / "failed.json").write_text(json.dumps(failures.found))
@@ -177,7 +178,7 @@ def _test(question: dict[str, Any], out: Path) -> None:
 
 
 class Failures:
-    """Pytest plugin that collects the names of failed tests, without their parameters."""
+    """A pytest plugin that collects the names of failed tests."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
@@ -188,7 +189,7 @@ class Failures:
 
 
 def _ended(child: int, until_s: float) -> int | None:
-    """Wait for the fork and return its exit code, or None if the fork exceeded the time limit and was killed."""
+    """Wait for a forked process and return its exit code, or None if it was killed at the time limit."""
     while time.monotonic() < until_s:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -200,9 +201,8 @@ def _ended(child: int, until_s: float) -> int | None:
 
 
 def answers(worker: Worker, batch: Sequence[Mutation]) -> Iterator[Answer]:
-    """Yield the result of each mutation in the batch, which belongs to one test file. All tests of the file first run
-    once without a mutation; this leaves bytecode for all files except the mutated one.
-    """
+    """Yield the result of each mutation in a batch whose tests are in one file."""
+    # All tests first run without a mutation. This leaves bytecode for all files except the mutated one.
     whole = worker.run(sorted({one.test for one in batch}), keep_bytecode=True)
     for one in batch:
         begun = time.monotonic()
@@ -226,7 +226,7 @@ def answers(worker: Worker, batch: Sequence[Mutation]) -> Iterator[Answer]:
 def broken(place: Path, mutation: Mutation) -> Iterator[None]:
     path = place / mutation.file
     whole = path.read_bytes()
-    # Bytecode is told from its source by second and size, and a mutation may keep both.
+    # Python detects outdated bytecode by time (in seconds) and size, which a mutation may not change.
     for bytecode in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
         bytecode.unlink()
     path.write_text(mutated(whole.decode(), mutation.changes))
@@ -237,8 +237,9 @@ def broken(place: Path, mutation: Mutation) -> Iterator[None]:
 
 
 def ask(mutations: Sequence[Mutation], jobs: int, until_s: float) -> Iterator[Answer]:
-    """Yield the results of all mutations in the order in which they finish. No mutation is started after the time
-    `until_s`.
+    """Yield the results of all mutations as they finish.
+
+    No mutation is started after the time `until_s`.
     """
     batches: queue.SimpleQueue[list[Mutation]] = queue.SimpleQueue()
     by_file: dict[str, list[Mutation]] = {}
@@ -277,9 +278,7 @@ def _work(
 
 
 def stored(commit: str) -> dict[str, Any]:
-    """Return the results of earlier slices for `commit`, or an empty dictionary if the stored results belong to another
-    commit.
-    """
+    """Return the stored mutation results for this commit, or an empty dictionary if there are none."""
     if RESULTS.exists():
         results: dict[str, Any] = json.loads(RESULTS.read_text())
         if results["commit"] == commit and not results["uncommitted_changes"]:

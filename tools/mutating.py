@@ -1,4 +1,4 @@
-"""The mutations of tests/mutations.json: the statement that each one breaks, and the source text with the break in it.
+"""Find the statement that each mutation changes, and produce the changed source code.
 
     python tools/mutating.py          sort the entries, and list those whose statement is not found
     python tools/mutating.py --fix    first correct entries whose statement moved to another file or function, or in
@@ -77,7 +77,7 @@ _OPERATORS: dict[str, ast.cmpop | ast.boolop | ast.operator] = {
     "<<": ast.LShift(),
     ">>": ast.RShift(),
 }
-# What a node may do without, besides what it holds several of.
+# Fields of a node that may be removed, in addition to items of a list.
 _OPTIONAL = {
     (ast.Return, "value"),
     (ast.Raise, "cause"),
@@ -91,14 +91,15 @@ _BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
 class Unclear(Exception):
-    """An entry that matches no statement or several statements, or that asks for a change which its node does not
-    allow.
-    """
+    """Raised if a mutation does not match exactly one statement or cannot be applied to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A node of the code and the change to make there. The docstring of the module explains the fields."""
+    """One change of a mutation, such as removing an operand from an expression.
+
+    The docstring of the module explains the fields.
+    """
 
     function: str = ""
     statement: str
@@ -112,7 +113,7 @@ class Change:
         return " | ".join(part for part in (self.function, self.statement, self.expression, nth, self.do) if part)
 
     def values(self) -> dict[str, str | int]:
-        """Return the fields of the entry that differ from their defaults."""
+        """Return the fields that differ from their defaults."""
         return {key: value for key, value in asdict(self).items() if value}
 
 
@@ -139,8 +140,9 @@ def _read_entry(*, file: str, test: str, also: Sequence[dict[str, Any]] = (), **
 
 
 def written(mutations: Sequence[Mutation]) -> str:
-    """Return the text of mutations.json: one entry per line, sorted, so that two people who add entries rarely get a
-    merge conflict.
+    """Return the text of mutations.json, with one entry per line in sorted order.
+
+    This avoids merge conflicts when two people add entries.
     """
     ordered = sorted(mutations, key=lambda one: (one.file, *(tuple(vars(change).values()) for change in one.changes)))
     return "[\n" + ",\n".join(json.dumps(_entry(one), ensure_ascii=False) for one in ordered) + "\n]\n"
@@ -153,7 +155,7 @@ def _entry(mutation: Mutation) -> dict[str, object]:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The position of a node within its parent: the name of the field, and the index if the field is a list."""
+    """The position of a syntax node within its parent node."""
 
     parent: ast.AST
     field: str
@@ -162,7 +164,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """A statement, exception handler or `case`, with its parts. Parts of statements nested in it are not included."""
+    """One statement of the code with its expressions, without nested statements."""
 
     node: ast.AST
     function: str
@@ -174,8 +176,9 @@ class Statement:
         return unparsed(self.node)
 
     def nodes(self, expression: str) -> list[ast.AST]:
-        """Return the parts of the statement whose source text is `expression`; for an empty text, return the statement
-        itself.
+        """Return the parts of the statement whose source text is `expression`.
+
+        For an empty text, return the statement itself.
         """
         if not expression:
             return [self.node]
@@ -184,7 +187,7 @@ class Statement:
 
 
 class Anchors:
-    """The statements of one file, and the position of each syntax node within its parent node."""
+    """The statements of one file, and the position of each syntax node."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
@@ -203,7 +206,7 @@ class Anchors:
             self._by_text.setdefault(unquoted(found.text), []).append(found)
 
     def find(self, change: Change) -> ast.AST:
-        """Return the node to which the change refers. Raises Unclear if no node, or more than one node, matches."""
+        """Return the syntax node to change. Raises Unclear unless exactly one node matches."""
         statements = self.matching(change)
         nodes = [node for statement in statements for node in statement.nodes(change.expression)]
         if change.nth:
@@ -214,7 +217,7 @@ class Anchors:
         return nodes[0]
 
     def path(self, node: ast.AST) -> list[tuple[str, int | None]]:
-        """Return the fields and indices that lead from the module to the node."""
+        """Return the (field, index) pairs that lead from the module to the node."""
         steps: list[tuple[str, int | None]] = []
         while node is not self.tree:
             place = self.places[node]
@@ -261,8 +264,9 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _header(node: ast.AST) -> str:
-    """Return the text of a statement without the statements nested in it. For a definition, return only its keyword and
-    name.
+    """Return the text of a statement without nested statements.
+
+    For a definition, return only its keyword and name.
     """
     match node:
         case ast.FunctionDef():
@@ -292,17 +296,13 @@ def _matches(text: str, wanted: str) -> bool:
 
 
 def unquoted(text: str) -> str:
-    """Return the text without quotes around f-strings, because Python 3.11 and 3.12 unparse nested quotes
-    differently.
-    """
+    """Return the text without quotation marks, which differ between Python versions in f-strings."""
     return text.replace("'", "").replace('"', "")
 
 
 @functools.lru_cache(maxsize=8192)
 def _normal(statement: str) -> str:
-    """Return the statement as this version of Python unparses it. A text that is not a complete statement is returned
-    unchanged.
-    """
+    """Return the statement as formatted by `ast.unparse`, or unchanged if it is incomplete."""
     with contextlib.suppress(SyntaxError):
         body = ast.parse(f"{statement}\n    pass" if statement.endswith(":") else statement).body
         return _header(body[0]) if len(body) == 1 else statement
@@ -311,7 +311,7 @@ def _normal(statement: str) -> str:
 
 @functools.lru_cache(maxsize=8192)
 def _normal_expression(expression: str) -> str:
-    """Return the expression, or the argument of a call, as this version of Python unparses it."""
+    """Return the expression as formatted by `ast.unparse`."""
     with contextlib.suppress(SyntaxError):
         return unparsed(ast.parse(expression, mode="eval"))
     with contextlib.suppress(SyntaxError):
@@ -320,7 +320,7 @@ def _normal_expression(expression: str) -> str:
 
 
 def _given(node: ast.AST) -> str | None:
-    """Return the name that the statement assigns in a module or class, or None if it assigns none."""
+    """Return the name to which the statement assigns a value, or None."""
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     return targets[0].id if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(targets[0], ast.Name) else None
 
@@ -338,9 +338,7 @@ def _ordinal(number: int) -> str:
 
 
 def mutated(text: str, changes: Sequence[Change]) -> str:
-    """Return the source text with these changes, and everything else unchanged. Raises Unclear if an entry does not
-    match.
-    """
+    """Return the source code with these changes. Raises Unclear if a change does not match."""
     anchors = parsed(text)
     nodes = [anchors.find(change) for change in changes]
     paths = [anchors.path(node) for node in nodes]
@@ -382,7 +380,7 @@ def parsed(text: str) -> Anchors:
 
 
 class _Work:
-    """Applies the operators of changes to a second syntax tree of the same source text."""
+    """A second syntax tree of the same source code, to which changes are applied."""
 
     def __init__(self, old: Anchors, tree: ast.Module) -> None:
         self.old, self.tree = old, tree
@@ -404,9 +402,7 @@ class _Work:
         return self.twins[node]
 
     def dumped(self, tree: ast.Module) -> list[str]:
-        """Return the parts of the tree as text, for the comparison with the tree before the change. A module may lose
-        only its own statements.
-        """
+        """Return the parts of the tree that may have changed as text, for comparison."""
         few = [tree.body[index] for index in sorted(self._touched) if index < len(tree.body)]
         return [str(len(tree.body)), *map(ast.dump, few)]
 
@@ -442,7 +438,7 @@ class _Work:
                 raise Unclear(f"a {type(node).__name__} cannot: {operator} {argument}".rstrip())
 
     def put(self, node: ast.AST, new: list[ast.AST]) -> None:
-        """Replace a node by other nodes, and keep the condition, dictionary or block that contains the node valid."""
+        """Replace a node by other nodes, and keep its parent node valid."""
         place = self.places[node]
         held = getattr(place.parent, place.field)
         self.replaced[node] = new
@@ -484,7 +480,7 @@ _NAMES: dict[type[ast.AST], str] = {
 
 
 def words_of(changes: Sequence[Change]) -> set[str]:
-    """Return every name that the changes add to the code. Words within string literals are not included."""
+    """Return the names that the changes add to the code."""
     found: set[str] = set()
     for change in changes:
         operator, _, argument = change.do.partition(" ")
@@ -495,7 +491,7 @@ def words_of(changes: Sequence[Change]) -> set[str]:
 
 
 def parts_of(node: ast.AST) -> list[ast.AST]:
-    """Return the direct subexpressions of a node, in source order."""
+    """Return the direct subexpressions of a node in source order."""
     found = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
     return sorted(found, key=lambda one: _position(one) or ())
 
@@ -543,9 +539,7 @@ def parsed_like(node: ast.AST, source: str) -> list[ast.AST]:
 
 
 def _expression(anchors: Anchors, node: ast.AST) -> ast.AST:
-    """Return the smallest expression that must be written again: the node itself, or the parent from which the node was
-    removed.
-    """
+    """Return the smallest enclosing expression or statement that can be written again."""
     while not isinstance(node, (ast.expr, ast.stmt)) or isinstance(node, (ast.Slice, ast.Starred)):
         node = anchors.places[node].parent
     return node
@@ -558,10 +552,10 @@ def _statement(anchors: Anchors, node: ast.AST) -> ast.AST:
 
 
 def _spliced(text: str, old: Anchors, work: _Work, units: list[ast.AST]) -> str:
-    """Return the text in which the source of each changed unit is replaced by newly generated source."""
+    """Return the source text in which only the changed parts are generated again."""
     spans = []
     for unit in units:
-        # Where nothing took the place of an expression, that which held it is written anew.
+        # If an expression was removed, the expression around it is written again.
         while not work.replaced.get(work.twin(unit), [unit]) and not isinstance(unit, ast.stmt):
             unit = _expression(old, old.places[unit].parent)
         new = work.replaced.get(work.twin(unit), [work.twin(unit)])

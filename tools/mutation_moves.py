@@ -1,4 +1,4 @@
-"""Find the statements of mutations after they moved to another file or function, or after names in them changed."""
+"""Correct mutations whose statements were moved or renamed."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ from mutating import (
 
 
 def change_of(anchors: Anchors, node: ast.AST, do: str, is_common: Callable[[str], bool]) -> Change:
-    """Return the shortest change that identifies the node. `is_common` shows which statements occur in several
-    places.
+    """Return the shortest description of a change that identifies the node.
+
+    `is_common` tells which statements occur in several places.
     """
     statement = next(one for one in anchors.statements if one.node is node or node in one.parts)
     change = Change(
@@ -50,7 +51,7 @@ def change_of(anchors: Anchors, node: ast.AST, do: str, is_common: Callable[[str
 
 
 class Sources:
-    """All files that can be mutated, with the number of occurrences of each statement."""
+    """All source files that can be mutated."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
@@ -64,7 +65,7 @@ class Sources:
         return self._counts[unquoted(cut(statement))] > 1
 
     def problem(self, mutation: Mutation) -> str | None:
-        """Return the reason why the entry does not match exactly one place in its file, or None if it does."""
+        """Return why the mutation does not match exactly one place in its file, or None if it does."""
         if (anchors := self.files.get(mutation.file)) is None:
             return "no such file"
         try:
@@ -75,7 +76,7 @@ class Sources:
         return None
 
     def follow(self, mutation: Mutation, old: Anchors | None = None) -> Mutation | None:
-        """Return the entry adapted to the current code, or None if it matches no place or several places.
+        """Return the mutation adapted to the current code, or None unless it matches exactly one place.
 
         The search looks for the statement in its own function and file, then in a function of the same name in another
         file, then in another function, and finally with other names. `old` is the file for which the entry was written.
@@ -92,7 +93,7 @@ class Sources:
         return None
 
     def _refound(self, mutation: Mutation, file: str, fit: Fit) -> Mutation | None:
-        """Return the entry for this file if each of its changes matches one node there, otherwise None."""
+        """Return the mutation adapted to this file, or None if one of its changes does not match."""
         if (anchors := self.files.get(file)) is None:
             return None
         changes = [fit(anchors, change) for change in mutation.changes]
@@ -106,9 +107,7 @@ Fit = Callable[[Anchors, Change], Change | None]
 
 
 def _nearest(mutations: Sequence[Mutation], file: str) -> list[Mutation]:
-    """Return the mutations of the file whose path ends most like `file`, because a directory may have been moved or
-    renamed.
-    """
+    """Return the mutations whose file path has the most trailing parts in common with `file`."""
 
     def likeness(mutation: Mutation) -> int:
         pairs = zip(reversed(Path(mutation.file).parts), reversed(Path(file).parts), strict=False)
@@ -131,9 +130,7 @@ def _fits_anywhere(anchors: Anchors, change: Change) -> Change | None:
 
 
 def _fits_renamed(anchors: Anchors, change: Change, *, old: Anchors | None) -> Change | None:
-    """Return the change for the statement that differs only in names, if each name is always replaced by the same new
-    name; otherwise None.
-    """
+    """Return the change adapted to a statement that differs only in names, or None."""
     was = _statement_of(old, change) if old else None
     fitting: dict[int, list[Change]] = {}
     for now in anchors.statements:
@@ -167,9 +164,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _renaming(was: str, now: str) -> dict[str, str] | None:
-    """Return the new name for each changed name, or None if the two texts differ in more than half of their names or in
-    anything else.
-    """
+    """Return the new name for each changed name, or None if the texts differ too much."""
     old, new = _words(was.removesuffix(CUT)), _words(now)
     if was.endswith(CUT):
         old = old[:-1]
@@ -191,7 +186,6 @@ def _renamed(text: str, names: dict[str, str], *, after: int = 0) -> str:
 
 
 def _text_at(revision: str, file: str) -> str | None:
-    """Return the text of the file at this revision, or None if the file did not exist."""
     done = subprocess.run(["git", "show", f"{revision}:{file}"], cwd=ROOT, capture_output=True, text=True)
     return done.stdout if done.returncode == 0 else None
 

@@ -1,4 +1,4 @@
-"""Pictures of real runs for the documentation: terminal lines as SVG, and parts of report.html as PNG.
+"""Create pictures of terminal output (SVG) and HTML reports (PNG) for the documentation.
 
 `tools/make_sample.py` uses this module. The PNG files need Chromium; without it, the old files are kept.
 """
@@ -30,7 +30,7 @@ _FONT_FACE = re.compile(r"@font-face \{.*?\}\n\s*", re.DOTALL)
 
 
 def save_terminal(lines: Iterable[str], styles: Styles, path: Path, *, command: str) -> None:
-    """Write the lines as a picture of a terminal, with `command` in its title bar."""
+    """Save an SVG picture of a terminal with these lines and with `command` in its title bar."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, highlight=False)
     for line in (*lines, ""):  # without an empty line at the end, the last line is clipped
         console.print(styled(line, styles), soft_wrap=True)
@@ -39,7 +39,10 @@ def save_terminal(lines: Iterable[str], styles: Styles, path: Path, *, command: 
 
 
 def save_page(page: Path, path: Path, *, width: int, height: int) -> None:
-    """Write the top of an HTML page as a PNG of `width` by `height` pixels. Without Chromium, keep the old file."""
+    """Save a PNG picture of the top of an HTML page.
+
+    The size is in pixels. Without Chromium, the old file is kept.
+    """
     program = next((found for name in _CHROMIUM if (found := shutil.which(name))), None)
     if program is None:
         print(f"{path.name}: not drawn again, because no Chromium was found")
@@ -53,7 +56,7 @@ def save_page(page: Path, path: Path, *, width: int, height: int) -> None:
 
 
 def save_part(page: Path, pattern: str, path: Path, *, width: int, height: int) -> None:
-    """Write the part of an HTML page that matches the regular expression `pattern` as a PNG.
+    """Save a PNG picture of the part of an HTML page that matches a regular expression.
 
     Raises SystemExit if nothing on the page matches.
     """
@@ -69,7 +72,7 @@ def save_part(page: Path, pattern: str, path: Path, *, width: int, height: int) 
 
 
 def _write(path: Path, content: bytes, limit_bytes: int) -> None:
-    """Write the file. Raises SystemExit if `content` is larger than `limit_bytes`."""
+    """Write the file, or raise SystemExit if the content is too large."""
     if len(content) > limit_bytes:
         raise SystemExit(f"{path.name}: {len(content)} bytes, more than {limit_bytes}")
     path.parent.mkdir(parents=True, exist_ok=True)

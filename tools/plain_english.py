@@ -1,4 +1,4 @@
-"""Count faults of language: docstrings that begin with a fragment, names that name nothing, class names used twice.
+"""Count language faults in docstrings and names.
 
 python tools/plain_english.py            print the counts for each folder
 python tools/plain_english.py --list     also print every place
@@ -38,7 +38,7 @@ _ALLOWED = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageFault:
-    """A fault of language: its kind, the file and line, and the text."""
+    """A language fault in a docstring or name, with its location."""
 
     kind: str
     path: str
@@ -47,7 +47,7 @@ class LanguageFault:
 
 
 def faults() -> Iterator[LanguageFault]:
-    """Yield every fault of language in the repository's own code."""
+    """Yield every language fault in the code of this repository."""
     for folder in FOLDERS:
         classes: dict[str, list[tuple[str, int]]] = defaultdict(list)
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -66,7 +66,7 @@ def faults() -> Iterator[LanguageFault]:
 
 
 def count_docstrings() -> int:
-    """Return the number of docstrings of modules, classes and functions."""
+    """Return the number of docstrings in the code of this repository."""
     return sum(
         ast.get_docstring(node) is not None
         for folder in FOLDERS
@@ -118,7 +118,7 @@ def _defined(node: ast.AST) -> Iterator[tuple[str, str, int]]:
 
 
 def names_nothing(word: str) -> bool:
-    """Whether the word is only a participle or a pronoun, and therefore says nothing as a name."""
+    """Whether the word is only a participle or pronoun, and so says nothing as a name."""
     if word in _PRONOUNS or (word in _IRREGULAR and word not in _ALLOWED):
         return True
     return len(word) > 4 and word.endswith("ed") and word not in _ALLOWED

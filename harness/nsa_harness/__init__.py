@@ -1,6 +1,7 @@
-"""nsa-harness runs training scenarios under torchrun, watches them, and reports what happened.
+"""Run training programs under torchrun, watch them, and report what happened.
 
-The public Python interface: `plan` returns the launches of a command line, and `run_one` runs one launch.
+The public Python interface has two functions: `plan` returns the launches of a command line, and `run_one` runs one
+launch.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first used, so that `--help` and the ranks of user programs import none of the
-    modules.
+    """Import a public name when it is first used.
+
+    This keeps the start of `--help` and of user programs fast.
     """
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

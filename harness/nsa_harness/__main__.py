@@ -1,4 +1,4 @@
-"""Runs the command line with `python -m nsa_harness`, without the console script."""
+"""Run the command line with `python -m nsa_harness`."""
 
 from nsa_harness.cli.main import main
 

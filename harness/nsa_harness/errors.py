@@ -1,4 +1,4 @@
-"""Errors that a user can cause. The text of an error names the thing, the value, the location and the next step.
+"""Errors that a user can cause and fix.
 
 HarnessError
 ├── UsageError      a wrong option, pattern, override or environment value      exit 2
@@ -24,13 +24,11 @@ class HarnessError(Exception):
 
 
 class UsageError(HarnessError):
-    """An option, pattern, override or environment value is wrong."""
+    """Raised for a wrong option, pattern, override or environment value."""
 
 
 class ScenarioError(HarnessError):
-    """Raised for mistakes in scenario files. The text has one line per mistake: `file:line:column: key: what is
-    wrong`.
-    """
+    """Raised for mistakes in scenario files. Its text has one line per mistake."""
 
     def __init__(self, mistakes: Sequence[str]) -> None:
         self.mistakes = tuple(mistakes)
@@ -38,31 +36,34 @@ class ScenarioError(HarnessError):
 
 
 class StoredRunError(HarnessError):
-    """A run directory cannot be read or used."""
+    """Raised if a run directory cannot be read or used."""
 
 
 class StillRunning(StoredRunError):
-    """The run is still in progress and cannot be judged yet."""
+    """Raised if a run is still in progress and cannot be judged yet."""
 
     exit_code = 125
 
 
 class MissingNeed(HarnessError):
-    """The command line requires something that this machine does not have, such as a GPU."""
+    """Raised if the machine lacks something that the command line requires, such as a GPU."""
 
 
 class MissingTorch(HarnessError):
-    """No interpreter with torch was found."""
+    """Raised if no Python interpreter with torch was found."""
 
     exit_code = 125
 
 
 class NoSuchJob(HarnessError):
-    """The job to attach to does not exist, or belongs to another user."""
+    """Raised if the job to attach to does not exist or belongs to another user."""
 
 
 class CommandNotStarted(HarnessError):
-    """Raised if the command of `watch` cannot be started. The exit code is the code that a shell would return."""
+    """Raised if the command of `nsa-harness watch` cannot be started.
+
+    The exit code is the code that a shell would return.
+    """
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
@@ -70,7 +71,7 @@ class CommandNotStarted(HarnessError):
 
 
 def did_you_mean(name: str, valid_names: Iterable[str]) -> str:
-    """Return a clause that suggests the valid name most similar to `name`, or "" if no valid name is similar."""
+    """Return a suggestion of the most similar valid name, or "" if no name is similar."""
     by_lower_case = {candidate.lower(): candidate for candidate in valid_names}
     matches = difflib.get_close_matches(name[:100].lower(), by_lower_case, n=1, cutoff=0.6)
     return f'; did you mean "{by_lower_case[matches[0]]}"?' if matches else ""

@@ -1,4 +1,4 @@
-"""Defines the interface between nsa-harness and a rank: environment variables, file names, and the status file.
+"""The interface between nsa-harness and the training processes, such as the status file format.
 
 This module is loaded by file path into the user's processes, so it uses only the standard library and Python 3.9.
 

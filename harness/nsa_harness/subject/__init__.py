@@ -1,1 +1,1 @@
-"""Everything that is specific to nsa.train: its options, environment variables, claims, gates and files."""
+"""Everything in the harness that is specific to nsa.train, such as its options and files."""

@@ -1,6 +1,6 @@
-"""The numbers of nsa.train that a mitigation must not change, and the keys that only decide how they are computed.
+"""Decide whether two runs of nsa.train must compute the same numbers.
 
-If a claim changes any other key, different numbers are reported but prove nothing: they may be intended.
+If two runs differ in other keys, different numbers may be intended and prove nothing.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _COARSEST = max(_TOLERANCES.values())
 
 
 def decides_only_how(key: str) -> bool:
-    """Whether two runs that differ only in this key must compute the same numbers."""
+    """Whether runs that differ only in this scenario key must compute the same numbers."""
     return key not in _WHAT and any(key == how or (how.endswith(".") and key.startswith(how)) for how in _HOW)
 
 
 def tolerance(spec: RunSpec) -> float:
-    """Return the relative difference that rounding may cause in a launch's numbers, by its dtype.
+    """Return the relative difference that rounding may cause, depending on the dtype of the run.
 
-    If the dtype is unknown, as for a program other than nsa.train, return the largest tolerance.
+    The largest tolerance is returned if the dtype is unknown, as for programs other than nsa.train.
     """
     words = spec.program
     dtype = words[words.index("--dtype") + 1] if is_launched_by(spec) and "--dtype" in words[:-1] else ""
@@ -50,7 +50,7 @@ def tolerance(spec: RunSpec) -> float:
 
 
 def computed_numbers(table: Table) -> tuple[ComputedNumber, ...]:
-    """Return the loss and the gradient norm of each step, from the table of the training."""
+    """Return the loss and gradient norm of each training step."""
     return tuple(_numbers(table))
 
 

@@ -1,4 +1,4 @@
-"""The documented NSA_* environment variables, as overrides for nsa.train scenarios."""
+"""Translate the documented NSA_* environment variables into scenario overrides."""
 
 from __future__ import annotations
 
@@ -76,26 +76,23 @@ _PASSED_ON = ("NSA_OUT_DIR",)
 
 
 def is_read_by_program(name: str) -> bool:
-    """Whether nsa.train reads this variable.
+    """Whether nsa.train reads this environment variable.
 
-    It must not leak from the user's shell, because the spec repeats the run.
+    Such a variable must not leak from the user's shell, because the spec must repeat the run.
     """
     return name.startswith("NSA_") or name in ("TORCH_BACKEND", "CONFIG")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentOverride:
-    """A scenario override from an environment variable, and the note that reports it."""
+    """A scenario value set by an environment variable, with the note that reports it."""
 
     override: Override
     note: str
 
 
 def environment_overrides(environ: Mapping[str, str]) -> tuple[EnvironmentOverride, ...]:
-    """Return the scenario overrides that NSA_* variables set.
-
-    Raises UsageError, which lists every invalid value and unknown NSA_* name.
-    """
+    """Return the scenario values set by NSA_* variables. Raises UsageError for invalid variables."""
     mistakes = list(_unknown(environ))
     if "NSA_GC_RANGE" in environ and "NSA_GC_LAYERS" in environ:
         mistakes.append("environment NSA_GC_LAYERS: NSA_GC_RANGE is set too, and both choose gc.layers; unset one")

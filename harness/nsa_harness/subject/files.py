@@ -1,4 +1,4 @@
-"""The files that nsa.train writes in addition to those of every program, and why a file is absent."""
+"""List the files that nsa.train writes, and explain why a file may be absent."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _TELEMETRY = (
     ("step_cost.csv", CountedIn.ROWS),
     ("dtypes_report{}.txt", CountedIn.LINES),
 )
-SHARDED = "_fsdp"  # in the names of some files where the model is sharded, as the reports have them
+SHARDED = "_fsdp"  # part of some file names if the model is sharded
 
 
 def is_launched_by(spec: RunSpec) -> bool:
-    """Whether a spec launches nsa.train."""
+    """Whether the run specification launches nsa.train."""
     return bool({"--trace-grads", "--no-trace-grads"} & set(spec.program))
 
 
 def program_files(spec: RunSpec, evidence: Evidence) -> tuple[ProgramFile, ...]:
-    """Return the files that nsa.train writes, each with the reason why it may be absent.
+    """Return the files that nsa.train writes, with reasons why they may be absent.
 
-    For another program the reasons are left out.
+    The reasons are left out if the run launches another program.
     """
     ours = is_launched_by(spec)
     return tuple(
@@ -40,7 +40,7 @@ def program_files(spec: RunSpec, evidence: Evidence) -> tuple[ProgramFile, ...]:
 
 
 def _reasons(spec: RunSpec, evidence: Evidence) -> Iterator[tuple[str, CountedIn, str, str]]:
-    """Yield the pattern of each file, what is counted in it, the file it is listed after, and why it may be absent."""
+    """Yield (file pattern, counted unit, preceding file, reason for absence) for each file."""
     words, steps = spec.program, "heartbeat_rank*.jsonl"
     has_steps = any(rank.status_file and rank.status_file.steps_s for rank in evidence.ranks)
     late = "the program did not write it" if has_steps else "not reached: no optimizer step was done"

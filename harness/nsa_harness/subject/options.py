@@ -1,7 +1,7 @@
-"""The command line of nsa.train: every option spelled out, so that a stored spec repeats the run.
+"""Build the complete command line of nsa.train, so that a stored run can be repeated.
 
-The headline numbers of its named shapes stand here too: the harness never imports nsa, and a test compares the table
-with nsa.config.
+The sizes of the named model shapes are repeated in this module, because the harness never imports nsa. A test compares
+them with nsa.config.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DTYPE_WORDS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float6
 
 @dataclass(frozen=True, kw_only=True)
 class MachineChoice:
-    """The values that are chosen on this machine for the `auto` settings of a scenario."""
+    """The values that replace the `auto` settings of a scenario on this machine."""
 
     shape: str
     layers: int
@@ -57,7 +57,7 @@ DEPENDENT_KEYS = (
 
 
 def branch_subject(scenario: Scenario) -> Subject:
-    """Return the subject of a bisection over the attention branches. Without any branch the attention is dense."""
+    """Return the subject of a bisection that searches for a faulty attention branch."""
     if not scenario.is_ours or scenario.model.attention is not Attention.NSA:
         raise UsageError("--branch: only nsa.train with model.attention: nsa has branches")
     branch = scenario.model.branch
@@ -132,10 +132,7 @@ def nsa_options(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:
 
 
 def subject_line(scenario: Scenario, choice: MachineChoice) -> str:
-    """Return a line that describes the model and its differences from the plain model.
-
-    An example is `shape ci (4 layers, dim 128, T 256, fp32)`.
-    """
+    """Return a one-line description of the model, such as `shape ci (4 layers, dim 128, T 256, fp32)`."""
     shape = SHAPES[choice.shape]
     dtype = DTYPE_WORDS[choice.dtype]
     line = f"shape {choice.shape} ({choice.layers} layers, dim {shape.dim}, T {choice.seq_len}, {dtype})"
@@ -143,7 +140,7 @@ def subject_line(scenario: Scenario, choice: MachineChoice) -> str:
 
 
 def layers_text(choice: str) -> str:
-    """Return a human-readable choice of layers: ranges are inclusive, with Python's form in brackets."""
+    """Return a readable description of a choice of layers, such as "layers 0-3 [0:4]" for "0:4"."""
     if choice == "all":
         return "all layers"
     if ":" in choice:

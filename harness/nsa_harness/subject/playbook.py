@@ -1,4 +1,4 @@
-"""The playbook of nsa.train: the hypotheses about its failures, and the changes that its diagnostic reruns can make."""
+"""Hypotheses about failures of nsa.train, and the changes that its diagnostic reruns can make."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ BRANCHES = ("cmp", "sel", "win")
 
 
 def branch(name: str) -> Variable:
-    """Return the variable for one branch of the attention.
+    """Return the experiment variable that switches one attention branch on or off.
 
-    The changed run has this branch in addition to those of its control, or each of the two runs has a single branch.
+    The changed run has this branch in addition to those of its control run, or each of the two runs has a single
+    branch.
     """
     others = [other for other in BRANCHES if other != name]
     return Variable(
@@ -71,7 +72,7 @@ _SECOND_RANK = Variable(
 
 
 def _would_miss_gradients(run: Outcome) -> bool:
-    """Whether a missing gradient would show in this DDP run: in its trace, or as an error before its second step."""
+    """Whether a missing gradient would be noticed in this DDP run."""
     if setting(run, "parallel.wrapper") != "ddp":
         return False
     return not has_passed(run) or run.missing_gradients == () or setting(run, "train.steps") != "1"
@@ -127,7 +128,7 @@ _CHANGES: tuple[tuple[str, Variable], ...] = (
 
 
 def _hypotheses() -> Iterator[Hypothesis]:
-    """Yield the hypotheses. Those that the project started from are prominent: they have a row even without a test."""
+    """Yield all hypotheses. The initial hypotheses of the project are shown even if they were not tested."""
     for text, variable in _BLAMED_BY_THE_SEEDS:
         yield Hypothesis(text=text, kind=HypothesisKind.CAUSE, variable=variable, always_shown=True)
     yield Hypothesis(
@@ -150,7 +151,7 @@ _VANILLA = "vanilla"
 
 
 def second_runs(spec: RunSpec) -> tuple[Change, ...]:
-    """Return the changes that a rerun of nsa.train can make through its command line; none for another program."""
+    """Return the changes that a diagnostic rerun of nsa.train can make, or () for another program."""
     if not is_launched_by(spec):
         return ()
     words = spec.program
@@ -179,6 +180,6 @@ def second_runs(spec: RunSpec) -> tuple[Change, ...]:
 
 
 def _with_option(words: tuple[str, ...], option: str, old: str, new: str) -> tuple[str, ...]:
-    """Return the command line with the value `new` of an option, if it has the value `old`."""
+    """Return the command line with an option changed from the `old` value to the `new` value."""
     pairs = zip(("", *words), words, strict=False)
     return tuple(new if (before, word) == (option, old) else word for before, word in pairs)

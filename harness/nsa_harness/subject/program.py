@@ -1,6 +1,4 @@
-"""Turns a scenario of nsa.train into a launch: finds contradictions in it, and chooses and reports each `auto`
-value.
-"""
+"""Turn a scenario of nsa.train into the launch of a process on this machine."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ _ON_A_GPU = {
 
 
 def machine_choice(scenario: Scenario, facts: MachineFacts) -> MachineChoice:
-    """Return the values that are chosen on this machine for the `auto` settings of a scenario."""
+    """Return the values that replace the `auto` settings of a scenario on this machine."""
     model, train, ranks = scenario.model, scenario.train, scenario.run.ranks
     on_gpu = len(facts.gpus) >= ranks
     shape = model.shape if model.shape is not ShapeName.AUTO else (ShapeName.PRODUCTION if on_gpu else ShapeName.CI)
@@ -116,7 +114,7 @@ def _telemetry(scenario: Scenario) -> Contradictions:
 
 
 def fault_outside_model(scenario: Scenario, facts: MachineFacts) -> Contradictions:
-    """Yield (location, mistake) for each key that names a layer which the model of this machine does not have."""
+    """Yield (key, mistake) for each setting that names a layer or step that does not exist."""
     choice, fault = machine_choice(scenario, facts), scenario.fault
     model = f"the model has layers 0-{choice.layers - 1} (shape {choice.shape}); set model.layers"
     highest = max(layers_of(scenario.gc.layers, choice.layers), default=0)
@@ -138,7 +136,10 @@ def missing_need(scenario: Scenario, facts: MachineFacts) -> str | None:
 
 
 def launch(spec: RunSpec, scenario: Scenario, facts: MachineFacts, surroundings: Surroundings) -> RunSpec:
-    """Return the launch of nsa.train on this machine. `spec`: the parts that do not depend on the machine."""
+    """Return the complete specification of a run of nsa.train on this machine.
+
+    `spec` contains the parts that do not depend on the machine.
+    """
     choice = machine_choice(scenario, facts)
     words = (surroundings.subject_dir, *nsa_options(scenario, choice), *scenario.run.args)
     alone = scenario.run.ranks == 1 and scenario.parallel.wrapper is Wrapper.NONE
@@ -161,7 +162,7 @@ def launch(spec: RunSpec, scenario: Scenario, facts: MachineFacts, surroundings:
 
 
 def _as_launched(settings: tuple[tuple[str, str], ...], choice: MachineChoice) -> tuple[tuple[str, str], ...]:
-    """Return the settings with `train.steps` set to the number of steps that the run really makes."""
+    """Return the settings with the actual number of training steps."""
     return tuple((key, str(choice.steps) if key == "train.steps" else value) for key, value in settings)
 
 
@@ -188,7 +189,7 @@ def _notes(scenario: Scenario, facts: MachineFacts, choice: MachineChoice) -> tu
 
 
 def _without_effect(scenario: Scenario) -> Iterator[str]:
-    """Yield a note for each DDP option that is set although the scenario uses another wrapper."""
+    """Yield a note for each DDP option that is set although DDP is not used."""
     if scenario.parallel.wrapper is Wrapper.DDP:
         return
     set_values = scenario.parallel.model_dump(exclude_defaults=True, include=set(_DDP_ONLY))
@@ -198,7 +199,7 @@ def _without_effect(scenario: Scenario) -> Iterator[str]:
 
 
 def _not_covered(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:
-    """Return notes on what a run on the CPU cannot test, except what the scenario itself requests."""
+    """Return the features that a run on the CPU cannot test, such as "nccl"."""
     if choice.device != "cpu":
         return ()
     missing = []

@@ -1,4 +1,4 @@
-"""Reads the tables that nsa.train writes about training, gates and cost per step, and diagnoses failures from them."""
+"""Read the tables written by nsa.train, and diagnose failures from them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from nsa_harness.core.report import Place
 from nsa_harness.core.scenario.program import Row, Table
 from nsa_harness.subject.files import SHARDED
 
-_LAST = ("grad_norm", "tokens_per_s", "peak_rss_bytes", "peak_gpu_bytes")  # the last row's
-_MEAN = ("fetch_s", "forward_s", "backward_s", "optimizer_s")  # over all rows
+_LAST = ("grad_norm", "tokens_per_s", "peak_rss_bytes", "peak_gpu_bytes")  # values of the last row are reported
+_MEAN = ("fetch_s", "forward_s", "backward_s", "optimizer_s")  # means over all rows are reported
 _RATES = ("seconds", "tokens_per_s")
 _MAX_GATES = 256
 _MAX_PARTS = 64
@@ -24,15 +24,12 @@ _SHUT, _SATURATED = 0.01, 0.99
 
 
 def reported_values(table: Table) -> tuple[dict[str, float], tuple[Row, ...]]:
-    """Return the metrics of a run by name, and the rows about gates and step cost that diagnosis rules read."""
+    """Return the metrics of a run, and the table rows that diagnosis rules read."""
     return _metrics(table), (*_gates(table), *_step_cost(table))
 
 
 def _metrics(table: Table) -> dict[str, float]:
-    """Return the metrics of training.csv and evaluation.csv, or none if there is no training.csv.
-
-    A metric whose column has no numbers is left out.
-    """
+    """Return the metrics from training.csv and evaluation.csv by name."""
     rows = table("training.csv")
     if rows is None:
         return {}
@@ -53,7 +50,7 @@ def _metrics(table: Table) -> dict[str, float]:
 
 
 def _of_steps(rows: Sequence[Row]) -> dict[str, list[float]]:
-    """Return the metrics of all steps except the first, which warms up. A single step is not left out."""
+    """Return step time and token rate metrics. The first step is left out as warm-up."""
     after = rows[1:] or rows
     seconds, rates = ([value for row in after if isinstance(value := row.get(name), float)] for name in _RATES)
     return {
@@ -64,7 +61,7 @@ def _of_steps(rows: Sequence[Row]) -> dict[str, list[float]]:
 
 
 def _gates(table: Table) -> tuple[Row, ...]:
-    """Return one row for each branch and layer at the latest step. An incomplete last line is ignored."""
+    """Return the statistics of each attention gate at the latest step."""
     whole = [row for row in table("gate_health.csv") or () if isinstance(row.get("branch"), str) and _is_of_a_gate(row)]
     latest = max((float(row["step"]) for row in whole), default=None)
     gate_rows = [row for row in whole if row["step"] == latest][:_MAX_GATES]
@@ -82,7 +79,7 @@ _COUNTED = ("nodes", "saved_bytes", "square_bytes", "expected_bytes", "begin_byt
 
 
 def _step_cost(table: Table) -> Iterator[Row]:
-    """Yield one row with the cost and size of a step, and the implementations that computed it."""
+    """Yield one row with the cost of a training step, or nothing if it was not recorded."""
     rows = [row for row in table("step_cost.csv") or () if all(_is_number(row.get(name)) for name in _SIZES)]
     if not rows:
         return
@@ -94,7 +91,7 @@ def _step_cost(table: Table) -> Iterator[Row]:
 
 
 def _implementations(table: Table) -> Row:
-    """Return the implementations of all parts, and the token count from which one of them is replaced."""
+    """Return the kernel implementations used, and the token count up to which they are valid."""
     counters = table("fallback_counters.csv") or table(f"fallback_counters{SHARDED}.csv") or ()
     rows = [row for row in counters if "implementation" in row][:_MAX_PARTS]
     names = sorted({f"{row['part']} {row['implementation']}"[:40] for row in rows if "part" in row})
@@ -103,9 +100,7 @@ def _implementations(table: Table) -> Row:
 
 
 def _time(table: Table) -> Row:
-    """Return the median time of a step and its standard error. The first step is left out, because it is not
-    typical.
-    """
+    """Return the median time of a training step and its relative standard error."""
     rows = (table("training.csv") or ())[1:]
     wall, processor = (_median(rows, name) for name in ("seconds", "cpu_s"))
     row: Row = {"seconds": wall[0], "error": wall[1], "steps": float(len(rows))} if wall else {}
@@ -113,10 +108,10 @@ def _time(table: Table) -> Row:
 
 
 def _median(rows: Sequence[Row], name: str) -> tuple[float, float] | None:
-    """Return the median of a column and its relative standard error, or None if the column has no values.
+    """Return the median of a column and its relative standard error, or None if the column is empty.
 
-    The standard error of a median is 1.2533 times that of a mean. The standard deviation is the distance of the
-    quartiles divided by 1.349, because a single delayed step does not change the quartiles.
+    The standard error of a median is 1.2533 times that of a mean. The standard deviation is estimated as the distance
+    of the quartiles divided by 1.349, because a single delayed step does not change the quartiles.
     """
     values = sorted(value for value in _finite(rows, name) if 0 < value < _LONGEST_S)
     if not values:
@@ -127,7 +122,6 @@ def _median(rows: Sequence[Row], name: str) -> tuple[float, float] | None:
 
 
 def _finite(rows: Sequence[Row], name: str) -> list[float]:
-    """Return the finite numbers of a column. Other values are skipped."""
     return [value for row in rows if isinstance(value := row.get(name), float) and math.isfinite(value)]
 
 
@@ -136,7 +130,7 @@ def _is_number(value: object) -> bool:
 
 
 def gate_collapse(context: DiagnosisContext) -> Explanation | None:
-    """Return an explanation if the gate of a branch is shut for almost every token, or None."""
+    """Explain a gate that is closed for almost all tokens, or return None if there is none."""
     shut = [
         gate
         for gate in context.evidence.program_records
@@ -167,14 +161,14 @@ _COST_PROOF = ("step_cost.csv",)
 
 
 def _step_cost_numbers(context: DiagnosisContext) -> tuple[dict[str, float]] | None:
-    """Return a tuple with the numbers of a step's cost, or None if the program did not report them."""
+    """Return the cost of a training step in a 1-tuple, or None if the program did not report it."""
     row = next((row for row in context.evidence.program_records if "step_cost" in row), None)
     return ({name: float(value) for name, value in row.items() if not isinstance(value, str)},) if row else None
 
 
 @rule_if(_step_cost_numbers)
 def per_token_nodes(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
-    """Return an explanation if the size of the autograd graph grows with the number of tokens, or None.
+    """Explain an autograd graph whose size grows with the number of tokens, or return None.
 
     Such a graph shows that an operation loops over tokens in Python.
     """
@@ -195,7 +189,7 @@ _SQUARE_SHARE, _SQUARE_BYTES = 0.5, 16 << 20
 
 @rule_if(_step_cost_numbers)
 def quadratic_cost(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
-    """Explain quadratic memory: most bytes that the graph saves have a row and a column per token."""
+    """Explain memory usage that grows with the square of the number of tokens, or return None."""
     square, saved_bytes = cost.get("square_bytes", 0.0), cost.get("saved_bytes", 0.0)
     if square < max(_SQUARE_BYTES, _SQUARE_SHARE * saved_bytes):
         return None
@@ -213,7 +207,7 @@ _KEPT_BYTES, _GROWN_BYTES = 64 << 20, 512 << 20  # least excess of the graph, an
 
 @rule_if(_step_cost_numbers)
 def memory_excess(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
-    """Explain more memory than the parameters, optimizer and activations of this shape need."""
+    """Explain a higher memory usage than the model needs, or return None."""
     expected_bytes = cost.get("expected_bytes", math.inf)
     saved_bytes, growth_bytes = (
         cost.get("saved_bytes", 0.0),

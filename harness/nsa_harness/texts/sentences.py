@@ -1,4 +1,4 @@
-"""Sentences about the findings of a run, rendered from the facts of each finding with the templates in causes.toml.
+"""Describe the findings of a run in sentences, using the templates in causes.toml.
 
 If a template fails, the verdict does not change. The finding then shows its cause code and its facts instead of a
 sentence, and the error is recorded.
@@ -23,14 +23,14 @@ from nsa_harness.texts.words import duration, place_name, ranks, verb_for
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """The findings of a diagnosis with their sentences, and the errors of templates that failed."""
+    """The findings of a run as sentences, with errors that occurred while rendering them."""
 
     findings: tuple[Finding, ...]
     trouble: tuple[Trouble, ...]
 
 
 def in_words(diagnosis: Diagnosis) -> Words:
-    """Return the findings of `diagnosis` with their sentences, in the same order.
+    """Return the findings of a diagnosis as sentences.
 
     Ranks are followed by their mesh coordinates. Step numbers are removed if the program does not count steps.
     """
@@ -40,10 +40,10 @@ def in_words(diagnosis: Diagnosis) -> Words:
 
 
 def with_words(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Return the outcomes with the sentences that `in_words` cannot add, because they depend on several attempts.
+    """Return the outcomes with the sentences that depend on several attempts.
 
     Findings without a claim get their claim and advice. The outcome of a diagnostic rerun gets `rerun_answer`, the
-    claim of the finding that it led to. Sentences that are already there do not change.
+    claim of the finding that it led to.
     """
     with_claims = tuple(map(_with_claims, outcomes))
     return tuple(
@@ -64,7 +64,7 @@ def _with_claims(outcome: Outcome) -> Outcome:
 
 
 def with_claim(finding: Finding, trouble: list[Trouble]) -> Finding:
-    """Return a copy of the finding with its claim and its advice, rendered from its facts.
+    """Return a copy of the finding with its claim and advice as text.
 
     If a template fails, its error is added to `trouble`.
     """
@@ -74,10 +74,7 @@ def with_claim(finding: Finding, trouble: list[Trouble]) -> Finding:
 
 
 def _rerun_claim(outcome: Outcome, outcomes: Sequence[Outcome]) -> str | None:
-    """Return the claim of the finding that resulted from a diagnostic rerun.
-
-    Return None if `outcome` is not a diagnostic rerun or no finding resulted from it.
-    """
+    """Return what a diagnostic rerun found out, or None."""
     rerun = outcome.spec.deepening
     if rerun is None:
         return None
@@ -87,9 +84,9 @@ def _rerun_claim(outcome: Outcome, outcomes: Sequence[Outcome]) -> str | None:
 
 
 def stall_text(note: StallNote) -> str:
-    """Return the description of a stall: which ranks are blocked, what could end the stall, and when it becomes a HANG.
+    """Return a description of a stall, such as "rank 1 is blocked in read (loader.py:13) on data.fifo".
 
-    Example: "rank 1 is blocked in read (loader.py:13) on data.fifo; ...; HANG in 4 min 52 s unless ...".
+    It includes what could end the stall and when it will be judged a HANG.
     """
     reasons = sections()["could_end"]
     possible_ends = [reasons.get(kind, reasons["unknown"]) for kind in note.open_waits]
@@ -101,10 +98,7 @@ def stall_text(note: StallNote) -> str:
 
 
 def _stalled_text(row: StalledRanks) -> str:
-    """Return where some ranks are blocked.
-
-    Example: "ranks 0, 2 are blocked in all_reduce #3 (train.py:18), waiting for rank 1".
-    """
+    """Return where some ranks are blocked, such as "ranks 0, 2 are blocked in all_reduce #3 (train.py:18)"."""
     # Only the verb depends on the number of ranks: "is blocked" changes its first word, "computes" its last letter.
     verb, _, rest = row.state.partition(" ")
     text = f"{ranks(row.ranks)} {verb_for(verb, row.ranks)}{rest and f' {rest}'}"
@@ -152,9 +146,9 @@ def _open_question(question: OpenQuestion, trouble: list[Trouble]) -> str:
 
 
 def _render(section: str, key: str, facts: Mapping[str, object], trouble: list[Trouble]) -> str:
-    """Return the template `key` of a section, rendered with these facts.
+    """Return a rendered template. If it fails, record the error and return a substitute.
 
-    If that fails, add the error to `trouble` and return the code with its facts, or "" for an advice.
+    The substitute is the cause code with its facts, or "" for an advice.
     """
     try:
         return render_template(section, key, facts)
@@ -164,10 +158,7 @@ def _render(section: str, key: str, facts: Mapping[str, object], trouble: list[T
 
 
 def _code_with_facts(code: str, facts: Mapping[str, object]) -> str:
-    """Return a cause code with its facts, for a finding whose sentence could not be rendered.
-
-    Example: "pipe_full (line=train.py:12)".
-    """
+    """Return a cause code with its facts, such as "pipe_full (line=train.py:12)"."""
     known_facts = {name: value for name, value in facts.items() if name != "remedy" and value not in (None, "", ())}
     text = ", ".join(f"{name}={place_name(v) if isinstance(v, Place) else v}" for name, v in known_facts.items())
     return f"{code} ({text})" if text else code
@@ -179,7 +170,7 @@ _STEP = re.compile(r",? (?:(?:in|of|since|after|to) )?step \d+\b|\b\d+ steps? do
 
 
 def with_coordinates(claim: str, places: Meshes) -> str:
-    """Return the claim with the mesh coordinates of each rank after the first mention of this rank."""
+    """Return the sentence with mesh coordinates after the first mention of each rank."""
     earlier_ranks: set[int] = set()
 
     def add_coordinates(number: re.Match[str]) -> str:
@@ -193,5 +184,5 @@ def with_coordinates(claim: str, places: Meshes) -> str:
 
 
 def without_steps(claim: str) -> str:
-    """Return the claim without step numbers, for a program without an optimizer, which does not count steps."""
+    """Return the sentence without step numbers."""
     return _STEP.sub("", claim)

@@ -1,4 +1,4 @@
-"""Filters for the templates in causes.toml. Each turns a fact of a finding into a part of a sentence."""
+"""Filters for the templates in causes.toml. Each one formats a fact as part of a sentence."""
 
 from __future__ import annotations
 
@@ -19,48 +19,45 @@ def gibibytes(size_bytes: float) -> str:
 
 
 def binary_size(size_bytes: float) -> str:
-    """Return the size in GiB, MiB or KiB, such as "9.1 GiB", "1.4 MiB" or "12.0 KiB"."""
+    """Return the size as text, such as "9.1 GiB", "1.4 MiB" or "12.0 KiB"."""
     if size_bytes >= _GIB:
         return gibibytes(size_bytes)
     return f"{size_bytes / _MIB:.1f} MiB" if size_bytes >= _MIB / 10 else f"{size_bytes / 1024:.1f} KiB"
 
 
 def in_function(function: str) -> str:
-    """Return " in " and the name of the function, or "" if the function is unknown or the code is outside functions."""
+    """Return the name of a function as " in NAME", or "" for code outside of functions."""
     return "" if function in ("", "<module>") else f" in {function}"
 
 
 def error_text(error: str) -> str:
-    """Return the text of an exception, cut to 200 characters.
-
-    A colon without a message after it is removed: "MemoryError: " becomes "MemoryError".
-    """
+    """Return the text of an exception without a trailing colon, cut to 200 characters."""
     return shorten(error.rstrip(": "))
 
 
 def in_step(step: int | None) -> str:
-    """Return " in step 3" for step 3, or "" if the step is None."""
+    """Return " in step 3" for step 3, or "" for None."""
     return "" if step is None else f" in step {step}"
 
 
 def of_step(step: int | None) -> str:
-    """Return " of step 3" for step 3, or "" if the step is None."""
+    """Return " of step 3" for step 3, or "" for None."""
     return "" if step is None else f" of step {step}"
 
 
 def of_group(group: str) -> str:
-    """Return " of group tp" for the process group `tp`, or "" for the group of all ranks."""
+    """Return " of group tp" for the process group `tp`, or "" for the default group."""
     return "" if group in _WORLD_GROUPS else f" of group {group}"
 
 
 def child_wait(kind: str) -> str:
-    """Return what a child process does in a wait of this kind. The texts are in [child_wait] of causes.toml."""
+    """Return a text about what a child process waits for, given the kind of wait."""
     waits = sections()["child_wait"]
     return waits.get(kind, waits["unknown"])
 
 
 def child_process(child: Mapping[str, Any]) -> str:
-    """Return the process ID and the command of a child process: "4711 (python worker.py)"."""
+    """Return the process ID and command of a child process, such as "4711 (python worker.py)"."""
     return f"{child['pid']} ({shorten(child['command'], 60)})"
 
 
@@ -69,11 +66,7 @@ _NOT_BLOCKED = {"has left": "has exited", "stopped by a signal": "is stopped by 
 
 
 def blocked_rank(wait: Mapping[str, Any]) -> str:
-    """Return where one rank is blocked: "rank 1 is blocked in all_reduce #13 (train.py:12)".
-
-    For a send or receive, the other rank is named: "rank 1 is blocked in recv from rank 0 (train.py:12)". A rank that
-    has exited or was stopped by a signal is described as such.
-    """
+    """Return where one rank is blocked, such as "rank 1 is blocked in all_reduce #13 (train.py:12)"."""
     if wait["blocked_in"] in _NOT_BLOCKED:
         return f"rank {wait['rank']} {_NOT_BLOCKED[wait['blocked_in']]}{location_in_brackets(wait.get('line'))}"
     half = wait.get("transfer")
@@ -82,7 +75,7 @@ def blocked_rank(wait: Mapping[str, Any]) -> str:
 
 
 def blocked_ranks(wait: Mapping[str, Any] | None) -> str:
-    """Return where several ranks are blocked, or "" if `wait` is None.
+    """Return where several ranks are blocked, or "" for None.
 
     Example: "; ranks 0, 2 are blocked in all_reduce (own/train.py:18)".
     """
@@ -93,30 +86,27 @@ def blocked_ranks(wait: Mapping[str, Any] | None) -> str:
 
 
 def operation(call: Mapping[str, Any]) -> str:
-    """Return the name of a collective: "all_reduce #13 of group tp". The group of all ranks is not named."""
+    """Return the name of a collective call, such as "all_reduce #13 of group tp"."""
     number = "" if call["number"] is None else f" #{call['number']}"
     return f"{call['op']}{number}{of_group(call['group'])}"
 
 
 def located_call(call: Mapping[str, Any], step: int | None = None) -> str:
-    """Return the name of a collective and where it was called.
-
-    Example: "all_reduce #13 of group tp (own/train.py:30, step 3)".
-    """
+    """Return a collective call and its location, such as "all_reduce #13 (own/train.py:30, step 3)"."""
     return f"{operation(call)}{location_in_brackets(call['line'], step)}"
 
 
 def common_call(calls: Sequence[Mapping[str, Any]], step: int | None = None) -> str:
-    """Return the name of the collective that all ranks called. Add its line if all ranks called it on the same line."""
+    """Return the collective that all ranks called, with its location if all called it on the same line."""
     call, *other_calls = calls
     line = call["line"] if all(other["line"] == call["line"] for other in other_calls) else None
     return located_call({**call, "line": line}, step)
 
 
 def callers(calls: Sequence[Mapping[str, Any]], ranks: Sequence[int] | None = None) -> str:
-    """Return which rank called which collective: "rank 0 called all_reduce #6 and rank 1 called barrier #6".
+    """Return which rank called which collective, such as "rank 0 called all_reduce #6".
 
-    `ranks`: the ranks to include, or None for all ranks.
+    `ranks` selects the ranks to include; by default all are included.
     """
     texts = [(rank, located_call(call)) for call in calls for rank in call["ranks"] if ranks is None or rank in ranks]
     return listing([f"{names} called {text}" for names, text in ranks_by_text(texts)])
@@ -138,9 +128,9 @@ def wait_cycle(waits: Sequence[Mapping[str, Any]]) -> str:
 
 
 def on_ranks(values: Sequence[Mapping[str, Any]], *patterns: str) -> str:
-    """Return the values of different ranks, such as "4 elements on rank 0, 2 elements on rank 1".
+    """Return values grouped by rank, such as "4 elements on rank 0, 2 elements on rank 1".
 
-    `values`: the result of `ranks_by_facts`. `patterns`: texts such as "{elements} elements" that contain names of
+    `values` is the result of `ranks_by_facts`. `patterns` are texts such as "{elements} elements" that contain names of
     facts. Each value uses the first pattern for which it has all facts, or else the last pattern. `{own_line}` becomes
     " (own/train.py:12)" if the lines of the values differ, and otherwise "".
     """
@@ -155,7 +145,7 @@ def on_ranks(values: Sequence[Mapping[str, Any]], *patterns: str) -> str:
 
 
 def _fill_pattern(patterns: Sequence[str], facts: Mapping[str, Any]) -> str:
-    """Return the first pattern for which `facts` has all names, or else the last pattern, with the facts filled in."""
+    """Fill in the first pattern for which all facts are known, or else the last pattern."""
     *earlier, last = patterns
     for pattern in earlier:
         if all(name is None or name in facts for _, name, _, _ in Formatter().parse(pattern)):
@@ -164,10 +154,7 @@ def _fill_pattern(patterns: Sequence[str], facts: Mapping[str, Any]) -> str:
 
 
 def last_progress(event: Mapping[str, Any]) -> str:
-    """Return the last progress event of a rank: "; last progress event: forward blocks.0, step 3".
-
-    If no event was seen, return a text from the section [unseen] of causes.toml.
-    """
+    """Return the last progress event of a rank as text, such as "forward blocks.0, step 3"."""
     if "unseen" in event:
         return sections()["unseen"][event["unseen"]]
     name = f" {event['name']}" if event["name"] else ""
@@ -175,7 +162,7 @@ def last_progress(event: Mapping[str, Any]) -> str:
 
 
 def last_line(sample: Mapping[str, Any] | None) -> str:
-    """Return where a process was shortly before its end, or "" if `sample` is None.
+    """Return where a process was shortly before its end, or "" for None.
 
     Example: "; 0.25 s before its end it was at own/train.py:12".
     """
@@ -188,10 +175,7 @@ _SHORT_S = 0.1  # shorter steps are shown in milliseconds
 
 
 def pace(speed: Mapping[str, Any]) -> str:
-    """Return how fast the training was: "3 steps done, 4.0 s per step, 20 s more for all 8".
-
-    Unknown parts are left out.
-    """
+    """Return how fast the training was, such as "3 steps done, 4.0 s per step, 20 s more for all 8"."""
     text, step_s = f"{number_of(speed['steps_done'], 'step')} done", speed["step_s"]
     if step_s is not None:
         text += f", {step_s * 1000:.1f} ms per step" if step_s < _SHORT_S else f", {step_s:.1f} s per step"
@@ -201,57 +185,51 @@ def pace(speed: Mapping[str, Any]) -> str:
 
 
 def hot_part(part: Mapping[str, Any]) -> str:
-    """Return how many of the stack samples are in a part of the program.
-
-    Example: "90 % in step (own/train.py:12), in the loop at line 10".
-    """
+    """Return the share of stack samples in one part of the program, such as "90 % in step (own/train.py:12)"."""
     loop = "" if part["loop_line"] is None else f", in the loop at line {part['loop_line']}"
     return f"{100 * part['samples'] // part['of']} % in {part['function']}{location_in_brackets(part['line'])}{loop}"
 
 
 def refused_resource(code: str) -> str:
-    """Return which resource the machine refused. The texts are in the section [refused] of causes.toml."""
+    """Return the name of the resource that the machine refused."""
     return sections()["refused"][code]
 
 
 def attempts_on_line(end: Mapping[str, Any]) -> str:
-    """Return how many attempts ended in the same way on the same line: "2 hang at own/train.py:12"."""
+    """Return how many attempts ended on the same line, such as "2 hang at own/train.py:12"."""
     return f"{end['count']} {verb_for(end['verb'], end['count'])} at {location(end['line'])}"
 
 
 def what_follows(change: str, ending: str) -> str:
-    """Return what can be concluded from the end of a diagnostic rerun, as the end of a sentence.
+    """Return what the result of a diagnostic rerun implies, or "" if it implies nothing.
 
-    `change`: what the rerun did differently. `ending`: how it ended. Return "" if nothing can be concluded.
+    `change` is what the rerun did differently, and `ending` is how it ended.
     """
     text = sections()["what_follows"].get(f"{change}, {ending}")
     return f", {text}" if text else ""
 
 
 def gpu_use(gpu: Mapping[str, Any]) -> str:
-    """Return how busy a GPU is: "GPU 1 is at 97 % with 512 MiB in use"."""
+    """Return how busy a GPU is, such as "GPU 1 is at 97 % with 512 MiB in use"."""
     return f"GPU {gpu['index']} is at {100 * gpu['utilisation']:.0f} % with {gpu['used_bytes'] >> 20} MiB in use"
 
 
 def missing_on_rank(trace: Mapping[str, Any]) -> str:
-    """Return how many parameters of a rank have no gradient: "2 on rank 1"."""
+    """Return how many parameters have no gradient, such as "2 on rank 1"."""
     return f"{trace['missing']} on rank {trace['rank']}"
 
 
 def first_few(names: Sequence[str], count: int | None = None, *, most: int = 3, of: str = "") -> str:
-    """Return the first `most` names and how many more there are: "a, b, c and 2 more".
+    """Return the first names and how many more there are, such as "a, b, c and 2 more".
 
-    `count`: the number of all names, if `names` contains only some of them. `of`: a text to add after "more".
+    `count` is the number of all names, if `names` contains only some of them. `of` is a text to add after "more".
     """
     count = len(names) if count is None else count
     return ", ".join(names[:most]) + (f" and {count - most} more{of}" if count > most else "")
 
 
 def parameter_names(names: Sequence[str]) -> str:
-    """Return the names of some parameters: "a.weight", or "2 parameters (a.weight, a.bias)".
-
-    If `names` is empty, return "some of its parameters".
-    """
+    """Return parameter names as text, such as "a.weight" or "2 parameters (a.weight, a.bias)"."""
     if not names:
         return "some of its parameters"
     return f"{number_of(len(names), 'parameter')} ({first_few(names)})" if len(names) > 1 else names[0]

@@ -1,6 +1,6 @@
-"""Renders the templates in causes.toml.
+"""Render the text templates in causes.toml.
 
-A template is compiled when it is first rendered. A fact that is missing is an error.
+A template is compiled when it is first rendered. A missing fact is an error.
 """
 
 from __future__ import annotations
@@ -15,23 +15,26 @@ from nsa_harness.texts.template_filters import FILTERS
 
 
 def render_template(section: str, key: str, facts: Mapping[str, object]) -> str:
-    """Return the template `key` of a section, rendered with these facts.
+    """Return the text of a template with these facts filled in. Raises jinja2.TemplateError on failure.
 
-    Raise jinja2.TemplateError, or any exception that a filter raises, if that fails.
+    An exception that a filter raises is passed on.
     """
     return template(section, key).render(facts)
 
 
 @cache
 def template(section: str, key: str) -> Template:
-    """Return the compiled template `key` of a section. If a cause has no advice, return a template of its remedy."""
+    """Return the compiled template for a key in a section of causes.toml.
+
+    A cause without advice gets a template of its remedy.
+    """
     source = sections()[section].get(key, "{{ remedy }}") if key == "advice" else sections()[section][key]
     return environment().from_string(source)
 
 
 @cache
 def environment() -> Environment:
-    """Return the Jinja environment that all templates share."""
+    """Return the Jinja environment shared by all templates."""
     # Sentences are plain text. The writers of HTML and Markdown escape them.
     # `{% include "name" %}` inserts a sentence of [shared], rendered with the facts of the including template.
     loader = FunctionLoader(lambda name: sections()[SHARED].get(name))
@@ -41,7 +44,7 @@ def environment() -> Environment:
 
 
 def _reject_none(value: object) -> object:
-    """Return the value. Raise UndefinedError if it is None, because a template must check whether a fact is known."""
+    """Return the value, or raise UndefinedError if it is None."""
     if value is None:
         raise UndefinedError("a fact that is None was printed")
     return value

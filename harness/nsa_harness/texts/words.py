@@ -1,4 +1,4 @@
-"""Texts for values in reports. A number, place or verdict is written in the same way in every document."""
+"""Format the values in reports as text, in the same way in all documents."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from nsa_harness.texts.causes import text_of
 
 
 def verdict(outcome: Outcome) -> str:
-    """Return the verdict as documents show it.
+    """Return the verdict as it is shown in documents.
 
     A job that was only inspected gets MOVES, STALL or OPEN instead of its stored status.
     """
@@ -42,7 +42,7 @@ def verdict(outcome: Outcome) -> str:
 
 
 def meaning(outcome: Outcome) -> str:
-    """Return a sentence that explains what the verdict of this run means."""
+    """Return a sentence that explains the verdict of a run."""
     verdict = outcome.verdict
     if verdict.status is Status.HANG and outcome.ending_text == UNWATCHED:
         return "Deadlock, according to the files: no rank could release the others. More time would not have helped."
@@ -85,7 +85,7 @@ def seconds(value: float | None) -> str:
 def size(value_bytes: float | None, *, tenths: bool = False) -> str:
     """Return a size with its unit, such as "412 MB" or "9.1 GB".
 
-    `tenths`: show one decimal place for sizes below 100 MB, such as "1.4 MB".
+    With `tenths`, sizes below 100 MB have one decimal place, such as "1.4 MB".
     """
     if value_bytes is None:
         return UNKNOWN
@@ -98,7 +98,10 @@ def size(value_bytes: float | None, *, tenths: bool = False) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number as text. Whole numbers have commas ("12,345"); other numbers are rounded to five digits."""
+    """Return a number as readable text, such as "12,345".
+
+    Numbers that are not whole are rounded to five digits.
+    """
     return f"{value:,.0f}" if math.isfinite(value) and value == int(value) and abs(value) < 1e15 else f"{value:.5g}"
 
 
@@ -107,10 +110,7 @@ def loss(value: float | None) -> str:
 
 
 def middle(text: str, limit: int) -> str:
-    """Return the text, cut to at most `limit` characters.
-
-    The middle is cut out, because names often differ at their ends.
-    """
+    """Return the text with its middle cut out so that it has at most `limit` characters."""
     if len(text) <= limit:
         return text
     tail = (limit - 1) // 2
@@ -118,12 +118,12 @@ def middle(text: str, limit: int) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return the number and the noun in singular or plural: "1 rank", "2 ranks", "3 entries"."""
+    """Return a number with its noun, such as "1 rank", "2 ranks" or "3 entries"."""
     return f"{count} {noun_for(count, noun)}"
 
 
 def noun_for(count: float, noun: str) -> str:
-    """Return the noun in singular if `count` is 1, and otherwise in plural ("ranks", "entries", "batches")."""
+    """Return the singular or plural form of the noun for this count, such as "ranks"."""
     if count == 1:
         return noun
     if noun.endswith("y") and noun[-2:-1] not in "aeiou":
@@ -132,44 +132,41 @@ def noun_for(count: float, noun: str) -> str:
 
 
 def listing(texts: Sequence[str]) -> str:
-    """Return the texts as a list in a sentence: "a", "a and b", or "a, b and c"."""
+    """Return the texts as a list in a sentence, such as "a, b and c"."""
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
 
 
 def certainty(confidence: float) -> str:
-    """Return the word for a confidence between 0 and 1: "certain", "likely" or "unknown"."""
+    """Return the word for a confidence between 0 and 1, such as "certain" or "likely"."""
     if confidence >= CERTAIN:
         return "certain"
     return "likely" if confidence >= 0.6 else "unknown"
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """Return the ranks as text: "rank 1", "ranks 0, 2", or "ranks 0-511 and 3 more".
-
-    Ranges include both ends. The text is never longer than a line.
-    """
+    """Return ranks as short text, such as "rank 1", "ranks 0, 2" or "ranks 0-511 and 3 more"."""
     return ranks_text(tuple(numbers))
 
 
 def rank_numbers(numbers: Iterable[int]) -> str:
-    """Return the ranks as text without the word "rank", such as "1" or "0-2, 5"."""
+    """Return ranks as text without the word "rank", such as "1" or "0-2, 5"."""
     return ranks(numbers).partition(" ")[2]
 
 
 def rank_with_coordinates(row: RankStatus) -> str:
-    """Return the rank with its mesh coordinates: "3 (dp=1 tp=1)". If the job has no mesh, return only the rank."""
+    """Return a rank with its device mesh coordinates, such as "3 (dp=1 tp=1)"."""
     return f"{row.rank} ({row.coordinates})" if row.coordinates else str(row.rank)
 
 
 def place_name(place: Place) -> str:
-    """Return the file and line of the place: "nsa/model.py:212". Return "" if the file is not known."""
+    """Return the file and line of a location, such as "nsa/model.py:212", or "" if unknown."""
     if place.file is None:
         return ""
     return place.file if place.line is None else f"{place.file}:{place.line}"
 
 
 def place_details(place: Place, step: int | None = None) -> str:
-    """Return the known details of a place, joined with " · ": function, layer, module, parameter and step."""
+    """Return the function, layer, module, parameter and step of a location as one text."""
     details = (
         place.function,
         None if place.layer is None else f"layer {place.layer}",
@@ -181,15 +178,12 @@ def place_details(place: Place, step: int | None = None) -> str:
 
 
 def statement(place: Place) -> str:
-    """Return the source line of the place, without the lines around it and without indentation."""
+    """Return the source line of a location without indentation."""
     return (place.text or "").rpartition("\n")[2].strip()
 
 
 def source_lines(place: Place) -> Iterator[str]:
-    """Yield the source lines of the place with their numbers.
-
-    The line of the place itself is marked with "▸" and comes last.
-    """
+    """Yield numbered source lines that end at the given location. Its own line is marked with "▸"."""
     lines = textwrap.dedent(place.text).split("\n") if place.text else []
     digits = len(str(place.line or ""))
     for offset, line in enumerate(lines, start=1 - len(lines)):
@@ -198,9 +192,9 @@ def source_lines(place: Place) -> Iterator[str]:
 
 
 def numbered_lines(around: Place, marked_line: int | None) -> Iterator[str]:
-    """Yield source lines with their numbers, the line `marked_line` marked with "▸".
+    """Yield numbered source lines, one of them marked with "▸".
 
-    `around`: a place that contains the source lines. Its own line is the last of them.
+    `around` contains the source lines, and its own line is the last of them.
     """
     lines = textwrap.dedent(around.text or "").split("\n")
     first = (around.line or 0) - len(lines) + 1
@@ -210,13 +204,13 @@ def numbered_lines(around: Place, marked_line: int | None) -> Iterator[str]:
 
 
 def headline_tag(outcome: Outcome) -> str:
-    """Return the word next to the verdict in a heading: the kind of a HANG, or else the cause code. It can be ""."""
+    """Return the word shown next to the verdict, either the kind of hang or the cause code."""
     kind = outcome.verdict.kind
     return kind.value if kind is not None else outcome.verdict.cause or ""
 
 
 def remarks(outcome: Outcome) -> Iterator[str]:
-    """Yield remarks on the verdict: whether it was expected, which attempt it is, and whether the run is flaky."""
+    """Yield remarks on the verdict, such as "as expected" or "attempt 2"."""
     status = outcome.verdict.status
     if status is Status.PASS and not outcome.expected:
         yield "PASS was not expected"
@@ -233,9 +227,9 @@ def remarks(outcome: Outcome) -> Iterator[str]:
 
 
 def counts_line(report: Report) -> str:
-    """Return how many runs have each verdict, the most important first: "7 runs: 2 HANG · 1 FAIL · 4 PASS".
+    """Return the number of runs with each verdict, such as "7 runs: 2 HANG · 1 FAIL · 4 PASS".
 
-    A repeated run counts once ("1 run in 3 attempts: 1 PASS"). Diagnostic reruns do not count.
+    A repeated run counts once, as in "1 run in 3 attempts: 1 PASS". Diagnostic reruns do not count.
     """
     by_status = counts(report.outcomes)
     total = sum(by_status.values())
@@ -252,23 +246,17 @@ def machine_line(facts: MachineFacts) -> str:
 
 
 def severity_key(outcome: Outcome) -> tuple[bool, bool, int]:
-    """Return a sort key for outcomes, worst first.
-
-    Final outcomes come before others, then unexpected before expected outcomes, then more important verdicts.
-    """
+    """Return a sort key that puts the worst outcomes first."""
     return not outcome.final, outcome.expected, LOUDEST_FIRST.index(outcome.verdict.status)
 
 
 def bad_news_first(report: Report) -> list[tuple[int, Outcome]]:
-    """Return the outcomes, worst first, each with its number in the report, counted from 1."""
+    """Return the numbered outcomes of a report, worst first."""
     return sorted(enumerate(report.outcomes, start=1), key=lambda pair: severity_key(pair[1]))
 
 
 def launch_line(rank_count: int, backend: str, subject: str) -> str:
-    """Return what was launched: "2 ranks · gloo · shape ci".
-
-    The backend is left out if it is "any", which means that the program chooses it.
-    """
+    """Return a description of a launch, such as "2 ranks · gloo · shape ci"."""
     parts = (plural(rank_count, "rank"), "" if backend == "any" else backend, subject)
     return " · ".join(word for word in parts if word)
 
@@ -284,8 +272,7 @@ def exit_word(status: int | None) -> str:
 def exit_of(outcome: Outcome, rank: int) -> str:
     """Return the exit status of a rank as text.
 
-    For a job that was judged only from its files, a missing status means "not known". Otherwise it means that the rank
-    had not exited.
+    If a job was judged only from its files, a missing status means that the status is unknown.
     """
     status = outcome.exit_codes.get(rank)
     return UNKNOWN if status is None and outcome.ending_text == UNWATCHED else exit_word(status)
@@ -296,7 +283,7 @@ def wall_time(outcome: Outcome) -> str:
 
 
 def run_facts(outcome: Outcome) -> tuple[str, ...]:
-    """Return facts about a run: description, launch, remarks, result of a diagnostic rerun, and notes."""
+    """Return facts about a run, such as its description, launch, remarks and notes."""
     rerun_result = f"result: {outcome.rerun_answer}" if outcome.rerun_answer else ""
     launch = launch_line(outcome.spec.ranks, outcome.spec.backend, outcome.spec.subject)
     remarks_and_notes = (outcome.spec.about, launch, *remarks(outcome), rerun_result, *outcome.spec.notes)
@@ -308,10 +295,7 @@ def step(value: int | None) -> str:
 
 
 def culprit_line(outcome: Outcome) -> str:
-    """Return the facts about the culprit and its victims. Unknown parts are left out.
-
-    Example: "culprit rank 1 · all_reduce #42 (group dp) · step 3 · phase backward · victims: rank 0".
-    """
+    """Return a line about the culprit and its victims, such as "culprit rank 1 · step 3 · victims: rank 0"."""
     culprit = outcome.culprit
     collective = culprit.collective if culprit else None
     seq = "" if collective is None or collective.seq is None else f" #{collective.seq}"
@@ -326,15 +310,15 @@ def culprit_line(outcome: Outcome) -> str:
 
 
 def last_shared(outcome: Outcome) -> str:
-    """Return a phrase that names the last collective that every rank completed, or "" if it is not known.
+    """Return a text about the last collective that all ranks completed, or "" if unknown.
 
-    Only collectives that were called from Python count. DDP calls its own collectives below Python.
+    Only collectives called from Python count. DDP calls its own collectives below Python.
     """
     return f"{outcome.last_agreed}, the last call from Python that every rank completed" if outcome.last_agreed else ""
 
 
 def numbers(outcome: Outcome) -> Iterator[str]:
-    """Yield a text for each number that is known about the run, such as "12 steps" or "peak memory 412 MB"."""
+    """Yield the known numbers of a run as text, such as "12 steps" or "peak memory 412 MB"."""
     metrics = dict(outcome.metrics)
     steps, first, last = (metrics.pop(name, None) for name in ("steps", "loss_first", "loss_last"))
     for shown_elsewhere in ("peak_rss_bytes", "peak_gpu_bytes", *_OF_ALL_STEPS):
@@ -363,14 +347,14 @@ _OF_ALL_STEPS = (
 
 
 def row_sentence(outcome: Outcome) -> str:
-    """Return the text for a table row: steps and loss for a PASS, or otherwise the summary of the verdict."""
+    """Return the text that describes an outcome in a table row."""
     shows_steps = outcome.verdict.status is Status.PASS and "steps" in outcome.metrics
     steps_and_loss = " · ".join(islice(numbers(outcome), 2)) if shows_steps else ""
     return steps_and_loss or outcome.verdict.summary
 
 
 def times(outcome: Outcome) -> Iterator[str]:
-    """Yield how long the run took in all and, if known, its launch, the detection of a hang, and the teardown."""
+    """Yield the durations of a run as text, such as "launch 2.1 s"."""
     timing = outcome.timing
     phases = (("launch", timing.launch_s), ("detected after", timing.detected_s), ("teardown", timing.teardown_s))
     yield from (f"{name} {seconds(value)}" for name, value in phases if value is not None)
@@ -378,10 +362,7 @@ def times(outcome: Outcome) -> Iterator[str]:
 
 
 def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the lists of observations that the verdict is based on, as pairs of title and items.
-
-    Some lists are shown even if they are empty, with the item "none" or "nothing".
-    """
+    """Yield (title, items) pairs of observations that support the verdict."""
     is_skip = outcome.verdict.status is Status.SKIP
     if not outcome.findings and not is_skip:
         yield "findings", ("none",)
@@ -410,10 +391,7 @@ _MOMENTS = {"boot": "at boot", "dump": "in the latest dump", "end": "at the end"
 
 
 def memory(outcome: Outcome) -> Iterator[str]:
-    """Yield one line about the memory of the ranks for each recorded moment: at boot, in the latest dump, at the end.
-
-    Yield nothing if neither the memory at the end nor that of the GPU allocator was recorded.
-    """
+    """Yield one line about the memory of the ranks for each recorded moment of the run."""
     is_shown = any(row.moment == "end" or row.allocated_bytes is not None for row in outcome.memory)
     for moment, name in _MOMENTS.items() if is_shown else ():
         rows = [row for row in outcome.memory if row.moment == moment]
@@ -443,7 +421,7 @@ def _memory_of(row: MemoryAt) -> Iterator[str]:
 
 
 def nccl(info: NcclInfo) -> Iterator[str]:
-    """Yield facts about how NCCL connected the ranks, such as its version, channels and transport."""
+    """Yield facts about NCCL, such as its version, channels and transport."""
     if info.version:
         yield f"version {info.version}"
     if info.channels is not None:
@@ -460,7 +438,7 @@ def nccl(info: NcclInfo) -> Iterator[str]:
 
 
 def line_count(file: Artifact) -> str:
-    """Return how many lines the file has, such as "12 lines", or the reason why it is empty."""
+    """Return the number of lines in a file, such as "12 lines", or why the file is absent."""
     return file.absent or plural(file.count or 0, "line")
 
 
@@ -473,7 +451,7 @@ _VITAL_HEAD = ("rank:", "loss:", "gradients", "buckets", "longest gap:", "peak m
 
 
 def vital_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the column names and the rows of a table with measurements per rank.
+    """Return the column names and rows of a table with measurements for each rank.
 
     Columns without any known value are left out. A column name that ends in a colon aligns its column to the right.
     """
@@ -493,9 +471,9 @@ def vital_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]
 
 
 def ending_counts(endings: FailureCounts) -> str:
-    """Return how many attempts failed: "3 of 4 failed".
+    """Return how many attempts failed, such as "3 of 4 failed".
 
-    Return "4 of 4" if none of four failed, and "" for a single attempt, because its verdict is shown next to this text.
+    Return "4 of 4" if none of four failed, and "" for a single attempt.
     """
     if endings.attempts < 2:
         return ""
@@ -507,19 +485,16 @@ def ending_counts(endings: FailureCounts) -> str:
 
 
 def hypothesis_reason(row: HypothesisRow) -> str:
-    """Return why the hypothesis has its result.
+    """Return why a hypothesis was judged as it was.
 
-    If several pairs of runs were compared, add how many of them show this: "(2 of 3 contrasts)".
+    If several pairs of runs were compared, add how many of them agree, such as "(2 of 3 contrasts)".
     """
     shown_by, of = row.contrast_counts
     return f"{row.reason} ({shown_by} of {of} contrasts)" if of > 1 and row.changed else row.reason
 
 
 def cost(row: HypothesisRow) -> str:
-    """Return how much it costs to test the hypothesis, or "" if this is not known.
-
-    Example: "2 or more runs of 8.1 s each".
-    """
+    """Return the cost of testing a hypothesis, such as "2 or more runs of 8.1 s each", or "" if unknown."""
     return "" if row.cost_s is None else f"2 or more runs of {seconds(row.cost_s)} each"
 
 
@@ -532,17 +507,14 @@ def hypothesis_answer(row: HypothesisRow) -> tuple[str, str]:
 
 
 def hypothesis_in_line(row: HypothesisRow) -> str:
-    """Return the text of the hypothesis. If it is supported or undecided, add the reason in brackets."""
+    """Return the text of a hypothesis, with the reason in brackets if it is supported or undecided."""
     if row.answer in (HypothesisAnswer.SUPPORTED, HypothesisAnswer.UNDECIDED):
         return f"{row.hypothesis.text} ({hypothesis_because(row)})"
     return row.hypothesis.text
 
 
 def hypothesis_because(row: HypothesisRow) -> str:
-    """Return the reason for the result, and the runs that were compared or the command that tests the hypothesis.
-
-    Example: "passes with and without it: single_no_gc, manual_average".
-    """
+    """Return why a hypothesis was judged as it was, and the runs or command for checking it."""
     runs = [f"{side.run.spec.scenario}{_counts_in_brackets(side)}" for side in (row.control, row.changed) if side]
     evidence = f": {', '.join(runs)}" if runs else f": {row.command}" if row.command else ""
     return f"{hypothesis_reason(row)}{evidence}"
@@ -554,15 +526,15 @@ def _counts_in_brackets(side: Arm) -> str:
 
 
 def duration(value_s: float) -> str:
-    """Return a time in minutes and seconds: "4 min 52 s". Return only the seconds if it is shorter than a minute."""
+    """Return a time in minutes and seconds, such as "4 min 52 s" or "12 s"."""
     minutes, rest = divmod(round(value_s), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def verb_for(verb: str, subject: int | Sized) -> str:
-    """Return the verb in singular or plural: "waits" for one rank, "wait" for several.
+    """Return the verb in singular or plural, such as "waits" for one rank and "wait" for several.
 
-    `subject`: the number of ranks, or a collection of them.
+    `subject` is the number of ranks, or a collection of them.
     """
     count = subject if isinstance(subject, int) else len(subject)
     return verb if count == 1 else _PLURAL_VERBS.get(verb, verb.removesuffix("s"))
@@ -575,7 +547,7 @@ _MAX_TEXTS = 4  # texts that a sentence lists; the ranks with other texts are on
 
 
 def ranks_by_text(texts: Iterable[tuple[int, str]], most: int | None = _MAX_TEXTS) -> list[tuple[str, str]]:
-    """Group the ranks that have the same text: [("ranks 0, 2", "all_reduce"), ("rank 1", "barrier")].
+    """Group ranks that have the same text, such as [("ranks 0, 2", "all_reduce")].
 
     The groups are in the order of their lowest ranks. If there are more than `most` groups, one last item counts the
     other ranks.

@@ -82,7 +82,7 @@ def differences(
     timelines: Mapping[int, Timeline],
     groups: Mapping[str, Sequence[Members]],
     status_files: Mapping[int, StatusFile],
-    are_alternatives: Callable[[Event, Event], bool] = lambda event, other: True,
+    are_alternatives: Callable[[Event, Event], bool] = lambda _event, _other: True,
 ) -> tuple[Difference, ...]:
     """Return the first difference of each process group, ordered by time.
 

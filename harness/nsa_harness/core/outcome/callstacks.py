@@ -1,4 +1,4 @@
-"""The call stacks of the ranks at the end of a run, in the program's own lines, with equal outer frames merged."""
+"""Collect the call stacks of all ranks at the end of a run, and merge them into trees."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _AROUND = 1  # lines before and after the innermost line
 
 @dataclass(frozen=True, kw_only=True)
 class StackNode:
-    """Ranks with the same outer frames: the frames that they share, outermost first, and their subtrees."""
+    """A node in a tree of call stacks, with frames that several ranks share."""
 
     ranks: tuple[int, ...]
-    frames: tuple[Place, ...]  # without those of the nodes above; empty: the ranks are in the frame above
-    subtrees: tuple[StackNode, ...]  # subtrees where the ranks diverge; empty: the stack ends here
-    call_stack: CallStack | None  # the stack that ends here; None: the ranks diverge
+    frames: tuple[Place, ...]  # outermost first, without the frames of parent nodes; may be empty
+    subtrees: tuple[StackNode, ...]  # one for each line on which the ranks diverge; empty for a leaf
+    call_stack: CallStack | None  # the full stack, only for a leaf
 
     @property
     def diverges_in(self) -> Place | None:
-        """The function, if all subtrees begin in the same function."""
+        """The function in which the ranks diverge, or None if they diverge in different functions."""
         first = [subtree.frames[:1] for subtree in self.subtrees]
         inside = {(place.file, place.function) for frames in first for place in frames}
         return first[0][0] if all(first) and len(inside) == 1 else None
 
 
 def stack_trees(stacks: Sequence[CallStack]) -> tuple[StackNode, ...]:
-    """Return the stacks merged from the outermost frame on; a stack without a common function is a tree of its own."""
+    """Return the call stacks merged into trees by their common outer frames."""
     trees: dict[object, list[CallStack]] = {}
     for number, stack in enumerate([stack for stack in stacks if stack.frames][:_MAX_STACKS]):
         outermost = stack.frames[-1]
@@ -45,12 +45,11 @@ def stack_trees(stacks: Sequence[CallStack]) -> tuple[StackNode, ...]:
 
 
 def _is_whole(stack: CallStack) -> bool:
-    """Whether the stack is complete, belongs to the training thread, and starts in the user's program."""
     return not stack.of and len(stack.frames) < _MAX_FRAMES and not is_library(stack.frames[-1].file or "")
 
 
 def _tree(stacks: Sequence[CallStack], shown_frames: int) -> StackNode:
-    """Return the tree of stacks whose outermost `shown` frames are already in the nodes above."""
+    """Merge call stacks into one tree, below the `shown_frames` outermost frames."""
     ranks = tuple(sorted({rank for stack in stacks for rank in stack.ranks}))
     outer = [stack.frames[::-1][shown_frames:] for stack in stacks]
     if len(stacks) == 1:
@@ -70,9 +69,9 @@ def _line(place: Place) -> tuple[str | None, int | None, str | None]:
 
 
 def call_stacks(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -> tuple[CallStack, ...]:
-    """Return the stacks for the report, the culprit's first: for a FAIL the traceback of the first failure.
+    """Return the call stacks for the report, starting with those of the culprit.
 
-    Ranks with the same stack share an entry. A PASS has no stacks.
+    A FAIL has only the traceback of the first failure; a PASS has no stacks. Ranks with the same stack share one entry.
     """
     if judgement.status is Status.PASS:
         return ()
@@ -96,7 +95,7 @@ def call_stacks(evidence: Evidence, judgement: Judgement, culprit: Culprit | Non
 
 
 def _stack_of_other_thread(evidence: Evidence, culprits: Sequence[int], place: Place) -> list[CallStack]:
-    """Return the stack of the culprit's other thread or child process that is at `place`, if there is one."""
+    """Return the stack of a thread or child process of the culprit that contains `place`, if any."""
     for rank in evidence.snapshots[-1].ranks if evidence.snapshots else ():
         for owner, stack in _named_stacks(rank) if rank.rank in culprits else ():
             if _contains(stack.frames, place):
@@ -105,7 +104,6 @@ def _stack_of_other_thread(evidence: Evidence, culprits: Sequence[int], place: P
 
 
 def _named_stacks(rank: RankSnapshot) -> Iterator[tuple[str, Stack]]:
-    """Yield the name and the stack of each thread and child process of the rank."""
     yield from ((f"thread {stack.thread or stack.tid}", stack) for stack in rank.stacks)
     for pid, stacks in rank.child_stacks.items():
         yield from ((f"process {pid}", stack) for stack in stacks)
@@ -116,9 +114,7 @@ def _contains(frames: Sequence[Frame | Place], place: Place) -> bool:
 
 
 def _own(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return the frames of the user's program. A comprehension on the line of its caller counts as part of the
-    caller.
-    """
+    """Return the frames of the user's program, without library frames."""
     own = [frame for frame in frames if not is_library(frame.file) and not frame.file.startswith("<")]
     outer = [*own[1:], None][: len(own)]
     return tuple(
@@ -131,10 +127,10 @@ def _own(frames: Sequence[Frame]) -> tuple[Frame, ...]:
 def _call_stack(
     sources: Sequence[Source], ranks: tuple[int, ...], frames: Sequence[Frame], of: str, proof: str | None
 ) -> CallStack:
-    """Return a stack for the report: the program's own frames, the number of library frames, and the source around it.
+    """Return one call stack in the form that the report stores.
 
-    `of` names the thread or process, or the type of an exception; "": the training thread. `proof` is the file of the
-    stack. `innermost` names the library function in which the program's innermost frame is.
+    `of` names the thread, process or exception type; it is empty for the training thread. `proof` is the file that
+    contains the stack.
     """
     frames = [frame for frame in frames if not in_probe(frame.file)] or frames
     own = _own(frames) or tuple(frames[:1])
@@ -151,7 +147,6 @@ def _call_stack(
 
 
 def _around(sources: Sequence[Source], frame: Frame) -> Place | None:
-    """Return the line with the source lines around it, or None if the source is not stored."""
     excerpt = ProgramSource(tuple(sources)).excerpt(frame)
     if excerpt is None:
         return None

@@ -61,9 +61,7 @@ def own_exit_status(rank: RankEvidence) -> int | None:
 
 
 def passed_checks(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
-    """Yield a sentence part for each fact that was checked and is in order. Facts that were not checked are not
-    listed.
-    """
+    """Yield a phrase for each check that passed, such as "losses finite on every rank"."""
     losses = [rank.last_loss for rank in evidence.ranks]
     if losses and all(loss is not None and math.isfinite(loss) for loss in losses):
         yield "losses finite on every rank"
@@ -96,9 +94,7 @@ def passed_checks(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
 
 
 def _checked_by_kernel(evidence: Evidence) -> Iterator[str]:
-    """Yield a sentence part for each fact about the processes of an attached job that the kernel shows to be in
-    order.
-    """
+    """Yield a phrase for each passed check that uses the process data of the operating system."""
     processes = [rank.process for snapshot in evidence.snapshots[-1:] for rank in snapshot.ranks]
     alive = [process for process in processes if process is not None and process.state not in "ZX"]
     if evidence.ranks and len(alive) == len(evidence.ranks):
@@ -110,7 +106,6 @@ def _checked_by_kernel(evidence: Evidence) -> Iterator[str]:
 
 
 def _complete_snapshots(evidence: Evidence) -> int:
-    """Return the number of snapshots in which the stacks of all ranks were read."""
     return sum(
         len(snapshot.ranks) == len(evidence.ranks) and all(rank_stack(rank) for rank in snapshot.ranks)
         for snapshot in evidence.snapshots
@@ -118,7 +113,7 @@ def _complete_snapshots(evidence: Evidence) -> int:
 
 
 def _runs_on(evidence: Evidence) -> bool:
-    """Whether this is another user's job that the harness left running."""
+    """Whether the job is still running because the harness only observed it."""
     return evidence.ending is Ending.DETACHED or (evidence.is_observed and not evidence.teardown_s)
 
 
@@ -126,7 +121,7 @@ _FILES = frozenset({WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.LOADER, WaitKind.C
 
 
 def ruled_out_causes(evidence: Evidence, judgement: Judgement) -> Iterator[str]:
-    """Yield each kind of cause that the waits of a proven HANG rule out."""
+    """Yield the kinds of causes that a proven hang rules out, such as "network"."""
     if judgement.status is not Status.HANG or judgement.proof is None:
         return
     kinds = {wait.kind for wait in judgement.proof.graph.waits}
@@ -141,9 +136,9 @@ def ruled_out_causes(evidence: Evidence, judgement: Judgement) -> Iterator[str]:
 
 
 def rank_statuses(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -> Iterator[RankStatus]:
-    """Yield where each rank was at the end: what it waited for or, without a snapshot, its last progress event.
+    """Yield what each rank waited for or did last at the end of the run.
 
-    A PASS without waits has none.
+    Yield nothing for a PASS without waits.
     """
     waits = judgement.proof.graph.waits if judgement.proof else _unproven_waits(evidence, judgement)
     if not waits:
@@ -163,7 +158,7 @@ def rank_statuses(evidence: Evidence, judgement: Judgement, culprit: Culprit | N
 
 
 def _unproven_waits(evidence: Evidence, judgement: Judgement) -> Sequence[Wait]:
-    """Return the waits of a job that was only observed: they show where its ranks were, but prove nothing."""
+    """Return the waits of a job that was only observed. They do not prove a hang."""
     last_two = evidence.snapshots[-2:]
     if evidence.ending is Ending.POST_MORTEM and judgement.status is Status.ERROR:
         return post_mortem_graph(evidence).waits
@@ -188,7 +183,6 @@ _OUTSIDE = {
 
 
 def _last_status(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None) -> RankStatus:
-    """Return the last progress event of a rank, and how it exited."""
     event = rank.status_file.latest_training_event or rank.status_file.latest_event if rank.status_file else None
     # A module without a name has a number, which is not shown.
     place = f"{event.kind} {'' if event.name.isdigit() else event.name}".strip() if event else "nothing recorded"
@@ -205,7 +199,6 @@ def _last_status(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None
 
 
 def _ending_from_files(rank: RankEvidence) -> str:
-    """Return as text how a rank ended in a job that was not watched, according to its files."""
     exception_text = f"raised {rank.exception.type}" if rank.exception else ""
     ending = exit_text(rank.exit.status) if rank.exit else ""
     return " · ".join(text for text in (exception_text, ending) if text) or "nothing that was read says it"
@@ -229,7 +222,6 @@ def _no_progress_s(evidence: Evidence, rank: int) -> float | None:
 
 
 def _idle_s(evidence: Evidence, rank: int) -> float | None:
-    """Return the time since the training thread last ran on a core, from the last snapshot, or None if unknown."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     tasks = (task_of(rank_snapshot, rank_stack(rank_snapshot)) for rank_snapshot in last if rank_snapshot.rank == rank)
     return next((task.idle_s for task in tasks if task is not None), None)
@@ -303,8 +295,8 @@ def outcome_of(
 ) -> Outcome:
     """Return everything that the reports show about one attempt.
 
-    `findings` are the diagnosis's findings in words. `metrics` are the numbers that the program reported or that the
-    scenario's expressions read from its output.
+    `findings` are the findings of the diagnosis as text. `metrics` are the numbers that the program reported or that
+    were read from its output.
     """
     codes = frozenset(finding.code for finding in findings)
     misses = missed_expectations(spec.expect, evidence, metrics, codes) if judgement.status is Status.PASS else ()
@@ -357,7 +349,7 @@ def outcome_of(
 
 
 def memory_at(evidence: Evidence, judgement: Judgement) -> Iterator[MemoryAt]:
-    """Yield the memory that ranks reported at boot and in the latest dump and, unless they passed, at the end."""
+    """Yield the memory usage of each rank at several moments of the run."""
     for rank in evidence.ranks:
         yield from (
             MemoryAt(
@@ -384,7 +376,7 @@ def memory_at(evidence: Evidence, judgement: Judgement) -> Iterator[MemoryAt]:
 
 
 def _memory_at_end(snapshot_rank: RankSnapshot, rank: RankEvidence | None, gpus: Sequence[Gpu]) -> MemoryAt:
-    """Return the memory according to the kernel and the driver, and the rank's last report of torch's allocator."""
+    """Return the memory usage of one rank at the last snapshot."""
     last = rank.memory[-1] if rank and rank.memory else None
     sample = rank.health.memory[-1] if rank and rank.health and rank.health.memory else None
     has_report = last is not None and last.allocated_bytes is not None
@@ -404,9 +396,9 @@ def _memory_at_end(snapshot_rank: RankSnapshot, rank: RankEvidence | None, gpus:
 
 
 def signal_reactions(evidence: Evidence, judgement: Judgement) -> Iterator[tuple[int, str]]:
-    """Yield (rank, text) for each rank of a HANG: which signals it would handle, and how it reacted to SIGTERM.
+    """Yield (rank, text) pairs that describe how the ranks of a hang handle signals.
 
-    No signal is sent to find out, because a program may do anything on a signal.
+    The harness sends no signal only to find this out.
     """
     if judgement.status is not Status.HANG or not evidence.snapshots:
         return
@@ -418,9 +410,6 @@ def signal_reactions(evidence: Evidence, judgement: Judgement) -> Iterator[tuple
 
 
 def _how_stacks_were_read(rank: RankSnapshot) -> str:
-    """Return as text how the rank's stack was read. faulthandler writes stacks from a signal handler in C; py-spy reads
-    them from outside.
-    """
     if not rank.stacks:
         return "its stacks could not be read"
     source = rank.stacks[0].source
@@ -432,9 +421,6 @@ def _how_stacks_were_read(rank: RankSnapshot) -> str:
 
 
 def _reaction_to_signals(evidence: Evidence, pid: int) -> str:
-    """Return as text how the process reacted when nsa-harness ended it: whether SIGTERM was enough or SIGKILL
-    followed.
-    """
     signals = {signals.signal for signals in evidence.signals if signals.pid == pid and signals.sender == "harness"}
     if "SIGKILL" in signals:
         return "our SIGTERM did not end it in time, and SIGKILL followed"
@@ -442,7 +428,7 @@ def _reaction_to_signals(evidence: Evidence, pid: int) -> str:
 
 
 def _cost(evidence: Evidence) -> StepCost | None:
-    """Return the cost of a training step from the latest row of the program's tables, or None if no table has it."""
+    """Return the cost of one training step from the program's tables, or None if it is unknown."""
     row = next((row for row in evidence.program_records if "step_cost" in row), None)
     if row is None:
         return None
@@ -485,8 +471,9 @@ _COMPARE = (
 def missed_expectations(
     expect: Expect, evidence: Evidence, metrics: Mapping[str, float], codes: AbstractSet[str] = frozenset()
 ) -> tuple[Finding, ...]:
-    """Return one finding for each expected number that was missed or not reported, and one for each expected finding
-    that is absent. `found` contains the codes of the run's findings.
+    """Return one finding for each expectation of the scenario that was not met.
+
+    `codes` contains the codes of the findings in this run.
     """
     misses = [*_missed_gradients(expect, evidence), *_missed_metrics(expect, metrics)]
     misses += [({"variant": "finding", "finding": code}, ()) for code in expect.findings if code not in codes]
@@ -497,15 +484,16 @@ def missed_expectations(
 
 
 def is_expected(expect: Expect, status: Status, cause: str | None, codes: AbstractSet[str] = frozenset()) -> bool:
-    """Whether verdict, cause and findings are the ones that the scenario expects. A SKIP is always expected."""
+    """Whether the run ended as the scenario expects. A skipped scenario is always expected."""
     if status is Status.SKIP:
         return True
     return status == expect.verdict and expect.cause in (None, cause) and codes >= set(expect.findings)
 
 
 def criteria(expect: Expect, limits: Limits) -> tuple[tuple[str, str], ...]:
-    """Return the limits and expected numbers that influence the verdict, as pairs of texts. Two runs can be compared
-    only if their criteria are equal.
+    """Return the limits and expected numbers that influence the verdict, as (name, value) pairs.
+
+    Two runs can be compared only if their criteria are equal.
     """
     values = {f"limits.{key}": value for key, value in asdict(limits).items()}
     values |= {"expect.verdict": expect.verdict, "expect.cause": expect.cause}
@@ -556,7 +544,7 @@ def _violated_limits(bound: Bound, value: float) -> Iterator[tuple[str, float]]:
 
 
 def skipped_outcome(skip: Skip) -> Outcome:
-    """Return the outcome of a scenario that this machine cannot run."""
+    """Return the outcome of a scenario that cannot run on this machine."""
     verdict = Verdict(status=Status.SKIP, kind=None, cause=Cause.MISSING_NEED, summary=skip.reason)
     return Outcome(spec=summarize_spec(skip), verdict=verdict, ending_text="nothing was started")
 
@@ -564,10 +552,7 @@ def skipped_outcome(skip: Skip) -> Outcome:
 def unjudged_outcome(
     spec: RunSpec | Skip, *, attempt: int, directory: str, error: str, disk_full: bool = False
 ) -> Outcome:
-    """Return the ERROR outcome of a run in which the harness itself failed.
-
-    `spec`: a Skip if only the name is known.
-    """
+    """Return the ERROR outcome of a run in which the harness itself failed."""
     cause = Cause.DISK_FULL if disk_full else Cause.HARNESS_ERROR
     verdict = Verdict(status=Status.ERROR, kind=None, cause=cause, summary=error)
     spec_summary = SpecSummary(scenario=spec.scenario, about=spec.about)
@@ -584,7 +569,7 @@ def unjudged_outcome(
 
 
 def summarize_spec(spec: RunSpec | Skip) -> SpecSummary:
-    """Return the part of a spec that a report stores."""
+    """Return the part of a run specification that a report stores."""
     if isinstance(spec, Skip):
         return SpecSummary(scenario=spec.scenario, about=spec.about, tags=spec.tags, settings=spec.settings)
     return SpecSummary(
@@ -606,9 +591,7 @@ def summarize_spec(spec: RunSpec | Skip) -> SpecSummary:
 
 
 def _settings(spec: RunSpec) -> tuple[tuple[str, str], ...]:
-    """Return the scenario's own settings and the planted fault as pairs of texts. Two runs can be compared only if they
-    have the same fault.
-    """
+    """Return the scenario's settings and its planted fault as sorted (name, value) pairs."""
     fault_values = asdict(spec.fault) if spec.fault else {}
     if not fault_values.get("parameters"):
         fault_values.pop("value", None)  # it is only used with parameters
@@ -624,7 +607,7 @@ def _missing_gradients(evidence: Evidence) -> tuple[str, ...] | None:
 
 
 def _last_agreed(evidence: Evidence) -> str | None:
-    """Return the last collective that all ranks completed, as text, or None if it is not known."""
+    """Return the name of the last collective that all ranks completed, or None if unknown."""
     status_files = {rank.rank: rank.status_file for rank in evidence.ranks if rank.status_file is not None}
     call = last_common_call(status_files) if len(status_files) == len(evidence.ranks) else None
     if call is None:
@@ -634,7 +617,7 @@ def _last_agreed(evidence: Evidence) -> str | None:
 
 
 def _steps_done(rank: RankEvidence) -> int | None:
-    """Return the number of optimizer steps that the rank finished, or None if it has no status file or no optimizer."""
+    """Return the number of optimizer steps that the rank finished, or None if unknown."""
     if rank.status_file is None or not (rank.status_file.has_optimizer or rank.status_file.steps_s):
         return None
     return rank.status_file.steps_s[-1][0] if rank.status_file.steps_s else 0
@@ -643,7 +626,7 @@ def _steps_done(rank: RankEvidence) -> int | None:
 def _verdict(
     judgement: Judgement, diagnosis: Diagnosis, findings: Sequence[Finding], misses: Sequence[Finding]
 ) -> Verdict:
-    if misses:  # whose sentences are made later, and the summary of them
+    if misses:  # their sentences and the summary are added later
         return Verdict(status=Status.FAIL, kind=None, cause=Cause.EXPECTATION_MISSED, summary="")
     if judgement.status is Status.PASS:
         return Verdict(status=Status.PASS, kind=None, cause=None, summary=judgement.pass_reason or "")
@@ -683,9 +666,7 @@ def _timing(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -
 
 
 def _last_event_s(evidence: Evidence, culprit: Culprit | None) -> float | None:
-    """Return the time of the last progress event before the last snapshot. Later events do not count, because ending a
-    run resumes ranks that were stopped.
-    """
+    """Return the time of the culprit's last progress event in seconds, or None if unknown."""
     ranks = culprit.ranks if culprit else ()
     snapshot_ranks = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     status_files = {
@@ -718,9 +699,7 @@ _NAMED = (
 
 
 def rerun_findings(spec: RunSpec, evidence: Evidence) -> Iterator[Finding]:
-    """Yield the findings that only a diagnostic rerun can show: the line in forward, the names of parameters, or the
-    memory growth. Yield nothing for other attempts.
-    """
+    """Yield the additional findings of a diagnostic rerun, or nothing for other attempts."""
     if spec.deepening is None:
         return
     kinds = {"names": (_forward_line, _parameter_names), "growth": (_forward_line, _memory_growth)}
@@ -736,9 +715,7 @@ def _failed_at_s(rank: RankEvidence) -> float:
 
 
 def _forward_line(rank: RankEvidence) -> Finding | None:
-    """Return a finding with the line of the forward pass that autograd's anomaly mode or the debug mode of
-    checkpointing printed, or None.
-    """
+    """Return a finding that names the line of the forward pass printed by PyTorch, or None."""
     message = rank.debug_message
     frame = user_frame(message.frames) if message else None
     if message is None or frame is None:
@@ -751,7 +728,7 @@ def _forward_line(rank: RankEvidence) -> Finding | None:
 
 
 def _parameter_names(rank: RankEvidence) -> Finding | None:
-    """Return a finding with the parameters that DDP named in its error messages, or None."""
+    """Return a finding that lists the parameters named in DDP error messages, or None."""
     texts = [rank.exception.message if rank.exception else "", *rank.error_lines]
     names = _names(texts)
     if not names:
@@ -765,7 +742,7 @@ _MUCH_BYTES = 1 << 20
 
 
 def _memory_growth(rank: RankEvidence) -> Finding | None:
-    """Return a finding with the line that allocated most of the memory which stays in use, or None."""
+    """Return a finding about the line whose memory usage grew most, or None."""
     most = (
         next((line for line in rank.health.memory_growth if line.size_bytes >= _MUCH_BYTES), None)
         if rank.health

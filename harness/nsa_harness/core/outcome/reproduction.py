@@ -1,7 +1,6 @@
-"""Write what is needed to reproduce a run that failed or hung: its plain command line and, if the calls of the ranks
-alone repeat the failure, a script with these calls.
+"""Write the files that reproduce a failed or hung run without nsa-harness.
 
-For a bisection, write a script that starts the program like the failing probe, without nsa-harness.
+These are the command line and, if the communication calls alone repeat the failure, a script that makes these calls.
 """
 
 from __future__ import annotations
@@ -88,12 +87,12 @@ _SET_UP = ("init_process_group", "destroy_process_group")
 _DEFAULT = ("", "0")
 
 Members = tuple[int, ...]
-Channel = tuple[bool, str, Members]  # whether it is a transfer, group, members
+Channel = tuple[bool, str, Members]  # (whether it is a point-to-point transfer, group name, members)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptCall:
-    """One collective or transfer, in the form in which the script repeats it."""
+    """One collective or point-to-point call in a reproduction script."""
 
     operation: str  # a key of STATEMENTS
     group: str  # distinguishes groups, and never appears in a script; empty for the group of all ranks
@@ -107,21 +106,19 @@ class ScriptCall:
 
     @property
     def channel(self) -> Channel:
-        """Return the channel in which this call is numbered: a process group for collectives, or a pair of ranks for
-        transfers.
-        """
+        """The process group of a collective, or the two ranks of a point-to-point call."""
         return self.peer is not None, self.group, self.members
 
 
 class NotRepeatableError(Exception):
-    """Raised if the script cannot repeat one of the calls. The message contains the reason."""
+    """Raised if a reproduction script cannot repeat one of the calls."""
 
 
 def diverging_calls(evidence: Evidence, *, from_python: bool) -> dict[int, tuple[ScriptCall, ...]]:
-    """Return the calls of each rank in order, from the last call before its channel diverges.
+    """Return the calls of each rank from shortly before the ranks diverge.
 
-    Calls of channels that do not diverge are dropped. The source is the flight recorder, which has DDP's own calls too,
-    or the calls from Python. Raises NotRepeatableError.
+    With `from_python`, use the calls recorded in Python instead of those in the flight recorder, which also contain the
+    calls of DDP itself. Raises NotRepeatableError.
     """
     all_ranks = tuple(range(evidence.world_size))
     source = _from_status_file if from_python else _from_recorder
@@ -135,9 +132,7 @@ def diverging_calls(evidence: Evidence, *, from_python: bool) -> dict[int, tuple
 
 
 def ranks_outside_calls(evidence: Evidence) -> Members:
-    """Return the ranks that neither exited on their own nor are in a recorded call. Repeating the calls would not
-    explain why these ranks wait.
-    """
+    """Return the ranks that were still running but were not inside any recorded call."""
     return tuple(rank.rank for rank in evidence.ranks if not (_has_ended(rank) or _is_in_a_call(rank, evidence)))
 
 
@@ -183,18 +178,14 @@ def _from_status_file(rank: RankEvidence, evidence: Evidence, all_ranks: Members
 
 
 def _whole_steps(evidence: Evidence, status_file: StatusFile) -> Iterator[Call]:
-    """Return the calls since the first step that every rank recorded completely. Incomplete records would shift the
-    numbers of calls.
-    """
+    """Yield the recorded calls from the first step that is complete on every rank."""
     firsts = [rank.status_file.calls[0] for rank in evidence.ranks if rank.status_file and rank.status_file.calls]
     since = max((call.step + 1 for call in firsts if call.number > 1), default=0)
     return (call for call in status_file.calls if call.step >= since)
 
 
 def _script_call(rank: int, call: Call, status_file: StatusFile, all_ranks: Members) -> ScriptCall | None:
-    """Return the call in the form of the script. Return None for set-up calls, and for a wait, because its call is
-    recorded separately.
-    """
+    """Convert a recorded call for the script, or return None if the script does not need it."""
     if call.op in _SET_UP or call.op.startswith(protocol.WAIT):
         return None
     is_done, dtype = call.left_s is not None, DTYPES.get(call.dtype, "float32")
@@ -226,11 +217,9 @@ def _group(name: str) -> str:
 
 
 def _first_number(channel: Channel, calls_of: Mapping[int, Sequence[ScriptCall]]) -> int | None:
-    """Return the number of the first call of this channel that the script repeats, or None if the members of the
-    channel never diverge.
+    """Return the number of the first call to repeat, or None if the ranks never diverge.
 
-    This is the last call that all members made in the same way and finished before they diverge. If they differ from
-    the start, it is the first number that is in the records of all members.
+    This is the last call on which all members agreed, or else the first call that all of them recorded.
     """
     transfer, _, members = channel
     of_rank = {
@@ -250,7 +239,7 @@ def _first_number(channel: Channel, calls_of: Mapping[int, Sequence[ScriptCall]]
 
 
 def _calls_agree(calls: Sequence[ScriptCall | None], *, transfer: bool) -> bool:
-    """Whether all members finished the call and, if the call is a collective, made it with the same arguments."""
+    """Whether every rank finished this call, with equal arguments for a collective."""
     finished_calls = [call for call in calls if call is not None and call.is_done]
     if len(finished_calls) < len(calls):
         return False
@@ -258,7 +247,7 @@ def _calls_agree(calls: Sequence[ScriptCall | None], *, transfer: bool) -> bool:
 
 
 def script(calls: Mapping[int, Sequence[ScriptCall]], cause: str) -> str | None:
-    """Return the script, or None if it would have more than MOST_LINES lines."""
+    """Return a script that repeats the calls of all ranks, or None if it would be too long."""
     texts = (
         _script_text({rank: rank_calls[:most] for rank, rank_calls in calls.items()}, cause)
         for most in _CALLS_OF_A_RANK
@@ -301,9 +290,7 @@ def _script_text(calls: Mapping[int, Sequence[ScriptCall]], cause: str) -> str:
 
 
 def _groups(calls: Mapping[int, Sequence[ScriptCall]]) -> list[tuple[str, Members]]:
-    """Return every process group except the default group, with its members, in an order in which all ranks of the
-    script can create the groups.
-    """
+    """Return the (name, members) pair of each process group that the script creates, in sorted order."""
     return sorted({(call.group, call.members) for rank_calls in calls.values() for call in rank_calls if call.group})
 
 
@@ -321,16 +308,17 @@ def _branches(operations: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """The contents of the directory `repro/` of an attempt."""
+    """The contents of the `repro/` directory of an attempt."""
 
-    command: str  # of command.txt
+    command: str  # content of command.txt
     script: str | None
     no_script_reason: str  # why there is no script; empty with a script
 
 
 def reproduction(spec: RunSpec, evidence: Evidence, outcome: Outcome, command: str) -> Reproduction | None:
-    """Return the files for a reproduction, or None if the run neither failed nor hung. `command` is the command line of
-    the program with its secrets removed, like those in `spec`.
+    """Return the files that reproduce the run, or None if it neither failed nor hung.
+
+    `command` is the command line of the program without secrets.
     """
     if outcome.verdict.status not in (Status.FAIL, Status.HANG):
         return None
@@ -359,7 +347,6 @@ def _script(evidence: Evidence, outcome: Outcome) -> tuple[str | None, str]:
 
 
 def _calls_differ(calls: Mapping[int, Sequence[ScriptCall]]) -> bool:
-    """Whether the ranks' calls differ. If they do not, a script of them would pass."""
     calls_by_rank = [
         [(call.operation, call.channel, call.elements, call.dtype, call.root) for call in rank_calls]
         for rank_calls in calls.values()
@@ -380,13 +367,11 @@ def _command_text(spec: RunSpec, command: str, scripted: bool) -> str:
 
 
 NAME = "repro.py"
-_UNBROKEN = "\0"  # replaces a blank where no line may break
+_UNBROKEN = "\0"  # replaces a blank at which the line must not be broken
 
 
 def repro_script(spec: RunSpec, *, working_dir: str, about: str) -> str | None:
-    """Return a script that repeats the launch without nsa-harness, or None if the launch is not a Python program under
-    torchrun.
-    """
+    """Return a script that repeats the launch without nsa-harness, or None for launches without torchrun."""
     if spec.launcher is Launcher.PLAIN:
         return None
     return "\n".join(_lines(spec, working_dir, about)) + "\n"
@@ -397,7 +382,6 @@ def repro_command(spec: RunSpec) -> str:
 
 
 def _lines(spec: RunSpec, working_dir: str, about: str) -> Iterator[str]:
-    """Yield the lines of the script. `ascii` turns every text of the user into a harmless literal."""
     head, *words = spec.program
     module = head == "-m"
     program, args = (words[0], words[1:]) if module else (head, words)
@@ -430,7 +414,7 @@ def _lines(spec: RunSpec, working_dir: str, about: str) -> Iterator[str]:
 
 
 def _filled_in(args: list[str], env: dict[str, str]) -> Iterator[str]:
-    """Yield the lines of the script that insert secrets. The user of the script sets them as environment variables."""
+    """Yield the lines of the script that read secrets from environment variables."""
     for variable in placeholders((*args, *env.values())):
         yield f"secret = os.environ[{variable!a}]  # export {variable}=...: the value is in a probe's spec.json"
         yield f"sys.argv = [word.replace('${variable}', secret) for word in sys.argv]"
@@ -439,7 +423,6 @@ def _filled_in(args: list[str], env: dict[str, str]) -> Iterator[str]:
 
 
 def _list(words: list[str]) -> str:
-    """Return the Python source of a list of strings, wrapped to the width of a screen."""
     body = textwrap.fill(
         " ".join(ascii(word).replace(" ", _UNBROKEN) + "," for word in words),
         110,

@@ -1,4 +1,4 @@
-"""Functions that format the values in an outcome as text: ranks, places, sizes and counts.
+"""Format ranks, source locations and counts as text.
 
 The modules of `texts` use these functions too. They are defined here because `core` may not import `texts`.
 """
@@ -16,14 +16,12 @@ _MAX_SPANS = 4  # ranges and single ranks shown; the rest are counted
 
 
 def coordinates(rank: int, places: Meshes) -> str:
-    """Return the coordinates of the rank in the device mesh, such as "dp=1 tp=1", or "" if the job has no mesh."""
+    """Return the device mesh coordinates of a rank, such as "dp=1 tp=1", or "" if it has none."""
     return _coordinates_text(places.get(rank, ()))
 
 
 def rank_names(ranks: Sequence[int], places: Meshes) -> str:
-    """Return ranks with their mesh coordinates, such as "ranks 1 (dp=0), 3 (dp=1)". Many ranks are shown as ranges with
-    the coordinates that they share, such as "ranks 0-511 (pp=1)".
-    """
+    """Return ranks with their device mesh coordinates, such as "ranks 1 (dp=0), 3 (dp=1)"."""
     numbers = sorted(set(ranks))
     if len(numbers) <= _MAX_SPANS and any(rank in places for rank in numbers):
         return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(located_rank(rank, places) for rank in numbers)}"
@@ -32,7 +30,6 @@ def rank_names(ranks: Sequence[int], places: Meshes) -> str:
 
 
 def _common_coordinates(ranks: Sequence[int], places: Meshes) -> Coordinates:
-    """Return the coordinates that all ranks have in common, in the order of the first rank."""
     if not ranks:
         return ()
     first, *others = (places.get(rank, ()) for rank in ranks)
@@ -40,9 +37,7 @@ def _common_coordinates(ranks: Sequence[int], places: Meshes) -> Coordinates:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ranks as text, such as "rank 1", "ranks 0, 2" or "ranks 0-511 and 3 more". Ranges include both ends, and
-    the text never exceeds one line.
-    """
+    """Return ranks as short text, such as "rank 1", "ranks 0, 2" or "ranks 0-511 and 3 more"."""
     spans = _spans(ranks)
     texts = [str(first) if first == last else f"{first}-{last}" for first, last in spans[:_MAX_SPANS]]
     rest = sum(last - first + 1 for first, last in spans[_MAX_SPANS:])
@@ -52,18 +47,14 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def location_in_brackets(place: Place | None, step: int | None = None) -> str:
-    """Return a line and a step in brackets, such as " (own/train.py:12, step 3)", with a leading space. Without a line,
-    return " in step 3"; without a line and a step, return "".
-    """
+    """Return a location and a step in brackets, such as " (own/train.py:12, step 3)", or "" if unknown."""
     if place is None or place.file is None:
         return "" if step is None else f" in step {step}"
     return f" ({location(place)})" if step is None else f" ({location(place)}, step {step})"
 
 
 def location(place: Place | None) -> str:
-    """Return the file and line, such as "own/train.py:12". If the line is unknown, return the module or the parameter,
-    or "" if nothing is known.
-    """
+    """Return a location as text, such as "own/train.py:12", or "" if unknown."""
     if place is None:
         return ""
     if place.file is not None:
@@ -73,22 +64,20 @@ def location(place: Place | None) -> str:
 
 
 def shorten(text: str, limit: int = 200) -> str:
-    """Return the text on one line, cut to `limit` characters with "…" at the end."""
+    """Return the text on one line with at most `limit` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def number_of(number: int, noun: str, plural: str | None = None) -> str:
-    """Return a number with its noun, such as "1 rank" or "2 ranks". `plural` is needed for irregular plurals such as
-    "processes".
-    """
+    """Return a number with its noun, such as "1 rank" or "2 ranks"."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _spans(ranks: Sequence[int]) -> list[tuple[int, int]]:
-    """Return first and last rank of each range, in order; the longest first if there are too many to show.
+    """Return the first and last rank of each range of consecutive ranks.
 
-    Two neighbouring ranks are no range: each becomes a span of its own.
+    If there are too many ranges to show, the longest come first. Two consecutive ranks are not joined.
     """
     spans: list[tuple[int, int]] = []
     for rank in sorted(set(ranks)):

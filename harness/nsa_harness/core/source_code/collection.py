@@ -1,6 +1,4 @@
-"""Select the source code that is stored as evidence: every function with a line that occurs in the evidence, and the
-functions that they call.
-"""
+"""Select the source code of the user's program that is stored as evidence."""
 
 from __future__ import annotations
 
@@ -20,14 +18,15 @@ from nsa_harness.core.source_code.program_source import MAX_CALLS, STORE_SETTERS
 _MAX_LINES = 400  # longest function that is stored
 _module = lru_cache(maxsize=8)(parse_python)  # whole files, each read three times in a row
 _FOLDERS = 3  # number of parent directories in which a file's imports are searched
-# A key and its value. A set or a list takes one argument only.
+# Two arguments, a key and its value. Methods of sets and lists with the same names take only one argument.
 _MAY_SET = re.compile(rf"\.(?:{'|'.join(sorted(STORE_SETTERS))})\(\s*(?:f?([\"']).*?\1\s*[,%+.]|[\w.\[\]]+\s*,)")
 
 
 def program_sources(evidence: Evidence, text_of: Callable[[str], str]) -> Iterator[Source]:
-    """Yield the functions with lines of the evidence, then functions that they call or that use the same attributes.
+    """Yield the functions that the evidence mentions, then related functions of the program.
 
-    `text_of` returns the text of a file of the program, and "" for any other file.
+    Related functions are called by the first ones or use the same attributes. `text_of` returns the text of a file, or
+    "" if the file does not belong to the program.
     """
     lines = program_lines(evidence)
     texts = {file: text for file in lines if (text := text_of(file))}
@@ -66,9 +65,7 @@ def program_sources(evidence: Evidence, text_of: Callable[[str], str]) -> Iterat
 
 
 def program_lines(evidence: Evidence) -> dict[str, set[int]]:
-    """Return the lines of the user's program that occur in the evidence, by file. Lines of libraries are not
-    included.
-    """
+    """Return the line numbers of the user's program that the evidence mentions, by file."""
     lines: dict[str, set[int]] = {}
     for file, line in _places(evidence):
         if file.startswith("/") and not is_library(file):
@@ -92,10 +89,7 @@ def _places(value: object) -> Iterator[tuple[str, int]]:
 
 
 def _lines_setting_keys(evidence: Evidence, text: str) -> set[int]:
-    """Return the lines of `text` that may set a key of a store, on an object of any name.
-
-    Empty if no rank waited for a key.
-    """
+    """Return the line numbers in `text` that may set a key of the distributed store."""
     status_files = (rank.status_file for rank in evidence.ranks if rank.status_file)
     gave_up = any(rank.exception and "DistStoreError" in rank.exception.type for rank in evidence.ranks)
     if not gave_up and not any(call.key for status_file in status_files for call in status_file.calls):
@@ -104,9 +98,9 @@ def _lines_setting_keys(evidence: Evidence, text: str) -> set[int]:
 
 
 def excerpts(file: str, text: str, lines: set[int]) -> Iterator[Source]:
-    """Yield the function around each line, or the module's statement, and the functions that call it by its name.
+    """Yield the functions around the given lines and the functions that call them.
 
-    Functions of more than `_MAX_LINES` lines are skipped, and so is text that is not valid Python.
+    A line outside of functions gives its statement. Functions of more than `_MAX_LINES` lines are skipped.
     """
     module = _module(text)
     all_lines = text.splitlines()
@@ -133,7 +127,7 @@ def _functions(file: str, text: str) -> Iterator[Source]:
 
 
 def _imported_files(file: str, text: str) -> Iterator[str]:
-    """Yield the files that this file may import from its own directory or from a parent directory."""
+    """Yield paths at which the modules imported by this file may be."""
     folders = list(PurePosixPath(file).parents)[:_FOLDERS]
     for node in ast.walk(_module(text)):
         modules = [name.name for name in node.names] if isinstance(node, ast.Import) else []
@@ -146,16 +140,14 @@ def _imported_files(file: str, text: str) -> Iterator[str]:
 
 @lru_cache(maxsize=4096)
 def _names_used(function: Source) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names that the function calls, and the attributes of `self` that it reads, sets or locks."""
+    """Return the names that the function calls, and the attributes of `self` that it uses."""
     tree = parse_excerpt(function.text)
     own = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self")
     return frozenset(name for _, name in calls_in(ast.walk(tree))), frozenset(attribute.attr for attribute in own)
 
 
 def _span(body: Sequence[ast.stmt], line: int) -> tuple[int, int] | None:
-    """Return the first and last line of the innermost function around `line`, or of the statement around `line` if it
-    is outside of functions; None if there is neither.
-    """
+    """Return the first and last line of the function or statement around `line`, or None."""
     span: tuple[int, int] | None = None
     while holder := next(
         (statement for statement in body if _begin(statement) <= line <= (statement.end_lineno or 0)), None

@@ -1,4 +1,4 @@
-"""One stored function of the user's program: its syntax tree, and the branches that decide if a line is reached."""
+"""Analyse one function of the user's program through its syntax tree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Holder = ast.If | ast.ExceptHandler | LoopNode | Function
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
-    """A condition, an exception handler or a jump that decides whether a line is reached."""
+    """A condition, exception handler or jump that decides whether a line is reached."""
 
     file: str
     line: int
@@ -49,7 +49,7 @@ class Branch:
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """A `for` or `while` loop around a line of the user's program."""
+    """A `for` or `while` loop of the user's program."""
 
     file: str
     line: int
@@ -66,7 +66,7 @@ class Loop:
 
 @dataclass(frozen=True, kw_only=True)
 class Excerpt(Source):
-    """A stored function, or a stored statement of a module, with its syntax tree."""
+    """A function or module-level statement of the user's program, with its syntax tree."""
 
     @classmethod
     def from_source(cls, source: Source) -> Excerpt:
@@ -86,7 +86,7 @@ class Excerpt(Source):
 
     @cached_property
     def function(self) -> Function | None:
-        """Return the function that the excerpt contains, or None if the excerpt is a statement outside of functions."""
+        """The function in this excerpt, or None for a module-level statement."""
         return next((node for node in self.nodes if isinstance(node, Function)), None)
 
     @property
@@ -95,17 +95,17 @@ class Excerpt(Source):
 
     @cached_property
     def body(self) -> ast.AST:
-        """Return the function that the excerpt contains, or the whole syntax tree if it contains none."""
+        """The syntax node of the function, or the whole tree if there is no function."""
         return next((node for node in ast.iter_child_nodes(self.tree) if isinstance(node, Function)), self.tree)
 
     @cached_property
     def calls(self) -> tuple[tuple[int, str], ...]:
-        """Return the line and the name of each function or method that the excerpt calls."""
+        """The line and name of each function or method that the excerpt calls."""
         return tuple((line + self.first - 1, name) for line, name in calls_in(self.nodes))
 
     @cached_property
     def names_passed_to_calls(self) -> frozenset[str]:
-        """Return the names and attributes that the excerpt passes to a call."""
+        """The names and attributes that the excerpt passes to calls as arguments."""
         calls = [node for node in self.nodes if isinstance(node, ast.Call)]
         values = [value for call in calls for value in (*call.args, *(keyword.value for keyword in call.keywords))]
         names = (value.attr if isinstance(value, ast.Attribute) else getattr(value, "id", "") for value in values)
@@ -123,7 +123,7 @@ class Excerpt(Source):
                 yield node
 
     def blocks_around(self, line: int) -> list[_Holder]:
-        """Return the conditions, handlers, loops and functions around a line of the file, innermost first."""
+        """Return the conditions, handlers, loops and functions around a line, innermost first."""
         at = line + 1 - self.first
         blocks = [node for node in self.nodes if isinstance(node, _Holder)]
         return sorted(
@@ -132,7 +132,10 @@ class Excerpt(Source):
         )
 
     def branches(self, line: int) -> tuple[Branch, ...]:
-        """Return the conditions around the line, nearest first; then handlers; then jumps before it in its loop."""
+        """Return the branches that decide whether the line is reached.
+
+        The conditions around the line come first, then the handlers around it, then earlier jumps in its loop.
+        """
         around = self.blocks_around(line)
         blocks = (block for block in around if isinstance(block, ast.If | ast.While))
         tests = [self._branch(block, block.test) for block in blocks if not _is_main_guard(block.test)]
@@ -167,23 +170,22 @@ class Excerpt(Source):
                 yield node
 
     def handlers(self, line: int) -> tuple[Branch, ...]:
-        """Return the `except` handlers of the line's innermost loop, or of its function.
+        """Return the exception handlers in the innermost loop around the line, or else in its function.
 
-        The line of each result is the `break`, `continue`, `return` or `raise` of the handler, if it has one.
+        A handler that contains a jump, such as `break` or `return`, has the line of this jump.
         """
         around = self.blocks_around(line)
         block = next((block for block in around if isinstance(block, LoopNode)), next(iter(around[-1:]), None))
         return tuple(self._handlers(block)) if block else ()
 
     def _handlers(self, block: ast.AST) -> Iterator[Branch]:
-        """Yield the handlers of the block, without those of inner loops, at the line of their jump."""
         for guard, is_nested in _guards(block, nested=False):
             if isinstance(guard, ast.ExceptHandler) and not is_nested:
                 jump = next((statement for statement in guard.body if isinstance(statement, _JUMPS)), guard)
                 yield replace(self._branch(guard, guard.type), line=self.line_of(jump))
 
     def handler_that_continues(self, line: int) -> Branch | None:
-        """Return the nearest `except` that catches what the line raises and stays in its function."""
+        """Return the nearest handler that catches exceptions from the line without raising again, or None."""
         at = line + 1 - self.first
         try_blocks = [node for node in self.nodes if isinstance(node, ast.Try)]
         around = [node for node in try_blocks if node.body[0].lineno <= at <= (node.body[-1].end_lineno or 0)]
@@ -213,11 +215,7 @@ class Excerpt(Source):
         )
 
     def _skips(self, loop: LoopNode, line: int) -> Iterator[Branch]:
-        """Yield the exception handlers that can make an iteration of the loop skip the line.
-
-        These are handlers whose `try` is around the line, and handlers before the line that continue with the next
-        iteration.
-        """
+        """Yield the exception handlers that can make an iteration of the loop skip the line."""
         try_blocks = [node for node in ast.walk(loop) if isinstance(node, ast.Try)]
         bodies = {id(handler): node.body for node in try_blocks for handler in node.handlers}
         for guard, is_nested in _guards(loop, nested=False):
@@ -232,10 +230,9 @@ class Excerpt(Source):
     def _jumps(
         self, block: ast.AST, line: int, kinds: tuple[type[ast.stmt], ...] = _JUMPS, *, errors: bool = True
     ) -> Iterator[Branch]:
-        """Yield conditions and handlers before the line whose body has one of these jumps out of the block.
+        """Yield the branches before the line whose jumps leave the block.
 
-        `break` and `continue` of an inner loop do not count. With `errors` false, a `raise` of an error does not count
-        either.
+        With `errors` false, a `raise` of an error does not count.
         """
         for guard, is_nested in _guards(block, nested=False):
             leaves = tuple(kind for kind in kinds if not is_nested or kind not in (ast.Continue, ast.Break))
@@ -268,7 +265,7 @@ class Excerpt(Source):
         )
 
     def reads_rank(self, test: ast.expr) -> bool:
-        """Whether the condition names the rank, or a variable that the function assigned from the rank."""
+        """Whether the condition depends on the rank, directly or through a variable."""
         names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
         assigned_values = [
             node.value
@@ -293,9 +290,7 @@ class Excerpt(Source):
 
     @cached_property
     def _assigned_once(self) -> tuple[tuple[str, ast.expr], ...]:
-        """Return the name and the value of each name that is assigned exactly once. Lists, dicts and sets are not
-        included, because they may be filled later.
-        """
+        """The (name, value) pairs of the variables that are assigned exactly once."""
         counts = Counter(
             node.id for node in self.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         )
@@ -309,10 +304,7 @@ class Excerpt(Source):
         )
 
     def locks(self) -> Iterator[tuple[str, ast.With | ast.Call]]:
-        """Yield each lock's text and the node that takes it.
-
-        A `with` holds the lock to its end; a call of `acquire` holds it for an unknown time.
-        """
+        """Yield (lock expression, syntax node) for each statement that takes a lock."""
         for node in self.nodes:
             if isinstance(node, ast.With):
                 yield from ((ast.unparse(item.context_expr), node) for item in node.items)
@@ -320,9 +312,7 @@ class Excerpt(Source):
                 yield ast.unparse(node.func.value), node
 
     def exits_with_lock(self, lock: str, acquire_line: int) -> Iterator[int]:
-        """Yield the lines that return or raise while the lock is held. A release in a `finally` block always takes
-        place.
-        """
+        """Yield the lines that return or raise while the lock is held."""
         calls = [call for call in self.method_calls(("release",)) if ast.unparse(call.func) == f"{lock}.release"]
         finals = [statement for node in self.nodes if isinstance(node, ast.Try) for statement in node.finalbody]
         release_lines = (
@@ -335,9 +325,7 @@ class Excerpt(Source):
                 yield jump.lineno
 
     def early_exit(self, default: int) -> int:
-        """Return the line at which an exception handler leaves the first loop of the excerpt, or else the function;
-        return `default` if there is none.
-        """
+        """Return the line at which an exception handler leaves its loop or function, or `default`."""
         block = next((node for node in self.nodes if isinstance(node, LoopNode)), self.body)
         exits = self._jumps(block, self.text.count("\n") + 1, (ast.Break, ast.Return))
         return next((exit.line for exit in exits if exit.is_handler), default)
@@ -345,12 +333,12 @@ class Excerpt(Source):
 
 @lru_cache(maxsize=1024)
 def parse_excerpt(text: str) -> ast.Module:
-    """Return the syntax tree of an excerpt, which may be indented."""
+    """Return the syntax tree of a piece of source code, which may be indented."""
     return parse_python(dedent(text))
 
 
 def parse_python(text: str) -> ast.Module:
-    """Return the syntax tree of the text; an empty tree if the text is not valid Python."""
+    """Return the syntax tree of the text, which is empty if the text is not valid Python."""
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -358,14 +346,14 @@ def parse_python(text: str) -> ast.Module:
 
 
 def calls_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
-    """Yield line and name of each function or method that one of these nodes calls."""
+    """Yield the line and name of each function or method called in these nodes."""
     for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
             yield node.lineno, node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
 
 
 def is_setting(text: str) -> bool:
-    """Whether the expression reads an option of the program."""
+    """Whether the expression reads a setting, such as `args.batch_size`."""
     return _SETTING.search(text) is not None
 
 
@@ -391,17 +379,15 @@ def _contains(branch: Sequence[ast.stmt], line: int) -> bool:
 
 
 def _is_main_guard(test: ast.expr) -> bool:
-    """Whether the test is `__name__ == "__main__"`, which is the same on every rank."""
     return isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == "__name__"
 
 
 def _raises_error(jump: ast.stmt) -> bool:
-    """Whether the statement raises a class named Error, or the current exception again."""
     return isinstance(jump, ast.Raise) and (jump.exc is None or "Error" in ast.unparse(jump.exc))
 
 
 def _guards(block: ast.AST, *, nested: bool) -> Iterator[tuple[ast.If | ast.ExceptHandler, bool]]:
-    """Yield (condition or handler, whether it is in an inner loop) in source order, without inner functions."""
+    """Yield (condition or handler, whether it is in an inner loop) in source order."""
     for node in ast.iter_child_nodes(block):
         if isinstance(node, ast.If | ast.ExceptHandler):
             yield node, nested
@@ -410,11 +396,7 @@ def _guards(block: ast.AST, *, nested: bool) -> Iterator[tuple[ast.If | ast.Exce
 
 
 def _varying_names(value: ast.expr, counters: Collection[str]) -> set[str]:
-    """Return the names in `value` that may differ between ranks.
-
-    Counters, settings, constants and the right side of `%` are the same on every rank. A call counts by its function's
-    name.
-    """
+    """Return the names in `value` that may differ between ranks."""
     settings = {id(each) for node in ast.walk(value) if isinstance(node, ast.Attribute | ast.Subscript)
                 for each in ast.walk(node.value) if is_setting(ast.unparse(node))}  # fmt: skip
     periods = (node.right for node in ast.walk(value) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod))
@@ -424,6 +406,6 @@ def _varying_names(value: ast.expr, counters: Collection[str]) -> set[str]:
 
 
 def _first_names(target: ast.expr) -> Iterator[ast.Name]:
-    """Yield the names of a loop target; for `enumerate`, those of the number only."""
+    """Yield the variables of a loop, or only the counter for `enumerate`."""
     first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
     return (node for node in ast.walk(first) if isinstance(node, ast.Name))

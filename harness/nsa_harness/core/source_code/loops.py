@@ -1,4 +1,4 @@
-"""Judge a loop in which a thread of the program sleeps: can another iteration change anything?"""
+"""Decide whether a loop that sleeps can make progress without another thread."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SHARED = frozenset({"value"})  # attribute of multiprocessing.Value, which anot
 
 
 def innermost_loop(text: str, line: int) -> str:
-    """Return the text of the innermost loop around the line in its function; "" if there is none."""
+    """Return the source of the innermost loop around the line, or "" if there is none."""
     holders = (node for node in ast.walk(_tree(text)) if isinstance(node, (*_LOOPS, *_FUNCTIONS)))
     around = [node for node in holders if node.lineno <= line <= (node.end_lineno or 0)]
     inner = max(around, key=lambda node: (node.lineno, node.col_offset), default=None)
@@ -42,14 +42,14 @@ def innermost_loop(text: str, line: int) -> str:
 
 
 def only_polls(loop: str) -> bool:
-    """Whether the loop only reads variables and sleeps, so that only another thread can end it."""
+    """Whether the loop only reads variables and sleeps. Only another thread can end such a loop."""
     return _contains_only(loop, (*_READS, *_STEPS), _POLLS)
 
 
 def only_reports(loop: str) -> bool:
-    """Whether the loop only reports to a file, log or connection and sleeps, so that only another thread can end it.
+    """Whether the loop only sleeps and writes reports. Only another thread can end such a loop.
 
-    Such a loop releases no lock and decides nothing by the result of its own calls.
+    Reports go to a file, log or connection. The loop releases no lock, and the results of its calls decide nothing.
     """
     inside = list(ast.walk(_tree(loop)))
     tests = [

@@ -1,6 +1,4 @@
-"""Search the stored source code of the user's program. The diagnosis uses this module to find branches, loops, callers,
-locks and queues.
-"""
+"""Search the stored source code of the user's program for branches, loops, callers, locks and queues."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ _NOWHERE = Excerpt(file="", first=0, text="")
 
 @dataclass(frozen=True)
 class ProgramSource:
-    """The stored functions of the user's program. Each function is parsed when it is first needed."""
+    """The stored functions of the user's program, with methods to search them."""
 
     sources: tuple[Source, ...] = ()
 
@@ -41,7 +39,7 @@ class ProgramSource:
         return tuple(map(Excerpt.from_source, self.sources))
 
     def excerpt(self, line: Line) -> Excerpt | None:
-        """Return the smallest excerpt that contains the line, or None if no excerpt does."""
+        """Return the smallest stored excerpt that contains the line, or None."""
         return self.excerpt_at(line.file, line.line)
 
     def excerpt_at(self, file: str | None, line: int | None) -> Excerpt | None:
@@ -51,7 +49,7 @@ class ProgramSource:
         return min(candidates, key=lambda excerpt: len(excerpt.text), default=None)
 
     def _around(self, line: Line) -> Excerpt:
-        """Return the smallest excerpt that contains the line, or an empty excerpt if none does."""
+        """Return the smallest stored excerpt that contains the line, or an empty excerpt."""
         return self.excerpt(line) or _NOWHERE
 
     @cached_property
@@ -69,7 +67,7 @@ class ProgramSource:
         return names
 
     def only_function(self, name: str | None) -> Excerpt | None:
-        """Return the function with this name, or None if no function or several functions with this name are stored."""
+        """Return the function with this name, or None unless exactly one is stored."""
         same = self._by_name.get(name or "", ())
         return same[0] if len(same) == 1 else None
 
@@ -77,9 +75,7 @@ class ProgramSource:
         return self._by_file[excerpt.file]
 
     def statement(self, place: Line) -> str | None:
-        """Return the text of the line without its indentation, at most 200 characters, or None if the line is not
-        stored.
-        """
+        """Return the source text of the line, or None if it is not stored."""
         excerpt = self.excerpt(place)
         if excerpt is None or place.line is None:
             return None
@@ -93,35 +89,35 @@ class ProgramSource:
     # Branches and loops.
 
     def branches(self, place: Line) -> tuple[Branch, ...]:
-        """Return the branches that decide whether the line is reached; see `Excerpt.branches`."""
+        """Return the branches that decide whether the line is reached."""
         return self._around(place).branches(place.line or 0)
 
     def handlers(self, place: Line) -> tuple[Branch, ...]:
-        """Return the `except` handlers of the line's innermost loop, or of its function; see `Excerpt.handlers`."""
+        """Return the exception handlers in the innermost loop around the line, or else in its function."""
         return self._around(place).handlers(place.line or 0)
 
     def handler_that_continues(self, place: Line) -> Branch | None:
-        """Return the nearest `except` that catches what the line raises and stays in its function."""
+        """Return the nearest handler that catches exceptions from the line without raising again, or None."""
         return self._around(place).handler_that_continues(place.line or 0)
 
     def loops_around(self, place: Line) -> tuple[Loop, ...]:
-        """Return the loops around the line in its function, innermost first."""
+        """Return the loops around the line, innermost first."""
         return self._around(place).loops_around(place.line or 0)
 
     def loops_left(self, inside: Line, outside: Line) -> tuple[Loop, ...]:
-        """Return the loops around `inside` that end before `outside` in the same function, innermost first."""
+        """Return the loops that contain `inside` and end before `outside`, innermost first."""
         if not self.same_function(inside, outside):
             return ()
         return tuple(loop for loop in self.loops_around(inside) if (outside.line or 0) > loop.last)
 
     def loop_line(self, frame: Frame) -> int | None:
-        """Return the first line of the innermost loop around the frame's line, or None."""
+        """Return the first line of the innermost loop around the frame, or None."""
         excerpt = self._around(frame)
         loop = next((block for block in excerpt.blocks_around(frame.line) if isinstance(block, LoopNode)), None)
         return excerpt.line_of(loop) if loop else None
 
     def opens_block_around(self, first: Line | None, second: Line | None) -> bool:
-        """Whether the first line begins a `with` around the second line, in the same function."""
+        """Whether a `with` block that starts at the first line contains the second line."""
         if first is None or second is None or not self.same_function(first, second):
             return False
         excerpt = self._around(first)
@@ -130,7 +126,7 @@ class ProgramSource:
         return any(block.lineno == begins < inside <= (block.end_lineno or 0) for block in blocks)
 
     def is_later_statement(self, branch: Branch, line: Line) -> bool:
-        """Whether the line is in the body of this `if`, but not in the first statement of the body."""
+        """Whether the line is in the body of the `if`, but after its first statement."""
         excerpt = self.excerpt(line)
         if excerpt is None or excerpt is not self.excerpt_at(branch.file, branch.line):
             return False
@@ -140,12 +136,10 @@ class ProgramSource:
         return any((test.body[0].end_lineno or 0) < at <= (test.body[-1].end_lineno or 0) for test in matching_tests)
 
     def deciding_branch(self, reached_line: Line, other: Line | None, *, same_rank: bool = False) -> Branch | None:
-        """Return the branch because of which one rank reached a line and another rank did not.
+        """Return the branch that explains why one rank reached a line and another did not.
 
-        `other` is the line where the other rank is in the same function, or None if it has left the function. The
-        candidates, best first: a branch around `other` that leaves before the line is reached; the nearest condition
-        around the line that is not around both; the last branch before the line that may leave its loop. With
-        `same_rank`, the other rank has reached the line before, so conditions on the rank are excluded.
+        `other` is the line of the other rank in the same function, or None if it has left the function. With
+        `same_rank`, conditions on the rank are ignored, because the other rank has reached the line before.
         """
         if other is not None and not self.same_function(reached_line, other):
             return None
@@ -189,7 +183,7 @@ class ProgramSource:
         return branch.line in self._deciding_lines(line, other)
 
     def condition_around_only(self, line: Line | None, other: Line) -> Branch | None:
-        """Return the nearest condition around a line that is not around another line of the same function."""
+        """Return the nearest condition around `line` but not around `other`, or None."""
         if line is None or not self.same_function(line, other):
             return None
         shared_lines = {branch.line for branch in self.branches(other)}
@@ -203,9 +197,7 @@ class ProgramSource:
     # Calls.
 
     def guard(self, place: Line) -> Branch | None:
-        """Return the condition around the line. If there is none, return the condition around the only line of the file
-        that calls the function of the line.
-        """
+        """Return the condition around the line, or else around the only call to the line's function."""
         excerpt, visited_texts = self.excerpt(place), set[str]()
         while excerpt is not None and excerpt.text not in visited_texts:
             visited_texts.add(excerpt.text)
@@ -220,8 +212,9 @@ class ProgramSource:
         return None
 
     def only_call_path(self, place: Place) -> Iterator[Place]:
-        """Yield the line, then the only line of its file that calls its function, and so on outwards. Stop if a
-        function is called by no line or by several lines.
+        """Yield the line, then the line that calls its function, and so on outwards.
+
+        The path ends at a function that does not have exactly one caller in its file.
         """
         for _ in range(MAX_CALLS):
             yield place
@@ -237,9 +230,9 @@ class ProgramSource:
             yield from (Place(file=excerpt.file, line=line, function=excerpt.name) for line in lines)
 
     def path_to_call(self, frames: Sequence[Frame], functions: Collection[str]) -> tuple[Frame, ...]:
-        """Return the outermost frames up to the first whose function calls one of `functions`, moved to that call.
+        """Return the outermost frames up to the first that calls one of `functions`, or () if none does.
 
-        `frames` are outermost first. The path is empty if no frame's function has such a call.
+        `frames` are outermost first. The last returned frame is moved to the line of the call.
         """
         names = {function.rpartition(".")[2] for function in functions}
         for at, frame in enumerate(frames):
@@ -249,7 +242,7 @@ class ProgramSource:
         return ()
 
     def branch_around_module(self, path: str) -> Branch | None:
-        """Return the branch that decides whether the program calls the module with that path.
+        """Return the branch that decides whether the program calls this module, or None.
 
         For y_embed.proj.0 this is the branch around self.proj(...), if only one line calls it.
         """
@@ -265,7 +258,7 @@ class ProgramSource:
         return None
 
     def reentrant_checkpoint(self) -> Place | None:
-        """Return the only line that requests a reentrant checkpoint, which runs one backward pass within another."""
+        """Return the only line with `use_reentrant=True`, or None if there is not exactly one."""
         calls = [
             excerpt.place(node)
             for excerpt in self.excerpts
@@ -276,7 +269,7 @@ class ProgramSource:
         return calls[0] if len(calls) == 1 else None
 
     def key_setters(self, key: str) -> Iterator[tuple[Place, re.Match[str]]]:
-        """Yield lines that may set this key of a store, with the match of the key's text against the line's pattern."""
+        """Yield (location, regex match) for each line that may set this store key."""
         for excerpt in self.excerpts:
             for call in (node for node in excerpt.nodes if isinstance(node, ast.Call) and node.args):
                 sets_key = isinstance(call.func, ast.Attribute) and call.func.attr in STORE_SETTERS
@@ -286,15 +279,13 @@ class ProgramSource:
     # Locks and queues.
 
     def locks_taken_at(self, waiting: Line) -> frozenset[str]:
-        """Return the locks that the line takes, as the program writes them."""
+        """Return the locks that the line takes, as written in the source."""
         excerpt = self._around(waiting)
         at = (waiting.line or 0) + 1 - excerpt.first
         return frozenset(lock for lock, node in excerpt.locks() if node.lineno == at)
 
     def lock_taken_by(self, waiting: Line, frames: Sequence[Frame]) -> Place | None:
-        """Return the `with` statement around one of these frames that holds the lock for which the line `waiting`
-        waits, or None.
-        """
+        """Return the `with` statement in these frames that holds the lock the line waits for, or None."""
         locks = self.locks_taken_at(waiting)
         for frame in frames if locks else ():
             excerpt = self._around(frame)
@@ -304,19 +295,14 @@ class ProgramSource:
         return None
 
     def other_holder_of_lock(self, waiting: Line) -> Place | None:
-        """Return the line at which another function of the file takes the lock of the line `waiting`, or None if not
-        exactly one function does.
-        """
+        """Return where another function takes the same lock, or None unless exactly one does."""
         excerpt, locks = self.excerpt(waiting), self.locks_taken_at(waiting)
         others = [function for function in self.same_file(excerpt) if function is not excerpt] if excerpt else []
         lock_places = [function.place(by) for function in others for lock, by in function.locks() if lock in locks]
         return lock_places[0] if len({lock_place.function for lock_place in lock_places}) == 1 else None
 
     def exit_with_lock(self, waiting: Line) -> Place | None:
-        """Return where a function of the file exits without releasing the lock that this line takes.
-
-        Only a lock that the function took by a call counts, since a `with` always releases its lock.
-        """
+        """Return where a function exits without releasing the lock that the line waits for, or None."""
         locks = self.locks_taken_at(waiting)
         exits = (
             Place(file=excerpt.file, line=line + excerpt.first - 1, function=excerpt.name)
@@ -328,11 +314,10 @@ class ProgramSource:
         return next(exits, None)
 
     def missing_partner(self, frames: Sequence[Frame]) -> Place | None:
-        """Return the line of another thread that should end the queue operation in which a thread waits.
+        """Return the line of another thread that should end a wait for a queue, or None.
 
-        For a thread in Queue.get that is the put() of a function in which a thread begins. If a handler of that
-        function leaves it early, the handler's line is returned, because the put() may then never come. `frames` are
-        those of the waiting thread, innermost first.
+        For a thread in Queue.get this is a put(). If an exception handler skips the put(), it is the line of the
+        handler. `frames` are those of the waiting thread, innermost first.
         """
         at = next((at for at, frame in enumerate(frames) if not is_library(frame.file)), 0)
         inside = PurePosixPath(frames[at - 1].file).name, frames[at - 1].function.rpartition(".")[2]
@@ -357,14 +342,14 @@ class ProgramSource:
 
 
 def _pattern(name: ast.expr) -> str:
-    """Return a pattern for the keys that the expression may give. Without literal text the pattern matches nothing."""
+    """Return a regular expression for the keys that the expression may produce."""
     parts = name.values if isinstance(name, ast.JoinedStr) else [name]
     words = [re.escape(str(part.value)) if isinstance(part, ast.Constant) else "(.+)" for part in parts]
     return "".join(words) if set(words) != {"(.+)"} else "(?!)"
 
 
 def _object(call: ast.Call) -> str:
-    """Return the last name of the object whose method is called: "ready" for self.ready.get() and ready[k].get()."""
+    """Return the name of the object whose method is called, such as "ready" for self.ready.get()."""
     expression = call.func.value if isinstance(call.func, ast.Attribute) else call.func
     while isinstance(expression, ast.Subscript):
         expression = expression.value
@@ -372,9 +357,9 @@ def _object(call: ast.Call) -> str:
 
 
 def _thread_entry(functions: Sequence[Excerpt], excerpt: Excerpt, line: int) -> tuple[Excerpt, int] | None:
-    """Return the function that a thread begins in, and its line that leads to `line` of the excerpt.
+    """Return the function that a thread starts in, and the line in it that leads to `line`, or None.
 
-    A thread begins in a function that is passed to a call or named `run`. Only functions with one caller are followed.
+    A thread starts in a function that is passed to a call or named `run`. Only functions with one caller are followed.
     """
     for _ in range(MAX_CALLS):
         if excerpt.name == "run" or any(excerpt.name in function.names_passed_to_calls for function in functions):
@@ -393,5 +378,4 @@ def _thread_entry(functions: Sequence[Excerpt], excerpt: Excerpt, line: int) -> 
 
 
 def _early_exit(excerpt: Excerpt, line: int) -> Place:
-    """Return where a handler leaves the excerpt early, else the line."""
     return Place(file=excerpt.file, line=excerpt.early_exit(line + excerpt.first - 1), function=excerpt.name)

@@ -1,4 +1,4 @@
-"""Find the line that made a value of the program: follow assignments, returns and arguments back from its use."""
+"""Find the line that produced a value by following assignments, returns and arguments backwards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Chain = Sequence[Frame | Place]
 
 @dataclass(frozen=True, kw_only=True)
 class ValueOrigin:
-    """The line that made a value."""
+    """The line that produced a value."""
 
     place: Place
     differs_by_rank: (
@@ -39,7 +39,7 @@ class ValueOrigin:
 
 @dataclass(frozen=True, kw_only=True)
 class _Use:
-    """An expression at a line of the file, and the known callers of its function."""
+    """An expression at a line of the program, with the known callers of its function."""
 
     excerpt: Excerpt
     line: int
@@ -51,7 +51,7 @@ class _Use:
 
 
 def origin_of_loop(program: ProgramSource, line: Place | Frame, outer: Chain) -> ValueOrigin | None:
-    """Return the origin of the items or of the condition of the loop at `line`, which decide how often it iterates."""
+    """Return the line that decides how often the loop iterates, or None if unknown."""
     excerpt = program.excerpt(line)
     if excerpt is None or line.line is None:
         return None
@@ -64,9 +64,9 @@ def origin_of_loop(program: ProgramSource, line: Place | Frame, outer: Chain) ->
 
 
 def origin_of_arguments(program: ProgramSource, chain: Chain, *, own_rank: bool = True) -> ValueOrigin | None:
-    """Return the origin of the arguments of the call at the chain's innermost line.
+    """Return the line that produced the arguments of the innermost call, or None if unknown.
 
-    `own_rank`: the arguments should be equal on all ranks, so an origin that reads the rank explains a difference.
+    With `own_rank`, a line that reads the rank is preferred, because it explains arguments that differ between ranks.
     """
     excerpt = program.excerpt(chain[0]) if chain else None
     if excerpt is None or chain[0].line is None:
@@ -84,23 +84,18 @@ def origin_of_arguments(program: ProgramSource, chain: Chain, *, own_rank: bool 
 
 @dataclass(kw_only=True)
 class _Search:
-    """A breadth-first search from one use back to the places that made its value."""
+    """A breadth-first search from an expression back to the lines that produced its value."""
 
     program: ProgramSource
     own_rank: bool = True
     uses: deque[tuple[int, _Use]] = field(default_factory=deque)
     seen: set[tuple[int, int, str]] = field(default_factory=set)
-    origins: list[tuple[int, ValueOrigin]] = field(default_factory=list)  # with the distance from the use, in steps
+    origins: list[tuple[int, ValueOrigin]] = field(default_factory=list)  # (distance from the use in steps, origin)
     # Places whose only part that differs by rank is an argument of a call -> the functions that the call reaches.
     rank_passed_to: dict[Place, frozenset[tuple[str, str]]] = field(default_factory=dict)
 
     def origin(self, use: _Use) -> ValueOrigin | None:
-        """Return the line that made the value of `use`, or None.
-
-        This is the nearest line that computes a value. A line whose value differs by rank is preferred, unless it is
-        more than `_FURTHER` steps further away. If the line only passes the rank to a function of the program, the
-        nearest line in that function is returned whose value differs by rank.
-        """
+        """Return the line that produced the value, or None if unknown."""
         outer = tuple(frame for frame in use.outer if frame.function not in _WITHIN)
         self.uses.append((0, replace(use, outer=outer)))
         while self.uses and len(self.seen) < _MAX_USES:
@@ -111,6 +106,7 @@ class _Search:
         nearest_first = [origin for _, origin in sorted(self.origins, key=lambda pair: pair[0])]
         nearest = next(iter(nearest_first), None)
         reached_functions = self.rank_passed_to.get(nearest.place, frozenset()) if nearest is not None else frozenset()
+        # If the nearest line only passes the rank to a function, a line in that function explains the difference.
         inside = (
             origin
             for origin in nearest_first
@@ -120,7 +116,7 @@ class _Search:
         return next(inside, nearest)
 
     def _follow(self, depth: int, use: _Use) -> None:
-        """Follow each name of the expression to its assignments, and each call to the results of its function."""
+        """Add the assignments and called functions that an expression depends on to the search."""
         calls, inputs = self._inputs(use)
         for function, call in calls:
             if not _is_equal_on_ranks(function):
@@ -136,7 +132,7 @@ class _Search:
                 self._add(depth, definition, definition.line)
 
     def _add(self, depth: int, use: _Use, line: int) -> None:
-        """Store the line as a place that makes the value, unless it only passes a value on, and queue its inputs."""
+        """Add an expression to the search, and record its line if it produces the value."""
         text = ast.unparse(use.value)
         if _OPTIONS.search(text):
             return
@@ -157,7 +153,6 @@ class _Search:
                 self.rank_passed_to[place] = frozenset(self._reachable_functions([function for function, _ in called]))
 
     def _reachable_functions(self, functions: Sequence[Excerpt]) -> set[tuple[str, str]]:
-        """Return file and name of these functions and of all functions that they call."""
         visited: set[tuple[str, str]] = set()
         waiting = list(functions)
         while waiting:
@@ -202,14 +197,14 @@ class _Search:
         ]
 
     def _function_called(self, call: ast.Call) -> Excerpt | None:
-        """Return the called function if it is the only stored function of that name."""
+        """Return the called function, or None unless exactly one with this name is stored."""
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
         return self.program.only_function(name)
 
     def _definitions(self, use: _Use, name: str) -> Iterator[_Use]:
         """Yield the expressions that gave the name its value.
 
-        These are assignments above the use, else assignments to the attribute in the file, else callers' arguments.
+        These are assignments in the function, else assignments to the attribute in the file, else arguments of callers.
         """
         own = [
             assignment
@@ -233,7 +228,7 @@ class _Search:
         yield from (node for node in uses if not isinstance(node.value, ast.Constant) or _is_conditional(node))
 
     def _arguments(self, use: _Use, name: str, at: int) -> Iterator[_Use]:
-        """Yield the arguments that the known callers, or the only caller, pass for the parameter."""
+        """Yield the arguments that callers pass for the parameter."""
         for call in use.callers or tuple(self._callers(use)):
             if not isinstance(call.value, ast.Call):
                 continue
@@ -256,19 +251,18 @@ class _Search:
         yield from callers if len(callers) == 1 else ()
 
     def _depends_on_rank(self, use: _Use) -> bool:
-        """Whether the value depends on the rank or on chance, by its text or by a condition around it."""
+        """Whether the value depends on the rank or on randomness."""
         text = ast.unparse(use.value)
         by_text = _CHANCE.search(text) is not None or (self.own_rank and names_rank(text))
         return by_text or (not use.is_argument and _is_conditional(use))
 
 
 def _use_at(use: _Use, value: ast.expr) -> _Use:
-    """Return `value` as a use in the same function."""
     return _Use(excerpt=use.excerpt, line=use.excerpt.line_of(value), value=value, outer=use.outer)
 
 
 def _outside_calls(value: ast.expr, calls_with_uses: Sequence[tuple[Excerpt, _Use]]) -> ast.expr:
-    """Return the names of an expression that lie outside these calls."""
+    """Return the names in an expression that are outside of the given calls, as a tuple node."""
     calls = [call.value for _, call in calls_with_uses]
     inside = {id(node) for call in calls for node in ast.walk(call)}
     names = [node for node in ast.walk(value) if isinstance(node, ast.Name | ast.Attribute) and id(node) not in inside]
@@ -276,7 +270,6 @@ def _outside_calls(value: ast.expr, calls_with_uses: Sequence[tuple[Excerpt, _Us
 
 
 def _is_equal_on_ranks(function: Excerpt) -> bool:
-    """Whether the function calls a collective, so that its result is the same on every rank."""
     return _COLLECTIVES.search(function.text) is not None
 
 
@@ -287,7 +280,7 @@ def _results(function: Excerpt) -> Iterator[tuple[int, ast.expr]]:
 
 
 def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of the function in source order, without those of functions inside it."""
+    """Yield the syntax nodes of a function in source order, without those of nested functions."""
     for node in ast.iter_child_nodes(tree):
         yield node
         if not isinstance(tree, Function) or not isinstance(node, Function | ast.Lambda):
@@ -295,7 +288,7 @@ def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _latest(use: _Use, own: Sequence[tuple[str, int, ast.expr]]) -> Iterator[tuple[int, ast.expr]]:
-    """Yield assignments backwards up to the first unconditional one. Numbers only count if nothing else is assigned."""
+    """Yield (line, value) of the assignments, latest first, up to one that is always executed."""
     around = {id(block) for block in use.excerpt.blocks_around(use.line)}
     counters = [
         assignment
@@ -312,7 +305,7 @@ def _latest(use: _Use, own: Sequence[tuple[str, int, ast.expr]]) -> Iterator[tup
 
 @lru_cache(maxsize=1024)
 def _assignments(excerpt: Excerpt) -> tuple[tuple[str, int, ast.expr], ...]:
-    """Return (name, line, value) for each assignment of the function, in the order of the lines."""
+    """Return (name, line, value) for each assignment of the function, sorted by line."""
     result: list[tuple[str, int, ast.expr]] = []
     for node in excerpt.nodes:
         pairs: list[tuple[ast.expr, ast.expr]] = []
@@ -345,7 +338,7 @@ def _bindings(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr
 
 
 def _parameter(excerpt: Excerpt, name: str) -> int | None:
-    """Return the parameter's position without `self`; -1 for a variadic one; None if there is no such parameter."""
+    """Return the position of the parameter without `self`, or None if there is none. *args has -1."""
     function = excerpt.function
     if function is None:
         return None
@@ -372,7 +365,6 @@ def _contains_line(call: _Use, line: int | None) -> bool:
 
 
 def _is_conditional(use: _Use) -> bool:
-    """Whether the use is under a condition on the rank, or in an `except`."""
     around = use.excerpt.blocks_around(use.line)
     tests = [block.test for block in around if isinstance(block, ast.If)]
     in_handler = any(isinstance(block, ast.ExceptHandler) for block in around)
