@@ -1,1 +1,1 @@
-"""Comparison of the collective calls of all ranks: their timelines, and the first call where ranks diverge."""
+"""Comparison of the collective calls of all ranks, to find the first call at which they diverge."""

@@ -1,4 +1,4 @@
-"""Align the calls of a process group's ranks: find the first call at which they diverge, and the ranks at fault."""
+"""Align the collective calls of ranks, to find the first call at which they diverge and the ranks at fault."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Members = tuple[int, ...]
 
 
 class DifferenceKind(StrEnum):
-    """The kind of a difference between the calls of ranks, from the point of view of the ranks at fault."""
+    """The way in which the calls of the ranks at fault differ from those of the other ranks."""
 
     MISSING = "missing"  # the ranks at fault skipped the expected call
     EXTRA = "extra"  # the ranks at fault made an additional call
-    ORDER = "order"  # the ranks at fault made the same calls in another order, or other calls instead
-    COUNT = "count"  # the ranks at fault made another number of iterations of a loop
+    ORDER = "order"  # the ranks at fault made the same calls in a different order, or different calls
+    COUNT = "count"  # the ranks at fault ran a loop a different number of times
     SHAPE = "shape"
     DTYPE = "dtype"
     ROOT = "root"
@@ -48,33 +48,33 @@ _KIND_OF_FIELD = {Field.SHAPE: DifferenceKind.SHAPE, Field.DTYPE: DifferenceKind
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The first event of a process group at which its members diverge."""
+    """The first call in a process group at which the ranks diverge."""
 
     kind: DifferenceKind
     group: str
     ranks: Members  # the ranks at fault; every diverging rank if the ranks at fault are unknown
-    expected: Event | None  # the event of the other ranks at this point
-    entered_events: tuple[tuple[int, Event], ...]  # (rank, its event at this point)
-    absent: Members  # members that entered nothing at this point
+    expected: Event | None  # the call of the other ranks at this point
+    entered_events: tuple[tuple[int, Event], ...]  # the call of each rank at this point
+    absent: Members  # ranks of the group that called nothing at this point
     place_is_certain: bool  # no other equally small edit of the calls explains the difference
     culprit_is_certain: bool  # earlier iterations of the ranks show which of them are at fault
-    is_new_event: bool  # the ranks at fault never entered this event before
+    is_new_event: bool  # the ranks at fault never made this call before
     may_be_swapped: bool = False  # the missing call may still follow, because the next call is the latest recorded one
     diverged_before_history: bool = False  # the ranks already differed before their oldest stored calls
     ranks_with_gaps: Members = ()  # ranks whose flight recorder lacks numbers of the group
 
     def event(self, rank: int) -> Event | None:
-        """Return the event of `rank` at this point, or None if it entered nothing."""
+        """Return what `rank` called at this point, or None if it called nothing."""
         return dict(self.entered_events).get(rank)
 
     @property
     def all_ranks(self) -> Members:
-        """All members of the group, in ascending order."""
+        """All ranks of the process group, sorted."""
         return tuple(sorted([*(rank for rank, _ in self.entered_events), *self.absent]))
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether the evidence does not show which of several ranks are at fault."""
+        """Whether it is unknown which of the ranks are at fault."""
         return len(self.ranks) > 1 and set(self.ranks) >= {rank for rank, _ in self.entered_events}
 
 
@@ -84,7 +84,7 @@ def differences(
     status_files: Mapping[int, StatusFile],
     are_alternatives: Callable[[Event, Event], bool] = lambda _event, _other: True,
 ) -> tuple[Difference, ...]:
-    """Return the first difference of each process group, ordered by time.
+    """Return the first differing call of each process group, ordered by time.
 
     `groups` has the members of each group; see `groups_of`. Differences of kind LATE come last, because other
     differences may explain them. `are_alternatives` tells whether two calls may be the branches of one condition, so
@@ -105,7 +105,7 @@ def differences(
 
 
 def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None:
-    """Return the difference between ranks that are known by their stacks only, or None.
+    """Compare the last stacks of the ranks, and return how their collective calls differ, or None.
 
     The ranks are in different collectives, or name different roots. If one of them is in a transfer, the result is
     None. A stack does not show which rank is wrong.
@@ -132,7 +132,10 @@ def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None
 
 
 def _have_different_roots(roots: Mapping[int, int | None]) -> bool:
-    """Whether ranks in the same call name different roots, and do not belong to several groups with a root each."""
+    """Return whether ranks in the same call name different roots.
+
+    Ranks of several groups with a root each do not count.
+    """
     has_lone_root = 1 in Counter(roots.values()).values()
     return None not in roots.values() and (
         has_lone_root or any(roots.get(root or 0, root) != root for root in roots.values())
@@ -142,7 +145,7 @@ def _have_different_roots(roots: Mapping[int, int | None]) -> bool:
 def _without_unknown_history(
     difference: Difference, members: Members, timelines: Mapping[int, Timeline], status_files: Mapping[int, StatusFile]
 ) -> Difference:
-    """Return the difference without claims that unknown older calls could refute."""
+    """Mark the parts of a difference that are uncertain because older calls are not stored."""
     diverged = diverged_before_history(
         difference.group, {rank: status_files[rank] for rank in members if rank in status_files}
     )
@@ -165,11 +168,11 @@ def groups_of(
     status_files: Mapping[int, StatusFile],
     known_groups: Mapping[str, Members] | None = None,
 ) -> dict[str, tuple[Members, ...]]:
-    """Return the members of each process group in which some rank entered a collective, by the name of the group.
+    """Return the ranks of each process group in which some rank called a collective, by group name.
 
-    The members come from the status files, otherwise from `known_groups`. If both lack the group, its members are the
+    The ranks come from the status files, otherwise from `known_groups`. If both lack the group, its members are the
     ranks that entered it; for the default group they are all ranks. If ranks use one name for different groups, the
-    result has several tuples of members for this name.
+    result has several tuples for this name.
     """
     members_of: dict[str, tuple[Members, ...]] = {}
     for group in sorted({event.group for line in timelines.values() for event in line.events}):
@@ -190,7 +193,7 @@ _DEFAULT = ("", "0")
 
 
 def minority(keys: Mapping[int, object]) -> Members:
-    """Return the ranks whose key differs from the most frequent key. If two keys are the most frequent, return all."""
+    """Return the ranks whose key is not the most frequent one. On a tie, return all ranks."""
     top_two = Counter(keys.values()).most_common(2)
     if len(top_two) > 1 and top_two[0][1] == top_two[1][1]:
         return tuple(sorted(keys))
@@ -198,13 +201,12 @@ def minority(keys: Mapping[int, object]) -> Members:
 
 
 def _since_s(difference: Difference) -> float:
-    """Return when the first rank entered the call at which the ranks diverge."""
     return min((event.at_s for _, event in difference.entered_events), default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Track:
-    """The events of one rank in one process group, from a start that is common to all ranks of the group."""
+    """The calls of one rank in one process group, from a start that is common to all ranks of the group."""
 
     rank: int
     events: Sequence[Event]
@@ -213,7 +215,7 @@ class _Track:
     status_file: StatusFile | None
 
     def before(self, event: Event) -> Sequence[Event]:
-        """Return the earlier events of the rank that are the same call as `event`."""
+        """Return the earlier calls that the rank made from the same line as `event`."""
         earlier = takewhile(lambda earlier_event: earlier_event is not event, self.line)
         return [event_before for event_before in earlier if event_before.site == event.site]
 
@@ -225,7 +227,7 @@ def _group_difference(
     status_files: Mapping[int, StatusFile],
     are_alternatives: Callable[[Event, Event], bool],
 ) -> Difference | None:
-    """Return the first difference between the members of a process group, or None."""
+    """Return the first difference between the calls of the ranks in a process group, or None."""
     tracks = _tracks(group, [timelines[rank] for rank in members if rank in timelines], status_files)
     if len(tracks) < 2:
         return None
@@ -250,10 +252,10 @@ def _group_difference(
 
 
 def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | None:
-    """Return (index, difference) if some ranks are optimizer steps ahead of the others in the same calls, or None.
+    """Return where some ranks get an optimizer step ahead of the others, or None.
 
-    `index` is the first event from which on the steps differ. The sequences of calls may be equal nevertheless. Steps
-    of ranks with and without an optimizer are not compared.
+    The result is the index of the first such call and the difference. The calls themselves may be equal. Steps of ranks
+    with and without an optimizer are not compared.
     """
     if len({bool(track.status_file and track.status_file.steps_s) for track in tracks}) > 1:
         return None
@@ -287,7 +289,7 @@ def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | Non
 
 
 def _tracks(group: str, lines: Sequence[Timeline], status_files: Mapping[int, StatusFile]) -> list[_Track]:
-    """Return the events of each rank in the group, from a common start.
+    """Return the calls of each rank in the group, from a common start.
 
     The common start is the start of the run if nothing is missing. Otherwise it is the first number that every flight
     recorder has, or, without numbers, the first step that every rank recorded completely.
@@ -328,12 +330,12 @@ def _tracks(group: str, lines: Sequence[Timeline], status_files: Mapping[int, St
 
 
 def _first_complete_step(line: Timeline, events: Sequence[Event]) -> int:
-    """Return the first optimizer step of which a rank recorded every call; 0 if it recorded all of them."""
+    """Return the first optimizer step whose calls are all recorded, or 0 if nothing is missing."""
     return 0 if line.is_complete or not events else (events[0].step or 0) + 1
 
 
 def _reference_track(tracks: Sequence[_Track]) -> _Track:
-    """Return the track that agrees with the most other tracks at each divergence, and of these the longest."""
+    """Return the calls of the rank that agrees with most other ranks, to compare the others with."""
     longest = max(len(track.events) for track in tracks)
     agreeing = list(tracks)
     for at in range(longest):
@@ -358,7 +360,7 @@ _MAX_SITES = 64  # lines of a group that are compared with each other
 def _consecutive_sites(
     tracks: Sequence[_Track], are_alternatives: Callable[[Event, Event], bool]
 ) -> frozenset[frozenset[Site]]:
-    """Return the pairs of lines that make the same operation and that one rank can pass one after the other."""
+    """Return the pairs of call lines that one rank can pass one after the other, of one operation."""
     events = {event.site: event for track in tracks for event in track.events if event.from_python}
     pairs = combinations(list(events.values())[:_MAX_SITES], 2)
     return frozenset(
@@ -369,10 +371,10 @@ def _consecutive_sites(
 
 
 def _first_edits(other: _Track, reference: _Track, consecutive: frozenset[frozenset[Site]]) -> tuple[Repair, ...]:
-    """Return the first edits that make the events of `other` equal to those of `reference`; see `repairs`.
+    """Return the first edits that make the calls of one rank equal to those of another.
 
-    Both sequences are extended by the events that the rank's own pattern predicts. These may confirm an edit near the
-    end of the recorded events. Edits of predicted events are dropped.
+    Both sequences are extended by the calls that the rank's own pattern predicts. These may confirm an edit near the
+    end of the recorded calls. Edits of predicted calls are dropped.
     """
     return tuple(
         repair
@@ -385,21 +387,21 @@ _MAX_PREDICTED = 8  # predicted events that are appended to the recorded ones
 
 
 def _with_expected_events(track: _Track) -> tuple[Token, ...]:
-    """Return the tokens of the track's events, followed by those of the events that the rank's pattern predicts."""
+    """Return the recorded calls as tokens, followed by the calls that the rank's pattern predicts."""
     prediction = expected_next(tuple(_key(event) for event in track.events), len(track.events))
     predicted_events = track.events[prediction.at : prediction.at + _MAX_PREDICTED] if prediction else ()
     return tuple(event.token for event in (*track.events, *predicted_events))
 
 
 def _key(event: Event) -> tuple[object, ...]:
-    """Return the identity of an event within the rank's pattern."""
+    """Return the identity of a call within the rank's pattern of calls."""
     return (*event.site, event.elements) if event.needs_equal_sizes else event.site
 
 
 def _call_difference(
     group: str, tracks: Sequence[_Track], reference: _Track, other: _Track, cheapest: Sequence[Repair]
 ) -> Difference:
-    """Return the difference at the first edit that turns the events of `other` into those of `reference`.
+    """Return the difference at the first call in which one rank deviates from a reference rank.
 
     `cheapest` has all first edits with the lowest cost. If an argument differs, the kind is SHAPE, DTYPE or ROOT.
     Otherwise the kind and the ranks at fault follow from the ranks' own patterns.
@@ -439,10 +441,10 @@ def _call_difference(
 
 
 def _field_difference(difference: Difference, field: Field, tracks: Mapping[int, _Track]) -> Difference:
-    """Return the difference with the ranks at fault for a differing argument.
+    """Return the difference, blaming the ranks that passed an unusual value of `field`.
 
-    These are the ranks whose value differs from all their earlier values from this line. If there are none, or all
-    ranks are such, these are the ranks whose value differs from the most frequent one.
+    A value is unusual if it differs from all earlier values from this line. If this holds for no rank or for all, the
+    ranks at fault are those whose value differs from the most frequent one.
     """
     values = {rank: field_value(event, field) for rank, event in difference.entered_events}
     usual = {rank: _usual_value(tracks[rank], event, field) for rank, event in difference.entered_events}
@@ -455,25 +457,28 @@ def _field_difference(difference: Difference, field: Field, tracks: Mapping[int,
 
 
 def _usual_value(track: _Track, event: Event, field: Field) -> tuple[int, object]:
-    """Return (number of earlier calls, value) if the rank always passed one value from this line, else (0, None)."""
+    """Return how often the rank made this call before, and the value it always passed.
+
+    The result is (0, None) if it passed different values or never made the call.
+    """
     before = [field_value(earlier, field) for earlier in track.before(event)]
     return (len(before), before[0]) if len(set(before)) == 1 else (0, None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _PatternStep:
-    """The comparison of one event of a rank with the rank's own earlier iterations."""
+    """The comparison of one call of a rank with the rank's own earlier iterations."""
 
-    has_expectation: bool  # the pattern predicts some event at this point
-    keeps_pattern: bool  # the event is the predicted one
-    skips_event: bool  # the event came later in the previous iteration, so the rank skipped the predicted event
-    is_new_event: bool  # the rank never entered the event before
+    has_expectation: bool  # the pattern predicts a call at this point
+    keeps_pattern: bool  # the call is the predicted one
+    skips_event: bool  # the call came later in the previous iteration, so the rank skipped the predicted one
+    is_new_event: bool  # the rank never made the call before
     leaves_loop: bool  # the rank leaves a loop in the same way as before, but earlier than predicted
     is_trusted: bool  # the pattern was repeated often enough
 
 
 def _compare_with_pattern(line: Sequence[Event], event: Event) -> _PatternStep:
-    """Return how `event` compares with the pattern of the rank's events `line`."""
+    """Compare a call with the calls that the rank made in its earlier iterations."""
     sites, at = _with_steps(line, event)
     prediction = expected_next(tuple(sites), at)
     keeps = prediction is not None and sites[prediction.at] == sites[at]
@@ -488,7 +493,7 @@ def _compare_with_pattern(line: Sequence[Event], event: Event) -> _PatternStep:
 
 
 def _with_steps(line: Sequence[Event], event: Event) -> tuple[list[Hashable], int]:
-    """Return the keys of the events up to `event`, with a marker before each step, and the index of `event` in them."""
+    """Return the keys of all calls up to `event`, with a marker before each step, and the index of `event`."""
     sites: list[Hashable] = []
     step = None
     for earlier in line[: index_of(line, event) + 1]:
@@ -500,14 +505,17 @@ def _with_steps(line: Sequence[Event], event: Event) -> tuple[list[Hashable], in
 
 
 def index_of(line: Sequence[Event], event: Event) -> int:
-    """Return the index of this event object, because equal events may occur several times."""
+    """Return the index of this event object in `line`.
+
+    Equal events may occur several times.
+    """
     return next(at for at, candidate in enumerate(line) if candidate is event)
 
 
 def _with_ranks_at_fault(
     difference: Difference, edits: set[Edit], tracks: Mapping[int, _Track], extra: Event | None
 ) -> Difference:
-    """Return the difference with its kind and the ranks at fault: those that broke their own pattern.
+    """Return the difference, blaming the ranks that broke their own pattern of calls.
 
     If the patterns do not show them, these are the ranks at a later point of training, or those that made the call
     `extra`, which the later calls of the other ranks show to be additional, or those in the minority.
@@ -552,7 +560,7 @@ def _with_ranks_at_fault(
 
 
 def _additional_call(difference: Difference, extra: Event | None) -> Difference | None:
-    """Return the difference as an additional call of the ranks that made the call `extra`, or None if it is None."""
+    """Return the difference as an additional call of the ranks that called `extra`, or None if it is None."""
     callers = tuple(rank for rank, event in difference.entered_events if extra and event.site == extra.site)
     expected = next((event for rank, event in difference.entered_events if rank not in callers), None)
     if not callers or expected is None:
@@ -561,24 +569,21 @@ def _additional_call(difference: Difference, extra: Event | None) -> Difference 
 
 
 def _may_be_swapped(track: _Track, skipped: Event) -> bool:
-    """Whether the rank may still make the skipped call, because its latest event came right after that call before."""
+    """Return whether the rank may still make the skipped call after its latest call."""
     latest = track.line[-1]
     following = [after.site for before, after in pairwise(track.line) if before.site == skipped.site]
     return latest.site in following
 
 
 def _called_more_often(track: _Track, event: Event) -> bool:
-    """Whether the rank made the call more often in this optimizer step than in any earlier step."""
+    """Return whether the rank made the call more often in this step than in any earlier step."""
     counts = Counter(earlier.step for earlier in track.before(event))
     count = counts.pop(event.step, 0) + 1
     return bool(counts) and event.step is not None and count > max(counts.values())
 
 
 def _later_in_training(difference: Difference) -> Difference | None:
-    """Return the difference as MISSING, with the ranks that are at a later point of training at fault.
-
-    None if the ranks' points in training are equal or unknown.
-    """
+    """Return the difference, blaming the ranks that are further in training. None if there are none."""
     points = {
         rank: (event.step, event.position or 0) for rank, event in difference.entered_events if event.step is not None
     }
@@ -591,10 +596,9 @@ def _later_in_training(difference: Difference) -> Difference | None:
 
 
 def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
-    """Return the difference between ranks that made equal calls so far, if some have not entered the next call.
+    """Return the difference between ranks of which some have not yet made the next call, or None.
 
     It is LATE, unless the progress of a rank shows that it has passed the point of training where the call is made.
-    None if all ranks entered the same number of events, or if no rank waits in the next call.
     """
     count = min(len(track.events) for track in tracks)
     ahead = {track.rank: track for track in tracks if len(track.events) > count}
@@ -616,7 +620,7 @@ def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
         absent=tuple(track.rank for track in absent),
         place_is_certain=not all(
             _between_steps(track) for track in ahead.values()
-        ),  # else these may have no step left to do
+        ),  # otherwise these ranks may have no step left to do
         culprit_is_certain=False,
         is_new_event=False,
     )
@@ -645,21 +649,20 @@ def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
 
 
 def _trains(track: _Track) -> bool:
-    """Whether the rank runs a model. The steps of ranks with and without a model are not compared."""
+    """Return whether the rank runs a model."""
     return track.status_file is not None and (
         track.status_file.latest_training_event is not None or bool(track.status_file.steps_s)
     )
 
 
 def _evaluates(mode: ForwardMode | None, other: ForwardMode | None) -> bool:
-    """Whether the mode is that of an evaluation while the other rank trains: without gradients, or in eval mode."""
+    """Return whether the first rank evaluates a model while the other trains it."""
     if mode is None or other is None:
         return False
     return mode.training < other.training or mode.gradients < other.gradients
 
 
 def _between_steps(track: _Track) -> bool:
-    """Whether the rank has finished an optimizer step and not begun the next one."""
     return (
         track.status_file is not None
         and track.status_file.latest_training_event is not None
@@ -668,7 +671,7 @@ def _between_steps(track: _Track) -> bool:
 
 
 def _has_passed(track: _Track, event: Event, waiting: Sequence[StatusFile]) -> bool:
-    """Whether the rank has passed the point of training at which the other ranks made the call `event`.
+    """Return whether the rank has passed the point of training at which the other ranks made a call.
 
     `waiting` are the status files of these ranks.
     """
@@ -692,7 +695,7 @@ def _has_passed(track: _Track, event: Event, waiting: Sequence[StatusFile]) -> b
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """One link of a cycle of waits: `rank` is in `event` and waits for rank `waits_for`, which has not entered it."""
+    """A rank that waits in a collective for another rank."""
 
     rank: int
     event: Event
@@ -701,32 +704,32 @@ class Link:
 
 
 def cycle(timelines: Mapping[int, Timeline], groups: Mapping[str, Sequence[Members]]) -> tuple[Link, ...]:
-    """Return the first cycle of ranks, each in a collective that the next rank has not entered; empty if there is none.
+    """Return the first cycle of ranks that wait for each other, or an empty tuple.
 
-    Such a cycle spans several process groups. Within one group it is impossible, because each next rank has entered
-    fewer collectives of the group.
+    Each rank is in a collective that the next rank has not entered. Such a cycle spans several process groups. Within
+    one group it is impossible, because each next rank has entered fewer collectives of the group.
     """
     links = {rank: _links(line, groups, timelines) for rank, line in sorted(timelines.items())}
     return next((ring for start in links if (ring := _shortest_cycle(start, links))), ())
 
 
 def broke_pattern(line: Timeline, event: Event) -> bool:
-    """Whether `event` breaks the rank's own pattern: earlier iterations had it at a later point, or after the loop."""
+    """Return whether the rank made this call earlier than in its previous iterations."""
     step = _compare_with_pattern(line.events, event)
     return not step.keeps_pattern and (step.skips_event or step.leaves_loop)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatternBreak:
-    """The latest event of a rank, if it breaks the rank's own pattern."""
+    """A call with which a rank departed from the pattern of its earlier calls."""
 
-    expected: Event  # the expected event, from an earlier iteration
-    actual: Event  # the latest event
-    times: int  # number of times that the expected event came at this point before
+    expected: Event  # the expected call, from an earlier iteration
+    actual: Event  # the latest call
+    times: int  # how often the expected call came at this point before
 
 
 def pattern_break(line: Timeline) -> PatternBreak | None:
-    """Return how the latest event of a rank breaks its pattern, or None if it keeps the pattern."""
+    """Return how the latest call of a rank breaks the pattern of its earlier calls, or None if it does not."""
     if not line.events:
         return None
     latest = line.events[-1]
@@ -739,10 +742,9 @@ def pattern_break(line: Timeline) -> PatternBreak | None:
 
 
 def last_transfer_of_loop(line: Timeline) -> Event | None:
-    """Return the last transfer of a rank that has left its loop, or None.
+    """Return the last transfer of a rank that has left its loop of calls, or None.
 
-    The rank has left its loop if its latest event is a call that it never made before. The result is also None if the
-    rank made no transfer, or too few calls to have been in a loop.
+    The rank has left its loop if its latest event is a call that it never made before.
     """
     before, latest = line.events[:-1], line.events[-1:]
     is_new = bool(latest) and all(event.site != latest[0].site for event in before)
@@ -756,7 +758,7 @@ def last_transfer_of_loop(line: Timeline) -> Event | None:
 def _links(
     line: Timeline, groups: Mapping[str, Sequence[Members]], timelines: Mapping[int, Timeline]
 ) -> tuple[Link, ...]:
-    """Return a link from the rank to each group member that has not entered the rank's oldest open collective."""
+    """Return a link from the rank to each rank that its oldest unfinished collective waits for."""
     for event in line.events:
         members = next((parties for parties in groups.get(event.group, ()) if line.rank in parties), ())
         absent = [] if event.is_done or event.seq is None else list(_missing_members(event, members, timelines))
@@ -768,7 +770,7 @@ def _links(
 
 
 def _missing_members(event: Event, members: Members, timelines: Mapping[int, Timeline]) -> Iterator[tuple[int, int]]:
-    """Yield (rank, number of its latest collective in the group) for each member that has not entered `event`."""
+    """Yield each rank that has not entered the collective, with the number of its latest one in the group."""
     for rank in members:
         if rank in timelines and timelines[rank].events:
             latest = max((other.seq or 0 for other in timelines[rank].of_group(event.group)), default=0)
@@ -777,7 +779,7 @@ def _missing_members(event: Event, members: Members, timelines: Mapping[int, Tim
 
 
 def _shortest_cycle(start: int, links: Mapping[int, Sequence[Link]]) -> tuple[Link, ...]:
-    """Return the shortest cycle of links from rank `start` back to it; empty if there is none."""
+    """Return the shortest cycle of links from rank `start` back to it, or an empty tuple."""
     paths: list[tuple[Link, ...]] = [(link,) for link in links[start]]
     visited: set[int] = set()
     while paths:

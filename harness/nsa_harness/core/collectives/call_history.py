@@ -1,4 +1,4 @@
-"""Use the history of a rank's calls: predict its next call from a repeating pattern, and compare overwritten calls."""
+"""Predict the next call of a rank from its earlier calls, and compare calls that are no longer stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIN_REPEATS = 2  # repeats before a pattern is trusted
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedCall:
-    """The next event of a rank that its own earlier events predict."""
+    """A prediction of the next call of a rank, made from its own earlier calls."""
 
     at: int  # index of an earlier event that is equal to the expected event
     times: int  # number of times that the expected event followed the same event before
@@ -31,11 +31,11 @@ class ExpectedCall:
 
 @lru_cache(maxsize=4096)  # most ranks of a large job have equal histories
 def expected_next(sites: tuple[Hashable, ...], at: int) -> ExpectedCall | None:
-    """Return the event that the events before index `at` predict for `at`, or None if they predict none.
+    """Predict the call at index `at` from the calls before it, or return None.
 
-    `sites` identifies the rank's events in order. The prediction is the event that followed the longest earlier
-    sequence equal to the latest events. There is none if the event before `at` is new, or if the longest equal
-    sequences were followed by different events.
+    `sites` identifies the rank's calls in order. The prediction is the call that followed the longest earlier sequence
+    equal to the latest calls. There is none if the call before `at` is new, or if the longest equal sequences were
+    followed by different calls.
     """
     lengths = {index: _common_length(sites, index, at) for index in range(1, at) if sites[index - 1] == sites[at - 1]}
     if not lengths:
@@ -48,17 +48,17 @@ def expected_next(sites: tuple[Hashable, ...], at: int) -> ExpectedCall | None:
 
 
 def comes_later(sites: Sequence[Hashable], expected: ExpectedCall, at: int, site: Hashable) -> bool:
-    """Whether the event `site` came after the expected event in the previous iteration, which ended at index `at`."""
+    """Return whether the previous iteration had the call `site` after the expected call."""
     return site in sites[expected.at + 1 : at]
 
 
 def leaves_a_loop(sites: Sequence[Hashable], at: int) -> bool:
-    """Whether the event at index `at` followed the event before it once before, as at the end of a loop."""
+    """Return whether the rank left a loop at index `at` in the same way as before."""
     return any(sites[index - 1] == sites[at - 1] and sites[index] == sites[at] for index in range(1, at))
 
 
 def _common_length(sites: Sequence[Hashable], index: int, at: int) -> int:
-    """Return the number of consecutive events before `index` that are equal to the events before `at`."""
+    """Return how many calls before `index` are equal to the calls before `at`."""
     length = 0
     while length < index and sites[index - 1 - length] == sites[at - 1 - length]:
         length += 1
@@ -66,7 +66,7 @@ def _common_length(sites: Sequence[Hashable], index: int, at: int) -> int:
 
 
 def call_with_changed_peer(status_file: StatusFile) -> Call | None:
-    """Return the latest transfer of a rank if its line always had one other partner before, or None."""
+    """Return the rank's latest transfer if it changed its usual partner, or None."""
     transfers = [call for call in status_file.calls if not call.op.startswith(protocol.WAIT) and call.peer is not None]
     if not transfers:
         return None
@@ -83,7 +83,7 @@ _INVERSE_FACTOR = pow(protocol.HASH_FACTOR, -1, 1 << 64)  # undoes the multiplic
 
 
 def diverged_before_history(group: str, status_files: Mapping[int, StatusFile]) -> bool:
-    """Whether these ranks made different calls in the group before the oldest call that all of them still store.
+    """Return whether ranks already made different calls in the group before their oldest stored calls.
 
     Each rank stores a hash over all its calls. The stored calls are removed from this hash, the latest first, down to a
     number of calls that all ranks have in common. Ranks that made fewer calls, or whose calls cannot be removed from
@@ -95,10 +95,7 @@ def diverged_before_history(group: str, status_files: Mapping[int, StatusFile]) 
 
 
 def _hashes(group: str, status_file: StatusFile) -> dict[int, int]:
-    """Return number of calls -> hash over that many calls of the group, back to the oldest stored call.
-
-    The result is empty if the hashes cannot be computed.
-    """
+    """Return the hash over the first N calls of the group, for each N that can be computed."""
     total = status_file.counts.get(group)
     calls = [call for call in _latest_calls(status_file) if call.group == group and _is_counted(call)]
     # If two threads made the calls, the order in which they were added to the hash is unknown.
@@ -124,12 +121,12 @@ def _latest_calls(status_file: StatusFile) -> Iterator[Call]:
 
 
 def _is_counted(call: Call) -> bool:
-    """Whether the call is part of the hash over a group's calls. Waits and transfers are not."""
+    """Return whether the call is part of the hash over a group's calls."""
     return not call.op.startswith(protocol.WAIT) and call.op not in TRANSFERS
 
 
 def _call_hash(call: Call) -> int | None:
-    """Return the hash of a call as the probe computes it, or None if a line that led to the call is unknown."""
+    """Return the hash of a call as the probe computes it, or None if its call path is unknown."""
     if not call.chain and (call.place is None or call.place.file is None or not is_library(call.place.file)):
         return None
     lines = "\n".join(f"{frame.file}:{frame.line}:{frame.function}" for frame in call.chain)

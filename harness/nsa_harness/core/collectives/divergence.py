@@ -1,4 +1,4 @@
-"""Make the report's table of collectives around the call at which ranks diverge."""
+"""Table of the collective calls around the call at which ranks diverge, for the report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def divergence(
 ) -> Divergence | None:
     """Return the table of the calls around a difference, or None if all ranks made equal calls.
 
-    Ranks with equal calls share a column. The columns with ranks of `at_fault` come first.
+    Ranks with equal calls share a column. The columns of the ranks in `at_fault` come first.
     """
     columns = {rank: _column(difference, timelines[rank]) for rank in difference.all_ranks if rank in timelines}
     ranks_of: dict[_Row, list[int]] = {}
@@ -39,9 +39,9 @@ def divergence(
 
 
 def _column(difference: Difference, line: Timeline) -> _Row:
-    """Return the calls of one rank for the table.
+    """Return the column of one rank in the table of calls. Missing calls are None.
 
-    All ranks have the same number of rows, with the diverging call in the same row. Missing calls are None.
+    All columns have the same length, with the diverging call in the same row.
     """
     events = line.of_group(difference.group)
     diverging_event = difference.event(line.rank)

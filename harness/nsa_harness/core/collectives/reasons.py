@@ -1,4 +1,4 @@
-"""Find the reason why ranks made different calls, by comparing their batches, steps, modules and collectives."""
+"""Find out why ranks made different calls, by comparing their batches, steps, modules and collectives."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ _FETCH = "fetch"  # name of the event when a batch is requested; another event f
 
 @dataclass(frozen=True, kw_only=True)
 class StepDifference:
-    """The first optimizer step in which some ranks entered fewer collectives of a group and never caught up."""
+    """The first optimizer step in which some ranks called fewer collectives than others.
+
+    Ranks that caught up in a later step do not count.
+    """
 
     step: int
     group: str
     op: str  # the collective with the largest difference
-    from_python: bool  # the program called it; False = called below Python, by DDP or FSDP
+    from_python: bool  # the program called it; False if DDP or FSDP called it below Python
     is_only_difference: bool  # no other kind of collective of the group differs in that step
     counts: tuple[tuple[int, int], ...]  # (rank, number of times that it entered `op` in that step)
     behind: tuple[int, ...]  # the ranks that entered fewer collectives
@@ -34,19 +37,19 @@ class StepDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfBatches:
-    """The ranks that ran out of batches while other ranks still had one."""
+    """Ranks that ran out of batches while other ranks still had one."""
 
     ranks: tuple[int, ...]  # the ranks without another batch
     others: tuple[int, ...]  # the ranks that got another batch
     step: int  # the last step that `ranks` finished
-    open_call: Call | None  # the call that one of `ranks` is blocked in; None = none of them is in a call
+    open_call: Call | None  # the call that one of `ranks` is blocked in; None if none of them is in a call
 
 
 def first_step_of_difference(ledgers: Mapping[int, Sequence[StepRow]]) -> StepDifference | None:
-    """Return the first step in which some ranks entered fewer collectives of a group and never caught up, or None.
+    """Return the first step in which some ranks called fewer collectives and never caught up, or None.
 
     Only steps that every rank has finished and recorded completely are compared, and only ranks that entered the group
-    at all. A rank that makes the missing call in a later step has caught up.
+    at all.
     """
     rows_of = {rank: _finished_rows(rows) for rank, rows in ledgers.items() if _finished_rows(rows)}
     common_steps = sorted(set.intersection(*(set(rows) for rows in rows_of.values()))) if len(rows_of) > 1 else []
@@ -56,7 +59,7 @@ def first_step_of_difference(ledgers: Mapping[int, Sequence[StepRow]]) -> StepDi
 
 
 def ranks_out_of_batches(status_files: Mapping[int, StatusFile]) -> OutOfBatches | None:
-    """Return the ranks that ran out of batches while other ranks still had one, or None if there are none."""
+    """Return the ranks that ran out of batches while other ranks still had one, or None."""
     last_step = {rank: status_file.steps_s[-1][0] for rank, status_file in status_files.items() if status_file.steps_s}
     step = min(last_step.values(), default=0)
     ranks = tuple(
@@ -72,9 +75,9 @@ def ranks_out_of_batches(status_files: Mapping[int, StatusFile]) -> OutOfBatches
 
 
 def others_got_more_batches(status_files: Mapping[int, StatusFile], out_of_batches: OutOfBatches) -> bool:
-    """Whether the exhausted DataLoader yielded more batches on another rank. True if no rank's DataLoaders are known.
+    """Return whether the exhausted DataLoader yielded more batches on another rank.
 
-    If it did not, it is not the loader of the training, but of an evaluation.
+    If it did not, it is not the loader of the training, but of an evaluation. True if no rank's DataLoaders are known.
     """
     exhausted = [
         loader for rank in out_of_batches.ranks for loader in status_files[rank].loaders if loader.is_exhausted
@@ -93,7 +96,7 @@ def others_got_more_batches(status_files: Mapping[int, StatusFile], out_of_batch
 
 
 def last_common_call(status_files: Mapping[int, StatusFile]) -> Call | None:
-    """Return the latest call that every rank has finished, or None if there is none or only one rank.
+    """Return the latest call that every rank has finished, or None.
 
     The returned object is the call of the lowest rank.
     """
@@ -122,12 +125,11 @@ def ledger_lines(status_file: StatusFile) -> Iterator[str]:
 
 
 def _finished_rows(rows: Sequence[StepRow]) -> dict[int, StepRow]:
-    """Return the row of each finished optimizer step, by the number of the step."""
     return {step: row for step, row in by_step(rows).items() if row.done_s is not None}
 
 
 def _difference(rows_of: Mapping[int, dict[int, StepRow]], steps: Sequence[int], group: str) -> StepDifference | None:
-    """Return the difference in a group at the first of `steps` since which the ranks' totals differ, or None."""
+    """Return the first step in which the ranks' numbers of collectives in `group` differ, or None."""
     members = [rank for rank in sorted(rows_of) if any(_entered_count(row, group) for row in rows_of[rank].values())]
     totals = dict.fromkeys(members, 0)
     since: int | None = None
@@ -140,7 +142,7 @@ def _difference(rows_of: Mapping[int, dict[int, StepRow]], steps: Sequence[int],
 
 
 def _difference_in(rows: Mapping[int, StepRow], group: str) -> StepDifference:
-    """Return the difference between the ranks' rows of one step, for the collective with the largest difference."""
+    """Return the difference between the ranks in one step, for the collective that differs most."""
     kinds = sorted(
         {(tally.op, tally.from_python) for row in rows.values() for tally in row.tallies if tally.group == group}
     )
@@ -163,7 +165,6 @@ def _difference_in(rows: Mapping[int, StepRow], group: str) -> StepDifference:
 
 
 def _entered_count(row: StepRow, group: str) -> int:
-    """Return the number of collectives of a group that the rank entered."""
     return sum(tally.count for tally in row.tallies if tally.group == group)
 
 
@@ -173,7 +174,7 @@ def _count(row: StepRow, group: str, op: str, from_python: bool) -> int:
 
 
 def _is_out_of_batches(status_file: StatusFile) -> bool:
-    """Whether the rank's latest training event is the request for a batch, and the rank then did something else."""
+    """Return whether the rank requested another batch and got none."""
     event = status_file.latest_training_event
     if event is None or event.kind != "data" or event.name != _FETCH:
         return False
@@ -182,13 +183,16 @@ def _is_out_of_batches(status_file: StatusFile) -> bool:
 
 
 def _trains(status_file: StatusFile, step: int) -> bool:
-    """Whether the rank's latest training event shows that it trains in `step` or later."""
+    """Return whether the rank was last seen training in `step` or later."""
     event = status_file.latest_training_event
     return event is not None and event.step >= step and event.kind in ("forward", "backward", "optimizer")
 
 
 def _ledger(status_file: StatusFile) -> dict[tuple[int, Key], list[Call]]:
-    """Return the calls of a rank by step and identity, without waits, transfers and local calls."""
+    """Group the calls of a rank by step and call site.
+
+    Waits, transfers and calls that wait for no other rank are left out.
+    """
     ledger: dict[tuple[int, Key], list[Call]] = {}
     for call in status_file.calls:
         # The two ranks of a transfer do not make the same call.
@@ -201,7 +205,7 @@ def _ledger(status_file: StatusFile) -> dict[tuple[int, Key], list[Call]]:
 
 
 def _has_all_calls(status_file: StatusFile, step: int) -> bool:
-    """Whether the status file still stores every call of the step."""
+    """Return whether the status file still stores every call of the step."""
     if not status_file.calls or status_file.calls[0].number == 1:
         return True
     return status_file.calls[0].step < step
@@ -213,7 +217,7 @@ _MODEL_EVENTS = ("forward", "backward", "optimizer")
 
 @dataclass(frozen=True, kw_only=True)
 class AbandonedBatch:
-    """A batch that a rank dropped: the rank began another one in the same step, and so ran out of batches early."""
+    """A batch that a rank dropped, so that it ran out of batches before the others."""
 
     rank: int
     step: int
@@ -224,14 +228,14 @@ class AbandonedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class PaceDifference:
-    """A difference in the number of batches that ranks use in every step, because of which they drift apart."""
+    """Ranks that use more or fewer batches per step than the others."""
 
     ranks: tuple[int, ...]  # the ranks that use more or fewer batches than the others
     events_per_step: tuple[tuple[int, int], ...]  # (rank, number of training events in each of its steps)
 
 
 def abandoned_batch(status_files: Mapping[int, StatusFile]) -> AbandonedBatch | None:
-    """Return the first batch that a rank dropped, if this rank finished its training early, or None."""
+    """Return the first batch that a rank dropped before it finished early, or None."""
     usual = _usual_events(status_files)
     candidates = (
         batch for rank in _short_ranks(status_files) if usual for batch in _begun_twice(rank, status_files, usual)
@@ -240,9 +244,9 @@ def abandoned_batch(status_files: Mapping[int, StatusFile]) -> AbandonedBatch | 
 
 
 def pace_difference(status_files: Mapping[int, StatusFile]) -> PaceDifference | None:
-    """Return the ranks that use another number of batches per step than the others, or None if there are none.
+    """Return the ranks that use more or fewer batches per step than the others, or None.
 
-    None too if the steps of one rank differ, or if no rank finished its training early.
+    Also None if the steps of one rank differ, or if no rank finished its training early.
     """
     usual = _usual_events(status_files)
     steady = (
@@ -256,7 +260,7 @@ def pace_difference(status_files: Mapping[int, StatusFile]) -> PaceDifference | 
 
 
 def _usual_events(status_files: Mapping[int, StatusFile]) -> dict[int, int]:
-    """Return rank -> its most frequent number of training events per step; empty if it is unknown for some rank."""
+    """Return each rank's usual number of training events per step. Empty if it is unknown for some rank."""
     if len(status_files) < 2 or any(
         len(status_file.events_per_step) < _MIN_STEPS for status_file in status_files.values()
     ):
@@ -268,7 +272,7 @@ def _usual_events(status_files: Mapping[int, StatusFile]) -> dict[int, int]:
 
 
 def _short_ranks(status_files: Mapping[int, StatusFile]) -> tuple[int, ...]:
-    """Return the ranks that stopped training after fewer steps than another rank has begun."""
+    """Return the ranks that stopped training after fewer steps than another rank."""
     last_steps = {rank: _last_begun_step(status_file) for rank, status_file in status_files.items()}
     return tuple(
         rank
@@ -280,7 +284,6 @@ def _short_ranks(status_files: Mapping[int, StatusFile]) -> tuple[int, ...]:
 
 
 def _last_begun_step(status_file: StatusFile) -> int:
-    """Return the latest optimizer step that the rank has begun."""
     finished_step = status_file.steps_s[-1][0] if status_file.steps_s else 0
     event = status_file.latest_training_event
     return max(finished_step, event.step) if event is not None and event.kind in _MODEL_EVENTS else finished_step
@@ -289,7 +292,7 @@ def _last_begun_step(status_file: StatusFile) -> int:
 def _begun_twice(
     rank: int, status_files: Mapping[int, StatusFile], usual: Mapping[int, int]
 ) -> Iterator[AbandonedBatch]:
-    """Yield a dropped batch for each step that the rank began twice and the others once.
+    """Yield a dropped batch for each step that this rank, but no other, began twice.
 
     If the rank finished two complete passes in a step, the second one was an evaluation, which does not count.
     """
@@ -302,7 +305,7 @@ def _begun_twice(
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleDifference:
-    """The first difference in the modules that ranks entered in an optimizer step."""
+    """The first module at which the ranks diverge in an optimizer step."""
 
     ranks: tuple[int, ...]  # the ranks at fault
     step: int
@@ -310,7 +313,7 @@ class ModuleDifference:
     actual: ModuleCall  # the module that `ranks` entered
     is_skip: bool  # the other ranks entered `actual` later, so `ranks` skipped `expected`
     is_extra: bool  # `ranks` entered `expected` later, so `actual` is an additional module
-    culprit_is_certain: bool  # only `ranks` entered other modules than in the previous step
+    culprit_is_certain: bool  # only `ranks` deviated from the modules of the previous step
 
 
 def module_difference(status_files: Mapping[int, StatusFile]) -> ModuleDifference | None:

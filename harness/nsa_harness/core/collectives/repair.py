@@ -1,4 +1,4 @@
-"""Find the smallest edits that make the event sequences of two ranks compatible, and count events that confirm them."""
+"""Find the smallest edits that make the call sequences of two ranks equal."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Site = tuple[object, ...]  # where the program makes a call, see `Event.site`
 
 
 class Edit(StrEnum):
-    """The kind of a change to the left sequence that makes it more like the right one."""
+    """A kind of change that makes one sequence of calls more like another."""
 
     INSERT = "insert"  # the left sequence lacks an event of the right one
     DELETE = "delete"  # the left sequence has an event that the right one lacks
     SWAP = "swap"  # two neighbouring events are in the opposite order
-    REPLACE = "replace"  # the left sequence has another call, or the same call with another argument
+    REPLACE = "replace"  # the left sequence has a different call, or the same call with a different argument
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """One edit, and where the two sequences differ."""
+    """One edit that makes two sequences of calls more alike, with its location."""
 
     edit: Edit
     left: int  # index in the left sequence
@@ -48,13 +48,14 @@ _Cost = tuple[int, int]  # (cost of all edits, minus the number of equal events)
 def repairs(
     left: tuple[Token, ...], right: tuple[Token, ...], consecutive: frozenset[frozenset[Site]] = frozenset()
 ) -> tuple[Repair, ...]:
-    """Return the first edit of the cheapest way to turn `left` into `right`; several edits if they cost the same.
+    """Return the first edit needed to turn `left` into `right`, or several that are equally good.
 
-    `consecutive` contains pairs of sites that one rank can pass one after the other. Any two other sites may be the
+    The edit belongs to the cheapest sequence of edits. The missing end of a shorter sequence costs nothing, because
+    that rank may only be late. Edits that later events confirm take precedence. The result is empty if the sequences
+    are compatible.
+
+    `consecutive` contains pairs of call lines that one rank can pass one after the other. Any two other lines may be the
     branches of one condition.
-
-    The missing end of a shorter sequence costs nothing, because that rank may only be late. Edits that later events
-    confirm take precedence. The result is empty if the sequences are compatible.
     """
     begin = next(
         (
@@ -87,7 +88,7 @@ def repairs(
 def _costs(
     left: Sequence[Token], right: Sequence[Token], consecutive: Collection[frozenset[Site]]
 ) -> dict[tuple[int, int], _Cost]:
-    """Return (i, j) -> the lowest cost of making `left[i:]` and `right[j:]` compatible.
+    """Return the lowest cost of making `left[i:]` and `right[j:]` compatible, by (i, j).
 
     Pairs in which one index is more than `_MAX_LEAD` ahead of the other are not in the result.
     """
@@ -120,7 +121,7 @@ def _cheapest(
     cost: dict[tuple[int, int], _Cost],
     consecutive: Collection[frozenset[Site]],
 ) -> list[tuple[Edit | None, tuple[int, int]]]:
-    """Return (edit, next position) for each of the cheapest edits at (i, j).
+    """Return the cheapest edits at (i, j), each with the position after it.
 
     If later events confirm some edits, only these are considered.
     """
@@ -134,7 +135,7 @@ def _cheapest(
 def _next_edits(
     left: Sequence[Token], right: Sequence[Token], i: int, j: int, consecutive: Collection[frozenset[Site]]
 ) -> list[tuple[Edit | None, int, tuple[int, int]]]:
-    """Return (edit, cost, next position) for each possible edit at (i, j).
+    """Return each possible edit at (i, j), with its cost and the position after it.
 
     The edit None pairs two calls of the same operation from different lines.
     """
@@ -155,7 +156,7 @@ def _next_edits(
 
 
 def _pairs(left: Token, right: Token) -> bool:
-    """Whether two events are the same call with compatible arguments."""
+    """Return whether two events are the same call with compatible arguments."""
     return left.site == right.site and _have_equal_fields(left, right)
 
 

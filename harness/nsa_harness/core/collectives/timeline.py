@@ -1,4 +1,4 @@
-"""Make the timeline of a rank: its collectives and transfers in the order in which it entered them."""
+"""Timelines: the collectives and transfers of each rank, in the order in which it called them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EQUAL_SIZES_ON_GLOO = protocol.EQUAL_SIZES | {
 
 
 class Token(NamedTuple):
-    """The properties by which events of different ranks are compared. Equal tokens are the same call and arguments."""
+    """The properties by which calls of different ranks are compared. Equal tokens mean equal calls."""
 
     site: tuple[object, ...]
     op: str
@@ -39,24 +39,24 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One rank's entry into one collective, or one transfer."""
+    """One call of a collective or transfer by one rank."""
 
     group: str
     op: str
-    from_python: bool  # the program called it; False = called below Python, such as by DDP
-    place: Place | None  # the line that called it; None = below Python, or unknown
+    from_python: bool  # the program called it; False if it was called below Python, for example by DDP
+    place: Place | None  # the line that called it; None if it was called below Python, or if unknown
     elements: int  # number of elements of all tensors together
     dtype: str
     root: int | None  # root of a rooted collective, or partner of a transfer
     needs_equal_sizes: bool  # every rank must pass the same number of elements, of the same dtype
-    seq: int | None  # the flight recorder's number in the group; None = not recorded
+    seq: int | None  # the flight recorder's number in the group; None if not recorded
     at_s: float
-    is_done: bool  # the rank has left it
+    is_done: bool  # the rank has left the call
     step: int | None  # optimizer step in progress
     position: int | None  # number of training events since that step began
     call: Call | None = None
     collective: Collective | None = None
-    chain: tuple[Frame, ...] = ()  # the program's own lines that led to it, innermost first; () = unknown
+    chain: tuple[Frame, ...] = ()  # the program's own lines that led to the call, innermost first; empty if unknown
 
     @property
     def is_transfer(self) -> bool:
@@ -69,7 +69,7 @@ class Event:
 
     @property
     def site(self) -> tuple[object, ...]:
-        """The identity of the call in the program, without its arguments. Below Python only its size identifies it."""
+        """The identity of the call in the program, without its arguments."""
         if not self.from_python:
             return (self.group, self.op, self.elements)
         line = (self.place.file, self.place.line) if self.place else (None, None)
@@ -78,7 +78,10 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """The collectives and transfers that one rank entered, back to the latest gap in its records."""
+    """The collectives and transfers of one rank, in order.
+
+    It begins after the latest gap in the records.
+    """
 
     rank: int
     events: tuple[Event, ...]  # oldest first
@@ -91,9 +94,9 @@ class Timeline:
 
 
 def with_comparable_callers(timelines: Mapping[int, Timeline]) -> dict[int, Timeline]:
-    """Return the timelines with `chain` removed from events for which some rank has no chain.
+    """Return the timelines without the call paths of calls whose path is unknown on some rank.
 
-    Otherwise an event with a chain would not be equal to the same event without one.
+    Otherwise a call with a path would not be equal to the same call without one.
     """
     bare = {event.site for line in timelines.values() for event in line.events if not event.chain}
     return {
@@ -113,7 +116,7 @@ def timeline(
     *,
     groups_with_gaps: Collection[str] = (),
 ) -> Timeline:
-    """Return the timeline of a rank from its flight recorder (`collectives`) and the calls in its status file.
+    """Return the timeline of a rank, made from its flight recorder and status file.
 
     Calls of threads other than the training thread are not included. `groups_with_gaps`: groups whose recorder lacks
     numbers.
@@ -155,7 +158,7 @@ def timeline(
 
 
 def timeline_of_stack(rank: int, stack: Stack | None, at_s: float) -> Timeline:
-    """Return the timeline of a rank without any record: at most the one call that its stack is in."""
+    """Return the timeline of a rank of which only a stack is known. It has at most one call."""
     frames = stack.frames if stack else ()
     stack_call = group_call(frames)
     chain = _own_lines(frames)
@@ -182,7 +185,6 @@ def timeline_of_stack(rank: int, stack: Stack | None, at_s: float) -> Timeline:
 
 
 def _own_lines(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return the frames of the program's own code."""
     return tuple(frame for frame in frames if not is_library(frame.file) and not frame.file.startswith("<"))
 
 
@@ -205,15 +207,11 @@ def _training_tid(status_file: StatusFile) -> int | None:
 
 
 def _is_by_thread(call: Call, tid: int | None) -> bool:
-    """Whether thread `tid` made the call. True if either thread is unknown."""
     return tid is None or call.tid is None or call.tid == tid
 
 
 def _has_every_call(status_file: StatusFile | None) -> bool:
-    """Whether the status file still stores every call of the rank.
-
-    This is decided by the counts of calls per group if they are known, and otherwise by the number of the oldest call.
-    """
+    """Return whether the status file still stores every call of the rank."""
     if status_file is None or not status_file.counts:
         return status_file is None or not status_file.calls or status_file.calls[0].number == 1
     stored_counts = Counter(
@@ -225,12 +223,15 @@ def _has_every_call(status_file: StatusFile | None) -> bool:
 
 
 def _belongs_in_timeline(call: Call) -> bool:
-    """Whether the call is part of a timeline. Waits on a handle, and calls that create or destroy groups, are not."""
+    """Return whether the call is part of a timeline.
+
+    Waits on a handle, and calls that create or destroy groups, are not.
+    """
     return not call.op.startswith((protocol.WAIT, *SETUP))
 
 
 def _unbroken(collectives: Sequence[Collective]) -> list[Collective]:
-    """Return the entries after the latest gap in the numbers of each group, in the order of time."""
+    """Return the collectives after the latest gap in the numbers of each group, in the order of time."""
     unbroken: list[Collective] = []
     for _, group in groupby(
         sorted(collectives, key=lambda collective: (collective.group, collective.seq)),
@@ -294,14 +295,17 @@ def _event_of_collective(status_file: StatusFile | None, collective: Collective,
 
 
 def _step_at(status_file: StatusFile, at_s: float) -> int | None:
-    """Return the optimizer step in progress at that time, or None if it is older than the stored steps."""
+    """Return the optimizer step in progress at that time, or None if it is unknown."""
     if not status_file.steps_s or (status_file.steps_s[0][0] > 1 and at_s < status_file.steps_s[0][1]):
         return None
     return next((step for step, done_s in status_file.steps_s if at_s <= done_s), status_file.steps_s[-1][0] + 1)
 
 
 def _event_of_call(call: Call, equal_sized: frozenset[str]) -> Event:
-    """Return the event of a call from Python. `equal_sized`: operations with the same size on every rank."""
+    """Convert a call from Python to an event.
+
+    `equal_sized`: operations with the same size on every rank.
+    """
     return Event(
         group=call.group,
         op=operation(call),
@@ -337,9 +341,9 @@ def field_value(event: Event | Token, field: Field) -> int | str | None:
 
 
 def differing_field(event: Event | Token, other: Event | Token) -> Field | None:
-    """Return the first field that must be equal in two calls of the same operation, but differs.
+    """Return the first argument that must be equal in two calls but differs, or None.
 
-    None if all such fields are equal, or if the operations differ.
+    Also None if the operations differ.
     """
     if event.op != other.op:
         return None

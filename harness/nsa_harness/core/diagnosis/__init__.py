@@ -1,1 +1,1 @@
-"""Diagnosis: finds the cause of a run's verdict."""
+"""Diagnosis: finds the cause of a hang, failure or slow run."""

@@ -1,4 +1,4 @@
-"""Comparison of call paths: where two stacks diverge, which branch made a rank skip a call, and which loops it left."""
+"""Compare the call stacks of ranks to find where they diverge, and which branch or loop made them diverge."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ _RECENT = 64  # number of a rank's last events that are searched for an earlier 
 
 @dataclass(frozen=True, kw_only=True)
 class PathDivergence:
-    """The point at which a rank's stack diverges from a call path that another rank, or the same rank in an earlier
-    step, took.
-    """
+    """The point at which a stack leaves a given path of calls."""
 
     shared: tuple[Frame, ...]  # frames that the path and the stack have in common, outermost first
     path_frame: Frame | None  # first frame of the path that is not in the stack; None: all are
@@ -31,10 +29,7 @@ class PathDivergence:
 
     @property
     def in_one_function(self) -> bool:
-        """Whether `path_frame` and `stack_frame` are two lines of the same function.
-
-        py-spy prefixes a method with its class and the probe does not, so only the last part of the names must agree.
-        """
+        """Whether the path and the stack diverge inside the same function."""
         if self.path_frame is None or self.stack_frame is None or self.path_frame.file != self.stack_frame.file:
             return False
         path, stack = self.path_frame.function, self.stack_frame.function
@@ -42,7 +37,7 @@ class PathDivergence:
 
 
 def compare_paths(path: Sequence[Frame], stack: Sequence[Frame]) -> PathDivergence:
-    """Compare a call path with a stack and return the point at which they diverge.
+    """Return the point at which a stack leaves a path of calls.
 
     Both contain only frames of the program (no library frames), outermost first.
     """
@@ -62,12 +57,11 @@ def diverging_frames(context: DiagnosisContext, rank: int, other: int) -> PathDi
 def branch_that_skipped_call(
     context: DiagnosisContext, rank: int, path: Sequence[Frame], *, same_rank: bool = False
 ) -> Place | None:
-    """Return the branch that made `rank` skip the call at the end of `path`.
+    """Return the branch that made `rank` skip the call at the end of `path`, or None.
 
     `path` has the frames that lead to the call, outermost first. If the source shows no such branch, the result is the
-    first line of `path` that the rank did not reach. Return None if the rank's stack contains the whole path, or if the
-    path belongs to another thread and no branch guards it. `same_rank`: the rank itself took this path in earlier
-    steps, so a condition on the rank cannot be the reason.
+    first line of `path` that the rank did not reach. `same_rank`: the rank itself took this path in earlier steps, so a
+    condition on the rank number cannot be the reason.
     """
     paths = compare_paths(path, program_frames(context, rank))
     if paths.path_frame is None:
@@ -112,10 +106,7 @@ def _place_of(line: Branch | Frame | None) -> Place | None:
 
 
 def rank_that_skipped_wait(context: DiagnosisContext, waiting: Sequence[int]) -> int | None:
-    """Return the rank that skipped the wait in which the `waiting` ranks are, or None.
-
-    It is the only other rank that is in a collective, and one of the `waiting` ranks must wait for it.
-    """
+    """Return the rank that skipped the call in which the `waiting` ranks hang, or None if it is unknown."""
     roots = hung_roots(context)
     outside_ranks = [root.rank for root in roots if root.kind is WaitKind.COLLECTIVE and root.rank not in waiting]
     awaited_ranks = {peer for root in roots if root.rank in waiting for peer in root.peers}
@@ -124,7 +115,7 @@ def rank_that_skipped_wait(context: DiagnosisContext, waiting: Sequence[int]) ->
 
 @dataclass(frozen=True, kw_only=True)
 class RelativePositions:
-    """The positions of ranks relative to the loops of the function in which their call paths diverge."""
+    """The loops that ranks have left while other ranks are still inside."""
 
     left_loops: Mapping[
         int, Loop
@@ -133,9 +124,7 @@ class RelativePositions:
 
 
 def relative_positions(context: DiagnosisContext, difference: Difference) -> RelativePositions:
-    """Compare the current lines of the ranks in `difference`, and return which ranks have left a loop that others are
-    still in.
-    """
+    """Find the ranks that have left a loop while other ranks are still inside."""
     left_loops: dict[int, Loop] = {}
     has_source = False
     for rank, other, paths in diverging_pairs(context, difference.all_ranks):
@@ -149,8 +138,7 @@ def relative_positions(context: DiagnosisContext, difference: Difference) -> Rel
 
 
 def diverging_pairs(context: DiagnosisContext, ranks: Sequence[int]) -> Iterator[tuple[int, int, PathDivergence]]:
-    """Yield each ordered pair of `ranks`, with the point at which the second rank's stack diverges from the first
-    rank's.
+    """Yield each ordered pair of ranks and the point at which their stacks diverge.
 
     Only the first 16 ranks are compared.
     """
@@ -163,9 +151,8 @@ def _loop_of_calls(
 ) -> Loop | None:
     """Return the loop that `rank` has left although `other` is still in it, or None.
 
-    The loop is recognized by its calls: `other` is in a call that `rank` also made, within its last 64 events. Only the
-    functions called from `stack_frame`, the frame at which the ranks diverge, are searched. If the line of the call is
-    unknown (DDP or autograd made it), `other` must be in a backward pass, which is part of every training step.
+    Used when the current lines alone do not show the loop. `other` must be in a call that `rank` made recently; only
+    functions called from `stack_frame` are searched.
     """
     own_event, other_event = difference.event(rank), difference.event(other)
     if own_event is None or other_event is None or own_event.site == other_event.site:
@@ -199,11 +186,7 @@ def _loop_of_calls(
 
 
 def _is_a_step_ahead(context: DiagnosisContext, own_event: Event, other_event: Event, loop: Loop, other: int) -> bool:
-    """Return whether `other` is already in a later step and `loop` lies within one step.
-
-    Both ranks then finished the loop in the earlier step, so neither left it early. `own_event` and `other_event` are
-    the events at which the two ranks diverge.
-    """
+    """Return whether `other` is already in a later training step, so that both ranks completed `loop`."""
     status_file = context.status_files.get(other)
     if status_file is None or not status_file.optimizer_chain or own_event.step is None or other_event.step is None:
         return False
@@ -211,17 +194,17 @@ def _is_a_step_ahead(context: DiagnosisContext, own_event: Event, other_event: E
 
 
 def loops_around_any(context: DiagnosisContext, frames: Sequence[Frame]) -> Iterator[Loop]:
-    """Yield the loops that contain one of the `frames` (outermost frame first), innermost loop first."""
+    """Yield the loops that contain one of the `frames`, innermost loop first."""
     return (loop for frame in reversed(frames) for loop in context.program.loops_around(frame))
 
 
 def jumps_before(context: DiagnosisContext, frame: Frame) -> list[Branch]:
-    """Return the branches above the frame's line that may leave the loop around it or start the next iteration."""
+    """Return the branches before the frame's line that leave the loop or start its next iteration."""
     return [branch for branch in context.program.branches(frame) if branch.leaves_block and not branch.leaves_function]
 
 
 def in_backward(status_file: StatusFile | None) -> bool:
-    """Return whether the latest training event in the status file is a backward pass."""
+    """Return whether the rank's latest recorded training event is a backward pass."""
     return (
         status_file is not None
         and status_file.latest_training_event is not None

@@ -1,7 +1,8 @@
-"""Table of all causes: one row per cause, with everything that is known about it except its texts (see causes.toml).
+"""Table of all causes: one row per cause.
 
 The documentation, the severity and confidence of findings, the second runs, the reproduction scripts and the causes
-that a scenario may expect all come from this table. If you add a row, the tests report what else the new cause needs.
+that a scenario may expect all come from this table. The texts are in causes.toml. If you add a row, the tests report
+what else the new cause needs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from nsa_harness.core.report import INCONCLUSIVE, STILL_RUNNING, SUSPECTED, Hang
 
 
 class Caveat(StrEnum):
-    """A possible gap in the evidence. If it applies to a run, a certain cause becomes a likely one.
+    """A gap in the evidence that makes a certain cause only likely.
 
     The caveats are checked in the order of this list, and a finding shows the first that applies.
     """
@@ -47,7 +48,7 @@ RANK_CAVEATS = (Caveat.EVERY_PARTY_AT_FAULT, Caveat.CAUGHT_EXCEPTION)
 
 
 class SecondRun(StrEnum):
-    """A second run of the same program that differs in one setting, to show more about a cause."""
+    """A way to run the same program again, with one setting changed to learn more about the cause."""
 
     NAMES = "names"  # DDP's messages contain parameter names
     ANOMALY = "anomaly"  # autograd's anomaly mode records the forward line of each operation
@@ -63,7 +64,7 @@ class SecondRun(StrEnum):
 
 
 class Replay(StrEnum):
-    """The record from which a reproduction script can repeat the collective calls."""
+    """The records from which a reproduction script can repeat the collective calls."""
 
     NONE = "none"
     CALLS = "calls"  # the flight recorder, which also has DDP's own calls, or the calls recorded in Python
@@ -71,9 +72,10 @@ class Replay(StrEnum):
 
 
 class DecisionTreePolicy(StrEnum):
-    """The policy that decides whether a run with this cause enters a decision tree.
+    """A policy for rerunning the program to find the part at fault.
 
-    A decision tree reruns the program with parts of it changed, to find the part at fault.
+    In a decision tree, nsa-harness reruns the program with parts of it changed. The policy of a cause says whether a
+    run with this cause enters a decision tree.
     """
 
     NEVER = "never"  # the cause is outside the program, or does not depend on a part of it
@@ -82,7 +84,7 @@ class DecisionTreePolicy(StrEnum):
 
 
 class Producer(StrEnum):
-    """The component that names a cause."""
+    """The component that can report a cause."""
 
     RULE = "a rule of the diagnosis"
     EXPECTATION = "a number that the scenario expects"
@@ -91,7 +93,7 @@ class Producer(StrEnum):
 
 
 class CauseTestKind(StrEnum):
-    """The kind of test that shows a cause, in order of preference."""
+    """The kind of test that covers a cause, in order of preference."""
 
     PROGRAM = "program"  # a program in tests/faults with this fault, and a twin without it
     EVIDENCE = "evidence"  # evidence in tests/frozen that was written by hand
@@ -100,7 +102,7 @@ class CauseTestKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CauseTest:
-    """A test that shows a cause."""
+    """A test that covers a cause."""
 
     by: CauseTestKind
     name: str = ""  # name of the program or path of the test
@@ -121,7 +123,7 @@ def by_test(name: str, reason: str) -> tuple[CauseTest, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class CauseRow:
-    """A row of the cause table: everything that is known about one cause, except its texts."""
+    """A row of the cause table: everything known about one cause, except its texts."""
 
     code: str
     shown_by: tuple[CauseTest, ...]
@@ -148,7 +150,7 @@ class CauseRow:
 
     @property
     def caveats(self) -> frozenset[Caveat]:
-        """The caveats that are checked before this cause counts as certain."""
+        """All caveats that can make this cause only likely."""
         return frozenset((*COMMON_CAVEATS, *(RANK_CAVEATS if self.between_ranks else ()), *self.certain_unless))
 
 
@@ -202,11 +204,11 @@ _WORKER_LOST = re.compile(
 
 
 class Cause(StrEnum):
-    """A cause of a run's result. Its value is the code of the finding in reports, and `row` has everything else about
-    it.
+    """The known causes of a failed, hung or slow run.
 
-    Codes never change. The members are in the order of docs/findings.md. PyTorch raises plain RuntimeErrors for many
-    mistakes, so only the text of the error identifies these causes; the signatures match PyTorch 2.11 and 2.13.
+    The value of a member is its code in reports; `row` has everything else. Codes never change. The members are in the
+    order of docs/findings.md. PyTorch raises plain RuntimeErrors for many mistakes, so some causes are identified only
+    by the text of the error; the signatures match PyTorch 2.11 and 2.13.
     """
 
     _value_: str
@@ -219,7 +221,7 @@ class Cause(StrEnum):
         return cause
 
     def find_message(self, text: str) -> Match[str] | None:
-        """Return the first match of one of this cause's error signatures in `text`, or None if no signature matches."""
+        """Return the first match of this cause's error patterns in `text`, or None."""
         return next((match for signature in self.row.signatures if (match := signature.search(text))), None)
 
     # fmt: off
@@ -410,8 +412,5 @@ _BY_CODE = {cause.value: cause.row for cause in Cause}
 
 
 def row_of(code: str | None) -> CauseRow:
-    """Return the row of the cause with this code.
-
-    Reports of other versions may contain unknown codes. For these, and for None, return the row of `Cause.UNKNOWN`.
-    """
+    """Return the row of the cause with this code. Unknown codes and None give the row of `Cause.UNKNOWN`."""
     return _BY_CODE.get(code or "", Cause.UNKNOWN.row)

@@ -1,7 +1,7 @@
-"""Caveats: questions that the evidence of a run leaves open. One open question turns a certain cause into a likely one.
+"""Caveats: checks whether anything in a run contradicts an explanation.
 
-A rule assesses only its own evidence. The functions in this module check, in the same way for every rule, whether
-anything else in the run contradicts the explanation.
+A rule assesses only its own evidence. The functions in this module check the rest of the run in the same way for every
+rule. One open question turns a certain cause into a likely one.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Check = Callable[[DiagnosisContext, Explanation], "OpenQuestion | None"]
 
 
 def with_caveat(context: DiagnosisContext, explanation: Explanation) -> Explanation:
-    """Return `explanation` with the first caveat of its cause that applies to this run.
+    """Return the explanation with the first caveat that applies to this run, if any.
 
-    An explanation that is not certain, or whose run neither failed nor hung, gets no caveat.
+    Only a certain explanation of a failed or hung run gets a caveat.
     """
     explanation = _with_moments_question(context, explanation)
     if explanation.confidence < CERTAIN or context.judgement.status not in (Status.FAIL, Status.HANG):
@@ -43,10 +43,10 @@ def with_caveat(context: DiagnosisContext, explanation: Explanation) -> Explanat
 
 
 def with_reason(explanation: Explanation, findings: Sequence[Explanation]) -> Explanation:
-    """Return `explanation` with its `reason` set to the cause of one of the `findings`.
+    """If a finding is the reason for this explanation, return the explanation with that reason.
 
-    Only a certain finding counts, and only if the cause table says that it can be the reason for this cause. If there
-    is none, the explanation is returned unchanged.
+    Only a certain finding counts, and only if the cause table says that it can be the reason for this cause. Otherwise,
+    return the explanation unchanged.
     """
     for finding in findings:
         if finding.cause.row.reason_of == explanation.cause.value and finding.confidence >= CERTAIN:
@@ -55,11 +55,7 @@ def with_reason(explanation: Explanation, findings: Sequence[Explanation]) -> Ex
 
 
 def _with_moments_question(context: DiagnosisContext, explanation: Explanation) -> Explanation:
-    """Return `explanation`, with an open question if its stacks may have been taken at different moments.
-
-    That is possible only if nsa-harness did not watch the run, only stacks show where the ranks wait, and no rank
-    reported a timeout.
-    """
+    """Add an open question if the stacks of the ranks may have been taken at different moments."""
     has_timeout = any(timeout_message(rank) for rank in context.evidence.ranks)
     if context.evidence.ending is not Ending.POST_MORTEM or not context.stacks_only or has_timeout:
         return explanation
@@ -71,7 +67,10 @@ def _question(caveat: Caveat, **facts: Fact) -> OpenQuestion:
 
 
 def _every_party_at_fault(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Return an open question if the explanation blames every rank that disagrees: it is unknown which is right."""
+    """Return an open question if the explanation blames all ranks that disagree.
+
+    It is then unknown which of them is right.
+    """
     ranks_at_fault = set(explanation.ranks)
     parties = [rank.rank for rank in context.evidence.ranks] if explanation.parties is None else explanation.parties
     is_every_party = len(ranks_at_fault) > 1 and ranks_at_fault.issuperset(parties)
@@ -79,10 +78,7 @@ def _every_party_at_fault(context: DiagnosisContext, explanation: Explanation) -
 
 
 def _independent_hang(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Return an open question if some rank hangs independently of the ranks at fault.
-
-    Such a rank is a root of the wait-for graph that does not wait, even indirectly, for a rank at fault.
-    """
+    """Return an open question if a rank hangs independently of the ranks at fault."""
     if context.judgement.status is not Status.HANG or not explanation.ranks:
         return None
     # Roots that wait for no rank at fault, directly or indirectly.
@@ -96,7 +92,7 @@ def _independent_hang(context: DiagnosisContext, explanation: Explanation) -> Op
 
 
 def _ranks_in_unknown_state(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Return an open question if the state of some rank is unknown in a hang: the other ranks may be waiting for it."""
+    """Return an open question if the state of some rank is unknown in a hang."""
     if context.judgement.status is not Status.HANG:
         return None
     others = (rank.rank for rank in context.evidence.ranks if rank.rank not in explanation.ranks)
@@ -106,7 +102,7 @@ def _ranks_in_unknown_state(context: DiagnosisContext, explanation: Explanation)
 
 
 def _is_seen(wait: Wait | None, snapshot: RankSnapshot | None) -> bool:
-    """Return whether the evidence shows the state of a rank: the kernel's data, a stack, or a status file."""
+    """Return whether the evidence shows the state of a rank."""
     if wait is None:
         return False
     return wait.kind in _SHOWN_BY_KERNEL or (
@@ -115,11 +111,7 @@ def _is_seen(wait: Wait | None, snapshot: RankSnapshot | None) -> bool:
 
 
 def _independent_failure(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Return an open question if a second rank failed independently within one second of the first failure.
-
-    The first failure may then not be the cause of the second. A rank that only exited with code 0, or that raised the
-    same exception on the same line, does not count.
-    """
+    """Return an open question if a second rank failed on its own within a second of the first."""
     first = context.first_failure
     if first is None or first.is_collateral:
         return None
@@ -137,7 +129,7 @@ def _independent_failure(context: DiagnosisContext, explanation: Explanation) ->
 
 
 def _raised_in_collective(context: DiagnosisContext, _: Explanation) -> OpenQuestion | None:
-    """Return an open question if the first failure was raised in a collective: another rank may be at fault."""
+    """Return an open question if the first failure was raised in a collective."""
     first = context.first_failure
     status_file = context.status_file(first.rank) if first else None
     if first is not None and first.exception is not None:
@@ -149,7 +141,7 @@ def _raised_in_collective(context: DiagnosisContext, _: Explanation) -> OpenQues
 
 
 def _no_program_line(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Return an open question if the place of a hang is no line of the program: the calling code may be at fault."""
+    """Return an open question if the hang is not on a line of the program."""
     if context.judgement.status is not Status.HANG or (
         explanation.place is not None and explanation.place.file is not None
     ):
@@ -158,10 +150,7 @@ def _no_program_line(context: DiagnosisContext, explanation: Explanation) -> Ope
 
 
 def _exception_only_at_fault(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Return an open question if only a rank at fault caught an exception that had ended a forward pass.
-
-    The exception may be the reason why this rank took a different path.
-    """
+    """Return an open question if only a rank at fault caught an exception in a forward pass."""
     types_elsewhere = {
         exception.type
         for rank, status_file in context.status_files.items()
@@ -197,7 +186,7 @@ def _wait_without_holder(context: DiagnosisContext, explanation: Explanation) ->
 
 
 def _missing_heartbeat(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Return an open question if a rank at fault has no heartbeat or waits for a thread or child process that computes.
+    """Return an open question if, without a heartbeat, a rank may run Python or native code.
 
     Only a heartbeat distinguishes a loop in Python from a native call that never releases the GIL.
     """
@@ -210,9 +199,7 @@ def _missing_heartbeat(context: DiagnosisContext, explanation: Explanation) -> O
 
 
 def _exit_between_steps(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Return an open question if a rank exited between two steps without `sys.exit`: it may have had fewer steps to
-    run.
-    """
+    """Return an open question if a rank may have exited only because it had fewer steps to run."""
     status_files = [status_file for rank in explanation.ranks if (status_file := context.status_files.get(rank))]
     if any(status_file.exit_chain for status_file in status_files):
         return None

@@ -1,4 +1,4 @@
-"""Confidence: how sure a cause is, given the kind of evidence for it.
+"""Confidence: how certain a cause is, given the kind of evidence for it.
 
 A rule states the kind of its evidence, and the row of the cause lists the kinds that prove this cause. Only this module
 turns the two into a number.
@@ -13,7 +13,7 @@ CERTAIN = 0.9  # lowest confidence of a proven cause: the evidence allows no oth
 
 
 class EvidenceKind(StrEnum):
-    """The kind of evidence on which an explanation is based, strongest first."""
+    """The kind of evidence behind an explanation, from strongest to weakest."""
 
     FACT = "something that nsa-harness did or counted itself, or a process that is stopped or still running"
     RAISED = "the rank's own exception"
@@ -54,7 +54,7 @@ LIKELY = _CONFIDENCE[EvidenceKind.EFFECT]  # highest confidence of a cause that 
 
 
 def confidence(kind: EvidenceKind, certain_by: Collection[EvidenceKind], *, left_open: bool = False) -> float:
-    """Return the confidence of a cause, from 0 to 1, if its evidence is of this `kind`.
+    """Return the confidence in a cause, from 0 to 1, given the kind of evidence for it.
 
     Each kind has a fixed confidence. It is limited to `LIKELY` if `kind` is not in `certain_by`, the kinds that prove
     the cause, or if a caveat is open (`left_open`).

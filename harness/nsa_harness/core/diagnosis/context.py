@@ -1,4 +1,4 @@
-"""DiagnosisContext: the view of a run that every rule receives, and helper functions for places, proofs and facts."""
+"""DiagnosisContext: the view of a run that every diagnosis rule receives, and helpers for the rules."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosisContext:
-    """The evidence and the judgement of a run, with values derived from them that several rules need."""
+    """Everything a diagnosis rule can use: the evidence of a run, its verdict and values derived from both."""
 
     evidence: Evidence
     judgement: Judgement
@@ -64,7 +64,7 @@ class DiagnosisContext:
         return ProgramSource(self.evidence.sources)
 
     def rank(self, rank: int | None) -> RankEvidence | None:
-        """Return the evidence of one rank, or None if there is none for it."""
+        """Return the evidence of one rank, or None if there is none."""
         return next((evidence for evidence in self.evidence.ranks if evidence.rank == rank), None)
 
     def status_file(self, rank: int | None) -> StatusFile | None:
@@ -78,19 +78,17 @@ class DiagnosisContext:
 
     @property
     def waits(self) -> dict[int, Wait]:
-        """The wait of each rank in a proven hang. Empty if no hang is proven."""
+        """The wait of each rank in a proven hang, by rank. Empty if no hang is proven."""
         return {wait.rank: wait for wait in self.judgement.proof.graph.waits} if self.judgement.proof else {}
 
     @property
     def first_failure(self) -> Failure | None:
-        """The first failure of the run, which explains the others, or None if no process failed."""
+        """The first failure of the run, or None if no process failed."""
         return self.judgement.failures[0] if self.judgement.failures else None
 
     @property
     def roots(self) -> tuple[Wait, ...]:
-        """The roots of a proven hang: waits that are not explained by the wait of another rank. Empty if no hang is
-        proven.
-        """
+        """The waits that started a proven hang: no other rank's wait explains them. Empty if no hang is proven."""
         return self.judgement.proof.graph.roots if self.judgement.proof else ()
 
     @property
@@ -100,20 +98,13 @@ class DiagnosisContext:
 
     @property
     def counts_steps(self) -> bool:
-        """Whether the status files count training steps: some rank uses a torch optimizer, or finished a step without
-        it.
-
-        Also True if there are no status files.
-        """
+        """Whether the status files count training steps. Also True if there are no status files."""
         status_files = self.status_files.values()
         return not status_files or any(status_file.has_optimizer or status_file.steps_s for status_file in status_files)
 
     @cached_property
     def stacks_only(self) -> bool:
-        """Whether the stacks of a hang are the only evidence of where the ranks wait.
-
-        That is the case if no rank has a status file, and the flight recorders are missing or show no difference.
-        """
+        """Whether stacks are the only evidence of where the ranks hang."""
         if self.judgement.status is not Status.HANG or not self.last_snapshot or self.status_files:
             return False
         recorded_timelines = self._recorded_timelines
@@ -123,7 +114,7 @@ class DiagnosisContext:
 
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
-        """The timeline of each rank: its collectives and its transfers.
+        """The collectives and transfers of each rank, in order.
 
         If only stacks show where the ranks wait, a timeline has a single event: the call in the rank's last stack.
         """
@@ -152,7 +143,7 @@ class DiagnosisContext:
 
     @cached_property
     def differences(self) -> tuple[Difference, ...]:
-        """The points at which ranks diverge in their collectives, at most one per process group."""
+        """The points at which the ranks' collective calls diverge, at most one per process group."""
         if self.stacks_only:
             difference = difference_of_stacks(self.timelines)
             return (difference,) if difference else ()
@@ -169,24 +160,17 @@ class DiagnosisContext:
 
     @property
     def difference(self) -> Difference | None:
-        """The first difference in which a rank skipped a call or made a different one, or None.
-
-        A rank that may still make the next call is only late, so its difference does not count.
-        """
+        """The first point at which a rank skipped a call or made a different one, or None."""
         return next((difference for difference in self.differences if difference.kind is not DifferenceKind.LATE), None)
 
     @cached_property
     def cycle(self) -> tuple[Link, ...]:
-        """A cycle of ranks that wait for each other in different process groups. Empty if there is none."""
+        """A cycle of ranks that wait for each other in different process groups, or an empty tuple."""
         return cycle(self.timelines, self._groups)
 
     @cached_property
     def backend(self) -> str:
-        """The torch.distributed backend of the run.
-
-        If neither the settings nor the status files name gloo or nccl, the flight recorders decide: only gloo's records
-        have no start times.
-        """
+        """The torch.distributed backend of the run, such as "gloo" or "nccl"."""
         backend = job_backend(self.evidence.backend, self.status_files.values())
         collectives = [collective for rank in self.evidence.ranks for collective in collectives_of(self.evidence, rank)]
         if backend in ("gloo", "nccl") or not collectives:
@@ -195,16 +179,12 @@ class DiagnosisContext:
 
     @cached_property
     def step_difference(self) -> StepDifference | None:
-        """The first step in which ranks made different numbers of collectives, or None."""
+        """The first step in which ranks called different numbers of collectives, or None."""
         return first_step_of_difference({rank.rank: rank.ledger for rank in self.evidence.ranks if rank.ledger})
 
 
 def collectives_of(evidence: Evidence, rank: RankEvidence) -> tuple[Collective, ...]:
-    """Return the collectives of a rank in order of their creation.
-
-    They come from the file that the rank wrote at exit and from the last snapshot. If both contain a collective, its
-    more advanced state is returned.
-    """
+    """Return the recorded collectives of a rank in order of their creation."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     in_snapshot = next((snapshot.collectives for snapshot in last if snapshot.rank == rank.rank), ())
     by_number = {(collective.group, collective.seq): collective for collective in rank.collectives}
@@ -217,37 +197,33 @@ def collectives_of(evidence: Evidence, rank: RankEvidence) -> tuple[Collective, 
 
 
 def groups_with_gaps(evidence: Evidence, rank: RankEvidence) -> frozenset[str]:
-    """Return the process groups for which a flight recorder of the rank lacks some sequence numbers."""
+    """Return the process groups for which the rank's flight recorder has lost some calls."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     recorders = [rank.collectives, *(snapshot.collectives for snapshot in last if snapshot.rank == rank.rank)]
     return frozenset(group for collectives in recorders for group, _, _ in missing_numbers(collectives))
 
 
 def layer_of(module: str | None) -> int | None:
-    """Return the first number in a qualified module name, for example 7 for `blocks.7.attn`, or None if it has no
-    number.
-    """
+    """Return the layer number in a module name, such as 7 for `blocks.7.attn`, or None."""
     number = _LAYER.search(module or "")
     return int(number[1]) if number else None
 
 
 def parameter_place(name: str | None, line: Place | None = None) -> Place:
-    """Return `line` as the place of the parameter `name`. Module and layer are taken from the parameter's qualified
-    name.
-    """
+    """Return the place of a parameter: its module and layer, and the given program line."""
     module = name.rpartition(".")[0] or None if name else None
     return replace(line or Place(), parameter=name, module=module, layer=layer_of(name))
 
 
 def module_of(context: DiagnosisContext, rank: int | None) -> str | None:
-    """Return the name of the module whose forward or backward pass the rank is in, or None if it is in neither."""
+    """Return the name of the module whose forward or backward pass the rank is in, or None."""
     status_file = context.status_file(rank)
     event = status_file.latest_training_event if status_file else None
     return event.name if event and event.kind in ("forward", "backward") else None
 
 
 def place_of(context: DiagnosisContext, rank: int | None, frame: Frame | None) -> Place | None:
-    """Return the line of `frame` as a place, with the module that `rank` is in. Return None if both are unknown."""
+    """Return a frame's line as a place, including the module that `rank` is in. None if both are unknown."""
     module = module_of(context, rank)
     if frame is None:
         return Place(module=module, layer=layer_of(module)) if module else None
@@ -255,16 +231,12 @@ def place_of(context: DiagnosisContext, rank: int | None, frame: Frame | None) -
 
 
 def wait_place(context: DiagnosisContext, wait: Wait) -> Place | None:
-    """Return the program line on which the rank waits, as a place. Return None if it is unknown."""
+    """Return the program line on which the rank waits, or None if it is unknown."""
     return place_of(context, wait.rank, wait.user_frame)
 
 
 def last_known_place(context: DiagnosisContext, rank: int | None) -> Place | None:
-    """Return the last recorded place of a rank that left no stack, or None if nothing was recorded.
-
-    The program line of the last heartbeat comes first. Without it, the later of the last collective call and the last
-    training event is used.
-    """
+    """Return the last recorded position of a rank that left no stack, or None."""
     status_file = context.status_file(rank)
     if status_file is None or (
         status_file.heartbeat_frame is not None and not is_library(status_file.heartbeat_frame.file)
@@ -282,7 +254,7 @@ def last_known_place(context: DiagnosisContext, rank: int | None) -> Place | Non
 
 
 def last_heartbeat_facts(context: DiagnosisContext, rank: int | None) -> Facts | None:
-    """Return the line in the rank's last heartbeat and how many seconds before its exit that was.
+    """Return the program line of a rank's last heartbeat, and the seconds from then until its exit.
 
     Return None if the heartbeat or the exit was not recorded.
     """
@@ -300,9 +272,9 @@ def last_heartbeat_facts(context: DiagnosisContext, rank: int | None) -> Facts |
 
 
 def last_progress_facts(context: DiagnosisContext, rank: int | None) -> Facts:
-    """Return the facts about the last progress event of a rank.
+    """Return what a rank was last seen doing.
 
-    If there is none, the only fact is `unseen`: the reason, as a key of [unseen] in causes.toml.
+    If nothing was seen, the only fact is `unseen`: the reason, as a key of [unseen] in causes.toml.
     """
     status_file = context.status_file(rank)
     event = status_file.latest_training_event or status_file.latest_event if status_file else None
@@ -316,7 +288,7 @@ def last_progress_facts(context: DiagnosisContext, rank: int | None) -> Facts:
 
 
 def loop_place(context: DiagnosisContext, root: Wait) -> Place | None:
-    """Return the line that most samples of an endless loop show.
+    """Return the line of an endless loop: the line that most stack samples show.
 
     If the rank waits for a thread or child process that computes, these are samples of that thread or child.
     """
@@ -327,17 +299,17 @@ def loop_place(context: DiagnosisContext, root: Wait) -> Place | None:
 
 
 def hung_roots(context: DiagnosisContext) -> Sequence[Wait]:
-    """Return the roots of the wait-for graph if the verdict is HANG, otherwise an empty sequence."""
+    """Return the waits that started a hang. Empty unless the verdict is HANG."""
     return context.roots if context.judgement.status is Status.HANG else ()
 
 
 def root_where(
     matches: Callable[[Wait], bool], *, all_matching: bool = False
 ) -> Callable[[DiagnosisContext], tuple[Wait, tuple[int, ...]] | None]:
-    """Return a function for `@rule_if` that finds the first root of a hang for which `matches` is true.
+    """Return a function for `@rule_if` that finds a hang in which the starting wait satisfies `matches`.
 
-    A root is a wait that no other rank's wait explains. The function also returns the ranks whose roots match and have
-    the same kind of wait on the same line. With `all_matching`, it returns the ranks of all matching roots.
+    It returns the first such wait, and the ranks that wait in the same way on the same line (with `all_matching`: the
+    ranks of all such waits).
     """
 
     def find(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...]] | None:
@@ -353,7 +325,7 @@ def root_where(
 
 
 def first_failure_of(*kinds: FailureKind) -> Callable[[DiagnosisContext], tuple[Failure] | None]:
-    """Return a function for `@rule_if` that finds the first failure of a run if its kind is one of `kinds`.
+    """Return a function for `@rule_if` that finds the first failure if it is one of these kinds.
 
     It finds nothing if the first failure was caused by another rank's failure.
     """
@@ -369,34 +341,27 @@ first_own_failure = first_failure_of(*FailureKind)
 
 
 def first_own_exception(context: DiagnosisContext) -> tuple[Failure, RaisedException] | None:
-    """Find the first failure of the run and its exception.
+    """Return the first failure of the run and its exception, or None.
 
-    Return None if the first failure is not an exception, or was caused by another rank's failure.
+    A failure that was caused by another rank's failure does not count.
     """
     first = context.first_failure
     return (first, first.exception) if first and first.exception and not first.is_collateral else None
 
 
 def exception_place(context: DiagnosisContext, rank: int | None, error: RaisedException) -> Place | None:
-    """Return the innermost program line in the exception's traceback, as a place. Return None if there is none."""
+    """Return the innermost program line in the exception's traceback, or None."""
     return place_of(context, rank, user_frame(error.frames))
 
 
 def call_facts(context: DiagnosisContext, rank: int, event: Event) -> Facts:
-    """Return the facts about a collective call of the rank: operation, number, group and line.
-
-    The group is "" if only a stack shows the call.
-    """
+    """Return a description of a collective call: operation, number, group and line."""
     group = "" if event.group == UNKNOWN_GROUP else event.group
     return {"op": event.op, "number": event.seq, "group": group, "line": event_place(context, rank, event)}
 
 
 def event_place(context: DiagnosisContext, rank: int, event: Event) -> Place | None:
-    """Return the program line on which `rank` made this collective call, or None if it is unknown.
-
-    For a call that DDP or FSDP made, the line is known only while the rank is still in the call: it is taken from the
-    stack.
-    """
+    """Return the program line on which `rank` made this collective call, or None if it is unknown."""
     if event.from_python:
         return event.place
     if event.is_done:
@@ -408,24 +373,24 @@ def event_place(context: DiagnosisContext, rank: int, event: Event) -> Place | N
 
 
 def flight_proof(context: DiagnosisContext, ranks: Sequence[int]) -> tuple[str, ...]:
-    """Return the paths of these ranks' flight recorder files. A rank whose recorder is empty has none."""
+    """Return the paths of the ranks' flight recorder files. Ranks without recorded calls are skipped."""
     evidence = (context.rank(rank) for rank in ranks)
     return tuple(f"rank{rank.rank}/flight.json" for rank in evidence if rank and collectives_of(context.evidence, rank))
 
 
 def dump_proof(context: DiagnosisContext, wait: Wait) -> tuple[str, ...]:
-    """Return the path of the waiting rank's stack dump in the last snapshot, as a tuple; empty if there is none."""
+    """Return the path of the waiting rank's stack dump as a tuple of one. Empty if there is none."""
     snapshot = context.last_snapshot.get(wait.rank)
     return (snapshot.proof,) if snapshot and snapshot.proof else ()
 
 
 def ledger_proof(context: DiagnosisContext, rank: int) -> tuple[str, ...]:
-    """Return the path of the rank's call list, as a tuple of one. Empty if the rank has no status file."""
+    """Return the path of the rank's list of calls as a tuple of one. Empty if there is none."""
     return (f"rank{rank}/calls.txt",) if context.status_file(rank) else ()
 
 
 def is_same_exception(failure: Failure, other: Failure) -> bool:
-    """Return whether two ranks independently raised the same type of exception on the same program line.
+    """Return whether two ranks raised the same type of exception on the same program line.
 
     If so, neither failure caused the other.
     """
@@ -437,24 +402,24 @@ def is_same_exception(failure: Failure, other: Failure) -> bool:
 
 
 def failed_ranks(failures: Sequence[Failure]) -> tuple[int, ...]:
-    """Return the ranks of these failures in ascending order."""
+    """Return the ranks of the failures, sorted."""
     return tuple(sorted(failure.rank for failure in failures if failure.rank is not None))
 
 
 def waiting_function(wait: Wait) -> str:
-    """Return the name of the program's function that waits, or "" if it is unknown."""
+    """Return the name of the program function that waits, or "" if it is unknown."""
     return wait.user_frame.function if wait.user_frame else ""
 
 
 def process_facts(child: ChildWait | None) -> Facts | None:
-    """Return the facts about a child process that a rank waits for, or None if there is no child."""
+    """Return a description of the child process that a rank waits for, or None if there is no child."""
     return (
         None if child is None else {"pid": child.pid, "command": child.command, "blocked_in": child.deepest.kind.value}
     )
 
 
 def ranks_by_facts(facts: Iterable[tuple[int, Facts]]) -> tuple[Facts, ...]:
-    """Merge the ranks that have equal facts.
+    """Group ranks whose facts are equal.
 
     The result looks like ({"ranks": (0, 2), "gradients": 4}, {"ranks": (1,), "gradients": 3}).
     """
@@ -467,15 +432,12 @@ def ranks_by_facts(facts: Iterable[tuple[int, Facts]]) -> tuple[Facts, ...]:
 
 
 def meshes(evidence: Evidence) -> Meshes:
-    """Return the device mesh coordinates of each rank that recorded them."""
+    """Return the recorded device mesh coordinates of each rank."""
     return {rank.rank: rank.status_file.mesh for rank in evidence.ranks if rank.status_file and rank.status_file.mesh}
 
 
 def step_in_progress(context: DiagnosisContext, rank: RankEvidence) -> int | None:
-    """Return the number (from 1) of the step that the rank is in, or None if it has no status file.
-
-    After `optimizer.step`, the next step has begun if the rank's stack is above the line that calls `optimizer.step`.
-    """
+    """Return the number (from 1) of the step that the rank is in, or None if it is unknown."""
     status_file = rank.status_file
     if status_file is None:
         return None
@@ -490,11 +452,7 @@ def step_in_progress(context: DiagnosisContext, rank: RankEvidence) -> int | Non
 
 
 def rank_frames(context: DiagnosisContext, rank: RankEvidence) -> Sequence[Frame]:
-    """Return the frames of a rank, innermost first. Empty if none were recorded.
-
-    The first available source counts: the exception that ended the rank, its exit, the crash stack, the last snapshot,
-    the last heartbeat.
-    """
+    """Return the last known stack of a rank, innermost frame first. Empty if none was recorded."""
     snapshot, status_file = context.last_snapshot.get(rank.rank), rank.status_file
     stack = training_stack(snapshot.stacks, snapshot.pid) if snapshot else None
     stacks = (
@@ -510,17 +468,16 @@ def rank_frames(context: DiagnosisContext, rank: RankEvidence) -> Sequence[Frame
 
 
 def program_frames(context: DiagnosisContext, rank: int) -> list[Frame]:
-    """Return the frames of a rank that are not in a library, outermost first."""
+    """Return the last known stack of a rank without library frames, outermost frame first."""
     evidence = context.rank(rank)
     frames = rank_frames(context, evidence) if evidence else ()
     return [frame for frame in reversed(frames) if not is_library(frame.file)]
 
 
 def _is_above_optimizer_step(stack: Sequence[Frame], step_path: Sequence[Frame]) -> bool:
-    """Return whether `stack` is above the line that calls `optimizer.step`, so that its rank is in the next iteration.
+    """Return whether a stack is above the line that calls `optimizer.step`, in the next iteration.
 
-    `step_path` has the frames that lead to `optimizer.step`. Both are innermost first, and their lines are compared in
-    the outermost function that they share and in which their lines differ.
+    `step_path` has the frames that lead to `optimizer.step`. Both are innermost first.
     """
     own = [frame for frame in stack if not is_library(frame.file)]
     for step_frame in reversed(step_path):

@@ -1,6 +1,4 @@
-"""The diagnosis: runs the rules and returns the cause of a verdict, the culprit, and the findings that go with any
-verdict.
-"""
+"""Diagnosis engine: runs the rules, and returns the cause, the culprit and further findings."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from nsa_harness.core.verdict.verdict import Judgement
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """The result of the diagnosis, as values. `texts/sentences.py` makes the sentences."""
+    """The result of a diagnosis: the cause, the culprit and the explanations."""
 
     cause: str | None  # code of the first explanation; None for a PASS
     culprit: Culprit | None
@@ -30,11 +28,10 @@ class Diagnosis:
 
 
 def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ...] = ()) -> Diagnosis:
-    """Return the diagnosis of a run: the cause of its verdict (none for PASS) and the findings that accompany any
-    verdict.
+    """Return the diagnosis of a run: the cause of its verdict (none for PASS) and further findings.
 
-    The first rule that explains the run names the cause. `own_rules` are the rules that come with the program that ran;
-    their findings accompany any verdict.
+    The first rule that explains the run names the cause. `own_rules` come with the program that ran; they add findings,
+    whatever the verdict.
     """
     context = DiagnosisContext(evidence=evidence, judgement=judgement)
     rules = {**RULES, RulePhase.PROGRAM: own_rules}
@@ -63,14 +60,14 @@ def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ..
 
 
 def _with_proof(context: DiagnosisContext, explanation: Explanation) -> Explanation:
-    """Return `explanation`. If it has no proof, add the stack dumps of its ranks from the last snapshot."""
+    """Return the explanation. If it names no proof, add the stack dumps of its ranks."""
     ranks = explanation.ranks or tuple(context.last_snapshot)
     dumps = (context.last_snapshot[rank].proof for rank in ranks if rank in context.last_snapshot)
     return explanation if explanation.proof else replace(explanation, proof=tuple(path for path in dumps if path))
 
 
 def _culprit(context: DiagnosisContext, first: Explanation | None) -> Culprit | None:
-    """Return the culprit that `first` names, or None if there is no explanation or its cause has no culprit."""
+    """Return the culprit named by the explanation, or None."""
     if first is None or not first.cause.row.has_culprit:
         return None
     step = first.step

@@ -1,6 +1,7 @@
-"""Explanation: what a rule returns. It has a cause and the facts that show it, but no sentence.
+"""Explanation: the result of a diagnosis rule.
 
-`texts/sentences.py` makes the sentence from the facts and the template of the cause in `texts/causes.toml`.
+It has a cause and the facts that show it, but no sentence. `texts/sentences.py` makes the sentence from the facts and
+the template of the cause in `texts/causes.toml`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Match = TypeVarTuple("Match")
 
 @dataclass(frozen=True, kw_only=True)
 class OpenQuestion:
-    """A question that the evidence leaves open: another possible explanation, or a fact that was not recorded."""
+    """A question that the evidence does not answer, such as another possible explanation."""
 
     code: str  # key of its text, in [left_open] of texts/causes.toml
     facts: Facts = field(default_factory=dict)
@@ -29,14 +30,14 @@ class OpenQuestion:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """The cause of a run, the facts that show it, and the culprit (ranks, place, step and collective)."""
+    """An explanation of a run: the cause, the facts that show it, and the culprit."""
 
     cause: Cause
     evidence: EvidenceKind  # kind of the evidence on which this explanation is based
     facts: Facts = field(default_factory=dict)
     ranks: tuple[int, ...] = ()
     place: Place | None = None
-    proof: tuple[str, ...] = ()  # files that show it, relative to the attempt's directory
+    proof: tuple[str, ...] = ()  # files that show the cause, relative to the attempt's directory
     step: int | None = None  # step of the fault; None: the step that the first rank is in
     collective: CollectiveRef | None = None
     parties: tuple[int, ...] | None = None  # the ranks that disagree; None: every rank
@@ -46,19 +47,17 @@ class Explanation:
 
     @property
     def confidence(self) -> float:
-        """The confidence of the cause, from 0 to 1. A certain finding that is the reason for the cause makes it at
-        least likely.
-        """
+        """The confidence in the cause, from 0 to 1."""
         value = confidence(self.evidence, self.cause.row.certain_by, left_open=self.caveat is not None)
         return max(value, LIKELY) if self.reason else value
 
     @property
     def open_questions(self) -> tuple[OpenQuestion, ...]:
-        """All open questions, the caveat last."""
+        """All questions that the evidence does not answer."""
         return self.left_open if self.caveat is None else (*self.left_open, self.caveat)
 
     def to_finding(self, claim: str, advice: str, left_open: tuple[str, ...] = ()) -> Finding:
-        """Return this explanation as a finding for the report, with the given sentences."""
+        """Convert this explanation to a finding for the report, with the given sentences."""
         return Finding(
             code=self.cause.value,
             claim=claim,
@@ -73,12 +72,11 @@ class Explanation:
 
 
 def json_facts(facts: Mapping[str, object]) -> dict[str, object]:
-    """Return a copy of `facts` that contains only types that JSON can represent."""
+    """Return a copy of the facts that contains only JSON types."""
     return {name: _json_value(fact) for name, fact in facts.items()}
 
 
 def _json_value(fact: object) -> object:
-    """Return a fact as a type that JSON can represent: a `Place` becomes a dict without its unknown fields."""
     match fact:
         case Place():
             return {name: value for name, value in asdict(fact).items() if value is not None}
@@ -94,10 +92,9 @@ def _json_value(fact: object) -> object:
 def rule_if(
     find: Callable[[DiagnosisContext], tuple[*Match] | None],
 ) -> Callable[[Callable[[DiagnosisContext, *Match], Explanation | None]], Rule]:
-    """Return a decorator that turns a function into a rule which runs only if `find(context)` is not None.
+    """Return a decorator for a diagnosis rule that applies only if `find(context)` is not None.
 
-    The decorated function receives the context and the values that `find` returned. If `find` returns None, the rule
-    returns None.
+    The decorated function receives the context and the values that `find` returned.
     """
 
     def rule_of(explain: Callable[[DiagnosisContext, *Match], Explanation | None]) -> Rule:
@@ -120,7 +117,7 @@ def make_finding(
     place: Place | None = None,
     proof: tuple[str, ...] = (),
 ) -> Finding:
-    """Return a finding that does not come from a rule, for example about several runs or about the scenario.
+    """Create a finding that does not come from a diagnosis rule.
 
     Its claim and advice are empty until `with_words` of texts/sentences.py adds them.
     """

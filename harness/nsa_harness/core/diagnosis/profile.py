@@ -1,4 +1,4 @@
-"""Profile of a slow run: the program lines that the stack samples show, and the pace of the training steps."""
+"""Profile of a slow run: the program lines where time is spent, and the pace of the training steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TORCH_DISTRIBUTED, _TORCH_DATA = "torch/distributed/", "torch/utils/data/"
 
 @dataclass(frozen=True, kw_only=True)
 class HotLine:
-    """A line of the program that stack samples show often."""
+    """A program line that many stack samples show."""
 
     frame: Frame
     sample_count: int
@@ -27,7 +27,7 @@ class HotLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """The pace of the slowest rank."""
+    """The training speed of the slowest rank."""
 
     steps_done: int  # finished steps
     step_s: float | None  # median seconds per step; None if fewer than two steps were finished
@@ -36,7 +36,7 @@ class Pace:
 
     @property
     def left_s(self) -> float | None:
-        """The estimated seconds until the last planned step is finished; None if the pace or the plan is unknown.
+        """The estimated seconds until the last planned step is finished, or None if unknown.
 
         The estimate assumes that no remaining step takes longer than the current step has taken so far.
         """
@@ -48,7 +48,7 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True)
 class RankProfile:
-    """Counts of the stack samples of one rank."""
+    """A profile of one rank, made from its stack samples."""
 
     rank: int
     samples: int
@@ -61,7 +61,7 @@ class RankProfile:
 
 
 def profiles(evidence: Evidence) -> tuple[RankProfile, ...]:
-    """Return a profile of each rank that has at least one sample with a program line.
+    """Return a profile of each rank for which there are stack samples.
 
     Samples taken before the end of the first step are skipped if there are later ones, because they show one-time work.
     """
@@ -75,10 +75,7 @@ def profiles(evidence: Evidence) -> tuple[RankProfile, ...]:
 
 
 def busiest(rank_profiles: Sequence[RankProfile]) -> RankProfile | None:
-    """Return the profile with most working samples outside collectives: the other ranks probably wait for this rank.
-
-    Return None if no sample shows a rank at work.
-    """
+    """Return the profile of the rank that works most outside collectives, or None if no rank works."""
     working = [profile for profile in rank_profiles if profile.working]
     return min(working, key=lambda profile: (-profile.computing, -profile.working, profile.rank)) if working else None
 
@@ -101,7 +98,7 @@ def pace(evidence: Evidence) -> Pace | None:
 
 
 def _first_step_end_s(status_file: StatusFile | None) -> float:
-    """Return the time at which the first step ended, or 0.0 if it is unknown."""
+    """Return the time at which the first step ended, in seconds, or 0.0 if unknown."""
     return status_file.steps_s[0][1] if status_file and status_file.steps_s and status_file.steps_s[0][0] == 1 else 0.0
 
 
@@ -128,9 +125,7 @@ def _profile(rank: RankEvidence, samples: Sequence[Sample]) -> RankProfile:
 
 
 def _is_waiting_for_ranks(sample: Sample) -> bool:
-    """Return whether the sample's innermost Python frame is in torch.distributed or in the probe's wrapper of a
-    collective.
-    """
+    """Return whether the sample shows the rank waiting for other ranks."""
     return sample.leaf is not None and (_TORCH_DISTRIBUTED in sample.leaf.file or in_probe(sample.leaf.file))
 
 
@@ -140,5 +135,4 @@ def _usual_leaf(user: Frame, samples: Sequence[Sample]) -> Frame | None:
 
 
 def _steps_done(status_file: StatusFile | None) -> int:
-    """Return the number of steps that the rank has finished."""
     return status_file.steps_s[-1][0] if status_file and status_file.steps_s else 0

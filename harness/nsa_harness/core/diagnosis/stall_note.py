@@ -1,4 +1,4 @@
-"""Stall note: the waits of a run that is suspected to hang, and what may end them, before a hang is proven."""
+"""Stall note: what the ranks of a run are waiting for while a hang is suspected but not yet proven."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StalledRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class StallNote:
-    """The state of a run that is suspected, but not proven, to hang. `texts/sentences.py` makes its sentence."""
+    """The state of a run that is suspected, but not proven, to hang."""
 
     stalled_ranks: tuple[StalledRanks, ...]
     moving_ranks: tuple[int, ...]  # ranks that still make progress, so the stall may end
@@ -47,10 +47,10 @@ def stall_note(
     exited_ranks: Iterable[int] = (),
     attended: bool = False,
 ) -> StallNote | None:
-    """Return the note for a suspected hang, or None if there are fewer than two snapshots.
+    """Describe a suspected hang. Return None if there are fewer than two snapshots.
 
-    The arguments are those of `prove`. `last_progress_s`: when a rank last made progress. `exited_ranks`: ranks that
-    have exited. `attended`: a person may be using a debugger in this run.
+    `last_progress_s`: when a rank last made progress. `exited_ranks`: ranks that have exited. `attended`: a person may
+    be using a debugger in this run.
     """
     pair = snapshot_pair(snapshots)
     if pair is None:
@@ -77,7 +77,7 @@ def stall_note(
 
 
 def _describe_wait(wait: Wait) -> StalledRanks:
-    """Return the state of a waiting rank without its number, so that ranks in equal states can be merged."""
+    """Return the state of a waiting rank without its number, so that equal states can be merged."""
     deepest = wait.child.deepest if wait.child else wait
     without_progress = "computes" if wait.kind is WaitKind.COMPUTE else "is blocked"
     state = "makes progress" if wait.motion is Motion.MOVING else without_progress
@@ -93,10 +93,10 @@ def _describe_wait(wait: Wait) -> StalledRanks:
 
 
 def first_snapshot(snapshot: Snapshot, backend: str, exited_ranks: Iterable[int] = ()) -> tuple[FirstSnapshot, ...]:
-    """Return the call in which each rank is in a single snapshot, with one entry for all ranks in the same call and
-    line.
+    """Describe what each rank was doing in the first snapshot of a run.
 
-    One snapshot cannot show progress, so a rank counts as blocked unless its training thread is running.
+    Ranks that are in the same call on the same line are merged. One snapshot cannot show progress, so a rank counts as
+    blocked unless its training thread is running.
     """
     waits = {wait.rank: wait for wait in wait_graph_between(snapshot, snapshot, exited_ranks, backend).waits}
     rows: dict[tuple[str, str, str], list[RankSnapshot]] = {}
@@ -120,7 +120,6 @@ def first_snapshot(snapshot: Snapshot, backend: str, exited_ranks: Iterable[int]
 
 
 def _is_running(rank: RankSnapshot) -> bool:
-    """Return whether the rank's training thread is running or ready to run."""
     task = task_of(rank, rank_stack(rank))
     return task is not None and (task.state == "R" or task.syscall == "running")
 

@@ -1,1 +1,1 @@
-"""The verdict of a run, with the wait-for graph and the proof of a hang that it is based on."""
+"""The verdict of a run (PASS, FAIL, HANG or ERROR), and the proof of a hang."""

@@ -1,4 +1,4 @@
-"""Find out in which collective, transfer, store wait or group creation a rank waits for other ranks, and for which."""
+"""Find out for which other ranks a rank waits, and in which distributed call."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _RENDEZVOUS = re.compile(r"//\w+//\d+/(\d+)(?![\w/])")
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """The state of all ranks at one moment, with the job's process groups and size."""
+    """The state of all ranks of a job at one moment."""
 
     living: Mapping[int, RankSnapshot]  # the ranks that have not exited
     exited_ranks: frozenset[int]
     groups: Mapping[str, tuple[int, ...]]
-    world_size: int  # 0 = unknown
+    world_size: int  # 0 if unknown
     spins_for_device: bool  # ranks may keep a core busy while they wait for a device
 
     @property
@@ -55,7 +55,7 @@ class JobState:
         return tuple(sorted(set(range(self.world_size)) - self.visible_ranks))
 
     def others(self, rank: int) -> tuple[int, ...]:
-        """Return all visible ranks except `rank`."""
+        """Return all ranks with a known state except `rank`."""
         return tuple(sorted(self.visible_ranks - {rank}))
 
 
@@ -67,9 +67,9 @@ def job_state(
     world_size: int = 0,
     groups: Mapping[str, tuple[int, ...]] | None = None,
 ) -> JobState:
-    """Return the state of the job at a snapshot of its ranks. `backend`: as declared, or "any".
+    """Return the state of a job at a snapshot of its ranks.
 
-    `world_size` and `groups` are only used if no status file has them.
+    `backend`: as declared, or "any". `world_size` and `groups` are only used if no status file has them.
     """
     exited = frozenset(exited_ranks)
     status_files = [rank.status_file for rank in ranks if rank.status_file]
@@ -93,9 +93,9 @@ def job_state(
 
 
 def job_backend(declared: str, status_files: Iterable[StatusFile]) -> str:
-    """Return the backend of the job: `declared` if that is "gloo" or "nccl", otherwise what the ranks report.
+    """Return the torch.distributed backend of a job.
 
-    If no rank reports a backend, `declared` is returned.
+    This is `declared` if that is "gloo" or "nccl", otherwise what the ranks report, or else `declared`.
     """
     reported = next((status_file.backend for status_file in status_files if status_file.backend), "")
     return declared if declared in ("gloo", "nccl") else reported or declared
@@ -104,9 +104,8 @@ def job_backend(declared: str, status_files: Iterable[StatusFile]) -> str:
 def group_wait(
     rank: RankSnapshot, stack: Stack | None, job: JobState, *, computes: bool, still: bool = True
 ) -> WaitState | None:
-    """Return what the rank waits for from other ranks, or None if it computes or waits for something else.
+    """Return the rank's wait for other ranks, or None if it does not wait for any.
 
-    The wait is closed if the state of at least one peer is known: the peer's own wait then decides whether it can end.
     `stack` is the stack of the training thread. `computes`: the thread uses a core. `still`: it is on the same line as
     in the snapshot before.
     """
@@ -125,7 +124,10 @@ def _is_inside(leaf: Frame) -> bool:
 
 
 def _spins_for_device(frames: Sequence[Frame], stack: Stack | None, still: bool) -> bool:
-    """Whether a thread that uses a core waits for a device: in a collective, a synchronization or the backward pass."""
+    """Return whether a thread that uses a core is only waiting for a device.
+
+    It is if it is in a collective, a synchronization or the backward pass.
+    """
     if stack is None or not frames:
         return True
     leaf = frames[0]
@@ -135,7 +137,7 @@ def _spins_for_device(frames: Sequence[Frame], stack: Stack | None, still: bool)
 
 
 def _open_call(rank: RankSnapshot) -> Call | None:
-    """Return the call that the rank is inside, from its status file or else its stack, or None."""
+    """Return the distributed call that the rank is inside, or None."""
     if rank.status_file is None:
         stack = rank_stack(rank)
         return call_of_stack(stack) if stack else None
@@ -143,7 +145,7 @@ def _open_call(rank: RankSnapshot) -> Call | None:
 
 
 def call_of_stack(stack: Stack) -> Call | None:
-    """Return the call that the thread is in, with its root or partner, or None if the stack shows no such argument."""
+    """Return the call that the thread is in, with its root or partner. None if the stack does not show them."""
     stack_call = group_call(stack.frames)
     if stack_call is None or not stack.arguments:
         return None
@@ -163,7 +165,7 @@ def call_of_stack(stack: Stack) -> Call | None:
 
 
 def _unrecorded_wait(rank: RankSnapshot, call: Call, job: JobState) -> WaitState | None:
-    """Return the wait of a call that the flight recorder does not record, or None for other calls.
+    """Return the wait in a call that the flight recorder does not record, or None for other calls.
 
     These are group creations, transfers and store waits.
     """
@@ -175,12 +177,12 @@ def _unrecorded_wait(rank: RankSnapshot, call: Call, job: JobState) -> WaitState
 
 
 def operation(call: Call) -> str:
-    """Return the operation of a call. For a wait on an asynchronous handle, this is the operation of the handle."""
+    """Return the operation of a call. For a wait on an asynchronous handle, this is the awaited operation."""
     return call.op.removeprefix(protocol.WAIT)
 
 
 def _creation(rank: RankSnapshot, call: Call, job: JobState) -> WaitState:
-    """Return the wait in init_process_group or new_group, for the ranks that have not entered it."""
+    """Return the rank's wait in `init_process_group` or `new_group` for ranks that have not called it."""
     key_rank = missing_rank(call.key)
     kinds = frozenset({ENTRANCE}) if call.op == ENTRANCE else CREATIONS
     ahead_of = {other: _calls_ahead(rank, job.living.get(other), kinds) for other in job.others(rank.rank)}
@@ -197,7 +199,7 @@ def _creation(rank: RankSnapshot, call: Call, job: JobState) -> WaitState:
 
 
 def _calls_ahead(rank: RankSnapshot, peer: RankSnapshot | None, kinds: frozenset[str]) -> tuple[int, bool]:
-    """Return by how many calls of these kinds the peer is ahead of the rank, and whether the peer is inside one.
+    """Return by how many of these calls the peer is ahead of the rank, and whether it is inside one.
 
     If calls were overwritten, 0 means that the peer may be in the same call, and -1 that it has not entered it. A peer
     without a status file counts as one call behind.
@@ -214,7 +216,7 @@ def _calls_ahead(rank: RankSnapshot, peer: RankSnapshot | None, kinds: frozenset
 
 
 def _has_lost_calls(status_file: StatusFile) -> bool:
-    """Whether the status file has overwritten its oldest calls."""
+    """Return whether the status file has overwritten its oldest calls."""
     return bool(status_file.calls) and status_file.calls[0].number > 1
 
 
@@ -223,7 +225,10 @@ def _count(status_file: StatusFile, kinds: frozenset[str]) -> int:
 
 
 def _transfer(rank: int, call: Call, job: JobState) -> WaitState:
-    """Return the rank's wait in a transfer for its partner. A receive without a source waits for all other ranks."""
+    """Return the rank's wait in a send or receive for its partner.
+
+    A receive without a source waits for all other ranks.
+    """
     others = job.others(rank)
     peers = others if call.peer is None else (call.peer,)
     if any(_is_other_half(rank, call, job.living[peer]) for peer in peers if peer in job.living):
@@ -232,7 +237,7 @@ def _transfer(rank: int, call: Call, job: JobState) -> WaitState:
 
 
 def _is_other_half(rank: int, call: Call, peer: RankSnapshot) -> bool:
-    """Whether `peer` is inside the send or receive that matches the transfer `call` of `rank`."""
+    """Return whether `peer` is inside the send or receive that matches `call` of `rank`."""
     peer_call = _open_call(peer)
     if peer_call is None or peer_call.peer not in (rank, None) or operation(peer_call) not in TRANSFERS:
         return False
@@ -246,9 +251,9 @@ def _is_other_half(rank: int, call: Call, peer: RankSnapshot) -> bool:
 
 
 def _store_wait(rank: int, call: Call, job: JobState) -> WaitState:
-    """Return the rank's wait for a key of the store.
+    """Return the rank's wait for a store key.
 
-    A key of torch's rendezvous names the rank that is missing. Any rank may set any other key.
+    A key of PyTorch's rendezvous names the rank that is missing. Any rank may set any other key.
     """
     key_rank = missing_rank(call.key)
     if key_rank is not None:
@@ -260,7 +265,7 @@ def _store_wait(rank: int, call: Call, job: JobState) -> WaitState:
 
 
 def missing_rank(key: str) -> int | None:
-    """Return the rank that a rendezvous key waits for: 1 for "/default_pg/0//cpu//0/1". None for any other key.
+    """Return the rank that a rendezvous key waits for, such as 1 for "/default_pg/0//cpu//0/1", or None.
 
     `key` may also be a message that contains such a key.
     """
@@ -269,7 +274,7 @@ def missing_rank(key: str) -> int | None:
 
 
 def _wait_for_ranks(kind: WaitKind, peers: Iterable[int], job: JobState, *, call: Call) -> WaitState:
-    """Return a wait of kind `kind` for the ranks `peers`.
+    """Create a wait for other ranks.
 
     The wait is closed if the state of one of them is known: that rank's own wait then decides whether it can end. It is
     also closed if none of them exists, because their numbers are not below the world size.
@@ -283,7 +288,7 @@ def _wait_for_ranks(kind: WaitKind, peers: Iterable[int], job: JobState, *, call
 def _transport(
     rank: int, peers: Iterable[int], *, collective: Collective | None = None, call: Call | None = None
 ) -> WaitState:
-    """Return the wait in a collective or transfer that all of `peers` have entered, and that does not complete."""
+    """Create a wait in a call that all ranks have entered but that does not complete."""
     others = tuple(peer for peer in peers if peer != rank)
     return WaitState(kind=WaitKind.TRANSPORT, peers=others, is_closed=False, collective=collective, call=call)
 
@@ -291,7 +296,7 @@ def _transport(
 def _collective(
     rank: RankSnapshot, frames: Sequence[Frame], call: Call | None, job: JobState, *, inside: bool, computes: bool
 ) -> WaitState | None:
-    """Return the rank's wait in a collective, for the ranks that have not entered it, or None if it is in none.
+    """Return the rank's wait in a collective for ranks that have not entered it, or None if it is in none.
 
     `call` is the open call of the rank. `inside`: its innermost frame is in torch.distributed. `computes`: it uses a
     core.
@@ -331,9 +336,9 @@ def _ranks_with_another_root(rank: int, call: Call | None, job: JobState) -> tup
 
 
 def _missing_members(pending: Collective, rank: int, job: JobState) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return two tuples of the group's members: those that have not entered `pending`, and those with unknown state.
+    """Return the ranks that have not entered the collective, and the ranks whose state is unknown.
 
-    A member that entered another call with the same number has not entered `pending`.
+    A rank that entered another call with the same number has not entered `pending`.
     """
     members = job.groups.get(pending.group)
     others = job.others(rank) if members is None else tuple(peer for peer in members if peer != rank)
@@ -348,7 +353,7 @@ def _missing_members(pending: Collective, rank: int, job: JobState) -> tuple[tup
 
 
 def _has_not_entered(peer: RankSnapshot, pending: Collective, *, is_member: bool) -> bool:
-    """Whether the peer has not entered the collective, according to its flight recorder.
+    """Return whether the peer has not entered the collective, according to its flight recorder.
 
     `is_member`: the peer is known to be a member of the group.
     """
@@ -362,6 +367,6 @@ def _has_not_entered(peer: RankSnapshot, pending: Collective, *, is_member: bool
 
 
 def _matches(collective: Collective, other: Collective) -> bool:
-    """Whether two ranks' collectives are the same call."""
+    """Return whether the collectives of two ranks are the same call."""
     same_tensors = collective.op not in _UNIFORM or (collective.sizes, collective.dtypes) == (other.sizes, other.dtypes)
     return collective.op == other.op and same_tensors

@@ -1,4 +1,4 @@
-"""Find out what a process waits for on its host: a lock, a pipe, a file, a connection, a child process or a timer."""
+"""Find out what a process waits for on its own host, such as a lock, a pipe, a file or a child process."""
 
 from __future__ import annotations
 
@@ -27,21 +27,24 @@ _BLOCKING_IO = {"read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "co
 
 
 def is_library(task: Task) -> bool:
-    """Whether the thread belongs to torch, gloo or a driver, judged according to the name of the thread."""
+    """Return whether the thread belongs to PyTorch, gloo or a driver, judged by its name."""
     return task.comm.startswith(_LIBRARY_THREADS)
 
 
 def _native_thread_may_act(task: Task) -> bool:
-    """Whether a thread without Python frames may release another thread: it runs, or is in a read or write.
+    """Return whether a thread without Python frames may end the wait of another thread.
 
-    A thread that only polls (in epoll or timed waits) is the event loop of a library, such as gloo, autograd or an
-    allocator. It does not count.
+    It may if it runs, or is in a read or write. A thread that only polls (in epoll or timed waits) is the event loop of
+    a library, such as gloo, autograd or an allocator. It does not count.
     """
     return not is_library(task) and (task.state in "RD" or task.syscall in _BLOCKING_IO)
 
 
 def _may_act(stack: Stack, tasks: Mapping[int, Task]) -> bool:
-    """Whether a Python thread may release another thread: it does not wait for a lock, and does not only poll."""
+    """Return whether a Python thread may end the wait of another thread.
+
+    It may unless it waits for a lock or only polls.
+    """
     if is_poller(stack):
         return False
     task = tasks.get(stack.tid) if stack.tid else None
@@ -68,7 +71,7 @@ _MAX_DEPTH = 8  # levels of child processes that are followed
 
 @dataclass(frozen=True, kw_only=True)
 class _Actor:
-    """One process of a rank, with the thread whose wait is examined."""
+    """A process of a rank, and the thread whose wait is examined."""
 
     process: Process
     before: Process | None  # the process in the snapshot before
@@ -77,17 +80,20 @@ class _Actor:
 
     @property
     def task(self) -> Task | None:
-        """The kernel's record of the thread whose wait is examined, or None."""
+        """The kernel's record of the examined thread, or None."""
         tid = self.stack.tid if self.stack and self.stack.tid else self.process.pid
         return next((task for task in self.process.tasks if task.tid == tid), None)
 
     @property
     def may_act(self) -> bool:
-        """Whether another thread of the process, or another process that shares the lock, may release the thread."""
+        """Whether another thread or process may end the wait of the examined thread."""
         return self.thread_may_act() or in_function(self.frames, "multiprocessing/synchronize.py") is not None
 
     def thread_may_act(self, idle: Sequence[Stack] = ()) -> bool:
-        """Whether any other thread of the process may release the thread. Threads with a stack in `idle` may not."""
+        """Return whether another thread of the process may end the wait of the examined thread.
+
+        Threads with a stack in `idle` may not.
+        """
         tasks = {task.tid: task for task in self.process.tasks}
         in_python = {stack.tid for stack in self.stacks if stack.frames}
         native = (task for tid, task in tasks.items() if tid not in in_python)
@@ -96,7 +102,7 @@ class _Actor:
         return self.stack is None or may_act
 
     def computing(self, elapsed_s: float) -> tuple[ChildWait, ...]:
-        """Return the other threads that compute, with their lines.
+        """Return the other threads of the process that compute.
 
         The result is empty if a thread that does not compute may release the waiting thread too.
         """
@@ -124,7 +130,7 @@ class _Actor:
 
     @property
     def frames(self) -> tuple[Frame, ...]:
-        """The frames of the thread whose wait is examined, innermost first; empty if unknown."""
+        """The frames of the examined thread, innermost first. Empty if unknown."""
         return self.stack.frames if self.stack else ()
 
     @property
@@ -135,7 +141,10 @@ class _Actor:
 
 @dataclass(frozen=True, kw_only=True)
 class _Family:
-    """A rank with its child processes, and the owners of the job's other processes."""
+    """A rank and its child processes.
+
+    It also names the owners of the job's other processes.
+    """
 
     rank: int
     actors: Mapping[int, _Actor]  # by process id; the rank's own process comes first
@@ -146,10 +155,10 @@ class _Family:
 def host_wait(
     before: RankSnapshot | None, rank: RankSnapshot, stack: Stack | None, owners: Mapping[int, int], elapsed_s: float
 ) -> WaitState:
-    """Return the wait of the rank's thread with the stack `stack`, for something on its host.
+    """Return what a thread of the rank waits for on its own host.
 
-    `before` is the rank in the snapshot before, `elapsed_s` earlier. `owners` maps the process ids of all other ranks
-    and their child processes to their rank.
+    `before` is the rank in the snapshot before, `elapsed_s` earlier. `stack` is the stack of the thread. `owners` maps
+    the process ids of all other ranks and their child processes to their rank.
     """
     if rank.process is None:
         return WaitState(kind=WaitKind.LOADER if stack and _awaits_batch(stack.frames) else WaitKind.UNKNOWN)
@@ -165,7 +174,7 @@ def host_wait(
 
 
 def _wait_of(family: _Family, pid: int, above: tuple[int, ...]) -> WaitState:
-    """Return the wait of process `pid`. `above` are the ids of processes that wait for it, directly or indirectly."""
+    """Return the wait of a process. `above` are the ids of the processes that wait for it."""
     actor = family.actors[pid]
     task = actor.task
     if _awaits_batch(actor.frames):
@@ -179,7 +188,10 @@ def _wait_of(family: _Family, pid: int, above: tuple[int, ...]) -> WaitState:
 
 
 def _sleep(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
-    """Return the wait in a sleep. It is closed in a polling loop that nothing else in the rank can end."""
+    """Return the wait of a sleeping thread.
+
+    It is closed in a polling loop that nothing else in the rank can end.
+    """
     is_endless_poll = actor.stack is not None and task.wake_count >= POLLING_WAKES and only_polls(actor.stack.loop)
     is_alone = len(family.actors) == 1 and not actor.thread_may_act()
     # The end of a child's sleep in a polling loop does not end the wait of the processes above it.
@@ -201,7 +213,10 @@ def _lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) ->
 
 
 def _shared_lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
-    """Return the wait for a semaphore in shared memory, which any process that maps this memory may release."""
+    """Return the wait for a lock in memory that several processes share.
+
+    Any process that maps this memory may release the lock.
+    """
     wait = WaitState(kind=WaitKind.LOCK, target=task.target)
     is_complete = task.held_by is not None and len(task.held_by) < _MAX_HOLDERS
     if task.timed is not False or not is_complete or actor.thread_may_act():
@@ -216,13 +231,13 @@ def _shared_lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, .
 
 
 def _has_no_request(actor: _Actor) -> bool:
-    """Whether the process is a DataLoader worker that waits for its next request."""
+    """Return whether the process is an idle DataLoader worker."""
     is_loader_worker = any(frame.file.endswith(_WORKER) for frame in actor.frames)
     return is_loader_worker and not _is_at_work(actor.stack) and not actor.thread_may_act()
 
 
 def _unless_busy(family: _Family, wait: WaitState) -> WaitState:
-    """Return the wait, marked as MOVING if it can still end and a child process computes, because the child may end it.
+    """Return the wait, marked as MOVING if a child process computes and may end it.
 
     Child processes in `wait.computing` do not count, because they are already known to explain the wait.
     """
@@ -236,7 +251,6 @@ def _unless_busy(family: _Family, wait: WaitState) -> WaitState:
 
 
 def _io(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
-    """Return the wait in a read, a write or a poll."""
     wait = WaitState(kind=WaitKind.IO, target=task.target)
     is_read_or_write = task.syscall in _READS | _WRITES
     if task.target.startswith("socket:["):
@@ -250,7 +264,7 @@ def _io(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> W
 
 
 def _connection(family: _Family, actor: _Actor, task: Task, wait: WaitState) -> WaitState:
-    """Return the wait on a TCP connection. If the other end belongs to another rank, it is a wait for this rank."""
+    """Return the wait on a TCP connection. If another rank is at the other end, the wait is for that rank."""
     socket = next((end for end in actor.process.sockets if f"socket:[{end.inode}]" == task.target), None)
     if socket is None:
         return wait
@@ -262,7 +276,7 @@ def _connection(family: _Family, actor: _Actor, task: Task, wait: WaitState) -> 
 
 
 def _wait_for_holders(family: _Family, wait: WaitState, task: Task, above: tuple[int, ...]) -> WaitState:
-    """Return the wait for the processes that hold the lock or the other end of the pipe.
+    """Return the wait for the processes that hold a lock or the other end of a pipe.
 
     It is closed if all of them are other ranks, or processes of this rank that cannot end it.
     """
@@ -285,7 +299,6 @@ def _file_lock(family: _Family, _: _Actor, task: Task, above: tuple[int, ...]) -
 
 
 def _children(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
-    """Return the wait for the exit of child processes."""
     own_children = tuple(pid for pid, child in family.actors.items() if child.process.parent == actor.process.pid)
     awaited_pids = task.held_by or own_children
     known_pids = [pid for pid in awaited_pids if pid in family.actors and pid not in above]
@@ -305,13 +318,13 @@ _BY_CALL: Mapping[str, Callable[[_Family, _Actor, Task, tuple[int, ...]], WaitSt
 
 
 def _loader(family: _Family, above: tuple[int, ...]) -> WaitState:
-    """Return the wait for a batch of a DataLoader, which ends when a busy worker hands over its batch."""
+    """Return the wait for a batch from the busy workers of a DataLoader."""
     workers = [pid for pid, actor in family.actors.items() if pid not in above and _is_at_work(actor.stack)]
     return _unless_busy(family, _wait_for_children(WaitState(kind=WaitKind.LOADER), family, workers, above))
 
 
 def _busy_pool_workers(family: _Family, pid: int, above: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the process ids of the busy workers of the process pool whose result process `pid` waits for."""
+    """Return the process ids of the busy workers of the process pool that a process waits for."""
     pool = awaits_result(family.actors[pid].frames)
     if pool is None:
         return ()
@@ -322,10 +335,10 @@ def _busy_pool_workers(family: _Family, pid: int, above: tuple[int, ...]) -> tup
 
 
 def _pool(family: _Family, actor: _Actor, workers: Sequence[int], above: tuple[int, ...]) -> WaitState:
-    """Return the process's wait for the result of a process pool with these busy workers.
+    """Return the wait for a result from the busy workers of a process pool.
 
-    The wait is closed (it cannot end by itself) if none of these workers can continue and no thread of this process can
-    add another task.
+    The wait is closed (it cannot end on its own) if none of these workers can continue and no thread of this process
+    can add another task.
     """
     pool_threads = [stack for stack in actor.stacks if serves_pool(stack.frames)]
     others_may_act = actor.thread_may_act(pool_threads)
@@ -337,13 +350,13 @@ def _pool(family: _Family, actor: _Actor, workers: Sequence[int], above: tuple[i
 
 
 def _awaits_batch(frames: Sequence[Frame]) -> bool:
-    """Whether the thread waits for a batch of a DataLoader. py-spy prefixes the name of a method with its class."""
+    """Return whether the thread waits for a batch of a DataLoader."""
     functions = (frame.function.rpartition(".")[2] for frame in frames if frame.file.endswith(_LOADER))
     return any(name in _LOADER_CALLS for name in functions)
 
 
 def _is_at_work(stack: Stack | None) -> bool:
-    """Whether the thread is in a DataLoader worker that is busy and does not wait for the indices of a batch."""
+    """Return whether the thread belongs to a DataLoader worker that is loading a batch."""
     frames = stack.frames if stack else ()
     inner = next((index for index, frame in enumerate(frames) if frame.file.endswith(_WORKER)), None)
     return inner is not None and (inner == 0 or not frames[inner - 1].file.endswith(_QUEUE))
@@ -352,7 +365,10 @@ def _is_at_work(stack: Stack | None) -> bool:
 def _wait_for_children(
     wait: WaitState, family: _Family, pids: Sequence[int], above: tuple[int, ...], *, is_closed: bool = True
 ) -> WaitState:
-    """Return the wait for the child processes `pids`, any of which may end it. `is_closed`: nothing else can end it."""
+    """Return the wait for several child processes, any of which may end it.
+
+    `is_closed`: nothing else can end it.
+    """
     if not pids:
         return wait
     children = [_child(family, pid, above) for pid in pids]
@@ -374,7 +390,6 @@ def _wait_for_children(
 
 
 def _child(family: _Family, pid: int, above: tuple[int, ...]) -> ChildWait:
-    """Return the wait or computation of child process `pid`."""
     actor = family.actors[pid]
     motion = _motion(actor, family.elapsed_s)
     if motion is not Motion.WAITING or len(above) > _MAX_DEPTH:
@@ -410,7 +425,7 @@ def _motion(actor: _Actor, elapsed_s: float) -> Motion:
 
 
 def _only_computes(actor: _Actor, before: Process, elapsed_s: float) -> bool:
-    """Whether the child process computes on known lines and transfers no bytes, unlike a worker that decodes data."""
+    """Return whether the child process only computes, unlike a worker that also reads or writes data."""
     task = actor.task
     earlier_s = next((thread.cpu_s for thread in before.tasks if task and thread.tid == task.tid), None)
     if not actor.frames or task is None or earlier_s is None or task.cpu_s - earlier_s < STARVED_SHARE * elapsed_s:
@@ -419,5 +434,5 @@ def _only_computes(actor: _Actor, before: Process, elapsed_s: float) -> bool:
 
 
 def _has_transferred(before: Process, after: Process) -> bool:
-    """Whether the process read, wrote, sent or received bytes between the snapshots."""
+    """Return whether the process read, wrote, sent or received bytes between the snapshots."""
     return before.io_bytes != after.io_bytes or has_connection_traffic(before, after)

@@ -1,4 +1,4 @@
-"""The time limits of a run: how long it may make no progress, derived from its own pauses and steps so far."""
+"""The time limits of a run, such as how long it may make no progress."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SET_UP = {"init_process_group", "new_group"}
 
 
 def has_started(status_file: StatusFile | None) -> bool:
-    """Whether the rank has finished start-up.
+    """Return whether the rank has finished starting up.
 
     It has if it recorded a training event, or called a collective other than those that create a process group.
     """
@@ -41,11 +41,11 @@ def last_progress_s(status_file: StatusFile) -> float:
 
 
 def current_limits(fixed: Limits, rank_status_files: Iterable[StatusFile | None], grown_s: float = 0.0) -> Limits:
-    """Return the limits that are in force now, with every value set except perhaps the deadline.
+    """Return the time limits that now apply to a run, derived from its own pauses so far.
 
     Values that are set in `fixed` are kept. The others grow with the run's own pauses: a run may pause several times as
-    long as before in the same phase without a suspicion. `grown_s` is the lowest stall limit after a suspicion that was
-    wrong.
+    long as before in the same phase without a suspicion. All are set except perhaps the deadline. `grown_s` is the
+    lowest stall limit after a suspicion that was wrong.
     """
     status_files = [status_file for status_file in rank_status_files if status_file is not None]
     phases = {status_file.latest_event.kind for status_file in status_files if status_file.latest_event}
@@ -64,10 +64,11 @@ def current_limits(fixed: Limits, rank_status_files: Iterable[StatusFile | None]
 
 
 def with_deadline_from(limits: Limits, began_s: float | None) -> Limits:
-    """Return the limits with the deadline counted from `began_s`, the time when every rank had finished start-up.
+    """Return the limits with a deadline that excludes start-up.
 
-    Start-up time is excluded, because it depends on the launcher and not on the program. If `began_s` is None, the
-    deadline counts from the launch: some rank is still starting, or the job was already running when it was found.
+    `began_s` is the time when every rank had finished start-up, which depends on the launcher and not on the program.
+    If it is None, the deadline counts from the launch: some rank is still starting, or the job was already running when
+    it was found.
     """
     if began_s is None or limits.deadline_s is None:
         return limits
@@ -75,7 +76,7 @@ def with_deadline_from(limits: Limits, began_s: float | None) -> Limits:
 
 
 def final_limits(evidence: Evidence) -> Limits:
-    """Return the limits that were in force at the end of a run, with the deadline in seconds since the launch."""
+    """Return the time limits that applied at the end of a run. The deadline is in seconds since the launch."""
     is_own_launch = not evidence.is_observed and not evidence.is_attached
     return with_deadline_from(evidence.limits, evidence.launch_s if is_own_launch else None)
 

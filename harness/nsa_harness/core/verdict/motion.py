@@ -1,4 +1,4 @@
-"""Find what a rank did between two snapshots: make progress, wait, only compute, be stopped, or exit."""
+"""Find out whether a rank made progress between two snapshots, or waited, computed, was stopped or exited."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ class Motion(StrEnum):
 
 
 def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -> Motion:
-    """Return what one rank did between two snapshots that are `elapsed_s` apart.
+    """Return what one rank did between two snapshots.
 
-    A rank is MOVING if it recorded a progress event, completed a collective, transferred bytes, or is on another line.
-    It is BURNING if it used CPU time and did none of these. Without a snapshot `before`, a running rank is MOVING.
+    The snapshots are `elapsed_s` apart. A rank is MOVING if it recorded a progress event, completed a collective,
+    transferred bytes, or is on another line. It is BURNING if it used CPU time and did none of these. Without a
+    snapshot `before`, a running rank is MOVING.
     """
     if after.is_from_dump:
         return Motion.WAITING
@@ -54,7 +55,7 @@ def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -
 
 
 def only_another_line(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """Whether the change of the line is the rank's only sign of progress, as in a polling loop.
+    """Return whether a changed line is the rank's only sign of progress, as in a polling loop.
 
     This is so if the rank recorded no progress event and transferred no bytes. A rank that sleeps may have transferred
     a few bytes, because a polling loop may log each retry.
@@ -66,7 +67,10 @@ def only_another_line(before: RankSnapshot, after: RankSnapshot, elapsed_s: floa
 
 
 def _sleeps_between(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """Whether the rank woke up and sleeps again on the same line, and transferred only few bytes in between."""
+    """Return whether the rank woke up and sleeps again on the same line, as in a polling loop.
+
+    It may have transferred a few bytes in between.
+    """
     earlier, later = sleep_end_s(before), sleep_end_s(after)
     if earlier is None or later is None or earlier >= later or leaf(before) != leaf(after):
         return False
@@ -74,48 +78,48 @@ def _sleeps_between(before: RankSnapshot, after: RankSnapshot, elapsed_s: float)
 
 
 def _only_trickles(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """Whether the rank read or wrote few bytes, and none on its connections."""
+    """Return whether the rank read or wrote few bytes, and none on its connections."""
     transferred, processes = _transferred_bytes(before, after), (before.process, after.process)
     is_little = transferred is not None and transferred < STREAM_BYTES_PER_S * elapsed_s
     return is_little and not (processes[0] and processes[1] and has_connection_traffic(processes[0], processes[1]))
 
 
 def sleep_end_s(snapshot: RankSnapshot) -> float | None:
-    """Return the time at which the training thread's sleep will end.
+    """Return the time at which the training thread's sleep will end, or None if it is unknown.
 
-    Return None if the thread does not sleep or the end is unknown.
+    Also None if the thread does not sleep.
     """
     task = task_of(snapshot, rank_stack(snapshot))
     return task.wakes_at_s if task and task.syscall in SLEEPS else None
 
 
 def _streams(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """Whether the rank transferred so many bytes that it saves or loads data."""
+    """Return whether the rank transferred so many bytes that it saves or loads data."""
     transferred = _transferred_bytes(before, after)
     return transferred is not None and transferred >= STREAM_BYTES_PER_S * elapsed_s
 
 
 def _is_stopped(before: RankSnapshot | None, after: Process) -> bool:
-    """Whether a signal or its control group stopped the process, or a debugger stopped it in both snapshots."""
+    """Return whether the process is stopped by a signal, its control group or a debugger."""
     if after.state == "t":
         return before is not None and before.process is not None and before.process.state == "t"
     return after.state == "T" or after.is_frozen
 
 
 def cpu_share(before: Process, after: Process, elapsed_s: float) -> float:
-    """Return the CPU time that a process used, as a share of one core."""
+    """Return how much CPU time a process used, as a share of one core."""
     return (after.cpu_s - before.cpu_s) / elapsed_s
 
 
 def thread_cpu_s(before: RankSnapshot | None, after: RankSnapshot) -> float | None:
-    """Return the CPU time in seconds that the training thread used between the snapshots, or None if it is unknown."""
+    """Return the CPU time in seconds that the training thread used, or None if it is unknown."""
     stack = rank_stack(after)
     earlier, later = task_of(before, stack) if before else None, task_of(after, stack)
     return later.cpu_s - earlier.cpu_s if earlier and later else None
 
 
 def task_of(snapshot: RankSnapshot, stack: Stack | None) -> Task | None:
-    """Return the kernel's record of the thread with this stack, or None if there is none.
+    """Return the kernel's record of the thread with this stack, or None.
 
     Without a stack, return the record of the main thread.
     """
@@ -125,7 +129,7 @@ def task_of(snapshot: RankSnapshot, stack: Stack | None) -> Task | None:
 
 
 def _has_new_event(before: RankSnapshot, after: RankSnapshot) -> bool:
-    """Whether the rank recorded a progress event or completed a collective between the snapshots."""
+    """Return whether the rank recorded a progress event or completed a collective between the snapshots."""
     if before.status_file is None or after.status_file is None:
         return before.status_file is not after.status_file
     earlier, later = (
@@ -136,7 +140,7 @@ def _has_new_event(before: RankSnapshot, after: RankSnapshot) -> bool:
 
 
 def _has_transferred(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """Whether the rank read, wrote, sent or received bytes between the snapshots.
+    """Return whether the rank read, wrote, sent or received bytes between the snapshots.
 
     Bytes that nsa-harness's own queries caused do not count, and neither do a few bytes of threads that only sleep,
     write a report and sleep again.
@@ -159,7 +163,7 @@ def _has_transferred(before: RankSnapshot, after: RankSnapshot, elapsed_s: float
 
 
 def _sleeping_threads(snapshot: RankSnapshot) -> set[tuple[int | None, tuple[Frame, ...]]]:
-    """Return (thread id, frames) of the threads in a sleep or a timed wait, except training thread and pollers."""
+    """Return the id and the frames of each sleeping thread, except the training thread and pollers."""
     tasks = snapshot.process.tasks if snapshot.process else ()
     sleeping_tids = {task.tid for task in tasks if task.timed and (task.syscall in SLEEPS or task.syscall == "futex")}
     training = rank_stack(snapshot)
@@ -172,10 +176,11 @@ def _task_bytes(process: Process, tids: set[int | None]) -> int:
 
 
 def has_connection_traffic(before: Process, after: Process, spare_bytes: float = 0) -> bool:
-    """Whether a connection transferred more than `spare_bytes`, or a connection to another rank transferred any byte.
+    """Return whether data was transferred on the network connections of a process.
 
-    The kernel's count of bytes read and written does not include send and recv, which socket libraries call.
-    Connections to the launcher and its store are ignored, because their keep-alive traffic is not training.
+    On a connection to another rank, any byte counts; on others, more than `spare_bytes`. The kernel's count of bytes
+    read and written does not include send and recv, which socket libraries call. Connections to the launcher and its
+    store are ignored, because their keep-alive traffic is not training.
     """
     earlier = {socket.inode: _carried_bytes(socket) for socket in before.sockets}
     return any(
@@ -190,8 +195,9 @@ def _carried_bytes(socket: Socket) -> int:
 
 
 def _transferred_bytes(before: RankSnapshot, after: RankSnapshot) -> int | None:
-    """Return the bytes read and written between the snapshots, without those that nsa-harness's own queries caused;
-    None if they are unknown.
+    """Return the bytes that the rank read and wrote between the snapshots, or None if unknown.
+
+    Bytes of nsa-harness's own queries do not count.
     """
     totals = [
         snapshot.process.io_bytes - snapshot.query_bytes
@@ -202,7 +208,7 @@ def _transferred_bytes(before: RankSnapshot, after: RankSnapshot) -> int | None:
 
 
 def leaf(snapshot: RankSnapshot) -> Frame | None:
-    """Return the innermost frame of the rank's training thread, or None if its stack is unknown."""
+    """Return the innermost frame of the rank's training thread, or None if it is unknown."""
     stack = rank_stack(snapshot)
     return stack.frames[0] if stack and stack.frames else None
 

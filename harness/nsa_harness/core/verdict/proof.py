@@ -27,11 +27,11 @@ Computation = Sequence[Sample] | Sequence[ChildSample]  # samples of one process
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """A proof that a run cannot make progress any more: the kind of hang, the reason, and the wait-for graph."""
+    """A proof that a run can make no more progress, with the kind of hang and the reason."""
 
     kind: (
         HangKind | None
-    )  # None = unknown: the files of a post-mortem do not always show in what the ranks were blocked
+    )  # None if unknown, because the files of a post-mortem do not always show what blocked the ranks
     reason: str  # a sentence
     graph: WaitGraph
 
@@ -82,9 +82,9 @@ def prove(
 
 
 def snapshot_pair(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, Snapshot] | None:
-    """Return the last snapshot and the latest earlier one that is at least SETTLE_S older, as (earlier, last).
+    """Return the last snapshot and one taken long enough before it to show progress, or None.
 
-    None if there is no such earlier snapshot.
+    The result is (earlier, last). They are at least SETTLE_S apart.
     """
     earlier = [snapshot for snapshot in snapshots[:-1] if snapshots[-1].at_s - snapshot.at_s >= SETTLE_S]
     return (earlier[-1], snapshots[-1]) if earlier else None
@@ -92,7 +92,7 @@ def snapshot_pair(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, Snapshot] | 
 
 @dataclass(frozen=True, kw_only=True)
 class StallEpisode:
-    """Everything that was observed of a run since it stopped making progress."""
+    """The observations of a run since it stopped making progress."""
 
     snapshots: Sequence[Snapshot]  # oldest first
     samples: Sequence[Sample]  # oldest first
@@ -101,7 +101,7 @@ class StallEpisode:
     is_attended: bool = False  # a person may be using a debugger in this run
 
     def is_endless(self, root: Wait) -> bool:
-        """Whether the wait or the computation of this root rank has lasted so long that it counts as endless."""
+        """Return whether the rank has waited or computed for so long that this counts as endless."""
         if self._may_be_answered(root):
             return False
         no_progress_s = self.no_progress_s(root)
@@ -120,7 +120,7 @@ class StallEpisode:
         return not self._wakes_in_time(root)
 
     def remaining_s(self, root: Wait) -> float | None:
-        """Return the seconds until `is_endless` may become true for this root rank, or None if it never will."""
+        """Return the seconds until the rank's wait may count as endless, or None if it never will."""
         busy_s = _number(self.limits.busy_s)
         if root.kind is WaitKind.COMPUTE or root.computing:
             limit_s = busy_s if _all_loop(root, self.samples) else LONG_LOOP_FACTOR * busy_s
@@ -131,7 +131,7 @@ class StallEpisode:
         return max(0.0, limit_s - self.no_progress_s(root))
 
     def no_progress_s(self, root: Wait) -> float:
-        """Return the seconds since the run's last progress or this root rank's last motion, whichever was later."""
+        """Return for how many seconds neither the run nor this rank has made progress."""
         motions = {Motion.MOVING} if _computes(root) else {Motion.MOVING, Motion.BURNING}
         times = (
             sample.at_s
@@ -141,7 +141,7 @@ class StallEpisode:
         return self.snapshots[-1].at_s - max([self.last_progress_s, *times])
 
     def is_polling(self, root: Wait) -> bool:
-        """Whether the rank is in a polling loop: an earlier sleep on its line has ended, and it sleeps there again."""
+        """Return whether the rank is in a polling loop: it woke up and sleeps again on the same line."""
         own = (rank for snapshot in self.snapshots for rank in snapshot.ranks if rank.rank == root.rank)
         sleeps = [(leaf(rank), sleep_end_s(rank)) for rank in own]
         sleeps += [(sample.leaf, sample.wakes_at_s) for sample in self.samples if sample.rank == root.rank]
@@ -150,11 +150,13 @@ class StallEpisode:
         return root.kind is WaitKind.SLEEP and any(has_ended)
 
     def _may_be_answered(self, root: Wait) -> bool:
-        """Whether the rank waits at the prompt of a debugger that a person may be using."""
         return self.is_attended and bool(root.debugger)
 
     def _wakes_in_time(self, root: Wait) -> bool:
-        """Whether the rank's sleep ends before the deadline. The sleep of a polling loop does not count."""
+        """Return whether the rank's sleep ends before the deadline.
+
+        The sleep of a polling loop does not count.
+        """
         if root.until_s is None:
             return False
         in_time = self.limits.deadline_s is None or root.until_s <= self.limits.deadline_s
@@ -162,9 +164,10 @@ class StallEpisode:
 
 
 def computations(root: Wait, samples: Sequence[Sample]) -> tuple[Computation, ...]:
-    """Return the samples of each process that computes at this root rank, since the rank last made other progress.
+    """Return the recent samples of each process that computes at this rank.
 
-    If the rank waits for child processes that compute, the samples are theirs, otherwise they are its own.
+    They begin when the rank last made other progress. If the rank waits for child processes that compute, the samples
+    are theirs, otherwise they are its own.
     """
     burning = _burning(root.rank, samples)
     if not root.computing:
@@ -174,7 +177,7 @@ def computations(root: Wait, samples: Sequence[Sample]) -> tuple[Computation, ..
 
 
 def loop_lines(root: Wait, samples: Sequence[Sample]) -> set[tuple[str, int]]:
-    """Return (file, line) of the innermost frames in the last samples of each process that computes at a root rank."""
+    """Return the innermost lines, as (file, line), on which the rank was recently seen computing."""
     return {line for computation in computations(root, samples) for line in _last_lines(computation)}
 
 
@@ -188,7 +191,7 @@ def _computes(root: Wait) -> bool:
 
 
 def _burning(rank: int, samples: Sequence[Sample]) -> list[Sample]:
-    """Return the samples of a rank in which it only computed, since its last sample with other progress."""
+    """Return the latest samples of a rank in which it only computed."""
     own = [sample for sample in samples if sample.rank == rank]
     moves = (
         number
@@ -204,12 +207,12 @@ def _all_loop(root: Wait, samples: Sequence[Sample]) -> bool:
 
 
 def _loops(computation: Computation) -> bool:
-    """Whether the last samples of a computation show an endless loop of one or two lines."""
+    """Return whether the last samples of a computation show an endless loop of one or two lines."""
     return len(computation) >= LOOP_SAMPLES and 1 <= len(_last_lines(computation)) <= LOOP_LINES
 
 
 def _is_long_loop(computation: Computation) -> bool:
-    """Whether the last samples of a computation show a loop with a long body.
+    """Return whether the last samples of a computation show an endless loop with a long body.
 
     They must all show the same user function, only a few of its lines, and only a few innermost lines.
     """
@@ -222,13 +225,13 @@ def _is_long_loop(computation: Computation) -> bool:
 
 
 def is_closed(root: Wait, limits: Limits) -> bool:
-    """Whether nothing can end the wait of this root rank before the deadline, such as a sleep past the deadline."""
+    """Return whether nothing can end this wait before the deadline."""
     late = root.until_s is not None and limits.deadline_s is not None and root.until_s > limits.deadline_s
     return late or root.is_closed
 
 
 def _closed_kind(roots: Sequence[Wait]) -> HangKind:
-    """Return the kind of a hang in which no wait of a root rank can end. A sleep past the deadline is STARVED."""
+    """Return the kind of a hang in which no wait can end. A sleep past the deadline is STARVED."""
     kinds = {root.child.deepest.kind if root.child else root.kind for root in roots}
     if WaitKind.STOPPED in kinds:
         return HangKind.STOPPED
@@ -245,6 +248,5 @@ def _closed_reason(graph: WaitGraph, span_s: float) -> str:
 
 
 def _number(limit_s: float | None) -> float:
-    """Return a limit that must be set."""
     assert limit_s is not None, "limits in force are numbers"
     return limit_s

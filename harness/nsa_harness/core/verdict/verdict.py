@@ -36,7 +36,7 @@ _GROUPS = "torch/distributed/distributed_c10d.py"
 
 
 def is_shutting_down(rank: RankSnapshot) -> bool:
-    """Whether the rank's interpreter is exiting: it joins the last threads or runs exit hooks.
+    """Return whether the rank's Python interpreter is exiting.
 
     The probe records a progress event when this begins. Without a probe, the stack shows it.
     """
@@ -58,18 +58,24 @@ _MIN_MOVING_SAMPLES = 2  # a single transferred byte may be a library's heartbea
 
 
 def moving_ranks(samples: Sequence[Sample]) -> tuple[int, ...]:
-    """Return the ranks that made progress in these samples, or that computed on more lines than an endless loop has."""
+    """Return the ranks that made progress in these samples.
+
+    A rank that computes on more lines than an endless loop has counts too.
+    """
     return tuple(rank for rank in sorted({sample.rank for sample in samples}) if _moves(rank, samples))
 
 
 def ranks_with_progress(evidence: Evidence) -> list[int]:
-    """Return the ranks that made progress while the job was watched, in ascending order."""
+    """Return the ranks that made progress while the job was watched, sorted."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     return sorted({*moving_ranks(evidence.samples), *_ranks_with_new_events(last, evidence)})
 
 
 def observation_sentence(evidence: Evidence) -> str:
-    """Return a sentence about a job that continues: it begins with MOVING or SUSPECT and names the ranks."""
+    """Return a sentence that says which ranks of a job still make progress.
+
+    It begins with MOVING or SUSPECT.
+    """
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     without_probe = [rank.rank for rank in last if rank.status_file is None]
     has, own = ("has", "its own") if len(without_probe) == 1 else ("have", "theirs")
@@ -98,12 +104,11 @@ def _moves(rank: int, samples: Sequence[Sample]) -> bool:
 
 
 def _lines(samples: Sequence[Sample] | Sequence[ChildSample]) -> set[tuple[str, int]]:
-    """Return (file, line) of the innermost frames in these samples."""
     return {(sample.leaf.file, sample.leaf.line) for sample in samples if sample.leaf}
 
 
 def _ranks_with_new_events(last: Sequence[RankSnapshot], evidence: Evidence) -> set[int]:
-    """Return those of the ranks of the last snapshot `last` that recorded progress after the first sample."""
+    """Return the ranks that recorded progress after the first sample."""
     begun_s = evidence.samples[0].at_s if evidence.samples else evidence.ended_s
     return {rank.rank for rank in last if rank.status_file and last_progress_s(rank.status_file) > begun_s}
 
@@ -131,9 +136,9 @@ _TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)
 class FailureKind(StrEnum):
     """The way in which a process failed."""
 
-    RAISED = "raised"  # by an exception
+    RAISED = "raised"  # ended by an exception
     SIGNAL = "signal"  # killed by a signal
-    CODE = "code"  # by an exit code other than 0
+    CODE = "code"  # exited with a code other than 0
     LEFT = "left"  # exited with 0, or an unknown status, while other ranks still needed it
     LAUNCHER = "launcher"  # only the launcher failed
     UNSEEN = "unseen"  # exited with an unknown status, while SIGTERM ended the other ranks
@@ -144,7 +149,7 @@ class Failure:
     """The failure of one process."""
 
     kind: FailureKind
-    rank: int | None  # None = the launcher
+    rank: int | None  # None for the launcher
     at_s: float
     text: str  # for people
     is_collateral: bool  # the failure of another rank caused it
@@ -154,7 +159,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The verdict of a run, and the facts that it is based on."""
+    """The verdict of a run, with the failures or the proof behind it."""
 
     status: Status
     failures: tuple[Failure, ...]  # in order of time, but collateral failures come last
@@ -227,7 +232,7 @@ def _post_mortem_proof(evidence: Evidence) -> Proof | None:
 
 
 def _call(wait: Wait) -> tuple[object, ...]:
-    """Return the identity of the call that a rank waits in: its number in the flight recorder, or else its line."""
+    """Return the identity of the call that a rank waits in."""
     return (wait.blocked_in, wait.user_frame if wait.collective is None else None)
 
 
@@ -238,7 +243,7 @@ def _no_verdict_text(evidence: Evidence) -> str:
 
 
 def pass_reason(evidence: Evidence) -> str | None:
-    """Return a sentence with the evidence that every rank ended well, or None if there is no such evidence.
+    """Return a sentence with the evidence that every rank ended well, or None without such evidence.
 
     The evidence is the exit code of each rank, or the exit code of a launcher that exits with 0 only if every rank did.
     Other launchers may hide the error of a rank. Under such a launcher, a rank with an unknown exit ended well if its
@@ -282,7 +287,7 @@ def _ranks_text(ranks: Sequence[int]) -> str:
 
 
 def _ending_without_controller(evidence: Evidence) -> str:
-    """Return a clause that says the end of a run whose controller had died."""
+    """Return a text that says how a run ended after its controller had died."""
     if evidence.is_observed:
         return "the job was left alone"
     if evidence.unkillable is None:
@@ -307,7 +312,7 @@ def _proof(evidence: Evidence) -> Proof | None:
 
 
 def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
-    """Return all failures of a run: in order of time, with collateral failures last."""
+    """Return all failures of a run in order of time. Failures caused by other failures come last."""
     # A rank that is in the last snapshot has survived the exception that it printed.
     alive = [
         rank.rank for snapshot in evidence.snapshots[-1:] for rank in snapshot.ranks if evidence.ending is Ending.STALL
@@ -339,7 +344,10 @@ def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
 
 
 def _rank_failure(rank: RankEvidence, *, is_exiting: bool) -> Failure | None:
-    """Return the failure of a rank, or None. `is_exiting`: the program has finished and the interpreter is exiting."""
+    """Return the failure of a rank, or None.
+
+    `is_exiting`: the program has finished and the interpreter is exiting.
+    """
     exit = rank.exit
     if rank.exception is not None and (
         _ended_by(rank.exception, exit) or (is_exiting and rank.exception.at_s is not None)
@@ -370,7 +378,7 @@ def _rank_failure(rank: RankEvidence, *, is_exiting: bool) -> Failure | None:
 
 
 def _unseen_exits(evidence: Evidence, failures: Sequence[Failure]) -> list[Failure]:
-    """Return a failure for each rank whose exit was not seen, if SIGTERM ended all other ranks that failed.
+    """Return a failure for each rank whose exit was not seen, if SIGTERM ended all others.
 
     Something made the sender of SIGTERM end the ranks. This may be the failure of one of the ranks whose exit was not
     seen.
@@ -399,9 +407,10 @@ def _lost_a_peer(error: RaisedException | EarlierError) -> bool:
 
 
 def _ended_by(exception: RaisedException, exit: Exit | None) -> bool:
-    """Whether the exception ended the rank. A rank may also have caught an exception that it printed.
+    """Return whether the exception ended the rank.
 
-    If a signal killed the rank, an exception that is only known from the log does not count.
+    A rank may also have caught an exception that it printed. If a signal killed the rank, an exception that is only
+    known from the log does not count.
     """
     if exit is None:
         return True
@@ -437,7 +446,7 @@ def _early_exit(exit: Exit, evidence: Evidence, proof: Proof | None, failures: l
 
 
 def _disconnected_s(exit: Exit, evidence: Evidence) -> float:
-    """Return when the other ranks lost their connection to this rank.
+    """Return when the other ranks lost their connection to this rank, in seconds since the launch.
 
     Destroying the process group closes the connections, which may happen seconds before the exit.
     """
@@ -449,7 +458,7 @@ def _disconnected_s(exit: Exit, evidence: Evidence) -> float:
 
 
 def exit_text(status: int | None) -> str:
-    """Return how a process with this exit status ended, as text to put after its name. None: the status is unknown."""
+    """Return a text for how a process with this exit status ended, such as "ended with exit code 1"."""
     if status is None:
         return "ended; nobody saw how"
     if status >= 0:

@@ -1,4 +1,4 @@
-"""The wait of a rank or process: what it is blocked in, which ranks it waits for, and if that can end."""
+"""The wait of a rank or process: what it waits for, and whether the wait can end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ KIND_OF_MOTION = {
 
 @dataclass(frozen=True, kw_only=True)
 class WaitState:
-    """The wait of one rank or one of its child processes.
+    """The wait of a rank or of one of its child processes.
 
     A closed wait (`is_closed`) never ends on its own; at most another rank can end it. `motion` is MOVING if something
     that the process waits for makes progress. It is BURNING if everything it waits for computes on known lines or is in
@@ -66,7 +66,7 @@ class WaitState:
 
 @dataclass(frozen=True, kw_only=True)
 class ChildWait(WaitState):
-    """The wait or computation of a child process, or of another thread, for which a rank waits."""
+    """The state of a child process or thread that a rank waits for."""
 
     pid: int  # process id; for a thread, the native thread id
     command: str
@@ -76,17 +76,17 @@ class ChildWait(WaitState):
 
     @property
     def deepest(self) -> ChildWait:
-        """The wait at the end of the chain of child processes, each of which waits for the next."""
+        """The last wait in a chain of child processes that wait for each other."""
         return self.child.deepest if self.child else self
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wait(WaitState):
-    """The wait of one rank. It is a node of the wait-for graph."""
+    """The wait of one rank, as a node of the wait-for graph."""
 
     rank: int
     blocked_in: str  # what it is blocked in, for people: "all_reduce #14"
     leaf: Frame | None = None  # innermost Python frame of the training thread
     user_frame: Frame | None = None  # innermost frame of the user's own code
     in_backward: bool = False  # the training thread is in a backward pass
-    debugger: str = ""  # the debugger in which the rank waits for a person; empty = none
+    debugger: str = ""  # the debugger in which the rank waits for a person, or ""

@@ -1,4 +1,4 @@
-"""Build the wait-for graph: what each rank is blocked in, whether its wait can end, and which ranks are roots."""
+"""Wait-for graph: what each rank waits for, and which waits started the hang."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COMPILERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class WaitGraph:
-    """The wait-for graph of a run at one moment, with the wait of each rank.
+    """The wait-for graph of a run at one moment: what each rank waits for.
 
     All waits depend on the root waits: those for no other rank, and those that form a cycle.
     """
@@ -49,9 +49,10 @@ class WaitGraph:
 
 
 def wait_graph_between(before: Snapshot, after: Snapshot, exited_ranks: Iterable[int], backend: str) -> WaitGraph:
-    """Return the wait-for graph at snapshot `after`. Snapshot `before` shows which ranks have made progress since.
+    """Return the wait-for graph at snapshot `after`.
 
-    `exited_ranks` have exited, and `backend` is the backend of the job.
+    Snapshot `before` shows which ranks have made progress since. `exited_ranks` have exited, and `backend` is the
+    backend of the job.
     """
     return _graph(before, after, job_state(after.ranks, exited_ranks, backend))
 
@@ -112,14 +113,14 @@ _AT_A_PROMPT = (WaitKind.IO, WaitKind.LOCK, WaitKind.SLEEP)
 
 
 def _motion_in_wait(host: WaitState, *, works: bool) -> Motion:
-    """Return the motion of a waiting rank: MOVING if another of its threads computes and may end the wait."""
+    """Return the motion of a waiting rank: MOVING if another of its threads works and may end the wait."""
     if host.motion in (Motion.MOVING, Motion.BURNING):
         return host.motion
     return Motion.MOVING if works and host.kind in (WaitKind.LOCK, WaitKind.UNKNOWN) else Motion.WAITING
 
 
 def _works(before: RankSnapshot | None, rank: RankSnapshot, elapsed_s: float) -> bool:
-    """Whether the process keeps a core busy, without threads of libraries that spin for a device or the network."""
+    """Return whether the process keeps a core busy, not counting library threads that only spin."""
     if before is None or before.process is None or rank.process is None:
         return False
     earlier_s = {task.tid: task.cpu_s for task in before.process.tasks}
@@ -128,7 +129,6 @@ def _works(before: RankSnapshot | None, rank: RankSnapshot, elapsed_s: float) ->
 
 
 def _is_still(before: RankSnapshot | None, stack: Stack | None) -> bool:
-    """Whether the training thread is on the same line as in the snapshot before."""
     earlier = rank_stack(before) if before else None
     return bool(earlier and stack and earlier.frames[:1] == stack.frames[:1])
 
@@ -138,9 +138,10 @@ def _compiles(frames: Sequence[Frame]) -> bool:
 
 
 def _roots(waits: Sequence[Wait]) -> tuple[Wait, ...]:
-    """Return the waits of root ranks: ranks that wait for no other rank, and ranks of a cycle that waits for no other.
+    """Return the waits on which all other waits depend.
 
-    Ranks that wait for no other rank come first.
+    These are the waits of ranks that wait for no other rank, which come first, and of ranks in a cycle that waits for
+    no rank outside it.
     """
     by_rank = {wait.rank: wait for wait in waits}
     reachable = {rank: reachable_ranks(rank, waits) & by_rank.keys() for rank in by_rank}
@@ -149,7 +150,7 @@ def _roots(waits: Sequence[Wait]) -> tuple[Wait, ...]:
 
 
 def reachable_ranks(rank: int, waits: Iterable[Wait]) -> set[int]:
-    """Return this rank together with all ranks that it waits for, directly or indirectly."""
+    """Return this rank and all ranks that it waits for, directly or indirectly."""
     peers = {wait.rank: wait.peers for wait in waits}
     reachable: set[int] = set()
     queue = [rank]
@@ -179,7 +180,7 @@ RANK_WAITS = (
 
 
 def _blocked_in(rank: RankSnapshot, stack: Stack | None, state: WaitState) -> str:
-    """Return what a rank is blocked in, for people, such as "all_reduce #14" or "a sleep in load"."""
+    """Return a text for what a rank is blocked in, such as "all_reduce #14" or "a sleep in load"."""
     frames = stack.frames if stack else ()
     if state.kind in RANK_WAITS:
         return _group_wait_text(state, frames)
@@ -192,7 +193,7 @@ def _blocked_in(rank: RankSnapshot, stack: Stack | None, state: WaitState) -> st
 
 
 def _group_wait_text(state: WaitState, frames: Sequence[Frame]) -> str:
-    """Return what a rank is blocked in if it waits for other ranks."""
+    """Return a text for what a rank that waits for other ranks is blocked in."""
     call = state.call
     if state.collective is not None:
         return f"{state.collective.op} #{state.collective.seq}"
@@ -207,7 +208,10 @@ def _group_wait_text(state: WaitState, frames: Sequence[Frame]) -> str:
 def rank_samples(
     before: Snapshot | None, after: Snapshot, exited_ranks: Iterable[int], backend: str
 ) -> Iterator[Sample]:
-    """Yield a sample of each rank in snapshot `after`. Snapshot `before` shows its motion; None = unknown."""
+    """Yield a sample of each rank in snapshot `after`.
+
+    Snapshot `before` shows its motion, which is unknown if it is None.
+    """
     waits = (
         {wait.rank: wait for wait in wait_graph_between(before, after, exited_ranks, backend).waits} if before else {}
     )

@@ -5,9 +5,10 @@ if the run does not show it. A rule must not look for the texts of known program
 
 1. **Table row.** Add the cause to `Cause` in `causes.py`, and add a section for it to `texts/causes.toml`. If no frozen
    evidence in tests/frozen shows the cause, add example facts to `BY_HAND` in `tests/texts/test_templates.py`.
-2. **Rule.** Write the function in the module that fits the cause, and start its docstring with "Explain". If the rule
-   needs something that only some runs have, find it with `@rule_if(find)`. The rule then runs only if `find(context)`
-   is not None, and receives the values that `find` returned.
+2. **Rule.** Write the function in the module that fits the cause, and start its docstring with "Explain a hang in
+   which" or "Explain a failure in which" ("Report" if its finding can accompany a PASS). If the rule needs something
+   that only some runs have, find it with `@rule_if(find)`. The rule then runs only if `find(context)` is not None, and
+   receives the values that `find` returned.
 
        @rule_if(root_where(lambda root: root.kind is WaitKind.PIPE))
        def pipe_full(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
@@ -93,7 +94,10 @@ from nsa_harness.core.diagnosis.rules import (
 
 
 class RulePhase(StrEnum):
-    """The phases of the diagnosis, in their order. The last three only note findings and run for every verdict."""
+    """The phases of a diagnosis, in their order.
+
+    The last three phases add findings to any verdict, even a PASS.
+    """
 
     NOT_JUDGED = "not judged"
     FIRST_FAILURE = (

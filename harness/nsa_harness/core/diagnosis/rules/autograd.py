@@ -1,4 +1,4 @@
-"""Rules about errors of autograd, DDP and activation checkpointing, and about gradients that were never computed."""
+"""Rules about errors of autograd, DDP and activation checkpointing, and about missing gradients."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _FIRST_EVENTS = 3  # a step starts with three training events: batch requested, 
 def rule_if_raised(
     cause: Cause,
 ) -> Callable[[Callable[[DiagnosisContext, Sequence[Failure]], Explanation | None]], Rule]:
-    """Return a decorator that turns a function into a rule for runs whose first failure raised an error of `cause`.
+    """Return a decorator for a diagnosis rule that applies only if the first failure has this cause.
 
-    An error belongs to `cause` if its text matches one of the cause's signatures. The decorated function receives the
-    context and all failures with such an error, in order of time.
+    The failure must be an exception whose message matches one of the cause's signatures. The decorated function
+    receives the context and all failures with such an error, in order of time.
     """
 
     def find(context: DiagnosisContext) -> tuple[Sequence[Failure]] | None:
@@ -62,7 +62,7 @@ def _explain_errors(
     place: Place | None = None,
     step: int | None = None,
 ) -> Explanation:
-    """Return the explanation of a run by the errors in `failures`.
+    """Create the explanation of a run from the errors that ended it.
 
     By default, the ranks that failed are at fault, and the place is that of the first failure.
     """
@@ -79,7 +79,7 @@ def _explain_errors(
 
 @rule_if_raised(Cause.STATIC_GRAPH_CHANGED)
 def static_graph_changed(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation:
-    """Explain a run in which DDP with `static_graph=True` used different parameters in a later step."""
+    """Explain a DDP failure in which a `static_graph=True` model used different parameters in a later step."""
     first = failures[0]
     return _explain_errors(
         context,
@@ -96,7 +96,7 @@ def static_graph_changed(context: DiagnosisContext, failures: Sequence[Failure])
 
 @rule_if_raised(Cause.READY_TWICE)
 def ready_twice(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation:
-    """Explain a run in which DDP reports that a parameter's gradient became ready twice in one backward pass."""
+    """Explain a failure in which DDP found a gradient ready twice in one backward pass."""
     checkpoint = context.program.reentrant_checkpoint()
     return _explain_errors(
         context,
@@ -110,7 +110,7 @@ def ready_twice(context: DiagnosisContext, failures: Sequence[Failure]) -> Expla
 
 @rule_if_raised(Cause.CHECKPOINT_RECOMPUTE_MISMATCH)
 def checkpoint_recompute_mismatch(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation:
-    """Explain a run in which activation checkpointing recomputed different tensors than the forward pass had saved."""
+    """Explain a failure in which activation checkpointing recomputed different tensors than it had saved."""
     hint = next(iter(_hints(failures[0], "recomputed")), None)
     return _explain_errors(
         context,
@@ -126,7 +126,7 @@ def checkpoint_recompute_mismatch(context: DiagnosisContext, failures: Sequence[
 
 @rule_if_raised(Cause.INPLACE_MODIFICATION)
 def inplace_modification(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation:
-    """Explain a run in which a tensor that backward needs was modified in place."""
+    """Explain a failure in which a tensor needed by the backward pass was modified in place."""
     hints = _hints(failures[0], "in place")
     output = Cause.INPLACE_MODIFICATION.find_message(failures[0].text)
     return _explain_errors(
@@ -144,9 +144,9 @@ def inplace_modification(context: DiagnosisContext, failures: Sequence[Failure])
 
 @rule_if_raised(Cause.MODEL_MISMATCH)
 def model_mismatch(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation:
-    """Explain a run in which DDP's constructor found different models on the ranks.
+    """Explain a failure in which DDP found different models on the ranks.
 
-    The ranks whose model differs from the majority are at fault. Without a majority, all ranks that were compared are.
+    The ranks whose model differs from the majority are at fault. Without a majority, all compared ranks are.
     """
     models = _model_facts(context, failures)
     common_model, majority_count = Counter(map(repr, models.values())).most_common(1)[0]
@@ -163,9 +163,9 @@ def model_mismatch(context: DiagnosisContext, failures: Sequence[Failure]) -> Ex
 
 
 def _model_facts(context: DiagnosisContext, failures: Sequence[Failure]) -> dict[int, Facts]:
-    """Return what PyTorch's messages say about each rank's model.
+    """Return what PyTorch's error messages say about each rank's model, by rank.
 
-    A model's facts are its number of parameters, or the first parameter that differs from rank 0's model.
+    This is the number of parameters, or the first parameter that differs from rank 0's model.
     """
     counts = [match for failure in failures if (match := _COUNT_DIFFERS.search(failure.text))]
     if counts:
@@ -180,10 +180,10 @@ def _model_facts(context: DiagnosisContext, failures: Sequence[Failure]) -> dict
 
 @rule_if_raised(Cause.REENTRANT_NO_GRAD_INPUT)
 def reentrant_no_grad_input(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation | None:
-    """Explain a DDP error caused by a reentrant checkpoint that computed no gradients.
+    """Explain a DDP failure in which a reentrant checkpoint computed no gradients.
 
-    No input of the checkpoint requires a gradient, so its parameters get none; DDP raises the error in the next step.
-    Return None if the probe saw no such checkpoint on the failed rank.
+    No input of the checkpoint requires a gradient, so its parameters get none, and DDP raises an error in the next
+    step.
     """
     checkpoints = _checkpoints_without_grad_input(context)
     if failures[0].rank not in checkpoints:
@@ -203,9 +203,9 @@ def reentrant_no_grad_input(context: DiagnosisContext, failures: Sequence[Failur
 
 
 def silent_checkpoint(context: DiagnosisContext) -> Explanation | None:
-    """Report a reentrant checkpoint without DDP whose inputs require no gradient, so its parameters are never trained.
+    """Report a reentrant checkpoint whose parameters are never trained.
 
-    Nothing fails in such a run. Return None if a rank failed, or if the probe saw no such checkpoint.
+    No input of the checkpoint requires a gradient. Without DDP, nothing fails in such a run.
     """
     checkpoints = _checkpoints_without_grad_input(context)
     parameters_by_rank = {
@@ -228,7 +228,7 @@ def silent_checkpoint(context: DiagnosisContext) -> Explanation | None:
 
 
 def _checkpoints_without_grad_input(context: DiagnosisContext) -> dict[int | None, Place]:
-    """Return, for each affected rank, the line of a reentrant checkpoint whose inputs require no gradient."""
+    """Return the line of a reentrant checkpoint whose inputs require no gradient, by rank."""
     return {
         rank: status_file.checkpoint_without_gradient
         for rank, status_file in context.status_files.items()
@@ -238,16 +238,14 @@ def _checkpoints_without_grad_input(context: DiagnosisContext) -> dict[int | Non
 
 @rule_if_raised(Cause.NO_GRADIENT)
 def nothing_to_differentiate(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation:
-    """Explain a run in which the program called `backward` on a tensor that depends on no parameter."""
+    """Explain a failure in which `backward` was called on a tensor that depends on no parameter."""
     return _explain_errors(context, failures, Cause.NO_GRADIENT, {"variant": "refused"})
 
 
 def find_unused_needless(context: DiagnosisContext) -> Explanation | None:
-    """Report that DDP runs with `find_unused_parameters=True` although every recorded step used all parameters.
+    """Report that DDP's `find_unused_parameters=True` was unnecessary in every recorded step.
 
-    The evidence is PyTorch's warning after the first step and the gradient counts in the status files. These files
-    store the counts of a limited number of steps, so an older step may have needed the option. Return None for any
-    other run.
+    Only a limited number of steps is recorded, so an older step may have needed the option.
     """
     ranks = tuple(
         rank.rank for rank in context.evidence.ranks if any("find_unused" in warning for warning in rank.warnings)
@@ -267,10 +265,9 @@ def find_unused_needless(context: DiagnosisContext) -> Explanation | None:
 
 
 def gradient_order_differs(context: DiagnosisContext) -> Explanation | None:
-    """Report that gradients became ready in a different order on two ranks, so their graphs may differ.
+    """Report that gradients became ready in a different order on two ranks.
 
-    Such a run does not fail, because every rank reduces the DDP buckets in rank 0's order. Return None if the traces
-    show no difference.
+    Such a run does not fail, because every rank reduces the DDP buckets in rank 0's order.
     """
     order, buckets = context.evidence.gradient_order, context.evidence.bucket_order
     if order is None:
@@ -300,11 +297,7 @@ def gradient_order_differs(context: DiagnosisContext) -> Explanation | None:
 
 @rule_if_raised(Cause.RANK_CONDITIONAL_UNUSED_PARAMS)
 def rank_conditional_unused_params(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation | None:
-    """Explain a DDP error that only some ranks caused: they computed no gradient for parameters that the others
-    computed.
-
-    Return None if all ranks lack the same gradients.
-    """
+    """Explain a DDP failure in which some ranks computed no gradient for parameters that others computed."""
     result = _ranks_lacking_gradients(context, failures)
     if result is None:
         return None
@@ -329,7 +322,7 @@ def rank_conditional_unused_params(context: DiagnosisContext, failures: Sequence
 
 @rule_if_raised(Cause.UNUSED_PARAMS)
 def unused_params(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation:
-    """Explain a DDP error about parameters that got no gradient on any rank."""
+    """Explain a DDP failure in which some parameters got no gradient on any rank."""
     return _explain_missing_gradients(
         context,
         failures,
@@ -350,9 +343,9 @@ def _explain_missing_gradients(
     ranks: tuple[int, ...],
     place: Place | None = None,
 ) -> Explanation:
-    """Return the explanation of a DDP error about missing gradients.
+    """Create the explanation of a DDP error about missing gradients.
 
-    `facts` are extended by the names of the parameters and by the number of gradients that each rank computed.
+    The names of the parameters and the number of gradients per rank are added to `facts`.
     """
     step = _failed_step(context, failures[0])
     counts = (
@@ -376,7 +369,7 @@ def _explain_missing_gradients(
 def _ranks_lacking_gradients(
     context: DiagnosisContext, failures: Sequence[Failure]
 ) -> tuple[tuple[int, ...], EvidenceKind] | None:
-    """Return the ranks that lack gradients which other ranks computed, and the kind of the evidence.
+    """Return the ranks that lack gradients which other ranks computed, and the kind of evidence for it.
 
     Return None if all ranks lack the same gradients, or if no other rank was still in the failed step.
     """
@@ -407,16 +400,12 @@ def _ranks_lacking_gradients(
 
 
 def _failed_in_backward(rank: RankEvidence) -> bool:
-    """Return whether the rank failed in `backward`, where DDP waits for other ranks after the rank's last gradient."""
+    """Return whether the rank failed inside `backward`, where DDP waits for other ranks."""
     frames = rank.exception.frames if rank.exception else ()
     return in_function(frames, "torch/autograd/graph.py", ("_engine_run_backward",)) is not None
 
 
 def _collective_count(rank: RankEvidence) -> int:
-    """Return the number of collectives that the rank entered.
-
-    It is the larger of two counts: the flight recorder's, and the one in the status file's last heartbeat.
-    """
     last_numbers: dict[str, int] = {}
     for collective in rank.collectives:
         last_numbers[collective.group] = max(collective.seq, last_numbers.get(collective.group, 0))
@@ -436,11 +425,7 @@ def _failed_step(context: DiagnosisContext, failure: Failure) -> int | None:
 
 
 def _noticed_in_next_step(context: DiagnosisContext, status_file: StatusFile) -> bool:
-    """Return whether DDP raised the error in the step after the one that lacks gradients.
-
-    That is the case if the previous step has fewer gradients than others, or if the rank is still in the first events
-    of its step.
-    """
+    """Return whether DDP raised the error in the step after the one that lacks gradients."""
     if status_file.step < 2:
         return False
     previous_step = status_file.step - 1
@@ -454,20 +439,15 @@ def _noticed_in_next_step(context: DiagnosisContext, status_file: StatusFile) ->
 
 
 def _hints(failure: Failure, kind: str) -> list[Hint]:
-    """Return the probe's hints of one `kind` about this failure."""
     return [hint for hint in failure.exception.hints if hint.kind == kind] if failure.exception else []
 
 
 def _named_parameters(failure: Failure) -> tuple[str, ...]:
-    """Return the names of the parameters in the error message. Empty if the probe could not find the names."""
     return tuple(hint.name for kind in _NAMING_PARAMETERS for hint in _hints(failure, kind))
 
 
 def _failure_place(context: DiagnosisContext, failure: Failure) -> Place | None:
-    """Return the program line that is responsible for the failure, or None if it is unknown.
-
-    The line that the probe found comes first, then the innermost program line of the traceback.
-    """
+    """Return the program line that is responsible for the failure, or None if it is unknown."""
     hints = failure.exception.hints if failure.exception else ()
     located_hints = [hint for hint in hints if hint.frame is not None]
     if located_hints and (located_hints[0].kind != "in place" or len(located_hints) == 1):
@@ -477,11 +457,9 @@ def _failure_place(context: DiagnosisContext, failure: Failure) -> Place | None:
 
 
 def _hint_place(context: DiagnosisContext, failure: Failure, hint: Hint) -> Place:
-    """Return the program line of the probe's hint, together with the parameter that the hint names."""
     line = place_of(context, failure.rank, hint.frame) or Place()
     return parameter_place(hint.name, line) if hint.kind in _NAMING_PARAMETERS else line
 
 
 def _with_line(place: Place | None, line: Place | None) -> Place | None:
-    """Return `place` with its file, line and function replaced by those of `line`. Without `line`, nothing changes."""
     return place if line is None else replace(place or Place(), file=line.file, line=line.line, function=line.function)

@@ -1,4 +1,4 @@
-"""Reasons for a difference in collectives: what the ranks at fault did shortly before their calls differed."""
+"""Reasons why collective calls differ: what the ranks at fault did shortly before."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "_reduce_scatter_base",
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """An observation that explains a difference in collectives: what some ranks did before, and the resulting cause."""
+    """A reason why the collective calls of ranks differ, with the cause that follows from it."""
 
     cause: Cause | None = None  # cause that follows from the reason; None: the reason is unknown
     ranks: tuple[int, ...]
@@ -44,7 +44,7 @@ class Reason:
 def possible_reasons(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions
 ) -> Iterator[Reason]:
-    """Yield the reasons that the run shows for `difference`, strongest first.
+    """Yield the possible reasons for a difference in collective calls, strongest first.
 
     The last item has no cause: it stands for an unknown reason.
     """
@@ -62,7 +62,7 @@ def possible_reasons(
 
 
 def _dropped_batch(context: DiagnosisContext) -> Reason | None:
-    """Return a Reason if a rank dropped a batch and began the step again with another batch, otherwise None.
+    """Return a Reason if a rank dropped a batch and repeated the step with the next one, or None.
 
     Such a rank reaches the end of its data one batch before the others.
     """
@@ -99,16 +99,15 @@ def _dropped_batch(context: DiagnosisContext) -> Reason | None:
 
 
 def _loop_jumps(context: DiagnosisContext, rank: int) -> list[Branch]:
-    """Return the branches above the rank's line that may leave the innermost loop or start its next iteration."""
+    """Return the branches that may make the rank leave its innermost loop or skip to the next iteration."""
     jumps = (jumps_before(context, frame) for frame in reversed(program_frames(context, rank)))
     return next(filter(None, jumps), [])
 
 
 def _caught_exception(context: DiagnosisContext, difference: Difference) -> Reason | None:
-    """Return a Reason if one rank caught a type of exception that no other rank caught, otherwise None.
+    """Return a Reason if one rank caught an exception that no other rank caught, or None.
 
-    The exception must have been raised in the step of the difference, must not come from the differing call itself, and
-    must have an influence on the calls (see `_decides_calls`).
+    The exception must come from the step in which the calls differ, but not from the differing call itself.
     """
     exceptions_by_rank = {
         rank: status_file.caught_exceptions
@@ -153,8 +152,7 @@ def _caught_exception(context: DiagnosisContext, difference: Difference) -> Reas
 def _decides_calls(context: DiagnosisContext, difference: Difference, rank: int, exception: CaughtException) -> bool:
     """Return whether catching `exception` can have changed the collectives of the rank.
 
-    It can if the exception ended a forward pass, or if the function with its handler leads to a differing call. Many
-    other functions catch exceptions without any effect on the calls.
+    It can if the exception ended a forward pass, or if the function with its handler leads to a differing call.
     """
     if exception.left_forward or exception.caught_at is None:
         return exception.left_forward
@@ -165,29 +163,27 @@ def _decides_calls(context: DiagnosisContext, difference: Difference, rank: int,
 
 
 def _possible_steps(exception: CaughtException) -> tuple[int, ...]:
-    """Return the steps in which the exception may have been raised. A recorded step may be one too low."""
+    """Return the steps in which the exception may have been raised."""
     last = exception.step if exception.last_step is None else exception.last_step
     return (exception.step, exception.step + 1, last, last + 1)
 
 
 def _enclosing_handler(context: DiagnosisContext, rank: int) -> Place | None:
-    """Return the innermost `except` clause around the rank's line or a caller's line, or None if there is none."""
+    """Return the innermost `except` clause around the rank's current line, or None."""
     frames = reversed(program_frames(context, rank))
     handlers = (handler for frame in frames for handler in context.program.handlers(frame))
     return next((handler.place for handler in handlers), None)
 
 
 def _last_error_line(context: DiagnosisContext, rank: int) -> str:
-    """Return the last line of the rank's stderr that looks like an error, a warning or a skipped batch, or "" if none
-    does.
-    """
+    """Return the last line of the rank's stderr that looks like an error or warning, or ""."""
     evidence = context.rank(rank)
     lines = [line for line in evidence.error_lines if _ERROR_LINE.search(line)] if evidence else []
     return lines[-1] if lines else ""
 
 
 def out_of_batches(context: DiagnosisContext, positions: RelativePositions | None = None) -> Reason | None:
-    """Return a Reason if some ranks ran out of batches before the others, otherwise None.
+    """Return a Reason if some ranks ran out of batches before the others, or None.
 
     If `positions` is given and the source code is known, these ranks must also have left a loop over items.
     """
@@ -220,7 +216,7 @@ def out_of_batches(context: DiagnosisContext, positions: RelativePositions | Non
 
 
 def _different_batch_counts(context: DiagnosisContext) -> Reason | None:
-    """Return a Reason if ranks use different numbers of batches per gradient reduction, otherwise None."""
+    """Return a Reason if ranks use different numbers of batches per gradient reduction, or None."""
     pace = pace_difference(context.status_files)
     if pace is None:
         return None
@@ -230,9 +226,9 @@ def _different_batch_counts(context: DiagnosisContext) -> Reason | None:
 
 
 def _different_modules(context: DiagnosisContext, difference: Difference) -> Reason | None:
-    """Return a Reason if some ranks ran different modules than the rest, otherwise None.
+    """Return a Reason if some ranks ran different modules than the rest, or None.
 
-    This explains only calls that DDP or FSDP made. Also None if a rank runs without gradients.
+    This explains only calls that DDP or FSDP made.
     """
     automatic_events = [event for _, event in difference.entered_events if not event.from_python]
     status_files = {rank: context.status_files[rank] for rank in difference.all_ranks if rank in context.status_files}
@@ -269,12 +265,11 @@ def _different_modules(context: DiagnosisContext, difference: Difference) -> Rea
 
 
 def _module_facts(module: ModuleCall) -> Facts:
-    """Return the name of a module call and its program line."""
     return {"name": module.name, "line": module.place}
 
 
 def _fewer_collectives(context: DiagnosisContext, difference: Difference) -> Reason | None:
-    """Return a Reason if ranks made different numbers of collectives in one step, otherwise None."""
+    """Return a Reason if ranks called different numbers of collectives in one step, or None."""
     step_difference = context.step_difference
     if step_difference is None:
         return _finished_backward_early(context, difference)
@@ -309,8 +304,9 @@ def _fewer_collectives(context: DiagnosisContext, difference: Difference) -> Rea
 
 
 def _ranks_outside_majority(step_difference: StepDifference) -> tuple[int, ...]:
-    """Return the ranks whose number of collectives differs from the majority's. Without a majority, return those with
-    fewer.
+    """Return the ranks whose number of collectives differs from that of the majority.
+
+    Without a majority, return those with fewer collectives.
     """
     others = minority(dict(step_difference.counts))
     has_majority = len(others) < len(step_difference.counts)
@@ -318,11 +314,7 @@ def _ranks_outside_majority(step_difference: StepDifference) -> tuple[int, ...]:
 
 
 def _skipping_branch(context: DiagnosisContext, step_difference: StepDifference, ranks: Sequence[int]) -> Place | None:
-    """Return the branch that decides whether a rank makes one more of the counted calls, or None if no source code
-    shows it.
-
-    It is on the path to the last such call that the first of `ranks` made in the step.
-    """
+    """Return the branch that may make a rank skip the counted call, or None if no source code shows it."""
     events = context.timelines[ranks[0]].events if ranks and step_difference.from_python else ()
     last = [
         event
@@ -334,8 +326,7 @@ def _skipping_branch(context: DiagnosisContext, step_difference: StepDifference,
 
 
 def _finished_backward_early(context: DiagnosisContext, difference: Difference) -> Reason | None:
-    """Return a Reason if some ranks finished backward while others still wait in backward for gradients, otherwise
-    None.
+    """Return a Reason if some ranks finished backward while others still wait in it, or None.
 
     DDP waits in backward until every parameter has a gradient. A rank that finishes earlier skipped a part of the model
     or did not synchronize gradients at all.
@@ -378,14 +369,13 @@ def _finished_backward_early(context: DiagnosisContext, difference: Difference) 
 
 
 def _is_evaluating(status_file: StatusFile | None) -> bool:
-    """Return whether the rank runs without gradients, as in an evaluation."""
     return status_file is not None and status_file.mode is not None and not status_file.mode.gradients
 
 
 def _earliest_position(context: DiagnosisContext, rank: int, event: Event) -> int | None:
-    """Return the smallest number of training events that came before this call in any earlier step of the rank.
+    """Return the smallest number of training events before this call in an earlier step, or None.
 
-    If the current step has fewer, the rank skipped a part of the model. Return None if no earlier step made this call.
+    If the current step has fewer, the rank skipped a part of the model.
     """
     earlier_calls = (call for call in context.timelines[rank].events if (call.step or 0) < (event.step or 0))
     positions = (call.position for call in earlier_calls if call.site == event.site)
@@ -395,7 +385,7 @@ def _earliest_position(context: DiagnosisContext, rank: int, event: Event) -> in
 def _skipped_iteration(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions
 ) -> Reason | None:
-    """Return a Reason if a rank at fault left a loop whose iterations only an `except` clause skips, otherwise None."""
+    """Return a Reason if an `except` clause may have made a rank skip an iteration of a loop, or None."""
     rank = next(
         (rank for rank in difference.ranks if rank in positions.left_loops and not positions.left_loops[rank].exits),
         None,
@@ -408,10 +398,7 @@ def _skipped_iteration(
 
 
 def step_of_difference(difference: Difference) -> int | None:
-    """Return the step in which the ranks diverge, or None if no event has a step.
-
-    The expected event counts first, then the events of the ranks that are not at fault.
-    """
+    """Return the training step in which the ranks' calls diverge, or None if it is unknown."""
     by_others_first = sorted(difference.entered_events, key=lambda entry: entry[0] in difference.ranks)
     events = [difference.expected, *(event for _, event in by_others_first)]
     return next((event.step for event in events if event is not None and event.step is not None), None)

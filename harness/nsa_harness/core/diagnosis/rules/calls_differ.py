@@ -1,4 +1,4 @@
-"""Rules about ranks whose collectives differ: they find the first difference, the reason for it, and the cause.
+"""Rules about ranks that call different collectives.
 
 If two ranks make different calls, either may be wrong. What they did before may show which one. If it does not, the
 finding names both ranks, and its cause is at most likely.
@@ -50,10 +50,7 @@ _VALUE_CAUSES = {Kind.SHAPE: Cause.SHAPE_MISMATCH, Kind.DTYPE: Cause.DTYPE_MISMA
 
 
 def calls_differ(context: DiagnosisContext) -> Explanation | None:
-    """Explain a run in which ranks that wait for each other made different collectives, or different numbers of them.
-
-    Return None if the run did not end with ranks waiting for each other, or if their calls do not differ.
-    """
+    """Explain a hang in which ranks wait for each other because they called different collectives."""
     difference = context.difference
     if not _ranks_wait_for_each_other(context) or (
         difference is not None and _exited_before_difference(context, difference)
@@ -85,7 +82,7 @@ def calls_differ(context: DiagnosisContext) -> Explanation | None:
 
 
 def _cause_of(difference: Difference, reason: Reason, *, is_under_rank: bool) -> Cause:
-    """Return the cause that follows from a difference and its reason.
+    """Return the cause of a difference in collective calls.
 
     `is_under_rank`: a condition on the rank guards the call, or may guard it because the source is unknown.
     """
@@ -100,10 +97,7 @@ def _cause_of(difference: Difference, reason: Reason, *, is_under_rank: bool) ->
 
 
 def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
-    """Explain a deadlock across process groups: each rank in a cycle waits for a rank that waits in another group.
-
-    Return None if there is no such cycle, or if the calls within one group differ.
-    """
+    """Explain a deadlock in which each rank of a cycle waits for a rank that waits in another process group."""
     links = context.cycle if _ended_by_mutual_wait(context) and context.difference is None else ()
     if not links:
         return None
@@ -137,7 +131,7 @@ def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
 
 
 def _order_change_place(context: DiagnosisContext, ranks: Sequence[int], everyone: Sequence[int]) -> Place | None:
-    """Return the line at which a rank that changed the order of calls diverges from a rank that did not, or None.
+    """Return the line at which one rank's order of calls begins to differ from the others', or None.
 
     If all ranks are on the same lines, they are in different iterations of a loop over items. The place is then this
     loop.
@@ -151,7 +145,7 @@ def _order_change_place(context: DiagnosisContext, ranks: Sequence[int], everyon
 
 
 def _history_questions(context: DiagnosisContext, group: str, ranks: Sequence[int]) -> tuple[OpenQuestion, ...]:
-    """Return the open question whether ranks diverged before the recorded calls of `group`; empty if they did not."""
+    """Return an open question if the ranks may have diverged before the first recorded call of a group."""
     incomplete_ranks = tuple(rank for rank in ranks if group in context.timelines[rank].groups_with_gaps)
     status_files = {rank: context.status_files[rank] for rank in ranks if rank in context.status_files}
     return _history_question(group, incomplete_ranks, diverged_before=diverged_before_history(group, status_files))
@@ -160,9 +154,9 @@ def _history_questions(context: DiagnosisContext, group: str, ranks: Sequence[in
 def _history_question(
     group: str, incomplete_ranks: Sequence[int], *, diverged_before: bool
 ) -> tuple[OpenQuestion, ...]:
-    """Return the open question whether the ranks diverged before the recorded calls; empty if they did not.
+    """Return an open question if the ranks may have diverged before the first recorded call of a group.
 
-    They may have if the call history shows it (`diverged_before`), or if some flight recorders lack calls of the group.
+    `incomplete_ranks`: the ranks whose flight recorders lack calls. `diverged_before`: the call history shows it.
     """
     if diverged_before:
         return (OpenQuestion(code="diverged_before_history", facts={"group": group or "0"}),)
@@ -197,10 +191,10 @@ def _with_stacks_at_divergence(context: DiagnosisContext, difference: Difference
 
 
 def _ranks_wait_for_each_other(context: DiagnosisContext) -> bool:
-    """Return whether the run ended with ranks that wait for each other.
+    """Return whether the run ended with ranks waiting for each other.
 
-    A failure that left no trace counts too, because gloo aborts such a run: a rank that exited with an error code or
-    was ended by SIGTERM before the deadline.
+    A rank that exited with an error code or was ended by SIGTERM before the deadline counts too, because gloo aborts
+    such a run.
     """
     first = context.first_failure
     ended_silently = (
@@ -221,7 +215,7 @@ def _ended_by_mutual_wait(context: DiagnosisContext) -> bool:
 
 
 def _exited_before_difference(context: DiagnosisContext, difference: Difference) -> bool:
-    """Return whether a rank exited with code 0 before the step of the difference, so that it skipped no call."""
+    """Return whether a rank exited with code 0 in an earlier step, so that it skipped no call."""
     first = context.first_failure
     if first is None or first.kind is not FailureKind.LEFT or first.rank is None or first.rank not in difference.absent:
         return False
@@ -231,11 +225,7 @@ def _exited_before_difference(context: DiagnosisContext, difference: Difference)
 
 
 def _rank_condition_reason(context: DiagnosisContext, difference: Difference, branch: Branch) -> Reason:
-    """Return the Reason that `branch`, a condition on the rank, guards the differing call.
-
-    If the source code shows a later statement of the condition, or a `with` statement, at which the ranks diverge, the
-    place is that statement.
-    """
+    """Return the reason for a call that only some ranks make because of a condition on the rank number."""
     callers = difference.ranks if difference.kind is Kind.EXTRA else _other_ranks(difference)
     program = context.program
     frames = (frame for rank, _ in difference.entered_events for frame in program_frames(context, rank))
@@ -258,9 +248,7 @@ def _rank_condition_reason(context: DiagnosisContext, difference: Difference, br
 
 
 def _out_of_batches(context: DiagnosisContext) -> Explanation | None:
-    """Explain a run in which ranks ran out of batches and no collective differs. Return None if no rank ran out of
-    batches.
-    """
+    """Explain a hang in which some ranks ran out of batches before the others."""
     reason = out_of_batches(context)
     if reason is None:
         return None
@@ -287,7 +275,7 @@ def _explain(
     *,
     is_certain: bool,
 ) -> Explanation:
-    """Return the explanation of `difference` by `reason`."""
+    """Create the explanation of a difference in collective calls from its reason."""
     ranks = reason.ranks or difference.ranks
     is_located = difference.place_is_certain or (
         difference.may_be_swapped and _is_skipper_below_call(context, difference)
@@ -327,13 +315,13 @@ def _explain(
 
 
 def _collective_ref(event: Event) -> CollectiveRef | None:
-    """Return the collective's reference for the report, or None if only a stack shows it."""
     return None if event.group == UNKNOWN_GROUP else CollectiveRef(group=event.group, seq=event.seq, op=event.op)
 
 
 def _evidence(context: DiagnosisContext, difference: Difference, *, is_certain: bool) -> EvidenceKind:
-    """Return the kind of the evidence. `is_certain`: both the line of the difference and the ranks at fault are
-    certain.
+    """Return the kind of evidence for a difference in collective calls.
+
+    `is_certain`: both the line of the difference and the ranks at fault are certain.
     """
     if is_certain:
         return EvidenceKind.STACKS if context.stacks_only else EvidenceKind.REPAIRED
@@ -341,7 +329,7 @@ def _evidence(context: DiagnosisContext, difference: Difference, *, is_certain: 
 
 
 def _difference_facts(context: DiagnosisContext, difference: Difference) -> Facts:
-    """Return the facts about a difference for which no reason was found."""
+    """Return a description of a difference in collective calls for which no reason was found."""
     others = tuple(rank for rank, _ in difference.entered_events if rank not in difference.ranks)
     expected, first = difference.expected, difference.ranks[:1]
     own_event = difference.event(first[0]) if first else None
@@ -366,7 +354,7 @@ def _is_repeated(difference: Difference) -> bool:
 
 
 def _call_facts_by_rank(context: DiagnosisContext, difference: Difference) -> tuple[Facts, ...]:
-    """Return each call of the difference with the ranks that made it.
+    """Return a description of each differing call, with the ranks that made it.
 
     If the ranks differ in size, dtype or root, each call also has this `value`.
     """
@@ -378,9 +366,7 @@ def _call_facts_by_rank(context: DiagnosisContext, difference: Difference) -> tu
 
 
 def _other_readings(difference: Difference) -> tuple[OpenQuestion, ...]:
-    """Return the open questions that name other explanations: other ranks may be wrong instead. Empty if there are
-    none.
-    """
+    """Return open questions if the ranks that are not blamed may be wrong instead."""
     if difference.is_symmetric:
         return (OpenQuestion(code="all_are_blamed"),)
     others: Fact = _other_ranks(difference)
@@ -394,12 +380,11 @@ def _other_readings(difference: Difference) -> tuple[OpenQuestion, ...]:
 
 
 def _other_ranks(difference: Difference) -> tuple[int, ...]:
-    """Return the ranks of the difference that are not at fault."""
     return tuple(rank for rank in difference.all_ranks if rank not in difference.ranks)
 
 
 def _is_skipper_below_call(context: DiagnosisContext, difference: Difference) -> bool:
-    """Return whether the rank that skipped the call is already below the call in the same function."""
+    """Return whether the rank that skipped the call is already below it in the same function."""
     others = _other_ranks(difference)
     paths = diverging_frames(context, difference.ranks[0], others[0]) if others else None
     if paths is None or paths.path_frame is None or paths.stack_frame is None or not paths.in_one_function:
@@ -411,7 +396,7 @@ def _is_skipper_below_call(context: DiagnosisContext, difference: Difference) ->
 def _loop_exit(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions, ranks: Sequence[int]
 ) -> Place | None:
-    """Return the line that made the ranks leave a loop too early or too late, or None if no loop is involved.
+    """Return the line that made the ranks leave a loop too early or too late, or None.
 
     If no statement ends the loop early, return the origin of the number of iterations or the loop's own line.
     """
@@ -436,10 +421,7 @@ def _loop_exit(
 
 
 def _iteration_count_origin(context: DiagnosisContext, outer_loop: Loop, rank: int) -> ValueOrigin | None:
-    """Return the line from which a loop gets a number of iterations that may differ between ranks, or None.
-
-    The search covers `outer_loop` and the loops inside it that are on the stack of `rank`.
-    """
+    """Return the line that sets a number of iterations which may differ between ranks, or None."""
     frames, program = program_frames(context, rank), context.program
     for depth, frame in enumerate(frames):
         for loop in reversed(context.program.loops_around(frame)):
@@ -455,7 +437,7 @@ def _iteration_count_origin(context: DiagnosisContext, outer_loop: Loop, rank: i
 
 
 def _difference_place(context: DiagnosisContext, difference: Difference, ranks: Sequence[int]) -> Place | None:
-    """Return the line where the fix belongs, or None if it is unknown.
+    """Return the program line to fix, or None if it is unknown.
 
     That is the origin of differing arguments, or the branch that made a rank skip the call, or the call itself.
     """
@@ -478,7 +460,7 @@ def _difference_place(context: DiagnosisContext, difference: Difference, ranks: 
 
 
 def _usual_path(context: DiagnosisContext, difference: Difference, rank: int) -> tuple[Frame, ...]:
-    """Return the path on which `rank` made the missing call in earlier steps, outermost frame first.
+    """Return the call path on which `rank` made the missing call in earlier steps, outermost frame first.
 
     Return an empty tuple if the other ranks use the same path, or if no earlier path is known.
     """
@@ -498,7 +480,7 @@ def _usual_path(context: DiagnosisContext, difference: Difference, rank: int) ->
 
 
 def _origin_of_values(context: DiagnosisContext, difference: Difference, ranks: Sequence[int]) -> Place | None:
-    """Return the line that makes the arguments of a call differ between ranks, or None if no source code shows it."""
+    """Return the line that makes the arguments of a call differ between ranks, or None."""
     event = difference.event(ranks[0]) if ranks else None
     if event is None or not event.from_python or event.place is None:
         return None
@@ -513,7 +495,10 @@ def _origin_of_values(context: DiagnosisContext, difference: Difference, ranks: 
 
 
 def _as_count_difference(difference: Difference, positions: RelativePositions) -> Difference:
-    """Return `difference` as a difference in iteration counts if some ranks left a loop that others are still in."""
+    """If some ranks left a loop that others are still in, return a difference in iteration counts.
+
+    Otherwise, return `difference` unchanged.
+    """
     if not positions.left_loops:
         # The pattern of the calls looks like the end of a loop, but the source shows that every rank is still in it.
         is_in_loop = difference.kind is Kind.COUNT and positions.has_source and not _is_repeated(difference)
@@ -526,9 +511,9 @@ def _as_count_difference(difference: Difference, positions: RelativePositions) -
 
 
 def _as_extra_call(context: DiagnosisContext, difference: Difference) -> Difference:
-    """Return `difference` as an extra call if only one side's call is under a condition that may vary between ranks.
+    """If only one of two differing calls depends on a condition, return this call as the extra one.
 
-    Otherwise, return it unchanged.
+    Otherwise, return `difference` unchanged.
     """
     program = context.program
     sides: set[tuple[object, ...]] = set()
@@ -544,11 +529,10 @@ def _as_extra_call(context: DiagnosisContext, difference: Difference) -> Differe
 def _with_rank_condition(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions
 ) -> tuple[Difference, Branch | None]:
-    """Return `difference`, adapted to a condition on the rank, and this condition. Without one: `difference` and None.
+    """Find a condition on the rank number that explains the difference in collective calls.
 
-    The condition must guard a differing call or the line of its caller. The adapted difference puts the smaller side at
-    fault. A call that is made only in some steps also changes the number of iterations, so a COUNT difference is
-    examined too if no rank has left a loop.
+    Return the difference with the smaller group of ranks at fault, and the condition. Without a condition, return
+    `difference` and None.
     """
     same_loops = positions.has_source and not positions.left_loops
     if difference.kind not in _CALL_KINDS or (difference.kind is Kind.COUNT and not same_loops):
@@ -576,7 +560,7 @@ def _with_rank_condition(
 
 
 def _is_above(context: DiagnosisContext, rank: int, branch: Branch) -> bool:
-    """Return whether a frame of the rank is in the function of `branch` and above its line."""
+    """Return whether the rank is still above the line of `branch` in the same function."""
     frames, status_file = program_frames(context, rank), context.status_files.get(rank)
     if (
         status_file
@@ -592,7 +576,7 @@ def _is_above(context: DiagnosisContext, rank: int, branch: Branch) -> bool:
 
 
 def _rank_branch(context: DiagnosisContext, rank: int, event: Event) -> Branch | None:
-    """Return the innermost condition on the rank around the call, or None if there is none.
+    """Return the innermost condition on the rank number around the call, or None.
 
     If the rank is still in the call, the lines of its callers are searched too.
     """

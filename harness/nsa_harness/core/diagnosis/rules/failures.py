@@ -1,4 +1,4 @@
-"""Rules about runs that failed or were too slow, and fallback rules for runs that no other rule explains."""
+"""Rules about runs that failed or were too slow, and fallback rules for all other runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _ENDLESS_STEP_FACTOR = 50  # a step that takes more than this many times the med
 
 
 def slow(context: DiagnosisContext) -> Explanation | None:
-    """Explain a run that was still running at its deadline without a failed rank. Return None for any other run."""
+    """Explain a run that reached its deadline although no rank failed."""
     if context.evidence.ending is not Ending.DEADLINE or context.first_failure is not None:
         return None
     rank_profiles = profiles(context.evidence)
@@ -85,9 +85,7 @@ def slow(context: DiagnosisContext) -> Explanation | None:
 
 
 def _timeout_failure(context: DiagnosisContext) -> tuple[Failure, re.Match[str]] | None:
-    """Find the first failure and its timeout message. Return None if that rank did not time out waiting for other
-    ranks.
-    """
+    """Return the first failure and its timeout message if a rank timed out waiting for others, or None."""
     first = context.first_failure
     message = TIMEOUT_MESSAGE.search(first.text) if first else None
     return (first, message) if first and message else None
@@ -95,10 +93,7 @@ def _timeout_failure(context: DiagnosisContext) -> tuple[Failure, re.Match[str]]
 
 @rule_if(_timeout_failure)
 def came_too_late(context: DiagnosisContext, first: Failure, _: re.Match[str]) -> Explanation | None:
-    """Explain a run in which ranks timed out in a collective while another rank was still on its way to it.
-
-    Return None if no recorded call shows such a late rank.
-    """
+    """Explain a failure in which ranks timed out in a collective that another rank had not reached yet."""
     absent = (difference for difference in context.differences if difference.absent)
     late = next(
         (difference for difference in absent if all(_was_on_its_way(context, rank) for rank in difference.ranks)), None
@@ -128,7 +123,7 @@ def came_too_late(context: DiagnosisContext, first: Failure, _: re.Match[str]) -
 
 
 def _was_on_its_way(context: DiagnosisContext, rank: int) -> bool:
-    """Return whether the rank was outside all collectives when it was ended because of the other ranks' failure."""
+    """Return whether the rank was outside all collectives when it was ended."""
     evidence = context.rank(rank)
     if evidence is None or evidence.status_file is None or evidence.exception is not None or evidence.exit is None:
         return False
@@ -139,10 +134,9 @@ def _was_on_its_way(context: DiagnosisContext, rank: int) -> bool:
 
 @rule_if(_timeout_failure)
 def never_arrived(context: DiagnosisContext, first: Failure, message: re.Match[str]) -> Explanation | None:
-    """Explain a run in which ranks timed out and no recorded call shows which rank was late.
+    """Explain a failure in which ranks timed out and no recorded call shows which rank was late.
 
-    At fault are the ranks that the timeout message names as missing. If it names none, these are the ranks that did not
-    fail. Return None if there are none, or if the first failure was not caused by another rank.
+    At fault are the ranks that the timeout message names as missing, or else the ranks that did not fail.
     """
     failing_ranks = [failure.rank for failure in context.judgement.failures if failure.status not in _KILL_SIGNALS]
     named_ranks = [int(rank) for rank in (message["absent"] or "").split(", ") if rank]
@@ -160,10 +154,7 @@ def never_arrived(context: DiagnosisContext, first: Failure, message: re.Match[s
 
 
 def _waiting_and_absent(context: DiagnosisContext) -> tuple[list[Wait], list[int]] | None:
-    """Find the ranks that waited for other ranks, and the ranks that were in no such wait.
-
-    Return None if there are no such ranks, if nsa-harness watched the run, or if the run did not hang.
-    """
+    """Return the ranks that waited for other ranks, and the ranks that were missing, or None."""
     if context.evidence.ending is not Ending.POST_MORTEM or context.judgement.status is not Status.HANG:
         return None
     waiting = [wait for wait in context.waits.values() if wait.kind in RANK_WAITS]
@@ -207,22 +198,18 @@ def rank_absent(context: DiagnosisContext, waiting: list[Wait], absent: list[int
 
 
 def _ranks_reported_missing(context: DiagnosisContext) -> set[int]:
-    """Return the ranks that other ranks' timeout messages name as missing."""
+    """Return the ranks that timeout messages of other ranks name as missing."""
     messages = (message for rank in context.evidence.ranks if (message := timeout_message(rank)) and message["absent"])
     return {int(rank) for message in messages for rank in message["absent"].split(", ")}
 
 
 def _last_event(context: DiagnosisContext, rank: int) -> Event | None:
-    """Return the last collective or transfer of the rank, or None if none was recorded."""
     timeline = context.timelines.get(rank)
     return timeline.events[-1] if timeline and timeline.events else None
 
 
 def _all_waits_in_one_call(context: DiagnosisContext) -> tuple[list[Wait]] | None:
-    """Find the waits of all ranks if every rank waits in the same call on the same line.
-
-    Return None otherwise, and for runs that nsa-harness watched or that did not hang.
-    """
+    """Return the waits of all ranks if every rank waits in the same call, or None."""
     waits = list(context.waits.values())
     if context.evidence.ending is not Ending.POST_MORTEM or context.judgement.status is not Status.HANG:
         return None
@@ -232,7 +219,10 @@ def _all_waits_in_one_call(context: DiagnosisContext) -> tuple[list[Wait]] | Non
 
 @rule_if(_all_waits_in_one_call)
 def not_delivered(context: DiagnosisContext, waits: list[Wait]) -> Explanation:
-    """Explain a hang of a job that nsa-harness did not watch, in which all ranks wait in the same collective."""
+    """Explain a hang in which all ranks wait in the same collective.
+
+    Only for jobs that nsa-harness did not watch.
+    """
     return Explanation(
         cause=Cause.TRANSPORT,
         evidence=EvidenceKind.ABSENCE,
@@ -244,11 +234,7 @@ def not_delivered(context: DiagnosisContext, waits: list[Wait]) -> Explanation:
 
 
 def _spends_time_on(context: DiagnosisContext, profile: RankProfile | None) -> str:
-    """Return what a slow rank spends its time on: "input", "compute", "sleep" or "wait".
-
-    "input": at least half of the working samples are in a data loader. "compute": the rank uses much CPU time. "sleep":
-    the line with most samples calls `sleep`. "wait": none of these.
-    """
+    """Return what a slow rank spends its time on: "input", "compute", "sleep" or "wait"."""
     if profile is not None and profile.fetching and 2 * profile.fetching >= profile.working:
         return "input"
     if profile is None or profile.cpu_share is None or profile.cpu_share >= BUSY_SHARE:
@@ -259,9 +245,9 @@ def _spends_time_on(context: DiagnosisContext, profile: RankProfile | None) -> s
 
 
 def _evidence_of_pace(profile: RankProfile, current_pace: Pace | None) -> EvidenceKind:
-    """Return SAMPLES if there are enough samples and steps still finish. Otherwise, return OPEN.
+    """Return the kind of evidence for a slow run: SAMPLES if steps still finish, otherwise OPEN.
 
-    Only if steps still finish will the current step finish too.
+    SAMPLES also requires enough samples. Only if steps still finish will the current step finish too.
     """
     finishes_steps = (
         current_pace is not None
@@ -272,10 +258,9 @@ def _evidence_of_pace(profile: RankProfile, current_pace: Pace | None) -> Eviden
 
 
 def _explain_delay(context: DiagnosisContext) -> Explanation | None:
-    """Explain a slow run in which no rank is working: the ranks that wait for no other rank delay the rest.
+    """Explain a slow run in which most ranks wait for a rank that is blocked itself.
 
-    The samples already show that no rank makes progress, so the last snapshots show which rank waits for which. Return
-    None if some rank made progress between them, or if no rank waits for another.
+    The last snapshots show which rank waits for which.
     """
     snapshots = context.evidence.snapshots[-2:]
     graph = wait_graph_between(snapshots[0], snapshots[-1], (), context.evidence.backend) if snapshots else None
@@ -298,7 +283,6 @@ def _explain_delay(context: DiagnosisContext) -> Explanation | None:
 
 
 def _pace_facts(current_pace: Pace | None) -> Facts | None:
-    """Return the facts about the pace of a slow run, or None if it is unknown."""
     if current_pace is None:
         return None
     return {
@@ -311,7 +295,10 @@ def _pace_facts(current_pace: Pace | None) -> Facts | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _CodeRegion:
-    """A part of the program for which samples are counted: a loop, or the code of a function outside its loops."""
+    """A part of the program for which stack samples are counted.
+
+    It is a loop, or the code of a function outside its loops.
+    """
 
     frame: Frame  # the line of the region with most samples
     loop_line: int | None  # line of the `for` or `while`; None: code outside loops, or no source code
@@ -319,7 +306,7 @@ class _CodeRegion:
 
 
 def _code_regions(context: DiagnosisContext, profile: RankProfile) -> list[_CodeRegion]:
-    """Return the regions of the program that the profile's samples show, in descending order of their samples."""
+    """Return the parts of the program that the samples show, most samples first."""
     lines_by_region: dict[tuple[str, str, int | None], list[HotLine]] = {}
     for line in profile.lines:
         loop = context.program.loop_line(line.frame)
@@ -332,7 +319,7 @@ def _code_regions(context: DiagnosisContext, profile: RankProfile) -> list[_Code
 
 
 def _is_same_work(context: DiagnosisContext, rank_profiles: Sequence[RankProfile]) -> bool:
-    """Return whether every rank worked most of the time, and spent it in the same regions of the program."""
+    """Return whether all ranks spent their time in the same parts of the program."""
     if not len(rank_profiles) == len(context.evidence.ranks) > 1 or any(
         2 * profile.computing < profile.samples for profile in rank_profiles
     ):
@@ -351,7 +338,7 @@ def _is_same_work(context: DiagnosisContext, rank_profiles: Sequence[RankProfile
 
 
 def _hot_region_facts(context: DiagnosisContext, profile: RankProfile) -> tuple[Facts, ...]:
-    """Return the facts about the two code regions with most samples."""
+    """Return a description of the two parts of the program with the most samples."""
     return tuple(
         {
             "function": region.frame.function,
@@ -366,7 +353,7 @@ def _hot_region_facts(context: DiagnosisContext, profile: RankProfile) -> tuple[
 
 @rule_if(first_own_exception)
 def exception(context: DiagnosisContext, first: Failure, error: RaisedException) -> Explanation:
-    """Explain a run in which a rank raised an exception that no other rank's failure caused."""
+    """Explain a failure in which a rank raised an exception of its own."""
     line = exception_place(context, first.rank, error)
     death = _death_before_exception(context, first, error)
     package = _package_with_missing_name(error) or ""
@@ -395,11 +382,7 @@ _WAIT_TIMEOUT = re.compile(r"(?:Timeout|BrokenBarrier)Error$|Empty$")
 
 
 def _death_before_exception(context: DiagnosisContext, first: Failure, error: RaisedException) -> PrintedMessage | None:
-    """Return the last message of a dead thread or child process that explains the rank's exception, or None.
-
-    A lost connection can follow from any such death. A timeout only counts if the thread or child is known by name,
-    because a traceback without a name may be one that the program caught and printed.
-    """
+    """Return the last message of a dead thread or child process that explains the exception, or None."""
     rank = context.rank(first.rank)
     lost_partner, timeout = _LOST_PARTNER.search(error.type), _WAIT_TIMEOUT.search(error.type)
     for death in rank.background_failures if rank else ():
@@ -409,9 +392,7 @@ def _death_before_exception(context: DiagnosisContext, first: Failure, error: Ra
 
 
 def _library_line(error: RaisedException, place: Place | None) -> Place | None:
-    """Return the innermost line of the traceback if it is in a library, or None if it is the program's own line
-    `place`.
-    """
+    """Return the innermost line of the traceback if it is in a library, or None."""
     innermost = error.frames[0] if error.frames else None
     if innermost is None or place is None or (innermost.file, innermost.line) == (place.file, place.line):
         return None
@@ -419,9 +400,9 @@ def _library_line(error: RaisedException, place: Place | None) -> Place | None:
 
 
 def _final_error_facts(context: DiagnosisContext, first: Failure, original: RaisedException) -> Facts | None:
-    """Return the facts about the exception that ended the rank, if it is another one than `original`.
+    """Return a description of the exception that ended the rank, if it differs from the original one.
 
-    It may have followed from `original`, or have been passed on by a worker. Return None if both are the same.
+    It may have followed from `original`, or have been passed on by a worker.
     """
     rank = context.rank(first.rank)
     if rank is None or rank.exception is None or rank.exception.frames == original.frames:
@@ -440,7 +421,7 @@ _IMPORTED_PACKAGE = re.compile(r"(?:from '(?=[\w.]+')|No module named '(?=\w+\.)
 
 
 def _package_with_missing_name(error: RaisedException) -> str | None:
-    """Return the nsa-harness package in which an import of the program did not find a name or module, or None.
+    """Return the nsa-harness package from which the program failed to import something, or None.
 
     The program may have a package of the same name, which is hidden by the one of nsa-harness.
     """
@@ -458,13 +439,12 @@ def _package_with_missing_name(error: RaisedException) -> str | None:
 
 
 def _harness_package_in(text: str) -> str | None:
-    """Return the nsa-harness package whose directory occurs in `text`, or None."""
     return next((package for package in _HARNESS_PACKAGES if f"/{package}/" in text), None)
 
 
 @rule_if(first_failure_of(FailureKind.LEFT))
 def early_exit(context: DiagnosisContext, first: Failure) -> Explanation:
-    """Explain a run in which a rank exited with code 0 while the other ranks still needed it."""
+    """Explain a failure in which a rank exited with code 0 while other ranks still needed it."""
     is_attached = context.evidence.is_attached  # an attached job has no records of what the rank did before
     evidence = EvidenceKind.EFFECT if is_attached else EvidenceKind.KERNEL
     place = (
@@ -487,10 +467,9 @@ def early_exit(context: DiagnosisContext, first: Failure) -> Explanation:
 
 
 def _skipped_branch(context: DiagnosisContext, rank: int | None) -> Place | None:
-    """Return the branch that made a rank skip the call in which the other ranks wait for it.
+    """Return the branch that made a rank skip the call in which the other ranks wait for it, or None.
 
-    Used for jobs that nsa-harness attached to. If there is no such branch, return the line of the waiting call. Return
-    None if no rank waits.
+    Used for jobs that nsa-harness attached to. If there is no such branch, return the line of the waiting call.
     """
     waiting = _waits_for_ranks(context)
     if rank is None or not waiting:
@@ -501,12 +480,11 @@ def _skipped_branch(context: DiagnosisContext, rank: int | None) -> Place | None
 
 
 def _waits_for_ranks(context: DiagnosisContext) -> list[Wait]:
-    """Return the waits of a proven hang in which a rank waits for other ranks."""
     return [wait for _, wait in sorted(context.waits.items()) if wait.peers]
 
 
 def blocked_ranks(context: DiagnosisContext) -> Facts | None:
-    """Return the facts about the waiting ranks of a job that nsa-harness attached to, or None if no rank waits."""
+    """Return a description of the waiting ranks of an attached job, or None if no rank waits."""
     waiting = _waits_for_ranks(context) if context.evidence.is_attached else []
     if not waiting:
         return None
@@ -519,15 +497,12 @@ def blocked_ranks(context: DiagnosisContext) -> Facts | None:
 
 
 def exit_record(context: DiagnosisContext) -> tuple[str, ...]:
-    """Return the path of the journal in which the exits of processes are recorded."""
+    """Return the path of the journal that records the exits of processes, as a tuple of one."""
     return ("watch.jsonl",) if context.evidence.is_attached else ("processes.jsonl",)
 
 
 def _last_call_before_exit(context: DiagnosisContext, rank: int | None) -> Place | None:
-    """Return the line of the rank's last collective call if no heartbeat or training event came after it, or None.
-
-    Also None if the rank recorded a `sys.exit`, which shows a better line.
-    """
+    """Return the line of the rank's last collective call if nothing was recorded after it, or None."""
     status_file = context.status_files.get(rank) if rank is not None else None
     if status_file is None or status_file.exit_chain or not status_file.calls or status_file.beat_s is None:
         return None
@@ -538,7 +513,7 @@ def _last_call_before_exit(context: DiagnosisContext, rank: int | None) -> Place
 
 
 def killed(context: DiagnosisContext) -> Explanation | None:
-    """Explain a run in which SIGKILL or SIGTERM ended a rank or the launcher. Return None for any other run."""
+    """Explain a failure in which SIGKILL or SIGTERM ended a rank or the launcher."""
     first = context.first_failure
     if first is None or first.status not in _KILL_SIGNALS:
         return None
@@ -576,7 +551,7 @@ _KILL_SIGNALS = {
 
 @rule_if(first_failure_of(FailureKind.SIGNAL))
 def crashed(context: DiagnosisContext, first: Failure) -> Explanation:
-    """Explain a run in which a fatal signal such as SIGSEGV or SIGABRT ended a rank."""
+    """Explain a failure in which a fatal signal such as SIGSEGV or SIGABRT ended a rank."""
     rank = context.rank(first.rank)
     frame = user_frame(rank.death_stacks[-1].frames) if rank and rank.death_stacks else None
     return Explanation(
@@ -595,9 +570,7 @@ def crashed(context: DiagnosisContext, first: Failure) -> Explanation:
 
 @rule_if(first_failure_of(FailureKind.CODE))
 def bad_exit(context: DiagnosisContext, first: Failure) -> Explanation:
-    """Explain a run in which a rank exited with an error code and without an exception (`sys.exit`, argparse,
-    `os._exit`).
-    """
+    """Explain a failure in which a rank exited with an error code but without an exception."""
     rank = context.rank(first.rank)
     return Explanation(
         cause=Cause.BAD_EXIT,
@@ -615,10 +588,7 @@ def bad_exit(context: DiagnosisContext, first: Failure) -> Explanation:
 
 
 def not_judged(context: DiagnosisContext) -> Explanation | None:
-    """Explain why a run has no verdict: it was only inspected, it was interrupted, or nsa-harness failed.
-
-    Return None if the run has a verdict.
-    """
+    """Explain why a run has no verdict: it was inspected or interrupted, or nsa-harness failed."""
     if context.judgement.status is not Status.ERROR:
         return None
     ending, error = context.evidence.ending, context.judgement.error or ""
@@ -641,7 +611,7 @@ def not_judged(context: DiagnosisContext) -> Explanation | None:
 
 
 def retracted_hang(context: DiagnosisContext) -> Explanation | None:
-    """Report that a watched job made progress again after its hang was proven. Return None if none did.
+    """Report that a job made progress again after its hang was proven.
 
     This happens only with `watch`, because nsa-harness ends its own jobs after the proof.
     """
@@ -664,7 +634,7 @@ def retracted_hang(context: DiagnosisContext) -> Explanation | None:
 
 
 def unknown(context: DiagnosisContext) -> Explanation:
-    """Explain a run for which no other rule found a cause, by listing its failures and its blocked calls."""
+    """Explain a run for which no other rule found a cause, by listing its failures and blocked calls."""
     proof = dict.fromkeys(path for root in context.roots for path in dump_proof(context, root))
     return Explanation(
         cause=Cause.UNKNOWN,
@@ -681,7 +651,7 @@ def unknown(context: DiagnosisContext) -> Explanation:
 
 
 def orphan_process(context: DiagnosisContext) -> Explanation | None:
-    """Report processes of the run that still ran after the launcher had exited. Return None if there were none."""
+    """Report processes of the run that were still running after the launcher had exited."""
     undead = context.evidence.unkillable or ()
     processes = undead or context.evidence.leftovers
     if not processes:

@@ -1,4 +1,4 @@
-"""Rules about ranks that wait for each other outside collectives: group creation, store keys and the network."""
+"""Rules about ranks that wait for each other outside collectives: group creation, store keys, network."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _MIN_RETRANSMITS = 3  # a segment that was sent again this often has had no answ
 
 
 def _waits_in_group_creation(at_init: bool) -> Callable[[DiagnosisContext], tuple[list[Wait], Call] | None]:
-    """Return a function for `@rule_if` that finds all ranks waiting in a group creation, and the call of the first.
+    """Return a function for `@rule_if` that finds ranks that hang in the creation of a process group.
 
-    `at_init`: search for `init_process_group`; otherwise, for the creation of a later group. The function returns None
-    if no root of a hang is in a group creation.
+    It returns all ranks in such a wait, and the call of the first. `at_init`: search for `init_process_group`;
+    otherwise, for the creation of a later group.
     """
 
     def find(context: DiagnosisContext) -> tuple[list[Wait], Call] | None:
@@ -50,7 +50,7 @@ def _waits_in_group_creation(at_init: bool) -> Callable[[DiagnosisContext], tupl
 
 @rule_if(_waits_in_group_creation(True))
 def rendezvous_missing_rank(context: DiagnosisContext, waiting: list[Wait], _: Call) -> Explanation:
-    """Explain a hang in which ranks wait in `init_process_group` for a rank that never reached it."""
+    """Explain a hang in which ranks wait in `init_process_group` for a rank that never called it."""
     absent_ranks = _absent_ranks(waiting)
     line = wait_place(context, waiting[0])
     absent_wait = _first_wait_of(context, absent_ranks)
@@ -71,9 +71,7 @@ def rendezvous_missing_rank(context: DiagnosisContext, waiting: list[Wait], _: C
 
 @rule_if(_waits_in_group_creation(False))
 def group_creation_subset(context: DiagnosisContext, waiting: list[Wait], call: Call) -> Explanation:
-    """Explain a hang in which only some ranks create a process group, or in which ranks create groups in different
-    orders.
-    """
+    """Explain a hang in which ranks create different process groups, or create them in different orders."""
     absent_ranks = _ranks_with_fewer_groups(context, waiting) or _absent_ranks(waiting)
     waiting = [wait for wait in waiting if wait.rank not in absent_ranks] or waiting
     call = _first_skipped_creation(context, waiting, absent_ranks) or waiting[0].call or call
@@ -96,7 +94,7 @@ def group_creation_subset(context: DiagnosisContext, waiting: list[Wait], call: 
 
 
 def _ranks_with_fewer_groups(context: DiagnosisContext, waiting: Sequence[Wait]) -> tuple[int, ...]:
-    """Return the ranks that have created fewer groups, if all ranks wait for each other in a group creation.
+    """Return the ranks that have created fewer process groups than the others.
 
     Return () if a rank waits for a rank outside a group creation, or if all have created the same number.
     """
@@ -116,10 +114,9 @@ def _ranks_with_fewer_groups(context: DiagnosisContext, waiting: Sequence[Wait])
 def _first_skipped_creation(
     context: DiagnosisContext, waiting: Sequence[Wait], absent_ranks: Sequence[int]
 ) -> Call | None:
-    """Return the first group creation of the waiting rank that the absent rank skipped, or None if none is recorded.
+    """Return the first creation of a process group that an absent rank skipped, or None.
 
-    Only the first rank of each list is compared. Calls on the same line are counted: if the waiting rank made three and
-    the absent rank two, the third one was skipped.
+    Only the first rank of each list is compared.
     """
     status_files = context.status_files
     waiting_board = status_files.get(waiting[0].rank)
@@ -136,7 +133,7 @@ def _first_skipped_creation(
 
 
 def store_key_missing(context: DiagnosisContext) -> Explanation | None:
-    """Explain a hang in which a rank waits for a store key that no rank has set. Return None for any other run."""
+    """Explain a hang in which a rank waits for a store key that no rank has set."""
     roots = [(root, root.call) for root in hung_roots(context) if root.kind is WaitKind.STORE and root.call is not None]
     if not roots:
         return None
@@ -152,10 +149,9 @@ def store_key_missing(context: DiagnosisContext) -> Explanation | None:
 
 
 def store_given_up(context: DiagnosisContext) -> Explanation | None:
-    """Explain a run in which a wait for a store key timed out.
+    """Explain a failure in which a rank timed out waiting for a store key.
 
     At the rendezvous, the key belongs to a rank that never arrived. Otherwise, the program itself waits for the key.
-    Return None if the first failure is not such a timeout.
     """
     first = context.first_failure
     error = first.exception if first and "DistStoreError" in first.text else None
@@ -191,10 +187,9 @@ def _explain_missing_key(
     evidence: EvidenceKind,
     proof: tuple[str, ...],
 ) -> Explanation:
-    """Return the explanation of a store key that was never set.
+    """Create the explanation of a store key that was never set.
 
-    At fault is the rank that set similar keys before, or the rank that the source code names. The place is the branch
-    at which this rank left the path to the line that sets the key.
+    At fault is the rank that set similar keys before, or the rank that the source code names.
     """
     ranks: tuple[int, ...] = ()
     last_write: Facts | None = None
@@ -241,10 +236,9 @@ def _explain_missing_key(
 
 
 def _rank_with_fewest_writes(context: DiagnosisContext, keys: str) -> tuple[int, StoreKeyWrites] | None:
-    """Return the rank that set keys of this pattern least often, and its last write of such a key.
+    """Return the rank that set keys like these least often, and its last such write, or None.
 
-    Keys have the same pattern if they differ only in numbers. Return None if no rank set such a key, or if several
-    ranks set it equally seldom.
+    Keys are alike if they differ only in numbers.
     """
     patterns = {_NUMBERS.sub("#", key) for key in keys.split(",")}
     last_writes = {
@@ -265,8 +259,6 @@ def _rank_with_fewest_writes(context: DiagnosisContext, keys: str) -> tuple[int,
 
 @dataclass(frozen=True, kw_only=True)
 class _KeySetter:
-    """A line of the source code that sets a store key."""
-
     line: Place
     ranks: tuple[int, ...]  # rank that sets the key according to the source code; empty: any rank
     under: str | None  # condition on the rank that guards the line; None: there is none
@@ -274,7 +266,7 @@ class _KeySetter:
 
 
 def _key_setter(context: DiagnosisContext, key: str) -> _KeySetter | None:
-    """Return the first line of the source code that sets `key`, with the conditions on the path to it, or None."""
+    """Return the first line of the source code that sets `key`, or None."""
     program = context.program
     line, match = next(program.key_setters(key), (None, None))
     if line is None:
@@ -302,10 +294,7 @@ def _key_setter(context: DiagnosisContext, key: str) -> _KeySetter | None:
 
 @rule_if(root_where(lambda root: root.kind is WaitKind.TRANSPORT))
 def transport(context: DiagnosisContext, root: Wait, _: tuple[int, ...]) -> Explanation | None:
-    """Explain a hang in which all ranks are in the same collective, but a peer does not acknowledge the sent data.
-
-    Return None if the sockets show no such data.
-    """
+    """Explain a hang in which all ranks are in the same collective but sent data is not acknowledged."""
     sockets = sorted(unacknowledged_sockets(context.evidence), key=lambda pair: pair[0])
     if not sockets:
         return None
@@ -332,7 +321,7 @@ def transport(context: DiagnosisContext, root: Wait, _: tuple[int, ...]) -> Expl
 
 
 def _absent_ranks(waiting: Sequence[Wait]) -> tuple[int, ...]:
-    """Return the ranks that the `waiting` ranks wait for and that are not waiting themselves.
+    """Return the ranks that the others wait for and that are not waiting themselves.
 
     If all of them are waiting, return the ranks that the first one waits for.
     """
@@ -341,17 +330,15 @@ def _absent_ranks(waiting: Sequence[Wait]) -> tuple[int, ...]:
 
 
 def _first_wait_of(context: DiagnosisContext, ranks: Sequence[int]) -> Wait | None:
-    """Return the wait of the first of these `ranks` whose wait is known, or None."""
     return next((wait for rank, wait in context.waits.items() if rank in ranks), None)
 
 
 def _wait_facts(wait: Wait | None) -> Facts | None:
-    """Return the rank and the call of a wait, or None if there is no wait."""
     return None if wait is None else {"rank": wait.rank, "blocked_in": wait.blocked_in}
 
 
 def unacknowledged_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:
-    """Yield the rank and the socket of each connection on which a peer did not acknowledge data between two snapshots.
+    """Yield each connection whose peer did not acknowledge data between two snapshots, with its rank.
 
     Only connections with retransmits count.
     """
@@ -371,7 +358,7 @@ def unacknowledged_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:
 
 
 def _is_undelivered(before: Socket, after: Socket) -> bool:
-    """Return whether the socket still holds the same unacknowledged data, in spite of retransmits.
+    """Return whether the socket still holds the same unacknowledged data in spite of retransmits.
 
     Connections to processes of the job that are no rank do not count.
     """

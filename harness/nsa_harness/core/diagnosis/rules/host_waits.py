@@ -1,6 +1,4 @@
-"""Rules about ranks that wait for no other rank, but for files, locks, processes or sleeps, or that compute without
-end.
-"""
+"""Rules about ranks that hang on their own host, for example in locks, files, sleeps or endless loops."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ _FRESH_PROCESSES = ("multiprocessing.spawn", "multiprocessing.forkserver", "mult
 def _child_wait_where(
     matches: Callable[[ChildWait], bool],
 ) -> Callable[[DiagnosisContext], tuple[Wait, ChildWait] | None]:
-    """Return a function for `@rule_if` that finds the first root waiting for a child process whose own wait matches.
+    """Return a function for `@rule_if` that finds a hung child process whose wait satisfies `matches`.
 
     If a child waits for a child itself, the innermost one counts.
     """
@@ -49,10 +47,9 @@ def _child_wait_where(
 def _rank_or_child_in(
     kind: WaitKind,
 ) -> Callable[[DiagnosisContext], tuple[Wait, tuple[int, ...], ChildWait | None] | None]:
-    """Return a function for `@rule_if` that finds the first root in this kind of wait.
+    """Return a function for `@rule_if` that finds a hung rank or child process in this kind of wait.
 
-    The function returns the root, the ranks of all roots in this kind of wait, and None. If no root is in it, the
-    function searches the child processes that roots wait for, and returns the root, its rank and the child.
+    It returns the wait of the rank, the ranks in this kind of wait, and the child (None if the rank itself is in it).
     """
 
     def find(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...], ChildWait | None] | None:
@@ -93,7 +90,7 @@ def debugger_waits(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]
 
 
 def _blocked_loader(context: DiagnosisContext) -> tuple[Wait, ChildWait] | None:
-    """Find the first root that waits for a DataLoader worker that is blocked, and the worker's wait, or return None."""
+    """Return the waits of a rank and of the blocked DataLoader worker that it waits for, or None."""
     waiting = (root for root in hung_roots(context) if root.kind is WaitKind.LOADER and not root.computing)
     return next(((root, root.child) for root in waiting if root.child is not None), None)
 
@@ -111,7 +108,7 @@ def dataloader_worker_blocked(context: DiagnosisContext, root: Wait, worker: Chi
 
 
 def _may_be_inherited_lock(child: ChildWait) -> bool:
-    """Return whether the child process may wait for a lock that it inherited, locked, by `fork`.
+    """Return whether the child process may wait for a lock that was already locked when it was forked.
 
     A process that was spawned (or started by a fork server) inherits no locks.
     """
@@ -121,14 +118,14 @@ def _may_be_inherited_lock(child: ChildWait) -> bool:
 
 @rule_if(_child_wait_where(_may_be_inherited_lock))
 def fork_lock(context: DiagnosisContext, root: Wait, child: ChildWait) -> Explanation:
-    """Explain a hang in which a rank waits for a child process that waits for a lock which it inherited by `fork`."""
+    """Explain a hang in which a child process waits for a lock that was already locked when it was forked."""
     return _explain_blocked_child(context, Cause.FORK_LOCK, root, child, evidence=EvidenceKind.CLOSED)
 
 
 def _explain_blocked_child(
     context: DiagnosisContext, cause: Cause, root: Wait, child: ChildWait, *, evidence: EvidenceKind
 ) -> Explanation:
-    """Return the explanation of a rank that waits for a blocked child process.
+    """Create the explanation of a rank that waits for a blocked child process.
 
     If the child may wait for an inherited lock, the place is another function of the program that takes the same lock.
     """
@@ -178,13 +175,15 @@ def backward_function_blocked(context: DiagnosisContext, root: Wait, ranks: tupl
 
 
 def _is_lock_deadlock(root: Wait) -> bool:
-    """Return whether the rank waits for a lock that no thread or process can release."""
     return root.kind in (WaitKind.LOCK, WaitKind.FILE_LOCK) and root.is_closed
 
 
 @rule_if(root_where(_is_lock_deadlock))
 def lock_cycle(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-    """Explain a hang in which a rank waits for a lock or another action of a thread that no thread can ever perform."""
+    """Explain a hang in which a rank waits for a lock that no thread or process can release.
+
+    The rank may also wait for another action of a thread that can never come, such as setting an event.
+    """
     thread_line, own_line = awaited_thread_line(context, root), wait_place(context, root)
     place = thread_line or own_line
     stack = rank_stack(context.last_snapshot[root.rank]) if root.rank in context.last_snapshot else None
@@ -218,7 +217,7 @@ def lock_cycle(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) ->
 
 
 def _lock_holder_facts(context: DiagnosisContext, root: Wait, lock_line: Place | None) -> Facts | None:
-    """Return the thread that took the lock and the line where it did, or None if the source code does not show it.
+    """Return a description of the thread that took the lock, or None if it is unknown.
 
     `thread` is None if the waiting thread took the lock itself.
     """
@@ -233,16 +232,12 @@ def _lock_holder_facts(context: DiagnosisContext, root: Wait, lock_line: Place |
 
 
 def _is_sleeping(root: Wait) -> bool:
-    """Return whether the rank, or the child process that it waits for, sleeps.
-
-    The end of a sleep may be unknown, for example for `sleep` in a shell.
-    """
     return root.until_s is not None or (root.child.deepest.kind if root.child else root.kind) is WaitKind.SLEEP
 
 
 @rule_if(root_where(_is_sleeping))
 def starved(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-    """Explain a hang in which a rank, or the child process that it waits for, sleeps."""
+    """Explain a hang in which a rank sleeps, or waits for a child process that sleeps."""
     deadline_s = final_limits(context.evidence).deadline_s
     is_late = root.until_s is not None and deadline_s is not None and root.until_s > deadline_s
     return Explanation(
@@ -261,7 +256,7 @@ def starved(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Ex
 
 @rule_if(root_where(lambda root: root.kind in (WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.CHILD)))
 def blocked_io(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-    """Explain a hang in which a rank is blocked in a read, a write or a file lock, or waits for a child process."""
+    """Explain a hang in which a rank is blocked in a read, a write or a file lock, or by a child process."""
     is_named = not root.target.startswith(("pipe:", "socket:"))
     # If no process can end the wait, the innermost child shows why. Otherwise, the rank's own line needs a timeout.
     blocking_child = root.child.deepest if root.child and root.is_closed else None
@@ -284,7 +279,7 @@ def blocked_io(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) ->
 
 @rule_if(root_where(lambda root: root.kind in (WaitKind.COMPUTE, WaitKind.COMPILE) or bool(root.computing)))
 def infinite_loop(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-    """Explain a hang in which a rank computes without end, or waits for a thread or child process that does."""
+    """Explain a hang in which a rank computes forever, or waits for a thread or process that does."""
     child = root.computing[0] if root.computing else None
     return Explanation(
         cause=Cause.INFINITE_LOOP,
@@ -305,6 +300,6 @@ def infinite_loop(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...])
 
 
 def _child_place(context: DiagnosisContext, root: Wait, child: ChildWait) -> Place | None:
-    """Return the child's program line, or the rank's own line if the child's is unknown or it runs no Python."""
+    """Return the child's program line, or the rank's own line if the child's is unknown."""
     in_a_file = child.user_frame is not None and not child.user_frame.file.startswith("<")
     return place_of(context, None, child.user_frame) if in_a_file else wait_place(context, root)

@@ -1,6 +1,4 @@
-"""Rules about point-to-point transfers that do not complete: one side skipped its send or receive, or changed its
-partner.
-"""
+"""Rules about point-to-point transfers that never complete."""
 
 from __future__ import annotations
 
@@ -29,10 +27,7 @@ from nsa_harness.core.verdict.wait import Wait, WaitKind
 
 
 def p2p_unmatched(context: DiagnosisContext) -> Explanation | None:
-    """Explain a hang in which a rank waits in a send or receive that no other rank matches.
-
-    Return None for any other run, and if the wait follows from a skipped collective or from a group creation.
-    """
+    """Explain a hang in which a rank waits in a send or receive without a matching call on another rank."""
     roots = [root for root in hung_roots(context) if root.kind is WaitKind.POINT_TO_POINT and root.is_closed]
     if any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(context)):
         return None
@@ -62,9 +57,9 @@ def p2p_unmatched(context: DiagnosisContext) -> Explanation | None:
 
 
 def _unmatched_halves(context: DiagnosisContext) -> Explanation | None:
-    """Explain a hang in which both ranks called a send or receive, but the calls do not match each other.
+    """Explain a hang in which two ranks called a send and a receive that do not match.
 
-    The network has delivered all data. Return None if it has not, or if no root is in such a transfer.
+    The network has delivered all data.
     """
     roots = [root for root in hung_roots(context) if root.kind is WaitKind.TRANSPORT]
     roots = [root for root in roots if root.call is not None and operation(root.call) in TRANSFERS]
@@ -85,7 +80,7 @@ def _unmatched_halves(context: DiagnosisContext) -> Explanation | None:
 
 
 def _wait_facts(context: DiagnosisContext, root: Wait) -> Facts:
-    """Return the facts about a rank's wait. For an unmatched transfer, they include its operation and its partners."""
+    """Return a description of a rank's wait, including its transfer if that is unmatched."""
     call = root.call if root.kind is WaitKind.POINT_TO_POINT else None
     half: Facts | None = {"op": call.op, "sends": "send" in operation(call), "peers": root.peers} if call else None
     return {"rank": root.rank, "blocked_in": root.blocked_in, "transfer": half, "line": wait_place(context, root)}
@@ -93,7 +88,7 @@ def _wait_facts(context: DiagnosisContext, root: Wait) -> Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class _PatternBreak:
-    """The only awaited rank that did not repeat the pattern of its earlier iterations."""
+    """A rank that broke the pattern of its earlier transfers."""
 
     rank: int
     place: Place | None  # where the fix belongs
@@ -102,10 +97,9 @@ class _PatternBreak:
 
 
 def _find_pattern_break(context: DiagnosisContext, roots: Sequence[Wait]) -> _PatternBreak | None:
-    """Return how the only awaited rank that broke its pattern of transfers did so.
+    """Return the only rank that broke the pattern of its earlier transfers, or None.
 
     It ended its loop of transfers, skipped a transfer, changed its partner, or skipped the wait that the others are in.
-    Return None if no rank or several ranks did.
     """
     ranks = sorted({rank for root in roots for rank in (root.rank, *root.peers)})
     timelines = {rank: context.timelines[rank] for rank in ranks if rank in context.timelines}
@@ -141,7 +135,7 @@ def _find_pattern_break(context: DiagnosisContext, roots: Sequence[Wait]) -> _Pa
 
 
 def _skipped_wait(context: DiagnosisContext, roots: Sequence[Wait]) -> _PatternBreak | None:
-    """Return the pattern break of the only rank that skipped the wait that the others are in, or None."""
+    """Return the rank that skipped the wait in which the other ranks hang, or None."""
     rank = rank_that_skipped_wait(context, [root.rank for root in roots])
     if rank is None:
         return None
@@ -153,20 +147,20 @@ def _skipped_wait(context: DiagnosisContext, roots: Sequence[Wait]) -> _PatternB
 
 
 def _transfers_with(context: DiagnosisContext, rank: int, partner: int) -> list[Event]:
-    """Return the rank's transfers with `partner`, without those whose call path is unknown."""
+    """Return the rank's transfers with `partner` whose call path is known."""
     return [
         event for event in context.timelines[rank].events if event.is_transfer and event.root == partner and event.chain
     ]
 
 
 def _skipping_branch(context: DiagnosisContext, place: Place | None) -> Place | None:
-    """Return the branch that decides whether the call at `place` is reached. If there is none, return `place`."""
+    """Return the branch that decides whether the call at `place` is reached, or else `place`."""
     branch = context.program.deciding_branch(place, None) if place else None
     return place if branch is None else branch.place
 
 
 def _loop_exit(context: DiagnosisContext, place: Place | None) -> Place | None:
-    """Return the line that leaves the loop around `place`, or else the line of the loop, or else `place`."""
+    """Return the line that leaves the loop around `place`, or else the loop's line, or else `place`."""
     loop = next(iter(context.program.loops_around(place)), None) if place else None
     if loop is None:
         return place
@@ -174,11 +168,7 @@ def _loop_exit(context: DiagnosisContext, place: Place | None) -> Place | None:
 
 
 def _origin_of_mismatch(context: DiagnosisContext, roots: Sequence[Wait]) -> Place | None:
-    """Return the line that makes the two sides of a transfer not match, or None if the source code does not show it.
-
-    First the arguments are examined: a partner or tag that depends on the rank. Then the loops around the waiting lines
-    are examined: a number of iterations, and so of transfers, that may differ between ranks.
-    """
+    """Return the line that makes a send and its receive not match, or None if it is unknown."""
     for root in roots:
         frames = tuple(reversed(program_frames(context, root.rank)))
         transfers = [event for peer in root.peers for event in _transfers_with(context, root.rank, peer)]
@@ -202,5 +192,5 @@ def _transfer_ranks(context: DiagnosisContext) -> tuple[int, ...]:
 
 
 def _all_peers_wait(roots: Sequence[Wait]) -> bool:
-    """Return whether every awaited rank waits in a transfer too, so that no side skipped its call."""
+    """Return whether every awaited rank waits in a transfer too."""
     return {peer for root in roots for peer in root.peers} <= {root.rank for root in roots}

@@ -1,4 +1,4 @@
-"""Rules about resources: memory, requests that the operating system refused, idle GPUs and hanging shutdowns."""
+"""Rules about memory, refused system resources, idle GPUs and hanging shutdowns."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _REFUSED_TEXTS = (
 
 @rule_if(first_own_failure)
 def host_oom(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """Explain a run in which the host ran out of memory. Return None for any other run.
+    """Explain a failure in which the host ran out of memory.
 
     Either an allocation failed, or the kernel killed the rank or its worker.
     """
@@ -72,7 +72,7 @@ def host_oom(context: DiagnosisContext, first: Failure) -> Explanation | None:
 
 
 def _explain_failed_allocation(context: DiagnosisContext, first: Failure, error: RaisedException) -> Explanation | None:
-    """Explain an exception about a failed allocation or a worker killed for memory. Return None for any other."""
+    """Explain a failure in which an allocation failed or a worker was killed for memory."""
     worker_pid = next((pid for pid in _pids_killed_by_kernel(context) if f"(pid {pid})" in error.message), None)
     if error.type != "MemoryError" and worker_pid is None and not Cause.HOST_OOM.find_message(error.message):
         return None
@@ -92,7 +92,7 @@ def _explain_failed_allocation(context: DiagnosisContext, first: Failure, error:
 
 
 def _explain_oom_kill(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """Explain the SIGKILL of a rank by the kernel's out-of-memory killer, or return None if nothing points to it.
+    """Explain a failure in which the kernel's out-of-memory killer killed a rank.
 
     Any process may send SIGKILL. The kernel's log names the process that was killed; its counter only shows that some
     process was killed.
@@ -119,21 +119,19 @@ def _explain_oom_kill(context: DiagnosisContext, first: Failure) -> Explanation 
 
 
 def _pids_killed_by_kernel(context: DiagnosisContext) -> set[int]:
-    """Return the pids of processes that the kernel killed to free memory."""
     memory = context.evidence.memory
     pids = set(killed_pids(memory.kill_messages)) if memory else set()
     return pids | {sending.pid for sending in context.evidence.signals if sending.sender.startswith("kernel")}
 
 
 def _memory_limit_bytes(context: DiagnosisContext) -> int | None:
-    """Return the memory limit of the run's control groups, or the machine's memory if there is no limit, or None."""
     memory = context.evidence.memory
     return memory.limit_bytes or memory.total_bytes if memory else None
 
 
 @rule_if(first_own_exception)
 def cuda_oom(context: DiagnosisContext, first: Failure, error: RaisedException) -> Explanation | None:
-    """Explain a run in which a rank ran out of GPU memory. Return None for any other run."""
+    """Explain a failure in which a rank ran out of GPU memory."""
     if not error.type.endswith("OutOfMemoryError") and not Cause.CUDA_OOM.find_message(error.message):
         return None
     return Explanation(
@@ -148,7 +146,7 @@ def cuda_oom(context: DiagnosisContext, first: Failure, error: RaisedException) 
 
 @rule_if(first_own_failure)
 def cuda_assert(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """Explain a run in which an assertion failed in a GPU kernel. Return None for any other run."""
+    """Explain a failure in which an assertion failed in a GPU kernel."""
     rank = context.rank(first.rank)
     stderr_text = " ".join(rank.error_lines) if rank else ""
     if not Cause.CUDA_ASSERT.find_message(f"{first.text} {stderr_text}"):
@@ -166,7 +164,7 @@ def cuda_assert(context: DiagnosisContext, first: Failure) -> Explanation | None
 
 @rule_if(first_own_exception)
 def dataloader_worker_died(context: DiagnosisContext, first: Failure, error: RaisedException) -> Explanation | None:
-    """Explain a run in which a DataLoader worker died. Return None for any other run.
+    """Explain a failure in which a DataLoader worker died.
 
     PyTorch may raise this error on any line of the rank, so only the message identifies it.
     """
@@ -184,10 +182,7 @@ def dataloader_worker_died(context: DiagnosisContext, first: Failure, error: Rai
 
 @rule_if(first_own_failure)
 def infra(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """Explain a run in which the operating system refused disk space, file descriptors, ports or another resource.
-
-    The program is not at fault. Return None for any other run.
-    """
+    """Explain a failure in which the operating system refused a resource such as disk space or a port."""
     if first.exception is None:
         return _explain_launcher_refusal(context, first)
     code = _refusal_code(first.exception)
@@ -205,10 +200,7 @@ def infra(context: DiagnosisContext, first: Failure) -> Explanation | None:
 
 @rule_if(first_own_failure)
 def disk_full(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """Explain a failure that may follow from a full disk, on which even messages could not be written.
-
-    Return None if the disk was not full or the failure has another cause.
-    """
+    """Explain a failure in which the disk was full."""
     disk = context.evidence.disk_full
     if disk is None or not _may_follow_from_full_disk(first):
         return None
@@ -231,7 +223,7 @@ def _may_follow_from_full_disk(first: Failure) -> bool:
 
 
 def _explain_launcher_refusal(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """Explain the exit of a launcher that started no rank and whose output names a refused resource, or return None."""
+    """Explain a failure in which the launcher started no rank because a resource was refused."""
     lines = context.evidence.last_lines if first.kind is FailureKind.LAUNCHER else ()
     line, code = next(((line, line_code) for line in lines if (line_code := _refusal_code_in(line))), ("", None))
     if code is None:
@@ -245,7 +237,7 @@ def _explain_launcher_refusal(context: DiagnosisContext, first: Failure) -> Expl
 
 
 def _refusal_code(error: RaisedException) -> str | None:
-    """Return the resource or system call that was refused, as a key of [refused] in causes.toml, or None.
+    """Return the resource that the operating system refused, as a key of [refused] in causes.toml, or None.
 
     An error number counts only in an OSError, or in an error that a DataLoader worker passed on.
     """
@@ -256,7 +248,7 @@ def _refusal_code(error: RaisedException) -> str | None:
 
 
 def _refusal_code_in(text: str) -> str | None:
-    """Return the first refused resource that the text names, as a key of [refused] in causes.toml, or None."""
+    """Return the first refused resource named in the text, as a key of [refused] in causes.toml, or None."""
     return next((code for pattern, code in _REFUSED_TEXTS if pattern.search(text)), None)
 
 
@@ -265,7 +257,7 @@ _IDLE_BYTES = 64 << 20  # a GPU with at most this much used memory counts as unu
 
 
 def idle_device(context: DiagnosisContext) -> Explanation | None:
-    """Report that one GPU is idle while several ranks share another GPU. Return None if no snapshot shows that."""
+    """Report that one GPU is idle while several ranks share another GPU."""
     snapshots = [snapshot for snapshot in context.evidence.snapshots if snapshot.gpus]
     ranks = {rank.pid for rank in context.evidence.ranks if rank.pid is not None}
     gpus = snapshots[-1].gpus if snapshots else ()
@@ -293,7 +285,6 @@ def idle_device(context: DiagnosisContext) -> Explanation | None:
 
 
 def _is_idle(snapshot: Snapshot, index: int) -> bool:
-    """Return whether the GPU was idle in the snapshot: no process, no use, and almost no memory."""
     gpu = next((candidate for candidate in snapshot.gpus if candidate.index == index), None)
     return gpu is not None and gpu.utilisation == 0 and not gpu.pids and (gpu.used_bytes or 0) <= _IDLE_BYTES
 
@@ -303,7 +294,7 @@ def _gpu_facts(gpu: Gpu) -> Facts:
 
 
 def _finished_program(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...]] | None:
-    """Find the first root whose program has finished, and the ranks of all such roots. Return None if there is none."""
+    """Return the wait of the first hung rank whose program has finished, and all such ranks, or None."""
     snapshot = context.last_snapshot
     return root_where(lambda root: root.rank in snapshot and is_shutting_down(snapshot[root.rank]), all_matching=True)(
         context

@@ -1,4 +1,4 @@
-"""Rules about faults that do not end a run: values that are not finite, replicas that differ, memory that grows.
+"""Rules about faults that do not end a run: NaN values, replicas that differ, memory that grows.
 
 Their findings are reported with any verdict, even a PASS. Each rule ignores what a program may do on purpose.
 """
@@ -32,7 +32,7 @@ from nsa_harness.core.evidence.health_samples import (
 from nsa_harness.core.report import Facts, Place, Status
 
 _BAD_LOSSES = (
-    3  # so many losses in a row, up to the end of the run, must not be finite; a single bad batch does not count
+    3  # this many losses in a row, up to the end of the run, must be NaN or infinite; one bad batch does not count
 )
 _MIN_GRADIENT_SAMPLES = 4  # with fewer samples, a parameter may still receive a gradient later
 _GROWTH_SAMPLES = 8  # memory growth needs at least this many samples
@@ -54,16 +54,16 @@ ByRank = list[tuple[int, Sample]]
 def _samples_by_rank(
     context: DiagnosisContext, values_of: Callable[[HealthSamples], Iterable[Sample]]
 ) -> ByRank[Sample]:
-    """Return the values that `values_of` returns for the health samples of each rank, each together with its rank."""
+    """Apply `values_of` to the health samples of each rank, and return each value with its rank."""
     return [(rank.rank, sample) for rank in context.evidence.ranks if rank.health for sample in values_of(rank.health)]
 
 
 def _with_samples(
     values_of: Callable[[HealthSamples], Iterable[Sample]],
 ) -> Callable[[DiagnosisContext], tuple[ByRank[Sample]] | None]:
-    """Return a function for `@rule_if` that finds the values that `values_of` returns for each rank's health samples.
+    """Return a function for `@rule_if` that extracts values from the health samples of all ranks.
 
-    It returns None if there are no such values.
+    It returns None if `values_of` yields no values.
     """
 
     def find(context: DiagnosisContext) -> tuple[ByRank[Sample]] | None:
@@ -76,7 +76,7 @@ def _with_samples(
 def _with_ranks(
     matches: Callable[[HealthSamples], object],
 ) -> Callable[[DiagnosisContext], tuple[ByRank[HealthSamples]] | None]:
-    """Return a function for `@rule_if` that finds the ranks whose health samples match, or None if there are none."""
+    """Return a function for `@rule_if` that finds the ranks whose health samples satisfy `matches`."""
     return _with_samples(lambda samples: [samples] if matches(samples) else [])
 
 
@@ -90,7 +90,7 @@ def _explain_samples(
     evidence: EvidenceKind = EvidenceKind.EFFECT,
     left_open: tuple[OpenQuestion, ...] = (),
 ) -> Explanation:
-    """Return an explanation that names the health samples of these ranks as its proof."""
+    """Create an explanation that cites the health samples of these ranks as proof."""
     ranks = tuple(sorted(set(ranks)))
     return Explanation(
         cause=cause,
@@ -105,7 +105,7 @@ def _explain_samples(
 
 
 def _is_not_finite(samples: HealthSamples) -> bool:
-    """Return whether the rank's parameters are not finite at the end, or its last three losses are not."""
+    """Return whether the rank's parameters or last losses are NaN or infinite."""
     return samples.non_finite_parameters is not None or (
         samples.non_finite_loss is not None and samples.bad_in_a_row >= _BAD_LOSSES
     )
@@ -113,8 +113,7 @@ def _is_not_finite(samples: HealthSamples) -> bool:
 
 @rule_if(_with_ranks(_is_not_finite))
 def nan(_: DiagnosisContext, broken_ranks: ByRank[HealthSamples]) -> Explanation:
-    """Report parameters that are not finite at the end of a run, or a series of non-finite losses that lasts until its
-    end.
+    """Report that parameters or losses were NaN or infinite at the end of a run.
 
     The ranks at fault are those on which a value first became NaN or infinite.
     """
@@ -148,9 +147,9 @@ def nan(_: DiagnosisContext, broken_ranks: ByRank[HealthSamples]) -> Explanation
 
 
 def _divergences(context: DiagnosisContext) -> tuple[list[ReplicaDivergence]] | None:
-    """Find the models whose replicas differ, in each group of ranks that should have equal replicas.
+    """Find the models whose replicas should be equal but differ between ranks.
 
-    A group is skipped if a rank of it has no samples of the model. Return None if no replicas differ.
+    Replicas without samples from every rank of their group are skipped. Return None if no replicas differ.
     """
     groups: dict[tuple[int, tuple[int, ...]], dict[int, Replica]] = {}
     for rank, replica in _samples_by_rank(context, lambda samples: samples.replicas):
@@ -162,7 +161,7 @@ def _divergences(context: DiagnosisContext) -> tuple[list[ReplicaDivergence]] | 
 
 @rule_if(_divergences)
 def replica_divergence(_: DiagnosisContext, divergences: Sequence[ReplicaDivergence]) -> Explanation:
-    """Report replicas of a model that differ in their last common sample although they are meant to be equal."""
+    """Report replicas of a model that differ between ranks although they should be equal."""
     first = min(divergences, key=lambda divergence: divergence.round)
     name = first.names[0] if first.names else None
     return _explain_samples(
@@ -183,10 +182,7 @@ def replica_divergence(_: DiagnosisContext, divergences: Sequence[ReplicaDiverge
 
 @rule_if(_with_samples(lambda samples: samples.overwritten_files))
 def shared_file(_: DiagnosisContext, files: ByRank[OverwrittenFile]) -> Explanation | None:
-    """Report a file that several ranks wrote from its beginning, so that they overwrote each other's contents.
-
-    Return None if every file was written by one rank only.
-    """
+    """Report a file that several ranks wrote, overwriting each other's contents."""
     writers: dict[str, dict[int, OverwrittenFile]] = {}
     for rank, file in files:
         writers.setdefault(file.path, {})[rank] = file
@@ -205,8 +201,6 @@ def shared_file(_: DiagnosisContext, files: ByRank[OverwrittenFile]) -> Explanat
 
 @dataclass(frozen=True, kw_only=True)
 class _Growth:
-    """Memory growth of one rank."""
-
     slope_bytes: float  # bytes per step
     grown_bytes: int
     first_step: int
@@ -214,7 +208,7 @@ class _Growth:
 
 
 def memory_growth(context: DiagnosisContext) -> Explanation | None:
-    """Report memory that grows from step to step until the end of the run, or return None if no rank's memory does."""
+    """Report memory that grows from step to step until the end of the run."""
     memory_kinds: Mapping[str, Callable[[MemorySample], int | None]] = {
         "host": lambda point: point.anonymous_bytes,
         "GPU": lambda point: point.gpu_bytes,
@@ -243,7 +237,7 @@ def memory_growth(context: DiagnosisContext) -> Explanation | None:
 
 
 def _memory_growth_of(memory: Sequence[MemorySample], bytes_of: Callable[[MemorySample], int | None]) -> _Growth | None:
-    """Return the growth of one rank's memory, or None if it does not grow or if it levels off.
+    """Return the growth of one rank's memory, or None if it does not grow steadily.
 
     `bytes_of` returns the host or GPU memory of a sample. The growth must continue in the later half of the run at
     about the rate of the earlier half.
@@ -270,18 +264,12 @@ def _memory_growth_of(memory: Sequence[MemorySample], bytes_of: Callable[[Memory
 
 
 def _slope(points: Sequence[tuple[int, int]]) -> float:
-    """Return the slope of the points in bytes per step: the median of the slopes of all pairs (Theil-Sen estimator).
-
-    Outliers hardly change it.
-    """
+    """Return the median slope of all pairs of points, in bytes per step (Theil-Sen estimator)."""
     return median((b - a) / (y - x) for (x, a), (y, b) in combinations(points, 2) if y > x)
 
 
 def input_bound(context: DiagnosisContext) -> Explanation | None:
-    """Report ranks that wait for their data loader most of the time, in both halves of the run.
-
-    Return None if no rank does.
-    """
+    """Report ranks that spend most of their time waiting for the data loader."""
     waits = {
         rank: wait
         for rank, data_waits in _samples_by_rank(context, lambda samples: [samples.data_waits])
@@ -306,9 +294,9 @@ def input_bound(context: DiagnosisContext) -> Explanation | None:
 
 
 def _steady_wait(data_waits: Sequence[DataWait]) -> DataWait | None:
-    """Return the total time that a rank waited for data after its first steps.
+    """Return the total time that a rank waited for data after its first steps, or None if it is short.
 
-    Return None if the time is short, or if it is a small share of the first or second half of the run.
+    Also None if it is a small share of the first or second half of the run.
     """
     points = [point for point in data_waits if point.step > _WARM_STEPS]
     if not points or points[-1].step - points[0].step < _WAITED_STEPS:
@@ -326,7 +314,7 @@ def _steady_wait(data_waits: Sequence[DataWait]) -> DataWait | None:
 
 
 def no_gradient(context: DiagnosisContext) -> Explanation | None:
-    """Report parameters that never received a gradient, or return None if there are none.
+    """Report parameters that never received a gradient.
 
     Traces show this best, then the gradients at optimizer steps, then the gradients after backward passes.
     """
@@ -344,7 +332,7 @@ def no_gradient(context: DiagnosisContext) -> Explanation | None:
 
 
 def _missing_in_traces(context: DiagnosisContext) -> tuple[dict[int, tuple[str, ...]]] | None:
-    """Find the parameters that the traces show without a gradient, by rank. Return None if there are none."""
+    """Return the parameters that have no gradient in the traces, by rank, or None."""
     lacking = {rank.rank: rank.traces.missing_parameters for rank in context.evidence.ranks}
     lacking = {rank: names for rank, names in lacking.items() if names}
     return (lacking,) if lacking else None
@@ -352,7 +340,7 @@ def _missing_in_traces(context: DiagnosisContext) -> tuple[dict[int, tuple[str, 
 
 @rule_if(_missing_in_traces)
 def _no_gradient_in_traces(_: DiagnosisContext, missing_by_rank: Mapping[int, Sequence[str]]) -> Explanation:
-    """Report the parameters that the traces show without a gradient."""
+    """Report parameters that have no gradient in the traces."""
     names = sorted({name for names in missing_by_rank.values() for name in names})
     return Explanation(
         cause=Cause.NO_GRADIENT,
@@ -366,7 +354,7 @@ def _no_gradient_in_traces(_: DiagnosisContext, missing_by_rank: Mapping[int, Se
 
 @rule_if(_with_ranks(lambda samples: samples.without_gradient_count and samples.sample_count >= _MIN_GRADIENT_SAMPLES))
 def _no_gradient_in_optimizer(_: DiagnosisContext, ranks_without: ByRank[HealthSamples]) -> Explanation:
-    """Report parameters of an optimizer that had no gradient in any sample although their module was called."""
+    """Report parameters of an optimizer that never had a gradient although their module was called."""
     names = list(dict.fromkeys(name for _, samples in ranks_without for name in samples.without_gradient))
     module_place = next(
         (samples.without_gradient_place for _, samples in ranks_without if samples.without_gradient_place), Place()
@@ -387,7 +375,7 @@ def _no_gradient_in_optimizer(_: DiagnosisContext, ranks_without: ByRank[HealthS
     _with_ranks(lambda samples: samples.zero_gradient_count and samples.zero_gradient_samples >= _MIN_GRADIENT_SAMPLES)
 )
 def _zero_gradients_in_optimizer(_: DiagnosisContext, ranks_with_zeros: ByRank[HealthSamples]) -> Explanation:
-    """Report an optimizer whose gradients were all zero in every sample, so that its steps changed nothing."""
+    """Report an optimizer whose gradients were always zero."""
     largest = max((samples for _, samples in ranks_with_zeros), key=lambda samples: samples.zero_gradient_count)
     return _explain_samples(
         Cause.NO_GRADIENT,
@@ -403,7 +391,7 @@ def _zero_gradients_in_optimizer(_: DiagnosisContext, ranks_with_zeros: ByRank[H
 def _with_model_after_backward(
     matches: Callable[[GradientArrivals], object],
 ) -> Callable[[DiagnosisContext], tuple[list[int], GradientArrivals] | None]:
-    """Return a function for `@rule_if` that finds the first model whose gradients after backward match, with its ranks.
+    """Return a function for `@rule_if` that finds a model whose gradients after backward satisfy `matches`.
 
     These samples are for programs without an optimizer. Nothing shows there which parameters are meant to be trained,
     so the probe skips modules that run without gradients and parameters that the program writes itself.
@@ -425,7 +413,7 @@ def _with_model_after_backward(
 
 @rule_if(_with_model_after_backward(lambda model: model.zero_gradient_count))
 def _zero_gradients_after_backward(_: DiagnosisContext, ranks: Sequence[int], first: GradientArrivals) -> Explanation:
-    """Report a model whose gradients were all zero after every sampled backward pass."""
+    """Report a model whose gradients were zero after every sampled backward pass."""
     return _explain_samples(
         Cause.NO_GRADIENT,
         ranks,
@@ -437,7 +425,7 @@ def _zero_gradients_after_backward(_: DiagnosisContext, ranks: Sequence[int], fi
 def _no_gradient_after_backward(
     context: DiagnosisContext, ranks: Sequence[int], first: GradientArrivals
 ) -> Explanation:
-    """Report parameters of a model that had no gradient after any sampled backward pass."""
+    """Report parameters that had no gradient after any sampled backward pass."""
     # If every rank excludes the same parameters with `detach`, the program may do so on purpose.
     on_every_rank = set(ranks) == {rank.rank for rank in context.evidence.ranks if rank.health}
     return _explain_samples(
@@ -458,7 +446,7 @@ def _no_gradient_after_backward(
 
 @rule_if(_with_samples(lambda samples: samples.unawaited_calls))
 def unwaited_collective(_: DiagnosisContext, calls: ByRank[UnawaitedCall]) -> Explanation:
-    """Report a program line that starts asynchronous collectives whose handles the program never uses."""
+    """Report asynchronous collectives that the program starts but never waits for."""
     first = calls[0][1]
     return _explain_samples(
         Cause.UNWAITED_COLLECTIVE,
@@ -470,10 +458,10 @@ def unwaited_collective(_: DiagnosisContext, calls: ByRank[UnawaitedCall]) -> Ex
 
 @rule_if(_with_samples(lambda samples: samples.dropped_batches))
 def batches_given_up(context: DiagnosisContext, losses: ByRank[DroppedBatches]) -> Explanation | None:
-    """Report batches that were lost because the program caught exceptions which had ended their training passes.
+    """Report batches that were lost because the program caught the exceptions raised in their training passes.
 
     Only ranks that exited with code 0 count, because on other ranks the exception may follow from the failure of the
-    run. Return None if there are no such batches.
+    run.
     """
     losses = [(rank, batches) for rank, batches in losses if _exited_with_0(context, rank)]
     if not losses:
@@ -497,14 +485,13 @@ def batches_given_up(context: DiagnosisContext, losses: ByRank[DroppedBatches]) 
 
 
 def _exited_with_0(context: DiagnosisContext, rank: int) -> bool:
-    """Return whether the rank exited with code 0."""
     evidence = context.rank(rank)
     return evidence is not None and evidence.exit is not None and evidence.exit.status == 0
 
 
 @rule_if(_with_samples(lambda samples: [model for model in samples.gradient_arrivals if model.unset]))
 def uninitialised_parameters(_: DiagnosisContext, models: ByRank[GradientArrivals]) -> Explanation:
-    """Report trained parameters whose values before the first step look like uninitialized memory."""
+    """Report trained parameters whose initial values look like uninitialized memory."""
     first = models[0][1]
     return _explain_samples(
         Cause.UNINITIALISED_PARAMETERS,
@@ -523,7 +510,7 @@ _EXIT_KINDS = ("atexit", "left", "process group")  # kinds of messages at exit, 
 
 
 def dirty_exit(context: DiagnosisContext) -> Explanation | None:
-    """Report a failure during exit or an unreleased resource in a run that passed. Return None for other runs."""
+    """Report an error or an unreleased resource at the exit of a run that passed."""
     if context.judgement.status is not Status.PASS:
         return None
     messages = [(rank.rank, message) for rank in context.evidence.ranks for message in rank.exit_messages]
@@ -552,7 +539,7 @@ MATERIAL = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaDivergence:
-    """The difference between the replicas of a model in their last common sample, and the ranks at fault."""
+    """A difference between the replicas of a model, and the ranks at fault."""
 
     ranks: tuple[int, ...]  # the ranks at fault; all ranks if that is unknown
     identified_by: str  # how the ranks at fault were found: see `_ranks_at_fault`
@@ -567,9 +554,9 @@ _Moment = tuple[str, int]  # the fields `at` and `round` of a ReplicaSample
 
 
 def first_divergence(replicas: Mapping[int, Replica]) -> ReplicaDivergence | None:
-    """Return the difference between the replicas of one model, given by rank.
+    """Return the difference between the replicas of one model, or None if they agree in the end.
 
-    Return None if the replicas are equal in the end or are not meant to be equal.
+    `replicas` are given by rank. Also None if they are not meant to be equal.
     """
     if len(replicas) < 2 or any(
         replica.hook or replica.names != _first_replica(replicas).names for replica in replicas.values()
@@ -617,12 +604,13 @@ def _should_be_equal(
     common_moments: Sequence[_Moment],
     differing_moments: Sequence[_Moment],
 ) -> bool:
-    """Return whether replicas outside DDP are meant to be equal: they were equal up to some step, and never again.
+    """Return whether replicas outside DDP are meant to be equal.
 
-    While they were equal, either all parameters had been broadcast, or a step changed all replicas in the same way. If
-    they were equal only at the start, the reason may be a common seed. If they become equal again later, the program
-    averages them from time to time. If they differ only at the end, an evaluation changed them. Replicas that were
-    never equal are still meant to be equal if the program sums every gradient over all ranks.
+    They are if they were equal up to some step, and never again. While they were equal, either all parameters had been
+    broadcast, or a step changed all replicas in the same way. If they were equal only at the start, the reason may be a
+    common seed. If they become equal again later, the program averages them from time to time. If they differ only at
+    the end, an evaluation changed them. Replicas that were never equal are still meant to be equal if the program sums
+    every gradient over all ranks.
     """
     equal_moments = common_moments.index(differing_moments[0])
     if len(differing_moments) < len(common_moments) - equal_moments or differing_moments[0][0] == "over":
@@ -637,12 +625,11 @@ def _should_be_equal(
 
 
 def _first_replica(replicas: Mapping[int, Replica]) -> Replica:
-    """Return the replica of the first rank."""
     return next(iter(replicas.values()))
 
 
 def _sampled_moments(replicas: Mapping[int, Replica]) -> list[_Moment]:
-    """Return the moments at which a replica was sampled, in order. A repeated moment counts at its later position."""
+    """Return the moments at which a replica was sampled, in order."""
     moments = [(sample.at, sample.round) for sample in _first_replica(replicas).samples]
     return list(dict.fromkeys(reversed(moments)))[::-1]
 
@@ -650,7 +637,7 @@ def _sampled_moments(replicas: Mapping[int, Replica]) -> list[_Moment]:
 def _ranks_at_fault(
     samples_by_rank: Mapping[int, Mapping[_Moment, ReplicaSample]], common_moments: Sequence[_Moment], moment: _Moment
 ) -> tuple[tuple[int, ...], str]:
-    """Return the ranks at fault for a divergence, and how they differ: "outside", "extra step", "fewer" or "".
+    """Return the ranks whose replicas are wrong, and how they were found.
 
     "outside": only their parameters changed outside a step. "extra step": only they made additional optimizer steps.
     "fewer": they are the minority. "": all ranks are returned, because none of these is the case.
@@ -686,7 +673,7 @@ def _ranks_at_fault(
 
 
 def _last_difference(replicas: Sequence[Replica]) -> tuple[tuple[str, ...], float]:
-    """Return the names of the parameters that differ in the last sample, and the largest relative difference."""
+    """Return the parameters that differ in the last sample, and the largest relative difference."""
     names: list[str] = []
     largest = 0.0
     for number, (first_name, last_name) in enumerate(replicas[0].names):
@@ -698,7 +685,7 @@ def _last_difference(replicas: Sequence[Replica]) -> tuple[tuple[str, ...], floa
 
 
 def _relative_difference(blocks: Sequence[ParameterBlock]) -> float:
-    """Return the largest difference between the blocks, as a share of their size.
+    """Return the largest difference between the blocks, relative to their size.
 
     It is infinite if only some blocks contain finite values, and 0 if none does.
     """

@@ -1,4 +1,4 @@
-"""Rules about ranks that wait for a thread of their own process, and about native code that never releases the GIL."""
+"""Rules about ranks that wait for their own threads or hang in native code."""
 
 from __future__ import annotations
 
@@ -45,10 +45,7 @@ _ENDED_BY_PARTNER = frozenset({WaitKind.LOCK, WaitKind.SLEEP, WaitKind.IO, WaitK
 
 
 def _wait_for_dead_partner(context: DiagnosisContext) -> tuple[Wait, PrintedMessage] | None:
-    """Find a root that waits for a thread or child process that has died, and the last message of that thread or child.
-
-    Return None if no root is in a wait that a thread or child could end, or if none has died.
-    """
+    """Find a rank that waits for a dead thread or child process, and the last message of that thread or child."""
     waiting = (root for root in hung_roots(context) if root.kind in _ENDED_BY_PARTNER and root.child is None)
     # A traceback without the name of a thread or child may be one that the program caught and printed.
     deaths = (
@@ -59,7 +56,7 @@ def _wait_for_dead_partner(context: DiagnosisContext) -> tuple[Wait, PrintedMess
 
 @rule_if(_wait_for_dead_partner)
 def thread_died(context: DiagnosisContext, root: Wait, death: PrintedMessage) -> Explanation:
-    """Explain a hang in which a rank waits for a thread or child process that has died from an exception."""
+    """Explain a hang in which a rank waits for a thread or child process that died from an exception."""
     return Explanation(
         cause=Cause.THREAD_DIED,
         evidence=EvidenceKind.PRINTED,
@@ -72,16 +69,12 @@ def thread_died(context: DiagnosisContext, root: Wait, death: PrintedMessage) ->
 
 
 def death_facts(death: PrintedMessage) -> Facts:
-    """Return the facts about a thread or child process that died from an exception."""
+    """Return a description of a thread or child process that died from an exception."""
     return {"died": death.kind, "error": death.error, "raised_at": death.place}
 
 
 def pool_worker_lost(context: DiagnosisContext) -> Explanation | None:
-    """Explain a hang in which a rank waits for a result of its `multiprocessing.Pool` but every worker waits for a
-    task.
-
-    Return None for any other run.
-    """
+    """Explain a hang in which a rank waits for its `multiprocessing.Pool` but every worker waits for a task."""
     snapshots = ((root, context.last_snapshot.get(root.rank)) for root in hung_roots(context))
     root = next((root for root, snapshot in snapshots if snapshot and _waits_for_idle_pool(snapshot)), None)
     if root is None:
@@ -98,7 +91,7 @@ def pool_worker_lost(context: DiagnosisContext) -> Explanation | None:
 
 @rule_if(root_where(lambda root: root.kind is WaitKind.SLEEP))
 def livelock(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation | None:
-    """Explain a hang in which a rank polls on one line and sleeps in between. Return None if no livelock is proven."""
+    """Explain a hang in which a rank polls on one line and sleeps in between."""
     if context.judgement.proof is None or context.judgement.proof.kind is not HangKind.LIVELOCK:
         return None
     return Explanation(
@@ -112,14 +105,14 @@ def livelock(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> E
 
 
 def _root_waiting_for_thread(context: DiagnosisContext) -> tuple[Wait, Stack, str] | None:
-    """Find the first root that waits for another thread that may still act, or return None."""
+    """Find the first hung rank that waits for another thread which may still act, or return None."""
     waiting = (root for root in hung_roots(context) if root.kind in _LOCKS and not root.is_closed)
     return next(((root, *thread) for root in waiting if (thread := awaited_thread(context, root))), None)
 
 
 @rule_if(_root_waiting_for_thread)
 def open_thread_wait(context: DiagnosisContext, root: Wait, stack: Stack, syscall: str) -> Explanation:
-    """Explain a hang in which a rank has waited too long for another thread, although that thread may still act."""
+    """Explain a hang in which a rank has waited too long for another thread that may still act."""
     return Explanation(
         cause=Cause.BLOCKED_IO if syscall else Cause.LOCK_CYCLE,
         evidence=EvidenceKind.OPEN,
@@ -136,11 +129,10 @@ def open_thread_wait(context: DiagnosisContext, root: Wait, stack: Stack, syscal
 
 
 def awaited_thread(context: DiagnosisContext, root: Wait) -> tuple[Stack, str] | None:
-    """Return the thread for which the rank waits, as a stack, and the system call that this thread is in.
+    """Return the stack of the thread for which the rank waits, and its system call, or None if unclear.
 
-    The system call is "" if the thread waits for a lock or runs. Return None if the rank waits for no thread of the
-    program or if it is unclear for which. If several threads may be meant, one that waits for a lock that it holds
-    itself comes first. If all wait for the same lock, the first is returned.
+    The system call is "" if the thread waits for a lock or runs. If several threads may be meant, one that waits for a
+    lock that it holds itself comes first. If all wait for the same lock, the first is returned.
     """
     snapshot, stack = context.last_snapshot.get(root.rank), _training_stack_of(context, root)
     if snapshot is None or stack is None or not any(_has_frame_in(stack.frames, *join) for join in _JOIN_CALLS):
@@ -161,24 +153,22 @@ def awaited_thread(context: DiagnosisContext, root: Wait) -> tuple[Stack, str] |
 
 
 def _waits_for_own_lock(context: DiagnosisContext, stack: Stack) -> bool:
-    """Return whether the thread waits for a lock that it holds itself."""
     lock_line = user_frame(stack.frames)
     return lock_line is not None and context.program.lock_taken_by(lock_line, stack.frames) is not None
 
 
 def awaited_thread_line(context: DiagnosisContext, root: Wait) -> Place | None:
-    """Return the program line of the thread for which the rank waits, or None if `awaited_thread` finds none."""
+    """Return the program line of the thread for which the rank waits, or None if it is unknown."""
     thread = awaited_thread(context, root)
     return place_of(context, None, user_frame(thread[0].frames)) if thread else None
 
 
 def _has_frame_in(frames: Sequence[Frame], file: str, names: Sequence[str]) -> bool:
-    """Return whether a frame is in one of the functions `names` of the file. A class name before it is ignored."""
     return any(frame.file.endswith(file) and frame.function.rpartition(".")[2] in names for frame in frames)
 
 
 def _waits_for_idle_pool(snapshot: RankSnapshot) -> bool:
-    """Return whether the rank waits for a result of its `multiprocessing.Pool` while every worker waits for a task.
+    """Return whether the rank waits for its `multiprocessing.Pool` while every worker waits for a task.
 
     This cannot happen with a ProcessPoolExecutor, which notices a lost worker and raises an exception.
     """
@@ -206,10 +196,10 @@ _BRIDGE_FRAMES = (
 
 
 def _root_with_gil(context: DiagnosisContext) -> tuple[Wait, Stack] | None:
-    """Find the first root that waits while it holds the GIL, or else the first that computes and never releases it.
+    """Find the first hung rank that holds the GIL and does not release it, or return None.
 
     A loop in Python releases the GIL whenever another thread requests it, so its heartbeat continues. A single function
-    of the interpreter, such as a regular-expression search, does not release it. Return None if no root holds the GIL.
+    of the interpreter, such as a regular-expression search, does not release it.
     """
     holders = [
         (root, stack)
@@ -227,7 +217,7 @@ def _root_with_gil(context: DiagnosisContext) -> tuple[Wait, Stack] | None:
 
 @rule_if(_root_with_gil)
 def gil_held_native(context: DiagnosisContext, root: Wait, stack: Stack) -> Explanation:
-    """Explain a hang in which a rank is in native code and holds the GIL, so that no other Python thread can run."""
+    """Explain a hang in which a rank holds the GIL in native code, so that no other Python thread can run."""
     computes = root.kind is WaitKind.COMPUTE
     return Explanation(
         cause=Cause.GIL_HELD_NATIVE,
@@ -240,7 +230,7 @@ def gil_held_native(context: DiagnosisContext, root: Wait, stack: Stack) -> Expl
 
 
 def _has_no_heartbeat_in_samples(context: DiagnosisContext, root: Wait) -> bool:
-    """Return whether all recent samples show the same line and no heartbeat was written since the first of them."""
+    """Return whether all recent samples show the same line while no heartbeat was written."""
     sampled_s = [sample.at_s for sample in context.evidence.samples if sample.rank == root.rank][-LOOP_SAMPLES:]
     lines = loop_lines(root, context.evidence.samples)
     sampled_for_s = context.evidence.snapshots[-1].at_s - sampled_s[0] if sampled_s else 0.0
@@ -252,7 +242,7 @@ def _has_no_heartbeat_in_samples(context: DiagnosisContext, root: Wait) -> bool:
 
 
 def _root_in_native_loop(context: DiagnosisContext) -> tuple[Wait, Stack] | None:
-    """Find the first root that computes in native code and never returns to Python, or return None."""
+    """Find the first hung rank that computes in native code and never returns to Python, or return None."""
     looping = (
         (root, _training_stack_of(context, root)) for root in hung_roots(context) if root.kind is WaitKind.COMPUTE
     )
@@ -261,7 +251,7 @@ def _root_in_native_loop(context: DiagnosisContext) -> tuple[Wait, Stack] | None
 
 @rule_if(_root_in_native_loop)
 def native_busy_loop(context: DiagnosisContext, root: Wait, stack: Stack) -> Explanation:
-    """Explain a hang in which a rank computes without end in native code."""
+    """Explain a hang in which a rank computes forever in native code."""
     return Explanation(
         cause=Cause.NATIVE_BUSY_LOOP,
         # If the native code holds the GIL, holding it may be the only fault, so the cause is less certain.
@@ -274,15 +264,13 @@ def native_busy_loop(context: DiagnosisContext, root: Wait, stack: Stack) -> Exp
 
 
 def _training_stack_of(context: DiagnosisContext, root: Wait) -> Stack | None:
-    """Return the stack of the rank's training thread in the last snapshot, or None if it was not read."""
     return rank_stack(context.last_snapshot[root.rank]) if root.rank in context.last_snapshot else None
 
 
 def _stays_native(context: DiagnosisContext, root: Wait, stack: Stack) -> bool:
     """Return whether the rank never returns from native code to Python.
 
-    All samples must show the same line, and either the rank has released the GIL or its heartbeat is missing. A Python
-    loop that calls short C functions also shows native frames, but its heartbeat continues.
+    A Python loop that calls short C functions also shows native frames, but its heartbeat continues.
     """
     is_one_line = len(loop_lines(root, context.evidence.samples)) == 1
     return (
@@ -301,7 +289,7 @@ def _keeps_gil(context: DiagnosisContext, root: Wait, stack: Stack) -> bool:
 
 
 def _heartbeat_age_s(context: DiagnosisContext, root: Wait) -> float:
-    """Return the seconds from the rank's last heartbeat to the last snapshot, or 0 if it never wrote a heartbeat."""
+    """Return the age of the rank's last heartbeat in seconds, or 0 if there is none."""
     status_file = context.last_snapshot[root.rank].status_file if root.rank in context.last_snapshot else None
     return (
         context.evidence.snapshots[-1].at_s - status_file.beat_s
@@ -316,6 +304,6 @@ def _in_library(stack: Stack) -> bool:
 
 
 def _native_functions(stack: Stack) -> tuple[str, ...]:
-    """Return the outermost and the innermost native function on the stack, except those of Python and ctypes."""
+    """Return the outermost and the innermost native function on the stack."""
     functions = [name for name in stack.native if not any(word in name for word in _BRIDGE_FRAMES)] or [*stack.native]
     return tuple(dict.fromkeys((functions[-1], functions[0]))) if functions else ()
