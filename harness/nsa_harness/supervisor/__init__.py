@@ -1,1 +1,4 @@
-"""Effects on one node: files, processes, clocks. Never imports torch."""
+"""The part of nsa-harness that starts and observes processes and writes files, on one node.
+
+It never imports torch.
+"""

@@ -1,6 +1,6 @@
-"""`nsa-harness doctor`: measure the facts about this machine.
+"""Checks of this machine for the command `nsa-harness doctor`.
 
-A fact that cannot be measured raises no exception; the reason is returned instead.
+A value that cannot be measured raises no exception; the reason is returned instead.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _PTRACE_SCOPE = _PROC / "sys/kernel/yama/ptrace_scope"
 _PORT_RANGE = _PROC / "sys/net/ipv4/ip_local_port_range"
 _SHARED_MEMORY = Path("/dev/shm")
 _PACKAGE = Path(__file__).resolve().parents[1]
-_STATUS_DIR_PREFIX = "nsa-harness-"  # of the names of directories with status files
+_STATUS_DIR_PREFIX = "nsa-harness-"  # start of the names of directories with status files
 _LOOPBACK = "127.0.0.1"
 _SLURM = ("sinfo", "scontrol", "srun")
 _COMMAND_LIMIT_S = 5.0
@@ -67,7 +67,10 @@ Resolver = Callable[[str], Sequence[str]]
 
 
 def measure(working_dir: Path, environ: Mapping[str, str]) -> MachineCheckFacts:
-    """Measure all facts, in a few seconds. The slow measurements are child processes that run in parallel."""
+    """Check this machine in a few seconds: GPUs, disk, network, clocks, limits and Python.
+
+    The slow checks are child processes that run in parallel.
+    """
     clock = ClockComparison()
     # ./reports, or the nearest existing directory in which it would be created.
     reports = next(place for place in (working_dir / "reports", working_dir, *working_dir.parents) if place.is_dir())
@@ -103,7 +106,7 @@ def measure(working_dir: Path, environ: Mapping[str, str]) -> MachineCheckFacts:
 
 
 def gpu_facts(environ: Mapping[str, str]) -> GpuFacts:
-    """Return the GPUs that nvidia-smi lists, and those that a rank with this environment would see."""
+    """Return the GPUs of this machine, and those that a rank with this environment would see."""
     visible_devices = environ.get("CUDA_VISIBLE_DEVICES")
     if shutil.which("nvidia-smi", path=environ.get("PATH")) is None:
         return GpuFacts(installed=None, visible=(), driver=None, visible_devices=visible_devices, trouble=None)
@@ -122,7 +125,7 @@ def gpu_facts(environ: Mapping[str, str]) -> GpuFacts:
 
 
 def space_facts(path: Path) -> SpaceFacts:
-    """Write a file to the directory, and return whether that works and how much space is free."""
+    """Check whether files can be written to the directory, and how much space is free."""
     trouble, size, free = None, 0, 0
     try:
         with tempfile.TemporaryFile(dir=path) as file:
@@ -136,9 +139,9 @@ def space_facts(path: Path) -> SpaceFacts:
 
 
 def name_facts(name: Callable[[], str] = socket.getfqdn, resolve: Resolver | None = None) -> NameFacts:
-    """Return the name that torchrun uses for this machine, its addresses, and those that can be bound here.
+    """Return the host name that torchrun uses, and which of its addresses work on this machine.
 
-    `name` returns the host name, and `resolve` its addresses; None: the resolver of the system.
+    `name` returns the host name. `resolve` returns its addresses; the default is the resolver of the system.
     """
     started_s = time.monotonic()
     hostname = name()
@@ -154,7 +157,7 @@ def name_facts(name: Callable[[], str] = socket.getfqdn, resolve: Resolver | Non
 
 
 def port_facts(address: str = _LOOPBACK, ranges: Path = _PORT_RANGE) -> PortFacts:
-    """Bind a free port and connect to it, as the rendezvous of torchrun does. Also read the range of such ports."""
+    """Check whether a process can listen on a free port of `address` and be reached there."""
     first, last = 32768, 60999  # the kernel's default
     with contextlib.suppress(OSError, ValueError):
         first, last = map(int, ranges.read_text().split())
@@ -162,7 +165,7 @@ def port_facts(address: str = _LOOPBACK, ranges: Path = _PORT_RANGE) -> PortFact
 
 
 class ClockComparison:
-    """Compares the wall clock with the monotonic clock, from the creation of this object on."""
+    """Compares the wall clock with the monotonic clock, starting when it is created."""
 
     def __init__(
         self, wall_s: Callable[[], float] = time.time, monotonic_ns: Callable[[], int] = time.monotonic_ns
@@ -171,7 +174,10 @@ class ClockComparison:
         self._wall_s, self._monotonic_ns = wall_s(), monotonic_ns()
 
     def passed_s(self) -> tuple[float, float]:
-        """Return the seconds since the start on the monotonic clock, and by how much the wall clock advanced more."""
+        """Return the seconds since the start, and how many seconds the wall clock has gained since then.
+
+        The first value is measured on the monotonic clock.
+        """
         over_s = (self.monotonic_ns() - self._monotonic_ns) / 1e9
         return over_s, self.wall_s() - self._wall_s - over_s
 
@@ -198,9 +204,10 @@ def slurm_facts(environ: Mapping[str, str]) -> SlurmFacts:
 
 
 def left_over(parents: Iterable[Path], now_s: float | None = None) -> tuple[LeftOver, ...]:
-    """Return this user's directories of status files below `parents` whose run has no process any more.
+    """Return directories below `parents` that ended runs of this user have left behind.
 
-    Directories younger than a minute are ignored. `now_s`: the current time; None: ask the wall clock.
+    They contain status files. Directories younger than a minute are ignored. `now_s` is the current time; the default
+    is the wall clock.
     """
     now_s = time.time() if now_s is None else now_s
     parents = dict.fromkeys(parents)
@@ -241,7 +248,7 @@ def _resolve(name: str) -> list[str]:
 
 
 def _bind_trouble(address: str, *, reach: bool = False) -> str | None:
-    """Return why no port of `address` can be bound and, with `reach`, connected to; None: it works."""
+    """Return why no process can listen on a port of `address`, or None if that works."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as server:
@@ -262,7 +269,7 @@ def _interfaces() -> tuple[str, ...]:
 
 
 def _backward_steps(monotonic_ns: Callable[[], int]) -> int:
-    """Return how often the clock goes back while this thread moves from core to core, because cores may disagree."""
+    """Return how often the clock goes back while this thread moves from core to core."""
     cores = os.sched_getaffinity(0)
     back, last = 0, monotonic_ns()
     try:
@@ -282,7 +289,7 @@ def _backward_steps(monotonic_ns: Callable[[], int]) -> int:
 
 
 def limit_facts(proc: Path = _PROC, groups: Path = ROOT) -> LimitFacts:
-    """Return the limits of this process and of its control groups."""
+    """Return the limits on processes, threads and files that apply to this process."""
     group_limits = (
         (number_in(group / "pids.max"), number_in(group / "pids.current") or 0)
         for group in control_groups("self", "pids", groups, proc)
@@ -311,28 +318,24 @@ def memory_facts(proc: Path = _PROC, groups: Path = ROOT) -> MemoryFacts:
 
 
 def core_facts(proc: Path = _PROC, groups: Path = ROOT) -> CoreFacts:
-    """Return the cores that this process may use, and the lowest CPU quota of its control groups."""
+    """Return the CPU cores that this process may use, and its lowest CPU quota."""
     quotas = [quota for group in control_groups("self", "cpu", groups, proc) if (quota := _quota(group)) is not None]
     return CoreFacts(usable=len(os.sched_getaffinity(0)), quota=min(quotas, default=None))
 
 
 def tightest(limits: list[tuple[int | None, int]]) -> tuple[int | None, int]:
-    """Return the pair of (limit, in use) that leaves the least. Pairs without a limit are ignored."""
+    """Return the pair (limit, amount in use) with the least left. Pairs without a limit are ignored."""
     pairs = [(limit, used) for limit, used in limits if limit is not None]
     return min(pairs, key=lambda pair: pair[0] - pair[1], default=(None, 0))
 
 
 def _own_processes(proc: Path) -> tuple[int | None, int]:
-    """Return RLIMIT_NPROC, and the number of this user's threads, which count towards it.
-
-    The kernel does not apply the limit to root, so it is None for root.
-    """
+    """Return the limit on the number of this user's threads, or None, and their current number."""
     limit = None if os.geteuid() == 0 else _soft_limit(resource.RLIMIT_NPROC)
     return limit, 0 if limit is None else sum(_threads(proc))
 
 
 def _threads(proc: Path) -> Iterator[int]:
-    """Yield the number of threads of each process of this user."""
     for status in proc.glob("[0-9]*/status"):
         fields = kernel_fields(status)
         if fields.get("Uid", "").partition("\t")[0] == str(os.getuid()):
@@ -340,13 +343,12 @@ def _threads(proc: Path) -> Iterator[int]:
 
 
 def _reclaimable(group: Path) -> int:
-    """Return the bytes of a control group that the kernel can free before it kills a process: cached file pages."""
+    """Return how many bytes of a control group the kernel can free, such as cached file pages."""
     fields = dict(line.split(" ", 1) for line in kernel_text(group / "memory.stat").splitlines() if " " in line)
     return int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))
 
 
 def _quota(group: Path) -> float | None:
-    """Return the CPU quota of a control group in cores, or None if it has none."""
     words = kernel_text(group / "cpu.max").split() or [
         kernel_text(group / "cpu.cfs_quota_us"),
         kernel_text(group / "cpu.cfs_period_us"),
@@ -362,7 +364,6 @@ def _soft_limit(kind: int) -> int | None:
 
 
 def _kib(text: str) -> int:
-    """Return the bytes of a text such as "1024 kB" in /proc/meminfo."""
     number = text.split()[:1]
     return int(number[0]) * 1024 if number and number[0].isdigit() else 0
 
@@ -405,15 +406,16 @@ _WAIT = "import sys; print('ready', flush=True); sys.stdin.read()"
 
 
 def torch_facts(environ: Mapping[str, str] | None = None) -> TorchFacts | UnknownFacts:
-    """Import torch in a child process, and return its facts."""
+    """Check PyTorch in a child process that imports it."""
     answer = _facts_of(_TORCH, environ=environ)
     return answer if isinstance(answer, UnknownFacts) else TorchFacts(**answer)
 
 
 def module_facts(module: str, package: str, environ: Mapping[str, str] | None = None) -> ModuleFacts:
-    """Import a module in a child process. A module that was built for another torch exists, but cannot be imported.
+    """Check in a child process whether a module can be imported, and find its version.
 
-    `package`: the name of its distribution, which has the version.
+    A module that was built for another torch exists, but cannot be imported. `package` is the name of its distribution,
+    which has the version.
     """
     answer = _facts_of(_MODULE, module, package, environ=environ)
     if isinstance(answer, UnknownFacts):  # the import ended the process or took too long, so the module exists
@@ -425,7 +427,7 @@ def module_facts(module: str, package: str, environ: Mapping[str, str] | None = 
 
 
 def python_facts(environ: Mapping[str, str] | None = None) -> PythonFacts:
-    """Start a child process like a rank, and check whether the instrumentation has written a status file."""
+    """Check whether a child process with the environment of a rank writes a status file."""
     environ = os.environ if environ is None else environ
     with tempfile.TemporaryDirectory(prefix="nsa-harness-doctor-") as status_dir:
         path = [str(BOOTSTRAP), *filter(None, [environ.get("PYTHONPATH", "")])]
@@ -444,7 +446,7 @@ def python_facts(environ: Mapping[str, str] | None = None) -> PythonFacts:
 
 
 def py_spy_facts(ptrace_scope: Path = _PTRACE_SCOPE) -> PySpyFacts:
-    """Read the stacks of a child process with py-spy, as during a run."""
+    """Check whether py-spy can read the stacks of a child process."""
     path = shutil.which(py_spy_path())
     scope = number_in(ptrace_scope)
     if path is None:
@@ -460,7 +462,7 @@ def py_spy_facts(ptrace_scope: Path = _PTRACE_SCOPE) -> PySpyFacts:
 
 
 def _facts_of(code: str, *words: str, environ: Mapping[str, str] | None = None) -> dict[str, Any] | UnknownFacts:
-    """Run `code` in a child process with the arguments `words`. Return its variable `facts`, or why there is none."""
+    """Run Python code in a child process with these arguments, and return its variable `facts`."""
     # -P: a module in the working directory must not shadow the inspected one.
     completed = _run(sys.executable, "-P", "-c", code + _PRINT_FACTS, *words, environ=environ, limit_s=_IMPORT_LIMIT_S)
     if isinstance(completed, str):
@@ -473,7 +475,7 @@ def _facts_of(code: str, *words: str, environ: Mapping[str, str] | None = None) 
 
 
 def _output_of(*command: str, environ: Mapping[str, str]) -> tuple[str, str | None]:
-    """Return the output of the command, and why it failed or None."""
+    """Return the output of a command, and the reason if it failed or None."""
     completed = _run(*command, environ=environ, limit_s=_COMMAND_LIMIT_S)
     if isinstance(completed, str):
         return "", f"no answer within {_COMMAND_LIMIT_S:g} s" if completed == _TIMEOUT else completed
@@ -487,7 +489,7 @@ _TIMEOUT = "timeout"
 
 
 def _run(*command: str, environ: Mapping[str, str] | None, limit_s: float) -> subprocess.CompletedProcess[str] | str:
-    """Run the command and return the completed process, or _TIMEOUT, or why it could not be started."""
+    """Run a command. Return the completed process, or the reason why it did not complete."""
     try:
         return subprocess.run(
             command,

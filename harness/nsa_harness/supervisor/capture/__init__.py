@@ -1,1 +1,1 @@
-"""Sources of evidence: the kernel, debuggers and the ranks themselves."""
+"""Collects evidence about a running job from the kernel, debuggers and the ranks."""

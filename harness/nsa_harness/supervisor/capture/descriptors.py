@@ -1,4 +1,7 @@
-"""Finds the open files of processes, and the processes that could end a wait: a pipe's other end or a lock's holder."""
+"""Finds the open files of processes, and the processes that could end a wait.
+
+These are the processes at the other end of a pipe, or those that hold a lock.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +38,13 @@ _LOCK_LINE = re.compile(r"^(\d+):( ->)? (?:FLOCK|POSIX|OFDLCK)\s+\S+\s+\S+\s+(-?
 
 
 def open_descriptors(pid: int) -> tuple[str, ...]:
-    """Return the open pipes, FIFOs, sockets and GPUs of a process, each with its access, like "pipe:[123] w"."""
+    """Return the open pipes, FIFOs, sockets and GPUs of a process, such as "pipe:[123] w"."""
     descriptors = {f"{target} {access}" for _, target, access in _read_descriptors(pid)}
     return tuple(sorted(descriptors))
 
 
 def has_readable_descriptors(pid: int) -> bool:
-    """Whether this user may read the process's descriptors. True if the process has exited."""
+    """Whether this user may read the descriptors of the process. True if the process has exited."""
     try:
         for name in os.listdir(f"/proc/{pid}/fd")[:1]:
             os.readlink(f"/proc/{pid}/fd/{name}")
@@ -54,7 +57,7 @@ def has_readable_descriptors(pid: int) -> bool:
 
 @dataclass(kw_only=True)
 class HolderSearch:
-    """Finds the processes that hold what a thread waits for.
+    """Finds the processes that hold what a thread waits for, such as a lock or a pipe.
 
     The open files of all processes on this host are read once, when they are first needed.
     """
@@ -65,7 +68,7 @@ class HolderSearch:
     _is_complete: bool = True  # all processes were searched; a process that was not may hold any file
 
     def with_holders(self, process: Process) -> Process:
-        """Return the process with `held_by` set for each thread that waits for something held by other processes."""
+        """Return a copy of the process that lists, for each waiting thread, the processes it waits for."""
         waiting = [task.tid for task in process.tasks if task.held_by is None and task.target][:_MAX_WAITING_THREADS]
         tasks = (self._with_holders(process.pid, task) if task.tid in waiting else task for task in process.tasks)
         return replace(process, tasks=tuple(tasks))
@@ -87,10 +90,7 @@ class HolderSearch:
         return self._processes_at_other_end(pid, task)
 
     def _processes_at_other_end(self, pid: int, task: Task) -> tuple[int, ...] | None:
-        """Return the processes at the other end of a pipe: its writers if the thread reads, otherwise its readers.
-
-        Return None if no such process was found, because it may be unreadable.
-        """
+        """Return the processes at the other end of the pipe that a thread reads or writes, or None if unknown."""
         if task.syscall not in _READS | _WRITES | _POLLS:
             return None
         reads = task.syscall in _READS or (task.syscall in _POLLS and _access(pid, task.fd) == "r")
@@ -99,20 +99,14 @@ class HolderSearch:
         return tuple(sorted(pids)) or None if self._is_complete else None
 
     def _fifo_holders(self, task: Task) -> tuple[int, ...] | None:
-        """Return the processes that have opened the FIFO which the thread is waiting to open. Usually there are none.
-
-        Return None if the thread is not waiting for the other end of a FIFO.
-        """
+        """Return the processes that hold the FIFO a thread tries to open, or None if it opens none."""
         if task.wchan not in _FIFO_OPENS:
             return None
         pids = {holder for holder, _ in self._all_open_files().get(task.target, ())}
         return tuple(sorted(pids)) if self._is_complete else None
 
     def _processes_sharing_semaphore(self, pid: int, task: Task) -> tuple[int, ...] | None:
-        """Return the other processes that have mapped the semaphore, because each may release it.
-
-        Return None if they cannot be determined.
-        """
+        """Return the other processes that can release the semaphore a thread waits for, or None if unknown."""
         pids = []
         deadline = time.thread_time() + _SEARCH_LIMIT_S
         for other in psutil.pids():
@@ -156,7 +150,7 @@ class HolderSearch:
 
 
 def lock_holders(table: str, waiter: int) -> tuple[int, ...]:
-    """Return the processes that hold the file locks for which process `waiter` waits.
+    """Return the processes that hold a file lock for which the process `waiter` waits.
 
     `table` is the text of /proc/locks.
     """
@@ -166,10 +160,7 @@ def lock_holders(table: str, waiter: int) -> tuple[int, ...]:
 
 
 def _read_descriptors(pid: int, *, sockets: bool = True) -> Iterator[tuple[int, str, str]]:
-    """Yield (descriptor, target, access) for each open pipe, FIFO, socket and GPU of a process.
-
-    Yield nothing without permission to read them.
-    """
+    """Yield the descriptor, target and access of each open pipe, FIFO, socket and GPU of a process."""
     try:
         names = sorted(map(int, os.listdir(f"/proc/{pid}/fd")))[:_MAX_FDS]
     except OSError:
@@ -200,14 +191,13 @@ def _is_fifo(pid: int, fd: int, remote: frozenset[str]) -> bool:
 
 
 def _remote_mounts(pid: int) -> frozenset[str]:
-    """Return the ids of the process's mounts that depend on a server or a program, which may hang."""
+    """Return the ids of the mounts that can hang, such as network file systems."""
     lines = kernel_text(f"/proc/{pid}/mountinfo").splitlines()
     kinds = ((line.split()[0], line.partition(" - ")[2]) for line in lines if " - " in line)
     return frozenset(number for number, kind in kinds if kind.startswith(_REMOTE))
 
 
 def _access(pid: int, fd: int | None) -> str:
-    """Return the access mode of an open descriptor: "r", "w" or "rw"."""
     flags = kernel_fields(f"/proc/{pid}/fdinfo/{fd}").get("flags")
     if flags is None:
         return "rw"  # unknown, so both are possible
@@ -238,16 +228,19 @@ _TCP_INFO_BIT = 1 << 1  # requests tcp_info; bit number INET_DIAG_INFO - 1
 
 @dataclass(kw_only=True)
 class SocketTable:
-    """Reads the TCP sockets of this host. Each network namespace is read once, when it is first needed."""
+    """Reads the TCP sockets of this host.
+
+    Each network namespace is read once, when it is first needed.
+    """
 
     owners: Mapping[int, tuple[int | None, int]]  # socket inode -> (rank, pid) of the run's process that has it open
     failures: list[str] = field(default_factory=list)
     _tables: dict[str, tuple[dict[int, Socket], dict[int, int]]] = field(default_factory=dict)
 
     def sockets_of(self, pid: int, socket_inodes: Iterable[int]) -> tuple[Socket, ...]:
-        """Return the TCP sockets of a process, which has the sockets with these `inodes` open.
+        """Return the TCP sockets of a process.
 
-        At most _MAX_SOCKETS are returned; those with data in flight come first.
+        At most _MAX_SOCKETS are returned. Sockets with data in flight come first.
         """
         table, ends = self._table(pid)
         own_sockets = sorted(
@@ -256,7 +249,7 @@ class SocketTable:
         return tuple(own_sockets[:_MAX_SOCKETS])
 
     def process_at_other_end(self, pid: int, inode: int) -> int | None:
-        """Return the pid of the run's process at the other end of a connection, or None if it is unknown."""
+        """Return the pid of the run's process at the other end of a connection, or None if unknown."""
         owner = self.owners.get(self._table(pid)[1].get(inode, 0))
         return owner[1] if owner else None
 
@@ -265,7 +258,7 @@ class SocketTable:
         return replace(connection, peer_rank=owner[0], in_job=True) if owner else connection
 
     def _table(self, pid: int) -> tuple[dict[int, Socket], dict[int, int]]:
-        """Return the sockets in the process's network namespace by inode, and the inode of each socket's other end."""
+        """Return all TCP sockets by inode, and the inode at the other end of each."""
         namespace = _namespace(pid)
         if namespace not in self._tables:
             table = _read_table(pid)
@@ -286,7 +279,10 @@ class SocketTable:
 
 
 def socket_owners(processes: Iterable[tuple[int | None, Process]]) -> dict[int, tuple[int | None, int]]:
-    """Return (rank, pid) by socket inode. A socket that several processes have open belongs to the first of them."""
+    """Return the rank and pid of the process that owns each socket, by socket inode.
+
+    If several processes share a socket, the first of them owns it.
+    """
     owners: dict[int, tuple[int | None, int]] = {}
     for rank, process in processes:
         for inode in socket_inodes(process.open_ends):
@@ -295,7 +291,7 @@ def socket_owners(processes: Iterable[tuple[int | None, Process]]) -> dict[int, 
 
 
 def socket_inodes(open_descriptors: Iterable[str]) -> Iterator[int]:
-    """Yield the inodes of the sockets in the result of `open_descriptors`."""
+    """Yield the inodes of the sockets in a list of open descriptors."""
     for descriptor in open_descriptors:
         if descriptor.startswith("socket:["):
             yield int(descriptor[len("socket:[") :].partition("]")[0])
@@ -331,10 +327,7 @@ def _read_table(pid: int) -> dict[int, Socket]:
 
 
 def _query_traffic() -> Iterator[tuple[int, TransferredBytes]]:
-    """Yield (inode, transferred bytes) of each TCP socket in this network namespace, as reported by the kernel.
-
-    Raises OSError or ValueError if the kernel refuses the request.
-    """
+    """Yield the inode and the transferred bytes of each TCP socket. Raises OSError or ValueError."""
     deadline = time.monotonic() + _NETLINK_LIMIT_S
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -348,6 +341,6 @@ def _query_traffic() -> Iterator[tuple[int, TransferredBytes]]:
 
 
 def _diag_request(family: int) -> bytes:
-    """Return a netlink request for all TCP sockets of an address family, with tcp_info (struct inet_diag_req_v2)."""
+    """Return a netlink request for all TCP sockets of an address family (struct inet_diag_req_v2)."""
     body = struct.pack("=BBBBI48x", family, socket.IPPROTO_TCP, _TCP_INFO_BIT, 0, _ALL_STATES)
     return struct.pack("=IHHII", 16 + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + body

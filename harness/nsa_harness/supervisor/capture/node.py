@@ -1,4 +1,4 @@
-"""Reads facts about the node of a run: control groups, memory limits, processes killed by the kernel, and GPUs."""
+"""Reads the state of a node: control groups, memory, processes killed by the kernel, and GPUs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_KILLED = 16
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryWatch:
-    """The state of memory at a run's launch, to find out later what has changed.
+    """The state of the memory when a run was launched, to find out later what has changed.
 
     The run is in the same control groups as this process.
     """
@@ -35,7 +35,7 @@ class MemoryWatch:
     initial: GroupMemory = field(default_factory=lambda: group_memory(os.getpid()))
 
     def changes(self, kmsg: Path = _KMSG) -> HostMemory:
-        """Return the current memory, and the processes that the kernel's OOM killer has killed since the launch."""
+        """Return the current memory, and the processes that the OOM killer has killed since the launch."""
         now, (total_bytes, available_bytes) = group_memory(os.getpid()), memory_bytes()
         is_countable = None not in (now.oom_kills, self.initial.oom_kills)
         return HostMemory(
@@ -49,11 +49,8 @@ class MemoryWatch:
 
 
 def _records(kmsg: Path) -> Iterator[str]:
-    """Yield the lines of the kernel's log so far.
-
-    The log is opened non-blocking, because a read at its end would wait.
-    """
-    try:
+    """Yield the lines of the kernel's log so far."""
+    try:  # non-blocking, because a read at the end of the log would wait
         log = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return
@@ -81,7 +78,7 @@ _GPU_LIMIT_S = 2.5  # time limit for both queries together
 
 
 def gpu_state(tool: str = "nvidia-smi") -> tuple[Gpu, ...]:
-    """Return the state of every GPU of the node, from nvidia-smi.
+    """Return the state of every GPU of the node.
 
     Raises CommandFailed if nvidia-smi fails, and ValueError if its output has an unknown format.
     """
@@ -104,7 +101,7 @@ _MAX_DEPTH = 32
 
 @dataclass(frozen=True, kw_only=True)
 class GroupMemory:
-    """The memory limit, memory use and OOM kills of a process's control groups. A value is None if it is unreadable."""
+    """The memory limit, memory use and OOM kills of a control group. Unreadable values are None."""
 
     limit_bytes: int | None  # the smallest limit of its group and the parent groups
     used_bytes: int | None  # memory used by the group with this limit; without a limit, by the innermost group
@@ -112,7 +109,10 @@ class GroupMemory:
 
 
 def is_frozen(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> bool:
-    """Whether a control group of the process is frozen. A frozen process receives no signals; its state is D or S."""
+    """Whether a control group (cgroup) has frozen the process.
+
+    A frozen process receives no signals. Its state is D or S.
+    """
     return any(
         kernel_text(group / "freezer.state") == "FROZEN" or _counter(group / "cgroup.events", "frozen")
         for group in control_groups(pid, "freezer", root, proc)
@@ -120,7 +120,7 @@ def is_frozen(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> bool:
 
 
 def group_memory(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> GroupMemory:
-    """Return the memory limit, memory use and OOM kills of the control groups of `pid` and their parent groups."""
+    """Return the memory limit, memory use and OOM kills of the control groups of a process."""
     groups = list(control_groups(pid, "memory", root, proc))
     limits = {group: limit for group in groups if (limit := limit_bytes(group)) is not None}
     tightest = min(limits, key=lambda group: limits[group], default=groups[0] if groups else None)
@@ -135,7 +135,7 @@ def group_memory(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> Gro
 
 
 def control_groups(pid: int | str, controller: str, root: Path = ROOT, proc: Path = Path("/proc")) -> Iterator[Path]:
-    """Yield the directories of a process's control groups and their parent groups, innermost first.
+    """Yield the directories of a process's control groups, innermost first.
 
     Version 1 has one tree per controller. Version 2 has a single tree, whose line in /proc/PID/cgroup names no
     controller. In a container, the kernel shows the host's path, but only the container's own group is mounted; the
@@ -152,7 +152,7 @@ def control_groups(pid: int | str, controller: str, root: Path = ROOT, proc: Pat
 
 
 def number_in(*files: Path) -> int | None:
-    """Return the number in the first of the files that contains a number, or None if none does."""
+    """Return the first number that one of the files contains, or None."""
     texts = (kernel_text(file) for file in files)
     return next((int(text) for text in texts if text.isdigit()), None)
 
@@ -191,11 +191,10 @@ class CommandFailed(Exception):
 
 
 def run_command(command: Sequence[str], limit_s: float, before_kill: Callable[[int], None] | None = None) -> str:
-    """Run a command and return its output.
+    """Run a command and return its output. Raises CommandFailed if it fails or takes too long.
 
-    The output goes to a file, because a child process that keeps a pipe open could block the reader. If the command
-    takes longer than `limit_s`, `before_kill` is called with its pid, and it is killed. Raises CommandFailed in this
-    case, and if the command cannot start or fails.
+    `before_kill` is called with the pid of a command that takes longer than `limit_s`, before it is killed. The output
+    goes to a file, because a child process that keeps a pipe open could block the reader.
     """
     name = os.path.basename(command[0])
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -232,7 +231,7 @@ def _output(file: int, limit_bytes: int) -> str:
 
 
 def _reason(text: str) -> str:
-    """Return the line of a tool's error output that states the error: the first "error" line, or the last line."""
+    """Return the line of a tool's error output that states the error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     error_lines = [line for line in lines if line.lower().startswith("error")]
     return (error_lines or lines[-1:] or [""])[0][:300]

@@ -1,4 +1,4 @@
-"""Reads a run's processes from /proc: ranks, their children, open files, and which process waits for which."""
+"""Reads a run's processes from /proc, and finds what they wait for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_CHILDREN = 64  # per rank
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessTree:
-    """The processes of a run at one moment, as the kernel shows them."""
+    """The processes of a run at one moment."""
 
     processes: dict[int, Process]  # rank -> its process; only ranks that are alive
     children: dict[int, tuple[Process, ...]]  # rank -> its descendants, parents first
@@ -39,10 +39,11 @@ class ProcessTree:
 def read_process_tree(
     ranks: Mapping[int, int], origin_ns: int, last_tasks: dict[int, Task] | None = None
 ) -> ProcessTree:
-    """Return the process tree of these ranks (rank -> pid), with times relative to `origin_ns`.
+    """Return the process tree of these ranks (rank -> pid).
 
-    `last_tasks` has each thread from the last snapshot, by thread id, and is updated. It is needed because a wait that
-    was interrupted, for example by py-spy, no longer shows what it waits for after it is restarted.
+    Times are relative to `origin_ns`. `last_tasks` has each thread of the last snapshot by thread id, and is updated.
+    It is needed because a wait that was interrupted, for example by py-spy, no longer shows what it waits for after it
+    is restarted.
     """
     read_processes = {rank: procfs.read_process(pid, origin_ns) for rank, pid in ranks.items()}
     remembered_tasks = {} if last_tasks is None else last_tasks
@@ -68,7 +69,7 @@ def read_process_tree(
 
 
 def _unreadable_facts(process: Process) -> str | None:
-    """Return a text that lists the facts which could not be read about a living process, or None if all were read."""
+    """Return a text that lists what could not be read about a process, or None if all was read."""
     main = next((task for task in process.tasks if task.tid == process.pid), None)
     if main is None or process.state in "ZX":
         return None
@@ -91,7 +92,7 @@ def _with_last_tasks(process: Process, last_tasks: dict[int, Task]) -> Process:
 
 
 def _with_wake_count(task: Task, last_task: Task | None) -> Task:
-    """Return the thread with the number of times that it woke up and went to sleep again, over all snapshots."""
+    """Return a copy of the thread with an updated count of its wake-ups."""
     if last_task is None or last_task.wakes_at_s is None or task.wakes_at_s is None:
         return task
     return replace(task, wake_count=last_task.wake_count + (task.wakes_at_s > last_task.wakes_at_s))
@@ -115,10 +116,7 @@ def _read_descendants(pid: int, origin_ns: int) -> Iterator[Process]:
 def _run_processes(
     processes: Mapping[int, Process], children: Mapping[int, tuple[Process, ...]]
 ) -> Iterator[tuple[int | None, Process]]:
-    """Yield (rank, process) for all processes of the run: ranks, then their children, then launchers (rank None).
-
-    Ranks come first, so a socket that a child inherited is attributed to the rank.
-    """
+    """Yield the rank and process for all processes of the run. The rank of a launcher is None."""
     yield from processes.items()
     for rank, descendants in children.items():
         yield from ((rank, child) for child in descendants)

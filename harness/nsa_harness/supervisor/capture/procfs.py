@@ -1,4 +1,4 @@
-"""Reads facts about processes from /proc. The processes are not involved and need not respond."""
+"""Reads the state of processes from /proc. The processes need not respond."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_TASKS = 256  # threads that are read per process
 
 @dataclass(frozen=True, kw_only=True)
 class Stat:
-    """The fields of /proc/PID/stat that nsa-harness uses."""
+    """Some fields of /proc/PID/stat."""
 
     pid: int
     parent: int
@@ -38,7 +38,7 @@ class Stat:
 
 
 def read_stat(pid: int, tid: int | None = None) -> Stat | None:
-    """Return the fields of a process, or of its thread `tid`. Return None if the process or thread is gone."""
+    """Return the state of a process or of its thread `tid`, or None if it is gone."""
     path = f"/proc/{pid}/stat" if tid is None else f"/proc/{pid}/task/{tid}/stat"
     text = kernel_text(path)
     if not text:
@@ -58,7 +58,10 @@ def read_stat(pid: int, tid: int | None = None) -> Stat | None:
 
 
 def exit_status(pid: int) -> int | None:
-    """Return the exit code of a zombie, or its signal as a negative number. Return None for any other process."""
+    """Return the exit code of a zombie, or its signal as a negative number.
+
+    Return None for any other process.
+    """
     head, _, tail = kernel_text(f"/proc/{pid}/stat").rpartition(") ")
     fields = tail.split()
     return os.waitstatus_to_exitcode(int(fields[49])) if head and fields[0] in "ZX" and len(fields) > 49 else None
@@ -70,7 +73,7 @@ def is_alive(pid: int) -> bool:
 
 
 def descendants(root: int) -> list[Stat]:
-    """Return all descendants of process `root`, parents before children."""
+    """Return all descendants of a process, parents before children."""
     try:
         processes = psutil.Process(root).children(recursive=True)
     except psutil.Error:
@@ -88,7 +91,7 @@ def children(parent: int) -> list[Stat]:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """Return the environment with which the process was started, or {} if it is unreadable."""
+    """Return the environment of a process at its start, or {} if it is unreadable."""
     pairs = (item.partition(b"=") for item in _read_strings(pid, "environ") if b"=" in item)
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
@@ -111,12 +114,12 @@ def peak_rss_bytes(pid: int) -> int | None:
 
 
 def handles_signal(pid: int, number: int) -> bool:
-    """Whether the process has a handler for this signal (SigCgt)."""
+    """Whether the process has installed a handler for this signal."""
     return bool(int(kernel_fields(f"/proc/{pid}/status").get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
 
 def io_bytes(pid: int) -> int | None:
-    """Return the bytes read and written by system calls, or None without permission."""
+    """Return the bytes that a process has read and written, or None without permission."""
     try:
         counters = psutil.Process(pid).io_counters()
     except (psutil.Error, OSError, RuntimeError):
@@ -125,7 +128,7 @@ def io_bytes(pid: int) -> int | None:
 
 
 def task_io_bytes(pid: int, tid: int) -> int | None:
-    """Return the bytes read and written by one thread, or None without permission."""
+    """Return the bytes that a thread has read and written, or None without permission."""
     counters = kernel_fields(f"/proc/{pid}/task/{tid}/io")
     return int(counters["rchar"]) + int(counters["wchar"]) if "wchar" in counters else None
 
@@ -135,7 +138,7 @@ _Clocks = dict[int, float | None]  # CPU number -> its scheduler clock, which is
 
 
 def idle_s(pid: int, tid: int, clocks: _Clocks | None = None) -> float | None:
-    """Return the time since the thread last ran on a core, or None if the kernel does not show it.
+    """Return the seconds since the thread last ran on a CPU core, or None if unknown.
 
     `clocks` is a cache that calls for several threads can share.
     """
@@ -150,11 +153,8 @@ def idle_s(pid: int, tid: int, clocks: _Clocks | None = None) -> float | None:
 
 
 def _scheduler_clock_s(processor: int) -> float | None:
-    """Return the scheduler clock of a core in seconds, or None if it cannot be read.
-
-    This clock stops while the hypervisor gives the core to other machines. It can be read only from a thread that runs
-    on the core, so this thread moves there for a moment.
-    """
+    """Return the scheduler clock of a core in seconds, or None if it cannot be read."""
+    # This clock stops while the hypervisor gives the core to other machines. Only a thread on the core can read it.
     home = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {processor})
@@ -173,16 +173,19 @@ def _last_run_s(path: str) -> float | None:
 
 
 def program_idle_s(pid: int) -> float:
-    """Return how long no thread of the program has run, ignoring threads of torch's libraries; 0 if unknown."""
+    """Return the seconds since any thread of the program last ran, or 0 if unknown.
+
+    Threads of PyTorch's libraries are ignored.
+    """
     clocks: _Clocks = {}
     idle = [idle_s(pid, task.tid, clocks) for task in _tasks(pid, 0) if not is_library(task)]
     return min((0.0 if seconds is None else seconds for seconds in idle), default=0.0)
 
 
 def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | None:
-    """Return a process, with times relative to `origin_ns`, or None if it is gone.
+    """Return the state of a process, or None if it is gone.
 
-    `tasks`: also read its threads, open files and tracer.
+    Times are relative to `origin_ns`. `tasks`: also read its threads, open files and tracer.
     """
     stat = read_stat(pid)
     if stat is None:
@@ -204,7 +207,7 @@ def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | N
 
 
 def tracers(pid: int) -> dict[int, int]:
-    """Return the pid of each thread's tracer by thread id; 0 if the thread is not traced."""
+    """Return the pid of the process that traces each thread, by thread id. 0 means not traced."""
     try:
         tids = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     except OSError:
@@ -255,7 +258,7 @@ _MAX_LINKS = 40  # the kernel's limit
 
 
 def path_in_process(pid: int, file: str, proc: Path = Path("/proc")) -> Path:
-    """Return the path at which nsa-harness can open a file, given the path `file` that process `pid` uses for it.
+    """Translate a path as another process sees it, for example in a container, to one that works here.
 
     If the two processes have different roots, the result is below /proc/PID/root. Links are resolved within that root,
     as the process sees them, because the kernel would follow absolute links out of it.
@@ -281,7 +284,7 @@ def _has_other_root(home: Path, own_home: Path) -> bool:
 
 
 def _resolve_links(root: Path, file: str) -> list[str]:
-    """Return the components of the path `file` below `root`, with all links resolved."""
+    """Return the components of a path below `root`, with all links resolved."""
     components: list[str] = []
     remaining = [part for part in reversed(file.split("/")) if part not in ("", ".")]
     links = 0
@@ -301,7 +304,6 @@ def _resolve_links(root: Path, file: str) -> list[str]:
 
 
 def _link(path: Path) -> str:
-    """Return the target of a symbolic link, or "" if `path` is not a link or is unreadable."""
     try:
         return os.readlink(path)
     except OSError:

@@ -1,9 +1,10 @@
-"""Reads a rank's flight recorder while its Python is stuck: from torch's worker server, or through NCCL's pipe.
+"""Reads a rank's flight recorder even while its Python code is stuck.
 
-The worker server (the private class `torch._C._distributed_c10d._WorkerServer`) can also return stacks. The probe
-starts it in each rank, on a Unix socket. A job may start its own worker server: on a port with
-`torch.distributed.debug.start_debug_server` (torch 2.10 and later), or on a Unix socket with
-torch.distributed.elastic.control_plane, whose path is in the environment. Responses of a server are not trusted.
+It is read from PyTorch's worker server or through NCCL's pipe. The worker server (the private class
+`torch._C._distributed_c10d._WorkerServer`) can also return stacks. The probe starts it in each rank, on a Unix socket.
+A job may start its own worker server: on a port with `torch.distributed.debug.start_debug_server` (torch 2.10 and
+later), or on a Unix socket with torch.distributed.elastic.control_plane, whose path is in the environment. Responses of
+a server are not trusted.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _CHUNK = 1 << 16
 
 
 def query_flight_recorder(probe_dir: Path, pid: int, limit_s: float = LIMIT_S) -> str:
-    """Return the flight recorder of a process as JSON text, from the worker server that the probe started.
+    """Return the flight recorder of a process as JSON text.
 
-    Raises the same exceptions as `query`.
+    It is requested from the worker server that the probe started. Raises the same exceptions as `query`.
     """
     return query(probe_dir / protocol.SOCKET.format(pid=pid), protocol.FLIGHT_HANDLER, limit_s=limit_s).decode(
         "utf-8", "replace"
@@ -47,9 +48,9 @@ _PING_S = 0.3
 
 
 def query_own_server(address: Path | int, limit_s: float = LIMIT_S) -> tuple[str, tuple[Collective, ...]]:
-    """Return the flight recorder from a job's own worker server, as text and parsed.
+    """Return the flight recorder from a worker server that the job has started, as text and parsed.
 
-    This is gloo's recorder, or NCCL's recorder if gloo's is empty. Raises the same exceptions as `query`.
+    The recorder of gloo is tried first, then that of NCCL. Raises the same exceptions as `query`.
     """
     text = query(address, protocol.FLIGHT_HANDLER, limit_s=limit_s).decode("utf-8", "replace")
     collectives = parse_flight(text)
@@ -61,10 +62,10 @@ def query_own_server(address: Path | int, limit_s: float = LIMIT_S) -> tuple[str
 
 
 def find_own_server(pid: int, environment: Mapping[str, str], sockets: Sequence[Socket]) -> Path | int | None:
-    """Return the socket path or port of the worker server that the job itself started in this process, or None.
+    """Return the socket path or port of a worker server that the job has started, or None.
 
-    Try the socket that `environment` names, then the ports on which the process listens (`sockets`), except the port of
-    torch's store.
+    The socket that `environment` names is tried first, then the ports on which the process listens (`sockets`), except
+    the port of torch's store.
     """
     for address in _candidates(pid, environment, sockets):
         try:
@@ -87,7 +88,7 @@ def _candidates(pid: int, environment: Mapping[str, str], sockets: Sequence[Sock
 def query(
     address: Path | int, handler: str, *, limit_s: float = LIMIT_S, limit_bytes: int = RESPONSE_LIMIT_BYTES
 ) -> bytes:
-    """Call a handler of the worker server at `address`, and return the body of its response.
+    """Send a request to the worker server at `address`, and return the body of its response.
 
     `address` is the path of a Unix socket, or a port of this host. Raises FileNotFoundError if no server was started,
     OSError if no server responds within `limit_s`, and ValueError if the response is an error, too large, incomplete,
@@ -105,7 +106,7 @@ def query(
 
 
 def _connect(connection: socket.socket, path: Path) -> None:
-    """Connect to a Unix socket. If its path is too long for a socket address, use a descriptor of its directory."""
+    """Connect to a Unix socket, even if its path is too long for a socket address."""
     if len(os.fsencode(path)) <= protocol.SOCKET_PATH_LIMIT:
         connection.connect(os.fspath(path))
         return
@@ -143,7 +144,6 @@ def _receive(connection: socket.socket, deadline_s: float, part: str) -> bytes:
 
 
 def _limit_to_remaining_time(connection: socket.socket, deadline_s: float) -> None:
-    """Set the socket's timeout to the time until `deadline_s`. Raises TimeoutError if it has passed."""
     remaining_s = deadline_s - time.monotonic()
     if remaining_s <= 0:
         raise TimeoutError("the response takes too long")
@@ -151,10 +151,7 @@ def _limit_to_remaining_time(connection: socket.socket, deadline_s: float) -> No
 
 
 def _body_size(head: bytes, limit_bytes: int) -> int:
-    """Return the size of the body from the header of an HTTP response.
-
-    Raises ValueError if the header is not HTTP, has no Content-Length, or announces more than `limit_bytes`.
-    """
+    """Return the size in bytes of the body of an HTTP response. Raises ValueError for a wrong header."""
     if not head.startswith(b"HTTP/1."):
         raise ValueError(f"not an HTTP response: {_first_line(head)}")
     for line in head.split(b"\r\n")[1:]:
@@ -183,10 +180,10 @@ _UNCHANGED_S = 0.05  # a file that has not changed for this long is complete
 
 
 def request_dump(pid: int, rank: int, environment: Mapping[str, str]) -> str | None:
-    """Make NCCL write the flight recorder, by writing to the rank's pipe.
+    """Ask NCCL to write the flight recorder of a rank.
 
-    Return the path of the pipe as the process sees it, or None if the process has no pipe. Raises OSError if no process
-    reads the pipe.
+    Return the path of the rank's pipe as the process sees it, or None if the process has no pipe. Raises OSError if no
+    process reads the pipe.
     """
     prefix = environment.get(_PIPE)
     if not prefix:
@@ -206,9 +203,10 @@ def request_dump(pid: int, rank: int, environment: Mapping[str, str]) -> str | N
 
 
 def await_dump(pid: int, rank: int, environment: Mapping[str, str], since_ns: int, limit_s: float) -> bytes:
-    """Wait until NCCL has written a dump of the recorder after `since_ns` (wall clock), and return its bytes.
+    """Wait until NCCL has written the flight recorder, and return its bytes.
 
-    Raises TimeoutError after `limit_s`, and OSError if the dump cannot be read.
+    A file that is older than `since_ns` (wall clock) is ignored. Raises TimeoutError after `limit_s`, and OSError if
+    the file cannot be read.
     """
     prefix = next((environment[name] for name in _FILES if environment.get(name)), None)
     home = environment.get("HOME", "/")
@@ -225,7 +223,7 @@ def await_dump(pid: int, rank: int, environment: Mapping[str, str], since_ns: in
 
 
 def _is_complete(file: Path, since_ns: int) -> bool:
-    """Whether `file` is a regular file that was written after `since_ns` and is no longer changing."""
+    """Whether the file was written after `since_ns` and is no longer changing."""
     try:
         status = file.lstat()
     except OSError:

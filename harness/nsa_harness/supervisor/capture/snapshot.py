@@ -1,4 +1,4 @@
-"""Takes snapshots of all ranks: their kernel state, stacks, status files and flight recorders.
+"""Takes snapshots of all ranks: kernel state, stacks, status files and flight recorders.
 
 Each source has a time limit, and every failure is recorded as trouble.
 """
@@ -47,7 +47,7 @@ from nsa_harness.supervisor.storage.sources import text_as_launched
 
 
 def snapshot_text(snapshot: RankSnapshot) -> Iterator[str]:
-    """Yield the lines of a rank's human-readable dump.
+    """Yield the lines of a human-readable dump of one rank.
 
     They show its state and what it waits for, then the stack of each Python thread, innermost frame first.
     """
@@ -115,7 +115,7 @@ _StackResult = tuple[_Threads, str]  # the stacks, and the dump from which they 
 
 @dataclass(frozen=True, kw_only=True)
 class PipeRequest:
-    """A request to write a rank's flight recorder, made through NCCL's pipe."""
+    """A request to NCCL to write a rank's flight recorder."""
 
     rank: int
     pipe: str | None  # path of the pipe; None = the process has no pipe
@@ -124,7 +124,7 @@ class PipeRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class StackSampler:
-    """Takes the snapshots of one attempt, and remembers what later snapshots need to know about earlier snapshots."""
+    """Takes snapshots of the ranks during one attempt to run a program."""
 
     origin_ns: int
     probe_dir: Path
@@ -159,9 +159,9 @@ class StackSampler:
             return Snapshot(number=number, at_s=at_s, ranks=snapshots, gpus=gpus.result())
 
     def read_status_file(self, pid: int, latest_calls: int = protocol.CALLS) -> StatusFile | None:
-        """Return the parsed status file of a process, with its `latest_calls` latest calls.
+        """Return the status file of a process, or None if there is none.
 
-        Return None if the process has no status file: the probe is off, or it is not Python, or on another host.
+        The result has the `latest_calls` latest calls.
         """
         try:
             data = (self.probe_dir / protocol.STATUS_FILE.format(pid=pid)).read_bytes()
@@ -182,10 +182,7 @@ class StackSampler:
         writes_dumps: bool,
         prefers_heartbeat: bool,
     ) -> Callable[[int], RankSnapshot]:
-        """Start all queries about one rank. Return a function that waits for the results and combines them.
-
-        The parameter of that function is the number of the snapshot.
-        """
+        """Start all queries about one rank. Return a function that waits for their results."""
         process, status_file = tree.processes.get(rank), self.read_status_file(pid)
         children = tree.children.get(rank, ())
         limit_factor = max(1.0, sum(1 for _ in tree.all_processes) / _QUERIES_AT_FULL_SPEED, _load_factor())
@@ -232,17 +229,13 @@ class StackSampler:
         return combine
 
     def _count_bytes(self, snapshot: RankSnapshot) -> None:
-        """Remember how many bytes the process read and wrote because of this snapshot.
-
-        The next snapshot subtracts them.
-        """
+        """Record how many bytes the process read and wrote because of this snapshot."""
         process = snapshot.process
         if process and process.io_bytes is not None:
             now = procfs.io_bytes(process.pid) or process.io_bytes
             self.query_bytes[process.pid] = snapshot.query_bytes + now - process.io_bytes
 
     def _worker_server(self, process: Process) -> Path | int | None:
-        """Return the worker server that the job itself started in this process, or None. The result is cached."""
         if process.pid not in self.servers:
             environment = procfs.environment(process.pid)
             self.servers[process.pid] = find_own_server(process.pid, environment, process.sockets)
@@ -282,10 +275,8 @@ class StackSampler:
     def _add_native_frames(
         self, sources: StackSources, stacks: tuple[Stack, ...], event_threads: Sequence[int]
     ) -> _Threads:
-        """Return the stacks with the native frames of the training thread, if its Python line does not show enough.
-
-        Reading native frames stops the process, so it is done only once while the thread stays on the same line.
-        """
+        """Return the stacks, with native frames for the training thread if they are needed."""
+        # Reading native frames stops the process, so it is done only once while the thread stays on the same line.
         process = sources.process
         last = self.training_stacks.get(process.pid)
         now = training_stack(stacks, process.pid, event_threads)
@@ -321,10 +312,7 @@ class StackSampler:
     # The flight recorder.
 
     def _flight_without_probe(self, rank: int, pid: int, server: Path | int | None) -> _FlightResult:
-        """Return the recorder of a rank without the probe, from the job's own worker server or through NCCL's pipe.
-
-        The response of the server is stored.
-        """
+        """Return the flight recorder of a rank that runs without the instrumentation of nsa-harness."""
         if server is None:
             return self._flight_through_pipe(rank, pid), False
         try:
@@ -336,7 +324,7 @@ class StackSampler:
         return essential_collectives(collectives), False
 
     def _flight_through_pipe(self, rank: int, pid: int) -> tuple[Collective, ...]:
-        """Return the recorder that NCCL writes on request. The first snapshot requests it, later snapshots read it."""
+        """Return the flight recorder that NCCL writes on request."""
         environment = procfs.environment(pid)
         request = self.pipe_requests.get(pid)
         try:
@@ -357,10 +345,9 @@ class StackSampler:
             return ()
 
     def _flight(self, rank: int, pid: int, *, is_needed: bool, prefers_heartbeat: bool) -> _FlightResult:
-        """Return the recorder from the worker server, which responds even if Python is stuck, or from the heartbeat.
+        """Return the flight recorder of a rank.
 
-        `prefers_heartbeat`: try the heartbeat thread first. The recorder is stored in the probe directory. A rank that
-        is starting or exiting does not respond, which counts as trouble only if the recorder `is_needed` for a proof.
+        A rank that is starting or exiting does not respond, which counts as trouble only if the recorder `is_needed`.
         """
         sources = (
             (self._from_heartbeat, self._from_worker_server)
@@ -388,7 +375,7 @@ class StackSampler:
         return status_file.beat_s is not None and now_s - status_file.beat_s < _HEARTBEAT_S
 
     def _from_worker_server(self, pid: int) -> str | None:
-        """Store the recorder from the worker server. Return None, or the reason why there is no recorder."""
+        """Store the flight recorder from the worker server. Return the error message, or None on success."""
         try:
             recorder = query_flight_recorder(self.probe_dir, pid, _FLIGHT_LIMIT_S)
             parse_flight(recorder)
@@ -403,10 +390,7 @@ class StackSampler:
         return self.probe_dir / protocol.FLIGHT.format(pid=pid)
 
     def _from_heartbeat(self, pid: int) -> str | None:
-        """Request the recorder through the status file, and wait until the heartbeat thread has written it.
-
-        Return None, or the reason why it was not written.
-        """
+        """Store the flight recorder from the heartbeat thread. Return the error message, or None on success."""
         path = self.probe_dir / protocol.STATUS_FILE.format(pid=pid)
         with suppress(OSError, ValueError), path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
             (request,) = protocol.REQUEST.unpack_from(memory, protocol.REQUEST_AT)
@@ -418,7 +402,6 @@ class StackSampler:
         return f"no response from the heartbeat thread within {_FLIGHT_LIMIT_S:g} s"
 
     def _write(self, snapshot: RankSnapshot, raw: str, number: int) -> None:
-        """Write the human-readable dumps. The judge reads the snapshot itself."""
         stem, clean = f"rank{snapshot.rank}.{number}", self.redaction
         text = "\n".join(snapshot_text(snapshot)) + "\n"
         try:
@@ -436,7 +419,7 @@ class StackSampler:
 
 
 def drop_incomplete_recorders(snapshots: Sequence[RankSnapshot]) -> tuple[RankSnapshot, ...]:
-    """Remove the recorders of ranks without a status file, unless all of these ranks have a recorder.
+    """Remove the flight recorders of ranks without a status file, unless all these ranks have one.
 
     If only some recorders could be read, the ranks without a recorder would seem to have skipped collectives.
     """
@@ -447,17 +430,17 @@ def drop_incomplete_recorders(snapshots: Sequence[RankSnapshot]) -> tuple[RankSn
 
 
 def _load_factor() -> float:
-    """Return the factor by which a query takes longer because more threads are running than there are cores."""
+    """Return the number of runnable threads per CPU core, up to a limit."""
     return min(_MAX_LOAD_FACTOR, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def _has_exited(pid: int) -> bool:
-    """Whether the process has exited. Wait for a moment, because a killed process takes some time to disappear."""
+    """Whether the process has exited. Waits a moment, because killed processes take time to disappear."""
     return wait_for(lambda: not procfs.is_alive(pid), _EXIT_S)
 
 
 def with_polling_loops(stacks: Sequence[Stack], process: Process, origin_ns: int) -> tuple[Stack, ...]:
-    """Return the stacks with the loop around the line of each sleeping thread.
+    """Return the stacks, adding the source code of the loop in which each sleeping thread waits.
 
     The loop is read from the source file, if the file has not changed since the launch.
     """

@@ -1,4 +1,4 @@
-"""Reads the Python stacks of one process, from the source that disturbs the process least and returns a result.
+"""Reads the Python stacks of a process, from the source that disturbs the process least.
 
 The order is: py-spy without stopping the process; py-spy with a stop; the sources that need no permission to trace,
 which are the faulthandler signal and the job's own worker server; and pystack, if it is installed. Each source has a
@@ -44,7 +44,7 @@ _TOTAL_S = 2.4  # time limit per process for all sources together
 
 @dataclass(kw_only=True)
 class StackSources:
-    """Reads the Python stacks of one process, from several sources in turn."""
+    """Reads the Python stacks of one process. Several sources are tried in turn."""
 
     process: Process
     probe_dir: Path
@@ -57,7 +57,7 @@ class StackSources:
         self._deadline = time.monotonic() + _TOTAL_S * self.limit_factor
 
     def stacks(self) -> tuple[tuple[Stack, ...], str]:
-        """Return the stacks and the dump from which they were read.
+        """Return the Python stacks, and the text from which they were parsed.
 
         Return () and "" if every source failed. The reasons are in `failures`.
         """
@@ -94,10 +94,7 @@ class StackSources:
         return py_spy(self.process.pid, [], self.failures, self._remaining_s(_BLOCKING_S))
 
     def _from_faulthandler(self) -> tuple[tuple[Stack, ...], str]:
-        """Send the signal on which faulthandler writes stacks, and return them.
-
-        No signal is sent unless the probe has registered a handler for it in the process.
-        """
+        """Return the stacks that faulthandler writes when it receives a signal."""
         pid, number = self.process.pid, signal.SIGRTMIN + protocol.STACKS_SIGNAL_OFFSET
         identity = process_identity(pid)
         target = self.probe_dir / protocol.STACKS.format(pid=pid)
@@ -115,7 +112,6 @@ class StackSources:
         return parse_faulthandler(raw), raw
 
     def _from_worker_server(self) -> tuple[tuple[Stack, ...], str]:
-        """Return the stacks from the job's worker server. It needs the GIL to respond, but no permission to trace."""
         if self.server is None:
             return (), ""
         try:
@@ -127,7 +123,6 @@ class StackSources:
         return tuple(replace(stack, source="worker server") for stack in stacks if stack.frames), raw
 
     def _pystack(self) -> tuple[tuple[Stack, ...], str]:
-        """Return the stacks from pystack. If this optional tool is not installed, that does not count as a failure."""
         tool = tool_path("pystack")
         if tool is None:
             return (), ""
@@ -139,16 +134,17 @@ class StackSources:
             return (), ""
 
     def _remaining_s(self, limit_s: float) -> float:
-        """Return the time limit of a source, which is shortened if the time for all sources runs out."""
+        """Return the smaller of `limit_s` and the time left for all sources."""
         return max(0.05, min(limit_s * self.limit_factor, self._deadline - time.monotonic()))
 
 
 def py_spy(
     pid: int, options: Sequence[str], failures: list[str], limit_s: float = _NONBLOCKING_S
 ) -> tuple[tuple[Stack, ...], str]:
-    """Return the stacks of a process and the dump from which they were read, without the values of variables.
+    """Return the stacks of a process as read by py-spy, and the text from which they were parsed.
 
-    `options` are passed to `py-spy dump`. If py-spy fails, append the reason to `failures`, and return () and "".
+    `options` are passed to `py-spy dump`. If py-spy fails, append the reason to `failures`, and return () and "". The
+    values of variables are not read.
     """
     source = " ".join(["py-spy", *(option for option in options if option != "--locals")])
     try:
@@ -160,7 +156,7 @@ def py_spy(
 
 
 def py_spy_path() -> str:
-    """Return the path of the py-spy that is installed with nsa-harness, or of the one on PATH."""
+    """Return the path of py-spy."""
     return tool_path("py-spy") or "py-spy"
 
 
@@ -184,11 +180,9 @@ def _py_spy(pid: int, options: Sequence[str], limit_s: float) -> str:
 
 
 def _is_traced(pid: int, tool: int) -> bool:
-    """Whether the tool (a pid) traces threads of the process, and the process was not stopped by a signal.
-
-    A program that was stopped by a signal must stay stopped. The kernel shows this state as T, and a stop by a tracer
-    as t. The tool is stopped first, so the state does not change while it is read.
-    """
+    """Whether the tool with pid `tool` is tracing the process and keeps it stopped."""
+    # A program that a signal has stopped (state T, not t) must stay stopped.
+    # The tool is stopped first, so that the state does not change while it is read.
     with contextlib.suppress(OSError):
         os.kill(tool, signal.SIGSTOP)
     wait_for(lambda: (stat := procfs.read_stat(tool)) is None or stat.state in "TZX", _STOP_S)
@@ -199,7 +193,7 @@ def _is_traced(pid: int, tool: int) -> bool:
 
 
 def _new_output(file: Path, size_before: int, limit_s: float) -> str:
-    """Return what was written to the file after position `size_before`, once the file has stopped growing."""
+    """Wait until the file stops growing, and return what follows its first `size_before` bytes."""
     sizes = [size_before]
 
     def stopped_growing() -> bool:
@@ -213,7 +207,7 @@ def _new_output(file: Path, size_before: int, limit_s: float) -> str:
 
 
 def wait_for(condition: Callable[[], bool], limit_s: float) -> bool:
-    """Wait until `condition` returns True, and return whether it did so within `limit_s`."""
+    """Wait until `condition` returns True. Return False if it does not within `limit_s`."""
     deadline = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Reads the system call in which a thread is blocked: its name, what it waits for, and when it times out."""
+"""Reads the system call in which a thread is blocked."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ _P_ALL, _P_PID = 0, 1
 
 
 def with_system_call(task: Task, pid: int, origin_ns: int) -> Task:
-    """Return the thread with its current system call, and with times relative to `origin_ns`."""
+    """Return a copy of the thread that includes its current system call.
+
+    Times are relative to `origin_ns`.
+    """
     name, arguments = _syscall(pid, task.tid)
     has_timeout, wakes_at_s = _timeout(pid, name, arguments, origin_ns)
     fd = _descriptor(pid, name, arguments)
@@ -70,7 +73,7 @@ def _target(pid: int, name: str, arguments: tuple[int, ...], fd: int | None) -> 
 
 
 def _shared_file(pid: int, address: int) -> str:
-    """Return the file that is mapped as shared memory at this address, such as a semaphore's file, or ""."""
+    """Return the path of the shared-memory file that is mapped at this address, or ""."""
     for line in kernel_text(f"/proc/{pid}/maps").splitlines():
         span, access, _, _, _, *path = line.split(maxsplit=5)
         first, _, end = span.partition("-")
@@ -80,7 +83,7 @@ def _shared_file(pid: int, address: int) -> str:
 
 
 def descriptor_target(pid: int, fd: int | None) -> str:
-    """Return what a descriptor refers to: "pipe:[123]", "socket:[456]" or a path; "" if it is unreadable."""
+    """Return what a descriptor refers to, such as "pipe:[123]" or a path, or "" if unreadable."""
     if fd is None:
         return ""
     try:
@@ -90,7 +93,7 @@ def descriptor_target(pid: int, fd: int | None) -> str:
 
 
 def _syscall(pid: int, tid: int) -> tuple[str, tuple[int, ...]]:
-    """Return the name and the arguments of the thread's system call.
+    """Return the name and the arguments of a thread's current system call.
 
     The name is "running" if the thread is not in a call, and "" if the call is unreadable.
     """
@@ -104,7 +107,7 @@ def _syscall(pid: int, tid: int) -> tuple[str, tuple[int, ...]]:
 
 
 def _descriptor(pid: int, name: str, arguments: tuple[int, ...]) -> int | None:
-    """Return the descriptor that the call uses, or None. For poll and select, return the first one in the list."""
+    """Return the first descriptor that the system call `name` uses, or None."""
     if len(arguments) < 3:
         return None
     if name in _FD_FIRST:
@@ -127,7 +130,7 @@ def _first_selected(pid: int, arguments: tuple[int, ...]) -> int | None:
 
 
 def _children(pid: int, name: str, arguments: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the living children that the call waits for, or None if it waits for none or they are unknown."""
+    """Return the child processes for which the system call `name` waits, or None."""
     if name == "wait4" and len(arguments) > 1:
         child = _as_c_int(arguments[0])
         return (outer_pid(pid, child),) if child > 0 else _living_children(pid)
@@ -137,9 +140,9 @@ def _children(pid: int, name: str, arguments: tuple[int, ...]) -> tuple[int, ...
 
 
 def outer_pid(pid: int, inner: int, proc: Path = Path("/proc")) -> int:
-    """Return the pid, in nsa-harness's namespace, of a child that has the pid `inner` in the process's namespace.
+    """Translate the pid `inner` from the PID namespace of process `pid` to that of nsa-harness.
 
-    Return `inner` itself if both are the same namespace, or if there is no such child.
+    Return `inner` if both namespaces are the same, or if no child of the process has this pid.
     """
     depth = len(namespace_pids(pid, proc))
     if depth == 1:
@@ -150,27 +153,22 @@ def outer_pid(pid: int, inner: int, proc: Path = Path("/proc")) -> int:
 
 
 def namespace_pids(pid: int, proc: Path = Path("/proc")) -> list[int]:
-    """Return the pids of a process in its PID namespaces, from nsa-harness's namespace to the innermost."""
+    """Return the pids of a process in its PID namespaces, from nsa-harness's to the innermost."""
     words = kernel_fields(proc / str(pid) / "status").get("NSpid", "").split()
     return [int(word) for word in words] or [pid]
 
 
 def _living_children(pid: int) -> tuple[int, ...] | None:
-    """Return the living children of a process, or None if none are found.
-
-    A process that waits for children has some, because the wait would have returned otherwise.
-    """
     words = (kernel_text(file).split() for file in Path(f"/proc/{pid}/task").glob("*/children"))
     return tuple(sorted(int(word) for line in words for word in line))[:_MAX_CHILDREN] or None
 
 
 def _as_c_int(argument: int) -> int:
-    """Return the value of a register interpreted as a C int."""
     return int.from_bytes((argument & 0xFFFFFFFF).to_bytes(4, "little"), "little", signed=True)
 
 
 def _read_memory(pid: int, address: int, size: int) -> bytes:
-    """Return up to `size` bytes of the process's memory, or b"" without permission to trace the process."""
+    """Return up to `size` bytes from the memory of a process, or b"" without permission."""
     try:
         with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
             memory.seek(address)
@@ -180,7 +178,7 @@ def _read_memory(pid: int, address: int, size: int) -> bytes:
 
 
 def _timeout(pid: int, name: str, arguments: tuple[int, ...], origin_ns: int) -> tuple[bool | None, float | None]:
-    """Return whether the wait has a timeout, and the time when it expires. Each is None if it is unknown."""
+    """Return whether a system call has a timeout, and when it expires. Unknown values are None."""
     if len(arguments) < 6:
         return None, None
     if name == "futex":
@@ -211,10 +209,7 @@ def _futex_timeout(pid: int, arguments: tuple[int, ...], origin_ns: int) -> tupl
 
 
 def _timespec(pid: int, address: int, clock: int, origin_ns: int) -> float | None:
-    """Return the absolute time that is stored at `address` in the process's memory, relative to `origin_ns`.
-
-    Return None without permission to read the memory.
-    """
+    """Return the absolute time stored at `address` in a process's memory, or None if unreadable."""
     data = _read_memory(pid, address, _TIMESPEC.size)
     if len(data) < _TIMESPEC.size:
         return None
@@ -224,7 +219,7 @@ def _timespec(pid: int, address: int, clock: int, origin_ns: int) -> float | Non
 
 
 def kernel_text(path: str | Path) -> str:
-    """Return the contents of a file of /proc or /sys, or "" if it is gone or unreadable."""
+    """Return the contents of a file in /proc or /sys, or "" if it is unreadable."""
     try:
         return Path(path).read_text(errors="replace").strip()
     except OSError:
@@ -232,6 +227,6 @@ def kernel_text(path: str | Path) -> str:
 
 
 def kernel_fields(path: str | Path) -> dict[str, str]:
-    """Return the contents of a file whose lines are "name: value", as a dict."""
+    """Return the contents of a file with lines like "name: value" as a dict."""
     pairs = (line.partition(":") for line in kernel_text(path).splitlines())
     return {name: value.strip() for name, _, value in pairs}

@@ -1,1 +1,1 @@
-"""The parts of bisect, claim and ready that touch this machine: subjects, launches, worktrees, stored probes."""
+"""The parts of the commands bisect, claim and ready that launch programs and store results."""

@@ -1,4 +1,4 @@
-"""The cache key of an experiment: everything that the results of its finished launches depend on.
+"""Computes the cache key of an experiment, which decides whether earlier results can be reused.
 
 An interrupted bisection or readiness check reuses its finished launches if the key has not changed. The key contains
 the program's files, the interpreter with its packages, and the environment. To find the files, the program is not
@@ -54,7 +54,7 @@ _SESSION_VARIABLE = re.compile(
 
 
 def changed_entries(before: CacheKey, after: CacheKey) -> tuple[str, ...]:
-    """Return the names of the entries that were changed, added or removed.
+    """Return the names of the entries that differ between two cache keys.
 
     If it is empty, the results of finished launches are still valid.
     """
@@ -63,7 +63,7 @@ def changed_entries(before: CacheKey, after: CacheKey) -> tuple[str, ...]:
 
 
 def mark_outputs(before: CacheKey, after: CacheKey) -> dict[str, str]:
-    """Return the earlier key with every changed entry marked as output of the program.
+    """Return the earlier cache key, with every changed file marked as an output of the program.
 
     It is called after the first run of the program, because later runs will change these files too.
     """
@@ -71,7 +71,7 @@ def mark_outputs(before: CacheKey, after: CacheKey) -> dict[str, str]:
 
 
 def sealed_digest(*facts: object) -> str:
-    """Return a digest of values that may be secret. It is slow to compute, so that guessing the values takes long."""
+    """Return a digest of secret values. It is slow, so that guessing the values takes long."""
     return hashlib.pbkdf2_hmac("sha256", repr(facts).encode(errors="replace"), b"", _DIGEST_ROUNDS, 8).hex()
 
 
@@ -81,7 +81,7 @@ def _short_digest(*facts: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Interpreter:
-    """The version, packages and source directories of a Python interpreter."""
+    """A Python interpreter, with its version, packages and source directories."""
 
     version: str = _UNKNOWN
     packages: Mapping[str, str] = field(default_factory=dict)  # version and digest by package name
@@ -112,9 +112,10 @@ print(json.dumps({"version": platform.python_version(), "packages": packages, "f
 
 
 def query_interpreter(python: str | None, environment: Mapping[str, str]) -> Interpreter:
-    """Return the version, packages and source directories of an interpreter, or unknown entries if it does not answer.
+    """Ask a Python interpreter for its version, packages and source directories.
 
-    `python` is its path, or None for the interpreter that runs nsa-harness.
+    `python` is its path, or None for the interpreter that runs nsa-harness. If it does not answer, the entries are
+    unknown.
     """
     try:
         process = subprocess.run(
@@ -129,14 +130,17 @@ def query_interpreter(python: str | None, environment: Mapping[str, str]) -> Int
 
 
 def query_interpreter_of(specs: Sequence[RunSpec]) -> Interpreter:
-    """Return the version, packages and source directories of the interpreter of the first launch."""
+    """Return a description of the Python interpreter that the first launch uses."""
     if not specs:
         return Interpreter()
     return query_interpreter(specs[0].python, {**os.environ, **dict(specs[0].env)})
 
 
 def variable_entries(spec: RunSpec) -> dict[str, str]:
-    """Return the cache key's entries for the launch's environment, without variables of the terminal session."""
+    """Return the environment variables of a launch as entries of the cache key.
+
+    Variables of the terminal session are left out.
+    """
     inherited = {
         name: value for name, value in shared_environment(spec).items() if not _SESSION_VARIABLE.fullmatch(name)
     }
@@ -150,7 +154,7 @@ def variable_entries(spec: RunSpec) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchedProgram:
-    """The program of an experiment: the user's files and the environment that its launches depend on."""
+    """The program that an experiment launches, with the files and variables it depends on."""
 
     specs: Sequence[RunSpec]
     arguments: Sequence[str] = ()  # further arguments of the experiment's launches; they may name files
@@ -158,14 +162,14 @@ class LaunchedProgram:
     working_dir: Path
 
     def environment_entries(self) -> dict[str, str]:
-        """Return the cache key's entries for the interpreter and for the environment variables of the launches."""
+        """Return the interpreter and the environment variables as entries of the cache key."""
         environment = {**self.interpreter.key_entries}
         for spec in self.specs:
             environment |= variable_entries(spec)
         return environment
 
     def file_entries(self) -> dict[str, str]:
-        """Return the cache key's entries for files and directories: a digest by name.
+        """Return a digest of each file and directory that the program depends on, by name.
 
         They are the program's source files with everything they import, and files or directories whose names appear in
         arguments, in variables or in the source code.
@@ -174,7 +178,7 @@ class LaunchedProgram:
             return {}
         working_dir = (self.working_dir / (self.specs[0].cwd or "")).resolve()
         graph = ModuleGraph(home=working_dir, folders=(*self._python_path(working_dir), *self.interpreter.folders))
-        paths = list(self._places(working_dir))
+        paths = list(self._named_paths(working_dir))
         for path in paths:
             if path.suffix == ".py" and _is_file(path):
                 graph.add(path, path.parent)
@@ -196,8 +200,8 @@ class LaunchedProgram:
             if folder
         ]
 
-    def _places(self, working_dir: Path) -> Iterator[Path]:
-        """Yield each path that an argument, an option value or a variable may name. The paths need not exist."""
+    def _named_paths(self, working_dir: Path) -> Iterator[Path]:
+        """Yield each path that the arguments and variables of the program may name."""
         texts = [word for spec in self.specs for word in spec.program]
         texts += [value for spec in self.specs for name, value in spec.env if name != _PATH]
         for word in dict.fromkeys((*texts, *self.arguments)):
@@ -212,7 +216,7 @@ _DYNAMIC_IMPORTS = {"import_module", "__import__"}
 
 @dataclass(kw_only=True)
 class ModuleGraph:
-    """The files of a program. They are found by following the imports in its source code, breadth first."""
+    """The source files of a program, found by following its imports."""
 
     home: Path  # the working directory of the launch
     folders: Sequence[Path]  # directories in which modules are searched, in addition to the program's directory
@@ -220,7 +224,7 @@ class ModuleGraph:
     _waiting: deque[Path] = field(default_factory=deque)
 
     def add(self, file: Path, program_dir: Path) -> None:
-        """Add a file. `program_dir`: the directory of the program that uses it."""
+        """Add a file, which a program in the directory `program_dir` uses."""
         if len(self.files) < _MAX_FILES and file not in self.files:
             self.files[file] = program_dir
             self._waiting.append(file)
@@ -244,7 +248,10 @@ class ModuleGraph:
                 return
 
     def follow(self) -> None:
-        """Read all added files, and add the files that they import or name, until no new file is found."""
+        """Read all added files, and add the files that they import or name.
+
+        This is repeated until no new file is found.
+        """
         while self._waiting:
             file = self._waiting.popleft()
             for node in _syntax_nodes(file) if file.suffix == ".py" else ():
@@ -271,10 +278,7 @@ class ModuleGraph:
             self.add_module(".".join(filter(None, (node.module, alias.name))), program_dir, package)
 
     def _read_dynamic(self, name: ast.expr, program_dir: Path) -> None:
-        """Add the modules that a call such as `import_module(name)` may import.
-
-        If the name is computed, these are all modules of the package that the constant beginning of the name gives.
-        """
+        """Add the modules that a call such as `import_module(name)` may import."""
         if isinstance(name, ast.Constant) and isinstance(name.value, str):
             self.add_module(name.value.lstrip("."), program_dir)
             return
@@ -286,7 +290,7 @@ class ModuleGraph:
             self.add(file, program_dir)
 
     def _read_text(self, text: str, file: Path, program_dir: Path) -> None:
-        """Add the file that a string in the source code names, if it exists. It may be data or another program."""
+        """Add the file that a string in the source code names, if it exists."""
         if "." not in text or not text.isprintable():
             return
         for folder in dict.fromkeys((self.home, file.parent)):
@@ -300,7 +304,7 @@ def _function_name(node: ast.Call) -> str:
 
 
 def _syntax_nodes(file: Path) -> Iterator[ast.AST]:
-    """Yield the syntax nodes of a source file. Yield nothing if it is too large or cannot be parsed."""
+    """Yield the syntax nodes of a source file, or nothing if it cannot be parsed."""
     try:
         if file.stat().st_size <= _MAX_SOURCE_BYTES:
             return ast.walk(ast.parse(file.read_bytes()))
@@ -310,10 +314,7 @@ def _syntax_nodes(file: Path) -> Iterator[ast.AST]:
 
 
 def _sources_below(folder: Path) -> Iterator[Path]:
-    """Yield the Python files below a directory, sorted by name.
-
-    Hidden directories, virtual environments and run directories of nsa-harness are left out.
-    """
+    """Yield the Python files below a directory, except hidden ones and virtual environments."""
     for directory, subdirectories, names in os.walk(folder):
         subdirectories[:] = sorted(
             name
@@ -349,7 +350,6 @@ def _is_file(path: Path) -> bool:
 
 
 def _digest_of_path(path: Path) -> str | None:
-    """Return the digest of a file or directory, or None if it does not exist."""
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
@@ -378,14 +378,17 @@ def _directory_entries(folder: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def _relative_name(path: Path, working_dir: Path) -> str:
-    """Return the path relative to the working directory if it is below it. Secrets in the name are redacted."""
+    """Return the path, relative to the working directory if possible, without secrets."""
     base = working_dir.resolve()
     name = str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
     return redact(name, Secrets().with_secrets_of(name))
 
 
 def names_with_verb(names: Collection[str]) -> str:
-    """Return names with their verb: "helper.py has", "helper.py, model.py, config.yaml and 3 more have"."""
+    """Return a short list of names followed by "has" or "have".
+
+    Examples are "helper.py has" and "helper.py, model.py, config.yaml and 3 more have".
+    """
     # If a file changes, the launch changes too, so the launch is only named if nothing else changed.
     shown_names = [name for name in names if name != LAUNCH_ENTRY] or list(names)
     more = len(shown_names) - _MAX_NAMES

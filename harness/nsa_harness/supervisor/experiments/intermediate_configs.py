@@ -1,4 +1,7 @@
-"""Makes the configurations between the two ends of a bisection: commits, mixed config files and mixed environments."""
+"""Makes the configurations between the good and the bad one of a bisection.
+
+They are commits, mixed config files and mixed environments.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +28,18 @@ from nsa_harness.errors import HarnessError, UsageError
 from nsa_harness.supervisor.storage.safe_directory import SafeDirectory, safe_file
 
 _MAX_BYTES = 4 << 20
-_ABSENT = object()  # a key that one of two files does not have
+_ABSENT = object()  # the value of a key that one of two files does not have
 
 
 class CannotMixError(HarnessError):
-    """Raised if a mixture of two configurations cannot be made on this machine."""
+    """Raised if two configurations cannot be mixed on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DifferentKey:
-    """A key that has different values in two config files. A value is None if the file lacks the key or sets it to
-    null.
+    """A key that has different values in two config files.
+
+    A value is None if the file lacks the key or sets it to null.
     """
 
     path: tuple[str, ...]
@@ -48,9 +52,9 @@ class DifferentKey:
 
 
 def different_keys(good: Path, bad: Path) -> tuple[DifferentKey, ...]:
-    """Return the keys in which two config files differ, in the order of the good file. A list counts as one value.
+    """Return the keys that have different values in two config files, in the order of the good file.
 
-    Raises UsageError if a file is not a map.
+    A list counts as one value. Raises UsageError if a file is not a map.
     """
     good_config, bad_config = (_read_config(path) for path in (good, bad))
     return tuple(
@@ -62,7 +66,7 @@ def different_keys(good: Path, bad: Path) -> tuple[DifferentKey, ...]:
 
 
 def mixed_text(good: Path, bad: Path, bad_keys: Collection[str]) -> str:
-    """Return the text of the good file, with the values of `bad_keys` taken from the bad file."""
+    """Return the text of the good config file, with the values of some keys taken from the bad file."""
     config, bad_config = (_read_config(path) for path in (good, bad))
     for key in different_keys(good, bad):
         if key.label in bad_keys:
@@ -75,7 +79,6 @@ def mixed_text(good: Path, bad: Path, bad_keys: Collection[str]) -> str:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 digest of a file's contents."""
     directory, file = safe_file(path)
     return hashlib.sha256(directory.read_whole_file(file, _MAX_BYTES)).hexdigest()
 
@@ -94,7 +97,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _yaml() -> YAML:
-    """Return a YAML reader and writer that keeps what the user wrote: comments, quotes, 1e-5 and 0.10."""
+    """Return a YAML parser that keeps comments, quotes and the format of numbers."""
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = 10_000
@@ -146,7 +149,7 @@ def _plain_value(value: Any) -> Plain:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """The variables and packages of one end of a bisection over environments.
+    """The environment variables and packages of the good or bad end of a bisection.
 
     `packages` maps a normalized name to a version, or to a requirement with a URL. `python` is the interpreter if the
     environment is a virtual environment, otherwise None.
@@ -174,9 +177,10 @@ print(json.dumps(found))
 
 
 def read_environment(path: Path) -> Environment:
-    """Return the packages of a virtual environment, or the NAME=VALUE and name==version lines of a file.
+    """Read an environment from a virtual environment or a text file.
 
-    Raises UsageError if the path cannot be read, or with every line that has neither form.
+    The lines of a file are NAME=VALUE or name==version. Raises UsageError if the path cannot be read, or with every
+    line that has neither form.
     """
     if path.is_dir():
         python = path / "bin" / "python"
@@ -227,9 +231,9 @@ def _normalize(name: str) -> str:
 
 @cache
 def installed_packages(python: str) -> Mapping[str, tuple[str, tuple[str, ...]]]:
-    """Return (version, top-level modules) of each package of an interpreter, by normalized name.
+    """Return the version and the top-level modules of each package of an interpreter.
 
-    Raises UsageError if `python` is not a working interpreter.
+    The keys are normalized names. Raises UsageError if `python` is not a working interpreter.
     """
     try:
         process = subprocess.run(
@@ -247,24 +251,27 @@ _PIP = ("-m", "pip", "install", "--no-deps", "--no-input", "--disable-pip-versio
 
 @dataclass(kw_only=True)
 class Mixtures:
-    """The directory for the mixed configurations of one bisection. The user's own environments are never changed."""
+    """The directory for the mixed configurations of one bisection.
+
+    The user's own environments are never changed.
+    """
 
     home: Path
     _pip_errors: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def file(self, name: str, text: str) -> Path:
-        """Write a config file called `name` to the directory of the mixtures, and return its path."""
+        """Write a config file to this directory, and return its path."""
         self._make_home()
         path = self.home / name
         SafeDirectory(self.home).write(path, text)
         return path
 
     def python_path(self, packages: Mapping[str, Plain], python: str | None) -> tuple[str, ...]:
-        """Return directories for the front of PYTHONPATH that give the interpreter these package versions.
+        """Return directories for PYTHONPATH that make an interpreter use these package versions.
 
-        A package whose version is None is hidden. Raises CannotMixError with the reason from pip if an installation
-        fails.
+        They must come first. A package whose version is None is hidden. Raises CannotMixError with the reason from pip
+        if an installation fails.
         """
         interpreter = python or sys.executable
         distributions = installed_packages(interpreter)
@@ -298,7 +305,7 @@ class Mixtures:
         raise CannotMixError(self._pip_errors[requirement])
 
     def _without_package(self, name: str, modules: Collection[str], others: Collection[str]) -> Path:
-        """Write modules that replace the package's and cannot be imported. Its metadata stay visible."""
+        """Return a directory for PYTHONPATH that makes a package impossible to import."""
         shared_module = next((module for module in modules if module in others), None)
         if shared_module is not None or not modules:
             why = (
@@ -321,7 +328,7 @@ class Mixtures:
 
 
 def _pip_install(folder: Path, requirement: str, python: str) -> str:
-    """Install a requirement into a directory. Return the reason if that failed, or ""."""
+    """Install a package into a directory. Return the error message, or "" on success."""
     try:
         process = subprocess.run(
             [python, *_PIP, str(folder), requirement],
@@ -340,7 +347,7 @@ def _pip_install(folder: Path, requirement: str, python: str) -> str:
 
 
 def environment_differences(good: Environment, bad: Environment) -> Iterator[tuple[str, Plain, Plain]]:
-    """Yield (name, good value, bad value) for each variable and package that differs.
+    """Yield the name, good value and bad value of each variable or package that differs.
 
     A package is named "package.NAME". A value is None if the environment lacks the variable or package.
     """
@@ -360,13 +367,16 @@ _MAX_SUBJECT_CHARS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    sha: str  # as short as git finds unambiguous
+    sha: str  # shortened to an unambiguous prefix
     label: str  # "1a2b3c4d5 Make the loss fall"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommitRange:
-    """The commits of a bisection: the good commit, and in `later` its successors up to the bad commit, oldest first."""
+    """The commits of a bisection, from good to bad.
+
+    `later` has the successors of the good commit, oldest first.
+    """
 
     good: str
     later: tuple[Commit, ...]
@@ -390,16 +400,16 @@ def commits_between(inside: Path, good: str, bad: str) -> CommitRange:
 
 @dataclass(kw_only=True)
 class Worktrees:
-    """Git worktrees of the requested commits. The user's own checkout is not changed."""
+    """Git worktrees for the commits of a bisection. The user's own checkout is not changed."""
 
-    repository: Path  # any directory in it
+    repository: Path  # any directory in the repository
     home: Path
     checkouts: dict[str, Path] = field(default_factory=dict)
 
     def checkout(self, sha: str) -> Path:
-        """Return the directory that corresponds to `repository` at this commit.
+        """Check out a commit in a worktree, and return its directory.
 
-        Raises UsageError if it does not exist.
+        This is the directory that corresponds to `repository`. Raises UsageError if the commit does not have it.
         """
         if sha not in self.checkouts:
             path = self.home / sha

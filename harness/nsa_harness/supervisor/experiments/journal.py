@@ -1,7 +1,7 @@
-"""The files that an experiment stores in its run directory, so that it can continue after an interruption.
+"""Stores the progress of an experiment, so that it can continue after an interruption.
 
-These are its question, its cache key, and every probe as soon as it has ended. If the same command is given again and
-the cache key has not changed, the experiment continues after its last finished probe.
+These are its question, its cache key, and every test run as soon as it has ended. If the same command is given again
+and the cache key has not changed, the experiment continues after its last finished test run.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class SearchState:
     schema: int = 2
     question: str
     command: str  # as the user typed it
-    typed: str = ""  # a digest of the command without options that do not affect the probes
+    typed: str = ""  # a digest of the command without options that do not affect the results
     premises: dict[str, str] = field(default_factory=dict)  # the cache key
-    ended: bool = False  # it has its answer
+    ended: bool = False  # the experiment has finished
 
 
 FileEntries = Callable[[], CacheKey]  # returns the entries of the cache key for the program's files, as they are now
@@ -55,13 +55,13 @@ FileEntries = Callable[[], CacheKey]  # returns the entries of the cache key for
 
 @dataclass(kw_only=True)
 class SearchDirectory:
-    """The run directory of one experiment. This process keeps it locked while the experiment runs."""
+    """The run directory of one experiment, which is locked while the experiment runs."""
 
     run: RunDir
     state: SearchState
     file_entries: FileEntries
     state_file: Path
-    is_continued: bool = False  # it continues an interrupted experiment
+    is_continued: bool = False  # this is the continuation of an interrupted experiment
     note: str = ""  # the reason why an earlier, similar experiment is not continued; "" if there is none
 
     def write(self, **changes: Any) -> None:
@@ -74,7 +74,10 @@ class SearchDirectory:
         self.run.directory.write(self.state_file, json.dumps(asdict(redacted_state), indent=1) + "\n")
 
     def ignore_program_outputs(self) -> None:
-        """Remove files that changed during the first probe from the cache key, because the program writes them."""
+        """Exclude the files that the program itself writes from the check for changed files.
+
+        They are the files that changed during the first test run.
+        """
         before = self.state.premises
         self.write(premises=mark_outputs(before, {**before, **self.file_entries()}))
 
@@ -85,18 +88,18 @@ class SearchDirectory:
 
 
 class Journal:
-    """The stored probes of one bisection. They are used first, before anything is launched again."""
+    """The stored test runs of one bisection, which need not be launched again."""
 
     def __init__(self, run: RunDir) -> None:
         self._path, self._redaction = run.search_probes, run.redaction
         self.stored: list[ProbeReport] = list(_stored_probes(run))
-        self.session_probes: list[ProbeReport] = []  # the answers of this session in order, stored and new ones
+        self.session_probes: list[ProbeReport] = []  # the results used in this session, both stored and new ones
         self._waiting: dict[tuple[Spans, bool], list[ProbeReport]] = defaultdict(list)
         for probe in self.stored:
             self._waiting[probe.subset, probe.in_full].append(probe)
 
     def take(self, subset: Subset, *, in_full: bool) -> ProbeReport | None:
-        """Return the next stored probe of this configuration that was not used yet, or None.
+        """Return the next unused stored test run of this configuration, or None.
 
         `in_full`: whether it must have run under torchrun with the full time limits.
         """
@@ -104,7 +107,7 @@ class Journal:
         return waiting.pop(0) if waiting else None
 
     def restart_without_forks(self) -> None:
-        """Start again for a search without forked launches: all other stored probes can be used once more."""
+        """Make the stored test runs available again, except those from a forked process."""
         self.session_probes.clear()
         self._waiting.clear()
         for probe in self.stored:
@@ -112,13 +115,13 @@ class Journal:
                 self._waiting[probe.subset, probe.in_full].append(probe)
 
     def append(self, probe: ProbeReport) -> None:
-        """Store a finished probe on disk, without secrets."""
+        """Store a finished test run on disk, without secrets."""
         append_line(self._path, self._redaction.value(json.loads(json_text(probe))))
         self.stored.append(probe)
 
 
 def search_state(question: str, command: str, premises: CacheKey) -> SearchState:
-    """Return the state of a new experiment. `premises`: its cache key."""
+    """Return the state of a new experiment. `premises` is its cache key."""
     return SearchState(
         question=question, command=command, typed=sealed_digest(*_command_words(command)), premises=dict(premises)
     )
@@ -137,7 +140,7 @@ def open_search(
     state_file: Callable[[RunDir], Path] = _bisection_state_file,
     noun: str = "search",
 ) -> Iterator[SearchDirectory]:
-    """Open the latest interrupted experiment that can be continued with this state, or a new one.
+    """Continue the latest interrupted experiment like this one, or start a new one.
 
     Its directory stays locked until the context ends. `file_entries`: returns the cache key's entries for the program's
     files. `state_file`: returns the path of the stored state in a run directory. `noun`: the word for such an
@@ -176,7 +179,6 @@ def open_search(
 
 
 def _with_state_written(folder: SearchDirectory) -> SearchDirectory:
-    """Store the state of an experiment and return its directory."""
     folder.write()
     return folder
 
@@ -190,9 +192,9 @@ def _try_to_lock(run: RunDir, stack: ExitStack) -> bool:
 
 
 def unfinished_search_text(run: RunDir) -> str:
-    """Return a message about a bisection without an answer: its question, and the command that continues it.
+    """Return a message about an unfinished bisection with the command that continues it, or "".
 
-    Returns "" if the run is not such a bisection.
+    It is "" if the run is not such a bisection.
     """
     state = _read_state(run, _bisection_state_file)
     if state is None or state.ended:
@@ -211,7 +213,7 @@ def _read_state(run: RunDir, state_file: Callable[[RunDir], Path]) -> SearchStat
 
 
 def _command_words(command: str) -> list[str]:
-    """Return the arguments of a shell command, without options that do not affect the probes."""
+    """Return the arguments of a shell command, without options that do not change the results."""
     try:
         words = shlex.split(command)
     except ValueError:  # a quote without an end
@@ -221,7 +223,7 @@ def _command_words(command: str) -> list[str]:
 
 
 def _stored_probes(run: RunDir) -> Iterable[ProbeReport]:
-    """Yield the stored probes. A line that cannot be read is skipped, because its writer may have been killed."""
+    """Yield the stored test runs. Unreadable lines are skipped."""
     for record in run.directory.read_records(run.search_probes):
         try:
             yield type_adapter(ProbeReport).validate_python(record)

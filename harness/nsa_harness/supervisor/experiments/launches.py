@@ -1,4 +1,4 @@
-"""The request of a `bisect` command, and the launch and the command line of each of its configurations."""
+"""Prepares the launches and command lines of a `bisect` command, one for each configuration."""
 
 from __future__ import annotations
 
@@ -52,12 +52,15 @@ PLACEHOLDERS = {
 
 
 class CannotLaunchError(HarnessError):
-    """Raised if a configuration cannot be launched, because it is invalid or this machine lacks something."""
+    """Raised if a configuration cannot be launched.
+
+    It is invalid, or this machine lacks something.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Templates:
-    """Arguments and variables with placeholders, as in "--layers={value}", which pass a configuration to a program."""
+    """Command-line arguments and variables with placeholders, such as "--layers={value}"."""
 
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
@@ -67,7 +70,7 @@ class Templates:
         return bool(self.args or self.env)
 
     def checked_for(self, subject: Subject) -> Templates:
-        """Return these templates for a subject of a bisection, after checking their placeholders.
+        """Check that the placeholders of these templates suit the subject of a bisection.
 
         Raises UsageError if there is no template, if one has no placeholder, or if the subject has no such placeholder.
         """
@@ -90,7 +93,7 @@ class Templates:
 
     @property
     def takes_range(self) -> bool:
-        """Whether the templates can only express consecutive items: one of them has {range}."""
+        """Whether the templates can only pass consecutive items, because they contain {range}."""
         return any("range" in names for names in map(_placeholder_names, self._texts))
 
     @property
@@ -98,10 +101,7 @@ class Templates:
         return (*self.args, *(value for _, value in self.env))
 
     def _without_ranges(self) -> Templates:
-        """Return the templates without those that contain {range}, if another template has {layers} or {items}.
-
-        A list of items can express every subset, but a range cannot.
-        """
+        """Return only the templates that can express any subset, or all if there are none."""
         names_of_texts = [_placeholder_names(text) for text in self._texts]
         list_names = next((names for names in names_of_texts if names in ({"layers"}, {"items"})), None)
         if list_names is None or {*list_names, "range"} in names_of_texts or {"range"} not in names_of_texts:
@@ -113,7 +113,7 @@ class Templates:
         )
 
     def fill(self, subject: Subject, subset: Collection[int], file: str = "") -> Templates:
-        """Return the templates with their placeholders replaced for this subset of the items.
+        """Return the templates with their placeholders replaced for a subset of the items.
 
         `file` is the path of the config file for the subset.
         """
@@ -130,13 +130,16 @@ class Templates:
 
 @dataclass(kw_only=True)
 class Launches:
-    """Creates the launch and the command line for each subset of the items of a bisection."""
+    """Creates the launch and the command line for each configuration of a bisection.
+
+    A configuration is given by the subset of the items that are taken from the bad end.
+    """
 
     request: BisectRequest
     facts: MachineFacts
-    trees: Worktrees | None = None  # commits only
-    longest_quiet_s: float | None = None  # longest time without progress in the good control; None: not known yet
-    mixtures: Mixtures | None = None  # None: no files are written, as for a plan
+    trees: Worktrees | None = None  # only in a bisection over commits
+    longest_quiet_s: float | None = None  # longest time without progress in the good run, or None if unknown so far
+    mixtures: Mixtures | None = None  # None if no files must be written, because only a plan is shown
     specs: dict[Spans, RunSpec | str] = field(default_factory=dict)  # the launch, or the reason why there is none
 
     def __post_init__(self) -> None:
@@ -148,19 +151,19 @@ class Launches:
         self.specs.clear()
 
     def use_mixtures(self, mixtures: Mixtures) -> None:
-        """Write the mixtures of two config files from now on."""
+        """Write mixed config files and environments to `mixtures` from now on."""
         self.mixtures = mixtures
         self.specs.clear()
 
     def spec(self, subset: Collection[int]) -> RunSpec:
-        """Return the launch of a subset, without its final name. Raises CannotLaunchError if it cannot be launched."""
+        """Return the launch for a subset of the items. Raises CannotLaunchError if there is none."""
         spec = self.spec_or_reason(subset)
         if isinstance(spec, str):
             raise CannotLaunchError(spec)
         return spec
 
     def spec_or_reason(self, subset: Collection[int]) -> RunSpec | str:
-        """Return the launch of a subset, or the reason why it cannot be launched."""
+        """Return the launch for a subset of the items, or the reason why it cannot be launched."""
         key = spans_of(subset)
         if key not in self.specs:
             try:
@@ -170,11 +173,11 @@ class Launches:
         return self.specs[key]
 
     def ends(self) -> list[RunSpec | str]:
-        """Return the launches of the good and the bad end. An end that cannot be launched is replaced by the reason."""
+        """Return the launches of the good and the bad end, or reasons why they cannot be launched."""
         return [self.spec_or_reason(subset) for subset in ((), range(len(self.subject.items)))]
 
     def with_learned_limits(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
-        """Return the launch with limits learned from the good control, if the scenario leaves them open.
+        """Return the launch with time limits learned from the good end, if the scenario sets none.
 
         `in_full`: only with the limits that the printed command also sets.
         """
@@ -186,7 +189,10 @@ class Launches:
         return replace(spec, limits=replace(limits, stall_s=stall_s, open_wait_s=open_wait_s))
 
     def hashes(self, subset: Collection[int]) -> frozenset[str]:
-        """Return the hash of the launch and, if a command line can express it, the hash under `nsa-harness run`."""
+        """Return the hashes under which earlier runs of this configuration may be stored.
+
+        They are the hash of the launch and, if a command line can express it, the hash under `nsa-harness run`.
+        """
         is_not_typed = self.subject.form in (SubjectForm.COMMIT, SubjectForm.FILE) or self.subject.packages(subset)
         try:
             typed_specs = () if is_not_typed else plan_launches(self._invocation(subset), self.facts).specs
@@ -196,9 +202,10 @@ class Launches:
             return frozenset()
 
     def command(self, subset: Collection[int], stored: Path | None, *, starved: bool = False) -> str | None:
-        """Return the command that repeats the launch, or the command for its stored spec if no options express it.
+        """Return a shell command that repeats the launch, or None if there is none.
 
-        `starved`: only a limit proves its hang, so the command names the limit.
+        `stored` is the file of its spec, for a launch that no options express. `starved`: only a limit proves its hang,
+        so the command names the limit.
         """
         if self.subject.unset_variables(subset) or self.subject.packages(subset):
             return None if stored is None else shlex.join(["nsa-harness", "run", str(stored)])
@@ -215,18 +222,18 @@ class Launches:
         return " ".join((*before, self._command_text(replace(question, arguments=words), limits)))
 
     def _shell_variables(self, subset: Collection[int]) -> tuple[str, ...]:
-        """Return the variables to set in front of the command; none if they would have other effects there."""
+        """Return the variable assignments to write before the command, such as "NAME=value"."""
         file = self._file(subset) if self.subject.form is SubjectForm.FILE else ""
         env = self.request.templates.fill(self.subject, subset, file).env
         overridden = {
             word.partition("=")[0].removeprefix("run.env.") for word in self.question.arguments
-        }  # these override it
+        }  # the arguments override these variables
         if self.question.script is None or any(name in overridden or _affects_harness(name) for name, _ in env):
             return ()
         return tuple(f"{name}={shlex.quote(text)}" for name, text in env)
 
     def _named_limits(self, subset: Collection[int]) -> list[str]:
-        """Return the override of the limit that was learned from the good control, if the scenario does not set it."""
+        """Return command-line arguments for the time limit that was learned from the good end."""
         if self.longest_quiet_s is None or self.spec(subset).limits.open_wait_s is not None:
             return []
         return [f"limits.open_wait_s={proof_after_s(self.longest_quiet_s):g}"]
@@ -279,9 +286,7 @@ class Launches:
         return replace(question, arguments=words, script=script)
 
     def _file(self, subset: Collection[int]) -> str:
-        """Return the name or path of the config file for a subset: the user's own file at both ends, otherwise a mixed
-        file.
-        """
+        """Return the config file for a subset of the items, which is mixed from the good and the bad file."""
         good, bad = self._both_files()
         if len(subset) in (0, len(self.subject.items)):
             return (bad if subset else good)[0]
@@ -290,7 +295,6 @@ class Launches:
         return name if self.mixtures is None else str(self.mixtures.file(name, text))
 
     def _both_files(self) -> list[tuple[str, Path]]:
-        """Return (name, path) of the good and the bad config file."""
         assert isinstance(self.subject.good, list)
         return [(str(name), self.question.working_dir / str(name)) for name in self.subject.good]
 
@@ -329,17 +333,16 @@ def _affects_harness(name: str) -> bool:
 
 
 def _yaml_quote(text: str) -> str:
-    """Return a text, quoted for YAML."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def _shell_quote(word: str) -> str:
-    """Return a word, quoted for a shell. The brackets of an override are not quoted, to keep it readable."""
+    """Return an argument quoted for a shell. Brackets are not quoted, to keep it readable."""
     return word if is_override(word) and re.fullmatch(r"[A-Za-z0-9_.=:,\[\]+-]*", word) else shlex.quote(word)
 
 
 def parse_templates(args: Sequence[str], env: Sequence[str]) -> Templates:
-    """Return the templates given by --arg and --env-arg. Raises UsageError if one is invalid."""
+    """Parse the templates given by --arg and --env-arg. Raises UsageError if one is invalid."""
     pairs = []
     for text in env:
         name, equals, value = text.partition("=")
@@ -350,7 +353,7 @@ def parse_templates(args: Sequence[str], env: Sequence[str]) -> Templates:
 
 
 def check_outcome(sought: SoughtFailure, subject: Subject, jobs: int) -> None:
-    """Raise UsageError if --outcome slow cannot be used with this subject or with parallel probes."""
+    """Raise UsageError if "slow" is sought, but cannot be measured with these options."""
     if sought.kind != SLOW:
         return
     if jobs > 1:
@@ -361,25 +364,25 @@ def check_outcome(sought: SoughtFailure, subject: Subject, jobs: int) -> None:
         )
 
 
-_MAX_PROBES = 1000  # a search that takes more has lost its way
-_MAX_FILLED = 1000  # choices whose words are looked at for the names of files
+_MAX_PROBES = 1000  # a search that needs more test runs is stopped
+_MAX_FILLED = 1000  # values of --choice in which names of files are searched
 
 
 @dataclass(frozen=True, kw_only=True)
 class BisectRequest:
-    question: Invocation  # with the scenario, or the script
+    question: Invocation  # names the scenario or the script
     subject: Subject
     templates: Templates
-    base_args: tuple[str, ...]  # of the scenario's program, before what the templates add
+    base_args: tuple[str, ...]  # the arguments of the scenario's program, to which the templates add theirs
     sought: SoughtFailure
     confidence: float
     repeat: int  # how often each proof is run
-    jobs: int  # probes at the same time
-    budget_s: float | None  # for all probes together
-    fork: bool  # probes without torchrun where that is safe; the first `repeat` runs of a proof never
+    jobs: int  # test runs at the same time
+    budget_s: float | None  # limit for all test runs together
+    fork: bool  # test runs are forked where that is safe, except the first `repeat` runs of a proof
     options: RunOptions
     confidence_requested: bool = (
-        False  # a confidence was asked for: a bad end that passes is run as often as that takes
+        False  # the user set a confidence, so a bad end that passes is run as often as this requires
     )
 
 
@@ -403,7 +406,7 @@ class EarlierRuns:
 
     @property
     def contradiction(self) -> tuple[StoredResult, ...]:
-        """Return a passed and a failed run of the same spec, or () if no spec both passed and failed."""
+        """Return a passed and a failed run of the same configuration, or () if there are none."""
         for passing_run in (*self.good, *self.bad):
             for failing_run in (*self.good, *self.bad):
                 is_same_launch = passing_run.spec_hash == failing_run.spec_hash
@@ -412,7 +415,7 @@ class EarlierRuns:
         return ()
 
     def run_s(self, verdicts: Collection[str] = (Status.PASS, *FAILED_STATUSES)) -> float | None:
-        """Return the mean duration of the stored runs with one of these verdicts, or None if there is no such run."""
+        """Return the mean duration in seconds of the runs with these verdicts, or None without such runs."""
         took = [run.wall_s for run in (*self.good, *self.bad) if run.verdict in verdicts]
         return sum(took) / len(took) if took else None
 
@@ -429,7 +432,10 @@ class EarlierRuns:
 
 
 def find_earlier_runs(launches: Launches, parent: Path, but: str = "") -> EarlierRuns:
-    """Return the stored runs below `parent` of both ends of the bisection, except the run named `but`."""
+    """Return the stored runs of both ends of a bisection, except the run named `but`.
+
+    `parent` is the directory of all runs.
+    """
     subject = launches.subject
     all_indices = range(len(subject.items))
     bad = [(index,) for index in all_indices] if subject.form is SubjectForm.CHOICE else [tuple(all_indices)]
@@ -482,7 +488,10 @@ def launched_program(request: BisectRequest, launches: Launches) -> LaunchedProg
 
 
 def make_cache_key(request: BisectRequest, launches: Launches, program: LaunchedProgram) -> CacheKey:
-    """Return the cache key of a bisection. Finished probes can be reused only if every entry is unchanged."""
+    """Return the cache key of a bisection.
+
+    Finished test runs can be reused only if every entry is unchanged.
+    """
     question = request.question
     return {
         **program.file_entries(),
@@ -497,10 +506,7 @@ def make_cache_key(request: BisectRequest, launches: Launches, program: Launched
 
 
 def _launch_identity(subject: Subject, spec: RunSpec | str) -> object:
-    """Return a value that identifies a launch, or the reason why there is no launch.
-
-    In a bisection over commits the spec is used without its hash, because the hash depends on the working directory.
-    """
+    """Return a value that is equal for equal launches."""
     if isinstance(spec, str):
         return spec
     return replace(spec, spec_hash="") if subject.form is SubjectForm.COMMIT else spec.spec_hash

@@ -1,4 +1,4 @@
-"""Make the subject of a bisection from the options: what is varied, in which scenario, on this machine."""
+"""Finds out from the options of `bisect` what a bisection varies, such as layers, commits or packages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _DEPENDENT_KEYS = (
 
 @dataclass(frozen=True, kw_only=True)
 class SubjectOptions:
-    """The options of bisect that name what is varied."""
+    """The options of `bisect` that name what is varied."""
 
     gc_range: str | None = None
     layers: str | None = None
@@ -67,8 +67,7 @@ class SubjectOptions:
 def make_subject(
     options: SubjectOptions, question: Invocation, *, templated: bool, facts: MachineFacts
 ) -> tuple[Invocation, Subject]:
-    """Return the invocation of the scenario and the subject of its bisection. Raises UsageError if an option is
-    invalid.
+    """Return the command with its scenario, and what its bisection varies. Raises UsageError.
 
     `templated`: templates pass each configuration to the program, instead of scenario keys.
     """
@@ -141,7 +140,7 @@ def _scenario(question: Invocation) -> Scenario:
 
 @dataclass(frozen=True, kw_only=True)
 class _Option:
-    """The value of an option, with its scenario, invocation and machine."""
+    """The value of a `bisect` option, with the scenario to which it applies."""
 
     value: str
     scenario: Scenario
@@ -150,7 +149,7 @@ class _Option:
 
     @property
     def machine_layers(self) -> int | None:
-        """Return the model's number of layers on this machine, or None if the program is the user's own."""
+        """Return the model's number of layers on this machine, or None for a user's program."""
         return machine_choice(self.scenario, self.facts).layers if self.scenario.is_ours else None
 
     @property
@@ -172,7 +171,6 @@ def _gc_range(option: _Option) -> Subject:
 
 
 def _layers(option: _Option) -> Subject:
-    """Return the subject of `--layers`: the model's number of layers, at most the number that this machine gets."""
     key = "model.layers" if option.scenario.is_ours else "layers"
     most = option.machine_layers
     return _number_range("--layers", key, option.value, lowest=1, most=most)
@@ -196,7 +194,10 @@ def _world_size(option: _Option) -> Subject:
 
 
 def _number_range(option: str, key: str, value: str, *, lowest: int, most: int | None) -> Subject:
-    """Return the subject of all numbers from a good one to a bad one, or from a good one without a known bad end."""
+    """Return the subject of a bisection over all numbers from a good one to a bad one.
+
+    The bad number may be unknown, as in "4:".
+    """
     if value == AUTO and most is None:
         example = f"{option}={lowest}:{lowest * 8}, or {option}={lowest}: if no bad value is known"
         raise UsageError(f"{option}: give a good and a bad value, such as {example}")
@@ -259,7 +260,7 @@ def _any(option: _Option) -> Subject:
 
 
 def _ordered_values(option: _Option) -> Subject:
-    """Return the subject of `--ordered`: values that the search keeps in the given order."""
+    """Return the subject of a bisection over values that stay in the given order."""
     key, values = _values_as_written("--ordered", option.value, "v=[1.9,2.0,2.0.1,2.1], the good one first")
     return Subject(form=SubjectForm.VALUE, key=key, noun=key, items=tuple(values[1:]), good=values[0])
 
@@ -270,7 +271,7 @@ def _alternatives(option: _Option) -> Subject:
 
 
 def _values_as_written(option: str, value: str, example: str) -> tuple[str, list[Plain]]:
-    """Return the key and its values, each as the user wrote it: YAML reads 1.90 as a number and 2.0.1 as text."""
+    """Return the key and the values of an option, exactly as the user wrote them."""
     mistake = f"{option}: expected KEY=[A, B, ...] with two values or more, such as {example}; got {value_text(value)}"
     if not is_override(value):
         raise UsageError(mistake)
@@ -294,7 +295,6 @@ def _values_as_written(option: str, value: str, example: str) -> tuple[str, list
 
 
 def _seeds(option: _Option) -> Subject:
-    """Return the subject of `--seeds`: a choice among seeds, whose order has no meaning."""
     if re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})+", option.value):
         seeds = list(dict.fromkeys(map(int, option.value.split(","))))
     else:
@@ -307,7 +307,7 @@ def _seeds(option: _Option) -> Subject:
 
 
 def _items(option: _Option) -> Subject:
-    """Return the subject of `--items`: a range of numbers such as data shards, sample indices or batches."""
+    """Return the subject of a bisection over a range of numbers, such as data shards or batches."""
     key, equals, span = option.value.partition("=")
     if not equals or not is_override(f"{key}="):
         raise UsageError(f"--items: expected NAME=A:B, such as --items 'batch=0:64', got {value_text(option.value)}")
@@ -335,7 +335,7 @@ _MAKERS: Mapping[str, Callable[[_Option], Subject]] = {
 
 
 def _two_scenarios(value: str, question: Invocation) -> tuple[Invocation, Subject]:
-    """Return the invocation of the good scenario, and the subject of all dotted keys in which two scenarios differ."""
+    """Return the command for the good scenario, and all keys in which two scenarios differ."""
     names = _parse_pair("--set", value, "two scenarios or YAML files")
     good, bad = (
         replace(question, arguments=(file_argument(name, question.working_dir), *question.arguments)) for name in names
@@ -356,16 +356,12 @@ def _two_scenarios(value: str, question: Invocation) -> tuple[Invocation, Subjec
 
 
 def _compared_keys(scenario: Scenario) -> dict[str, Plain]:
-    """Return the values of a scenario by dotted key, without keys that are not compared.
-
-    All settings of a planted fault together count as one value.
-    """
+    """Return the compared settings of a scenario as a flat dict with keys such as "model.layers"."""
     keys = dotted_items(as_plain(scenario), whole=("fault",))
     return {key: value for key, value in keys if key.partition(".")[0] not in _NOT_COMPARED}
 
 
 def _two_files(value: str, question: Invocation) -> Subject:
-    """Return the subject of all keys in which two config files of the program differ."""
     names = _parse_pair("--set", value, "two files that the program reads")
     good, bad = (question.working_dir / name for name in names)
     if good.suffix != bad.suffix:
@@ -382,7 +378,7 @@ def _two_files(value: str, question: Invocation) -> Subject:
 
 
 def _two_environments(value: str, question: Invocation) -> tuple[Invocation, Subject]:
-    """Return the invocation of the good end, and the subject of the variables and packages that differ."""
+    """Return the command for the good environment, and the variables and packages that differ."""
     names = _parse_pair(
         "--env-file", value, "two files of NAME=VALUE or name==version lines, or two virtual environments"
     )

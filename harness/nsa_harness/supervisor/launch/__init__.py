@@ -1,1 +1,1 @@
-"""Plans launches from command-line arguments, and starts them under a reaper process."""
+"""Plans the launches that a command makes, and starts them."""

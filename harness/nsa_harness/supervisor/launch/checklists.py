@@ -1,4 +1,4 @@
-"""Reads the checklist files of `nsa-harness ready`, and plans the launches of their phases on this machine."""
+"""Reads the checklist files of `nsa-harness ready`, and plans what their phases launch."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class ChecklistFile:
 
 
 def load_checklist(file: Path | None, working_dir: Path) -> ChecklistFile:
-    """Read a checklist file, or the shipped checklist if `file` is None.
+    """Read a checklist file, or the default checklist if `file` is None.
 
-    Raise ScenarioError with every mistake in the file.
+    Raises ScenarioError with every mistake in the file.
     """
     document = read_tree(shipped_root() / SHIPPED if file is None else working_dir / file, working_dir)
     mistakes = list(document.mistakes)
@@ -65,7 +65,7 @@ def load_checklist(file: Path | None, working_dir: Path) -> ChecklistFile:
 
 @dataclass(frozen=True, kw_only=True)
 class PhasePlan:
-    """One phase of a checklist with its selected scenarios and resolved launches.
+    """One phase of a checklist, with its scenarios and launches.
 
     The phase's settings override the command line, which overrides the scenarios.
     """
@@ -81,10 +81,9 @@ class PhasePlan:
         return tuple(item.name for item in self.scenarios)
 
     def launches(self, facts: MachineFacts, folders: Mapping[str, str]) -> tuple[RunSpec | Skip, ...]:
-        """Return the launches of this phase, with the directories of earlier runs filled in.
+        """Return what this phase launches. Raises HarnessError for a mistake in the checklist.
 
-        `folders` maps the placeholder of an earlier run to its directory. Raise HarnessError for a mistake in the
-        checklist.
+        `folders` maps the placeholder of an earlier run to its directory.
         """
         if self.specs and not any(map(runs_named_in, self.phase.set.values())):
             return self.specs
@@ -98,9 +97,9 @@ class PhasePlan:
 
 
 def plan_phases(checklist_file: ChecklistFile, invocation: Invocation, facts: MachineFacts) -> tuple[PhasePlan, ...]:
-    """Return the plans of all phases of a checklist, with the arguments of `invocation` added to each phase's runs.
+    """Return the plans of all phases of a checklist. Raises ScenarioError or UsageError with every mistake.
 
-    Raise ScenarioError or UsageError with every mistake.
+    The arguments of `invocation` are added to each phase's runs.
     """
     mistakes: list[Mistake] = []
     plans = []
@@ -128,10 +127,7 @@ def plan_phases(checklist_file: ChecklistFile, invocation: Invocation, facts: Ma
 
 
 def _resolve_plans(plans: Sequence[PhasePlan], facts: MachineFacts) -> tuple[PhasePlan, ...]:
-    """Resolve the launches of all phases now, so that mistakes are found before the first phase starts.
-
-    Return the plans with their launches. Raise ScenarioError with every mistake.
-    """
+    """Return the plans with their launches. Raises ScenarioError with every mistake."""
     resolved_plans, mistakes = [], []
     for plan in plans:
         try:
@@ -144,10 +140,7 @@ def _resolve_plans(plans: Sequence[PhasePlan], facts: MachineFacts) -> tuple[Pha
 
 
 def _node_at(node: Node, location: Sequence[str | int]) -> Node:
-    """Return the YAML node at `location` below `node`.
-
-    If it does not exist, return its deepest ancestor that exists.
-    """
+    """Return the YAML node at `location`, or its deepest existing ancestor."""
     for step in location:
         content = node.content
         if isinstance(content, dict) and step in content:

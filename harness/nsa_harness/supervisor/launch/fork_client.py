@@ -62,11 +62,11 @@ _NO_SERVER = "launched without forking: only a bisection has a fork server"
 
 
 class CannotFork(Exception):
-    """Raised if a launch cannot be forked. The text states the reason."""
+    """Raised if a run cannot be launched by forking. The text states the reason."""
 
 
 def unforkable_reason(spec: RunSpec) -> str | None:
-    """Return why a launch of this spec cannot be forked, or None if the spec shows no obstacle."""
+    """Return why a run cannot be launched by forking, or None if nothing in its spec prevents it."""
     if not sys.platform.startswith("linux"):
         return "forked launches need Linux"
     if spec.device == "cuda" or (spec.device == "any" and any(path.exists() for path in _GPUS)):
@@ -88,13 +88,12 @@ def unforkable_reason(spec: RunSpec) -> str | None:
 
 
 def without_fork(spec: RunSpec, reason: str = _NO_SERVER) -> RunSpec:
-    """Return the spec with a normal launcher instead of the fork server. `reason` is added to its notes."""
+    """Return the spec changed to launch without forking. `reason` is added to its notes."""
     launcher = Launcher.PLAIN if is_plain_command(spec) else Launcher.TORCHRUN
     return replace(spec, launcher=launcher, notes=(*spec.notes, reason))
 
 
 def _unforkable_program(spec: RunSpec) -> str | None:
-    """Return why the program cannot be forked, or None if it is a Python file, a module or a directory."""
     if spec.launcher is Launcher.PLAIN and (spec.ranks != 1 or spec.program[0] != sys.executable):
         return "a user's own command is started unchanged"
     file = _program_file(spec)
@@ -103,15 +102,12 @@ def _unforkable_program(spec: RunSpec) -> str | None:
 
 
 def _program_file(spec: RunSpec) -> str:
-    """Return the first argument of the program after the interpreter: a file or "-m". Return "" if there is none."""
+    """Return the file of the program, "-m" for a module, or "" if there is none."""
     return next((word for word in spec.program if word != sys.executable), "")
 
 
 def _late_setting(spec: RunSpec) -> str | None:
-    """Return why the program's source prevents forking, or None if it does not.
-
-    It does if it sets an environment variable that torch reads when it is imported.
-    """
+    """Return why the source code of the program prevents forking, or None if it does not."""
     file = Path(spec.cwd or ".", _program_file(spec))
     if file.suffix != ".py" or not file.is_file():
         return None
@@ -121,10 +117,7 @@ def _late_setting(spec: RunSpec) -> str | None:
 
 @dataclass(kw_only=True)
 class _ForkedReaper:
-    """A reaper process forked by the fork server.
-
-    It is not a child of this process, so its exit is noticed when its output closes.
-    """
+    """A reaper process that was created by forking. It is not a child of this process."""
 
     stdin: IO[bytes] | None
     stdout: IO[bytes] | None
@@ -164,10 +157,7 @@ class _Server:
         self.modules = frozenset(self._await_modules())
 
     def start(self, order: dict[str, Any]) -> _ForkedReaper:
-        """Make the server fork a reaper, and return the reaper once it has started its launcher.
-
-        Raise CannotFork if the server has exited or starts no process in time.
-        """
+        """Make the server fork a reaper process. Raises CannotFork if that fails."""
         self._check_size(order)
         stdin, order_pipe = os.pipe()
         event_pipe, stdout = os.pipe()
@@ -220,10 +210,7 @@ class _Server:
         return next((line for line in reversed(lines) if line), f"not ready within {_READY_S:.0f} s")
 
     def _check_size(self, order: dict[str, Any]) -> None:
-        """Raise CannotFork if the launch's command line or its additional environment variables are too long.
-
-        A forked process stores them in memory that the server reserved at its start, see `ProcessTitle`.
-        """
+        """Raise CannotFork if the command line or the environment variables are too long."""
         variables = [f"{name}={value}" for name, value in order["env"].items()]
         for entries, reserved_bytes, label in (
             (order["argv"], _ARGUMENTS_BYTES, "command line"),
@@ -253,9 +240,9 @@ class ForkServer:
                 server.close()
 
     def with_launcher(self, spec: RunSpec) -> RunSpec:
-        """Return the spec unchanged if it can be forked or does not ask for a fork.
+        """Return the spec with a normal launcher if it asks for a fork but cannot be forked.
 
-        Otherwise return the spec with a normal launcher, and the reason as a note.
+        The reason is added as a note. Other specs are returned unchanged.
         """
         if spec.launcher is not Launcher.FORK:
             return spec
@@ -271,7 +258,7 @@ class ForkServer:
     def launch(
         self, spec: RunSpec, attempt: AttemptDir, probe: str, devices: Sequence[int] | None = None
     ) -> LaunchedRun:
-        """Launch a run: by forking the fork server if the spec asks for a fork, otherwise like `launcher.launch`.
+        """Launch a run, by forking if its spec asks for that.
 
         If the fork fails, start a new process instead, and record the failure in the attempt.
         """
@@ -309,10 +296,7 @@ class ForkServer:
 
 
 def _shadowing_file(spec: RunSpec, modules: frozenset[str]) -> Path | None:
-    """Return a file next to the program that shadows one of `modules`, or None if there is none.
-
-    `modules` are the modules that the server has already imported. A new process would import the file instead.
-    """
+    """Return a file next to the program that has the name of an imported module, or None."""
     file = _program_file(spec)
     place = Path(spec.cwd or ".", "" if file == "-m" else file)
     home = place if place.is_dir() else place.parent

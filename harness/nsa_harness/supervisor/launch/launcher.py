@@ -1,4 +1,4 @@
-"""Starts a run under a reaper process, and exchanges messages with this reaper until the run has ended."""
+"""Starts a run under a reaper process, and exchanges messages with this reaper until the run ends."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ WATCHDOG = Watchdog()  # guards all runs of this process
 
 
 def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[str]:
-    """Return the command that launches `spec` with the interpreter `python`.
+    """Return the command that launches a run with the interpreter `python`.
 
-    `attempt_dir` is the directory for the log files of torchrun. If it is None, return the command as a user would type
-    it.
+    `attempt_dir` is the directory for the log files of torchrun. If it is None, the command is returned as a user would
+    type it.
     """
     if is_plain_command(spec):
         return list(spec.program)
@@ -64,21 +64,18 @@ def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[s
 
 
 def _current_module_name(module: str) -> str:
-    """Return the current name of `module`.
-
-    Specs that were stored by older versions use an old name of the shipped training package.
-    """
+    """Return the current name of a module that older versions called by another name."""
     return module.replace(f"{_PACKAGE.name}.{IN_CHECKOUT[-1]}.", f"{SUBJECT.name}.", 1)
 
 
 def is_plain_command(spec: RunSpec) -> bool:
-    """Whether the spec's program is started directly, without torchrun or its forked replacement."""
+    """Whether the program of the spec is started without torchrun."""
     is_single_fork = spec.launcher is Launcher.FORK and spec.ranks == 1 and spec.program[0] == sys.executable
     return spec.launcher is Launcher.PLAIN or is_single_fork
 
 
 class ReaperProcess(Protocol):
-    """The part of a reaper process that `LaunchedRun` uses. The process may be started or forked."""
+    """The methods of a reaper process that `LaunchedRun` uses."""
 
     stdin: IO[bytes] | None
     stdout: IO[bytes] | None
@@ -87,7 +84,7 @@ class ReaperProcess(Protocol):
 
 
 class JobProcesses(Protocol):
-    """The part of a launched or observed job that `Watch` uses.
+    """A launched or observed job, as seen by the code that watches it.
 
     It returns events, such as the exit of a process, and sends commands to the reaper.
     """
@@ -129,7 +126,7 @@ class LaunchedRun:
     replacements: int = 0
 
     def events(self, wait_s: float) -> list[dict[str, Any]]:
-        """Return the new messages of the reaper. Wait at most `wait_s` seconds for the first message."""
+        """Return the new messages of the reaper. Waits at most `wait_s` seconds for the first one."""
         out = self.reaper.stdout
         assert out is not None
         ready, _, _ = select.select([out], [], [], wait_s)
@@ -146,9 +143,10 @@ class LaunchedRun:
         return events
 
     def send_command(self, **command: Any) -> None:
-        """Send a command to the reaper. `command` has the key "do" and the arguments of the command.
+        """Send a command to the reaper.
 
-        If the reaper is dead, the next call of `events` replaces it, and commands to watch a process are sent again.
+        `command` has the key "do" and the arguments of the command. If the reaper is dead, the next call of `events`
+        replaces it, and commands to watch a process are sent again.
         """
         if command["do"] in ("watch", "adopt"):
             identity = process_identity(command["pid"])
@@ -157,18 +155,15 @@ class LaunchedRun:
         self._send(command)
 
     def end(self, grace_s: float, limit_s: float = _END_S) -> list[dict[str, Any]]:
-        """End every process of the run: send SIGTERM, and after `grace_s` seconds SIGKILL.
+        """End every process of the run, and return the messages of the reaper.
 
-        Return the messages of the reaper. Without an "ended" message among them, the processes could not be ended
-        within `limit_s` seconds.
+        The processes receive SIGTERM, and after `grace_s` seconds SIGKILL. Without an "ended" message, they could not
+        be ended within `limit_s` seconds.
         """
         return self._finish(limit_s, do="end", grace_s=grace_s)
 
     def _finish(self, limit_s: float, **command: object) -> list[dict[str, Any]]:
-        """Send `command` to the reaper, wait for its "ended" message, let it exit, and return its messages.
-
-        If the reaper is killed in the meantime, its replacement gets the same command.
-        """
+        """Send a last command to the reaper, wait until it has exited, and return its messages."""
         messages: list[dict[str, Any]] = []
         commanded_reaper: ReaperProcess | None = None
         deadline = time.monotonic() + limit_s
@@ -236,10 +231,10 @@ def launch(
     devices: Sequence[int] | None = None,
     start: Callable[[dict[str, Any]], ReaperProcess] | None = None,
 ) -> LaunchedRun:
-    """Start a run of `spec` with its files in `attempt`, and return without waiting for it.
+    """Start a run, and return without waiting for it.
 
-    `probe` is a mode of the probe. `devices` are the numbers of the GPUs that the run may use (default: all). `start`
-    starts a reaper from its order; by default the reaper is a new process.
+    Its files are stored in `attempt`. `probe` is a mode of the probe. `devices` are the numbers of the GPUs that the
+    run may use (default: all). `start` starts a reaper from its order; by default the reaper is a new process.
     """
     tag = f"{attempt.path.parent.name}-{secrets.token_hex(4)}"
     probe_dir = probe_directory(tag)
@@ -272,26 +267,22 @@ def launch(
 
 
 def this_process() -> list[int] | None:
-    """Return [pid, start time] of this process, or None if unknown.
-
-    A reaper's order contains this pair under the key "controller".
-    """
+    """Return the pid and start time of this process, or None if unknown."""
     controller = process_identity(os.getpid())
     return [controller.pid, controller.start_ticks] if controller else None
 
 
 def _adopt_orphans() -> None:
-    """Make this process a subreaper.
-
-    If the reaper is killed, this process becomes the parent of the launcher and gets its exit status.
-    """
+    """Make this process the parent of orphaned descendants (a "subreaper")."""
+    # If the reaper is killed, this process then gets the exit status of the launcher.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def probe_directory(tag: str) -> Path:
-    """Return the path of the probe directory of the run with this tag. The reaper creates the directory.
+    """Return the path of the directory for the status files of the ranks.
 
-    It is in /dev/shm, or in the temporary directory if /dev/shm is not writable.
+    `tag` identifies the run. The reaper creates the directory. It is in /dev/shm, or in the temporary directory if
+    /dev/shm is not writable.
     """
     return _probe_root() / f"{_DIRECTORY_PREFIX}{tag}"
 
@@ -301,7 +292,7 @@ def _probe_root() -> Path:
 
 
 def end_dead_runs() -> None:
-    """End the runs of earlier nsa-harness commands that were killed together with their reapers and watchdogs."""
+    """End runs that earlier nsa-harness commands have left behind because they were killed."""
     end_orphaned_runs(_probe_root().glob(f"{_DIRECTORY_PREFIX}*"))
 
 
@@ -322,7 +313,7 @@ def _environment(spec: RunSpec, attempt: AttemptDir, tag: str, probe_dir: Path, 
 
 
 def shared_environment(spec: RunSpec) -> dict[str, str]:
-    """Return the environment variables that are the same in every launch of this spec's program."""
+    """Return the environment variables that all launches of this spec's program share."""
     runs_subject = str(SUBJECT) in spec.program
     inherited_variables = {
         name: value
@@ -337,7 +328,7 @@ def shared_environment(spec: RunSpec) -> dict[str, str]:
 
 
 def probe_environment(python_path: str, tag: str, probe_dir: Path, probe: str) -> dict[str, str]:
-    """Return the environment variables that start the probe in each Python process of a run.
+    """Return the environment variables that start the instrumentation in each Python process.
 
     `python_path` is the user's PYTHONPATH, `tag` identifies the run, and `probe` is a mode of the probe.
     """
@@ -354,9 +345,7 @@ def _python_path(python_path: str) -> str:
 
 
 def _torchrun_defaults(spec: RunSpec) -> dict[str, str]:
-    """Return the environment variables that torchrun sets by default.
-
-    A launch without torchrun gets them as well. Setting them in advance also avoids torchrun's five lines of warning.
-    """
+    """Return the environment variables that torchrun sets by default."""
+    # Setting them in advance also avoids torchrun's five lines of warning.
     threads = {"OMP_NUM_THREADS": "1"} if spec.ranks > 1 else {}
     return {"PYTHONUNBUFFERED": "1", **threads}

@@ -1,6 +1,6 @@
-"""Collects facts about this machine and the versions of a run's software.
+"""Collects the properties of this machine and the versions of a run's software.
 
-This module does not import torch, and its functions raise no exception. Unknown facts are None or missing.
+This module does not import torch, and its functions raise no exception. Unknown values are None or missing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def machine_facts() -> MachineFacts:
 
 
 def visible_gpus(visible_devices: str | None, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the GPUs that are visible if CUDA_VISIBLE_DEVICES has the value `visible_devices` (None: not set).
+    """Return the GPUs that remain visible under this value of CUDA_VISIBLE_DEVICES.
 
     `names` are the names of all GPUs. Like CUDA, ignore everything from the first index that does not exist. UUIDs are
     returned unchecked.
@@ -48,7 +48,7 @@ def visible_gpus(visible_devices: str | None, names: tuple[str, ...]) -> tuple[s
 
 
 def memory_bytes() -> tuple[int | None, int | None]:
-    """Return (total memory of the machine, memory available to new processes) in bytes, or (None, None) if unknown."""
+    """Return the total and the available memory of the machine in bytes. Unknown values are None."""
     import psutil  # imported here to speed up the start of a run, which does not need it
 
     try:
@@ -72,7 +72,6 @@ def visible_devices_value(devices: Sequence[int]) -> str:
 
 
 def _gpus() -> tuple[str, ...]:
-    """Return the names of the GPUs that a rank can use, according to nvidia-smi and CUDA_VISIBLE_DEVICES."""
     visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible_devices is not None and visible_devices.split(",")[0].strip() in ("", "-1"):
         return ()  # no need to run nvidia-smi
@@ -91,10 +90,10 @@ _MAX_DIFF = 20_000
 
 
 def describe(spec: RunSpec, facts: MachineFacts, *, git_diff: bool) -> dict[str, Any]:
-    """Return the content of env.json: facts about the machine, versions, environment variables and the git checkout.
+    """Return the content of env.json, which describes the machine and software of a run.
 
-    Only the variables that the spec declares and those on an allow-list are included, because a shell's environment may
-    have secrets. If `git_diff` is True, include the uncommitted changes, which may also contain secrets.
+    Only the variables that the spec declares and those on an allow-list are included, because others may be secret.
+    `git_diff`: include the uncommitted changes, which may also contain secrets.
     """
     where = Path(spec.cwd) if spec.cwd else Path.cwd()
     return {
@@ -120,11 +119,7 @@ _TORCH_CUDA = re.compile(r"^cuda(?:: [^=]+)? = '([^']+)'", re.MULTILINE)
 
 @cache
 def _cuda() -> dict[str, str | None]:
-    """Return the versions of CUDA, the driver, NCCL and cuDNN, without importing torch or initialising a GPU.
-
-    The versions of NCCL and cuDNN are those of the installed wheels that torch requires, or None if there are no such
-    wheels.
-    """
+    """Return the versions of CUDA, the driver, NCCL and cuDNN, without importing torch."""
     return {
         "cuda": _torch_cuda(),
         "driver": next(iter((_command_output(*_DRIVER) or "").splitlines()), None) or None,
@@ -137,7 +132,6 @@ _DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 
 
 def _torch_cuda() -> str | None:
-    """Return the CUDA version that torch was built with, from torch/version.py, or None without torch or CUDA."""
     torch_spec = importlib.util.find_spec("torch")
     if torch_spec is None or torch_spec.origin is None:
         return None
@@ -156,10 +150,7 @@ def package_version(package: str) -> str | None:
 
 
 def _git(where: Path, *, with_diff: bool) -> dict[str, str | bool | None] | None:
-    """Return the commit, branch and changed files of the git checkout around `where`, or None outside a checkout.
-
-    If `with_diff` is True, also include the uncommitted changes.
-    """
+    """Return the commit, branch and changed files of a git checkout, or None without one."""
     commit = _command_output("git", "rev-parse", "HEAD", where=where)
     if commit is None:
         return None

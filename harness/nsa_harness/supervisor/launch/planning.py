@@ -1,4 +1,7 @@
-"""Turns command-line arguments into launches, using scenario files, the environment, overrides and the machine."""
+"""Turns the arguments of a command into a list of launches.
+
+Its inputs are scenario files, environment variables, overrides and the machine.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ from nsa_harness.supervisor.storage.record import load_spec
 class Script:
     """A user's own program, named on the command line, with its ranks and arguments."""
 
-    file: str  # or the module's name
+    file: str  # the file of the program, or the name of its module
     ranks: int
     args: tuple[str, ...]
     module: bool = False
@@ -69,8 +72,8 @@ class Invocation:
     tags: tuple[str, ...] = ()
     expression: str | None = None
     script: Script | None = None
-    matrix: tuple[str, ...] = ()  # KEY=A,B
-    shard: tuple[int, int] | None = None  # (K, N): every N-th launch, starting with the K-th
+    matrix: tuple[str, ...] = ()  # such as KEY=A,B
+    shard: tuple[int, int] | None = None  # (K, N) selects every N-th launch, starting with the K-th
     working_dir: Path
     environ: Mapping[str, str]
     python: str | None = None  # interpreter for users' programs; None = chosen automatically
@@ -78,7 +81,7 @@ class Invocation:
 
 @dataclass(frozen=True, kw_only=True)
 class SelectedScenario:
-    """A scenario that the command selects, as a YAML tree with all overrides applied."""
+    """A scenario that a command selects, as a YAML tree with all overrides applied."""
 
     name: str
     family: str
@@ -103,7 +106,7 @@ class LaunchPlan:
 
 
 def plan_launches(invocation: Invocation, facts: MachineFacts) -> LaunchPlan:
-    """Return the launches of a command, without writing anything. Raise HarnessError for a mistake of the user."""
+    """Return what a command launches, without starting it. Raises HarnessError for a mistake of the user."""
     patterns = [argument for argument in invocation.arguments if not is_override(argument)]
     spec_files = [argument for argument in patterns if argument.endswith(".json")]
     if spec_files:
@@ -120,10 +123,9 @@ def plan_launches(invocation: Invocation, facts: MachineFacts) -> LaunchPlan:
 
 
 def _replace_plan_file(invocation: Invocation) -> tuple[Invocation, PlanText, tuple[str, ...]]:
-    """Replace a plan file among the command's arguments by the names of its scenarios.
+    """Replace a plan file in the command's arguments with the names of its scenarios.
 
-    Return (new invocation, plan that applies to this command, notes). Without a plan file, the plan is chosen by the
-    tags of the command.
+    Return the new arguments, the plan that applies, and notes.
     """
     working_dir = invocation.working_dir
     words = [word for word in invocation.arguments if not is_override(word) and _is_path(word)]
@@ -157,9 +159,9 @@ def _scenarios_of(plan: PlanText, working_dir: Path) -> tuple[str, ...]:
 
 
 def select_shard(launches: Sequence[RunSpec | Skip], shard: tuple[int, int] | None) -> tuple[RunSpec | Skip, ...]:
-    """Return the launches of the shard (K, N): every N-th launch, beginning with the K-th. None selects all launches.
+    """Return every N-th launch, beginning with the K-th, for `shard` = (K, N), or all launches for None.
 
-    Raise UsageError if the shard is empty.
+    Raises UsageError if there are none.
     """
     if shard is None:
         return tuple(launches)
@@ -170,9 +172,9 @@ def select_shard(launches: Sequence[RunSpec | Skip], shard: tuple[int, int] | No
 
 
 def select_scenarios(invocation: Invocation) -> tuple[tuple[SelectedScenario, ...], tuple[str, ...]]:
-    """Return (selected scenarios, notes about the catalog). The overrides of the command are applied to the scenarios.
+    """Return the scenarios that a command selects, with its overrides applied, and notes for the user.
 
-    Raise UsageError if the arguments select nothing or are wrong.
+    Raises UsageError if the arguments select nothing or are wrong.
     """
     patterns = tuple(word for word in invocation.arguments if not is_override(word))
     changes = Changes(
@@ -218,10 +220,7 @@ def _watch_advice(command: Sequence[str]) -> str:
 
 
 def _selection_advice(patterns: Sequence[str], working_dir: Path) -> str:
-    """Return advice to append to an error message, or "".
-
-    There is advice if an argument names a program, a module or a launcher instead of a scenario.
-    """
+    """Return advice for a command that names a program instead of a scenario, or ""."""
     if patterns and _is_launcher(patterns[0]):
         return f"\n{_watch_advice(patterns)}"
     for word in patterns:
@@ -235,10 +234,7 @@ def _selection_advice(patterns: Sequence[str], working_dir: Path) -> str:
 def _select(
     invocation: Invocation, selection: Selection, changes: Changes
 ) -> tuple[tuple[SelectedScenario, ...], tuple[str, ...]]:
-    """Return (selected scenarios, notes). Scenario files named by path come first, then scenarios of the catalog.
-
-    The catalog is read only if an argument is not a path.
-    """
+    """Return the selected scenarios, and notes for the user."""
     files = [word for word in selection.patterns if _is_path(word)]
     names = tuple(word for word in selection.patterns if not _is_path(word))
     scenario_files = [
@@ -258,13 +254,16 @@ def _select(
 
 
 def all_scenarios(working_dir: Path) -> tuple[tuple[SelectedScenario, ...], tuple[str, ...]]:
-    """Return all scenarios of the catalog, without overrides, and notes about the catalog."""
+    """Return all scenarios without overrides, and notes for the user."""
     catalog = load_catalog(working_dir, shipped_root())
     return _with_changes(catalog.scenarios, Changes(), {}), catalog.notes
 
 
 def check_scenarios(items: Sequence[SelectedScenario]) -> tuple[Scenario, ...]:
-    """Validate the selected scenarios and return them as `Scenario` objects. Raise UsageError with every mistake."""
+    """Validate the selected scenarios and return them as `Scenario` objects.
+
+    Raises UsageError with every mistake.
+    """
     results = [check_scenario(item.tree, PROGRAM) for item in items]
     mistakes = dict.fromkeys(str(mistake) for result in results for mistake in result.mistakes)
     if mistakes:
@@ -277,7 +276,7 @@ def resolve_scenario(
 ) -> RunSpec | Skip:
     """Return the launch of a scenario on this machine, or a Skip if the machine cannot run it.
 
-    Raise ScenarioError if the scenario names a program file or a model layer that does not exist.
+    Raises ScenarioError if the scenario names a program file or a model layer that does not exist.
     """
     program_mistakes = PROGRAM.beyond_the_model(scenario, facts) if scenario.is_ours else ()
     wrong = [str(key_mistake(item.tree, location, text)) for location, text in program_mistakes]
@@ -302,10 +301,10 @@ _IMPORT_S = 30.0
 def find_interpreter(
     requested_python: str | None, environ: Mapping[str, str], *, has_torch: bool
 ) -> tuple[str | None, str]:
-    """Return (interpreter for a user's program, reason for this choice). The interpreter is None for nsa-harness's own.
+    """Return the Python interpreter for a user's program, and the reason for this choice.
 
-    `has_torch` says whether nsa-harness's own interpreter has torch. Raise UsageError if `requested_python` does not
-    exist, and MissingTorch if no interpreter has torch.
+    The interpreter is None for the one that runs nsa-harness. `has_torch`: whether that one has torch. Raises
+    UsageError if `requested_python` does not exist, and MissingTorch if no interpreter has torch.
     """
     if requested_python is not None:
         python_path = shutil.which(requested_python, path=environ.get("PATH"))
@@ -349,10 +348,7 @@ def _resolve_or_raise(
 
 
 def _stored_specs(invocation: Invocation, files: list[str]) -> Iterator[RunSpec]:
-    """Yield the spec in each of these files.
-
-    Stored specs run unchanged, so raise UsageError if the command has other arguments.
-    """
+    """Yield the spec that is stored in each file. Raises UsageError if there are other arguments."""
     others = [word for word in (*invocation.arguments, *invocation.matrix) if word not in files]
     if others or invocation.tags or invocation.expression or invocation.script or invocation.shard:
         extra = others[0] if others else "another selection"
@@ -385,7 +381,7 @@ def file_argument(name: str, working_dir: Path) -> str:
 def spec_in_checkout(spec: RunSpec, tree: Path) -> RunSpec:
     """Return the spec changed to run in `tree`, a checkout of another commit.
 
-    If the spec runs the shipped training program, and the checkout contains this program, the checkout's copy is used.
+    If the spec runs nsa-harness's own training program, and the checkout contains it, the checkout's copy is used.
     """
     shipped_program = next(
         (tree / directory for directory in IN_CHECKOUT if (tree / directory / "train.py").is_file()), SUBJECT
@@ -395,10 +391,6 @@ def spec_in_checkout(spec: RunSpec, tree: Path) -> RunSpec:
 
 
 def _script_scenario(script: Script, working_dir: Path) -> LoadedScenario:
-    """Return a scenario that runs a program given on the command line.
-
-    Such a program is given as `FILE.py --ranks N -- ARGS` or `-m MODULE`.
-    """
     stem = script.file.rpartition(".")[2] if script.module else _python_file(script.file, working_dir).stem
     if script.module and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", script.file):
         raise UsageError(f"-m: expected a module (pkg.train), got {value_text(script.file)}")
@@ -449,13 +441,10 @@ def _variants(
 
 
 def _environment_overrides(environ: Mapping[str, str]) -> tuple[EnvironmentOverride, ...]:
-    """Return the overrides that environment variables set, or () if a value is wrong.
-
-    `select_scenarios` reports wrong values, but only if a scenario of the shipped program is selected.
-    """
+    """Return the overrides that environment variables set, or () if a value is wrong."""
     try:
         return environment_overrides(environ)
-    except UsageError:
+    except UsageError:  # `select_scenarios` reports it if the shipped program is selected
         return ()
 
 
@@ -487,10 +476,7 @@ def _runs_shipped_program(tree: Node) -> bool:
 
 
 def _content_hash(item: SelectedScenario, scenario: Scenario, working_dir: Path) -> str:
-    """Return a hash of the program's source, or "" if the program is not a Python file.
-
-    Raise ScenarioError if the file does not exist.
-    """
+    """Return a hash of the program's source, or "" if the program is not a Python file."""
     if scenario.is_ours:
         return _hash_files(sorted(SUBJECT.rglob("*.py")))
     if scenario.run.command is not None or not scenario.run.program.endswith(".py"):

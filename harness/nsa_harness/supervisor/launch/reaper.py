@@ -1,4 +1,4 @@
-"""The reaper: a process that starts the launcher, outlives the controller, and leaves no process of the run behind.
+"""A process (the "reaper") that starts the launcher of a run and finally ends all processes of the run.
 
 The controller is the nsa-harness command that watches the run. The reaper is a separate program (standard library only,
 no imports of this package): it must start in milliseconds and must not die with the controller. It runs in its own
@@ -56,7 +56,7 @@ OWNER = "owner.json"  # file in the probe directory that names the controller an
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process, identified by pid and start time. A pid may be reused, but never with the same start time."""
+    """A process, identified by its pid and start time, because a pid can be reused."""
 
     pid: int
     start_ticks: int  # clock ticks since the boot
@@ -68,7 +68,7 @@ class ProcessIdentity:
     def send_signal(self, number: int) -> OSError | None:
         """Send a signal to this process, but never to another process that has reused its pid.
 
-        Return the error if the process could not be signalled, or None if it was signalled or is dead.
+        Return the error if the process could not be signalled. Return None if it was signalled or is dead.
         """
         try:
             descriptor = os.pidfd_open(self.pid)
@@ -89,7 +89,7 @@ class ProcessIdentity:
 
 
 def process_identity(pid: int) -> ProcessIdentity | None:
-    """Return the identity of the process with this pid, or None if there is none. A zombie still has an identity."""
+    """Return the identity of the process with this pid, or None if there is none."""
     fields = _stat(pid)
     return ProcessIdentity(pid, int(fields[_START_TICKS])) if fields else None
 
@@ -122,10 +122,7 @@ class Reaper:
         self.has_full_disk = False
 
     def serve(self) -> None:
-        """Run the loop of the reaper until the controller sends "quit" or has exited.
-
-        Each iteration handles exits of watched processes, commands on standard input, and SIGCHLD.
-        """
+        """Run the loop of the reaper until the controller sends "quit" or has exited."""
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -154,10 +151,7 @@ class Reaper:
             self.flush()
 
     def start(self) -> None:
-        """Create the probe directory and start the launcher.
-
-        If the order has no argv, replace a killed reaper instead.
-        """
+        """Start the launcher, or continue the work of a killed reaper."""
         if self.order["argv"] is None:
             self.take_over()
             return
@@ -173,7 +167,7 @@ class Reaper:
         self.report("started", pid=self.launcher_pid, guardian=os.getpid())
 
     def take_over(self) -> None:
-        """Continue the work of a killed reaper: watch its launcher, and read which processes of the run it knew."""
+        """Continue the work of a killed reaper."""
         if self.order.get("launcher"):
             pid, start_ticks = self.order["launcher"]
             self.launcher_pid = self.root_pid = pid
@@ -187,9 +181,9 @@ class Reaper:
             self.write_owner()
 
     def write_owner(self) -> None:
-        """Write a file to the probe directory that names the controller and the reaper of this run.
+        """Write a file that names the controller and the reaper of this run.
 
-        The watchdog and later commands read this file. They end the run only if both processes are dead.
+        The watchdog and later commands end the run only if both processes are dead.
         """
         launcher = process_identity(self.launcher_pid) if self.launcher_pid else None
         stored_keys = ("tag", "boards", "keep", "journal", "interrupted", "reserve")
@@ -212,7 +206,7 @@ class Reaper:
             self.report("trouble", what="probe files", why=f"their owner could not be recorded: {error}")
 
     def spawn(self) -> int:
-        """Start the launcher in a session of its own and return its pid. Its output goes to the attempt's directory."""
+        """Start the launcher in its own session and return its pid."""
         with open(self.order["output"], "ab") as output:
             child = subprocess.Popen(
                 self.order["argv"],
@@ -229,10 +223,7 @@ class Reaper:
         return child.pid
 
     def execute(self, command: dict[str, Any]) -> bool:
-        """Execute a command of the controller.
-
-        Return False if the command is "quit", which ends the reaper, else True.
-        """
+        """Execute a command of the controller. Return False if the reaper must exit."""
         if command["do"] == "watch":
             self.watch(command["pid"], command["rank"], command.get("started"))
         elif command["do"] == "end":
@@ -240,7 +231,7 @@ class Reaper:
         return bool(command["do"] != "quit")
 
     def watch(self, pid: int, rank: int | None, start_ticks: int | None) -> None:
-        """Watch for the exit of a process through its pidfd. If the process is already gone, report its exit at once.
+        """Report the exit of this process when it happens.
 
         Polling /proc would be too slow, because torchrun reaps a rank within 0.1 s. `rank` is None for the launcher.
         `start_ticks` is None if the start time is unknown.
@@ -258,7 +249,7 @@ class Reaper:
         self.poll.register(fd, select.POLLIN)
 
     def report_exit(self, fd: int) -> None:
-        """Report the exit of the watched process with this pidfd, and stop watching it."""
+        """Report the exit of the watched process with the pidfd `fd`."""
         self.poll.unregister(fd)
         pid, rank = self.watched.pop(fd)
         status = _exit_status(pid, fd)
@@ -279,9 +270,9 @@ class Reaper:
                 self.record("exit", pid=pid, rank=ranks.get(pid), status=os.waitstatus_to_exitcode(wait_status))
 
     def end(self, grace_s: float) -> list[str]:
-        """End every process of the run: send SIGTERM, and after `grace_s` seconds SIGKILL.
+        """End every process of the run. Return a description of each process that survived.
 
-        Then write the records and move the probe files. Return a description of each process that survived.
+        The processes receive SIGTERM, and after `grace_s` seconds SIGKILL. Then the probe files are moved.
         """
         if self.members():
             time.sleep(0 if self._is_launcher_alive() else _SETTLE_S)
@@ -336,15 +327,12 @@ class Reaper:
         return members
 
     def update_known_processes(self) -> None:
-        """Store the list of the run's processes for a reaper that may have to replace this one.
-
-        An orphaned process is a child of the first reaper. If this reaper is killed, the orphan's parent no longer
-        identifies it. Its tag is missing as well if the process has cleared its environment.
-        """
+        """Store the list of the run's processes for a reaper that may have to replace this one."""
         now_s = time.monotonic()
         if now_s - self.updated_s < _POLL_S:
             return
         self.updated_s, processes_before = now_s, set(self.known_processes)
+        # If this reaper is killed, the parent of an orphan no longer identifies it as a process of the run.
         if self.root_pid == os.getpid():
             self.known_processes |= {process for pid in _children() if (process := process_identity(pid))}
         else:
@@ -354,7 +342,6 @@ class Reaper:
             self.write_owner()
 
     def _signallable(self) -> list[ProcessIdentity]:
-        """Return the living processes of the run, except those that may not be signalled."""
         return [process for process in self.members() if process not in self.unsignalled]
 
     def _describe_survivor(self, process: ProcessIdentity) -> str:
@@ -385,7 +372,7 @@ class Reaper:
     # Probe files.
 
     def move_probe_files(self, *, is_run_over: bool = True) -> None:
-        """Move the probe files from memory to the run's directory. Each file is removed only after it has been copied.
+        """Move the files that the instrumentation has written from memory to the run's directory.
 
         If some files could not be moved, `is_run_over` is stored for a later reaper. It says whether no process of the
         run is left.
@@ -400,9 +387,9 @@ class Reaper:
             self.write_owner()
 
     def copy_probe_files(self, *, remove: bool = False) -> bool:
-        """Copy every probe file to the run's directory, and return whether all files were copied.
+        """Copy the files that the instrumentation has written to the run's directory. Return whether all were copied.
 
-        If `remove` is True, delete each file after it has been copied.
+        `remove`: delete each file after it has been copied.
         """
         probe_dir, target_dir = Path(self.order["boards"]), Path(self.order["keep"])
         failures = []
@@ -430,7 +417,7 @@ class Reaper:
     # A dead controller.
 
     def end_abandoned(self) -> None:
-        """End the run because its controller is dead, and write a notice to the run's directory."""
+        """End the run because its controller is dead, and write a notice."""
         if self.order.get("over"):
             self.move_probe_files()
             return
@@ -458,11 +445,7 @@ class Reaper:
         self.unsent += line
 
     def flush(self) -> None:
-        """Write the recorded events to the journal and to the controller.
-
-        Lines that cannot be written to the journal are kept for the next call. Lines for the controller are written
-        only once.
-        """
+        """Write the recorded events to the journal and to the controller."""
         if not self.unwritten:
             return
         journal = Path(self.order["journal"])
@@ -479,10 +462,7 @@ class Reaper:
             self.unwritten = self.unwritten[os.write(self.journal, self.unwritten) :]
 
     def _write_with_reserve(self, place: Path, write: Callable[[], object]) -> None:
-        """Call `write`, which writes the file `place`. If the disk is full, free the reserved space and call it again.
-
-        Raise OSError if that fails.
-        """
+        """Call `write`. If the disk is full, free the reserved space and call `write` again."""
         try:
             write()
         except OSError as error:
@@ -494,10 +474,7 @@ class Reaper:
             write()
 
     def check_disk(self) -> None:
-        """Record an event if the disk with the run's directory is full.
-
-        A rank that failed for this reason could not write its error to the same disk.
-        """
+        """Record an event if the disk with the run's directory is full."""
         run_dir = Path(self.order["journal"]).parent
         with contextlib.suppress(OSError):
             space = os.statvfs(run_dir)
@@ -510,14 +487,14 @@ class Reaper:
                 self._note_full_disk(f"the disk space reserved for the end of the run has been used: {run_dir}")
 
     def _note_full_disk(self, why: str) -> None:
-        """Record that the disk with the run's directory is full. Only the first call records an event."""
+        """Record that the disk is full, but only once."""
         if not self.has_full_disk:
             self.has_full_disk = True
             self.record("full", why=why)
 
 
 def this_machine() -> list[str]:
-    """Return [boot id, PID namespace] of this process.
+    """Return the boot id and the PID namespace of this process.
 
     The pids of two processes may be compared only if both values are equal.
     """
@@ -537,7 +514,7 @@ def _probe_files(probe_dir: Path) -> list[Path]:
 
 
 def _copy_verified(file: Path, target: Path) -> None:
-    """Copy a file, read the copy back and compare it. Raise OSError if they differ or the copy fails."""
+    """Copy a file, read the copy back and compare it. Raises OSError if that fails."""
     target.parent.mkdir(exist_ok=True)
     data = file.read_bytes()
     _write_atomically(target, data)
@@ -546,7 +523,7 @@ def _copy_verified(file: Path, target: Path) -> None:
 
 
 def _write_atomically(target: Path, data: bytes) -> None:
-    """Write `data` to a new file with a random name, then rename it to `target`. Raise OSError if that fails."""
+    """Write a new file, then rename it to `target`. Raises OSError if that fails."""
     temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
@@ -559,10 +536,7 @@ def _write_atomically(target: Path, data: bytes) -> None:
 
 
 def _empty_reserve(reserve: str | None) -> bool:
-    """Truncate the file that reserves disk space, and return whether that worked.
-
-    The empty file is kept, to show that the reserved space was needed.
-    """
+    """Free the reserved disk space, and return whether that worked."""
     try:
         descriptor = os.open(reserve or "", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -580,10 +554,7 @@ def _empty_reserve(reserve: str | None) -> bool:
 
 
 def _exit_status(pid: int, pidfd: int) -> int | None:
-    """Return the exit status of a process, or None if it is unknown.
-
-    The status comes from /proc if the process is a zombie, or from its pidfd if it has been reaped.
-    """
+    """Return the exit status of a process, or None if it is unknown."""
     fields = _stat(pid)
     if fields and fields[_STATE] == "Z":
         return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE]))
@@ -596,10 +567,7 @@ def _exit_status(pid: int, pidfd: int) -> int | None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat that follow the command name, or None if there is no such process.
-
-    The command name may contain spaces and parentheses, so the fields begin after the last parenthesis.
-    """
+    """Return the fields of /proc/PID/stat after the command name, or None without such a process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split() or None
     except OSError:
@@ -607,10 +575,6 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _children() -> list[int]:
-    """Return the pids of this process's children, or [] if the kernel does not provide the list.
-
-    The list covers one thread, which is enough because this process has a single thread.
-    """
     try:
         return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_bytes().split()]
     except OSError:
@@ -643,10 +607,8 @@ def user_of(pid: int) -> str:
 
 
 def read_order() -> bytes:
-    """Read and return the reaper's order, which is the first line of standard input.
-
-    The line is read byte by byte, because a buffered read could consume later lines, which the poll loop must see.
-    """
+    """Return the first line of standard input, which says what the reaper must launch."""
+    # A buffered read could consume later lines, which the poll loop must see.
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
@@ -657,7 +619,7 @@ def read_order() -> bytes:
 
 
 def ignore_end_signals() -> None:
-    """Ignore SIGINT, SIGHUP and SIGTERM, with which a terminal or a user ends the controller."""
+    """Ignore the signals SIGINT, SIGHUP and SIGTERM, which are meant for the controller."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which the run would inherit
 

@@ -1,4 +1,4 @@
-"""Finds and reads scenario files: the user's in ./scenarios, and those that ship with nsa-harness."""
+"""Finds and reads scenario files, both those of the user and those of nsa-harness."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Catalog:
 
 
 def shipped_root() -> Path:
-    """Return the directory of the shipped scenarios.
+    """Return the directory of the scenarios that come with nsa-harness.
 
     In an installed wheel it is inside the package, and in a checkout it is next to the package.
     """
@@ -77,7 +77,7 @@ def shipped_root() -> Path:
 
 
 def load_catalog(working_dir: Path, shipped_dir: Path, names: Collection[str] = ()) -> Catalog:
-    """Return the user's scenarios and the shipped scenarios. Raise ScenarioError with the mistakes of all files.
+    """Return all scenarios that a user can select by name. Raises ScenarioError with every mistake.
 
     If the caller needs only some scenarios, `names` are their names, and mistakes in other files become notes. If each
     name is a scenario of the user or the name of a shipped file, the other shipped files are not read: reading a
@@ -107,7 +107,7 @@ def load_catalog(working_dir: Path, shipped_dir: Path, names: Collection[str] = 
 
 
 def load_file(path: Path, working_dir: Path, shipped_dir: Path) -> LoadedScenario:
-    """Read and return a scenario file that is named on the command line. Raise ScenarioError if it has mistakes."""
+    """Read a scenario file that is named on the command line. Raises ScenarioError if it has mistakes."""
     reader, users = ScenarioReader(working_dir), working_dir / "scenarios"
     if path.is_relative_to(users):
         reader.check_inside(path, users)
@@ -119,7 +119,7 @@ def load_file(path: Path, working_dir: Path, shipped_dir: Path) -> LoadedScenari
 
 
 def read_tree(path: Path, working_dir: Path) -> ParsedYaml:
-    """Read a YAML file that is not a scenario. Return its tree together with its syntax mistakes."""
+    """Return the tree of a YAML file that is not a scenario, and its syntax mistakes."""
     reader = ScenarioReader(working_dir)
     text = reader.text(path)
     return (
@@ -167,10 +167,7 @@ class ScenarioReader:
             raise ScenarioError(self.messages())
 
     def messages(self) -> tuple[str, ...]:
-        """Return the texts of all mistakes so far, grouped by file and without duplicates.
-
-        There are duplicates because every child of a parent file reports the parent's mistakes.
-        """
+        """Return the messages about all mistakes so far, grouped by file and without duplicates."""
         files = dict.fromkeys(mistake.origin.source for mistake in self.mistakes)
         by_file = ([mistake for mistake in self.mistakes if mistake.origin.source == file] for file in files)
         return tuple(dict.fromkeys(str(mistake) for mistakes in by_file for mistake in in_order(mistakes)))
@@ -245,9 +242,9 @@ class ScenarioReader:
         return bool(text)
 
     def tree(self, path: Path) -> Node | None:
-        """Return the YAML tree of a file without its parents.
+        """Return the YAML tree of a file without its parents, or None if the file cannot be read.
 
-        If the file cannot be read, add a mistake and return None.
+        The reason is added to the mistakes.
         """
         if path not in self._trees:
             self._trees[path] = self._read(path)
@@ -265,7 +262,7 @@ class ScenarioReader:
         return document.root  # also with mistakes, because its parent may have further mistakes
 
     def text(self, path: Path) -> str | None:
-        """Return the text of a file. If the file cannot be read, add a mistake and return None."""
+        """Return the text of a file, or None if it cannot be read."""
         try:
             content = _read_bytes(path)
             # Some editors write a byte order mark at the start, which is not part of the text.
@@ -283,17 +280,13 @@ class ScenarioReader:
         return None
 
     def label(self, path: Path) -> str:
-        """Return a path as messages show it: relative to the working directory if it is inside, otherwise absolute."""
+        """Return a path as messages show it, relative to the working directory if possible."""
         absolute = Path(os.path.abspath(path))
         inside = absolute.is_relative_to(self.working_dir)
         return visible(str(absolute.relative_to(self.working_dir) if inside else absolute))
 
 
 def _read_bytes(path: Path) -> bytes:
-    """Return the contents of a file.
-
-    Raise OSError if it cannot be read, and ValueError if it is too large or not a regular file.
-    """
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise ValueError("is a directory; a scenario is a file")
@@ -306,7 +299,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _name_clashes(scenarios: list[LoadedScenario]) -> Iterator[Mistake]:
-    """Yield a mistake for each scenario name that occurs in two shipped files or in two files of the user."""
+    """Yield a mistake for each scenario name that is used twice."""
     owners: dict[tuple[bool, str], LoadedScenario] = {}
     for scenario in scenarios:
         for name in (scenario.name, *scenario.aliases):
@@ -340,12 +333,12 @@ _SHIPPED = "plan.yaml"
 
 @cache
 def shipped_plan() -> PlanText:
-    """Return the shipped plan file, which applies to runs that have no plan file of their own."""
+    """Return the default plan file, for runs that have no plan file of their own."""
     return PlanText(file=f"{PLANS}/{_SHIPPED}", text=(shipped_root() / PLANS / _SHIPPED).read_text(encoding="utf-8"))
 
 
 def read_plan_text(path: Path, working_dir: Path) -> PlanText | None:
-    """Return the text of a plan file, or None if the file cannot be read or is not a plan.
+    """Return the text of a plan file, or None if the file is unreadable or not a plan.
 
     The caller then reads the file as a scenario, which also reports its mistakes.
     """
@@ -357,7 +350,7 @@ def read_plan_text(path: Path, working_dir: Path) -> PlanText | None:
 
 
 def parse_plan(plan_text: PlanText, scenarios: Sequence[Selectable]) -> PlanFile:
-    """Parse the text of a plan file. Raise ScenarioError with every mistake in it.
+    """Parse the text of a plan file. Raises ScenarioError with every mistake in it.
 
     `scenarios` are the existing scenarios, whose names the plan may use.
     """
@@ -369,7 +362,7 @@ def plans_with_tags(
 ) -> tuple[PlanText, ...]:
     """Return the plan files that have at least one of these tags, the user's files first.
 
-    `scenarios` returns all scenarios; it is called only if the user has plan files. Raise ScenarioError if a plan file
+    `scenarios` returns all scenarios; it is called only if the user has plan files. Raises ScenarioError if a plan file
     has mistakes.
     """
     users, shipped_dir = working_dir / "scenarios", shipped_root()

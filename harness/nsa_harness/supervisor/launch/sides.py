@@ -1,4 +1,7 @@
-"""Plans the two launches that a claim compares, and finds the one declared setting in which they differ."""
+"""Plans the two launches that a claim compares, and checks that they differ in one setting.
+
+A claim says that a change makes a failure of a program rarer.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ _EXAMPLE = "nsa-harness claim ddp_onestep parallel.find_unused_parameters=false,
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSide:
-    """One of the two launches that a claim compares, with a label that shows how it differs from the other."""
+    """One of the two launches that a claim compares, with a label for messages."""
 
     label: str  # "gc.layers=none", "commit 1a2b3c4", "--fp16"
     spec: RunSpec
@@ -46,7 +49,7 @@ class LaunchSide:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSides:
-    """The two launches that a claim compares: the program without the claimed improvement, and the program with it."""
+    """The two launches that a claim compares, without and with the claimed improvement."""
 
     key: str  # the setting in which the sides differ: a dotted key, `commit`, or `run.args`
     scenario: str
@@ -66,11 +69,11 @@ def plan_sides(
     arg: tuple[str, str] | None = None,
     tree_of: TreeOf | None = None,
 ) -> LaunchSides:
-    """Return the two launches that a claim compares. Raise UsageError unless they differ in exactly one setting.
+    """Return the two launches to compare. Raises UsageError unless they differ in exactly one setting.
 
     `commits` are the two commits to compare, if any. Each is launched in the directory that `tree_of` returns for it.
     Without `tree_of`, both use the working directory, which is enough if nothing is launched. `arg` has the additional
-    program arguments of each side, if they differ.
+    program arguments of each launch, if they differ.
     """
     axes = [argument for argument in invocation.arguments if _is_axis(argument)]
     arguments = tuple(argument for argument in invocation.arguments if argument not in axes)
@@ -95,9 +98,9 @@ def plan_sides(
 
 
 def _is_axis(argument: str) -> bool:
-    """Whether an argument gives two values to a key, like "gc.layers=none,all". A list in brackets is one value.
+    """Whether an argument gives two values to a key, such as "gc.layers=none,all".
 
-    Raise UsageError if it gives more than two values.
+    Raises UsageError if there are more than two values.
     """
     if not is_override(argument) or argument.endswith("="):
         return False
@@ -203,10 +206,7 @@ def _launches(invocation: Invocation, facts: MachineFacts) -> Iterator[_Launch]:
 
 
 def _sides(launches: Sequence[_Launch], labels: dict[int, str]) -> LaunchSides:
-    """Build the two sides of a claim from two launches. Raise UsageError unless they differ in exactly one setting.
-
-    `labels` maps the index of a side to a label that replaces the default label.
-    """
+    """Return the two launches with their labels. Raises UsageError unless they differ in exactly one setting."""
     keys = _differences(*launches)
     if not keys:
         same = " and ".join(dict.fromkeys(spec.scenario for _, spec in launches))
@@ -229,15 +229,12 @@ def _sides(launches: Sequence[_Launch], labels: dict[int, str]) -> LaunchSides:
 
 
 def _family(scenario: Scenario) -> str:
-    """Return the name of a scenario without its matrix values, which the labels of the sides already show."""
+    """Return the name of a scenario without the values of its matrix."""
     return scenario.name.partition("@")[0]
 
 
 def _differences(first: _Launch, second: _Launch) -> list[str]:
-    """Return the settings in which two launches differ.
-
-    These are the keys whose declared values differ, and the settings that resolve differently on this machine.
-    """
+    """Return the names of the settings in which two launches differ."""
     first_settings, second_settings = (_declared_settings(scenario) for scenario, _ in (first, second))
     keys = [key for key in {**first_settings, **second_settings} if first_settings.get(key) != second_settings.get(key)]
     keys = list(dict.fromkeys(_parent_key(key, {*first_settings, *second_settings}) for key in keys))
@@ -251,11 +248,8 @@ def _declared_settings(scenario: Scenario) -> dict[str, Plain]:
 
 
 def _parent_key(key: str, keys: Collection[str]) -> str:
-    """Return the outermost parent of `key` that is itself one of `keys`, or `key` if there is no such parent.
-
-    `keys` are the keys of both sides. If only one side has a fault, the other side has the plain key "fault". All keys
-    of the fault then count as the single difference "fault".
-    """
+    """Return the outermost parent of `key` that is itself one of `keys`, or `key` if there is none."""
+    # If only one side has a fault, the other side has the plain key "fault". All keys of the fault then count as one.
     parts = key.split(".")
     above = (".".join(parts[:length]) for length in range(1, len(parts)))
     return next((parent for parent in above if parent in keys), key)
@@ -269,7 +263,7 @@ def _label(key: str, settings: dict[str, Plain]) -> str:
 
 
 def _side_name(scenario: str, text: str) -> str:
-    """Return the name of a side: the scenario followed by its label. The directory with its attempts has this name."""
+    """Return the name of the directory for the attempts of one launch."""
     return f"{scenario}@{re.sub(r'[^A-Za-z0-9_.:=+-]', '_', text).strip('_-')}"[:_NAME_LIMIT]
 
 

@@ -1,6 +1,7 @@
-"""Sets the umask so that nsa-harness's files are private, while a launched program's files get their usual permissions.
+"""Sets the umask so that nsa-harness's files are private.
 
-This module imports only os, because it runs at the start of every command.
+The files of a launched program get their usual permissions. This module imports only os, because it runs at the start
+of every command.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ def keep_private() -> None:
 
 
 def program_umask() -> int:
-    """Return the umask that a launched program would have without nsa-harness, for Popen.
+    """Return the umask for a launched program.
 
-    Return -1, which leaves the umask unchanged, if `keep_private` was not called.
+    It is -1, which leaves the umask unchanged, if `keep_private` was not called.
     """
     return _original_umask[0] if _original_umask else -1

@@ -43,7 +43,7 @@ _MAX_OWNER_BYTES = 1 << 20
 
 
 def start_program(module: str, *labels: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
-    """Start a module of this package as a process in a session of its own, and return the process.
+    """Start a module of this package as a separate process.
 
     `labels` are arguments that are not used. They make the process recognisable in the output of `ps`.
     """
@@ -71,14 +71,14 @@ def send_order(reaper: Any, order: dict[str, Any]) -> None:
 
 @dataclass(kw_only=True)
 class Watchdog:
-    """The controller's connection to its watchdog process, which is started when needed. Thread-safe."""
+    """The connection to the watchdog process, which is started when needed. Thread-safe."""
 
     _probe_dirs: list[Path] = field(default_factory=list)
     _process: subprocess.Popen[bytes] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def guard(self, probe_dir: Path) -> None:
-        """Tell the watchdog process to guard the run with this probe directory, which is about to start.
+        """Tell the watchdog process to guard a run that is about to start.
 
         If there is no watchdog process, or it was killed, start a new one and send it every run that has not ended.
         """
@@ -103,7 +103,7 @@ class Watchdog:
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """The controller and the reaper that own a probe directory, as read from the file that the reaper wrote."""
+    """The two processes that control a run, its controller and its reaper."""
 
     controller: ProcessIdentity | None
     reaper: ProcessIdentity | None
@@ -114,7 +114,7 @@ class Owner:
         return not any(process is not None and process.is_alive() for process in (self.controller, self.reaper))
 
     def replace_reaper(self) -> subprocess.Popen[bytes]:
-        """Start a reaper without a controller, and return its process.
+        """Start a new reaper process for a run whose controller is dead.
 
         This reaper ends a launched run at once. In an observed job, it waits until the job ends.
         """
@@ -125,10 +125,10 @@ class Owner:
 
 
 def read_owner(probe_dir: Path) -> Owner | None:
-    """Return the owner of a probe directory, or None if it must not be used.
+    """Return the processes that control a run, or None if they are unknown.
 
-    That is so if the directory belongs to another user, if the owner is unknown, or if its processes belong to another
-    boot or PID namespace.
+    The result is also None if the directory belongs to another user, or if the processes belong to another boot or PID
+    namespace.
     """
     try:
         status = probe_dir.lstat()
@@ -147,7 +147,7 @@ def read_owner(probe_dir: Path) -> Owner | None:
 
 
 def end_orphaned_runs(probe_dirs: Iterable[Path]) -> None:
-    """End the runs whose controller, reaper and watchdog were all killed, and wait up to 15 s until they have ended.
+    """End the runs whose controller, reaper and watchdog were all killed. Waits up to 15 s.
 
     `probe_dirs` are all probe directories on this machine. Observed jobs are not ended.
     """
@@ -166,17 +166,14 @@ def end_orphaned_runs(probe_dirs: Iterable[Path]) -> None:
 
 
 def _remove_empty(probe_dir: Path) -> None:
-    """Remove a probe directory without an owner if it is empty and older than a minute.
-
-    Such a directory is left if its reaper was killed directly after creating it.
-    """
-    with contextlib.suppress(OSError):
+    """Remove an empty directory for status files that is older than a minute."""
+    with contextlib.suppress(OSError):  # its reaper was killed directly after creating it
         if time.time() - probe_dir.lstat().st_mtime > _MIN_AGE_S:
             probe_dir.rmdir()
 
 
 def guard_all(probe_dirs: set[Path]) -> None:
-    """Wait until the reaper of every run has ended the run. If a reaper is killed, start a new one."""
+    """Wait until all runs have ended. If a reaper is killed, start a new one."""
     reapers: dict[Path, list[subprocess.Popen[bytes]]] = {probe_dir: [] for probe_dir in probe_dirs}
     while reapers:
         reaper_pids = []

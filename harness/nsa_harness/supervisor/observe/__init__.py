@@ -1,1 +1,1 @@
-"""Observe jobs that nsa-harness did not launch, or that it must not end."""
+"""Observes jobs that nsa-harness did not launch or must not end."""

@@ -1,4 +1,4 @@
-"""Attaches to a running job that nsa-harness did not start: finds its ranks, and observes them until they are judged.
+"""Attaches to a running job that nsa-harness did not start, and observes its ranks.
 
 No signal is sent to the job, and no process is stopped for longer than py-spy needs to read a stack. Nothing is written
 except to NCCL's pipe, if a rank has this pipe.
@@ -40,7 +40,7 @@ from nsa_harness.supervisor.watch.watch import Watch, WatchListener, WatchPolicy
 from nsa_harness.texts.words import duration, plural
 
 _SNAPSHOT_S = SETTLE_S + 0.1
-_COMMAND_LIMIT = 120  # characters of a command
+_COMMAND_LIMIT = 120  # limit in characters for a command
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 # The probe files that the observer may use. If it could see faulthandler's file, it would send a signal to get stacks.
 _VISIBLE_FILES = (protocol.STATUS_FILE, protocol.FLIGHT, protocol.SOCKET)
@@ -60,9 +60,9 @@ class RunningJob:
 
 
 def find_job(pid: int) -> RunningJob:
-    """Find the job that the process `pid` belongs to. Its ranks are this process, its descendants or its siblings.
+    """Return the job to which a process belongs. Raises NoSuchJob if there is none or access is denied.
 
-    Raises NoSuchJob with advice if there is no such job, or if it may not be inspected.
+    The ranks of the job are this process, its descendants or its siblings.
     """
     stat = procfs.read_stat(pid)
     if stat is None or stat.state in "ZX":
@@ -92,7 +92,7 @@ def missing_ranks(ranks: Collection[int], environment: Mapping[str, str]) -> tup
     """Return the ranks of a job on one node that have no process.
 
     `ranks` are the ranks with a process, and `environment` is the environment of one of them. For a job on several
-    nodes, return ().
+    nodes, the result is ().
     """
     size = environment.get("WORLD_SIZE", "")
     if not size.isdigit() or environment.get("LOCAL_WORLD_SIZE") != size:
@@ -101,15 +101,12 @@ def missing_ranks(ranks: Collection[int], environment: Mapping[str, str]) -> tup
 
 
 def _exit_codes(ranks: Mapping[int, int], missing: Sequence[int]) -> dict[int, int | None]:
-    """Return the exit code of each missing rank: negative for a signal, None if it is unknown.
-
-    A zombie shows its exit code until its parent reaps it. torchrun reaps ranks at once, and if the code is not 0, it
-    ends the whole job; so a rank that is missing below torchrun exited with 0.
-    """
+    """Return the exit code of each missing rank (negative for a signal), or None if unknown."""
     parents = {stat.parent for pid in ranks.values() if (stat := procfs.read_stat(pid))}
     ended_pids = sorted(stat.pid for parent in parents for stat in procfs.children(parent) if stat.state == "Z")
     if missing and len(ended_pids) == len(missing):  # the ranks were started in order
         return {rank: procfs.exit_status(pid) for rank, pid in zip(missing, ended_pids, strict=True)}
+    # torchrun reaps ranks at once and ends the job if one fails, so a rank missing below torchrun exited with 0.
     have_agents = bool(parents) and all(starts_ranks(procfs.command_line(parent)) for parent in parents)
     return dict.fromkeys(missing, 0 if have_agents else None)
 
@@ -125,9 +122,7 @@ class FoundJob:
 
     @property
     def text(self) -> str:
-        """Return the job as one line, like "41872   2 ranks   running for 3 min   torchrun --nproc-per-node 2
-        train.py".
-        """
+        """One line such as "41872   2 ranks   running for 3 min   torchrun --nproc-per-node 2 train.py"."""
         return f"{self.pid}   {plural(self.ranks, 'rank')}   running for {duration(self.age_s)}   {self.command}"
 
 
@@ -137,7 +132,7 @@ def jobs_of_this_user() -> list[FoundJob]:
 
 
 def find_jobs(stats: Iterable[procfs.Stat]) -> list[FoundJob]:
-    """Return the jobs whose ranks are among these processes, the latest job last."""
+    """Return the jobs to which these processes belong, the latest job last."""
     ranks: dict[tuple[object, ...], list[procfs.Stat]] = {}
     living = {stat.pid: stat for stat in stats if stat.state not in "ZX"}
     rank_pids = {pid for pid in living if rank_of(pid) is not None}
@@ -199,7 +194,7 @@ def _check_readable(pid: int) -> None:
 
 
 def _owner(pid: int) -> str:
-    """Return the owner of a process as text for a message, like "user ada"."""
+    """Return the owner of a process as text for a message, such as "user ada"."""
     try:
         return f"user {psutil.Process(pid).username()}"
     except psutil.Error:
@@ -207,7 +202,7 @@ def _owner(pid: int) -> str:
 
 
 def _check_stacks(rank: int, pid: int) -> None:
-    """Read the stack of one rank, so a missing permission is reported at the start. Raises NoSuchJob in this case."""
+    """Raise NoSuchJob if the stack of a rank cannot be read."""
     failures: list[str] = []
     py_spy(pid, ["--nonblocking"], failures)
     reasons = [failure for failure in failures if any(word in failure.lower() for word in _NO_PTRACE)]
@@ -221,13 +216,13 @@ def _check_stacks(rank: int, pid: int) -> None:
 
 
 def _has_worker_server(pid: int) -> bool:
-    """Whether the process has its own worker server, which returns stacks without permission to trace the process."""
+    """Whether the process has its own worker server, from which its stacks can be read."""
     sockets = SocketTable(owners={}).sockets_of(pid, socket_inodes(descriptors.open_descriptors(pid)))
     return find_own_server(pid, procfs.environment(pid), sockets) is not None
 
 
 def _with_siblings(pid: int, parent: int, ranks: dict[int, int]) -> dict[int, int]:
-    """Return all ranks of the job. If `pid` is the only rank in `ranks`, add the job's other ranks below its parent."""
+    """Return all ranks of a job. If `pid` is its only known rank, find the others below `parent`."""
     if list(ranks.values()) != [pid] or rank_of(pid) is None:
         return ranks
     job = _job_of(pid)
@@ -249,10 +244,7 @@ def _probe_directory(ranks: Mapping[int, int]) -> Path | None:
 
 
 def _start_ns(ranks: Mapping[int, int]) -> int:
-    """Return the start time of the oldest rank on the monotonic clock.
-
-    The kernel counts from the boot, including time in which the machine was suspended.
-    """
+    """Return the start time of the oldest rank on the monotonic clock."""
     ticks = [stat.start_ticks for pid in ranks.values() if (stat := procfs.read_stat(pid))]
     since_boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return time.monotonic_ns() - max(0, since_boot_ns - min(ticks, default=0) * 10**9 // _CLOCK_TICKS)
@@ -260,7 +252,7 @@ def _start_ns(ranks: Mapping[int, int]) -> int:
 
 @contextmanager
 def passive_observer(job: RunningJob) -> Iterator[PassiveObserver]:
-    """Yield an observer of the job that sees only the probe files for which no signal is needed."""
+    """Yield an observer of the job that needs no signals and no reaper."""
     with TemporaryDirectory(prefix="nsa-harness-attach-") as view:
         for pid in job.ranks.values() if job.probe_dir else ():
             for pattern in _VISIBLE_FILES:  # a rank names its files by its pid in its own namespace
@@ -326,10 +318,12 @@ def observe_until_decided(
     is_interrupted: Callable[[], bool],
     for_s: float,
 ) -> Ending:
-    """Observe a job until it is proven to be stuck or to make progress, but at most for `for_s`."""
+    """Observe a job until it is proven to be stuck or makes progress.
+
+    The observation takes at most `for_s` seconds.
+    """
 
     def decide(now_s: float, limits: Limits) -> Ending | None:
-        """Take snapshots from the start, because without the probe there are no progress events."""
         if not watch.is_due("look", now_s, _SNAPSHOT_S):
             return None
         watch.snapshots.take()
@@ -363,7 +357,7 @@ def observe_until_decided(
 
 
 def _store_recorders(observer: PassiveObserver, attempt: AttemptDir) -> None:
-    """Store the flight recorders that the job's own worker servers returned, if every rank returned one."""
+    """Store the flight recorders that the job's own worker servers returned, if all did."""
     files = [observer.probe_dir / protocol.FLIGHT.format(pid=pid) for pid in observer.job.ranks.values()]
     if not observer.job.probe_dir and all(file.exists() for file in files):
         for file in files:

@@ -1,4 +1,4 @@
-"""Runs a user's command as a child of this process, and watches it to its end: `nsa-harness watch`.
+"""Runs a user's command as a child process and watches it, for the command `nsa-harness watch`.
 
 The watch is the same as for a launched run, but with another policy. A proven hang is reported, and the job continues.
 If the job makes progress again, the proof is retracted.
@@ -78,7 +78,7 @@ class ObservedJob:
         )
 
     def store_spec(self) -> RunSpec:
-        """Return the spec with the number of ranks that were found, and store it for the report."""
+        """Store the spec with the number of ranks that were found, and return it."""
         self.watch.spec = with_ranks(self.watch.spec, self.ranks.rank_count)
         write_spec(self.attempt, self.watch.spec)
         return self.watch.spec
@@ -110,13 +110,13 @@ class ObservedJob:
         return None
 
     def _on_exit(self) -> Ending:
-        """Return the ending when the command has exited. A reported proof takes precedence over the exit."""
+        """Return why the watch ended, once the command has exited."""
         if self.watch.reported_proof:
             return Ending.STALL
         return Ending.INTERRUPTED if self._was_asked_to_end() else Ending.EXITED
 
     def _report(self, ending: Ending) -> None:
-        """Have a report written while the job continues, from the same files as a report at the end."""
+        """Write a report while the job continues."""
         self.watch.close(ending)
         self.command.copy_probe_files(Path(self.attempt.probe_files))
         self.on_ending(ending)
@@ -130,7 +130,7 @@ class ObservedJob:
 
 
 def failed_on_request(status: int, request_ns: int, ended_ns: int) -> bool:
-    """Whether the job failed because it was asked to end: it exited with a failure soon after the signal.
+    """Whether the job failed because it was asked to end.
 
     `request_ns` is the time of the signal, `ended_ns` the time of the exit.
     """
@@ -142,7 +142,7 @@ HOOK_LIMIT_S = 60.0
 
 @dataclass(kw_only=True)
 class Hook:
-    """One call of the command from --on-hang=exec, in its own thread and with a time limit."""
+    """One call of the user command from --on-hang=exec, in its own thread and with a time limit."""
 
     command: str
     document: Path  # file with the outcome, which becomes the command's standard input
@@ -166,10 +166,7 @@ class Hook:
             self.on_failure(failure)
 
     def _call(self) -> str | None:
-        """Run the command, and return the reason if it failed, or None.
-
-        Its output goes to stderr, because stdout belongs to the job.
-        """
+        """Run the command, and return the reason if it failed, or None."""
         pid = os.posix_spawn(
             "/bin/sh",
             ["sh", "-c", self.command],
@@ -200,25 +197,28 @@ _READY_S = 10.0
 
 @dataclass(kw_only=True)
 class WatchedCommand(LaunchedRun):
-    """The observed command. It is a child of this process, so no other process can reap its exit status."""
+    """The observed command, which is a child of this process.
+
+    So no other process can reap its exit status.
+    """
 
     child: subprocess.Popen[bytes]
 
     def copy_probe_files(self, home: Path) -> None:
-        """Copy the current probe files to the directory `home`."""
+        """Copy the current files of the instrumentation to the directory `home`."""
         # A process may exit and remove its files while they are copied.
         with contextlib.suppress(shutil.Error, FileNotFoundError):
             shutil.copytree(self.probe_dir, home, ignore=_IGNORED_FILES, dirs_exist_ok=True)
 
     def next_attempt(self, attempt: AttemptDir) -> None:
-        """Tell the reaper to write to the files of this attempt from now on."""
+        """Make the reaper write to the files of this attempt from now on."""
         paths = {"keep": str(attempt.probe_files.resolve()), "journal": str(attempt.processes.resolve())}
         self.order = {**self.order, **paths}
         self.watch_commands = {pid: command for pid, command in self.watch_commands.items() if command["do"] == "adopt"}
         self.send_command(do="journal", **paths)
 
     def release(self) -> None:
-        """Let the reaper move the probe files and exit. Processes of the job are not affected."""
+        """Let the reaper store the status files and exit. The job continues."""
         self._finish(_READY_S, do="leave")
 
     def _receive(self, event: dict[str, Any]) -> None:
@@ -232,9 +232,9 @@ class WatchedCommand(LaunchedRun):
 def start_watched_command(
     command: Sequence[str], attempt: AttemptDir, probe: str, forwarder: SignalForwarder
 ) -> WatchedCommand:
-    """Start `command` in the terminal's foreground.
+    """Start `command` in the terminal's foreground. Raises CommandNotStarted if that fails.
 
-    Raises CommandNotStarted if it cannot be started. In this case no process or file is left behind.
+    In this case no process or file is left behind.
     """
     tag = f"{attempt.path.parent.name}-{secrets.token_hex(4)}"
     probe_dir = probe_directory(tag)
@@ -314,7 +314,7 @@ def _environment(command: Sequence[str], tag: str, probe_dir: Path, probe: str) 
 
 
 def shell_status(returncode: int) -> int:
-    """Return the status that a shell would return: for a signal, 128 plus its number.
+    """Return the exit status that a shell would show, such as 137 for -9.
 
     `returncode` is that of Popen, which is negative for a signal.
     """
@@ -338,7 +338,7 @@ _SI_KERNEL = 0x80
 
 @dataclass(kw_only=True)
 class SignalForwarder:
-    """Forwards signals to an observed job, unless the job has received them as well, and notes requests to end it.
+    """Forwards signals to an observed job, unless the job has already received them.
 
     The signals are blocked when this object is created, and a thread receives them, because only then does the kernel
     report the sender. A key on the terminal, such as Ctrl-C, sends a signal to the whole foreground process group,
@@ -352,15 +352,14 @@ class SignalForwarder:
         self.original_mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED))
 
     def unblock(self) -> None:
-        """Restore the original signal mask. Called in the child process, before its program starts."""
+        """Restore the original signal mask in the child process, before its program starts."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self.original_mask)
 
     def follow(self, pid: int) -> None:
-        """Forward signals to `pid`, a child of this process, until this process ends."""
+        """Forward signals to a child of this process until the child ends."""
         threading.Thread(target=self._run, args=(pid,), name="signals", daemon=True).start()
 
     def _run(self, pid: int) -> None:
-        """Receive and forward signals forever. Signals from a terminal key also reach the job and are not forwarded."""
         job = process_identity(pid)
         while True:
             signal_info = signal.sigwaitinfo(FORWARDED)
@@ -373,5 +372,5 @@ class SignalForwarder:
 
 
 def _is_from_job(sender: int, job: int) -> bool:
-    """Whether a process of the job sent the signal. It signalled its own process group, so the job has received it."""
+    """Whether a process of the job has sent the signal. The job has then received it as well."""
     return sender == job or (sender != 0 and any(stat.pid == sender for stat in procfs.descendants(job)))

@@ -1,5 +1,6 @@
-"""The reaper of an observed job. It starts no process, and ends processes only on the command "end".
+"""A process (the "reaper") that cleans up after a job that nsa-harness only observes.
 
+It starts no process, and ends processes only on the command "end".
 The controller is the parent of the job, so the job has the terminal, and its signals and exit status are unchanged. If
 the controller dies, the job continues. The reaper waits until the job has ended, and then removes the probe files. In
 addition to the messages of other reapers, it has these:
@@ -22,7 +23,10 @@ _LAST_EXITS_S = 1.0
 
 
 class WatchedCommandReaper(Reaper):
-    """The reaper of an observed command. The command counts as its launcher, but is a child of the controller."""
+    """The reaper process for a command that nsa-harness only observes.
+
+    The command counts as its launcher, but is a child of the controller.
+    """
 
     module = __name__
 
@@ -32,7 +36,7 @@ class WatchedCommandReaper(Reaper):
         self.report("ready")
 
     def execute(self, command: dict[str, Any]) -> bool:
-        """Execute a command of the controller, and return whether the reaper continues."""
+        """Execute a command of the controller. Return False if the reaper must exit."""
         if command["do"] == "adopt":
             self.launcher_pid = self.root_pid = command["pid"]
             self.write_owner()
@@ -47,7 +51,7 @@ class WatchedCommandReaper(Reaper):
         return super().execute(command)
 
     def end_abandoned(self) -> None:
-        """Wait until the job has ended, which continues without the controller. Then move the probe files."""
+        """Wait until the job has ended without the controller, then store its status files."""
         if self.order.get("over"):
             self.move_probe_files()
             return
@@ -58,10 +62,10 @@ class WatchedCommandReaper(Reaper):
         self._end_observation()
 
     def update_known_processes(self) -> None:
-        """Do nothing. Reading all processes every second costs time, and this reaper rarely has to end the job."""
+        """Do nothing, because reading all processes takes time and is rarely needed here."""
 
     def _receive_exits(self, wait_ms: int) -> None:
-        """Report the exits of watched processes. Wait at most `wait_ms` milliseconds for the first exit."""
+        """Report exits of watched processes. Waits at most `wait_ms` for the first one."""
         for fd, _ in self.poll.poll(wait_ms):
             if fd in self.watched:
                 self.report_exit(fd)
@@ -70,7 +74,7 @@ class WatchedCommandReaper(Reaper):
         self.report("started", pid=self.launcher_pid, guardian=os.getpid())
 
     def _change_journal(self, keep: str, journal: str) -> None:
-        """Begin a new journal, because the job has restarted its ranks, which counts as a new attempt."""
+        """Start a new journal, because the job has restarted its ranks."""
         self.copy_probe_files()
         self.flush()
         if self.journal is not None:
@@ -81,10 +85,7 @@ class WatchedCommandReaper(Reaper):
         self._report_started()
 
     def _end_observation(self) -> None:
-        """End the observation of the job, and report its remaining processes.
-
-        Wait a moment first for processes that exit shortly after the job, such as a resource tracker.
-        """
+        """End the observation of the job, and report its remaining processes."""
         if not self._is_launcher_alive():
             self._wait_until_gone(_LAST_EXITS_S)
         outlived_job = [f"{process.pid} {command_of(process.pid)}" for process in self.members()]
@@ -94,7 +95,7 @@ class WatchedCommandReaper(Reaper):
 
 
 def main() -> None:
-    """Run this reaper as a program: read its order from standard input and serve."""
+    """Run this reaper as a program."""
     ignore_end_signals()
     order = json.loads(read_order())
     WatchedCommandReaper(order).serve()

@@ -1,4 +1,4 @@
-"""Finds the ranks of a job that nsa-harness did not start, by their status files or from facts in /proc."""
+"""Finds the ranks of a job that nsa-harness did not start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_python_command(words: Sequence[str]) -> bool:
 
 
 def ranks_below(root: int) -> dict[int, int]:
-    """Return the pids of the ranks at or below the process `root`, by rank.
+    """Return the pid of each rank that is this process or its descendant, by rank.
 
     The rank is RANK in a process's environment. If no process has RANK, it is LOCAL_RANK, which Lightning's rank 0 sets
     in the processes that it starts. If no process has either (mp.spawn), the processes that have loaded torch are the
@@ -37,14 +37,14 @@ def ranks_below(root: int) -> dict[int, int]:
 
 
 def rank_of(pid: int) -> int | None:
-    """Return RANK in the environment of a process, or None if it is not Python or starts ranks itself."""
+    """Return RANK in the environment of a process, or None if it is not a rank."""
     rank = procfs.environment(pid).get("RANK", "")
     words = command_line(pid)
     return int(rank) if rank.isdigit() and _is_python(pid, words) and not starts_ranks(words) else None
 
 
 def _ranks_by_environment(below: Iterable[procfs.Stat]) -> dict[int, int]:
-    """Return the topmost process with each RANK, because a rank's children inherit its environment."""
+    """Return the pids of processes by RANK in their environment, without children of ranks."""
     pids: dict[int, int] = {}
     inside_rank: set[int] = set()
     for stat in below:
@@ -57,10 +57,7 @@ def _ranks_by_environment(below: Iterable[procfs.Stat]) -> dict[int, int]:
 
 
 def _ranks_by_local_rank(below: Sequence[procfs.Stat]) -> dict[int, int]:
-    """Return the training processes by LOCAL_RANK. If no process has LOCAL_RANK 0, their parent is rank 0.
-
-    Return {} if the numbers are not complete.
-    """
+    """Return the pids of processes by LOCAL_RANK in their environment, or {} if one is missing."""
     stats: dict[int, procfs.Stat] = {}
     inside: set[int] = set()
     for stat in below:
@@ -78,10 +75,7 @@ def _ranks_by_local_rank(below: Sequence[procfs.Stat]) -> dict[int, int]:
 
 
 def _training_pids(below: Sequence[procfs.Stat]) -> list[int]:
-    """Return the pids of the topmost processes that have loaded torch.
-
-    If these have spawned further processes through multiprocessing, return the spawned processes instead.
-    """
+    """Return the pids of the processes that have loaded torch, except launchers."""
     training = {stat.pid: stat for stat in below if loads_torch(stat.pid) and not starts_ranks(command_line(stat.pid))}
     top = [stat for stat in training.values() if stat.parent not in training]
     spawned_stats = [stat for stat in training.values() if _SPAWNED in " ".join(command_line(stat.pid))]
@@ -94,7 +88,6 @@ def loads_torch(pid: int) -> bool:
 
 
 def _is_python(pid: int, words: Sequence[str]) -> bool:
-    """Whether the process is Python, according to its executable, or to its command line if that is unreadable."""
     try:
         return _PYTHON.fullmatch(os.path.basename(os.readlink(f"/proc/{pid}/exe"))) is not None
     except OSError:
@@ -124,7 +117,7 @@ class WatchedRanks(Ranks):
 
     @property
     def rank_count(self) -> int:
-        """Return the number of ranks of the job on all hosts, as far as it is known."""
+        """The number of ranks of the job on all hosts, or those found so far."""
         return max([self.world_size, *(rank + 1 for rank in self.pids)])
 
     @property
@@ -157,10 +150,7 @@ class WatchedRanks(Ranks):
         return [(rank, pid) for rank, pid in sorted(pids.items()) if self._add_rank(rank, pid)]
 
     def _replaces_all(self, new_pids: Mapping[int, int]) -> bool:
-        """Whether new processes replace all earlier ranks.
-
-        If only some ranks are replaced, the job has not restarted.
-        """
+        """Whether new processes have replaced all earlier ranks."""
         replaces_any = any(self.pids.get(rank, pid) != pid for rank, pid in new_pids.items())
         return replaces_any and not any(map(is_alive, self.pids.values()))
 
@@ -173,7 +163,6 @@ class WatchedRanks(Ranks):
         )
 
     def _read_status_files(self) -> Iterator[tuple[int, StatusFile]]:
-        """Yield (pid, status file) for each living process that has a status file."""
         try:
             names = os.listdir(self.job.probe_dir)
         except FileNotFoundError:
@@ -189,10 +178,7 @@ class WatchedRanks(Ranks):
                 yield int(pid), status
 
     def _find_from_outside(self, launcher: int) -> dict[int, int]:
-        """Return the pids of ranks without status files, by rank. They have no probe, or have only just started.
-
-        To save time, return {} while status files may still appear, and after a recent search.
-        """
+        """Return the pids of ranks without status files, by rank."""
         now_ns = self.now_ns()
         waited_s = (now_ns - self.job.origin_ns) / 1e9
         if (self.job.has_probe and waited_s < NO_STATUS_FILE_S) or now_ns - self._searched_ns < _SEARCH_EVERY_S * 1e9:
@@ -201,7 +187,7 @@ class WatchedRanks(Ranks):
         return ranks_below(launcher)
 
     def _forget_solo(self, new_pids: dict[int, int]) -> None:
-        """Forget that a process is rank 0 if it turns out to be the process that starts the ranks."""
+        """Forget that a process is rank 0 if it turns out to be the parent of the ranks."""
         if new_pids and not self._solo_pids & set(new_pids.values()):
             for rank in [rank for rank, pid in self.pids.items() if pid in self._solo_pids]:
                 del self.pids[rank]

@@ -1,1 +1,1 @@
-"""The files of a run: writing, reading and redacting them."""
+"""Reads and writes the files of a run, and removes secrets from them."""

@@ -1,4 +1,4 @@
-"""Converts values of the core to and from JSON. The standard library writes them, and pydantic reads them.
+"""Converts objects to and from JSON.
 
 Building a pydantic adapter for a large type takes as long as a whole launch may take. So each adapter is built when it
 is first used, and a run without a suspected stall needs none.
@@ -23,7 +23,7 @@ _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
 
 def type_adapter(value_type: type[Value]) -> TypeAdapter[Value]:
-    """Return the pydantic adapter that reads values of this type. It is built once."""
+    """Return the pydantic adapter for a type. It is built only once."""
     if value_type not in _ADAPTERS:
         annotated_type: Any = Annotated[Evidence, BeforeValidator(_unpack)] if value_type is Evidence else value_type
         _ADAPTERS[value_type] = TypeAdapter(annotated_type)
@@ -32,19 +32,19 @@ def type_adapter(value_type: type[Value]) -> TypeAdapter[Value]:
 
 
 def error_texts(error: ValidationError) -> list[str]:
-    """Return one text per validation error, with its location: "outcomes.0.ranks: Input should be a valid integer"."""
+    """Return one text per validation error, such as "outcomes.0.ranks: Input should be a valid integer"."""
     return [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]
 
 
 def json_object(value: DataclassInstance) -> dict[str, Any]:
-    """Return a dataclass as a dict of JSON types, with its stored keys. A number that is not finite becomes null."""
+    """Return a dataclass as a dict of JSON types. NaN and infinity become None."""
     return {key: json_value(item) for key, item in to_stored(value).items()}
 
 
 def json_value(value: Any, *, keeps_names: bool = False) -> Any:
     """Return a value converted to JSON types.
 
-    A number that is not finite becomes null, or its name ("nan", "inf") as a text if `keeps_names` is True.
+    NaN and infinity become None, or their names ("nan", "inf") if `keeps_names` is True.
     """
     if isinstance(value, dict):
         return {str(key): json_value(item, keeps_names=keeps_names) for key, item in value.items()}
@@ -83,7 +83,7 @@ def _pack(value: Any) -> Any:
 
 
 def _column(items: list[Any]) -> dict[str, Any]:
-    """Return a column for storage: the items in order, or the distinct items and the index of each row's item."""
+    """Return a column of a table in compact form, which stores repeated values once."""
     texts = [json.dumps(item) for item in items]
     index_of = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     if len(index_of) * 2 > len(items):

@@ -82,9 +82,9 @@ _PROBE_FILES = {  # name in the probe directory -> name in the rank's directory
 
 
 def copy_probe_files(attempt: AttemptDir, rank: int, pid: int | None) -> Iterator[OSError]:
-    """Copy the logs and probe files of a rank into the rank's directory. Yield an error for each failed copy.
+    """Copy the logs and status files of a rank to its directory. Yield an error for each failed copy.
 
-    `pid` is the rank's process, or None if it is unknown; then only the logs are copied.
+    `pid` is the process of the rank, or None if it is unknown; then only the logs are copied.
     """
     rank_dir = attempt.rank(rank)
     try:
@@ -103,7 +103,7 @@ def copy_probe_files(attempt: AttemptDir, rank: int, pid: int | None) -> Iterato
 
 
 def step_time_s(attempt: AttemptDir, ranks: int) -> float | None:
-    """Return the time per step of the slowest rank, or None if no status file has two finished steps."""
+    """Return the time per step of the slowest rank in seconds, or None if it is unknown."""
     steps_s = []
     for rank in range(ranks):
         with suppress(OSError, ValueError):
@@ -115,10 +115,7 @@ def step_time_s(attempt: AttemptDir, ranks: int) -> float | None:
 
 
 def _logs(attempt: AttemptDir, rank: int) -> Iterator[tuple[Path, str]]:
-    """Yield (path, name in the rank's directory) for each log of a rank.
-
-    torchrun writes one directory per rank. A plain launch has a single log, which belongs to rank 0.
-    """
+    """Yield the path of each log of a rank, and the name for its copy."""
     for stream in ("stdout", "stderr"):
         log_files = attempt.directory.list_files(attempt.logs, f"*/attempt_*/{rank}/{stream}.log")
         if log_files:
@@ -128,11 +125,7 @@ def _logs(attempt: AttemptDir, rank: int) -> Iterator[tuple[Path, str]]:
 
 
 def _probe_files(attempt: AttemptDir, pid: int | None) -> Iterator[tuple[Path, str]]:
-    """Yield (path, name in the rank's directory) for each probe file of a rank's process.
-
-    Empty files are skipped, because they mean that the probe had nothing to write; only an empty status file is an
-    error. A path that is not a regular file is also yielded, so copying it fails and the failure is reported.
-    """
+    """Yield the path of each file that the instrumentation wrote in a rank, and the name for its copy."""
     for pattern, name in _PROBE_FILES.items() if pid is not None else ():
         source = attempt.probe_files / pattern.format(pid=pid)
         is_empty = attempt.directory.is_file(source) and not attempt.directory.size_bytes(source)
@@ -145,7 +138,7 @@ _MAX_CHAIN = 8
 
 
 def raised_exception(rank: int, record: dict[str, Any], origin_ns: int) -> RaisedException:
-    """Return the exception in a record that the probe wrote.
+    """Return the exception that was recorded in a rank.
 
     Raises KeyError, TypeError, ValueError or OverflowError if the record has an unexpected structure.
     """
@@ -185,7 +178,7 @@ def _hint(record: dict[str, Any]) -> Hint:
 
 
 _MAX_DOCUMENT_BYTES = 16 << 20
-_MAX_TRACE_CHARS = 32 << 20  # of all ranks together
+_MAX_TRACE_CHARS = 32 << 20  # limit for all ranks together
 _MAX_TROUBLE = 256
 _MAX_LINE = 4096
 _MAX_GAPS = 8  # gaps in the numbers of a rank's flight recorder
@@ -198,7 +191,7 @@ _Value = TypeVar("_Value")
 
 
 def collect(attempt: AttemptDir, spec: RunSpec, node: str, read_reported: ReadReported | None = None) -> Evidence:
-    """Return the evidence of one attempt, and write it to evidence/NODE.json.
+    """Collect the evidence of one attempt, and write it to evidence/NODE.json.
 
     `node` is the name of the machine. `read_reported` reads the tables that the program itself wrote, if it writes any.
     """
@@ -213,7 +206,7 @@ def collect(attempt: AttemptDir, spec: RunSpec, node: str, read_reported: ReadRe
 
 
 def reduce_to_limit(evidence: Evidence) -> tuple[Evidence, str]:
-    """Return the evidence and its JSON, reduced until it fits into the size limit.
+    """Reduce the evidence until it fits into the size limit. Return it and its JSON text.
 
     The reduction stops earlier if the evidence would no longer prove the same kind of HANG.
     """
@@ -234,7 +227,7 @@ def reduce_to_limit(evidence: Evidence) -> tuple[Evidence, str]:
 
 
 def _step_number(path: Path) -> int:
-    """Return the step in a file's name, such as 20 for "mem_rank0_step20.json", or -1 for a name without a step."""
+    """Return the step in a file name, such as 20 for "mem_rank0_step20.json", or -1."""
     digits = path.stem.rpartition("step")[2]
     return int(digits) if digits.isdecimal() else -1
 
@@ -246,14 +239,13 @@ def _limit_trouble(trouble: Iterator[Trouble]) -> tuple[Trouble, ...]:
 
 
 def _proven_kind(evidence: Evidence) -> HangKind | None:
-    """Return the kind of HANG that the evidence proves, or None."""
     proof = judge(evidence).proof
     return proof.kind if proof else None
 
 
 @dataclass(kw_only=True)
 class _EvidenceCollector:
-    """Collects the evidence of one attempt. The journals are read once, when the collector is created."""
+    """Collects the evidence of one attempt from its files."""
 
     attempt: AttemptDir
     spec: RunSpec
@@ -372,10 +364,7 @@ class _EvidenceCollector:
         )
 
     def _memory(self, rank: int, heartbeats: Sequence[dict[str, Any]]) -> Iterator[MemoryAtEvent]:
-        """Yield a rank's memory at startup, in the latest memory dump and in the latest heartbeat of the program.
-
-        Moments for which the program reported no memory are skipped.
-        """
+        """Yield the memory use of a rank at startup, at its latest dump and at its latest heartbeat."""
         with_memory = [heartbeat for heartbeat in heartbeats if number_in(heartbeat, "rss_bytes") is not None]
         boot = next((heartbeat for heartbeat in reversed(with_memory) if heartbeat.get("phase") == "start"), None)
         dumps = self.directory.list_files(self.attempt.path, f"mem*rank{rank}_step*.json")
@@ -398,7 +387,7 @@ class _EvidenceCollector:
         )
 
     def _status_file(self, rank_dir: Path, rank: int, pid: int | None) -> StatusFile | None:
-        """Return the parsed status file of a rank. If there is none, note the reason as trouble and return None."""
+        """Return the status file of a rank, or None if there is none."""
         path = rank_dir / "board"
         if not self.directory.exists(path):
             no_process = "no process of the rank was found while it was running, and no status file has this rank"
@@ -408,10 +397,7 @@ class _EvidenceCollector:
         return self._read(path, lambda raw: parse_board(raw, self.journals.origin_ns), rank)
 
     def _flight(self, rank_dir: Path, rank: int) -> FlightDump | None:
-        """Return the flight recorder of a rank, or None if there is none.
-
-        It is read from the probe's dump, or from the dump that NCCL writes before it aborts a rank.
-        """
+        """Return the flight recorder of a rank, or None if there is none."""
         paths = (rank_dir / "flight.json", self.attempt.probe_files / protocol.NCCL_DUMP.format(rank=rank))
         path = next((path for path in paths if self.directory.exists(path)), None)
         return None if path is None else self._read(path, parse_dump, rank)
@@ -467,10 +453,7 @@ class _EvidenceCollector:
     def _gradient_orders(
         self, read: Callable[[Iterable[dict[str, Any]]], dict[int, tuple[str, ...]]]
     ) -> dict[int, dict[int, tuple[str, ...]]]:
-        """Return the order in which gradients arrived, by rank, as the program itself recorded it.
-
-        `read` parses the records of one rank.
-        """
+        """Return the order in which the gradients became ready in each rank."""
         paths = {rank: self.attempt.path / f"grad_order_rank{rank}.jsonl" for rank in range(self.spec.ranks)}
         return {
             rank: read(self.directory.read_records(path))
@@ -496,7 +479,7 @@ class _EvidenceCollector:
             return None
 
     def _write(self, path: Path, lines: Iterable[str], rank: int | None = None) -> None:
-        """Write lines to a file, redacted. A failure, such as a read-only directory, only becomes trouble."""
+        """Write lines to a file without secrets. A failure is recorded as trouble."""
         try:
             self.directory.write(path, self.attempt.redaction.text("".join(f"{line}\n" for line in lines)))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Searches a log for a scenario's regular expressions in a separate process, which can be ended.
+"""Searches a log for regular expressions in a separate process, which can be stopped.
 
 With some expressions Python's `re` practically never finishes. This cannot be seen in advance, and a thread cannot be
 stopped inside `re`. So the search runs in a process with a CPU limit that the kernel enforces. This module, run as a
@@ -21,11 +21,11 @@ _MAX_MEMORY_BYTES = 1 << 30
 
 
 class EndlessExpression(Exception):
-    """Raised if the search for an expression did not end within the limit. The text is the expression's name."""
+    """Raised if the search for a regular expression takes too long. The text is its name."""
 
 
 def last_matches(expressions: Mapping[str, str], text: str, limit_s: float = LIMIT_S) -> dict[str, str]:
-    """Return group 1 of each expression's last match in `text`, by the expression's name.
+    """Return group 1 of the last match of each regular expression in `text`, by name.
 
     Expressions that are invalid or do not match are missing in the result. Raises EndlessExpression if a search does
     not end within `limit_s`.

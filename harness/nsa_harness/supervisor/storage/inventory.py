@@ -1,6 +1,6 @@
-"""Lists the artifacts of an attempt: which files exist, how long they are, and why others are missing.
+"""Lists the files of an attempt, and writes the files that reproduce it.
 
-Also writes the files of the reproduction in repro/.
+The list has the length of each file, and for a missing file the reason.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ _SCRIPT, _COMMAND = "repro/repro.py", "repro/command.txt"
 
 
 def write_reproduction(attempt: AttemptDir, reproduction: Reproduction | None) -> tuple[Artifact, ...]:
-    """Write the files of repro/, and return them as artifacts. If a file was not written, its artifact states the
-    reason.
+    """Write the files of the directory repro/. Return one artifact per file.
+
+    If a file was not written, its artifact states the reason.
     """
     return tuple(_write(attempt, reproduction))
 
@@ -45,10 +46,7 @@ def _write(attempt: AttemptDir, reproduction: Reproduction | None) -> Iterator[A
 
 
 def _directory_error(attempt: AttemptDir) -> str:
-    """Create repro/ and return "", or return the reason why it cannot be created.
-
-    A link with this name is refused, because it may lead anywhere if another user made the run.
-    """
+    """Create the directory repro/. Return the error message, or "" on success."""
     try:
         attempt.directory.make_directory(attempt.repro)
     except OSError as error:
@@ -60,9 +58,9 @@ _MAX_COUNTED_BYTES = 64 << 20
 
 
 def inventory(attempt: AttemptDir, evidence: Evidence, program_files: Sequence[ProgramFile]) -> tuple[Artifact, ...]:
-    """Return the files that a run writes, and the additional `program_files`, as artifacts.
+    """Return the list of files of an attempt, including the additional `program_files`.
 
-    The artifact of a missing file states the reason.
+    A missing file is listed with the reason.
     """
     expected_files = tuple(_expected_files(evidence, program_files))
     return tuple(artifact for file in expected_files if (artifact := _artifact(attempt, file)) is not None)

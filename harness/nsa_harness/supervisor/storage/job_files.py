@@ -1,4 +1,4 @@
-"""Finds the files that a job has left behind, reads them up to a limit, and recognises their kinds."""
+"""Finds the files that a job has left behind, and reads them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class JobFiles:
 
 
 def read_job_files(paths: Sequence[Path]) -> JobFiles:
-    """Read all files at or below these paths. A file that cannot be used only becomes an entry of `trouble`."""
+    """Read all files at or below these paths. Reasons for failures are in `trouble` of the result."""
     files = JobFiles()
     budget = Budget(_MAX_TOTAL_BYTES, _MAX_TOTAL_S)
     for path in paths:
@@ -107,11 +107,7 @@ def _read(directory: SafeDirectory, file: Path, label: str, budget: Budget, file
 
 
 def _file_data(directory: SafeDirectory, file: Path) -> tuple[bytes, str]:
-    """Return the contents of a file, and a note if a part of them was skipped, or "".
-
-    A document is read completely. Of a large log, only the beginning and the end are read. Raises OSError if the file
-    is unreadable, and ValueError for a pickle that is too large.
-    """
+    """Return the contents of a file, and a note if a part was skipped, or "". Raises OSError or ValueError."""
     size = directory.size_bytes(file)
     with directory.open_file(file) as stream:
         head = stream.read(_DETECTION_BYTES)

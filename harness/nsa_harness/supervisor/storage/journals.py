@@ -1,4 +1,7 @@
-"""Reads the two journals of an attempt: the reaper's about processes, and the watcher's about progress and proofs."""
+"""Reads the two journals of an attempt.
+
+The reaper writes one about processes, and the watcher writes one about progress and proofs.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def sent_signals(
     ranks: Mapping[int, int],
     origin_ns: int,
 ) -> tuple[SentSignal, ...]:
-    """Return the signals that were sent to the run's processes.
+    """Return the signals that were sent to the run's processes, with their senders.
 
     They come from the kernel's OOM killer, from launchers (`log` is their output), and from the reaper (its journal).
     `ranks` maps process ids to ranks.
@@ -63,7 +66,7 @@ _Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
 
 
 class _Record(TypedDict, total=False):
-    """The types of the keys in journal records. Other keys are not checked."""
+    """The keys of journal records whose types are checked."""
 
     __pydantic_config__ = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)  # type: ignore[misc]
 
@@ -93,7 +96,7 @@ _MAX_NOTES = 16  # unusable records of one journal that are reported separately
 
 
 def _validate_record(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the record if its keys have the types of `_Record`. Raises ValueError otherwise."""
+    """Return the record. Raises ValueError if a value has the wrong type."""
     typed_record: Any = type_adapter(_Record).validate_python(record)
     if missing := _REQUIRED_KEYS.get(typed_record["event"], set()) - typed_record.keys():
         raise ValueError(f"{typed_record['event']} without {', '.join(sorted(missing))}")
@@ -102,7 +105,10 @@ def _validate_record(record: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(kw_only=True)
 class Journals:
-    """Both journals of an attempt. They are read once, and records that cannot be used become `trouble`."""
+    """Both journals of an attempt.
+
+    They are read once, and records that cannot be used become `trouble`.
+    """
 
     attempt: AttemptDir
     trouble: list[Trouble] = field(default_factory=list)
@@ -115,7 +121,6 @@ class Journals:
         self.pids = self._rank_pids()
 
     def _valid_records(self, journal: Path) -> Iterator[dict[str, Any]]:
-        """Yield the records of a journal that have the required keys with the right types."""
         invalid_count = 0
         for record in self.attempt.directory.read_records(journal):
             try:
@@ -137,7 +142,10 @@ class Journals:
         return (int(event["t_ns"]) - self.origin_ns) / 1e9
 
     def ending(self) -> Ending:
-        """Return why the watch ended. If the watcher was killed, conclude it from the reaper's journal."""
+        """Return why the watch ended.
+
+        If the watcher was killed, conclude it from the reaper's journal.
+        """
         ending = self.last_record("ending").get("ending")
         if ending in list(Ending):
             return Ending(ending)
@@ -150,7 +158,6 @@ class Journals:
         return [record for record in self.process_records if record.get("event") == event and "t_ns" in record]
 
     def _rank_pids(self) -> dict[int, int]:
-        """Return the process id of each rank, from the watcher's journal, or from status files for other ranks."""
         pids = {
             record["rank"]: record["pid"]
             for record in self.watch_records
@@ -199,7 +206,7 @@ class Journals:
         yield from sorted(all_exits, key=lambda exit: exit.at_s)
 
     def _observed_exits(self) -> Iterator[Exit]:
-        """Yield the exits of a job without a reaper, which its observer recorded."""
+        """Yield the exits of a job without a reaper."""
         for record in self.watch_records:
             if record["event"] == "left":
                 rank, status = record["rank"] or 0, record.get("status")
@@ -208,10 +215,9 @@ class Journals:
                 )
 
     def _decision_times_s(self) -> list[float]:
-        """Return the times at which the result of an observed job was decided, or [] if it was not.
+        """Return the times at which the result of an observed job was decided, or [].
 
-        These are the time of a proof that was not retracted, and of a request to end the job. Later exits are
-        consequences, not causes.
+        Later exits are consequences, not causes.
         """
         proof_times_s = [
             record["t_s"] for record in self.watch_records if record["event"] == "proof" and "t_s" in record
@@ -246,7 +252,7 @@ class Journals:
                 proof = None
 
     def _exits_in_summary(self, failures: Iterable[AgentFailure], known_exits: dict[int, Exit]) -> Iterator[Exit]:
-        """Yield the exits in torchrun's summary that the reaper missed because they happened between two polls.
+        """Yield the exits that only torchrun's summary shows.
 
         The summary has no times. The failure that it calls the first gets the time of the earliest known exit.
         """
@@ -267,7 +273,7 @@ class Journals:
         return tuple(dict.fromkeys(islice(processes, _MAX_LEFTOVERS)))
 
     def unkillable(self) -> tuple[str, ...] | None:
-        """Return the processes that could not be killed, or None if no reaper was alive to record them."""
+        """Return the processes that could not be killed, or None if nobody recorded them."""
         survivor_lists = [event["left"] for event in self._events("ended") if "left" in event]
         return tuple(process[:300] for process in survivor_lists[-1][:_MAX_LEFTOVERS]) if survivor_lists else None
 
@@ -275,7 +281,7 @@ class Journals:
         return next((record["why"][:300] for record in self._events("full") if record.get("why")), None)
 
     def limits(self, spec_limits: Limits, status_files: Iterable[StatusFile | None]) -> Limits:
-        """Return the limits at the end of the attempt, from the watcher's journal.
+        """Return the time limits at the end of the attempt.
 
         If the watcher was killed before it recorded them, derive them from the spec's limits and the status files.
         """

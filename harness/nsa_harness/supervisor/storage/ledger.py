@@ -1,4 +1,4 @@
-"""Reads and extends the ledger of claims: which claims were tested, with which results, and in which runs.
+"""Reads and extends the ledger, a file that lists all tested claims with their results.
 
 The ledger is the file claims.jsonl next to the runs. Lines are only added. A reader skips and counts the lines that it
 cannot read. These are incomplete lines, whose writer was killed, and lines that a later version wrote in another
@@ -29,7 +29,7 @@ _LOCK_LIMIT_S = 30.0  # limit for waiting while another process adds a line
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerSide:
-    """One side of a claim: its counts, and the confidence interval of its failure rate."""
+    """The counts of one of the two launches that a claim compares, and its failure rate."""
 
     what: Annotated[str, doc("the value of the side")]
     spec_hash: Annotated[str, doc("twelve hex digits over everything that decides what runs")]
@@ -43,7 +43,10 @@ class LedgerSide:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerLine:
-    """One tested claim or one verification. The sides of a verification are the failed run and its repetitions."""
+    """One tested claim or one verification.
+
+    The sides of a verification are the failed run and its repetitions.
+    """
 
     schema: Annotated[int, doc("1")] = 1
     kind: Annotated[str, doc("claim or verify")]
@@ -77,7 +80,7 @@ class Ledger:
 
 
 def add_line(parent: Path, line: LedgerLine, redaction: Redaction) -> Path:
-    """Add a line to the ledger of the runs below `parent`, and return the ledger's path.
+    """Add a line to the ledger of the runs below `parent`, and return the path of the ledger.
 
     Raises StoredRunError if another process keeps the ledger locked, and OSError if it cannot be written.
     """
@@ -109,5 +112,5 @@ _MAX_LINE = 1 << 20
 
 
 def _newline_if_incomplete(directory: SafeDirectory, path: Path) -> str:
-    """Return a newline if the file's last line does not end with one because its writer was killed, else ""."""
+    """Return a newline if the file does not end with one, otherwise ""."""
     return "" if directory.read_tail(path)[-1:] in ("", "\n") else "\n"

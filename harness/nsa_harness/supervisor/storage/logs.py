@@ -23,7 +23,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @contextmanager
 def limit_logs(attempt: AttemptDir, half_bytes: int = HALF_BYTES) -> Iterator[None]:
-    """Limit each log to about twice `half_bytes` while the block runs, and cut it to that size afterwards.
+    """Limit each log to about twice `half_bytes` while the block runs.
 
     On a file system that cannot free parts of a file, space is freed only at the end. A missing middle is recorded as
     trouble.
@@ -52,7 +52,7 @@ def _large_logs(attempt: AttemptDir, half_bytes: int) -> list[Path]:
 
 
 def free_middle(path: Path, half_bytes: int) -> None:
-    """Free the file's disk blocks between its first and its last `half_bytes`.
+    """Free the disk blocks of a file, except for its first and last `half_bytes` bytes.
 
     Raises OSError if the file system does not support this.
     """
@@ -67,7 +67,7 @@ def free_middle(path: Path, half_bytes: int) -> None:
 
 
 def _cut(attempt: AttemptDir, half_bytes: int) -> None:
-    """Remove the middle of each large log. Called when no process writes to the logs any more."""
+    """Remove the middle of each large log, after all processes have stopped writing."""
     for path in _large_logs(attempt, half_bytes):
         name, kept_parts = os.path.relpath(path, attempt.path), f"its first and last {_size(half_bytes)}"
         try:

@@ -23,8 +23,8 @@ _MAX_TABLE_BYTES = 16 << 20
 def read_table(directory: SafeDirectory, path: Path, note: Callable[[str, str], None]) -> list[Row] | None:
     """Return the rows of a CSV file, with numbers as floats, or None if there is no readable file.
 
-    The row of an incomplete line lacks its last cells. `note` is called with the file's name and the reason if the file
-    is unreadable.
+    An incomplete row lacks its last cells. `note` is called with the file's name and the reason if the file is
+    unreadable.
     """
     if not directory.exists(path):
         return None
@@ -43,7 +43,7 @@ def _cell(text: str) -> float | str:
 
 
 def printed_metrics(attempt: AttemptDir, expect: Expect) -> dict[str, float]:
-    """Return the numbers that a user's program printed, by the name of the metric.
+    """Return the numbers that a program printed, by the name of the metric.
 
     Each is group 1 of the last match of the metric's expression in output.log. Raises ScenarioError if the search for
     an expression does not end, because its number is then unknown.

@@ -1,4 +1,4 @@
-"""Writes and reads the stored plan of a run: run.json, and the spec.json of each attempt.
+"""Writes and reads the stored plan of a run, run.json, and the spec.json of each attempt.
 
 Stored files are validated like any other input.
 """
@@ -36,7 +36,7 @@ Mistake = tuple[Location, str]
 
 
 def load_spec(path: Path, directory: SafeDirectory | None = None) -> RunSpec:
-    """Return the spec stored at `path`. Raises ScenarioError, which lists every mistake, if the spec is invalid.
+    """Return the spec that is stored in a file. Raises ScenarioError with every mistake in it.
 
     `directory` gives safe access to the run that contains the file. It is None if the user named the file directly.
     """
@@ -90,10 +90,7 @@ def _error_text(message: str, value: object) -> str:
 
 
 def _unknown_keys(document: object, fields: object, location: Location) -> Iterator[Mistake]:
-    """Yield a mistake for each key in the document that the spec does not have.
-
-    A misspelled key must not be ignored.
-    """
+    """Yield a mistake for each key that a spec cannot have, because it may be misspelled."""
     if isinstance(document, dict) and isinstance(fields, dict):
         for key, value in document.items():
             if key in fields:
@@ -103,7 +100,7 @@ def _unknown_keys(document: object, fields: object, location: Location) -> Itera
 
 
 def value_mistakes(spec: RunSpec) -> Iterator[Mistake]:
-    """Yield a mistake for each value of a spec that has the right type but is not allowed."""
+    """Yield a mistake for each value of a spec that is not allowed."""
     # The name becomes a directory's name, so a stored run of unknown origin must not contain a path in it.
     if not NAME.fullmatch(spec.scenario):
         yield ("scenario",), f"expected a scenario's name, got {value_text(spec.scenario)}"
@@ -128,10 +125,7 @@ def value_mistakes(spec: RunSpec) -> Iterator[Mistake]:
 
 
 def _with_position(text: str, label: str, location: Location, message: str) -> str:
-    """Return the message with the position of the key in the file.
-
-    The YAML parser finds the position in the JSON text. If it cannot, the position is line 1.
-    """
+    """Return a message with the position of the key in the file, or line 1 if it is unknown."""
     root = parse_yaml(text, label).root
     position = str(origin_of(root, location)) if root else f"{label}:1:1"
     return ": ".join(part for part in (position, ".".join(visible(str(step)) for step in location), message) if part)
@@ -141,17 +135,17 @@ _HASH = "spec"  # event in the watcher's journal with the hash of spec.json
 
 
 def write_spec(attempt: AttemptDir, spec: RunSpec) -> None:
-    """Write the spec of a launch. Its hash is written to the watcher's journal, so a later edit is noticed."""
+    """Write the spec of a launch to spec.json.
+
+    Its hash is written to the journal of the watcher, so a later edit is noticed.
+    """
     text = json_text(spec, indent=1) + "\n"
     attempt.directory.write(attempt.spec, text)
     append_line(attempt.watch, {"event": _HASH, "sha256": _sha256(text.encode())})
 
 
 def load_judged_spec(attempt: AttemptDir) -> RunSpec:
-    """Return the spec of a stored attempt, to judge the attempt.
-
-    Raises ScenarioError if the spec is invalid, or if it was edited after the launch.
-    """
+    """Return the spec of a stored attempt. Raises ScenarioError if it is invalid or was edited."""
     spec = load_spec(attempt.spec, attempt.directory)
     hashes = [
         record.get("sha256") for record in attempt.directory.read_records(attempt.watch) if record.get("event") == _HASH
@@ -173,7 +167,10 @@ _MAX_BYTES = 16 << 20
 @stored_as(was_interrupted="interrupted", plan_text="agreed")
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """The contents of run.json: the plan and options of a command, and the nsa-harness and machine that ran it."""
+    """The contents of run.json, which describe a run.
+
+    These are the plan and options of a command, and the nsa-harness and machine that ran it.
+    """
 
     schema: int = 1
     command: str
@@ -212,7 +209,7 @@ def write_record(run: RunDir, record: RunRecord) -> None:
 
 
 def learn_launch_secrets(run: RunDir, plan: Iterable[RunSpec | Skip]) -> None:
-    """Add the secrets of the launches and of the environment to the run's redaction.
+    """Find the secrets in the launches and the environment, to remove them from now on.
 
     Secrets are numbered in the order of the plan.
     """
@@ -223,7 +220,7 @@ def learn_launch_secrets(run: RunDir, plan: Iterable[RunSpec | Skip]) -> None:
 
 
 def plan_to_resume(run: RunDir) -> RunRecord:
-    """Return the record of a run to resume. Raises StoredRunError if it is unreadable or its plan is invalid."""
+    """Return the record of a run to resume. Raises StoredRunError if it is unreadable or invalid."""
     record = with_unredacted_plan(run, read_record(run))
     if not record.plan:
         raise StoredRunError(f"{run.record}: the plan is missing or unreadable, so the run cannot be resumed")
@@ -235,10 +232,7 @@ def plan_to_resume(run: RunDir) -> RunRecord:
 
 
 def with_unredacted_plan(run: RunDir, record: RunRecord) -> RunRecord:
-    """Return the record with the launches as they were before redaction.
-
-    Raises StoredRunError if that is impossible.
-    """
+    """Return the record with the secrets of its launches. Raises StoredRunError if they are lost."""
     try:
         return replace(
             record, plan=type_adapter(_Plan).validate_json(run.directory.read_whole_file(run.plan, _MAX_BYTES)).plan
@@ -251,9 +245,9 @@ def with_unredacted_plan(run: RunDir, record: RunRecord) -> RunRecord:
 
 
 def read_record(run: RunDir) -> RunRecord:
-    """Return the contents of run.json, or a placeholder if it is unreadable, because the run can still be judged.
+    """Return the contents of run.json, or a placeholder if it is unreadable.
 
-    Raises StoredRunError for a run of a newer nsa-harness.
+    The run can be judged without it. Raises StoredRunError for a run of a newer nsa-harness.
     """
     try:
         text = run.directory.read_whole_file(run.record, _MAX_BYTES)
@@ -270,7 +264,7 @@ def read_record(run: RunDir) -> RunRecord:
 
 
 def _refuse_newer(run: RunDir, text: bytes) -> None:
-    """Raise StoredRunError if a newer nsa-harness wrote the run, because this version might misread and misjudge it."""
+    """Raise StoredRunError if a newer nsa-harness wrote the run."""
     document = json.loads(text)
     schema = document.get("schema") if isinstance(document, dict) else None
     if isinstance(schema, int) and schema > RunRecord.schema:

@@ -1,4 +1,4 @@
-"""Redacts the files of a run.
+"""Removes secrets from the files of a run.
 
 Files are redacted in place after the reaper or a probe wrote them, or after a new secret was found. They are also
 redacted when a run is packed into one file to be passed on.
@@ -36,13 +36,16 @@ _MAX_BYTES = 64 << 20
 
 
 def redact_files(attempt: AttemptDir) -> tuple[Trouble, ...]:
-    """Redact the files of one attempt, without following links. Return a trouble note for each failure."""
+    """Redact the files of one attempt. Return one note per failure.
+
+    Links are not followed.
+    """
     paths = (path for pattern in _ATTEMPT_FILES for path in attempt.directory.list_files(attempt.path, pattern))
     return tuple(_redact(paths, attempt.directory, attempt.redaction))
 
 
 def redact_run(run: RunDir) -> None:
-    """Redact the files of every attempt and the run's logs, after all secrets of the run were found.
+    """Redact the files of all attempts of a run.
 
     Also store the secret values of the environment that a program printed. If there are no secrets, no file is read.
     """
@@ -78,7 +81,7 @@ _MAX_JSON_BYTES = 32 << 20
 
 
 def write_bundle(run: RunDir, target: Path) -> int:
-    """Pack the run's files, redacted, into the archive `target`, and return how many files it has.
+    """Pack the files of a run into an archive, without secrets. Return the number of files.
 
     Only the owner may read the archive. Raises UsageError if `target` exists or cannot be created.
     """
@@ -91,7 +94,7 @@ def write_bundle(run: RunDir, target: Path) -> int:
 
 
 def write_texts(target: Path, texts: Mapping[str, bytes]) -> None:
-    """Write texts, which must be redacted already, to the archive `target`, by their names.
+    """Write texts to a new archive, by their names. Secrets must have been removed already.
 
     Raises UsageError if `target` exists or cannot be created.
     """
@@ -103,7 +106,7 @@ def write_texts(target: Path, texts: Mapping[str, bytes]) -> None:
 
 
 def learn_all_secrets(run: RunDir) -> None:
-    """Read all files of the run, so every secret is known before the first file is packed."""
+    """Find the secrets in all files of the run, before the first file is packed."""
     _learn_launches(run)
     for path in _files(run):
         for text in _texts(run.directory, path):
@@ -121,7 +124,6 @@ def _new_bundle(target: Path) -> Iterator[tarfile.TarFile]:
 
 
 def _learn_launches(run: RunDir) -> None:
-    """Add the secrets of the run's launches to its redaction, as far as the launches are readable."""
     with suppress(HarnessError):
         learn_launch_secrets(run, with_unredacted_plan(run, read_record(run)).plan)
     for attempt in run.attempts():
@@ -130,7 +132,7 @@ def _learn_launches(run: RunDir) -> None:
 
 
 def _files(run: RunDir) -> Iterator[Path]:
-    """Yield the regular files of a run that may be passed on. Links are skipped, because they may lead anywhere."""
+    """Yield the regular files of a run that may be passed on. Links are skipped."""
     excluded_names = {SPEC, run.plan.name, run.secrets.name, run.lock.name, BALLAST}
     directories = [run.path]
     while directories:
@@ -168,7 +170,7 @@ def _write(clean: IO[bytes], path: Path, run: RunDir) -> None:
 
 
 def _texts(directory: SafeDirectory, path: Path) -> Iterator[str]:
-    """Yield a file's text in chunks that end at a line end, if possible."""
+    """Yield the text of a file in chunks of whole lines, if possible."""
     with directory.open_file(path) as file:
         for chunk in _chunks(file):
             yield chunk.decode("utf-8", "surrogateescape")

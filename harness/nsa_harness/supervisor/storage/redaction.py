@@ -34,7 +34,7 @@ _MAX_BYTES = 16 << 20
 
 
 class Redaction:
-    """Finds secrets in every text that it gets, and replaces them. The attempts of a run share one object.
+    """Finds secrets in texts, and replaces them. All attempts of a run share one object.
 
     `file` contains the secret values of the environment that a program printed. It is needed for a later judgement,
     which runs in another environment and would not recognise these values as secrets. Storing them reveals nothing,
@@ -58,21 +58,18 @@ class Redaction:
 
     @property
     def printed_secrets(self) -> tuple[str, ...]:
-        """Return the secret values of the environment that occurred in a text."""
+        """The secret values of the environment that occurred in a text."""
         secrets = self.secrets
         return tuple(secret.value for secret in secrets.secrets if secret.value in secrets.suspected_values)
 
     # Finding secrets before anything is written.
 
     def learn_launch(self, spec: RunSpec) -> None:
-        """Add the secrets in a launch's command line and environment variables."""
+        """Find the secrets in the command line and environment variables of a launch."""
         self._learn([*secrets_of_command(spec.program), *secrets_of_environment(spec.env)])
 
     def suspect_environment(self, environment: Mapping[str, str]) -> None:
-        """Redact the secret values of these environment variables from now on.
-
-        Each value gets its number when a text first contains it.
-        """
+        """Redact the secret values of these environment variables from now on."""
         values = [secret.value for secret in secrets_of_environment(environment.items()) if secret.everywhere]
         with self._lock:
             self._secrets = self.secrets.with_suspected(values)
@@ -84,16 +81,19 @@ class Redaction:
     # Redacting texts.
 
     def text(self, text: str, *, code: bool = False) -> str:
-        """Return the redacted text. `code`: the text is source code, so an unquoted word is a name and not a value."""
+        """Return the redacted text.
+
+        `code`: the text is source code, so an unquoted word is a name and not a value.
+        """
         return redact(text, self._learn_from(text, code=code), code=code) if self.is_on else text
 
     def json(self, text: str) -> str:
-        """Return a redacted JSON document, or redacted lines of JSON. It is parsed only if it contains a secret."""
+        """Return a JSON document, or lines of JSON, without secrets."""
         secrets = self._learn_from(text)
         return redact_json(text, secrets) if self.is_on and redact(text, secrets) != text else text
 
     def value(self, value: T) -> T:
-        """Return a value of the core with all texts in it redacted."""
+        """Return a copy of an object in which all texts are redacted."""
         if not self.is_on:
             return value
         texts = joined_texts(value)
@@ -101,7 +101,7 @@ class Redaction:
         return value if redact(texts, secrets) == texts else redact_value(value, secrets)
 
     def spec(self, spec: Launch) -> Launch:
-        """Return the launch with its program's arguments and its environment redacted.
+        """Return the launch with its arguments and environment variables redacted.
 
         Each argument is redacted separately, because the option before it reveals even a secret of two letters.
         """
@@ -112,23 +112,23 @@ class Redaction:
         return self.value(replace(spec, program=words, env=self.pairs(spec.env)))
 
     def command(self, words: Sequence[str], environment: Sequence[tuple[str, str]] = ()) -> str:
-        """Return a command as one redacted shell line, in which variables replace the secrets."""
+        """Return a command as one shell line, in which variables replace the secrets."""
         if not self.is_on:
             return " ".join([*(f"{name}={shell_words([value])}" for name, value in environment), shell_words(words)])
         self._learn(secrets_of_command(words))
         return shell_line(redact_words(words, self.secrets), self.pairs(environment))
 
     def command_text(self, command: str) -> str:
-        """Return a shell command, which is given as one text, redacted."""
+        """Return a shell command without secrets."""
         try:
             return self.command(shlex.split(command))
         except ValueError:  # a quote without an end
             return self.text(command)
 
     def pairs(self, environment: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-        """Return environment variables with redacted values.
+        """Return environment variables without secrets.
 
-        A variable's name reveals even a secret of two letters.
+        The name of a variable reveals even a secret of two letters.
         """
         if not self.is_on:
             return tuple(environment)

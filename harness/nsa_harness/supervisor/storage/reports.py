@@ -1,4 +1,4 @@
-"""Finds the report.json files below directories, and reads their text and the name of the job they belong to."""
+"""Finds and reads the report.json files below directories."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class ReportText:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredReports:
-    """The reports that were found, and the files that could not be read."""
+    """The reports that were found, and the unreadable files."""
 
     reports: tuple[ReportText, ...]
     unread: tuple[UnreadFile, ...]
 
 
 def stored_reports(directories: Sequence[Path], expected_jobs: Sequence[str] = ()) -> StoredReports:
-    """Return every report.json below the directories, each once. Unreadable files are in `unread` of the result.
+    """Return every report.json below the directories, and the files that could not be read.
 
-    The job of a report is the name in `expected_jobs` that is a directory on the report's path. If there is none, the
-    job is the relative path from the given directory to the run's parent.
+    The job of a report is the name in `expected_jobs` that is a directory on the path of the report. If there is none,
+    the job is the relative path from the given directory to the parent of the run.
     """
     reports: dict[tuple[str, str], ReportText] = {}
     unread: list[UnreadFile] = []
@@ -62,9 +62,10 @@ def stored_reports(directories: Sequence[Path], expected_jobs: Sequence[str] = (
 
 
 def matrix_jobs(file: Path) -> tuple[str, ...] | UnreadFile:
-    """Return the names of the jobs in a workflow file's `matrix: include`, or in a file {"include": [...]}.
+    """Return the names of the jobs in the matrix of a CI workflow file.
 
-    The file is YAML or JSON. If it has no usable names, return it as an unread file with the reason.
+    They are in `matrix: include`, or in a file {"include": [...]}. The file is YAML or JSON. If it has no usable names,
+    return it as an unread file with the reason.
     """
     text = _report_text(SafeDirectory(file.parent), file)
     if isinstance(text, UnreadFile):
@@ -83,7 +84,7 @@ def matrix_jobs(file: Path) -> tuple[str, ...] | UnreadFile:
 
 
 def _runs(directory: Path, unread: list[UnreadFile]) -> Iterator[tuple[Path, bool]]:
-    """Yield (path, whether it has a report) for each run directory below `directory`. Links are not followed."""
+    """Yield each run directory below `directory`, and whether it has a report."""
 
     def note_error(error: OSError) -> None:
         unread.append(UnreadFile(file=str(error.filename), why=error.strerror or "cannot be read"))

@@ -1,4 +1,4 @@
-"""Defines the directories and file names of a run, the lock of a running run, and how to find stored runs.
+"""Defines the directories and file names of a run, and finds and locks stored runs.
 
 Numbered dumps are named by the modules that write them. The reaper and the ranks write their own files.
 """
@@ -30,7 +30,7 @@ _MAX_BYTES = 16 << 20  # largest run.json or report.json that is read
 
 
 class AttemptDir:
-    """The directory of one attempt of a scenario, and the paths of its files.
+    """The directory of one attempt to run a scenario, with the paths of its files.
 
     Files are read and written through `directory`, which is safe, and texts are redacted by `redaction`.
     """
@@ -38,10 +38,6 @@ class AttemptDir:
     def __init__(
         self, path: Path, root: Path | None = None, redaction: Redaction | None = None, *, git_diff: bool = False
     ) -> None:
-        """Create the object for the directory `path`.
-
-        `root` is the directory of the run. By default the attempt's directory counts as the run.
-        """
         self.path = path
         self.directory = SafeDirectory(root or path)
         self.redaction = redaction or Redaction(path.parent / _SECRETS)
@@ -65,7 +61,7 @@ class AttemptDir:
 
     @property
     def ballast_file(self) -> Path:
-        """Return the path of the ballast file of the run that contains this attempt."""
+        """The path of the file that reserves disk space for the end of the run."""
         return self.path.parent / BALLAST
 
     def rank(self, rank: int) -> Path:
@@ -73,7 +69,7 @@ class AttemptDir:
 
 
 class RunDir:
-    """The directory of one run of one or more scenarios, and the paths of its files."""
+    """The directory of a run of one or more scenarios, with the paths of its files."""
 
     def __init__(self, path: Path, *, redact: bool = True, git_diff: bool = False) -> None:
         self.path = path
@@ -114,7 +110,7 @@ class RunDir:
         return self._attempt(self.path / (scenario if number == 1 else f"{scenario}~{number}"))
 
     def attempts(self) -> Iterator[AttemptDir]:
-        """Return the attempts on disk in the order of their launches. A directory with a spec or a journal counts."""
+        """Yield the stored attempts in the order of their launches."""
         exists = self.directory.exists
         paths = [
             path for path in self.directory.subdirectories(self.path) if exists(path / SPEC) or exists(path / _JOURNAL)
@@ -129,7 +125,7 @@ class RunDir:
 
     @property
     def is_stored_run(self) -> bool:
-        """Whether the name or the contents of the directory show that it is a run of nsa-harness."""
+        """Whether the directory looks like a run of nsa-harness."""
         records = [self.record] if self.directory.is_file(self.record) else []
         specs = [path / SPEC for path in self.directory.subdirectories(self.path) if self.directory.exists(path / SPEC)]
         is_named_like_run = fnmatchcase(self.path.name, _RUN_ID) and bool(records or specs)
@@ -149,7 +145,7 @@ class RunDir:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options that are shared by all commands that launch runs."""
+    """The options shared by all commands that launch runs."""
 
     command: str  # the command line of nsa-harness
     out: Path | None = None  # the parent of run directories; None: ./reports
@@ -166,9 +162,10 @@ class RunOptions:
 
 
 def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False) -> RunDir:
-    """Create a run directory below `parent`, and make `parent/latest` a link to it. Raises UsageError if that fails.
+    """Create a run directory below `parent`, and make `parent/latest` a link to it.
 
-    Only the user may enter the directory, because the logs contain everything that a program prints.
+    Only the user may enter the directory, because the logs contain everything that a program prints. Raises UsageError
+    if it cannot be created.
     """
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
     path = parent / run_id
@@ -187,7 +184,10 @@ def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False) -> 
 
 @contextmanager
 def lock_run(run: RunDir) -> Iterator[None]:
-    """Lock the run for this process while the block runs. Raises StoredRunError if another process has the lock."""
+    """Lock the run for this process while the block runs.
+
+    Raises StoredRunError if another process has the lock.
+    """
     try:
         lock = FileLock(run.lock).acquire(timeout=0)
     except Timeout:
@@ -199,10 +199,10 @@ def lock_run(run: RunDir) -> Iterator[None]:
 
 @contextmanager
 def refuse_if_running(run: RunDir) -> Iterator[None]:
-    """Keep other processes from running this run while the block runs, without writing anything.
+    """Raise StillRunning if a process is running this run, and keep others from starting it.
 
-    Raises StillRunning if a process is running it. If there is no lock file that may be opened, the run was stored by
-    another user, and the block simply runs.
+    Nothing is written. If there is no lock file that may be opened, the run was stored by another user, and the block
+    simply runs.
     """
     try:
         lock = run.directory.open_file(run.lock)
@@ -220,7 +220,7 @@ def refuse_if_running(run: RunDir) -> Iterator[None]:
 
 
 def _verdicts_so_far(run: RunDir) -> str:
-    """Return the verdicts of the run's attempts so far, as the end of an error message."""
+    """Return the verdicts of the run's attempts so far, as text for an error message."""
     verdicts = []
     for attempt in run.attempts():
         verdict = "running"
@@ -253,7 +253,7 @@ _MAX_HINTED_RUNS, _MAX_INSPECTED_RUNS = 3, 30
 
 
 def latest_runs(parent: Path) -> list[Path]:
-    """Return the directories below `parent` that are named like a run, the latest first."""
+    """Return the run directories below `parent`, the latest first."""
     return [path for path in reversed(SafeDirectory(parent).subdirectories(parent)) if fnmatchcase(path.name, _RUN_ID)]
 
 
@@ -268,7 +268,7 @@ class StoredResult:
 
 
 def earlier_results(parent: Path, spec_hashes: Collection[str], excluded_run: str = "") -> Iterator[StoredResult]:
-    """Yield the results of attempts with one of these specs in the latest runs below `parent`, the latest run first.
+    """Yield the results of earlier attempts with one of these specs, the latest run first.
 
     The run named `excluded_run` and unreadable reports are skipped.
     """
@@ -289,13 +289,13 @@ _MAX_EARLIER_RUNS = 50
 
 
 def write_document(path: Path, text: str) -> None:
-    """Write a document to a temporary file, and rename it to `path`. The directory is trusted.
+    """Write a document to a temporary file, and rename it to `path`. Raises OSError.
 
-    If the disk is full, the run's ballast file is emptied to make room. Raises OSError.
+    The directory is trusted. If the disk is full, the run's ballast file is emptied to make room.
     """
     SafeDirectory(path.parent).write(path, text)
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append a record as one line of JSON: the whole line or nothing. Raises OSError."""
+    """Append a record as one line of JSON. Raises OSError, and then nothing is written."""
     SafeDirectory(path.parent).append(path, json.dumps(record, separators=(",", ":")) + "\n")

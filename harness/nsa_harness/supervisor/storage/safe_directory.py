@@ -1,7 +1,8 @@
-"""Gives safe access to the files of a run: only regular files below its directory, without links, within a budget.
+"""Gives safe access to the files of a run that someone else may have made.
 
 An attacker may have made a run to harm the user who judges it. So a path in a run is never opened in one call. Each
-directory of the path is opened separately, from the run's directory down, and links are refused.
+directory of the path is opened separately, from the run's directory down, and links are refused. The size of what is
+read is limited.
 """
 
 from __future__ import annotations
@@ -49,22 +50,22 @@ class Budget:
         self._until_s = time.thread_time() + seconds
 
     def add_ranks(self, ranks: int) -> None:
-        """Increase the budget for a run with `ranks` ranks. Each rank has logs, a status file and a flight recorder."""
+        """Increase the budget for a run with this number of ranks."""
         self.remaining_bytes += ranks * (64 << 20)
         self._until_s += ranks * 0.2
 
     @property
     def exceeded_limit(self) -> str:
-        """Return the name of the limit that was exceeded ("bytes" or "time"), or "" if there is budget left."""
+        """The limit that was exceeded ("bytes" or "time"), or "" if there is budget left."""
         if self.remaining_bytes <= 0:
             return "bytes"
         return "time" if time.thread_time() > self._until_s else ""
 
 
 class SafeDirectory:
-    """Safe access to the files below `root`. All paths that are passed to the methods begin with `root`.
+    """Safe access to the files below the directory `root`.
 
-    `root` itself is trusted, because the caller chose it.
+    All paths that are passed to the methods begin with `root`, which itself is trusted, because the caller chose it.
     """
 
     def __init__(self, root: Path) -> None:
@@ -76,10 +77,7 @@ class SafeDirectory:
     # Reading.
 
     def open_file(self, path: Path) -> BinaryIO:
-        """Open a regular file for reading. Raises OSError for anything else.
-
-        A device could be endless, and a link could lead to any file.
-        """
+        """Open a regular file for reading. Raises OSError for links, devices and other files."""
         with self._open_directory(path.parent) as folder:
             descriptor = _call_in_directory(os.open, path, _READ, dir_fd=folder)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -88,7 +86,10 @@ class SafeDirectory:
         raise OSError(errno.EINVAL, "not a regular file", str(path))
 
     def read_whole_file(self, path: Path, most_bytes: int) -> bytes:
-        """Return the contents of a file. Raises OSError if it is unreadable, ValueError if it exceeds `most_bytes`."""
+        """Return the contents of a file.
+
+        Raises OSError if it is unreadable, and ValueError if it is larger than `most_bytes`.
+        """
         with self.open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             # Read one byte more, because the file may have grown. A file that is too large is not read.
@@ -107,7 +108,10 @@ class SafeDirectory:
             return ""
 
     def read_lines(self, path: Path, most_chars: int) -> Iterator[str]:
-        """Yield the lines of a log. Lines longer than `most_chars` are split. Yield nothing without a readable log."""
+        """Yield the lines of a log, or nothing if it is unreadable.
+
+        Lines longer than `most_chars` are split.
+        """
         try:
             with io.TextIOWrapper(self.open_file(path), encoding="utf-8", errors="replace") as log:
                 read_chars = 0
@@ -121,10 +125,7 @@ class SafeDirectory:
             return
 
     def read_records(self, path: Path) -> Iterator[dict[str, Any]]:
-        """Yield the records of a journal. Lines that are not JSON objects are skipped.
-
-        The last line may be incomplete, because the writer may have been killed while writing it.
-        """
+        """Yield the records of a journal. Lines that are not JSON objects are skipped."""
         try:
             with self.open_file(path) as journal:
                 for line in self._journal_lines(journal, path):
@@ -135,10 +136,7 @@ class SafeDirectory:
             return
 
     def _journal_lines(self, journal: BinaryIO, path: Path) -> Iterator[bytes]:
-        """Yield the lines of a journal. If it is far too long, yield only its first and last lines.
-
-        The first and last lines contain the origin and the ending of the attempt.
-        """
+        """Yield the lines of a journal. If it is far too long, only its first and last lines are read."""
         size = os.fstat(journal.fileno()).st_size
         head_end = size if size <= 2 * _MAX_HALF_BYTES else _MAX_HALF_BYTES
         yield from islice(_lines_until(journal, head_end), _MAX_HALF_RECORDS)
@@ -158,7 +156,10 @@ class SafeDirectory:
     # Listing files.
 
     def exists(self, path: Path) -> bool:
-        """Whether there is a file, directory or link with this path. A path through a link does not exist."""
+        """Whether there is a file, directory or link with this path.
+
+        A path through a link does not exist.
+        """
         return self._status(path) is not None
 
     def is_file(self, path: Path) -> bool:
@@ -170,12 +171,12 @@ class SafeDirectory:
         return facts is not None and stat.S_ISLNK(facts.st_mode)
 
     def size_bytes(self, path: Path) -> int:
-        """Return the size of a regular file, or 0 if there is no regular file with this path."""
+        """Return the size of a regular file, or 0 if there is none."""
         facts = self._status(path)
         return facts.st_size if facts is not None and stat.S_ISREG(facts.st_mode) else 0
 
     def modified_ns(self, path: Path) -> int:
-        """Return the time of the last change, or 0 if nothing has this path."""
+        """Return the time of the last change to a file, or 0 if it does not exist."""
         facts = self._status(path)
         return 0 if facts is None else facts.st_mtime_ns
 
@@ -184,7 +185,7 @@ class SafeDirectory:
         return [path / name for name, is_folder in self._entries(path) if is_folder]
 
     def list_files(self, path: Path, pattern: str) -> list[Path]:
-        """Return the paths below a directory that match the pattern, sorted by name. Directories are excluded.
+        """Return the files below a directory that match the pattern, sorted by name.
 
         `*` does not match `/`.
         """
@@ -232,9 +233,10 @@ class SafeDirectory:
     # Writing.
 
     def write(self, path: Path, text: str) -> None:
-        """Write a temporary file and rename it, so a reader sees the old or the new document, never a part of it.
+        """Write a document to a temporary file, and rename it to `path`. Raises OSError.
 
-        If the disk is full, the run's ballast file is emptied to make room. Raises OSError.
+        A reader sees the old or the new document, never a part of it. If the disk is full, the run's ballast file is
+        emptied to make room.
         """
         data = text.encode("utf-8", errors="backslashreplace")
         write_with_ballast(path, lambda: self._write_atomically(path, data))
@@ -245,7 +247,7 @@ class SafeDirectory:
 
     @contextmanager
     def replace_file(self, path: Path) -> Iterator[BinaryIO]:
-        """Yield a new file that replaces `path` when the block ends. Its temporary name cannot be predicted."""
+        """Yield a new file that replaces `path` when the block ends."""
         with self._open_directory(path.parent) as folder:
             temporary = f".{path.name[:200]}.{secrets.token_hex(8)}"
             descriptor = _call_in_directory(os.open, path.with_name(temporary), _NEW, 0o600, dir_fd=folder)
@@ -259,7 +261,7 @@ class SafeDirectory:
                 raise
 
     def append(self, path: Path, text: str) -> None:
-        """Append the whole text or nothing. Raises OSError like `open_for_append`, and if the disk is full."""
+        """Append a text to a file. Raises OSError, and then nothing is written."""
         data = text.encode("utf-8", errors="backslashreplace")
         with self.open_for_append(path) as file:
             count = os.write(file.fileno(), data)
@@ -282,7 +284,7 @@ class SafeDirectory:
         raise OSError(errno.EINVAL, "not a regular file, or a file with a second name", str(path))
 
     def copy_ends(self, source: Path, target: Path, half_bytes: int) -> int:
-        """Copy a file, but replace the middle of a large file by one line. Return the number of skipped bytes.
+        """Copy a file, but leave out the middle of a large file. Return the number of skipped bytes.
 
         A file is large if it has more than twice `half_bytes`. Raises OSError.
         """
@@ -312,7 +314,7 @@ class SafeDirectory:
     # Notes about files that were not read completely.
 
     def note_incomplete(self, path: Path, why: str) -> None:
-        """Note that a file was not read or copied completely, with the reason."""
+        """Record that a file was not read or copied completely, with the reason."""
         name = os.path.relpath(path, self.root)
         if len(self._notes) < _MAX_NOTES:
             self._notes.append(Trouble(what=name, why=why))
@@ -331,7 +333,7 @@ class SafeDirectory:
 
     @contextmanager
     def _open_directory(self, path: Path) -> Iterator[int]:
-        """Yield a file descriptor of a directory of the run. Raises OSError if its path contains a link."""
+        """Yield a file descriptor of a directory. Raises OSError if its path contains a link."""
         parts = path.relative_to(self.root).parts
         if ".." in parts:
             raise OSError(errno.EINVAL, "a path that leads out of the run", str(path))
@@ -349,17 +351,13 @@ class SafeDirectory:
 
 
 class _BudgetedFile(io.FileIO):
-    """A file whose reads count against the budget. If the budget is exceeded, the file seems to end, with a note."""
+    """A file that seems to end when the budget for reading is exceeded."""
 
     def __init__(self, descriptor: int, directory: SafeDirectory, path: Path) -> None:
         super().__init__(descriptor, "rb")
         self._directory, self._path, self._is_cut = directory, path, False
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer`, charge the budget, and return the number of bytes.
-
-        Return 0, which means the end of the file, if the budget is exceeded.
-        """
         budget = self._directory.budget
         if budget is not None and (limit := budget.exceeded_limit):
             if not self._is_cut:
@@ -375,16 +373,16 @@ class _BudgetedFile(io.FileIO):
 
 
 def safe_file(path: Path) -> tuple[SafeDirectory, Path]:
-    """Return safe access to a file that the user named, and its resolved path. The user's own links are followed."""
+    """Return safe access to a file that the user named, and its resolved path.
+
+    The user's own links are followed.
+    """
     resolved_path = path.resolve()
     return SafeDirectory(resolved_path.parent), resolved_path
 
 
 def _call_in_directory(call: Any, path: Path, *arguments: int, dir_fd: int) -> int:
-    """Call an `os` function with the last component of the path, relative to its open directory `dir_fd`.
-
-    Raises OSError with the whole path, and with a clear text if the component is a link.
-    """
+    """Call an `os` function with the last component of a path, relative to its open directory."""
     try:
         result: int = call(path.name, *arguments, dir_fd=dir_fd)
     except ValueError:  # a name with a NUL character
@@ -435,7 +433,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def fill_ballast(run: Path) -> None:
-    """Create or refill the ballast file before an attempt. An earlier attempt may have emptied it."""
+    """Create or refill the file that reserves disk space for the end of a run."""
     with suppress(OSError):
         descriptor = os.open(run / BALLAST, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -448,13 +446,16 @@ def fill_ballast(run: Path) -> None:
 
 
 def release_ballast(run: Path) -> None:
-    """Remove the ballast file of a run that has ended."""
+    """Remove the file that reserves disk space for the end of a run."""
     with suppress(OSError):
         (run / BALLAST).unlink()
 
 
 def write_with_ballast(path: Path, write: Callable[[], None]) -> None:
-    """Call `write`. If the disk is full, empty the ballast file and call it again. Raises OSError."""
+    """Call `write`. If the disk is full, free the reserved space and call `write` again.
+
+    Raises OSError if that fails.
+    """
     try:
         write()
     except OSError as error:
@@ -466,7 +467,7 @@ def write_with_ballast(path: Path, write: Callable[[], None]) -> None:
 
 
 def _empty_ballast(ballast: Path) -> bool:
-    """Empty the ballast file, and return whether that freed any space."""
+    """Free the reserved disk space, and return whether there was any."""
     try:
         descriptor = os.open(ballast, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""Stores the program's source next to the evidence when a run is first judged. Later judgements read this copy."""
+"""Stores the program's source code when a run is first judged. Later judgements read this copy."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 FILE = "sources.json"
 _STORED = type_adapter(tuple[Source, ...])
-_MAX_BYTES = 256 << 10  # of all functions together
+_MAX_BYTES = 256 << 10  # limit for all functions together
 _MAX_FILE_BYTES = 1 << 20
 
 
 def with_sources(attempt: AttemptDir, evidence: Evidence, *, launched_here: bool) -> Evidence:
-    """Return the evidence with the program's source. The source is read once, when the attempt ends, and stored.
+    """Return the evidence with the source code of the program, and store the source code.
 
-    Files that were changed since the launch, and files that are not small regular files, are skipped.
-    `launched_here`: this process launched the attempt. For any other attempt only stored source is used, because the
-    author of the evidence could have chosen arbitrary file names.
+    Files that were changed since the launch, and files that are not small regular files, are skipped. `launched_here`:
+    this process launched the attempt. For any other attempt only stored source is used, because the author of the
+    evidence could have chosen arbitrary file names.
     """
     directory, path = attempt.directory, attempt.path / FILE
     try:
@@ -45,7 +45,10 @@ def with_sources(attempt: AttemptDir, evidence: Evidence, *, launched_here: bool
 
 
 def stored_sources(attempt: AttemptDir) -> tuple[Source, ...]:
-    """Return the stored source of an attempt. Raises OSError or ValueError if it is missing or invalid."""
+    """Return the stored source code of an attempt.
+
+    Raises OSError or ValueError if it is missing or invalid.
+    """
     return _STORED.validate_json(attempt.directory.read_whole_file(attempt.path / FILE, 4 * _MAX_BYTES))
 
 
@@ -66,10 +69,10 @@ def _read(attempt: AttemptDir, evidence: Evidence) -> Iterator[Source]:
 
 
 def text_as_launched(file: str, since_s: float | None, pid: int | None = None) -> str:
-    """Return the text of a source file of a running program, or "" if it was changed after `since_s`.
+    """Return the text of a source file of a running program, or "" if it has changed or is unreadable.
 
-    Return "" as well if it is not a small regular file. `pid` is a process of the program, which may be in a container
-    and see other files than nsa-harness.
+    `since_s` is the time of the launch. `pid` is a process of the program, which may be in a container and see other
+    files than nsa-harness.
     """
     try:
         path = Path(file) if pid is None else path_in_process(pid, file)
@@ -83,7 +86,7 @@ def text_as_launched(file: str, since_s: float | None, pid: int | None = None) -
 
 
 def with_source_text(outcome: Outcome, sources: Sequence[Source]) -> Outcome:
-    """Return the outcome with the text of the program's statement at each location in it."""
+    """Return the outcome with the source code at each of its code locations."""
     program = ProgramSource(tuple(sources))
 
     def with_text(place: Place | None) -> Place | None:

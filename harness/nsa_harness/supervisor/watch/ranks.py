@@ -25,7 +25,10 @@ _LATEST_CALLS = 8
 
 @dataclass(kw_only=True)
 class Ranks:
-    """The ranks of a job. Everything is read from /proc and status files, so no rank or launcher has to respond."""
+    """The ranks of a running job and their state.
+
+    Everything is read from /proc and status files, so no rank or launcher has to respond.
+    """
 
     spec: RunSpec
     job: JobProcesses
@@ -39,17 +42,15 @@ class Ranks:
 
     @property
     def living_pids(self) -> dict[int, int]:
-        """Return the process id of each rank whose process is alive, by rank."""
+        """The process id of each rank that is alive, by rank."""
         return {rank: pid for rank, pid in self.pids.items() if rank not in self.exited_ranks and procfs.is_alive(pid)}
 
     @property
     def all_started(self) -> bool:
-        """Whether every rank has finished its start-up."""
         return len(self.status_files) == self.spec.ranks and all(map(has_started, self.status_files.values()))
 
     @property
     def is_starting(self) -> bool:
-        """Whether a rank with a status file is still starting up."""
         return any(status is not None and not has_started(status) for status in self.status_files.values())
 
     @staticmethod
@@ -57,14 +58,11 @@ class Ranks:
         return time.monotonic_ns()
 
     def mark_exited(self, pid: int) -> None:
-        """Note that the process `pid` has exited, which may be a rank."""
+        """Record that a process has exited."""
         self.exited_ranks |= {rank for rank, known_pid in self.pids.items() if known_pid == pid}
 
     def discover(self, launcher: int) -> list[tuple[int, int]]:
-        """Find the processes of ranks below the launcher, and return (rank, pid) for each that is new.
-
-        A rank's process is the topmost process with this RANK in its environment.
-        """
+        """Find the processes of the ranks below the launcher. Return the rank and pid of each new one."""
         if len(self.pids) == self.spec.ranks and all(map(procfs.is_alive, self.pids.values())):
             return []
         new_ranks = [new for stat in procfs.descendants(launcher) if (new := self._new_rank(stat))]
@@ -76,10 +74,7 @@ class Ranks:
         return new_ranks
 
     def _single_process(self, launcher: int) -> int | None:
-        """Return the process of a launch without torchrun, or None if it is not known yet.
-
-        It is the process with a status file. If the probe is off, or no status file appears, it is the command itself.
-        """
+        """Return the process of a launch without torchrun, or None if it is not known yet."""
         candidates = [launcher, *(stat.pid for stat in procfs.descendants(launcher))]
         with_status_file = [
             pid for pid in candidates if (self.job.probe_dir / protocol.STATUS_FILE.format(pid=pid)).exists()
@@ -106,7 +101,10 @@ class Ranks:
         return int(rank), stat.pid
 
     def read_status_files(self, now_s: float) -> None:
-        """Read the status file of each living rank, or its bytes of I/O if it has no status file."""
+        """Update the progress of each living rank from its status file.
+
+        The bytes of I/O are read for a rank without a status file.
+        """
         for rank, pid in self.pids.items():
             if rank in self.exited_ranks:
                 continue

@@ -29,7 +29,7 @@ from nsa_harness.supervisor.watch.ranks import Ranks
 from nsa_harness.texts.sentences import stall_text
 
 _POLL_S = 0.4  # time between two reads of the status files, once every rank has started
-_FAST_POLL_S = 0.2  # before that, because a rank may start and exit quickly, and while a stall is suspected
+_FAST_POLL_S = 0.2  # the same during start-up, when ranks may exit quickly, and while a stall is suspected
 _MEMORY_S = 1.0
 _RANKS_AFTER_LAUNCHER_S = 1.0  # a rank that outlives its launcher for longer is killed
 # Snapshots for the profile show which lines take a run's time. A snapshot stops a rank for 10 to 30 ms, so there are
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class WatchListener(Protocol):
-    """Receives what the watch observes, as it happens."""
+    """An object that is told what a watch observes, as it happens."""
 
     def report_progress(self, progress: Progress) -> None: ...
     def report_first_snapshot(self, rows: Sequence[FirstSnapshot]) -> None: ...
@@ -57,17 +57,20 @@ class WatchListener(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class WatchPolicy:
-    """How a watch finds ranks, and when it ends. A function that returns an Ending ends the watch.
+    """The rules for how a watch finds ranks and when it ends.
 
-    The defaults are those of a launched run. Its watch ends when its launcher has exited, a HANG is proven, or the
-    deadline has passed. In a bisection, the watch also ends if the run is stuck like an earlier run with a proven HANG.
+    A function that returns an Ending ends the watch. The defaults are those of a launched run. Its watch ends when its
+    launcher has exited, a HANG is proven, or the deadline has passed. In a bisection, the watch also ends if the run is
+    stuck like an earlier run with a proven HANG.
     """
 
     find_ranks: Callable[..., Ranks] = Ranks
     on_exit: Callable[[], Ending] = lambda: Ending.EXITED
     on_deadline: Callable[[], Ending | None] = lambda: Ending.DEADLINE
     on_proof: Callable[[Proof], Ending | None] = lambda _: Ending.STALL
-    stops_early: Callable[..., bool] = lambda *_, **__: False  # called like `prove`, if that finds no proof
+    stops_early: Callable[..., bool] = lambda *_, **__: (
+        False
+    )  # called with the arguments of `prove` if `prove` returns no proof
     decide: Callable[[float, Limits], Ending | None] | None = None  # None: `Watch.check_stall` decides
     is_observed: bool = False  # nsa-harness did not launch the job
     has_reaper: bool = True  # a reaper records exits
@@ -87,7 +90,7 @@ class Snapshots:
     _profile_snapshot: Snapshot | None = None
 
     def take(self) -> None:
-        """Take a snapshot of all living ranks, and add it to the episode. Nothing happens if no rank is alive."""
+        """Take a snapshot of all living ranks."""
         alive = self.ranks.living_pids
         if not alive:
             return
@@ -101,7 +104,7 @@ class Snapshots:
         self._take_samples(previous, snapshot)
 
     def take_profile_snapshot(self, *, prefers_heartbeat: bool) -> None:
-        """Take a snapshot for the profile. No file is written, and the snapshot does not count as proof of a hang.
+        """Take a snapshot for the profile. It is not stored, and does not count as proof of a hang.
 
         `prefers_heartbeat`: request the flight recorder from the heartbeat thread first, which takes longer. The
         samples of this snapshot compare it with the latest snapshot of any kind. If it were compared with an older one,
@@ -115,18 +118,21 @@ class Snapshots:
         self._profile_snapshot = snapshot
 
     def proof(self, limits: Limits) -> Proof | None:
-        """Return the proof that the run is stuck, and write it to the journal. Return None if there is no proof."""
+        """Return the proof that the run is stuck, or None if there is none yet.
+
+        The proof is written to the journal.
+        """
         proof = self.evaluate(partial(prove, attended=self.is_observed), limits)
         if proof is not None:
             self.write("proof", kind=str(proof.kind), reason=proof.reason)
         return proof
 
     def stall_note(self, limits: Limits) -> StallNote | None:
-        """Return a note about where the ranks are blocked, or None if the snapshots do not show it."""
+        """Return a note that says where the ranks are blocked, or None if unknown."""
         return self.evaluate(partial(stall_note, attended=self.is_observed), limits)
 
     def evaluate(self, rule: Callable[..., T], limits: Limits) -> T:
-        """Return the result of a function of the core, such as `prove`, for the snapshots of the suspected stall."""
+        """Call a function such as `prove` with the snapshots since the ranks stopped making progress."""
         return rule(
             self.episode,
             self.samples,
@@ -137,7 +143,10 @@ class Snapshots:
         )
 
     def snapshots_to_store(self, ending: Ending) -> list[Snapshot]:
-        """Return the snapshots to store: for a HANG those that decide, otherwise the first and the last two."""
+        """Return the snapshots to store, given why the watch ended.
+
+        For a HANG these are the ones that prove it, otherwise the first and the last two.
+        """
         return (
             _deciding_snapshots(self.episode) if ending is Ending.STALL else [*self.episode[:1], *self.episode[1:][-2:]]
         )
@@ -150,7 +159,7 @@ class Snapshots:
 
 @dataclass(kw_only=True)
 class Watch:
-    """The watch of one attempt, from its launch to its end."""
+    """Watches one attempt to run a program, from its launch to its end."""
 
     job: JobProcesses
     spec: RunSpec
@@ -166,7 +175,7 @@ class Watch:
     stalled_since_s: float | None = None  # the last progress before a suspected stall; None = no stall is suspected
     learned_limit_s: float = 0.0  # lower bound for the stall limit, from earlier pauses of this run
     reported_stall: object = None  # the state of the suspected stall that was reported last
-    reported_proof: Proof | None = None  # a proof for an observed job, which continues; until it makes progress again
+    reported_proof: Proof | None = None  # a reported proof for an observed job, until the job makes progress again
     next_due_s: dict[str, float] = field(default_factory=dict)
     unwritten: list[dict[str, Any]] = field(default_factory=list)  # records for the journal while the disk is full
 
@@ -251,7 +260,7 @@ class Watch:
         return True
 
     def stall_limit_s(self, limits: Limits) -> float:
-        """Return how long the ranks may make no progress before a stall is suspected.
+        """Return how many seconds without progress count as a suspected stall.
 
         The limit is longer while a rank is starting up.
         """
@@ -280,11 +289,7 @@ class Watch:
         self.write("left", rank=rank, status=status, **({} if pid is None else {"pid": pid}))
 
     def _is_over(self, now_s: float) -> bool:
-        """Whether the run is over.
-
-        It is over if the launcher and all ranks have exited, if ranks outlive the launcher for too long, or if no
-        reaper is left.
-        """
+        """Whether the run is over, because its processes have exited or no reaper is left."""
         if self.job.is_lost:
             return True
         exit_s = self.launcher_exit_s
@@ -298,7 +303,7 @@ class Watch:
     # A suspected stall, then its proof.
 
     def check_stall(self, now_s: float, limits: Limits) -> Ending | None:
-        """Suspect a stall if no rank has made progress for too long, and take snapshots to prove a hang.
+        """Suspect a stall if no rank has made progress for too long, and try to prove a hang.
 
         Return an Ending if the watch is decided, or None.
         """
@@ -324,7 +329,7 @@ class Watch:
         return Ending.EARLY if self.snapshots.evaluate(self.policy.stops_early, limits) else None
 
     def report_stall(self, now_s: float, limits: Limits) -> None:
-        """Report where the ranks are blocked: at once if that has changed, otherwise again every 30 s."""
+        """Report where the ranks are blocked, again after a change or after 30 s."""
         note = self.snapshots.stall_note(limits)
         if note is None:
             return
@@ -347,7 +352,7 @@ class Watch:
         )
 
     def _end_suspicion(self, progress_s: float, since_s: float) -> None:
-        """End the suspicion of a stall, because a rank has made progress.
+        """Stop suspecting a stall, because a rank has made progress.
 
         The limit is raised, so another pause of the same length will not be suspected.
         """
@@ -361,7 +366,7 @@ class Watch:
         )
 
     def _interval_s(self, limits: Limits) -> float:
-        """Return the time to the next snapshot.
+        """Return the time to the next snapshot in seconds.
 
         It is short between the first two snapshots, which may prove a deadlock. After that it is long enough to see the
         lines of a loop.
@@ -386,7 +391,7 @@ class Watch:
     # Journal.
 
     def close(self, ending: Ending) -> None:
-        """Write the snapshots and everything else that the judge needs to know from the watcher."""
+        """Write the snapshots and everything else that the judge needs to the journal."""
         self.attempt.dumps.mkdir(exist_ok=True)
         for snapshot in self.snapshots.snapshots_to_store(ending):
             text = json_text(self.attempt.redaction.value(snapshot))
@@ -420,10 +425,7 @@ class Watch:
 
 
 def _deciding_snapshots(episode: list[Snapshot]) -> list[Snapshot]:
-    """Return the snapshots that decide a HANG.
-
-    These are the last snapshot, and the first and the latest snapshot that are long enough before it to prove a stop.
-    """
+    """Return the snapshots that prove a hang, at most three."""
     last = episode[-1]
     earlier_snapshots = [snapshot for snapshot in episode if last.at_s - snapshot.at_s >= SETTLE_S]
     return [*(earlier_snapshots[:1] if len(earlier_snapshots) > 1 else []), *earlier_snapshots[-1:], last]
