@@ -1,1 +1,1 @@
-"""Pure functions and immutable values. Nothing in this package reads a file, a process, a clock or the environment."""
+"""Pure functions and immutable values, which read no file, process, clock or environment."""

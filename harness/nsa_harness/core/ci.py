@@ -1,4 +1,4 @@
-"""Summary of the reports of many CI jobs."""
+"""Summarize the reports of many CI jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORST_FIRST = (Status.HANG, Status.FAIL, Status.PASS, Status.ERROR, Status.SKIP
 
 @dataclass(frozen=True, kw_only=True)
 class JobReport:
-    """A report that was read, and the CI job that stored it."""
+    """One report, with the CI job that stored it."""
 
     job: str
     file: str
@@ -22,7 +22,7 @@ class JobReport:
 
 @dataclass(frozen=True, kw_only=True)
 class UnreadFile:
-    """A file that could not be read as a report, or a path at which an expected report is missing."""
+    """One report file that is missing or cannot be read, with the reason."""
 
     file: str
     why: str
@@ -30,7 +30,7 @@ class UnreadFile:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSummary:
-    """All runs of one CI job. If the job stored no report, its machine is unknown and its exit code is 125."""
+    """All runs of one CI job. A job without a report has exit code 125."""
 
     job: str
     outcomes: tuple[Outcome, ...]
@@ -46,7 +46,7 @@ class JobSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class NightSummary:
-    """The summary of all jobs of a nightly. `reasons` lists why the exit code is not 0, the worst reason first."""
+    """Summary of all jobs of a nightly CI run."""
 
     jobs: tuple[JobSummary, ...]
     missing: tuple[str, ...]  # expected jobs without a report
@@ -55,7 +55,7 @@ class NightSummary:
     reasons: tuple[str, ...]
 
     def outcomes(self) -> Iterator[tuple[str, Outcome]]:
-        """Yield the name of the job and the outcome for every final outcome."""
+        """Yield every final outcome with the name of its job."""
         for job in self.jobs:
             yield from ((job.job, outcome) for outcome in job.outcomes if outcome.final)
 
@@ -72,8 +72,9 @@ class SkipReason:
 def night_summary(
     reports: Sequence[JobReport], unread: Sequence[UnreadFile] = (), expected_jobs: Sequence[str] = ()
 ) -> NightSummary:
-    """Return the summary of `reports`. `expected_jobs` are the names of the jobs in the matrix; leave it empty if the
-    matrix is unknown.
+    """Return the summary of all reports of a nightly CI run.
+
+    `expected_jobs` are the names of the jobs that should have stored a report, or empty if unknown.
     """
     by_job: dict[str, list[Report]] = {name: [] for name in expected_jobs}
     for item in reports:
@@ -93,7 +94,7 @@ def night_summary(
 
 
 def surprises(summary: NightSummary) -> tuple[tuple[str, Outcome], ...]:
-    """Return the name of the job and the outcome for each outcome that is not as expected, worst first."""
+    """Return each outcome that is not as expected, with the name of its job, worst first."""
     items = [item for item in summary.outcomes() if _is_surprising(item[1])]
     return tuple(sorted(items, key=lambda item: _WORST_FIRST.index(item[1].verdict.status)))
 
@@ -142,9 +143,6 @@ def _unexpected_text(status: Status, number: int) -> str:
 
 
 def _merge(reports: Sequence[Report]) -> Report:
-    """Return one report with the outcomes of all reports, so that `exit_code` can be applied to all of them
-    together.
-    """
     return Report(
         run_id="",
         harness="",

@@ -1,4 +1,4 @@
-"""The checks of `nsa-harness doctor`: the facts measured on a machine, and one check for each fact."""
+"""The checks that `nsa-harness doctor` makes on a machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEWEST_TORCH = (2, 13)
 
 
 class CheckState(StrEnum):
-    """The result of a check: ok, a warning, a missing optional component, or broken."""
+    """The result of one check of the machine."""
 
     OK = "ok"
     WARN = "warn"  # runs work, but something will be slower, less precise or surprising
@@ -39,7 +39,7 @@ class CheckState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckLine:
-    """One line of the output: a check with its state, the measured fact, and what to do unless the state is ok."""
+    """One check of the machine with its result, the measured facts and some advice."""
 
     name: str
     state: CheckState
@@ -56,7 +56,7 @@ _FOR_GPU, _FOR_FLASH = "pip install 'nsa-harness[gpu]'", "pip install 'nsa-harne
 
 
 def check_lines(facts: MachineCheckFacts) -> tuple[CheckLine, ...]:
-    """Check all facts and return one line for each, in the order of the output."""
+    """Return the result of every check, in the order in which `doctor` prints them."""
     torch, gpu, limits = facts.torch, facts.gpu, facts.limits
     if isinstance(torch, UnknownFacts):
         install = (
@@ -105,7 +105,7 @@ def is_healthy(lines: Sequence[CheckLine]) -> bool:
 
 
 def lines_text(lines: Sequence[CheckLine]) -> Iterator[str]:
-    """Yield the output of `doctor`: each check, below it what to do unless it is ok, and a conclusion at the end."""
+    """Yield the lines that `doctor` prints, with advice below each failed check."""
     width = max(map(len, (line.name for line in lines)), default=0)
     for line in lines:
         yield visible(f"{line.state:<{_STATE_WIDTH}} {line.name:<{width}}  {line.fact}", _MAX_LINE)
@@ -120,7 +120,7 @@ def lines_text(lines: Sequence[CheckLine]) -> Iterator[str]:
 
 
 def lines_for_json(lines: Sequence[CheckLine]) -> dict[str, object]:
-    """Return the output of `doctor --json`."""
+    """Return what `doctor --json` prints, as a dict."""
     return {"schema": 1, "healthy": is_healthy(lines), "lines": [vars(line) for line in lines]}
 
 
@@ -134,10 +134,9 @@ def size_text(size_bytes: int) -> str:
 
 
 def _check_amount(amount: int, fact: str, advice: str, *levels: tuple[CheckState, int, str]) -> CheckResult:
-    """Compare an amount with levels of (state, least amount, consequence), the worst level first.
+    """Compare an amount with thresholds (state, least amount, consequence), the worst first.
 
-    Return the state of the first level that is not reached, and append its consequence to the fact. If all levels are
-    reached, the state is ok.
+    Returns the state of the first threshold that is not reached, with its consequence.
     """
     for state, least, consequence in levels:
         if amount < least:
@@ -146,7 +145,7 @@ def _check_amount(amount: int, fact: str, advice: str, *levels: tuple[CheckState
 
 
 def _count_names(names: Sequence[str]) -> str:
-    """Return the names with the number of their occurrences, such as "2 x A100, 1 x T4"."""
+    """Return how often each name occurs as text, such as "2 x A100, 1 x T4"."""
     return ", ".join(f"{names.count(kind)} x {kind}" for kind in dict.fromkeys(names))
 
 
@@ -155,14 +154,14 @@ def _count_names(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class UnknownFacts:
-    """Facts that could not be measured, with the reason."""
+    """The reason why something could not be measured."""
 
     why: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class PythonFacts:
-    """The Python interpreter, and whether the probe loads in its child processes."""
+    """The Python version, and whether the probe loads into its child processes."""
 
     version: str
     probe_trouble: str | None  # why the probe does not load into a child process; None: it loads
@@ -180,7 +179,7 @@ class PythonFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFacts:
-    """The GPUs that nvidia-smi lists, and those that a rank would see."""
+    """The GPUs of this machine, and which of them a rank would see."""
 
     installed: tuple[str, ...] | None  # names of all GPUs; None without nvidia-smi
     visible: tuple[str, ...]  # names of the GPUs that a rank would see
@@ -208,7 +207,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchFacts:
-    """The installed torch: its version, and whether it imports and contains gloo and NCCL."""
+    """The installed PyTorch, and whether it contains gloo and NCCL."""
 
     version: str
     cuda: str | None  # the CUDA version it was built for; None: CPU only
@@ -257,7 +256,7 @@ class TorchFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleFacts:
-    """An optional package: whether it is installed, and whether it imports."""
+    """The version of an optional package, and whether it can be imported."""
 
     version: str | None  # None: it is not installed
     trouble: str | None  # why it cannot be imported
@@ -273,7 +272,7 @@ class ModuleFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class PySpyFacts:
-    """The py-spy program: whether it is installed, and whether it can read the stacks of a child process."""
+    """Whether py-spy is installed and can read the stacks of a child process."""
 
     path: str | None  # None: it was not found
     threads: int  # how many threads of a child process it could read; 0: it failed
@@ -297,7 +296,7 @@ class PySpyFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class SpaceFacts:
-    """A directory in which nsa-harness writes files: whether it is writable, its size and its free space."""
+    """A directory for files of nsa-harness, with its free space."""
 
     path: str
     trouble: str | None  # why a file could not be written
@@ -339,7 +338,7 @@ class SpaceFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitFacts:
-    """Resource limits of this process. A limit is None if there is no limit or if it cannot be read."""
+    """Resource limits of this process, or None for a limit that is unknown or not set."""
 
     processes: int | None  # including threads
     processes_used: int
@@ -393,7 +392,7 @@ class LimitFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryFacts:
-    """The available memory of the machine, or of the control group if that is less."""
+    """The memory of the machine, or of the control group if that is less."""
 
     total_bytes: int
     available_bytes: int
@@ -433,7 +432,7 @@ class CoreFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class NameFacts:
-    """The host name that torchrun passes to the ranks as MASTER_ADDR, and whether it can be resolved and used."""
+    """The host name that torchrun passes to the ranks, and whether they can use it."""
 
     hostname: str
     addresses: tuple[str, ...]  # the addresses that it resolves to
@@ -460,7 +459,7 @@ class NameFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class InterfaceFacts:
-    """The network interfaces of this machine, and the interface that GLOO_SOCKET_IFNAME names."""
+    """The network interfaces of this machine, and the one requested for gloo."""
 
     requested: str | None  # the value of GLOO_SOCKET_IFNAME
     available: tuple[str, ...]
@@ -478,7 +477,7 @@ class InterfaceFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class PortFacts:
-    """The range from which the kernel picks free ports, and whether a process can connect to such a port."""
+    """The range of free ports of this machine, and whether a process can connect to one."""
 
     trouble: str | None  # why a port of this machine could not be bound and reached
     first: int
@@ -499,7 +498,7 @@ class PortFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ClockFacts:
-    """The behaviour of the monotonic clock and of the wall clock, compared with each other."""
+    """How the monotonic clock and the wall clock behaved while they were compared."""
 
     over_s: float  # how long the clocks were compared
     backwards: int  # how often a reading of the monotonic clock was before the previous reading
@@ -529,7 +528,7 @@ class ClockFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmFacts:
-    """The Slurm commands on this machine, and whether Slurm answers."""
+    """The Slurm installation on this machine, and whether it answers."""
 
     version: str | None  # None if sinfo is not installed or does not answer
     missing: tuple[str, ...]  # those of sinfo, scontrol and srun that are not on PATH
@@ -550,7 +549,7 @@ class SlurmFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOver:
-    """A directory with the status files of a run that no longer has a living process."""
+    """A directory with status files that a run left behind."""
 
     path: str
     size_bytes: int
@@ -568,7 +567,7 @@ def _check_left_over(left_over: Sequence[LeftOver]) -> CheckResult:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineCheckFacts:
-    """All facts that `doctor` checks."""
+    """Everything that `doctor` measures on a machine."""
 
     python: PythonFacts
     torch: TorchFacts | UnknownFacts

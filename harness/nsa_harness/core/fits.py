@@ -30,28 +30,28 @@ from math import exp, hypot, log, sqrt
 from nsa_harness.core.experiment.statistics import student_quantile
 
 CONFIDENCE = 0.95
-LEAST_SIZES = 3  # of the tokens, or the layers: two points lie on every line
-_EXACT = 1e-5  # the error of what is counted
-_LEAST_MISS = 0.002  # of a form that is not quite that of the cells, and good enough
-_MANY = 30  # degrees of freedom where the cells' own errors, each from several steps, explain all that is left over
-_AS_GOOD = 2.0  # times what the best form is off: it may be one of these
-_NO_BETTER = 1.2  # times what the best sum is off: among those the shortest counts
-_SURE_OF_SQUARE = 1.5  # an exponent above that is no straight line with a constant
-_MORE_CORES = 1.25  # times as many kept busy by the largest cells: more than a machine with other work makes of it
+LEAST_SIZES = 3  # least number of different tokens or layers, because any two points lie on a line
+_EXACT = 1e-5  # relative error of a counted quantity
+_LEAST_MISS = 0.002  # relative error at which a form counts as good enough
+_MANY = 30  # assumed degrees of freedom if the measurement errors explain all residuals
+_AS_GOOD = 2.0  # a form is an alternative up to this multiple of the best form's error
+_NO_BETTER = 1.2  # of the sums up to this multiple of the best sum's error, the shortest is chosen
+_SURE_OF_SQUARE = 1.5  # a straight line with a constant has a smaller exponent
+_MORE_CORES = 1.25  # larger steps use more cores if the ratio is above this; other programs cause smaller ratios
 
 TOKENS, LAYERS = "model.seq_len", "model.layers"
 
 
 class Quantity(StrEnum):
     SECONDS = "time"
-    PROCESSOR = "processor time"  # what a machine with other work does not stretch
+    PROCESSOR = "processor time"  # unlike the wall time, not increased by other programs on the machine
     BYTES = "memory"
     NODES = "autograd nodes"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """The number of tokens in a sequence, and the number of layers of the model."""
+    """The size of a training step, in tokens per sequence and layers of the model."""
 
     tokens: int
     layers: int
@@ -62,7 +62,7 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """The measured value at one size. `error` is the standard error of the value, relative to the value."""
+    """A measured value at one size, with its relative standard error."""
 
     size: Size
     value: float
@@ -71,7 +71,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A predicted value, with the bounds of its interval at the confidence `CONFIDENCE`."""
+    """A predicted value with its confidence interval."""
 
     value: float
     low: float
@@ -83,7 +83,10 @@ Term = tuple[int, int]  # exponents of tokens and layers
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthForm:
-    """A sum of terms in tokens and layers, or a power law if `terms` is empty."""
+    """The form of a function of tokens and layers that is fitted to measured costs.
+
+    It is a sum of terms, or a power law if `terms` is empty.
+    """
 
     terms: tuple[Term, ...]
 
@@ -93,28 +96,26 @@ class GrowthForm:
 
 
 _POWER = GrowthForm(terms=())
-# What does not grow, what grows with the tokens, what grows with their square.
+# Exponents of the tokens in each form: a constant part (0), a linear part (1) and a quadratic part (2).
 _OVER_ONE = ((0,), (1,), (0, 1), (1, 2), (0, 1, 2))
-_AROUND_LAYERS = ((), (0,), (1,), (0, 1))  # embedding, head and loss, once a step
+_AROUND_LAYERS = ((), (0,), (1,), (0, 1))  # embedding, head and loss, once per step
 _IN_A_LAYER = ((0,), (1,), (0, 1), (1, 2), (0, 1, 2))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """The fitted growth of one quantity for one implementation."""
+    """A function of tokens and layers, fitted to one measured quantity such as time or memory."""
 
     quantity: Quantity
     keys: tuple[str, ...]  # which of TOKENS and LAYERS vary
-    points: tuple[Point, ...]  # by size
+    points: tuple[Point, ...]  # in order of size
     form: GrowthForm
-    alternatives: tuple[GrowthForm, ...]  # that come as close: what they say is as possible
-    processor_fit: Fit | None = (
-        None  # of the processor time, where the time is that, shared by more cores the larger the step
-    )
+    alternatives: tuple[GrowthForm, ...]  # forms that fit about as well
+    processor_fit: Fit | None = None  # the fit of the processor time, if larger steps keep more cores busy
 
     @cached_property
     def exponent(self) -> Interval | None:
-        """Return the exponent of a power law through the cells, or None if both tokens and layers vary."""
+        """The exponent of a power law fitted to the points, or None if both tokens and layers vary."""
         if len(self.keys) != 1:
             return None
         _, slope, error = _power(self.points, self.keys[0])
@@ -122,23 +123,25 @@ class Fit:
         return Interval(value=slope, low=slope - reach, high=slope + reach)
 
     def predict(self, size: Size) -> Interval:
-        """Return the predicted value for a step of this size. The interval includes the predictions of all alternative
-        forms.
+        """Return the predicted value for a step of this size.
+
+        The interval includes the predictions of all alternative forms.
         """
         if self.processor_fit is not None:
             return self._predict_over_cores(self.processor_fit, size)
         main = _predict_with_form(self.form, self.points, self.keys, size)
         whole = [form for form in _complete_forms(self.keys) if form.coefficients <= len(self.points)]
         rest = [_predict_with_form(form, self.points, self.keys, size) for form in (*self.alternatives, *whole)]
-        # What is larger costs no less, however little the cells say of a part of it.
+        # A larger step costs no less than the largest measured one.
         largest = self.points[-1]
         least = largest.value * (1 - 3 * largest.error) if _is_within(largest.size, size) else 0.0
         low = min(main.low, max(least, min((one.low for one in rest), default=main.low)))
         return Interval(value=main.value, low=low, high=max(one.high for one in (main, *rest)))
 
     def spread_over_cores(self, work: Fit) -> Fit:
-        """Return this fit of the wall time, based on the fit `work` of the processor time if larger cells kept more
-        cores busy.
+        """Return a fit of the wall time that allows for larger steps using more CPU cores.
+
+        `work` is the fit of the processor time. If larger steps did not keep more cores busy, the fit does not change.
         """
         cores = self._cores(work)
         if len(cores) < LEAST_SIZES or min(cores[-2:]) < _MORE_CORES * min(cores):
@@ -146,16 +149,15 @@ class Fit:
         return replace(self, form=work.form, alternatives=work.alternatives, processor_fit=work)
 
     def _cores(self, work: Fit) -> Sequence[float]:
-        """Return the number of cores that each cell kept busy; empty if time and processor time were not measured at
-        the same sizes.
-        """
         if [one.size for one in self.points] != [one.size for one in work.points]:
             return ()
         return [busy.value / time.value for busy, time in zip(work.points, self.points, strict=True)]
 
     def _predict_over_cores(self, work: Fit, size: Size) -> Interval:
-        """Return the predicted wall time: the processor time divided by the cores that the two largest cells kept busy.
-        The lower bound assumes that the number of busy cores continues to grow with the size.
+        """Return the predicted wall time, as processor time divided by the number of busy cores.
+
+        The number of cores is that of the two largest steps. The lower bound assumes that it continues to grow with the
+        size.
         """
         cores, largest, whole = self._cores(work), self.points[-1].size, work.predict(size)
         now = (cores[-1] + cores[-2]) / 2
@@ -168,21 +170,22 @@ class Fit:
 
     @property
     def is_square(self) -> bool:
-        """Whether the quantity grows with the square of the tokens, beyond the uncertainty of the exponent."""
+        """Whether the quantity clearly grows with the square of the number of tokens."""
         exponent = self.exponent
         return self.keys == (TOKENS,) and exponent is not None and exponent.low >= _SURE_OF_SQUARE
 
 
 def fit_points(quantity: Quantity, points: Iterable[Point]) -> Fit | None:
-    """Return the fit of the measured points, or None if too few sizes were measured, if a value is not above 0, or if
-    no form fits.
+    """Fit a function of tokens and layers to the measured points.
+
+    Returns None if there are too few sizes, if a value is not above 0, or if no form fits.
     """
     by_size = tuple(sorted(points, key=lambda one: (one.size.layers, one.size.tokens)))
     over = _varied_keys(by_size)
     if not over or any(one.value <= 0 for one in by_size):
         return None
     counted = quantity in (Quantity.BYTES, Quantity.NODES)
-    few = len(by_size) == LEAST_SIZES  # a power law with its doubt says nothing of what is beyond so few
+    few = len(by_size) == LEAST_SIZES  # a power law through so few points has too wide an interval
     known = (form for form in _forms(over) if form.coefficients < len(by_size) and (form.terms or not few))
     forms = [form for form in known if _is_plausible(form, by_size, over, counted)]
     if not forms:
@@ -201,9 +204,7 @@ def fit_points(quantity: Quantity, points: Iterable[Point]) -> Fit | None:
 
 
 def _varied_keys(points: Sequence[Point]) -> tuple[str, ...]:
-    """Return which of TOKENS and LAYERS vary enough for a fit. One of them needs at least LEAST_SIZES values while the
-    other is constant; for both, the layers need at least two values.
-    """
+    """Return which of TOKENS and LAYERS have enough different values for a fit."""
     tokens, layers = ({getattr(point.size, name) for point in points} for name in ("tokens", "layers"))
     if len(tokens) >= LEAST_SIZES and len(layers) >= 2:
         return TOKENS, LAYERS
@@ -224,9 +225,7 @@ def _forms(over: tuple[str, ...]) -> Iterator[GrowthForm]:
 
 
 def _complete_forms(over: tuple[str, ...]) -> Iterator[GrowthForm]:
-    """Yield the form with all possible terms. It widens the interval of a prediction by terms that the cells can
-    neither confirm nor exclude.
-    """
+    """Yield the form with all possible terms, which widens the interval of a prediction."""
     if TOKENS in over:
         yield GrowthForm(
             terms=((0, 0), (1, 0), (2, 0)) if over == (TOKENS,) else ((0, 0), (1, 0), (0, 1), (1, 1), (2, 1))
@@ -238,8 +237,9 @@ def _is_within(one: Size, other: Size) -> bool:
 
 
 def _is_plausible(form: GrowthForm, points: Sequence[Point], over: tuple[str, ...], counted: bool) -> bool:
-    """Whether the fitted form has no negative part. The constant part of a counted quantity may be negative, because
-    the first tokens can cost less than later tokens.
+    """Whether no fitted term is negative.
+
+    The constant of a counted quantity may be, because the first tokens can cost less than later ones.
     """
     if not form.terms:
         return _power(points, over[0])[1] >= 0
@@ -253,8 +253,9 @@ def _is_plausible(form: GrowthForm, points: Sequence[Point], over: tuple[str, ..
 
 
 def _prediction_error(form: GrowthForm, points: Sequence[Point], over: tuple[str, ...]) -> float | None:
-    """Return how far the form, fitted without the largest cells, misses them; None if too few cells remain for the
-    fit.
+    """Return the error at the largest sizes of a fit that was made without them.
+
+    Returns None if too few points remain for the fit.
     """
     left_out = [number for number in (1, 2) if len(points) - number >= form.coefficients]
     try:
@@ -265,9 +266,7 @@ def _prediction_error(form: GrowthForm, points: Sequence[Point], over: tuple[str
 
 
 def _relative_error(form: GrowthForm, known: Sequence[Point], asked: Sequence[Point], over: tuple[str, ...]) -> float:
-    """Return the root mean square of the logarithmic differences between the cells `asked` and the form fitted to the
-    cells `known`.
-    """
+    """Return the root mean square error of log-values at `asked`, for a form fitted to `known`."""
     away = [log(_value(form, known, over, one.size) / one.value) for one in asked]
     return sqrt(sum(one**2 for one in away) / len(away))
 
@@ -303,24 +302,21 @@ def _term(term: Term, size: Size) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class _Error:
-    """A standard error, and the factor by which it is multiplied for an interval at `CONFIDENCE`."""
-
     spread: float
     reach: float
 
 
 def _error(left: float, freedom: int) -> _Error:
-    """Return the error for a sum of squared residuals, each in units of its cell's own error. If the cells' own errors
-    explain the residuals, they are used instead.
-    """
+    """Return the standard error that follows from a sum of squared residuals."""
     factor = left / max(1, freedom)
+    # The residuals are in units of the points' own errors. If these explain them, they are used instead.
     if factor <= 1:
         return _Error(spread=1.0, reach=student_quantile(CONFIDENCE, _MANY))
     return _Error(spread=sqrt(factor), reach=student_quantile(CONFIDENCE, max(1, freedom)))
 
 
 def _power(points: Sequence[Point], key: str) -> tuple[float, float, _Error]:
-    """Return the constant and the slope of a straight line through the logarithms, and the error of the slope."""
+    """Fit a straight line to the logarithms, and return its constant, its slope, and the error of the slope."""
     xs, ys = [log(_along(key, point.size)) for point in points], [log(point.value) for point in points]
     middle, level = sum(xs) / len(xs), sum(ys) / len(ys)
     spread = sum((x - middle) ** 2 for x in xs)
@@ -334,24 +330,23 @@ def _power(points: Sequence[Point], key: str) -> tuple[float, float, _Error]:
 @dataclass(frozen=True, kw_only=True)
 class _Solution:
     coefficients: tuple[float, ...]
-    covariance: tuple[tuple[float, ...], ...]  # from the cells' own errors
-    error: _Error  # in units of those
+    covariance: tuple[tuple[float, ...], ...]  # from the measurement errors
+    error: _Error  # in units of the measurement errors
 
     def error_at(self, terms: Sequence[float]) -> float:
-        """Return the error of a sum with these terms, at the confidence `CONFIDENCE`."""
+        """Return the half-width of the confidence interval of a sum of these terms."""
         pairs = product(range(len(terms)), repeat=2)
         own = sqrt(max(0.0, sum(terms[i] * self.covariance[i][j] * terms[j] for i, j in pairs)))
         return own * self.error.spread * self.error.reach
 
 
 def _solve(form: GrowthForm, points: Sequence[Point]) -> _Solution:
-    """Fit the terms by least squares of the relative differences, so that a cell of milliseconds counts as much as a
-    cell of minutes.
+    """Fit the coefficients of a sum of terms by least squares of the relative differences.
 
     Raises ZeroDivisionError if the points cannot distinguish the terms.
     """
     weights = [1 / (point.value * max(point.error, _EXACT)) for point in points]
-    # Columns of one size, so that a square of tokens and a constant can stand in one matrix.
+    # The columns are scaled, because a squared number of tokens and a constant differ by orders of magnitude.
     scales = [max(_term(term, point.size) for point in points) for term in form.terms]
     rows = [
         [weight * _term(term, point.size) / scale for term, scale in zip(form.terms, scales, strict=True)]
@@ -374,9 +369,7 @@ def _times(one: float, other: float) -> float:
 
 
 def _inverse(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the inverse of a matrix, by Gauss-Jordan elimination with pivoting. Raises ZeroDivisionError if the matrix
-    is singular.
-    """
+    """Return the inverse of a matrix. Raises ZeroDivisionError if it is singular."""
     size = len(matrix)
     rows = [[*line, *(float(i == j) for j in range(size))] for i, line in enumerate(matrix)]
     largest = max(abs(one) for line in matrix for one in line)

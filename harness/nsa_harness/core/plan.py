@@ -1,4 +1,4 @@
-"""RunSpec: the complete settings of one launch. A stored RunSpec is enough to repeat the run."""
+"""The complete settings of one launch, with which a stored run can be repeated."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ class Launcher(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Time limits of a run in seconds. None means `auto`, which is chosen while the run is watched; a deadline of None
-    means no deadline.
+    """Time limits of a run in seconds.
+
+    None means that the limit is chosen while the run is watched, or that there is no deadline.
     """
 
     stall_s: float | None = None
@@ -32,7 +33,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class FaultWhen:
-    """Conditions of a planted fault in addition to its rank and step. Every condition that is set must hold."""
+    """Further conditions under which a planted fault happens. Every condition that is set must hold."""
 
     recomputed: tuple[int, ...] = ()  # each of these layers was recomputed in this backward pass
     any_recomputed: tuple[int, ...] = ()  # one of these layers was
@@ -49,9 +50,7 @@ class FaultWhen:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A fault that is planted on purpose. Only the launch knows about the fault; the code that decides verdict and
-    cause does not.
-    """
+    """A fault that is planted in a program on purpose. The code that judges the run does not know about it."""
 
     kind: str
     rank: int | None  # None: every rank
@@ -65,7 +64,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """Bounds of a metric. The metric must be within every bound that is set."""
+    """Bounds for a metric, which must be within every bound that is set."""
 
     lt: float | None = None
     le: float | None = None
@@ -86,9 +85,7 @@ class Expect:
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosticRerun:
-    """Marks a launch that repeats an earlier launch with one change, to answer a question that the earlier launch left
-    open.
-    """
+    """The change with which a launch repeats a failed one, to find out more about the failure."""
 
     of: Annotated[int, Field(description="the attempt that it asks about")]
     change: Annotated[str, Field(description="the one thing that was changed")]
@@ -97,8 +94,9 @@ class DiagnosticRerun:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """The settings of one launch. `spec_hash` covers everything that determines what runs, but not on which machine or
-    in which directory.
+    """The complete settings of one launch.
+
+    `spec_hash` covers everything that determines what runs, but not on which machine or in which directory.
     """
 
     schema: int = 1

@@ -1,7 +1,8 @@
-"""Find secrets in texts, by the shapes of tokens and by the names of values, and replace them.
+"""Find secrets such as passwords and tokens in texts, and replace them by placeholders.
 
-A value that was found once is a secret wherever it occurs. Each has a number, and `$SECRET_1` replaces it. The time is
-linear in the text: the module searches for hints and matches a limited number of characters after each.
+Secrets are found by the shapes of tokens and by the names of values. A value that was found once is a secret wherever
+it occurs. Each has a number, and `$SECRET_1` replaces it. The time is linear in the text: the module searches for hints
+and matches a limited number of characters after each.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Secret:
 
 @dataclass(frozen=True, kw_only=True)
 class Secrets:
-    """The secrets that are known so far in one run, each with a number that never changes."""
+    """The secrets found so far in one run, each with a number that never changes."""
 
     secrets: tuple[Secret, ...] = ()  # the first is $SECRET_1
     suspected_values: tuple[str, ...] = ()  # values of the environment, which get a number once a text contains them
@@ -61,9 +62,7 @@ class Secrets:
         return replace(self, suspected_values=(*self.suspected_values, *new)) if new else self
 
     def with_secrets_of(self, text: str, *, code: bool = False) -> Secrets:
-        """Return these secrets together with the secrets found in `text`. Set `code` for source code, where an unquoted
-        word after a name is a variable and not a value.
-        """
+        """Return these secrets together with the secrets found in `text`."""
         printed_secrets = [
             Secret(value=value, everywhere=True)
             for value in self.suspected_values
@@ -73,9 +72,7 @@ class Secrets:
 
 
 def secrets_of_command(words: Sequence[str]) -> list[Secret]:
-    """Return the secrets in a command line. They may appear as `--api-key X`, `--api-key=X` or `name=X`, or have the
-    shape of a token.
-    """
+    """Return the secrets in a command line, such as the value after `--api-key`."""
     secrets: list[Secret] = []
     name = ""
     for word in words:
@@ -90,7 +87,7 @@ def secrets_of_command(words: Sequence[str]) -> list[Secret]:
 
 
 def secrets_of_environment(environment: Iterable[tuple[str, str]]) -> list[Secret]:
-    """Return the values of variables with the name of a secret, and the tokens and addresses in other variables."""
+    """Return the secrets in environment variables."""
     secrets: list[Secret] = []
     for name, value in environment:
         secret = _secret_by_name(name, value, typed=True)
@@ -100,9 +97,9 @@ def secrets_of_environment(environment: Iterable[tuple[str, str]]) -> list[Secre
 
 
 def redact(text: str, secrets: Secrets, *, code: bool = False) -> str:
-    """Return the text with a placeholder instead of each secret. Redacting the result again changes nothing.
+    """Return the text with a placeholder such as `$SECRET_1` in place of each secret.
 
-    A placeholder has at most 15 characters.
+    Redacting the result again changes nothing.
     """
     redacted_text = _once(text, secrets, code=code)
     while redacted_text != text:
@@ -111,7 +108,7 @@ def redact(text: str, secrets: Secrets, *, code: bool = False) -> str:
 
 
 def redact_value(value: T, secrets: Secrets) -> T:
-    """Return the value with all texts in it redacted."""
+    """Return a copy of a nested value with all texts in it redacted."""
     texts: dict[str, str] = {}
     _collect_texts(value, texts)
     changes = {text: clean for text in texts if (clean := redact(text, secrets)) != text}
@@ -119,14 +116,14 @@ def redact_value(value: T, secrets: Secrets) -> T:
 
 
 def joined_texts(value: object) -> str:
-    """Return all strings in a nested value as one string, separated by characters that no secret contains."""
+    """Return all strings in a nested value as one string."""
     texts: dict[str, str] = {}
     _collect_texts(value, texts)
     return "\0\n".join(texts)
 
 
 def mask_bytes(data: bytes, secrets: Secrets) -> bytes:
-    """Return binary data with stars for each known value, so that every byte keeps its position."""
+    """Replace each secret in binary data by stars, so that the length does not change."""
     values = (secret.value.encode("utf-8", "surrogateescape") for secret in secrets.secrets if secret.everywhere)
     for value in sorted(values, key=len, reverse=True):
         data = data.replace(value, b"*" * len(value))
@@ -134,9 +131,7 @@ def mask_bytes(data: bytes, secrets: Secrets) -> bytes:
 
 
 def redact_json(text: str, secrets: Secrets) -> str:
-    """Return a JSON document, or lines of JSON, with its secrets redacted so that it remains valid JSON. A text that is
-    not JSON is redacted as plain text.
-    """
+    """Return JSON text with its secrets redacted so that it stays valid JSON. Other text is redacted too."""
     ending = "\n" if text.endswith("\n") else ""
     try:
         document = json.loads(text)
@@ -151,7 +146,7 @@ def redact_json(text: str, secrets: Secrets) -> str:
 
 
 def redact_words(words: Sequence[str], secrets: Secrets) -> tuple[str, ...]:
-    """Return a redacted command line. Even a value of two letters is known by its option."""
+    """Return a command line with its secrets redacted."""
     short = {secret.value for secret in secrets_of_command(words) if not secret.everywhere}
     clean, name = [], ""
     for word in words:
@@ -174,21 +169,18 @@ def redact_environment(environment: Iterable[tuple[str, str]], secrets: Secrets)
 
 
 def shell_line(words: Iterable[str], environment: Iterable[tuple[str, str]] = ()) -> str:
-    """Return redacted words as a shell command, in which the placeholders are variables."""
+    """Return a redacted command as shell text in which the placeholders are shell variables."""
     return " ".join([*(f"{name}={_shell_word(value)}" for name, value in environment), *map(_shell_word, words)])
 
 
 def where_to_set(text: str, where: str) -> tuple[str, ...]:
-    """Return one line for each placeholder in a printed command. The line shows which file (`where`) contains the
-    value.
-    """
+    """Return one comment line for each placeholder in a command."""
     return tuple(f"# export {name}=...: the value is in {where}" for name in placeholders([text]))
 
 
 def placeholders(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the placeholders that occur in the texts. Longer names come first, because one name can be the beginning
-    of another.
-    """
+    """Return the names of all placeholders in the texts, the longest first."""
+    # Longer names come first, because one name can be the beginning of another.
     names = {name.removeprefix("$") for text in texts for name in _PLACEHOLDER.findall(text)}
     return tuple(sorted(names, key=lambda name: (-len(name), name)))
 
@@ -201,7 +193,7 @@ def _shell_word(word: str) -> str:
 
 
 def shell_words(words: Sequence[str]) -> str:
-    """Return words as typed into a shell. Characters that a terminal would act on are escaped."""
+    """Return a command as it can be typed into a shell, with unprintable characters escaped."""
     return " ".join(map(_typed_word, words))
 
 
@@ -216,7 +208,6 @@ _SPELLED = {"'": "\\'", "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\x1b": "\\e"}
 
 
 def _octal_escape(character: str) -> str:
-    """Return an unprintable character as octal bytes, which every locale reads in the same way."""
     if character.isprintable():
         return character
     escaped = "surrogateescape" if "\udc80" <= character <= "\udcff" else "surrogatepass"
@@ -244,12 +235,13 @@ def _once(text: str, secrets: Secrets, *, code: bool) -> str:
 
 
 def _with_placeholders(text: str, spans: list[tuple[int, int, str]], secrets: Secrets) -> str:
-    """Return the text with placeholders. Overlapping spans become one, with the number of the longest."""
+    """Return the text with the given spans replaced by placeholders."""
     spans.sort(key=lambda span: (span[0], -span[1]))
     parts, at = [], 0
     begin, end, value = spans[0]
     for start, stop, other in [*spans[1:], (len(text) + 1, len(text) + 1, "")]:
         if start < end:
+            # Overlapping spans become one, with the placeholder of the longest.
             value = other if stop - start > end - begin else value
             end = max(end, stop)
             continue
@@ -259,9 +251,7 @@ def _with_placeholders(text: str, spans: list[tuple[int, int, str]], secrets: Se
 
 
 def _forms(value: str) -> tuple[str, ...]:
-    """Return all notations in which the value may occur: unchanged, and as written in JSON, Python, a shell, HTML and a
-    URL.
-    """
+    """Return the value in every notation in which it may occur, such as JSON or URL-encoded."""
     if value.isalnum() and value.isascii():
         return (value,)
     forms = (
@@ -370,7 +360,6 @@ def _shapes(text: str) -> Iterator[Span]:
 
 
 def _begins(text: str, at: int) -> bool:
-    """Whether a word begins at position `at`: no letter or digit comes before, except in an escaped line end."""
     return at == 0 or not text[at - 1].isalnum() or text[max(0, at - 2) : at] in ("\\n", "\\t", "\\r")
 
 
@@ -416,8 +405,9 @@ _PATH = re.compile(
 
 
 def _secret_by_name(name: str, value: str, *, typed: bool) -> Secret | None:
-    """Return the value as a Secret if `name` suggests a secret, otherwise None. Set `typed` for a command-line option
-    or an environment variable.
+    """Return the value as a Secret if `name` is the name of a secret, else None.
+
+    Set `typed` for a command-line option or an environment variable.
     """
     sure = _names_secret(name, typed=typed)
     if sure is None or not _may_be_secret(value) or value.lower() in _PLACEHOLDER_VALUES or _is_path(value):
@@ -432,8 +422,9 @@ def _secret_by_name(name: str, value: str, *, typed: bool) -> Secret | None:
 
 
 def _names_secret(name: str, *, typed: bool) -> bool | None:
-    """Return True if every value with this name is a secret, False if only values that look like a token are, and None
-    if none is.
+    """Whether values with this name are secrets.
+
+    True: all of them. False: only those that look like a token. None: no value is.
     """
     words = [word.lower() for word in _NAME_PART.findall(name)]
     while words and (words[-1].isdigit() or (len(words) > 1 and words[-1] in _SUFFIX_WORDS)):
@@ -458,15 +449,14 @@ def _names_secret(name: str, *, typed: bool) -> bool | None:
 
 
 def _like_a_token(value: str, *, typed: bool) -> bool:
-    """Whether the value is long and mixed enough to be a token, in contrast to the values of `--key 4` and `token:
-    foo`.
-    """
+    """Whether the value is long enough and mixes letters and digits, as tokens do."""
     is_mixed = any(character.isdigit() for character in value) and any(character.isalpha() for character in value)
     return len(value) >= (8 if typed else 16) and is_mixed
 
 
 def _is_path(value: str) -> bool:
-    """Whether the value is a path and not a token. A long part with digits and letters of both cases is a token."""
+    """Whether the value is a file path and not a token."""
+    # A long part with digits and letters of both cases is a token.
     random = (
         len(value) >= 32
         and "." not in value
@@ -488,8 +478,9 @@ _BARE = re.compile(rf"[ \t]{{0,4}}([^\s\"'`,;&<>()\[\]{{}}|\\\0]{{1,{_MAX_CHARS}
 
 
 def _named_values(text: str, *, code: bool) -> Iterator[tuple[Span, bool]]:
-    """Yield the span of each value that follows a name, as in `name=value`, `"name": "value"` and `--name value`, and
-    whether the value is a secret everywhere.
+    """Yield the position of each value after a name, as in `name=value`, if it is a secret.
+
+    The bool says whether the value is a secret everywhere, and not only at this position.
     """
     lower = text.lower()
     if len(lower) != len(text):  # one letter has a longer lower-case form
@@ -514,8 +505,9 @@ def _name_begins(text: str, at: int) -> int:
 
 
 def _value_after(text: str, start: int, end: int, *, code: bool) -> tuple[Span, bool | None]:
-    """Return the span of the value that follows a name, and whether the value is a secret everywhere (True), only here
-    (False), or not a secret (None).
+    """Return the position of the value after a name, and whether it is a secret everywhere.
+
+    True: everywhere. False: only at this position. None: it is no secret.
     """
     name = text[start:end].rstrip(" \t=:>,\"'\\").lstrip("-")
     nothing = (end, end), None

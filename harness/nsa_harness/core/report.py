@@ -1,4 +1,4 @@
-"""Report: the outcomes of a run with their verdicts and findings, and the exit code."""
+"""The report of a run, with the outcome of each scenario, and the exit code."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from nsa_harness.core.stored_keys import stored_as
 
 
 def doc(text: str) -> FieldInfo:
-    """Return a pydantic field with this description. `nsa-harness schema` prints the description, so it is written for
-    readers of the JSON file.
+    """Return a pydantic field with this description.
+
+    `nsa-harness schema` prints the description for readers of the JSON file.
     """
     info: FieldInfo = Field(description=text)
     return info
 
 
 def _number_from_json(value: object) -> object:
-    """Return the number for a text such as "NaN", with which JSON stores a number that is not finite. Return any other
-    value unchanged.
-    """
+    """Return the number for a text such as "nan", or any other value unchanged."""
     return float(value) if isinstance(value, str) and value in NOT_FINITE else value
 
 
@@ -42,7 +41,7 @@ Rank = Annotated[int, doc("global rank")]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A location in the program: a source line, and its module, layer and parameter, as far as known."""
+    """A location in the program: its source line, module, layer and parameter, if known."""
 
     file: Annotated[str | None, doc("absolute path; null when unknown")] = None
     line: Annotated[int | None, doc("from 1; null when unknown")] = None
@@ -93,7 +92,7 @@ class HangKind(StrEnum):
 
 
 class Severity(StrEnum):
-    """The importance of a finding."""
+    """How serious a finding is."""
 
     CRITICAL = "critical"  # the results of the run cannot be used
     WARNING = "warning"  # the run ended, and something in it is wrong or uncertain
@@ -102,7 +101,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The verdict of an attempt, with the sentence that explains it."""
+    """How an attempt ended, with a sentence that explains it."""
 
     status: Status
     kind: HangKind | None  # only for HANG
@@ -112,7 +111,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveRef:
-    """A reference to a collective: its operation, its process group, and its number in this group."""
+    """One call of a collective operation, identified by process group and number."""
 
     group: Annotated[str, doc("name of the process group")]
     seq: Annotated[int | None, doc("number in its group, as the flight recorder counts; null when unknown")]
@@ -121,7 +120,7 @@ class CollectiveRef:
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
-    """The ranks at fault: the other ranks wait for them, or fail because of them."""
+    """The ranks at fault, because the other ranks wait for them or fail because of them."""
 
     ranks: Ranks
     step: Annotated[int | None, doc("optimizer step in progress, from 1; null where no steps are counted")]
@@ -131,9 +130,7 @@ class Culprit:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A cause or observation about a run, identified by a stable code, with a sentence, a confidence, and the files
-    that prove it.
-    """
+    """Something found out about a run, such as the cause of its failure, with its proof and confidence."""
 
     code: Annotated[str, doc("a code of docs/findings.md")]
     claim: Annotated[str, doc("what was found, as a sentence")]
@@ -156,7 +153,7 @@ class Finding:
 @stored_as(blocked_in="stands_in", no_progress_s="quiet_s", is_culprit="culprit")
 @dataclass(frozen=True, kw_only=True)
 class RankStatus:
-    """The state of one rank at the end of a run, as a row of the table of ranks."""
+    """What one rank was doing at the end of a run."""
 
     rank: Rank
     blocked_in: Annotated[str, doc("what the rank is blocked in, or did last")]
@@ -168,9 +165,7 @@ class RankStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class CallStack:
-    """The lines of the user's program in the call stack of one or more ranks: where they were blocked at the end, or
-    where they raised an exception.
-    """
+    """The user's lines in the call stack of one or more ranks, where they were blocked or failed."""
 
     ranks: Ranks
     of: Annotated[str, doc('"thread reader", "process 4711" or "ValueError"; empty: the thread that trains')]
@@ -188,7 +183,7 @@ class CallStack:
 
 @dataclass(frozen=True, kw_only=True)
 class EnteredCall:
-    """A collective, with the ranks that entered it."""
+    """One call of a collective that several ranks entered."""
 
     op: Annotated[str, doc("the collective")]
     seq: Annotated[int | None, doc("the recorder's number in the group; null when unknown")]
@@ -202,9 +197,7 @@ class EnteredCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """The collectives of one process group around the first call at which its ranks diverge. Ranks with the same calls
-    share a column.
-    """
+    """The collective calls of each rank around the first call in which the ranks differ."""
 
     group: Annotated[str, doc("the process group")]
     ranks: Annotated[tuple[tuple[int, ...], ...], doc("the ranks of each column, the culprit's first")]
@@ -218,7 +211,7 @@ class Divergence:
 @stored_as(longest_gap_s="longest_quiet_s")
 @dataclass(frozen=True, kw_only=True)
 class RankSummary:
-    """The numbers of one rank in a run that ended normally, as a row of the terminal output for PASS."""
+    """Loss, memory and other numbers of one rank in a run that ended normally."""
 
     rank: Rank
     loss: Annotated[Number | None, doc("the last one; null when unknown")]
@@ -231,7 +224,7 @@ class RankSummary:
 @stored_as(no_progress_s="quiet_s")
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """The durations of one attempt, in seconds."""
+    """Durations of one attempt, in seconds."""
 
     launch_s: Annotated[
         float | None, doc("from the launch to the first progress event of the slowest rank; null when unknown")
@@ -246,7 +239,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Peak resource usage and training speed of one attempt."""
+    """Peak memory and training speed of one attempt."""
 
     peak_rss_bytes: Annotated[int | None, doc("the most memory of any rank; null when unknown")]
     peak_gpu_bytes: Annotated[int | None, doc("the most GPU memory of any rank; null when unknown")]
@@ -255,7 +248,7 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class Artifact:
-    """A file that belongs to the run, or the reason why the file was not written."""
+    """A file that belongs to a run, or the reason why it was not written."""
 
     path: Annotated[str, doc("relative to the attempt; may be a pattern")]
     count: Annotated[int | None, doc("lines, rows or files; null when absent")]
@@ -270,7 +263,7 @@ class CountedIn(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramFile:
-    """A file that a program of this project may write into the directory of its attempt."""
+    """A kind of file that a program may write into the directory of its attempt."""
 
     pattern: str
     counted_in: CountedIn
@@ -280,9 +273,7 @@ class ProgramFile:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryAt:
-    """The memory of one rank at one moment. A value is None if it is unknown; a blocked rank cannot report its memory
-    at the end.
-    """
+    """The memory of one rank at one moment, with None for unknown values."""
 
     rank: Rank
     moment: Annotated[str, doc("boot, dump or end")]
@@ -298,9 +289,7 @@ class MemoryAt:
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """The cost of a training step, and the size of the model and of the batch. A value is None if the program did not
-    report it.
-    """
+    """The time and memory of a training step, or None where the program did not report it."""
 
     tokens: Annotated[int, doc("of a sequence")]
     layers: Annotated[int, doc("of the model")]
@@ -325,9 +314,7 @@ class StepCost:
 
 @dataclass(frozen=True, kw_only=True)
 class SpecSummary:
-    """The part of a RunSpec that a report stores, so that two runs can be compared. For a Skip, only the first two
-    fields are set.
-    """
+    """The settings of a launch that a report stores, so that two runs can be compared."""
 
     scenario: str
     about: str
@@ -358,10 +345,7 @@ class SpecSummary:
 )
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One attempt of one scenario; the defaults are those of an attempt that left no evidence.
-
-    `render.documents.report_json` describes the fields.
-    """
+    """The result of one attempt of one scenario. `render.documents.report_json` describes the fields."""
 
     spec: SpecSummary
     attempt: int = 1
@@ -410,7 +394,7 @@ class RuleState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RuleAnswer:
-    """A decision rule that was written before the run, with the answer that the runs give to it."""
+    """A decision rule that was written before the run, with its answer."""
 
     name: Annotated[str, doc("as the plan names it")]
     when: Annotated[str, doc("its condition, as a text")]
@@ -434,7 +418,7 @@ class TreeAnswer(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TreeStep:
-    """One question of a decision tree, with the answer that the runs give."""
+    """One question of a decision tree with its answer."""
 
     question: Annotated[str, doc("as the plan asks it")]
     answer: Annotated[TreeAnswer, doc("yes, no, open or not asked")]
@@ -445,7 +429,7 @@ class TreeStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """The path through a decision tree. Only failures whose cause is not certain take part."""
+    """The path that was taken through a decision tree."""
 
     steps: Annotated[
         tuple[TreeStep, ...], doc("its questions in order; empty where the cause of every failure is certain")
@@ -470,7 +454,7 @@ class MachineFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The result of one run, which consists of the outcomes of one or more scenarios."""
+    """The result of one run of nsa-harness, with the outcomes of all its scenarios."""
 
     run_id: str
     harness: str
@@ -485,10 +469,10 @@ class Report:
 
 
 def exit_code(report: Report, *, strict: bool = False) -> int:
-    """Return 124 if there is an unexpected HANG, otherwise 1 for an unexpected FAIL or PASS, 125 if an outcome was not
-    judged, and 0 if all is as expected. With `strict`, skips and silent faults count too.
+    """Return the exit code of a run, which is 0 if everything ended as expected.
 
-    An interrupted run returns 130.
+    130: interrupted. 124: an unexpected HANG. 1: an unexpected FAIL or PASS. 125: a scenario was not judged. With
+    `strict`, a skipped scenario also counts as not judged.
     """
     if report.interrupted:
         return 130
@@ -507,5 +491,5 @@ def exit_code(report: Report, *, strict: bool = False) -> int:
 
 
 def counts(outcomes: Sequence[Outcome]) -> dict[Status, int]:
-    """Return the number of outcomes with each verdict, in the order of `Status`. Only final outcomes count."""
+    """Return the number of final outcomes with each verdict."""
     return {status: sum(o.final and o.verdict.status is status for o in outcomes) for status in Status}

@@ -1,6 +1,4 @@
-"""Decisions of the scheduler: whether a scenario needs another attempt, whether a plan ends early, and which runs may
-run in parallel.
-"""
+"""Decide whether a scenario is run again and which runs may run in parallel."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from nsa_harness.core.report import Outcome, Status
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The command-line options that control attempts: repetitions, retries and the maximum number of failures."""
+    """The command-line options for repetitions, retries and the largest number of failures."""
 
     repeat: int = 1  # attempts of each scenario, whatever their outcome
     retries: int = 0  # further attempts while the last attempt is not as expected
@@ -25,7 +23,7 @@ ONCE = Policy()
 
 
 def needs_another_attempt(policy: Policy, attempts: Sequence[Outcome]) -> bool:
-    """Whether a scenario needs another attempt. Interrupted attempts and diagnostic reruns do not count."""
+    """Whether a scenario must be run again. Interrupted attempts and diagnostic reruns do not count."""
     counted_attempts = [attempt for attempt in repetitions(attempts) if not is_interrupted(attempt)]
     if len(counted_attempts) < policy.repeat:
         return True
@@ -33,9 +31,7 @@ def needs_another_attempt(policy: Policy, attempts: Sequence[Outcome]) -> bool:
 
 
 def failed_enough(policy: Policy, scenarios: Iterable[Sequence[Outcome]]) -> bool:
-    """Whether enough scenarios have failed to reach --maxfail. Each scenario is given by its attempts; unfinished
-    scenarios do not count.
-    """
+    """Whether enough scenarios have failed to reach --maxfail. Each scenario is given by its attempts."""
     if policy.maxfail is None:
         return False
     finished_scenarios = [
@@ -46,7 +42,7 @@ def failed_enough(policy: Policy, scenarios: Iterable[Sequence[Outcome]]) -> boo
 
 
 def is_as_expected(outcome: Outcome) -> bool:
-    """Whether the outcome is the one that its scenario expects. An ERROR is never expected."""
+    """Whether a run ended as its scenario expects. An ERROR is never expected."""
     return outcome.expected and outcome.verdict.status is not Status.ERROR
 
 
@@ -56,7 +52,7 @@ def is_interrupted(outcome: Outcome) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The resources that one run needs."""
+    """The ranks, GPUs and memory that one run needs."""
 
     ranks: int
     gpus: int
@@ -65,7 +61,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """The resources that the machine has for all parallel runs together. None means that a resource is not limited."""
+    """The resources of the machine for all parallel runs. None means that a resource is not limited."""
 
     jobs: int | None  # runs at the same time
     cores: int | None  # a core for each rank
@@ -74,9 +70,7 @@ class Room:
 
 
 def first_that_fits(waiting: Sequence[Load], running: Collection[Load], room: Room) -> int | None:
-    """Return the index of the first waiting run for which there are enough resources, or None if there is none. If
-    nothing is running, the first run always fits.
-    """
+    """Return the index of the first waiting run for which there are enough resources, or None."""
     if not waiting:
         return None
     if not running:
@@ -97,10 +91,10 @@ def _fits(loads: Sequence[Load], room: Room) -> bool:
 
 
 def parallel_runs(load: Load, room: Room) -> tuple[int, str]:
-    """Return how many runs with this load fit on the machine in parallel (at least 1), and the name of the resource
-    that limits them, or "" if nothing does.
+    """Return how many such runs fit on the machine in parallel, and which resource limits them.
 
-    A run with GPUs is limited by GPUs and not by cores.
+    The number is at least 1. The name is "" if nothing limits them. A run with GPUs is limited by GPUs and not by
+    cores.
     """
     bounds = [] if room.jobs is None else [(room.jobs, "")]
     if load.gpus:
@@ -113,8 +107,6 @@ def parallel_runs(load: Load, room: Room) -> tuple[int, str]:
 
 
 def free_devices(used_devices: Collection[int], count: int, gpus: int) -> tuple[int, ...]:
-    """Return the first `count` of the `gpus` devices that are not in `taken`, or all free devices if there are
-    fewer.
-    """
+    """Return the first `count` GPUs that are not in use, or all GPUs if too few are free."""
     free = tuple(device for device in range(gpus) if device not in used_devices)[:count]
     return free if len(free) == count else tuple(range(gpus))

@@ -1,4 +1,4 @@
-"""The faults that `nsa-harness selftest` plants, and the comparison of each report with its planted fault."""
+"""Plant known faults, for `nsa-harness selftest`, and check whether the reports find them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.plan import Fault
 from nsa_harness.core.report import Outcome, Status
 
-LAYERS, STEPS = 4, 3  # size of the model, and steps of the run, that a fault is planted in
+LAYERS, STEPS = 4, 3  # layers of the model and steps of the run in which a fault is planted
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedVerdict:
-    """The parts of an answer that are compared: verdict, cause, ranks, layer and step. Ranks, layer and step may be
-    unknown.
-    """
+    """The parts of a report that are compared with the planted fault."""
 
     verdict: str
     cause: str | None = None
@@ -32,7 +30,7 @@ class ComparedVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class SelftestFault:
-    """A kind of fault to plant in a short run, with the verdict and cause that the report must name."""
+    """A kind of fault to plant in a short run, with the verdict and cause that the report must give."""
 
     name: str
     fault: str  # kind of the fault
@@ -50,9 +48,7 @@ class SelftestFault:
 
 @dataclass(frozen=True, kw_only=True)
 class Planting:
-    """One run of the selftest: a fault at a rank, layer and step, or its healthy twin, in which the fault ends by
-    itself.
-    """
+    """One run of the selftest, with a fault at one rank, layer and step."""
 
     name: str
     fault: Fault
@@ -65,7 +61,7 @@ class Planting:
         return " ".join([f"rank {self.fault.rank}", *layer, f"step {self.fault.step}", *healing])
 
     def overrides(self) -> tuple[str, ...]:
-        """Return the `KEY=VALUE` arguments that plant the fault."""
+        """Return the KEY=VALUE arguments that plant the fault."""
         set_keys = {key: value for key, value in vars(self.fault).items() if value is not None}
         fault = ", ".join(f"{key}: {set_keys[key]}" for key in _FAULT_KEYS if key in set_keys)
         cause = [f"expect.cause={self.expected.cause}"] if self.expected.cause else []
@@ -77,7 +73,7 @@ _FAULT_KEYS = ("kind", "rank", "layer", "step", "heals_s")
 
 @dataclass(frozen=True, kw_only=True)
 class PlantingResult:
-    """The comparison of a planted fault with its report. `wrong` lists the parts in which they differ."""
+    """What the report says about a planted fault, and which parts of that are wrong."""
 
     planting: Planting
     reported: ComparedVerdict
@@ -85,9 +81,7 @@ class PlantingResult:
     wall_s: float
 
     def line(self, width: int) -> str:
-        """Return one line of output: the planted fault, the reported answer, and the parts that are wrong. `width` is
-        the width of the name column.
-        """
+        """Return the result as one line of text, with the name padded to `width` characters."""
         planting, word = self.planting, "WRONG" if self.wrong else "right"
         line = (
             f"{word}  {planting.name:<{width}}  planted at {planting}   reported {self.reported}   {self.wall_s:.1f} s"
@@ -96,7 +90,7 @@ class PlantingResult:
 
 
 def planting_result(planting: Planting, outcome: Outcome) -> PlantingResult:
-    """Return the comparison of the planted fault with the outcome of its run."""
+    """Compare a planted fault with the report of its run."""
     culprit, expected = outcome.culprit, planting.expected
     reported = ComparedVerdict(
         verdict=outcome.verdict.status,
@@ -110,9 +104,10 @@ def planting_result(planting: Planting, outcome: Outcome) -> PlantingResult:
 
 
 def plant(kind: SelftestFault, *, rank: int, layer: int, step: int) -> tuple[Planting, Planting]:
-    """Return the plantings of the fault and of its healthy twin at this rank, layer and step.
+    """Return two runs with the fault at this rank, layer and step.
 
-    Ranks and layers are numbered from 0. The twin has the same fault, but it heals before it does harm.
+    In the second run, the healthy twin, the fault ends on its own before it does harm. Ranks and layers are numbered
+    from 0.
     """
     fault = Fault(
         kind=kind.fault,

@@ -1,1 +1,1 @@
-"""Conclusions from several runs: contrasts, hypotheses, decisions, sweeps."""
+"""Conclusions that are drawn by comparing several runs of a program."""

@@ -1,4 +1,4 @@
-"""The configuration matrix of a report: a table of runs by their settings. A cell without a run is empty."""
+"""Arrange the runs of a report in a table by their settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_COLUMNS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixRow:
-    """A row of the matrix. Each cell contains the runs of one configuration; it is empty if there was no such run."""
+    """One row of the table, with the runs of each configuration."""
 
     name: str
     cells: tuple[tuple[Outcome, ...], ...]
@@ -26,7 +26,7 @@ class MatrixRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigMatrix:
-    """A table of runs by their settings."""
+    """Table of runs by their settings."""
 
     columns: tuple[str, ...]
     rows: tuple[MatrixRow, ...]
@@ -34,10 +34,10 @@ class ConfigMatrix:
 
 
 def config_matrix(outcomes: Sequence[Outcome]) -> ConfigMatrix | None:
-    """Return the table of the final attempts, or None if there are fewer than two.
+    """Return the table of runs by their settings, or None if there are fewer than two runs.
 
-    Each column is one kind of parallelism: wrapper, backend and number of ranks. If all runs have the same parallelism,
-    the columns are the values of another setting. Each row is one combination of the remaining settings.
+    Each column is one kind of parallelism (wrapper, backend and number of ranks). If all runs have the same
+    parallelism, the columns are the values of another setting. Each row is one combination of the remaining settings.
     """
     final_runs = sorted((outcome for outcome in outcomes if outcome.final), key=_order)
     if len(final_runs) < 2:
@@ -58,9 +58,9 @@ def config_matrix(outcomes: Sequence[Outcome]) -> ConfigMatrix | None:
 
 
 def _pivot(outcomes: Sequence[Outcome], common: Mapping[str, str]) -> str | None:
-    """Return the setting whose values should be the columns because the table then has the fewest rows, or None.
+    """Return the setting whose values are the best columns because the table then has the fewest rows.
 
-    `common`: the settings that all runs share; they are no candidates.
+    `common` are the settings that all runs share. Returns None if no setting fits.
     """
     keys = sorted({key for outcome in outcomes for key in configuration(outcome)} - _COLUMN_KEYS - set(common))
     candidates = [key for key in keys if 1 < len({setting(outcome, key) for outcome in outcomes}) <= _MOST_COLUMNS]
@@ -84,7 +84,7 @@ def _row_name(outcome: Outcome, hidden: Collection[str]) -> str:
 
 
 def _column_name(outcome: Outcome) -> str:
-    """Return the column's name: "one process", "ddp · gloo", "fsdp · nccl · 4 ranks"."""
+    """Return a column name such as "ddp · gloo" or "fsdp · nccl · 4 ranks"."""
     wrapper, ranks = setting(outcome, "parallel.wrapper"), setting(outcome, "run.ranks")
     backend = setting(outcome, "backend").replace("any", "")
     if not is_our_program(outcome):
@@ -95,7 +95,6 @@ def _column_name(outcome: Outcome) -> str:
 
 
 def _order(outcome: Outcome) -> tuple[object, ...]:
-    """Return a unique sort key, so that the table does not depend on the order of the outcomes."""
     return outcome.spec.scenario, outcome.attempt, outcome.spec.spec_hash, outcome.dir
 
 
@@ -105,5 +104,5 @@ def _row_order(name: str) -> tuple[object, ...]:
 
 
 def _by_size(text: str) -> list[tuple[int, str]]:
-    """Return a sort key that orders texts alphabetically, and the numbers in them by size."""
+    """Return a sort key by which "T 128" comes before "T 1024"."""
     return [(int(part), "") if is_number(part) else (-1, part) for part in re.split(r"([0-9]{1,15})", text)]

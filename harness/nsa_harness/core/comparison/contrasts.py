@@ -1,6 +1,7 @@
-"""Find contrasts: pairs of runs that differ in exactly one variable, with the failure counts of both sides.
+"""Find pairs of runs that differ in exactly one setting, and count how often each of the two fails.
 
-Every conclusion from several runs is based on contrasts.
+Such a pair is called a contrast: a control run, and a run with a changed value. Every conclusion from several runs is
+based on contrasts.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ NCCL_SETTINGS = ("run.env.NCCL_", "run.env.TORCH_NCCL_")
 
 
 class Comparison(StrEnum):
-    """How a run's value of a key is compared with the values of a filter, or with the other run's value."""
+    """How the value of a setting must relate to given values, or to the value in another run."""
 
     ONE_OF = "one of"
     OTHER_THAN = "other than"
@@ -52,13 +53,13 @@ RELATIONS: Mapping[Comparison, Callable[[str, str], bool]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ValueFilter:
-    """A condition on a value: it must be, or must not be, one of `values`. By default every value is allowed."""
+    """Condition that the value of a setting is one of `values`, or none of them."""
 
     comparison: Comparison = Comparison.OTHER_THAN
     values: tuple[str, ...] = ()
 
     def allows(self, value: str) -> bool:
-        """Whether the value meets the condition. For MORE and LESS, every number does."""
+        """Whether this value meets the condition."""
         if self.comparison in RELATIONS:
             return is_number(value)
         return any(same_value(value, listed_value) for listed_value in self.values) is (
@@ -68,17 +69,14 @@ class ValueFilter:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyFilter(ValueFilter):
-    """A condition on the value that a run has for one key."""
+    """Condition on the value that a run has for one setting."""
 
     key: str  # dotted, such as "parallel.wrapper"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFilter:
-    """A condition on runs: they belong to one of these scenarios, and have all of these values.
-
-    Every run meets the condition if both are empty.
-    """
+    """Condition that a run belongs to certain scenarios and has certain settings. Every run meets an empty filter."""
 
     scenarios: tuple[str, ...] = ()
     values: tuple[KeyFilter, ...] = ()
@@ -90,10 +88,11 @@ ValuePredicate = Callable[[str], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
-    """What a contrast varies: its two runs must differ in all of `keys` and in no other key.
+    """A setting that differs between two runs that are otherwise the same.
 
-    For the first key, the control run must have a value that meets `is_control_value`, and the changed run one that
-    meets `is_changed_value`. `relation` must hold between the two values.
+    If there are several `keys`, the runs must differ in all of them and in no other. For the first key, the control run
+    must have a value that meets `is_control_value`, and the changed run one that meets `is_changed_value`. `relation`
+    must hold between the two values.
     """
 
     keys: tuple[str, ...]
@@ -108,7 +107,7 @@ class Variable:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureCounts:
-    """How many attempts of one configuration failed, over all scenarios with this configuration."""
+    """How many attempts of one configuration failed."""
 
     failed: int
     attempts: int
@@ -121,10 +120,7 @@ class FailureCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """Two configurations that differ in exactly one variable.
-
-    Each is represented by its run with the fewest settings.
-    """
+    """A run and a changed run that differ in exactly one setting, with their failure counts."""
 
     control: Outcome
     changed: Outcome
@@ -133,7 +129,7 @@ class Contrast:
 
     @property
     def is_steady(self) -> bool:
-        """Whether on each side either all attempts failed or none did."""
+        """Whether each of the two configurations always fails or always passes."""
         return self.control_counts.is_steady and self.changed_counts.is_steady
 
     @property
@@ -148,17 +144,17 @@ class Contrast:
 
 
 def one_of(*values: str) -> ValuePredicate:
-    """Return a function that tells whether a value is one of `values`."""
+    """Return a function that returns whether a value is one of `values`."""
     return ValueFilter(comparison=Comparison.ONE_OF, values=values).allows
 
 
 def other_than(*values: str) -> ValuePredicate:
-    """Return a function that tells whether a value is none of `values`."""
+    """Return a function that returns whether a value is none of `values`."""
     return ValueFilter(comparison=Comparison.OTHER_THAN, values=values).allows
 
 
 def same_value(first: str, second: str) -> bool:
-    """Whether two values are equal as texts or as numbers: "1" equals "1.0"."""
+    """Whether two values are equal as text or as numbers, for example "1" and "1.0"."""
     return first == second or (is_number(first) and is_number(second) and float(first) == float(second))
 
 
@@ -168,7 +164,7 @@ def is_number(value: str) -> bool:
 
 
 def is_evidence(outcome: Outcome) -> bool:
-    """Whether conclusions may be drawn from this run: it is the final attempt, was judged, and is not flaky."""
+    """Whether conclusions may be drawn from this run."""
     return outcome.final and outcome.verdict.status in _EVIDENCE and not outcome.flaky
 
 
@@ -179,8 +175,7 @@ def has_passed(outcome: Outcome) -> bool:
 def configuration(outcome: Outcome) -> dict[str, str]:
     """Return the settings of a run by dotted key.
 
-    The keys "backend" and "device" contain what the run really used; the scenario's requirements are left out, and so
-    are variables that only change the log.
+    "backend" and "device" are what the run really used. Variables that only change the log are left out.
     """
     backend = outcome.spec.backend or dict(outcome.spec.settings).get("needs.backend", "")
     # With gloo, our program replaces DETAIL by INFO, which only adds lines to the log; see docs/scenarios.md.
@@ -191,12 +186,12 @@ def configuration(outcome: Outcome) -> dict[str, str]:
 
 
 def setting(outcome: Outcome, key: str) -> str:
-    """Return the value that a run has for a key: the one it was given, or the default, or "" if there is none."""
+    """Return the value that a run has for a setting, which may be the default, or "" if it has none."""
     return _value(_all_settings(outcome), key)
 
 
 def failure_counts(outcomes: Sequence[Outcome]) -> Callable[[Outcome], FailureCounts]:
-    """Return a function that returns, for a run, the failure counts of all attempts with the same configuration."""
+    """Return a function that counts, for a run, the failed attempts of the same configuration."""
     last_hash = {outcome.spec.scenario: outcome.spec.spec_hash for outcome in outcomes if outcome.final}
     failed_by_key: dict[object, list[bool]] = {}
     for attempt in outcomes:
@@ -215,10 +210,7 @@ def failure_counts(outcomes: Sequence[Outcome]) -> Callable[[Outcome], FailureCo
 
 
 def contrasts(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[Contrast, ...]:
-    """Return every contrast of the variable, those with the fewest settings first.
-
-    The order of the outcomes does not matter.
-    """
+    """Return every pair of runs that differ only in this variable, those with the fewest settings first."""
     counts_of = failure_counts(outcomes)
     representatives = _one_per_configuration(
         outcome for outcome in sorted(outcomes, key=simplicity_key) if _is_judged(outcome)
@@ -236,14 +228,15 @@ def contrasts(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[Contrast
 
 
 def steady_contrasts(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[Contrast, ...]:
-    """Return the contrasts of the variable in which, on each side, all attempts failed or none did."""
+    """Return the pairs of runs that differ only in this variable and always end the same way."""
     return tuple(contrast for contrast in contrasts(variable, outcomes) if contrast.is_steady)
 
 
 def unjudged_pairs(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[tuple[Outcome, Outcome], ...]:
-    """Return pairs of runs that differ only in this variable, but of which at least one run was not judged.
+    """Return pairs of runs that differ only in this variable but cannot be compared.
 
-    That run was skipped, ended with ERROR, or was killed from outside. Such pairs explain why there is no contrast.
+    At least one of the two was skipped, ended with ERROR, or was killed from outside. Such pairs explain why there is
+    no contrast.
     """
     return tuple(
         pair
@@ -253,7 +246,7 @@ def unjudged_pairs(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[tup
 
 
 def simplicity_key(outcome: Outcome) -> tuple[object, ...]:
-    """Return a unique sort key of a run that puts runs with few settings first."""
+    """Return a unique sort key that puts runs with few settings first."""
     return len(outcome.spec.settings), outcome.spec.scenario, outcome.attempt, outcome.spec.spec_hash, outcome.dir
 
 
@@ -262,17 +255,16 @@ def _is_judged(outcome: Outcome) -> bool:
 
 
 def _is_about_program(outcome: Outcome) -> bool:
-    """Whether the result says something about the program. It does not if a rank was killed from outside."""
+    """Whether the result of a run says something about the program."""
     return own_status(outcome) in _EVIDENCE and outcome.verdict.cause != Cause.KILLED
 
 
 def _is_same_launch(outcome: Outcome) -> bool:
-    """Whether the launch is no diagnostic rerun, or one that repeats the launch without any change."""
     return outcome.spec.deepening is None or outcome.spec.deepening.change == SecondRun.AGAIN
 
 
 def _configuration_key(outcome: Outcome) -> object:
-    """Return what identifies the configuration of a run: its settings without defaults, and its verdict criteria."""
+    """Return a key that is equal for runs of the same configuration."""
     settings = _all_settings(outcome)
     return (
         frozenset((key, value) for key, value in settings.items() if value != _DEFAULTS.get(key, "")),
@@ -281,7 +273,6 @@ def _configuration_key(outcome: Outcome) -> object:
 
 
 def _one_per_configuration(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Return the first run of each configuration."""
     first: dict[object, Outcome] = {}
     for outcome in outcomes:
         first.setdefault(_configuration_key(outcome), outcome)
@@ -289,7 +280,7 @@ def _one_per_configuration(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 
 def _candidates(variable: Variable, outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Outcome]]:
-    """Return each pair of control and changed run that differs in exactly the variable, fewest settings first."""
+    """Return every pair of runs that differ only in this variable, those with the fewest settings first."""
     runs_with_values = [(outcome, setting(outcome, variable.keys[0])) for outcome in outcomes]
     changed_runs = [(outcome, value) for outcome, value in runs_with_values if variable.is_changed_value(value)]
     control_runs = [(outcome, value) for outcome, value in runs_with_values if variable.is_control_value(value)]
@@ -302,7 +293,7 @@ def _candidates(variable: Variable, outcomes: Sequence[Outcome]) -> list[tuple[O
 
 
 def _differing_keys(variable: Variable, control: Outcome, changed: Outcome) -> set[str]:
-    """Return the keys in which two runs differ, without keys that cannot explain different verdicts."""
+    """Return the settings in which two runs differ and that could explain different verdicts."""
     differ = differences(control, changed)
     differ -= (
         {key for key in differ if key.startswith(variable.ignored_prefixes)} if variable.ignored_prefixes else set()
@@ -311,25 +302,22 @@ def _differing_keys(variable: Variable, control: Outcome, changed: Outcome) -> s
 
 
 def _steps_do_not_matter(first: Outcome, second: Outcome) -> bool:
-    """Whether the different numbers of steps of two runs cannot explain different verdicts.
-
-    They cannot if the longer run passed, or if it failed in a step that the shorter run also has.
-    """
+    """Whether the difference in the number of steps cannot explain different verdicts."""
     shorter, longer = sorted((first, second), key=_steps)
     if Cause.EXPECTATION_MISSED in (shorter.verdict.cause, longer.verdict.cause):
         return False
     failed_in = longer.culprit.step if longer.culprit else None
+    # The longer run passed, or failed in a step that the shorter run also has.
     return has_passed(longer) or (failed_in is not None and failed_in <= _steps(shorter))
 
 
 def _steps(outcome: Outcome) -> float:
-    """Return the run's number of training steps; infinity if it has no limit."""
     steps = setting(outcome, _STEPS)
     return float(steps) if is_number(steps) else math.inf
 
 
 def differences(first: Outcome, second: Outcome) -> set[str]:
-    """Return the keys in which two runs differ. If one was skipped, only its scenario's own keys are compared."""
+    """Return the settings in which two runs differ."""
     first_settings, second_settings = _all_settings(first), _all_settings(second)
     has_skipped_run = Status.SKIP in (first.verdict.status, second.verdict.status)
     unknown_keys = {"device", *dict((*first.spec.chosen, *second.spec.chosen))} if has_skipped_run else set()
@@ -342,7 +330,7 @@ def differences(first: Outcome, second: Outcome) -> set[str]:
 
 
 def _all_settings(outcome: Outcome) -> dict[str, str]:
-    """Return the configuration of a run, together with the values that were chosen for its shape or machine."""
+    """Return all settings of a run, including those that were chosen for its shape or machine."""
     return {**configuration(outcome), **dict(outcome.spec.chosen)}
 
 
@@ -361,7 +349,6 @@ def _criteria(outcome: Outcome, prefixes: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def _pair_order(pair: tuple[Outcome, Outcome]) -> tuple[object, ...]:
-    """Return a unique sort key of a pair, so that the result does not depend on the order of the outcomes."""
     control, changed = pair
     size = len(control.spec.settings) + len(changed.spec.settings)
     return (

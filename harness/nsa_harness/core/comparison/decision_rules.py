@@ -1,4 +1,4 @@
-"""Answer the decision rules of a plan from the runs, and write their conditions as text.
+"""Decide which decision rules of a plan apply to the runs.
 
 A plan file calls its decision rules `gates`. Each rule has a condition, such as "a gloo run fails". The rule matched if
 the condition is true. It is unanswered if no run can decide the condition.
@@ -45,7 +45,7 @@ from nsa_harness.core.report import Finding, Outcome, RuleState, Status
 
 @dataclass(frozen=True, kw_only=True)
 class RuleResult:
-    """The answer to the condition of a decision rule."""
+    """Whether the condition of a decision rule is true, and the runs that decide it."""
 
     state: RuleState
     why: str  # the runs that decide the condition, or what is missing, as text
@@ -55,22 +55,22 @@ class RuleResult:
 
 
 def _is_judged(outcome: Outcome) -> bool:
-    """Whether the run is a final attempt with PASS, FAIL or HANG, and all attempts have the same verdict."""
+    """Whether the run passed, failed or hung, and did so in all attempts."""
     return outcome.final and not outcome.flaky and outcome.verdict.status in (Status.PASS, Status.FAIL, Status.HANG)
 
 
 def has_failed(outcome: Outcome) -> bool:
-    """Whether the run failed unexpectedly. An expected failure does not decide anything."""
+    """Whether the run failed although its scenario did not expect it."""
     return _is_judged(outcome) and not has_passed(outcome) and not outcome.expected
 
 
 def failed_from_outside(outcome: Outcome) -> bool:
-    """Whether the run failed unexpectedly for a reason outside the program, such as a full disk."""
+    """Whether the run failed for a reason outside the program, such as a full disk."""
     return has_failed(outcome) and row_of(outcome.verdict.cause).enters_tree is DecisionTreePolicy.NEVER
 
 
 def certain_cause(outcome: Outcome) -> Finding | None:
-    """Return the finding that explains an unexpected failure, or None if the cause is not certain."""
+    """Return the finding that explains why the run failed, or None if the cause is not certain."""
     cause = outcome.verdict.cause
     if not has_failed(outcome) or row_of(cause).enters_tree is not DecisionTreePolicy.UNEXPLAINED:
         return None
@@ -80,13 +80,13 @@ def certain_cause(outcome: Outcome) -> Finding | None:
 
 
 def outcome_names(outcomes: Iterable[Outcome]) -> str:
-    """Return the first few runs as text: "ddp_onestep HANG, ddp_static_graph PASS"."""
+    """Return the first few runs as text, such as "ddp_onestep HANG, ddp_static_graph PASS"."""
     names = list(dict.fromkeys(f"{outcome.spec.scenario} {outcome.verdict.status.value}" for outcome in outcomes))
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def answer_condition(condition: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
-    """Return the answer to a condition from the final attempts among `outcomes`. Their order does not matter."""
+    """Return whether the condition of a decision rule is true for these runs."""
     runs_in_order = sorted(
         (outcome for outcome in outcomes if matches_filter(outcome, condition.where, unknown=True)), key=simplicity_key
     )
@@ -94,7 +94,7 @@ def answer_condition(condition: Condition, outcomes: Sequence[Outcome]) -> RuleR
 
 
 def commands(rule: DecisionRule, answer: RuleResult) -> tuple[str, ...]:
-    """Return the commands of a rule that matched, with their placeholders filled from the deciding runs."""
+    """Return the commands that a decision rule suggests, with the names of the deciding runs filled in."""
     filled_commands = (_fill(words, answer, _names_its_runs(rule.condition)) for words in rule.commands)
     return tuple(dict.fromkeys(filter(None, filled_commands)))
 
@@ -155,7 +155,7 @@ def _answer_contrast(condition: Condition, outcomes: Sequence[Outcome]) -> RuleR
 
 
 def _answer_each_passes(condition: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
-    """Answer a condition with `each_passes`: one run fails, and a similar run with each of the named values passes."""
+    """Decide whether one run fails and similar runs with each of several other values pass."""
     pairs, key = _pairs(condition, outcomes), condition.differ_in[0]
     required_values = next(key_filter for key_filter in condition.other_runs.values if key_filter.key == key)
     complete_groups = []
@@ -239,10 +239,7 @@ def _fails_as_required(condition: Condition, outcome: Outcome) -> bool:
 
 
 def _pairs(condition: Condition, outcomes: Sequence[Outcome]) -> list[Contrast]:
-    """Return the pairs of runs that differ only in the condition's `differ_in` keys, without flaky ones.
-
-    In each pair, the changed run is on the failing side of the condition and the control run on the other side.
-    """
+    """Return the pairs of runs that differ only in the settings that the condition names in `differ_in`."""
     ends = (condition.runs, condition.other_runs)
     # A run that the condition does not name must not represent a named run with the same settings.
     named_runs = [outcome for outcome in outcomes if any(matches_filter(outcome, end) for end in ends)]
@@ -292,10 +289,7 @@ def _no_pair(condition: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
 
 
 def _why_unanswered(condition: Condition, runs: Sequence[Outcome], missing_names: Sequence[str] = ()) -> str:
-    """Return the reason why none of the runs can answer the condition.
-
-    `missing_names`: scenarios of the condition without a judged run.
-    """
+    """Return the reason why none of the runs can decide the condition."""
     outside = [outcome for outcome in runs if failed_from_outside(outcome)]
     if outside:
         return _external_failure_text(outside)
@@ -313,7 +307,10 @@ def _causes(outcomes: Sequence[Outcome]) -> str:
 
 
 def matches_filter(outcome: Outcome, run_filter: RunFilter, *, unknown: bool = False) -> bool:
-    """Whether the run meets the filter. `unknown`: what counts for a key whose value in this run is unknown."""
+    """Whether the run meets the filter.
+
+    A setting whose value in this run is unknown counts as `unknown`.
+    """
     if run_filter.scenarios and not any(_is_named(outcome, name) for name in run_filter.scenarios):
         return False
     return all(_has_value(outcome, key_filter, unknown=unknown) for key_filter in run_filter.values)
@@ -332,10 +329,7 @@ def _has_value(outcome: Outcome, key_filter: KeyFilter, *, unknown: bool) -> boo
 
 
 def _value(outcome: Outcome, key: str) -> str | None:
-    """Return the run's value of a key, or None if it is unknown.
-
-    For `needs.backend` and `needs.device` it is what the run really used.
-    """
+    """Return the value that a run has for a setting, or None if it is unknown."""
     if key == "run.ranks":
         return f"{outcome.spec.ranks}"
     if is_our_key(key) and not (is_our_program(outcome) and outcome.spec.device):
@@ -344,19 +338,19 @@ def _value(outcome: Outcome, key: str) -> str | None:
 
 
 def _stored_key(key: str) -> str:
-    """Return the key under which outcomes store the value of a plan's key."""
+    """Return the key under which outcomes store a setting of a plan."""
     return key.removeprefix("needs.") if key in ("needs.backend", "needs.device") else key
 
 
 def fill_command(words: Sequence[str], fails: Outcome) -> str | None:
-    """Return the command with `{fails}` replaced by the failed run, or None if the command does not fit the run."""
+    """Return the command with `{fails}` replaced by the failed run, or None if it does not fit the run."""
     return _fill(words, RuleResult(state=RuleState.MATCHED, why="", fails=fails), by_name=False)
 
 
 def _fill(words: Sequence[str], answer: RuleResult, by_name: bool) -> str | None:
     """Return the command with its placeholders filled, or None if it does not fit the run.
 
-    A run of another program need not be a scenario, so its command is the one that repeats it unchanged. With
+    For a run of another program, this is the command that repeats it unchanged, because it need not be a scenario. With
     `by_name`, the plan names the run's scenario, so the plan's command is used for any program.
     """
     run = answer.passes if f"{{{PASSES}}}" in words else answer.fails
@@ -375,14 +369,14 @@ def _shell(words: Sequence[str]) -> str:
 
 
 def _starts_from_value(run: Outcome, word: str) -> bool:
-    """Whether OLD in the argument KEY=OLD,NEW of a `claim` command is the run's value of this key."""
+    """Whether OLD in the `claim` argument KEY=OLD,NEW is the value that the run has for KEY."""
     key, _, values = word.partition("=")
     value = _value(run, key)
     return value is not None and same_value(value, values.partition(",")[0])
 
 
 def _fill_word(word: str, run: Outcome) -> str | None:
-    """Return an argument with its placeholders filled, or None if the run has no suitable value for one of them."""
+    """Return an argument with its placeholders filled, or None if the run has no value for one."""
     for placeholder in PLACEHOLDER.finditer(word):
         key, times = placeholder[1], placeholder[2]
         value = run.spec.scenario if key in (FAILS, PASSES) else dict(run.spec.criteria).get(key) or _value(run, key)
@@ -441,7 +435,7 @@ def _runs_text(run_filter: RunFilter, conjunction: str = " or ") -> str:
 
 
 def _side_text(run_filter: RunFilter, conjunction: str = " or ") -> str:
-    """Return one side of a contrast as text. `conjunction`: the word between alternatives."""
+    """Return the runs that must fail, or those that must pass, as text."""
     return conjunction.join(run_filter.scenarios) or _values_text(run_filter, " and ", conjunction) or "a run"
 
 

@@ -1,6 +1,6 @@
-"""Apply a plan to the runs: answer each of its decision rules, and follow its decision tree.
+"""Apply the decision rules and the decision tree of a plan file to the runs.
 
-If the cause of a failure is certain, it takes precedence: no decision rule contradicts it.
+If the cause of a failure is certain, it takes precedence over the rules.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from nsa_harness.core.report import Finding, Outcome, Report, RuleAnswer, RuleSt
 
 
 def with_decisions(report: Report, plan: PlanFile) -> Report:
-    """Return the report with the answers of the plan's decision rules and the path through its decision tree."""
+    """Return the report with the answers to the plan's decision rules and decision tree filled in."""
     return replace(report, gates=answer_rules(report.outcomes, plan), tree=walk_tree(report.outcomes, plan))
 
 
 def answer_rules(outcomes: Sequence[Outcome], plan: PlanFile) -> tuple[RuleAnswer, ...]:
-    """Return the answer of every decision rule that applies to these runs.
+    """Return the answer to every decision rule that applies to these runs.
 
     `leads` is set for the rule that decides what to do now. It is the first rule that matched, except for rules about
     the reason of a failure whose cause is already certain.
@@ -72,7 +72,7 @@ def matched_rules(answers: Sequence[RuleAnswer]) -> tuple[RuleAnswer, ...]:
 
 
 def next_commands(answers: Sequence[RuleAnswer]) -> tuple[str, ...]:
-    """Return the commands of the rules that matched, those of the leading rule first; none if no rule leads."""
+    """Return the commands that the matched rules suggest to run next, those of the leading rule first."""
     in_order = sorted(matched_rules(answers), key=lambda answer: not answer.leads)
     if not any(answer.leads for answer in in_order):
         return ()
@@ -80,13 +80,13 @@ def next_commands(answers: Sequence[RuleAnswer]) -> tuple[str, ...]:
 
 
 def explained_failures(outcomes: Sequence[Outcome]) -> tuple[tuple[Outcome, Finding], ...]:
-    """Return the unexpected failures whose cause is certain, each with the finding that explains it."""
+    """Return each unexpected failure whose cause is certain, with the finding that explains it."""
     failures = sorted((outcome for outcome in outcomes if outcome.final and has_failed(outcome)), key=simplicity_key)
     return tuple((outcome, finding) for outcome in failures if (finding := certain_cause(outcome)))
 
 
 def _is_open(outcome: Outcome) -> bool:
-    """Whether the run failed and its cause is not certain, so that only a comparison of runs can explain it."""
+    """Whether the run failed and its cause is not certain."""
     return has_failed(outcome) and not failed_from_outside(outcome) and certain_cause(outcome) is None
 
 
@@ -98,10 +98,10 @@ _TREE_ANSWERS: Mapping[RuleState, TreeAnswer] = {
 
 
 def walk_tree(outcomes: Sequence[Outcome], plan: PlanFile) -> Walk | None:
-    """Return the path through the plan's decision tree, or None if no run of our own program failed unexpectedly.
+    """Return the path through the plan's decision tree, or None if there is no failure to explain.
 
-    Failures that come from outside the program, such as a full disk, do not count. If the cause of every failure is
-    certain, the path has no questions.
+    Only failures of nsa-harness's own training program count, and none from outside it, such as a full disk. If the
+    cause of every failure is certain, the path has no questions.
     """
     counting = [outcome for outcome in outcomes if outcome.final]
     failures = [
@@ -127,15 +127,13 @@ def walk_tree(outcomes: Sequence[Outcome], plan: PlanFile) -> Walk | None:
 
 
 def _answer_of_open_runs(condition: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
-    """Return the answer to a condition from the runs whose failure has no certain cause.
-
-    If a run with a certain cause would answer "yes", the answer is open and not "no".
-    """
+    """Return whether a condition is true for the runs whose failure has no certain cause."""
     answer = answer_condition(
         condition, [outcome for outcome in outcomes if not has_failed(outcome) or _is_open(outcome)]
     )
     if answer.state is RuleState.MATCHED:
         return answer
+    # A run with a certain cause that meets the condition leaves it unanswered, not false.
     answer_of_all = answer_condition(condition.model_copy(update={"cause": condition.causes}), outcomes)
     if answer_of_all.state is not RuleState.MATCHED:
         return answer
@@ -172,7 +170,7 @@ def _run_names(outcomes: Sequence[Outcome]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Playbook:
-    """The hypotheses that are tested in every report about one program, whatever the plan."""
+    """The hypotheses that are tested in every report about one program."""
 
     hypotheses: tuple[Hypothesis, ...]
     onward: str | None = None  # the command to suggest after a single run that suggests none itself

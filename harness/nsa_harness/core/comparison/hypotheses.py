@@ -1,6 +1,7 @@
-"""Test hypotheses about causes and fixes by contrasts between runs, never by a single run.
+"""Test hypotheses about causes and fixes by comparing runs that differ in one setting.
 
-A hypothesis without a contrast is not tested; the report shows the command that would test it.
+Such a pair of runs is called a contrast. A hypothesis without one is not tested; the report then shows the command that
+would test it.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ NO_CONTROL = "no control run"
 
 
 def is_our_program(outcome: Outcome) -> bool:
-    """Whether the run belongs to nsa-harness's own training program, which has scenario keys like `model.layers`."""
+    """Whether the run belongs to the training program that comes with nsa-harness."""
     return outcome.spec.device != "any" and not {"run.program", "run.command"} & set(configuration(outcome))
 
 
 class HypothesisKind(StrEnum):
-    """What supports a hypothesis about one variable."""
+    """What kind of statement a hypothesis makes about one setting."""
 
     CAUSE = "cause"  # a run passes without it and fails with it
     CHANGE = "change"  # a run passes on one side and fails on the other
@@ -54,7 +55,7 @@ class HypothesisKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """A statement about one variable that contrasts can support or refute."""
+    """A statement about one setting, such as "NCCL is the cause", that pairs of runs support or refute."""
 
     text: str
     kind: HypothesisKind
@@ -64,9 +65,9 @@ class Hypothesis:
 
 
 def switch(key: str, on: str, *, off: str = "") -> Variable:
-    """Return a variable whose `key` is `on` in the changed run and anything else in the control run.
+    """Return a variable for a setting that changes from any other value to `on`.
 
-    `off`: the value of the control run in the command that tests the variable; without it there is no such command.
+    `off` is the value before the change in the command that tests the variable. Without it there is no such command.
     """
     undo, values = ((f"{key}={off}",), (off, on)) if off else ((), None)
     return Variable(
@@ -81,9 +82,9 @@ def switch(key: str, on: str, *, off: str = "") -> Variable:
 def swap(
     key: str, control_values: tuple[str, ...], changed_values: tuple[str, ...], *, command_key: str | None = None
 ) -> Variable:
-    """Return a variable whose `key` has one of `control_values` in the control run, one of `changed_values` otherwise.
+    """Return a variable for a setting that changes from one of `control_values` to one of `changed_values`.
 
-    `command_key`: the name of the key on the command line, if it differs from `key`.
+    `command_key` is the name of the key on the command line, if it differs from `key`.
     """
     undo = (f"{command_key or key}={control_values[0]}",)
     values = (control_values[0], changed_values[0])
@@ -97,9 +98,9 @@ def swap(
 
 
 def other_than_default(key: str, default: str, example: str) -> Variable:
-    """Return a variable whose `key` has the default in the control run and any other value in the changed run.
+    """Return a variable for a setting that changes from its default to any other value.
 
-    `example`: the other value in the command that tests the variable.
+    `example` is the value after the change in the command that tests the variable.
     """
     undo, values = (f"{key}={default}",), (default, example)
     return Variable(
@@ -112,9 +113,9 @@ def other_than_default(key: str, default: str, example: str) -> Variable:
 
 
 def rising(key: str, example: tuple[str, str] | None = None) -> Variable:
-    """Return a variable whose `key` is a larger number in the changed run than in the control run.
+    """Return a variable for a setting that changes from a smaller to a larger number.
 
-    `example`: the values of the control run and the changed run in the command that tests the variable.
+    `example` has both numbers for the command that tests the variable.
     """
     return Variable(
         keys=(key,),
@@ -134,7 +135,7 @@ ENVIRONMENT_HYPOTHESES = tuple(
 
 
 class HypothesisAnswer(StrEnum):
-    """The result of testing a hypothesis."""
+    """Whether the runs support or refute a hypothesis."""
 
     SUPPORTED = "supported"
     REFUTED = "refuted"
@@ -144,7 +145,7 @@ class HypothesisAnswer(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One side of a contrast: the run that represents it, and the failure counts of all its attempts."""
+    """One of two compared configurations, with its run and the failure counts of all its attempts."""
 
     run: Outcome
     counts: FailureCounts
@@ -152,7 +153,7 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class HypothesisRow:
-    """One answer to a hypothesis. If its contrasts give different answers, a hypothesis has several rows."""
+    """One row in the table of hypotheses. A hypothesis has several rows if pairs of runs give different answers."""
 
     hypothesis: Hypothesis
     answer: HypothesisAnswer
@@ -173,7 +174,7 @@ _WEIGHTIEST_FIRST = (
 
 
 def hypothesis_rows(outcomes: Sequence[Outcome], hypotheses: Sequence[Hypothesis]) -> tuple[HypothesisRow, ...]:
-    """Return a row for each answer to each hypothesis, the most important first; none if there is only one run."""
+    """Return the table of hypotheses with their answers, which is empty if there is only one run."""
     if sum(outcome.final for outcome in outcomes) < 2:
         return ()
     counts_of = failure_counts(outcomes)
@@ -183,10 +184,7 @@ def hypothesis_rows(outcomes: Sequence[Outcome], hypotheses: Sequence[Hypothesis
 
 
 def is_row_shown(row: HypothesisRow) -> bool:
-    """Whether the report shows the row.
-
-    It does if the hypothesis was tested, or if it is always shown and the row says how to test it or why it was not.
-    """
+    """Whether the report shows this row, because the hypothesis was tested or because it is always shown."""
     if row.answer is not HypothesisAnswer.NOT_TESTED:
         return True
     return row.hypothesis.always_shown and (row.command is not None or row.reason != NO_CONTROL)
@@ -206,17 +204,15 @@ def reason_not_judged(variable: Variable, outcomes: Sequence[Outcome]) -> str:
 
 
 def _unjudged_word(verdict: Verdict) -> str:
-    """Return "SKIP", "ERROR" or "killed" if the verdict says nothing about the program, or "" if it does."""
+    """Return "SKIP", "ERROR" or "killed" if the verdict says nothing about the program, else ""."""
     if verdict.status in (Status.SKIP, Status.ERROR):
         return verdict.status.value
     return "killed" if verdict.cause == Cause.KILLED else ""
 
 
 def _lowest_rate(outcomes: Sequence[Outcome], counts_of: Callable[[Outcome], FailureCounts]) -> float | None:
-    """Return the lowest failure rate among the configurations that fail only sometimes, or None if there are none.
-
-    If a configuration fails by chance, one pass and one failure prove nothing.
-    """
+    """Return the lowest failure rate of a configuration that fails only sometimes, or None."""
+    # If a configuration fails by chance, one pass and one failure prove nothing.
     rates = [
         counts.failed / counts.attempts
         for outcome in outcomes
@@ -268,10 +264,10 @@ def _rows(
 
 
 def _answer(kind: HypothesisKind, contrast: Contrast, rate: float | None) -> tuple[HypothesisAnswer, str]:
-    """Return the answer of one contrast, with its reason.
+    """Return whether one pair of runs supports or refutes the hypothesis, with the reason.
 
-    `rate`: the lowest failure rate of a flaky configuration, or None if nothing fails by chance. Then one run per side
-    is enough.
+    `rate` is the lowest failure rate of a flaky configuration, or None if nothing fails by chance. Then one run per
+    configuration is enough.
     """
     if rate is not None:
         return _answer_by_counts(kind, contrast, rate)
@@ -291,9 +287,10 @@ def _answer(kind: HypothesisKind, contrast: Contrast, rate: float | None) -> tup
 
 
 def _answer_by_counts(kind: HypothesisKind, contrast: Contrast, rate: float) -> tuple[HypothesisAnswer, str]:
-    """Return the answer of one contrast and its reason, by Fisher's exact test at 95 % confidence.
+    """Return whether the failure counts of one pair support or refute the hypothesis, with the reason.
 
-    `rate`: the lowest failure rate of a flaky configuration. It decides how many equal results are enough.
+    This is decided by Fisher's exact test at 95 % confidence. `rate` is the lowest failure rate of a flaky
+    configuration, and decides how many equal results are enough.
     """
     control, changed = contrast.control_counts, contrast.changed_counts
     if fails_more_often((changed.failed, changed.attempts), (control.failed, control.attempts), 1 - _MAX_ERROR):
@@ -314,7 +311,7 @@ def _answer_by_counts(kind: HypothesisKind, contrast: Contrast, rate: float) -> 
 def _refuted_need(
     hypothesis: Hypothesis, outcomes: Sequence[Outcome], counts_of: Callable[[Outcome], FailureCounts]
 ) -> HypothesisRow | None:
-    """Return a row that refutes a NEED because every run that it concerns passes without it, or None."""
+    """Return a row that refutes the hypothesis because every run passes without the setting, or None."""
     key = hypothesis.variable.keys[0]
     runs = [
         run
@@ -357,10 +354,7 @@ def _not_tested(hypothesis: Hypothesis, outcomes: Sequence[Outcome]) -> Hypothes
 
 
 def _base_run(variable: Variable, outcomes: Sequence[Outcome]) -> Outcome | None:
-    """Return the run to start from when a variable is tested, or None.
-
-    It is an unexpected failure with the changed value, or else a run that passed on either side.
-    """
+    """Return the run from which to start when a variable is tested, or None."""
     our_runs = [outcome for outcome in outcomes if is_evidence(outcome) and is_our_program(outcome)]
     key = variable.keys[0]
     failures = [
@@ -379,10 +373,7 @@ def _fits_either_side(variable: Variable, value: str) -> bool:
 
 
 def _test_command(variable: Variable, base: Outcome) -> str | None:
-    """Return a command that runs both sides of a contrast, or the missing side, starting from the run `base`.
-
-    Returns None if there is no such command.
-    """
+    """Return the command that tests a variable, starting from the run `base`, or None."""
     if not is_our_program(base):
         return None
     command_key, *others = (

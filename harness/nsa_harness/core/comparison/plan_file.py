@@ -1,4 +1,4 @@
-"""Read plan files: the scenarios to run, and the decisions that were made in advance for their possible results.
+"""Read plan files, which name the scenarios to run and the decisions made in advance for their results.
 
 The models below define every key. Names of scenarios, causes, keys and commands are checked while they are read.
 """
@@ -68,7 +68,7 @@ _KNOWN_CAUSES = (*CAUSES_OF_VERDICTS, _UNCERTAIN)
 
 
 class ConditionForm(StrEnum):
-    """The form of a condition. It depends on which keys are written."""
+    """The kinds of conditions that a decision rule can have, depending on the keys that are written."""
 
     FLAKY = "flaky"  # the attempts of one launch end differently
     FAILS = "fails"  # at least one of the runs fails
@@ -95,10 +95,7 @@ _FORM_KEYS = frozenset({"flaky", "missing_gradients", "fails", "passes", "each_p
 
 @dataclass(frozen=True, kw_only=True)
 class _KnownNames:
-    """The names that a plan may use.
-
-    The plan of a stored run is read without them, because it was checked before the run.
-    """
+    """The names that a plan may use."""
 
     scenarios: Sequence[Selectable]
     runs: Sequence[Selectable]  # the scenarios that the plan runs
@@ -109,7 +106,7 @@ Mistakes = Iterator[tuple[Location, str]]  # pairs of (location inside a value, 
 
 
 def _raise_if_any(value: object, mistakes: Mistakes) -> None:
-    """Raise ValidationError if there are mistakes in a value. The error lists all of them with their locations."""
+    """Raise ValidationError if there are any mistakes in a value."""
     if lines := _error_lines(value, mistakes):
         raise ValidationError.from_exception_data("plan", lines)
 
@@ -130,7 +127,7 @@ def _unknown_name(noun: str, word: str, known_names: Collection[str]) -> Mistake
 
 
 class _OneOrManyMarker:
-    """A marker for a tuple: if it has only one item, the item may be written without a list."""
+    """Marker for a tuple field whose single item may be written without a list."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(_as_items, handler(source))
@@ -192,11 +189,7 @@ def _check_key(key: str) -> str:
 
 
 def _read_command(text: object, info: ValidationInfo) -> tuple[str, ...]:
-    """Split a command into its arguments after `nsa-harness`, and check them.
-
-    The arguments may contain placeholders for runs and their values, such as `{fails}`. Raises ValueError or
-    ValidationError.
-    """
+    """Split a command into its arguments after `nsa-harness`, and check them."""
     if not isinstance(text, str) or not text:
         raise ValueError(f"expected text, got {value_text(text)}")
     try:
@@ -249,10 +242,7 @@ _NAMES: TypeAdapter[tuple[str, ...]] = TypeAdapter(
 
 
 def _read_runs(value: object, info: ValidationInfo) -> RunFilter:
-    """Return the filter for a description of runs: `any`, names of scenarios, or keys with their values.
-
-    Raises ValidationError.
-    """
+    """Return the filter for runs that are described by `any`, by scenario names, or by settings."""
     if value == _ANY:
         return EVERY_RUN
     if not isinstance(value, dict):
@@ -319,13 +309,13 @@ OptionalRuns = TypeAliasType(
 
 
 class _StrictModel(BaseModel):
-    """The base of all models of a plan: unknown keys are rejected, and mistakes between keys are reported as well."""
+    """Base class for the models of a plan file. Unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     @classmethod
     def contradictions(cls, content: Mapping[str, Any]) -> Mistakes:  # noqa: ARG003
-        """Yield the contradictions between keys. `content` is the raw mapping; its values may be invalid."""
+        """Yield the contradictions between keys of the file, whose values may be invalid."""
         return iter(())
 
     @model_validator(mode="wrap")
@@ -343,7 +333,7 @@ class _StrictModel(BaseModel):
 
 
 class Condition(_StrictModel):
-    """The `if` of a decision rule. The keys that are written decide its form."""
+    """The condition of a decision rule, such as "a gloo run fails"."""
 
     flaky: OptionalRuns = None
     missing_gradients: Literal["same"] | None = None
@@ -357,23 +347,23 @@ class Condition(_StrictModel):
 
     @property
     def form(self) -> ConditionForm:
-        """The form of the condition, from the keys that are written."""
+        """The kind of condition, which follows from the keys that are written."""
         return _FORMS[_FORM_KEYS & self.model_fields_set]
 
     @property
     def runs(self) -> RunFilter:
-        """The runs that the condition is about. For a contrast, the runs that must fail."""
+        """The runs that the condition is about. If runs are compared, these are the runs that must fail."""
         return self.flaky or (self.passes if self.form is ConditionForm.PASSES else self.fails) or EVERY_RUN
 
     @property
     def other_runs(self) -> RunFilter:
-        """The runs on the other side of a contrast."""
+        """The runs that are compared with the failing ones."""
         passes = self.passes if self.form is ConditionForm.CONTRAST else None
         return passes or self.each_passes or self.fails_alike or EVERY_RUN
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """The causes that count. If it is empty, every cause counts except those from outside the program."""
+        """The causes of failure that count. If empty, all count except those from outside the program."""
         return tuple(cause for cause in self.cause if cause != _UNCERTAIN)
 
     @property
@@ -383,20 +373,20 @@ class Condition(_StrictModel):
 
     @property
     def placeholders(self) -> tuple[str, ...]:
-        """The placeholders that a command of this rule may use: "fails", "passes" or both."""
+        """The placeholders that a command of this rule may use, such as "fails"."""
         if self.form is ConditionForm.PASSES:
             return (PASSES,)
         return (FAILS, PASSES) if self.form in (ConditionForm.CONTRAST, ConditionForm.EACH) else (FAILS,)
 
     @property
     def needs_our_program(self) -> bool:
-        """Whether only runs of our own program can answer the condition."""
+        """Whether only runs of our own training program can decide the condition."""
         keys = [key_filter.key for runs in (self.runs, self.other_runs) for key_filter in runs.values]
         return self.form is ConditionForm.MISSING or any(map(is_our_key, (*keys, *self.differ_in)))
 
     @property
     def takes_precedence(self) -> bool:
-        """Whether the rule takes precedence over a certain cause, because it is about how runs failed and not why."""
+        """Whether the rule applies even to failures whose cause is certain."""
         return self.form is ConditionForm.FLAKY or bool(self.causes or self.runs.scenarios)
 
     @classmethod
@@ -429,7 +419,7 @@ class Condition(_StrictModel):
 
 
 class DecisionRule(_StrictModel):
-    """A decision that was made before the run: if `condition` is true, do `then`, for the reason `because`.
+    """A decision made before the run: if `condition` is true, do `then`, for the reason `because`.
 
     Plan files list decision rules under the key `gates`.
     """
@@ -441,7 +431,7 @@ class DecisionRule(_StrictModel):
 
 
 class TreeQuestion(_StrictModel):
-    """One question of the decision tree. A decision rule answers it: yes if the rule matched."""
+    """One question in the decision tree of a plan. The answer is yes if a certain decision rule matched."""
 
     gate: RuleName  # the decision rule that answers the question
     asks: Text
@@ -453,7 +443,7 @@ class TreeQuestion(_StrictModel):
 
 
 class PlanFile(_StrictModel):
-    """The content of a plan file."""
+    """The content of a plan file: the scenarios to run and the decisions for their results."""
 
     schema_: Literal[1] = Field(1, alias="schema")
     about: Text = ""
@@ -474,7 +464,7 @@ class PlanFile(_StrictModel):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanText:
-    """The name and the text of a plan file, as it was when a run started."""
+    """The name and the text of a plan file at the start of a run."""
 
     file: str
     text: str
@@ -485,35 +475,32 @@ EMPTY_PLAN = PlanFile.model_construct(gates={})
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPlan:
-    """The result of reading a plan file: the plan, or its mistakes with an empty plan."""
+    """A plan that was read from a file. If the file has mistakes, the plan is empty."""
 
     plan: PlanFile
     mistakes: tuple[Mistake, ...]
 
 
 def is_our_key(key: str) -> bool:
-    """Whether only nsa-harness's own training program has this scenario key."""
+    """Whether only our own training program has this setting."""
     return key.partition(".")[0] in OURS_ONLY
 
 
 def is_plan(root: Node | None) -> bool:
-    """Whether a YAML file is a plan. Plans have the key `gates`, which no scenario has."""
+    """Whether a YAML file is a plan, which is so if it has the key `gates`."""
     return root is not None and isinstance(root.content, dict) and "gates" in root.content
 
 
 @lru_cache(maxsize=8)  # while a run continues, its report is made again and again from the same plan
 def read_stored_plan(plan_text: PlanText) -> ReadPlan:
-    """Return the plan of a stored run. Its names are not checked, because they were checked before the run.
-
-    Never raises.
-    """
+    """Return the plan of a stored run, without checking the names in it. Never raises."""
     return read_plan(plan_text, None)
 
 
 def read_plan(plan_text: PlanText, scenarios: Sequence[Selectable] | None) -> ReadPlan:
-    """Return the plan, or all its mistakes. Never raises.
+    """Return the plan in a file, with all mistakes found in it. Never raises.
 
-    `scenarios`: all known scenarios, to check the names in the plan; None: names are not checked.
+    `scenarios` are all known scenarios, to check the names in the plan. If it is None, names are not checked.
     """
     tree = parse_yaml(plan_text.text, plan_text.file)
     if tree.root is None:
@@ -525,7 +512,6 @@ def read_plan(plan_text: PlanText, scenarios: Sequence[Selectable] | None) -> Re
 
 
 def _known_names(root: Node, scenarios: Sequence[Selectable]) -> _KnownNames:
-    """Return the names that values in the plan may refer to: scenarios, runs of the plan, and its decision rules."""
     content = plain(root)
     mapping = content if isinstance(content, dict) else {}
     tags, names, gates = (mapping.get(key, ()) for key in ("tags", "scenarios", "gates"))
@@ -541,7 +527,7 @@ def _texts(value: object) -> tuple[str, ...]:
 
 
 def plan_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a plan file, for editors. It checks neither names nor contradictions between keys."""
+    """Return the JSON Schema of a plan file, for editors."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **PlanFile.model_json_schema(),

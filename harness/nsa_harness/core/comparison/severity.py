@@ -1,4 +1,4 @@
-"""The severity of a finding. All documents use the same rule."""
+"""Decide how severe a finding is."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _WEIGHT = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 
 
 def severity(finding: Finding, outcome: Outcome) -> Severity:
-    """Return the severity of a finding of this outcome.
+    """Return how severe a finding is for this run.
 
-    The cause of a failure is critical, whether the failure was expected or not; other findings of a failed run are at
-    most warnings. In a run that did not fail, the severity comes from the table of causes.
+    The cause of a failure is critical, and other findings of a failed run are at most warnings. If the run did not
+    fail, the severity comes from the table of causes.
     """
     row, causes_it = row_of(finding.code), finding.code == outcome.verdict.cause
     if outcome.verdict.status in _BAD:
@@ -23,13 +23,13 @@ def severity(finding: Finding, outcome: Outcome) -> Severity:
 
 
 def silent_faults(outcome: Outcome) -> tuple[Finding, ...]:
-    """Return the findings of a passed run that show that something is wrong: those whose severity is not INFO."""
+    """Return the findings which show that something is wrong in a run that passed."""
     if outcome.verdict.status is not Status.PASS:
         return ()
     return tuple(finding for finding in outcome.findings if severity(finding, outcome) is not Severity.INFO)
 
 
 def strict_exit_code(report: Report) -> int:
-    """Return the exit code with `--strict`: it is also 1 if all runs passed but one of them has a silent fault."""
+    """Return the exit code for `--strict`, which is also 1 if a run passed with a silent fault."""
     silent = any(silent_faults(outcome) for outcome in report.outcomes if outcome.final)
     return exit_code(report, strict=True) or int(silent)

@@ -1,7 +1,8 @@
-"""Fit the cost of a training step over runs that differ only in tokens and layers, and predict it for other sizes.
+"""Fit the cost of a training step over runs of different sizes, and predict it for other sizes.
 
-Each run records which implementations of its operators ran. If they change within a sweep, each group of runs with the
-same implementations has its own fit. No prediction is made for a size at which other implementations may run.
+The runs differ only in tokens and layers. Each run records which implementations of its operators ran. If they change
+within a sweep, each group of runs with the same implementations has its own fit. No prediction is made for a size at
+which other implementations may run.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ _MIN_ERROR = 0.02  # minimum relative error of a time, because a slow machine af
 
 @dataclass(frozen=True, kw_only=True)
 class Regime:
-    """The runs of a sweep in which the same implementations ran. Each run of a sweep is called a cell."""
+    """The runs of a sweep in which the same implementations of operators ran."""
 
     cells: tuple[Outcome, ...]  # in order of their sizes
     implementations: str  # those that other cells of the sweep do not have; empty if all cells have the same
 
     @property
     def costs(self) -> tuple[StepCost, ...]:
-        """The measured step costs of the cells."""
+        """The measured step costs, in order of size."""
         return tuple(cell.cost for cell in self.cells if cell.cost is not None)
 
     @cached_property
     def fits(self) -> tuple[Fit, ...]:
-        """The fits of all quantities that have enough measured points."""
+        """The cost as a function of size, fitted for each quantity with enough measured points."""
         fit_by_quantity = {quantity: fit_points(quantity, self._points(quantity)) for quantity in Quantity}
         time, cpu = fit_by_quantity[Quantity.SECONDS], fit_by_quantity[Quantity.PROCESSOR]
         if time is not None and cpu is not None and self.cells[0].spec.device == "cpu":
@@ -42,7 +43,7 @@ class Regime:
         return tuple(fit for fit in fit_by_quantity.values() if fit is not None)
 
     def _points(self, quantity: Quantity) -> Sequence[Point]:
-        """Return the measured points of one quantity, or none if the value of some cell is missing."""
+        """Return the measured points of one quantity, or none if a run lacks the value."""
         values = [(cost, cell_value(cost, quantity)) for cost in self.costs]
         points = [
             Point(size=size_of(cost), value=value, error=_error(cost, quantity)) for cost, value in values if value
@@ -51,41 +52,41 @@ class Regime:
 
     @property
     def first_tokens(self) -> int:
-        """The smallest number of tokens among the cells."""
+        """The smallest number of tokens in these runs."""
         return min(cost.tokens for cost in self.costs)
 
     @property
     def last_tokens(self) -> int:
-        """The largest number of tokens among the cells."""
+        """The largest number of tokens in these runs."""
         return max(cost.tokens for cost in self.costs)
 
     @property
     def until_tokens(self) -> int | None:
-        """The number of tokens from which other implementations run, or None if it is unknown."""
+        """The number of tokens from which other implementations run, or None if unknown."""
         return min((cost.until_tokens for cost in self.costs if cost.until_tokens is not None), default=None)
 
     @property
     def with_text(self) -> str:
-        """The implementations as text after a verb, " with X"; empty if all cells of the sweep have the same."""
+        """The implementations as text " with X", or "" if they are the same in all runs of the sweep."""
         return f" with {self.implementations}" if self.implementations else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoPrediction:
-    """The reason why the cost of a size is not predicted."""
+    """The reason why the cost of a step cannot be predicted."""
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Runs that differ only in tokens and layers. Each run is called a cell."""
+    """Runs that differ only in tokens and layers."""
 
     cells: tuple[Outcome, ...]
     regimes: tuple[Regime, ...]  # in order of their smallest numbers of tokens
 
     def predict(self, size: Size) -> Mapping[Quantity, Interval] | NoPrediction:
-        """Return the predicted cost of a step of this size, or the reason why it is not predicted."""
+        """Return the predicted cost of a step of this size, or the reason why it cannot be predicted."""
         regime = max(
             (candidate for candidate in self.regimes if candidate.first_tokens <= size.tokens), key=_first, default=None
         )
@@ -125,12 +126,12 @@ def _no_fit_reason(regime: Regime) -> str:
 
 
 def no_fit_reason(regime: Regime) -> str | None:
-    """Return the reason why the regime has no fit, or None if it has one."""
+    """Return the reason why no cost was fitted to these runs, or None if there is a fit."""
     return None if regime.fits else _no_fit_reason(regime)
 
 
 def cell_value(cost: StepCost, quantity: Quantity) -> float | None:
-    """Return a cell's value of one quantity, or None. A time must be the median of several steps."""
+    """Return the measured value of one quantity, or None if too few steps were measured."""
     match quantity:
         case Quantity.SECONDS:
             return cost.seconds if cost.steps >= _MIN_STEPS else None
@@ -143,7 +144,7 @@ def cell_value(cost: StepCost, quantity: Quantity) -> float | None:
 
 
 def _error(cost: StepCost, quantity: Quantity) -> float:
-    """Return the relative error of a cell's value of one quantity. Counted quantities are exact."""
+    """Return the relative measurement error of one quantity, which is 0 for counted quantities."""
     errors = {Quantity.SECONDS: cost.error, Quantity.PROCESSOR: cost.cpu_error}
     return max(errors[quantity], _MIN_ERROR) if quantity in errors else 0.0
 
@@ -153,7 +154,7 @@ def size_of(cost: StepCost) -> Size:
 
 
 def sweeps(outcomes: Iterable[Outcome]) -> tuple[Sweep, ...]:
-    """Return the sweeps among these runs. Only runs that passed count, and only one run of each size."""
+    """Return the groups of passing runs that differ only in tokens and layers."""
     cells_of: dict[tuple[object, ...], dict[Size, Outcome]] = {}
     for outcome in outcomes:
         if outcome.final and outcome.verdict.status is Status.PASS and outcome.cost is not None:
@@ -163,9 +164,9 @@ def sweeps(outcomes: Iterable[Outcome]) -> tuple[Sweep, ...]:
 
 
 def with_growth_findings(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Return the outcomes with a finding added to the largest cell of each sweep whose time grows quadratically.
+    """Return the outcomes, with a finding added where the step time grows quadratically with the tokens.
 
-    The order of the outcomes is kept. Calling this function again with its result adds nothing.
+    The finding belongs to the largest run of each sweep. Calling this function again with its result adds nothing.
     """
     findings: dict[int, Finding] = {}
     for regime in (regime for sweep in sweeps(outcomes) for regime in sweep.regimes):
@@ -207,7 +208,7 @@ def _by_size(size: Size) -> tuple[int, int]:
 
 
 def _settings_without_size(outcome: Outcome) -> tuple[object, ...]:
-    """Return the settings that are equal in all cells of a sweep: all except tokens, layers and number of steps."""
+    """Return the settings of a run except tokens, layers and number of steps."""
     assert outcome.cost is not None
     settings = tuple(pair for pair in outcome.spec.settings if pair[0] not in (TOKENS, LAYERS, "train.steps"))
     return settings, outcome.spec.ranks, outcome.spec.device, outcome.spec.backend, outcome.cost.batch

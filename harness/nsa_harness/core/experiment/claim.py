@@ -1,8 +1,8 @@
-"""Decide the claim that a change makes a program fail less often, from runs without and with the change.
+"""Decide from repeated runs whether a change to a program makes it fail less often.
 
-The first side is the program without the change, the second side the program with it. Both are launched alternately.
-This module decides when the failure counts are enough, when a failure counts as fixed, and what else differs between
-the sides.
+The first side is the program without the change, the second side the program with it. Both are run alternately. This
+module decides when the failure counts are enough, when a failure counts as fixed, and what else differs between the
+sides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIRST, SECOND = 0, 1  # indices of the side without the change, and of the side 
 
 
 class ClaimResult(StrEnum):
-    """The result of testing a claim."""
+    """Whether runs support the claim that a change makes a program fail less often."""
 
     SUPPORTED = "supported"
     REFUTED = "refuted"
@@ -38,7 +38,7 @@ class ClaimResult(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FailureCount:
-    """How many trials of one side failed."""
+    """How many runs with or without a change failed, and how."""
 
     bad: int  # number of failed trials
     judged: int  # number of trials that could be judged
@@ -47,7 +47,7 @@ class FailureCount:
 
     @property
     def rate(self) -> float | None:
-        """The share of judged trials that failed; None if there are none."""
+        """The share of failed runs, or None if no run could be judged."""
         return self.bad / self.judged if self.judged else None
 
     def interval(self, confidence: float) -> tuple[float, float]:
@@ -59,7 +59,10 @@ class FailureCount:
 
 
 def count(trials: Iterable[Trial], side: int) -> FailureCount:
-    """Count the failures of one side, FIRST or SECOND."""
+    """Count the failed runs with or without the change.
+
+    `side` is FIRST (without the change) or SECOND (with it).
+    """
     trials_of_side = [trial for trial in trials if trial.config == side]
     judged_trials = [trial for trial in trials_of_side if trial.judged]
     failures = [trial.end for trial in judged_trials if not trial.passed]
@@ -73,9 +76,9 @@ def count(trials: Iterable[Trial], side: int) -> FailureCount:
 
 
 def passes_needed(bad: int, of: int, confidence: float) -> int:
-    """Return how many passes in a row are needed until a failure counts as fixed.
+    """Return how many runs in a row must pass before a failure counts as fixed.
 
-    The failure occurred `bad` times in `of` runs. At that rate it would have occurred again within the returned number
+    The failure occurred `bad` times in `of` runs. At this rate it would have occurred again within the returned number
     of runs, with this confidence. If it occurred in every run, one pass is enough.
     """
     assert 0 < bad <= of
@@ -83,16 +86,15 @@ def passes_needed(bad: int, of: int, confidence: float) -> int:
 
 
 def passes_to_confirm_fix(first: FailureCount, confidence: float) -> int:
-    """Return how many passes in a row the second side needs until the failure counts as fixed.
+    """Return how many runs in a row must pass with the change before the failure counts as fixed.
 
-    The lowest failure rate in the confidence interval of the first side counts. This is stricter than `passes_needed`,
-    because a claim launches the first side often enough to estimate its rate.
+    The lowest failure rate in the confidence interval of `first` counts. This is stricter than `passes_needed`.
     """
     return runs_to_show(first.interval(confidence)[0], confidence)
 
 
 class FixStatus(StrEnum):
-    """An assessment of whether a change has removed a failure completely, and not only made it rarer."""
+    """Whether a change has removed a failure completely."""
 
     YES = "yes"  # no failure in enough runs to have shown it
     NOT_YET = "not yet"  # no failure, but too few runs
@@ -100,7 +102,7 @@ class FixStatus(StrEnum):
 
 
 def fix_status(first: FailureCount, second: FailureCount, confidence: float) -> FixStatus | None:
-    """Return whether the second side no longer has the failure. None if the first side never failed."""
+    """Return whether the failure no longer occurs with the change, or None if it never occurred without it."""
     if not first.bad:
         return None
     if second.bad:
@@ -113,9 +115,9 @@ def fix_status(first: FailureCount, second: FailureCount, confidence: float) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class NumberComparison:
-    """A comparison of the numbers that both sides compute, step by step, from equal seeds.
+    """Comparison of losses and other numbers that a program computes with and without a change.
 
-    The fields after `steps` describe the number that differs most between the sides.
+    The fields after `steps` describe the number that differs most.
     """
 
     is_same: bool | None  # whether all numbers are equal up to rounding; None: not known
@@ -129,9 +131,9 @@ class NumberComparison:
 
 
 def compare_numbers(trials: Sequence[Trial], tolerance: float) -> NumberComparison:
-    """Compare the numbers that the trials of both sides computed.
+    """Compare the losses and other numbers that the program computed with and without the change.
 
-    `tolerance`: the largest relative difference that counts as rounding.
+    `tolerance` is the largest relative difference that counts as rounding.
     """
     numbers_by_side = [_numbers(trials, side) for side in (FIRST, SECOND)]
     common = [key for key in numbers_by_side[FIRST] if key in numbers_by_side[SECOND]]
@@ -157,7 +159,7 @@ _Key = tuple[int | None, str]
 
 
 def _numbers(trials: Sequence[Trial], side: int) -> dict[_Key, list[float]]:
-    """Return the numbers of the first steps of a side, each with its values in all trials that have it."""
+    """Return the values of each number in the first steps, over all runs without or with the change."""
     values: dict[_Key, list[float]] = {}
     for trial in trials:
         if trial.config != side:
@@ -188,7 +190,7 @@ def _compare(step: int | None, name: str, first: Sequence[float], second: Sequen
 def _relative_difference(first: float, second: float) -> float:
     """Return the difference of two values as a share of the larger one.
 
-    If a value is not finite, it is 0 for equal values and infinite otherwise.
+    If a value is not finite, the result is 0 for equal values and infinity otherwise.
     """
     if math.isfinite(first) and math.isfinite(second):
         return abs(first - second) / (max(abs(first), abs(second)) or 1.0)
@@ -200,7 +202,7 @@ def _relative_difference(first: float, second: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """The distribution of one quantity over the trials of one side."""
+    """Median and range of one measured quantity over several runs."""
 
     middle: float  # the median
     low: float
@@ -210,7 +212,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """One measured quantity on both sides. Only trials that passed count."""
+    """A quantity such as the step time, measured in passing runs with and without the change."""
 
     name: str
     unit: str  # "s", "bytes", or empty
@@ -219,14 +221,14 @@ class Effect:
 
     @property
     def change(self) -> float | None:
-        """The relative change of the median from the first side to the second, or None if it is not known."""
+        """The relative change of the median that comes with the change, or None if it is not known."""
         if self.first is None or self.second is None or not self.first.middle:
             return None
         return self.second.middle / self.first.middle - 1
 
     @property
     def overlaps(self) -> bool:
-        """Whether the ranges of both sides overlap, so that the change may be chance."""
+        """Whether the values with and without the change overlap, so that a difference may be chance."""
         first, second = self.first, self.second
         return first is not None and second is not None and first.low <= second.high and second.low <= first.high
 
@@ -241,7 +243,7 @@ _QUANTITIES = (
 
 
 def effects(trials: Sequence[Trial]) -> Iterator[Effect]:
-    """Yield every quantity that was measured on at least one side."""
+    """Yield the step time, memory and other quantities, each as measured with and without the change."""
     for name, unit, attribute in _QUANTITIES:
         first, second = (_spread(trials, side, attribute) for side in (FIRST, SECOND))
         if first is not None or second is not None:
@@ -261,7 +263,7 @@ def _spread(trials: Sequence[Trial], side: int, attribute: str) -> Spread | None
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimTerms:
-    """The rules of the test, which are fixed before the first trial."""
+    """The rules by which a claim is tested, fixed before the first run."""
 
     confidence: float
     max_pairs: int = MAX_PAIRS
@@ -272,7 +274,7 @@ class ClaimTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion:
-    """The result of a claim, with the reason."""
+    """Whether a claim is supported or refuted, with the reason."""
 
     result: ClaimResult
     why: str  # the reason as a sentence
@@ -281,11 +283,12 @@ class Conclusion:
 
 @dataclass(kw_only=True)
 class SequentialTest:
-    """A sequential test of a claim. Its conclusion may be read after each pair of trials without losing confidence.
+    """Test of the claim that a change makes a program fail less often, from pairs of runs.
 
-    It combines two tests: that the failure rates of the sides differ, and that the second rate is more than half of the
-    first. Each is wrong in at most one of 1 / (1 - confidence) claims. If the change prevents at least half of the
-    failures, only the second test can be wrong; if it has no effect, only the first.
+    The conclusion may be read after each pair without losing confidence (a sequential test). It combines two tests:
+    that the failure rates of the sides differ, and that the second rate is more than half of the first. Each is wrong
+    in at most a share of 1 - confidence of all claims. If the change prevents at least half of the failures, only the
+    second test can be wrong; if it has no effect, only the first.
     """
 
     terms: ClaimTerms
@@ -298,21 +301,27 @@ class SequentialTest:
 
     @property
     def pairs(self) -> int:
-        """The number of pairs of judged trials so far."""
+        """The number of pairs of runs with and without the change so far."""
         return self._difference_test.pairs
 
     @property
     def next_side(self) -> int:
-        """The side to launch next. The sides alternate; a trial that could not be judged is repeated."""
+        """FIRST if the program should run next without the change, or SECOND with it.
+
+        The sides alternate. A run that could not be judged is repeated.
+        """
         first, second = self._failures
         return FIRST if len(first) <= len(second) else SECOND
 
     def count(self, side: int) -> FailureCount:
-        """Return the failure count of one side so far."""
+        """Return how many runs without the change (FIRST) or with it (SECOND) have failed."""
         return count(self.trials, side)
 
     def add_trial(self, trial: Trial) -> None:
-        """Add the result of a trial. It is evaluated once the other side has a judged trial to pair it with."""
+        """Add the result of one run.
+
+        It is evaluated once there is a run of the other side to pair it with.
+        """
         self.trials.append(trial)
         if not trial.judged:
             self._unjudged_counts[trial.config] += 1
@@ -324,7 +333,7 @@ class SequentialTest:
             self._remaining_test.add_pair(*pair)
 
     def conclusion(self) -> Conclusion | None:
-        """Return the conclusion, or None if more trials are needed."""
+        """Return whether the claim is supported or refuted, or None if more runs are needed."""
         if len(self._failures[FIRST]) != len(self._failures[SECOND]):
             return self._cannot_be_judged()
         return self._computes_differently() or self._counts_decide() or self._counts_cannot_decide()
@@ -357,7 +366,7 @@ class SequentialTest:
         return None
 
     def _counts_cannot_decide(self) -> Conclusion | None:
-        """Return the conclusion UNDECIDED with its reason, or None if more pairs may still decide the claim."""
+        """Return the conclusion that the claim stays undecided, or None if more runs may still decide it."""
         failures = self._difference_test.first_bad + self._difference_test.second_bad
         if self.pairs >= self.terms.controls and not failures:
             why = f"nothing failed in {self.pairs} runs of each side, so there is no failure to prevent"
@@ -381,7 +390,7 @@ class SequentialTest:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimReport:
-    """Everything that is known about a claim, while it is tested and afterwards."""
+    """The test of a claim, with all its runs so far."""
 
     text: str  # the claim as the user wrote it, or made from the key
     scenario: str
@@ -395,22 +404,22 @@ class ClaimReport:
 
     @property
     def counts(self) -> tuple[FailureCount, FailureCount]:
-        """The failure counts of both sides."""
+        """The number of failed runs without the change, and with it."""
         return count(self.trials, FIRST), count(self.trials, SECOND)
 
     @property
     def number_comparison(self) -> NumberComparison:
-        """The comparison of the numbers that both sides compute."""
+        """Comparison of the numbers that the program computes with and without the change."""
         return compare_numbers(self.trials, self.terms.tolerance)
 
     @property
     def took_s(self) -> float:
-        """The time of all trials together, in seconds."""
+        """The total time of all runs, in seconds."""
         return sum(trial.wall_s for trial in self.trials)
 
     @property
     def left_s(self) -> float | None:
-        """The maximum remaining time in seconds, or None if no trial of one side has ended yet."""
+        """The largest remaining time in seconds, or None if it cannot be estimated yet."""
         walls_s = [[trial.wall_s for trial in self.trials if trial.config == side] for side in (FIRST, SECOND)]
         if not all(walls_s):
             return None
@@ -431,7 +440,7 @@ def difference_text(worst: NumberComparison) -> str:
 
 
 def format_share(value: float) -> str:
-    """Return a share as percent text: "25 %", "0.02 %" or "0 %"."""
+    """Return a share as percent text, such as "25 %", "0.02 %" or "0 %"."""
     percent = value * 100
     return f"{percent:.0f} %" if percent == 0 or percent >= 10 else f"{percent:.2g} %"
 
@@ -440,7 +449,7 @@ def format_share(value: float) -> str:
 
 
 class VerificationResult(StrEnum):
-    """The result of repeating a failed run to verify a fix."""
+    """Whether a failed run, repeated after a change to the program, shows that the failure is fixed."""
 
     FIXED = "fixed"
     NOT_FIXED = "not fixed"
@@ -449,7 +458,7 @@ class VerificationResult(StrEnum):
 
 
 def verification_result(trials: Sequence[Trial], required_passes: int) -> VerificationResult | None:
-    """Return the result of the trials, or None if more passes are needed.
+    """Return whether the failure is fixed, or None if more passing runs are needed.
 
     A single failure decides. Otherwise a long enough series of runs would always contain the required passes.
     """
@@ -465,15 +474,15 @@ def verification_result(trials: Sequence[Trial], required_passes: int) -> Verifi
 
 
 def lowest_failure_rate(runs: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Return the (failures, runs) pair with the lowest failure rate above 0. It requires the most passes."""
+    """Return the pair (failures, runs) with the lowest failure rate above 0."""
     return min((run for run in runs if run[0]), key=lambda run: (run[0] / run[1], -run[1]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """The verification of a fix by repeating a failed run, while it runs and afterwards.
+    """The repetition of a failed run, to check that its failure is fixed.
 
-    Counts are (failures, runs).
+    Counts are pairs (failures, runs).
     """
 
     scenario: str
@@ -490,10 +499,10 @@ class VerifyReport:
 
     @property
     def passes(self) -> int:
-        """The number of trials that passed."""
+        """The number of runs that passed."""
         return sum(trial.passed for trial in self.trials)
 
     @property
     def last_end(self) -> str:
-        """How the last trial ended; "" if there was none."""
+        """How the last run ended, or "" if there was none."""
         return self.trials[-1].end if self.trials else ""

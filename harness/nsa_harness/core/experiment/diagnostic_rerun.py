@@ -1,6 +1,6 @@
-"""Diagnostic reruns: launches with one change, such as more checks, that explain what a failed run left open.
+"""Run a failed program again with more checks, to find out what the failed run did not show.
 
-This module decides which rerun is worth making, and turns its result into a finding of the original attempt.
+This module decides which rerun is worth making, and turns its result into a finding about the original run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CALLS_BACKWARD = re.compile(r"\bbackward\(|\.grad\(")
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """The change that a diagnostic rerun makes to a launch."""
+    """A change to a launch that makes a rerun show more, such as autograd's anomaly detection."""
 
     name: str  # a SecondRun, or a name that only this program knows
     description: str
@@ -68,11 +68,11 @@ def next_change(
     probe: str,
     program_changes: Sequence[Change] = (),
 ) -> Change | None:
-    """Return the change for the next diagnostic rerun, or None if no question is open or no rerun would answer it.
+    """Return the change for the next diagnostic rerun, or None if no rerun would help.
 
     `outcome` is the final attempt of `spec`. `earlier_changes` are the names of the changes of earlier reruns.
-    `program_changes` are changes that the program supports itself, on its command line; they take the place of changes
-    with the same name. `probe`: how much of the probe was active in the ranks.
+    `program_changes` are changes that the program supports on its own command line; they replace changes with the same
+    name. `probe` is how much of the probe was active in the ranks.
     """
     if len(earlier_changes) >= MAX_RERUNS:
         return None
@@ -96,9 +96,9 @@ def next_change(
 
 
 def with_change(spec: RunSpec, change: Change, attempt: int) -> RunSpec:
-    """Return the launch with this one change, as a diagnostic rerun of `attempt`.
+    """Return a copy of the launch with this change, marked as a diagnostic rerun of `attempt`.
 
-    The findings that the rerun investigates are not expected in it, because the change may hide them.
+    Findings that the rerun investigates are not expected in it, because the change may hide them.
     """
     expected_findings = tuple(
         finding for finding in spec.expect.findings if change.name not in (row_of(finding).second_run or ())
@@ -120,11 +120,7 @@ def with_change(spec: RunSpec, change: Change, attempt: int) -> RunSpec:
 
 
 def _suggested_reruns(outcome: Outcome, cause_reruns: Sequence[SecondRun], all_changes: Iterable[str]) -> Iterator[str]:
-    """Yield the names of useful reruns, the most useful first.
-
-    These are the reruns suggested by the failure's text, then those of its cause, then all others if the cause is not
-    certain.
-    """
+    """Yield the names of useful reruns, the most useful first."""
     if _BY_INDEX.search(outcome.verdict.summary):
         yield SecondRun.NAMES
     if _RECOMPUTED.search(outcome.verdict.summary):
@@ -135,7 +131,6 @@ def _suggested_reruns(outcome: Outcome, cause_reruns: Sequence[SecondRun], all_c
 
 
 def _failed_in_backward(outcome: Outcome) -> bool:
-    """Whether the exception was raised in the backward pass. Then the faulty line of the forward pass is not known."""
     place = outcome.culprit.place if outcome.culprit else None
     statement = (place.text or "").splitlines()[-1:] if place else []
     calls_backward = any(map(_CALLS_BACKWARD.search, statement)) or _IN_BACKWARD.search(outcome.verdict.summary)
@@ -148,7 +143,7 @@ def _names_parameter(outcome: Outcome) -> bool:
 
 
 def _is_possible(change: Change, spec: RunSpec, outcome: Outcome, probe: str) -> bool:
-    """Whether the change can be applied to this launch and could explain this outcome."""
+    """Whether this change can be applied to the launch and could explain its failure."""
     env, has_failed = dict(spec.env), outcome.verdict.status is Status.FAIL
     if change.program == spec.program:
         return False
@@ -170,7 +165,7 @@ def _is_possible(change: Change, spec: RunSpec, outcome: Outcome, probe: str) ->
 
 
 class _RerunEnd(StrEnum):
-    """How a diagnostic rerun ended, compared with the original attempt."""
+    """How a diagnostic rerun ended, compared with the original run."""
 
     PASSED = "passed"
     SAME = "the same"
@@ -178,7 +173,7 @@ class _RerunEnd(StrEnum):
 
 
 def with_diagnostic_reruns(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Return the outcomes with a finding added for each of their diagnostic reruns.
+    """Return the outcomes, each with a finding for every diagnostic rerun of it.
 
     Verdicts do not change. A location that only a rerun showed becomes the location of the culprit. Calling this
     function again with its result adds nothing.
@@ -187,7 +182,7 @@ def with_diagnostic_reruns(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
 
 
 def rerun_finding(outcome: Outcome, rerun_outcome: Outcome) -> Finding:
-    """Return what the diagnostic rerun `rerun_outcome` shows about `outcome`, as a finding of `outcome`."""
+    """Return what a diagnostic rerun shows about the original run, as a finding."""
     rerun = rerun_outcome.spec.deepening
     assert rerun is not None
     own_finding = _own_finding(rerun_outcome)
@@ -268,16 +263,12 @@ def _compare_ends(outcome: Outcome, rerun_outcome: Outcome) -> _RerunEnd:
 
 
 def _losses(outcome: Outcome, rerun_outcome: Outcome) -> Facts | None:
-    """Return the last losses of both runs, or None if a loss is unknown.
-
-    They are equal in all digits if the seed determines everything in the program.
-    """
     before, now = (run.metrics.get("loss_last") for run in (outcome, rerun_outcome))
     return None if before is None or now is None else {"before": before, "now": now}
 
 
 def _with_place(culprit: Culprit | None, place: Place | None) -> Culprit | None:
-    """Return the culprit with the new location. Fields that the new location does not have keep their old values."""
+    """Return the culprit with the new location. Fields that the new location lacks are kept."""
     if culprit is None or place is None:
         return culprit
     old_place = culprit.place or Place()

@@ -1,4 +1,4 @@
-"""Judge a readiness checklist: its phases and criteria, and the GO or NO-GO that follows from their runs."""
+"""Decide whether a program is ready for production, from a checklist of runs and required numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nsa_harness.errors import did_you_mean
 
 
 class Concurrency(StrEnum):
-    """How the runs of a phase are launched: one after another or in parallel."""
+    """Whether the runs of a phase are launched in parallel."""
 
     NEVER = "never"  # one after another, because their times are measured
     MAY = "may"  # in parallel if the machine has room
@@ -36,13 +36,13 @@ class Concurrency(StrEnum):
 
 
 class _Section(BaseModel):
-    """The base of all sections of a checklist: unknown keys are rejected."""
+    """Base class for the sections of a checklist file. Unknown keys are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ChecklistPhase(_Section):
-    """A group of runs, with the earlier phases that must pass before it starts."""
+    """One phase of a readiness checklist, with its runs and the phases that must pass before it."""
 
     name: Word
     about: Annotated[str, Field(max_length=300)] = ""
@@ -57,13 +57,19 @@ class ChecklistPhase(_Section):
 
 
 class CriterionNeeds(_Section):
-    """The devices that a criterion needs. It is not tested on a machine without them."""
+    """The devices that a criterion of a readiness checklist needs.
+
+    The criterion is not tested on a machine without them.
+    """
 
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0
 
 
 class Criterion(NumberBound):
-    """Bounds for a number of one or more runs. The run whose number is worst counts."""
+    """A required bound for a measured number, such as the step time of certain runs.
+
+    If there are several runs, the worst number counts.
+    """
 
     metric: Word
     runs: Annotated[tuple[Name, ...], Field(min_length=1)] = Field(alias="in", description="the runs that are measured")
@@ -73,15 +79,18 @@ class Criterion(NumberBound):
     needs: CriterionNeeds = CriterionNeeds()
 
     def reads(self, run: str) -> bool:
-        """Whether the criterion needs a number of this run, for its bounds or as the reference."""
+        """Whether the criterion uses a number of this run, as the measured value or as the reference."""
         return any(_names_run(run, word) for _, word in _named_runs(self))
 
     def bounds_run(self, run: str) -> bool:
-        """Whether this run's number must be within the bounds. The number of a reference run need not."""
+        """Whether the number of this run must be within the bounds.
+
+        The number of a reference run need not be.
+        """
         return any(_names_run(run, word) for word in self.runs) and run not in (self.over, self.minus)
 
     def bounds(self) -> tuple[tuple[str, float], ...]:
-        """Return the bounds as (operator, limit) pairs, such as ("lt", 30e9)."""
+        """Return the bounds as pairs of operator and limit, such as ("lt", 30e9)."""
         return tuple((key, limit) for key, limit in self.numbers().items() if limit is not None)
 
 
@@ -101,7 +110,7 @@ _RUN_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
 def checklist_mistakes(checklist: Checklist) -> Contradictions:
-    """Yield each mistake in a checklist with its location. The names of its runs are not checked here."""
+    """Yield each mistake in a checklist with its location, except mistakes in run names."""
     names: list[str] = []
     for number, phase in enumerate(checklist.phases):
         if phase.name in names:
@@ -121,7 +130,10 @@ def checklist_mistakes(checklist: Checklist) -> Contradictions:
 
 
 def run_name_mistakes(checklist: Checklist, runs: Sequence[Sequence[str]]) -> Contradictions:
-    """Yield each mistake in the names of runs with its location. `runs`: the names of all runs of each phase."""
+    """Yield each mistake in the run names of a checklist, with its location.
+
+    `runs` has the names of all runs of each phase.
+    """
     earlier_runs: list[str] = []
     for number, (phase, names) in enumerate(zip(checklist.phases, runs, strict=True)):
         for run in names:
@@ -149,26 +161,28 @@ def run_name_mistakes(checklist: Checklist, runs: Sequence[Sequence[str]]) -> Co
 
 
 def _named_runs(criterion: Criterion) -> Iterator[tuple[Location, str]]:
-    """Yield the location in its section and the name of each run that the criterion names."""
     yield from ((("in", number), run) for number, run in enumerate(criterion.runs))
     reference_runs = (("over", criterion.over), ("minus", criterion.minus))
     yield from (((key,), run) for key, run in reference_runs if run is not None)
 
 
 def runs_named_in(value: JsonValue) -> list[str]:
-    """Return the names of the runs in the {RUN} placeholders of a value."""
+    """Return the run names that occur as {RUN} placeholders in a text."""
     return _RUN_PLACEHOLDER.findall(value) if isinstance(value, str) else []
 
 
 def fill_run_directories(value: JsonValue, folders: Mapping[str, str]) -> JsonValue:
-    """Return the value with each {RUN} placeholder replaced by the run's directory. Unknown runs are not replaced."""
+    """Return the value with each {RUN} placeholder replaced by the directory of this run.
+
+    Placeholders for unknown runs stay.
+    """
     return (
         _RUN_PLACEHOLDER.sub(lambda match: folders.get(match[1], match[0]), value) if isinstance(value, str) else value
     )
 
 
 def _names_run(name: str, word: str) -> bool:
-    """Whether `word` is the name of this run or of the scenario whose matrix contains it."""
+    """Whether `word` is the name of this run or of its scenario."""
     return name == word or name.partition("@")[0] == word
 
 
@@ -185,10 +199,10 @@ Measurements = Mapping[str, Measurement]  # the numbers of one run by metric nam
 
 
 def expected_s(steps: Sequence[int], outcomes: Sequence[Outcome]) -> float | None:
-    """Return the expected time in seconds of several runs, one after another.
+    """Return the expected total time of several runs in seconds, or None if it cannot be estimated.
 
-    `steps`: the number of training steps of each run. `outcomes`: finished runs, whose step and start-up times are
-    used. Returns None if none of them trained.
+    `steps` has the number of training steps of each run. The step and start-up times are taken from the finished runs
+    in `outcomes`.
     """
     training_runs = [
         (outcome, outcome.metrics["step_s_median"], outcome.metrics["steps"])
@@ -208,9 +222,9 @@ EVIDENCE_METRICS = frozenset({"memory_slope_bytes", "gpu_slope_bytes", "replicas
 
 
 def numbers_of(outcome: Outcome, evidence: Evidence | None) -> dict[str, Measurement]:
-    """Return the measured numbers of a run: its program's metrics, its peak memory, and fits over its evidence.
+    """Return the measured numbers of a run by name, such as its metrics and its peak memory.
 
-    `evidence`: None if no criterion needs a number from the evidence.
+    `evidence` is None if no criterion needs a number from it.
     """
     usage = {"peak_gpu_bytes": outcome.usage.peak_gpu_bytes, "peak_rss_bytes": outcome.usage.peak_rss_bytes}
     values = {**outcome.metrics, **{name: value for name, value in usage.items() if value is not None}}
@@ -255,9 +269,9 @@ _STUDENT = 2.447  # 95 % quantile with _BLOCKS - 2 degrees of freedom
 
 
 def slope(points: Sequence[tuple[int, int]]) -> Measurement | None:
-    """Return the slope of (step, amount) points with its 95 % interval, by least squares over the means of blocks.
+    """Return the slope of (step, amount) points with its 95 % interval, or None for too few points.
 
-    Returns None if there are too few points after the warm-up.
+    It is fitted by least squares over the means of blocks of points, without the warm-up.
     """
     last = points[-1][0] if points else 0
     used_points = [point for point in points if point[0] > last * _WARM_UP]
@@ -276,7 +290,7 @@ def slope(points: Sequence[tuple[int, int]]) -> Measurement | None:
 
 
 class CriterionResult(StrEnum):
-    """The result of a criterion or a phase."""
+    """Whether a criterion or a phase of a readiness checklist is met."""
 
     MET = "met"
     MISSED = "missed"
@@ -287,7 +301,7 @@ class CriterionResult(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FailureReason:
-    """Why a run did not end as it should."""
+    """Why a run did not end as expected, with advice and the next command."""
 
     run: str
     verdict: str
@@ -300,7 +314,7 @@ class FailureReason:
 
 @dataclass(frozen=True, kw_only=True)
 class CriterionRow:
-    """A criterion with its measured number and its result."""
+    """One criterion of a readiness checklist with its measured number and its result."""
 
     name: str
     result: CriterionResult
@@ -318,7 +332,7 @@ class CriterionRow:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRow:
-    """A run of a phase, with its verdict."""
+    """One run of a readiness check with its verdict."""
 
     scenario: str
     verdict: str
@@ -332,7 +346,7 @@ class RunRow:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseRow:
-    """A phase with its result and its runs."""
+    """One phase of a readiness check with its result and its runs."""
 
     name: str
     about: str
@@ -342,7 +356,7 @@ class PhaseRow:
 
 
 class Decision(StrEnum):
-    """The decision of a readiness check."""
+    """Whether a readiness check allows a program to go into production."""
 
     GO = "GO"
     NO_GO = "NO-GO"
@@ -351,7 +365,7 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Untested:
-    """Something that this machine could not test."""
+    """Something that this machine could not test, with the reason."""
 
     what: str  # a criterion, a run, or a part of the program
     why: str
@@ -369,7 +383,7 @@ class Readiness:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseRuns:
-    """The results of a phase so far."""
+    """The finished runs of one phase, and the names of all its runs."""
 
     names: tuple[str, ...]  # the names of all its runs
     outcomes: tuple[Outcome, ...] = ()  # the final outcome of each finished run
@@ -377,9 +391,9 @@ class PhaseRuns:
 
 
 def unmet_need(results: Mapping[str, CriterionResult], phase: ChecklistPhase) -> str:
-    """Return why a phase must be skipped (an earlier phase that it needs was not met), or "" if it may run.
+    """Return why a phase must be skipped (a phase it depends on did not pass), or "" if it may run.
 
-    `results`: the results of the earlier phases by name.
+    `results` has the results of the earlier phases by name.
     """
     for need in phase.needs:
         if results.get(need) is not CriterionResult.MET:
@@ -396,9 +410,9 @@ _NOT_MET = {
 
 
 def judge_checklist(checklist: Checklist, runs_of_phases: Sequence[PhaseRuns], facts: MachineFacts) -> Readiness:
-    """Judge the checklist.
+    """Decide whether a program is ready for production, from the runs made so far.
 
-    `runs_of_phases`: the runs of each phase in order, without outcomes if a phase has not run. `facts`: this machine.
+    `runs_of_phases` has the runs of each phase in order, without outcomes if a phase has not run.
     """
     numbers = {run: run_numbers for phase_runs in runs_of_phases for run, run_numbers in phase_runs.numbers.items()}
     outcomes = {outcome.spec.scenario: outcome for phase_runs in runs_of_phases for outcome in phase_runs.outcomes}
@@ -477,10 +491,10 @@ def _run_row(checklist: Checklist, outcome: Outcome) -> RunRow:
 
 
 def _blame(outcome: Outcome, faults: Sequence[Finding] = ()) -> FailureReason:
-    """Return why a run did not end as it should.
+    """Return why a run did not end as expected.
 
-    For a run that did not pass it is the verdict's cause. For a run that passed or only missed an expected number it is
-    its worst finding; `faults`: the findings to prefer.
+    If the run failed, this is the cause in its verdict. Otherwise it is the first of `faults`, or of the other
+    findings.
     """
     cause, sentence = outcome.verdict.cause, outcome.verdict.summary
     others = [
@@ -517,7 +531,7 @@ def _criterion_row(
     outcomes: Mapping[str, Outcome],
     facts: MachineFacts,
 ) -> CriterionRow:
-    """Return the criterion's row, from the run with the worst result."""
+    """Return the result of one criterion, from the run with the worst number."""
     empty = CriterionRow(
         name=name, result=CriterionResult.OPEN, metric=criterion.metric, unit=criterion.unit, limit=criterion.bounds(),
         measured=None, margin=None, run=None, dir=None, repeat=None,
@@ -545,9 +559,9 @@ def _row_of_run(
     numbers: Mapping[str, Measurements],
     outcomes: Mapping[str, Outcome],
 ) -> CriterionRow:
-    """Return the criterion's row for one run. If the run has no number, the row contains the reason.
+    """Return the result of one criterion for one run, or the reason why the run has no number.
 
-    `empty`: the row without a measurement.
+    `empty` is the row without a measurement.
     """
     other = criterion.over or criterion.minus
     for required_run in filter(None, (run, other)):
@@ -591,7 +605,7 @@ def _combine(number: Measurement, other: Measurement, criterion: Criterion) -> M
 
 
 def _compare(number: Measurement, criterion: Criterion) -> tuple[CriterionResult, float | None]:
-    """Compare a number with all bounds of the criterion. Return the worst result and the smallest margin."""
+    """Compare a number with all bounds, and return the worst result and the smallest margin."""
     results_and_margins = [_compare_with_bound(number, key, limit) for key, limit in criterion.bounds()]
     results = [result for result, _ in results_and_margins]
     worst = next(
@@ -601,10 +615,10 @@ def _compare(number: Measurement, criterion: Criterion) -> tuple[CriterionResult
 
 
 def _compare_with_bound(number: Measurement, key: str, limit: float) -> tuple[CriterionResult, float]:
-    """Compare a number with one bound. Return the result, and the distance to the limit as a share of the limit.
+    """Compare a number with one bound, and return the result and the margin as a share of the limit.
 
     A number with an interval is MET if the whole interval meets the bound, MISSED if no part of it does, and OPEN
-    otherwise. The distance is that of the interval's worse end; it is negative if that end does not meet the bound.
+    otherwise. The margin is negative if the interval's worse end does not meet the bound.
     """
     low = number.value if number.low is None else number.low
     high = number.value if number.high is None else number.high
@@ -624,7 +638,7 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
 def _not_tested(
     rows: Sequence[CriterionRow], runs_of_phases: Sequence[PhaseRuns], facts: MachineFacts
 ) -> Iterator[Untested]:
-    """Yield what this machine could not test: criteria, skipped runs, and parts that are left out of small runs."""
+    """Yield every criterion, run and part of the program that this machine could not test."""
     yield from (Untested(what=row.name, why=row.why) for row in rows if row.result is CriterionResult.NOT_TESTED)
     outcomes = [outcome for phase_runs in runs_of_phases for outcome in phase_runs.outcomes]
     skipped_outcomes = [outcome for outcome in outcomes if outcome.verdict.status is Status.SKIP]

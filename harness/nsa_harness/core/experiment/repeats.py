@@ -1,4 +1,4 @@
-"""Combine several attempts of one launch: whether they ended in the same way, and at the same line."""
+"""Combine several attempts of one launch into one result, and find out whether the program is flaky."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_PLACES = 3
 
 
 def same_place_finding(attempts: Sequence[Outcome]) -> Finding | None:
-    """Return a finding that shows at which lines how many attempts of one launch failed.
+    """Return a finding that shows at which lines the attempts of one launch failed.
 
     Returns None for a single attempt, or if no attempt failed at a known line.
     """
@@ -58,23 +58,22 @@ _JUDGED = frozenset({Status.PASS, Status.FAIL, Status.HANG})  # SKIP and ERROR s
 
 
 def with_flakiness(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Return the outcomes with `final`, `flaky` and `expected` set from all attempts of each scenario.
+    """Return the outcomes, with attempts of the same launch that ended differently marked as flaky.
 
-    The last attempt of a scenario is its final one; it gets a finding about where all attempts failed. If the attempts
-    of one launch have different verdicts, all of them are flaky, and the final one becomes FAIL with the cause `flaky`
-    unless it is an ERROR. Diagnostic reruns do not count as attempts if there are others. Calling this function again
-    with its result changes nothing.
+    The last attempt of a scenario is its final one; it gets a finding about where all attempts failed. The final
+    attempt of a flaky launch becomes FAIL with the cause `flaky`, unless it is an ERROR. Diagnostic reruns do not count
+    as attempts if there are others. Calling this function again with its result changes nothing.
     """
     return tuple(_with_combined_verdict(outcome, outcomes) for outcome in outcomes)
 
 
 def repetitions(attempts: Sequence[Outcome]) -> Sequence[Outcome]:
-    """Return the attempts that are no diagnostic reruns, or all of them if there are only diagnostic reruns."""
+    """Return the attempts without the diagnostic reruns, or all attempts if there are only reruns."""
     return [attempt for attempt in attempts if attempt.spec.deepening is None] or attempts
 
 
 def own_status(outcome: Outcome) -> Status:
-    """Return the status of this attempt alone, even if its verdict was replaced by that of all attempts together."""
+    """Return how this attempt ended, even if its verdict was replaced by one for all attempts together."""
     return outcome.own_status or outcome.verdict.status
 
 
@@ -95,10 +94,7 @@ def _with_combined_verdict(outcome: Outcome, outcomes: Sequence[Outcome]) -> Out
 
 
 def _with_same_place(outcome: Outcome, same_launch: Sequence[Outcome]) -> Outcome:
-    """Return the outcome with the finding about where its attempts failed, if it does not have it yet.
-
-    It is needed because the verdict of a flaky attempt no longer shows how the attempt ended.
-    """
+    """Return the outcome with a finding about the lines where its attempts failed."""
     place_finding = same_place_finding(same_launch)
     if place_finding is None or any(finding.code == place_finding.code for finding in outcome.findings):
         return outcome

@@ -1,4 +1,4 @@
-"""Statistics of failure rates: confidence intervals, sequential tests of two rates, and required numbers of runs."""
+"""Statistics of failure rates, such as confidence intervals and the number of runs needed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _PRIOR = 0.18
 
 
 def interval(bad: int, of: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the exact Clopper-Pearson interval of a failure rate after `bad` failures in `of` runs.
+    """Return the confidence interval of a failure rate after `bad` failures in `of` runs.
 
-    Without runs it is (0, 1).
+    This is the exact Clopper-Pearson interval. Without runs it is (0, 1).
     """
     tail = (1 - confidence) / 2
     low = 0.0 if bad == 0 else _find_rate(lambda rate: _binomial_tail(bad, of, rate) < tail)
@@ -24,7 +24,7 @@ def interval(bad: int, of: int, confidence: float = 0.95) -> tuple[float, float]
 
 
 def runs_to_show(rate: float, confidence: float) -> int:
-    """Return how many runs are needed to see a failure of this rate at least once, with this confidence."""
+    """Return how many runs are needed to see a failure with this rate at least once, with this confidence."""
     return ceil(log(1 - confidence) / log(1 - rate))
 
 
@@ -34,17 +34,17 @@ _CONTROLS = 3  # without a requested confidence, a configuration counts as passi
 
 
 def control_runs(confidence: float, *, insistent: bool) -> int:
-    """Return after how many passes a configuration counts as passing.
+    """Return how many passing runs are needed before a configuration counts as passing.
 
-    `insistent`: the user has requested this confidence, or a stored run has failed.
+    `insistent` means that the user has requested this confidence, or that a stored run has failed.
     """
     return runs_to_show(MIN_RATE, confidence) if insistent else _CONTROLS
 
 
 def fails_more_often(first: tuple[int, int], second: tuple[int, int], confidence: float) -> bool:
-    """Whether the first failure rate is higher than the second, by Fisher's exact one-sided test.
+    """Whether the first failure rate is significantly higher, by Fisher's exact one-sided test.
 
-    Both are given as (failures, runs). The confidence only holds if the test is applied once to the data.
+    `first` and `second` are pairs (failures, runs). The confidence only holds if the test is applied once to the data.
     """
     (bad, of), (other_bad, other_of) = first, second
     all_bad, all_choices = bad + other_bad, comb(of + other_of, of)
@@ -56,10 +56,7 @@ def fails_more_often(first: tuple[int, int], second: tuple[int, int], confidence
 
 @cache
 def student_quantile(confidence: float, freedom: int) -> float:
-    """Return the two-sided quantile of Student's t-distribution with `freedom` degrees of freedom.
-
-    A confidence interval extends this many standard errors to both sides.
-    """
+    """Return the two-sided quantile of Student's t-distribution with `freedom` degrees of freedom."""
     # If t is written as sqrt(freedom) * tan(angle), the density is a power of the cosine of the angle.
     total = _cosine_integral(freedom - 1, pi / 2)
     share = _find_rate(lambda share: _cosine_integral(freedom - 1, share * pi / 2) < confidence * total)
@@ -67,7 +64,7 @@ def student_quantile(confidence: float, freedom: int) -> float:
 
 
 class RateDifferenceTest:
-    """A sequential test of whether two failure rates differ. It may be read after every pair of runs.
+    """Sequential test of whether two failure rates differ, which may be read after every pair of runs.
 
     It accumulates evidence against equal rates as an e-process (Turner, Ly and Grünwald, arXiv:2106.02693, theorem 1,
     with blocks of one run). If the rates are equal, the probability that the evidence ever exceeds 1/a is at most a.
@@ -80,7 +77,7 @@ class RateDifferenceTest:
         self._log_evidence = 0.0
 
     def add_pair(self, first_bad: bool, second_bad: bool) -> None:
-        """Add one run of each side: whether it failed."""
+        """Add the results of one pair of runs, each given by whether the run failed."""
         first, second = self._predicted_rate(self.first_bad), self._predicted_rate(self.second_bad)
         against = self._nearest_null(first, second)
         for rate, null, bad in ((first, against[0], first_bad), (second, against[1], second_bad)):
@@ -90,13 +87,13 @@ class RateDifferenceTest:
         self.second_bad += second_bad
 
     def is_shown(self, confidence: float) -> bool:
-        """Whether the rates differ, with this confidence."""
+        """Whether the runs so far show, with this confidence, that the failure rates differ."""
         return self._log_evidence >= -log(1 - confidence)
 
     def differs_by_less_than(self, difference: float, confidence: float) -> bool:
-        """Whether the second rate exceeds the first by less than `difference`.
+        """Whether the second failure rate exceeds the first by less than `difference`.
 
-        It is decided by Newcombe's interval (1998, method 10).
+        This is decided by Newcombe's interval (1998, method 10).
         """
         if not self.pairs:
             return False
@@ -108,10 +105,7 @@ class RateDifferenceTest:
         return second - first + hypot(high - second, first - low) < difference
 
     def _nearest_null(self, first: float, second: float) -> tuple[float, float]:
-        """Return the pair of rates in the null hypothesis that is nearest to the given rates.
-
-        The null hypothesis says that both rates are equal, so this is the mean of the given rates, twice.
-        """
+        """Return the two equal rates that are nearest to the given rates."""
         common = (first + second) / 2
         return common, common
 
@@ -120,11 +114,10 @@ class RateDifferenceTest:
 
 
 class RateRatioTest(RateDifferenceTest):
-    """A sequential test of whether the second rate is more than `share` times the first.
+    """Sequential test of whether the second failure rate is more than `share` times the first.
 
-    It may be read after every pair of runs. Its null hypothesis contains all pairs of rates whose second rate is at
-    most `share` times the first. These pairs form a convex set, so the nearest pair gives an e-process (Turner and
-    Grünwald, arXiv:2203.09785, theorem 1).
+    It may be read after every pair of runs. The pairs of rates for which this is false form a convex set, so the
+    nearest pair gives an e-process (Turner and Grünwald, arXiv:2203.09785, theorem 1).
     """
 
     def __init__(self, share: float) -> None:
@@ -142,7 +135,10 @@ class RateRatioTest(RateDifferenceTest):
 
 
 def _wilson(bad: int, of: int, confidence: float) -> tuple[float, float]:
-    """Return Wilson's interval of a failure rate. Each of its ends holds with this one-sided confidence."""
+    """Return Wilson's confidence interval of a failure rate.
+
+    Each of its ends holds with this one-sided confidence.
+    """
     z = NormalDist().inv_cdf(confidence)
     middle = (bad + z * z / 2) / (of + z * z)
     half = z / (of + z * z) * sqrt(bad * (of - bad) / of + z * z / 4)
@@ -164,7 +160,7 @@ _SLICES = 256
 
 
 def _cosine_integral(power: int, end: float) -> float:
-    """Return the integral of cos(x)**power from 0 to `end`, by Simpson's rule."""
+    # Simpson's rule
     values = [max(0.0, cos(end * i / _SLICES)) ** power for i in range(_SLICES + 1)]
     return end / (3 * _SLICES) * (values[0] + values[-1] + 4 * sum(values[1::2]) + 2 * sum(values[2:-1:2]))
 

@@ -1,4 +1,4 @@
-"""A trial: one launch of one configuration in an experiment, with its result.
+"""One run of a program in an experiment, and whether it failed in the way that the experiment looks for.
 
 Each experiment decides when two failures are the same. A bisection compares lines, a verification compares causes or
 lines, and a claim counts every failure as the same.
@@ -27,7 +27,7 @@ FAILED_STATUSES = (Status.HANG, Status.FAIL)
 
 @dataclass(frozen=True, kw_only=True)
 class ComputedNumber:
-    """A number, such as the loss, that a trial computed in one step."""
+    """A number such as the loss that a run computed in one step."""
 
     step: int
     name: str
@@ -36,7 +36,10 @@ class ComputedNumber:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One launch of one configuration, with its result. An UNRESOLVED trial could not be judged and does not count."""
+    """One run of a program in an experiment, with its result and measurements.
+
+    An UNRESOLVED run could not be judged and does not count.
+    """
 
     config: int = 0  # index of the configuration in the experiment
     counts_as: ProbeResult
@@ -52,12 +55,12 @@ class Trial:
 
     @property
     def passed(self) -> bool:
-        """Whether the trial passed."""
+        """Whether the run passed."""
         return self.counts_as is ProbeResult.GOOD
 
     @property
     def judged(self) -> bool:
-        """Whether the trial could be judged."""
+        """Whether it is known if the run passed or failed."""
         return self.counts_as is not ProbeResult.UNRESOLVED
 
 
@@ -72,10 +75,10 @@ def make_trial(
     step_s: float | None = None,
     numbers: tuple[ComputedNumber, ...] = (),
 ) -> Trial:
-    """Return the trial for a launch with this outcome.
+    """Return the outcome of a run as a trial of an experiment.
 
-    `same_failure` tells whether a failed outcome is the failure that counts as bad. `config`: the index of the
-    configuration. `numbers`: the numbers that the launch computed.
+    `same_failure` returns whether a failed outcome is the failure that counts as bad. `config` is the index of the
+    configuration, and `numbers` are the numbers that the run computed.
     """
     # A failed run may have traced only a part of a step.
     missing = outcome.missing_gradients if outcome.verdict.status is Status.PASS else None
@@ -88,7 +91,10 @@ def make_trial(
 
 
 def classify_outcome(outcome: Outcome, same_failure: SameFailure) -> ProbeResult:
-    """Return the result of a launch. `same_failure` tells whether its failure is the one that counts as bad."""
+    """Return whether a run passed, failed in the way that is looked for, or failed otherwise.
+
+    `same_failure` returns whether a failed outcome is the failure that counts as bad.
+    """
     if outcome.verdict.status is Status.PASS:
         return ProbeResult.GOOD
     if outcome.verdict.status not in FAILED_STATUSES:
@@ -101,7 +107,7 @@ def classify_outcome(outcome: Outcome, same_failure: SameFailure) -> ProbeResult
 
 @dataclass(frozen=True, kw_only=True)
 class SoughtFailure:
-    """Which failures count as bad, from the option `--outcome`."""
+    """The kind of failure that a bisection looks for, from the option `--outcome`."""
 
     kind: str = SAME  # same (as that of the bad control), hang, fail, slow or any
     pattern: str | None = None  # for fail: a regular expression that the summary or the output must match
@@ -113,8 +119,8 @@ class SoughtFailure:
     def slow_from_s(self, good_s: Sequence[float]) -> float | None:
         """Return the shortest step time in seconds that counts as slow.
 
-        `good_s`: the step times of runs of the good end. Returns None if there are none yet and the threshold depends
-        on them, or if the bisection does not look for slow runs.
+        `good_s` has the step times of healthy runs. Returns None if they are needed and there are none yet, or if the
+        bisection does not look for slow runs.
         """
         if self.kind != SLOW or self.step_s is not None or not good_s:
             return self.step_s
@@ -123,7 +129,10 @@ class SoughtFailure:
         return max(good_s) * max(_MIN_SLOWDOWN, max(good_s) / min(good_s))
 
     def admits(self, outcome: Outcome, output: str) -> bool:
-        """Whether this outcome is a failure of the kind that counts as bad. `output`: the output of the program."""
+        """Whether a run failed in the way that the bisection looks for.
+
+        `output` is the output of the program.
+        """
         status = outcome.verdict.status
         if self.kind == HANG:
             return status is Status.HANG
@@ -135,7 +144,7 @@ class SoughtFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """The verdict, cause and line of a failure. They decide whether two failures are the same."""
+    """The verdict, cause and line of a failure, by which two failures are compared."""
 
     verdict: str
     cause: str | None
@@ -146,10 +155,7 @@ class Signature:
 
 
 def parse_outcome(text: str) -> SoughtFailure:
-    """Parse the value of `--outcome`: same, hang, fail, fail:REGEX, slow, slow:1.5, slow:200ms or any.
-
-    Raises ValueError.
-    """
+    """Parse the value of `--outcome`, such as hang, fail:REGEX or slow:1.5. Raises ValueError."""
     how, _, pattern = text.partition(":")
     if how == SLOW:
         return _parse_slow(pattern)
@@ -174,13 +180,13 @@ def _parse_slow(text: str) -> SoughtFailure:
 
 
 def failure_signature(outcome: Outcome) -> Signature:
-    """Return the verdict, cause and culprit's line of an outcome."""
+    """Return the verdict, cause and line of a failure."""
     place = outcome.culprit.place if outcome.culprit else None
     return Signature(verdict=outcome.verdict.status.value, cause=outcome.verdict.cause, place=file_and_line(place))
 
 
 def file_and_line(place: Place | None) -> str | None:
-    """Return "model.py:40", or None if the file is unknown.
+    """Return a location as text, such as "model.py:40", or None if the file is unknown.
 
     Directories are left out, so that a line has the same text in a worktree and in the user's checkout.
     """
@@ -199,11 +205,11 @@ def counts_as(
     step_s: float | None = None,
     slow_from_s: float | None = None,
 ) -> ProbeResult:
-    """Return the result of a probe with this outcome.
+    """Return whether a test run of a bisection passed or failed in the way that is looked for.
 
-    `signature`: the first bad failure of the bisection, or None if there is none yet. `output`: the program's output.
-    If the bisection looks for slow runs, `step_s` is the run's step time, and `slow_from_s` the shortest step time that
-    counts as slow, once it is known.
+    `signature` is the first bad failure of the bisection, or None if there is none yet. If the bisection looks for slow
+    runs, `step_s` is the run's step time, and `slow_from_s` the shortest step time that counts as slow, once it is
+    known.
     """
     if outcome.verdict.status is Status.PASS and sought.kind == SLOW:
         if step_s is None:
@@ -220,7 +226,7 @@ def counts_as(
 
 
 def is_same_failure(first: Signature, second: Signature) -> bool:
-    """Whether both failures have the same verdict and the same line or, if a line is unknown, the same cause."""
+    """Whether two failures have the same verdict and line, or the same cause if a line is unknown."""
     if first.verdict != second.verdict:
         return False
     if first.place is not None and second.place is not None:

@@ -1,1 +1,1 @@
-"""Scenarios: from YAML to the specification of a launch."""
+"""Read scenario files, which describe one run in YAML, and turn them into launches."""

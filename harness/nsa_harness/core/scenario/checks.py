@@ -1,7 +1,4 @@
-"""Check a YAML tree: return the Scenario that it describes, or all its mistakes with file, line and column.
-
-First each key is checked on its own, then the keys that may contradict each other.
-"""
+"""Check a scenario file and report all mistakes with file, line and column."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ _LASTING = (FaultKind.LEAK, FaultKind.SET_PARAMETERS)  # faults that never heal
 
 
 def contradictions(scenario: Scenario, program: OwnProgram | None) -> Contradictions:
-    """Yield (location, message) for keys of a valid scenario that contradict each other."""
+    """Yield a location and a message for each contradiction between keys of a scenario."""
     yield from _program(scenario)
     yield from _expectations(scenario)
     if scenario.is_ours and program is not None:
@@ -139,16 +136,17 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedScenario:
-    """The result of a check: either a scenario, or its mistakes."""
+    """A scenario that passed all checks, or the mistakes found in it."""
 
     scenario: Scenario | None
     mistakes: tuple[Mistake, ...]
 
 
 def check_scenario(tree: Node, program: OwnProgram | None) -> CheckedScenario:
-    """Check a tree whose `extends` and `matrix` are resolved. Return its scenario, or its mistakes.
+    """Return the scenario that a YAML tree describes, or its mistakes.
 
-    `program`: checks the keys of the shipped program; None if the scenario cannot use that program.
+    `extends` and `matrix` must be resolved. `program` checks the keys of the training program that comes with
+    nsa-harness, and is None if the scenario cannot use it.
     """
     tree = without(tree, FILE_ONLY) if isinstance(tree.content, dict) else tree
     scenario, mistakes = parse_model(Scenario, tree)
@@ -159,15 +157,15 @@ def check_scenario(tree: Node, program: OwnProgram | None) -> CheckedScenario:
 
 
 def file_mistakes(tree: Node) -> tuple[Mistake, ...]:
-    """Return the mistakes of one scenario file, without its parent."""
+    """Return the mistakes of one scenario file, without those of the file that it extends."""
     return parse_model(ScenarioFile, tree)[1]
 
 
 def axis_mistakes(key: str, value: Node) -> Iterator[Mistake]:
     """Yield the mistakes of one value in a matrix, for a dotted key such as gc.mode.
 
-    A missing key is not a mistake, because the scenario or another axis may set it. The value of a whole section (a key
-    without a dot) is checked only later, in the merged scenario.
+    A missing key is not a mistake, because the scenario or another axis may set it. The value of a key without a dot is
+    checked later, in the merged scenario.
     """
     for mistake in file_mistakes(tree_of_key(key, value)):
         if mistake.key.startswith(key) and "." in key and mistake.message != _REQUIRED:
@@ -175,16 +173,13 @@ def axis_mistakes(key: str, value: Node) -> Iterator[Mistake]:
 
 
 def key_mistake(tree: Node, location: Location, message: str) -> Mistake:
-    """Return a mistake with the position of the key at `location`."""
+    """Return a mistake with the line and column of the key at `location`."""
     key = ".".join(visible(str(step)) for step in _steps_in_file(tree, location))
     return Mistake(origin=origin_of(tree, location), key=key, message=message)
 
 
 def _steps_in_file(tree: Node, location: Location) -> Iterator[str | int]:
-    """Yield the steps of a pydantic location that exist in the file.
-
-    A list with one item may be written as the item alone; its index is then omitted.
-    """
+    """Yield those steps of a pydantic location that exist in the file."""
     here: Node | None = tree
     for step in location:
         content = here.content if here else None
@@ -197,9 +192,9 @@ def _steps_in_file(tree: Node, location: Location) -> Iterator[str | int]:
 
 
 def parse_model(model: type[ModelT], tree: Node, context: object = None) -> tuple[ModelT | None, tuple[Mistake, ...]]:
-    """Return the model that a tree describes and no mistakes, or None and a mistake for every invalid key.
+    """Return the pydantic model that a YAML tree describes, or None and its mistakes.
 
-    `context`: passed to the validators of the model.
+    `context` is passed to the validators of the model.
     """
     value = plain(tree)
     if not isinstance(value, dict):
@@ -215,7 +210,6 @@ def parse_model(model: type[ModelT], tree: Node, context: object = None) -> tupl
 
 
 def _location(detail: ErrorDetails) -> Location:
-    """Return the location of an error, without the marker that pydantic adds for an invalid key."""
     return tuple(step for step in detail["loc"] if step != "[key]")
 
 
@@ -243,7 +237,7 @@ _BOUNDS = {
 
 
 def _message(model: type[BaseModel], detail: ErrorDetails) -> str:
-    """Return the message for one pydantic error: what was expected, what was given, and a hint."""
+    """Return what was expected and what was given, as the message for a pydantic error."""
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown_key(model, _location(detail))
@@ -263,7 +257,7 @@ def _message(model: type[BaseModel], detail: ErrorDetails) -> str:
 
 
 def _shape(value: object) -> str:
-    """Return a value as text for a message; a map or list is only named as such."""
+    """Return a value as text for a message, or "a list" or "keys and values"."""
     if isinstance(value, dict):
         return "keys and values" if value else "an empty map"
     if isinstance(value, list | tuple):
@@ -296,7 +290,7 @@ def _unknown_key(model: type[BaseModel], location: Location) -> str:
 
 
 def _section(model: type[BaseModel], location: Location) -> type[BaseModel] | None:
-    """Return the model for the map at `location`, or None if `location` is not a map of a model."""
+    """Return the pydantic model of the map at `location`, or None if there is none."""
     here: object = model
     for step in location:
         if isinstance(here, type) and issubclass(here, BaseModel):
@@ -311,7 +305,7 @@ def _section(model: type[BaseModel], location: Location) -> type[BaseModel] | No
 
 
 def dotted_items(value: Plain, whole: Collection[str] = (), prefix: str = "") -> Iterator[tuple[str, Plain]]:
-    """Yield every dotted key with its value.
+    """Yield every value in nested maps with its dotted key, such as "gc.mode".
 
     A list counts as one value, and so does the map at each dotted key in `whole`. `prefix` is put before every key.
     """
@@ -324,6 +318,6 @@ def dotted_items(value: Plain, whole: Collection[str] = (), prefix: str = "") ->
 
 
 def as_plain(scenario: Scenario) -> Plain:
-    """Return the scenario as maps and lists, with all defaults, in the order of the models."""
+    """Return the scenario as maps and lists, including all default values."""
     value: Plain = scenario.model_dump(mode="json")
     return value

@@ -1,4 +1,4 @@
-"""Check environment variables of torch, NCCL and gloo: wrong names, names that nothing reads, names without effect.
+"""Check environment variables of torch, NCCL and gloo for wrong names and names without effect.
 
 The names were taken from the binaries of torch 2.11 to 2.13 and the aliases in its source.
 """
@@ -79,9 +79,9 @@ _NCCL_PREFIXES = ("NCCL_", "TORCH_NCCL_")
 
 
 def name_mistakes(env: Mapping[str, str], overridden: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, message) for each variable that cannot have the intended effect.
+    """Yield a name and a message for each variable that cannot have the intended effect.
 
-    `overridden`: the names that the program's own command line overrides, each with its message.
+    `overridden` has the names that the program's own command line overrides, each with its message.
     """
     for name, value in env.items():
         if message := _wrong_name(name, overridden) or _wrong_value(name, value):
@@ -89,7 +89,7 @@ def name_mistakes(env: Mapping[str, str], overridden: Mapping[str, str]) -> Iter
 
 
 def effect_notes(env: Mapping[str, str], *, device: str, backend: str) -> Iterator[str]:
-    """Yield notes about valid variables that have a side effect, or no effect on this device and backend."""
+    """Yield notes on variables that have no effect on this device and backend, or a side effect."""
     if device == "cpu":
         unused_names, reason = [name for name in env if name.startswith(CUDA_PREFIXES)], "the device is cpu"
     else:
@@ -104,7 +104,7 @@ def effect_notes(env: Mapping[str, str], *, device: str, backend: str) -> Iterat
 def sound_environment(
     env: Mapping[str, str], *, torch: str | None, backend: str, ddp: bool
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the environment without values that are known to crash this version of torch, and notes on the changes.
+    """Return the environment without values that crash this version of torch, and notes on the changes.
 
     In torch 2.13, TORCH_DISTRIBUTED_DEBUG=DETAIL crashes every DDP job over gloo with a segmentation fault in
     c10d::Logger::set_env_variables, even a healthy job with one rank. INFO reports the same parameters.
@@ -117,7 +117,6 @@ def sound_environment(
 
 
 def _wrong_name(name: str, overridden: Mapping[str, str]) -> str | None:
-    """Return what is wrong with a name and what to write instead, or None."""
     if name in OLD_NAMES:
         return f"is an old name; write {OLD_NAMES[name]}"
     if name in DEAD_NAMES:
@@ -131,7 +130,6 @@ def _wrong_name(name: str, overridden: Mapping[str, str]) -> str | None:
 
 
 def _wrong_value(name: str, value: str) -> str | None:
-    """Return what is wrong with the value of a variable and what to write instead, or None."""
     choices, reason = _VALUES.get(name, ((), ""))
     if not choices or value in choices:
         return None

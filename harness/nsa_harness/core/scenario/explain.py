@@ -1,4 +1,4 @@
-"""Lines of `nsa-harness explain`: a scenario as YAML, and its launch on this machine."""
+"""Write what `nsa-harness explain` prints about a scenario."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _BARE_WORD_STARTS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/."
 
 
 def scenario_lines(scenario: Scenario, tree: Node) -> Iterator[str]:
-    """Yield a scenario as YAML that can be saved and run. A comment after each value names its origin.
+    """Yield a scenario as lines of YAML, with a comment on where each value comes from.
 
-    `tree`: the tree that the scenario was made from, which has the origins.
+    `tree` is the YAML tree from which the scenario was made.
     """
     value = as_plain(scenario)
     assert isinstance(value, dict)
@@ -26,10 +26,7 @@ def scenario_lines(scenario: Scenario, tree: Node) -> Iterator[str]:
 
 
 def resolved_lines(spec: RunSpec | Skip, command: str) -> Iterator[str]:
-    """Yield YAML comments that describe the launch on this machine, or give the reason for a skip.
-
-    `command`: the command line of the launch.
-    """
+    """Yield YAML comments that describe the launch on this machine, or why it is skipped."""
     if isinstance(spec, Skip):
         yield f"# on this machine: SKIP, {spec.reason}"
         return
@@ -43,7 +40,7 @@ def resolved_lines(spec: RunSpec | Skip, command: str) -> Iterator[str]:
 
 
 def _lines(key: str, value: Plain, node: Node | None, indent: str) -> Iterator[str]:
-    """Yield the lines of one key. `node`: its node in the tree, or None if the key has its default value."""
+    """Yield the YAML lines of one key."""
     if isinstance(value, dict) and value:
         yield f"{indent}{key}:"
         for name, item in value.items():
@@ -59,13 +56,13 @@ def _child(node: Node | None, key: str) -> Node | None:
 
 
 def _flow(value: Plain) -> str:
-    """Return a value in YAML's flow style, on one line."""
+    """Return a value as YAML on one line."""
     if isinstance(value, list):
         return f"[{', '.join(_flow(item) for item in value)}]"
     return value if isinstance(value, str) and _bare(value) else json.dumps(value)
 
 
 def _bare(text: str) -> bool:
-    """Whether the text can be written without quotes and is read back unchanged."""
+    """Whether YAML reads this text back unchanged if it has no quotes."""
     plain_word = text[:1] in _BARE_WORD_STARTS and all(c.isalnum() or c in " _./+-" for c in text)
     return plain_word and text.isascii() and text == text.strip() and scalar(text) == text

@@ -1,4 +1,4 @@
-"""Parse a choice of layers: `none`, `all`, a range such as `0:6` (half-open), or a list such as `[2, 6]`."""
+"""Parse a choice of model layers such as `none`, `all`, `0:6` or `[2, 6]`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ FORMS = 'none, all, "start:stop" with start < stop, or a list such as [2, 6]'
 
 
 def parse_layers(value: object) -> str:
-    """Return the canonical text of a choice: "none", "all", "0:6" or "2,6".
+    """Return a choice of layers in its normal form: "none", "all", "0:6" or "2,6".
 
-    Raises ValueError with the accepted forms if `value` is not a choice of layers.
+    Raises ValueError if `value` is not a choice of layers.
     """
     if value in ("none", "all"):
         return str(value)
@@ -27,7 +27,7 @@ def parse_layers(value: object) -> str:
 
 
 def layers_of(choice: str, layers: int) -> tuple[int, ...]:
-    """Return the layer numbers of a canonical choice, for a model with `layers` layers."""
+    """Return the numbers of the chosen layers, for a choice such as "0:6" and a model with `layers` layers."""
     if choice == "none":
         return ()
     if choice == "all":
@@ -39,7 +39,7 @@ def layers_of(choice: str, layers: int) -> tuple[int, ...]:
 
 
 def numbered_layers(choice: str) -> tuple[int, ...]:
-    """Return the layer numbers in a canonical choice. Return () for "all" and "none", which contain no numbers."""
+    """Return the layer numbers in a choice such as "0:6". Empty for "all" and "none"."""
     return () if choice in ("", "none", "all") else layers_of(choice, 0)
 
 
@@ -56,7 +56,7 @@ def _canonical_text(text: str) -> str:
 
 
 def _members(items: list[object] | tuple[object, ...]) -> set[int]:
-    """Return the layers of a list. An item such as "0-6" is an inclusive range, which is how reports print ranges."""
+    """Return the layers in a list, where an item such as "0-6" is an inclusive range."""
     members: set[int] = set()
     for item in items:
         span = _SPAN.fullmatch(item) if isinstance(item, str) else None

@@ -1,4 +1,4 @@
-"""Limits and RunSpec of a job that nsa-harness only observes, for `watch`, `attach` and `read`."""
+"""Describe a job that nsa-harness only observes, for the commands `watch`, `attach` and `read`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _STARTER_WORDS = 4  # the launcher is among the first words: interpreter, a swit
 
 
 def starts_ranks(words: Sequence[str]) -> bool:
-    """Whether the command is a launcher: `torchrun ...`, `python -P -m torch.distributed.run ...`."""
+    """Whether the command is a launcher such as `torchrun` or `python -m torch.distributed.run`."""
     return any(
         word in _STARTER_MODULES or word.rpartition("/")[2] in _STARTER_COMMANDS for word in words[:_STARTER_WORDS]
     )
 
 
 def observed_limits(words: Sequence[str], deadline_s: float | None = None) -> Limits:
-    """Return the limits that arguments such as `limits.stall_s=10` set. Raises UsageError.
+    """Return the time limits that arguments such as `limits.stall_s=10` set. Raises UsageError.
 
-    `deadline_s`: the value of --deadline; without it, `limits.deadline_s` applies. By default there is no deadline.
+    `deadline_s` is the value of --deadline. Without it, `limits.deadline_s` applies. By default there is no deadline.
     """
     for word in words:
         if not (is_override(word) and word.startswith(_SECTION)):
@@ -52,7 +52,7 @@ def observed_limits(words: Sequence[str], deadline_s: float | None = None) -> Li
 
 
 def observed_spec(name: str, about: str, command: Sequence[str], limits: Limits, spec_hash: str) -> RunSpec:
-    """Return the spec of an observed job. It has one rank until `with_ranks` sets the real number."""
+    """Return the spec of a job that nsa-harness only observes."""
     return RunSpec(
         scenario=name,
         about=about,
@@ -74,13 +74,13 @@ def observed_spec(name: str, about: str, command: Sequence[str], limits: Limits,
 
 
 def with_ranks(spec: RunSpec, rank_count: int) -> RunSpec:
-    """Return the spec with the number of ranks that were seen. If there were none, a note explains it."""
+    """Return the spec with the number of ranks that were seen, and a note if there were none."""
     notes = () if rank_count else ("no rank was seen: the command did not import torch, or it exited too early",)
     return replace(spec, ranks=max(1, rank_count), notes=notes)
 
 
 def job_name(command: Sequence[str]) -> str:
-    """Return a directory name for a job: the name of the first Python file in the command, or else of the program."""
+    """Return a directory name for a job, made from the first Python file in its command."""
     script = next((word for word in command if word.endswith(".py")), command[0])
     stem = script.rsplit("/", 1)[-1].removesuffix(".py")
     return re.sub(r"[^A-Za-z0-9_.-]", "_", stem).lstrip("_.-")[:_MAX_NAME] or "job"

@@ -1,4 +1,7 @@
-"""Overrides: dotted keys with values that change a scenario. They come from a matrix, the environment, or arguments."""
+"""Change the settings of a scenario by overrides such as `gc.layers=0:4`.
+
+Overrides come from the matrix of a scenario file, from environment variables, or from arguments.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _NOT_HERE = (*FILE_ONLY, "name", "aliases")
 
 @dataclass(frozen=True, kw_only=True)
 class Override:
-    """One dotted key and its value."""
+    """One setting of a scenario, as a dotted key, with its new value."""
 
     key: str
     value: Node
@@ -37,7 +40,7 @@ class Override:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """One dotted key of a matrix, and its values."""
+    """One setting that a scenario matrix varies, with its values."""
 
     key: str
     values: tuple[Node, ...]
@@ -53,17 +56,14 @@ class Changes:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One combination of a scenario's matrix. The suffix of its name is "" if the scenario has no matrix."""
+    """A scenario with one combination of the values in its matrix. Without a matrix, `suffix` is ""."""
 
     suffix: str
     tree: Node
 
 
 def is_override(word: str) -> bool:
-    """Whether an argument is an override.
-
-    `gc.layers=0:4` is an override; `ddp@gc.mode=reentrant` and `./a=b.yaml` are patterns.
-    """
+    """Whether an argument is an override such as `gc.layers=0:4`, and not a pattern for scenario names."""
     return _OVERRIDE.match(word) is not None
 
 
@@ -81,7 +81,7 @@ def parse_override(word: str, source: str = COMMAND_LINE) -> Override:
 
 
 def parse_axis(word: str, source: str = f"{COMMAND_LINE}: --matrix") -> Axis:
-    """Parse an axis such as `gc.mode=reentrant,non_reentrant`. Raises UsageError. `source` is named in messages."""
+    """Parse values for a matrix, such as `gc.mode=reentrant,non_reentrant`. Raises UsageError."""
     if not is_override(word):
         raise UsageError(f"{source}: expected KEY=A,B such as gc.mode=reentrant,non_reentrant, got {visible(word, 60)}")
     key, text = word.split("=", 1)
@@ -97,7 +97,7 @@ def parse_axis(word: str, source: str = f"{COMMAND_LINE}: --matrix") -> Axis:
 
 
 def with_axes(tree: Node, axes: Sequence[Axis]) -> Node:
-    """Return the tree with these axes in its matrix. They replace axes of the tree with the same keys."""
+    """Return the scenario with these settings in its matrix."""
     for axis in axes:
         values = Node(origin=axis.values[0].origin, content=axis.values)
         own = Node(origin=values.origin, content={"matrix": Node(origin=values.origin, content={axis.key: values})})
@@ -106,14 +106,14 @@ def with_axes(tree: Node, axes: Sequence[Axis]) -> Node:
 
 
 def with_overrides(tree: Node, overrides: Sequence[Override]) -> Node:
-    """Return the tree with the overrides applied. An override of a matrix key removes that axis."""
+    """Return the scenario with the overrides applied."""
     for override in overrides:
         tree = merge(_without_axis(tree, override.key), tree_of_key(override.key, override.value))
     return tree
 
 
 def variants(tree: Node) -> Iterator[Variant]:
-    """Yield one variant per combination of the tree's matrix, in the order of the file. Without a matrix, yield one."""
+    """Yield one scenario for each combination of the values in its matrix, in the order of the file."""
     axes = _axes(tree)
     bare = without(tree, ("matrix",)) if isinstance(tree.content, dict) else tree
     for values in itertools.product(*(items for _, items in axes)):
@@ -123,7 +123,7 @@ def variants(tree: Node) -> Iterator[Variant]:
 
 
 def matrix_mistakes(tree: Node) -> Iterator[Mistake]:
-    """Yield the mistakes of a matrix: keys that cannot vary, invalid values, and values that appear twice."""
+    """Yield the mistakes in a matrix, such as invalid values or values that appear twice."""
     for key, items in _axes(tree):
         origin = items[0].origin
         if key.split(".")[0] in _NOT_HERE or not is_override(f"{key}="):
@@ -142,7 +142,6 @@ def _axes(tree: Node) -> list[tuple[str, tuple[Node, ...]]]:
 
 
 def _without_axis(tree: Node, key: str) -> Node:
-    """Return the tree without the axis `key` of its matrix."""
     matrix = tree.content.get("matrix") if isinstance(tree.content, dict) else None
     if matrix is None or not isinstance(matrix.content, dict) or key not in matrix.content:
         return tree
@@ -151,7 +150,7 @@ def _without_axis(tree: Node, key: str) -> Node:
 
 
 def _value_text(value: Node) -> str:
-    """Return a value as part of a scenario's name, without characters that are not allowed in directory names."""
+    """Return a value as part of a scenario's name, with only characters that a directory name may have."""
     bare = plain(value)
     text = "+".join(str(item) for item in bare) if isinstance(bare, list) else str(bare)
     text = {"True": "true", "False": "false", "None": "null"}.get(text, text)

@@ -1,6 +1,6 @@
-"""The interface to the program that ships with the harness.
+"""The interface between nsa-harness and the training program that comes with it.
 
-Its options are keys of a scenario. Other programs get their options in `run.args`.
+The options of this program are keys of a scenario. Other programs get their options in `run.args`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ReadReported = Callable[[Table], tuple[dict[str, float], tuple[Row, ...]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """Paths of this machine and the hash of the program. The paths are not part of the spec hash."""
+    """The paths and the source hash of the training program on this machine."""
 
     python: str
     subject_dir: str  # the directory of the shipped program, which is launched by its path
@@ -32,7 +32,7 @@ class Surroundings:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnProgram:
-    """The functions that handle the keys of the shipped program: model, train, gc, parallel and trace.
+    """The functions that handle the scenario keys of the training program that comes with nsa-harness.
 
     `contradictions` yields contradictions that exist on any machine, and `beyond_the_model` those that depend on the
     model chosen for a machine. `missing` returns why a machine cannot run the scenario, or None. `launch` returns the

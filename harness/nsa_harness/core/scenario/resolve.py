@@ -1,4 +1,4 @@
-"""Resolve a scenario for a machine: choose a value for every `auto`, and return a RunSpec or a Skip."""
+"""Turn a scenario into the launch for one machine, with a value chosen for every `auto`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def resolve(
     program: OwnProgram,
     notes: tuple[str, ...] = (),
 ) -> RunSpec | Skip:
-    """Return the RunSpec that launches a scenario on this machine, or a Skip if the machine lacks something.
+    """Return how to launch a scenario on this machine, or a Skip if the machine lacks something.
 
-    `program`: fills in the command line of the shipped program, and decides every `auto`. `notes`: more notes for the
-    spec.
+    `program` fills in the command line of our own training program, and decides every `auto`. `notes` are added to
+    those of the spec.
     """
     if reason := _missing(scenario, facts, program):
         return Skip(
@@ -44,7 +44,7 @@ def resolve(
 
 
 def spec_hash(spec: RunSpec, surroundings: Surroundings) -> str:
-    """Return twelve hex digits that identify what is launched. Paths of this machine do not change them."""
+    """Return twelve hex digits that identify what is launched, independent of paths on this machine."""
     names = {surroundings.subject_dir: OUR_PROGRAM, surroundings.python: "python"}
     head = tuple(names.get(word, word) for word in spec.program)
     head = (PurePath(head[0]).name, *head[1:])
@@ -64,7 +64,7 @@ def spec_hash(spec: RunSpec, surroundings: Surroundings) -> str:
 
 
 def settings_of(scenario: Scenario) -> tuple[tuple[str, str], ...]:
-    """Return (dotted key, value) for each setting of the launch that differs from its default."""
+    """Return every setting of the scenario that differs from its default, by dotted key."""
     settings: dict[str, str] = {f"run.env.{name}": value for name, value in scenario.run.env.items()}
     for section in SETTING_SECTIONS:
         values = getattr(scenario, section).model_dump(mode="json", exclude_defaults=True, exclude={"env"})
@@ -73,7 +73,7 @@ def settings_of(scenario: Scenario) -> tuple[tuple[str, str], ...]:
 
 
 def shown_setting(value: object) -> str:
-    """Return a value in the form that an override on the command line has."""
+    """Return a value as text, as an override on the command line has it."""
     if isinstance(value, bool):
         return str(value).lower()
     return value if isinstance(value, str) else json.dumps(value)
@@ -95,7 +95,7 @@ def gpus_text(count: int) -> str:
 
 
 def _foreign(scenario: Scenario) -> RunSpec:
-    """Return the RunSpec of a scenario whose program is not the shipped one."""
+    """Return the launch of a scenario with a program of the user."""
     run, needs = scenario.run, scenario.needs
     backend = "any" if needs.backend is Backend.AUTO else needs.backend.value
     # The environment of another program is not corrected, because the program may read names that torch does not.
@@ -109,7 +109,7 @@ def _foreign(scenario: Scenario) -> RunSpec:
 
 
 def _common(scenario: Scenario) -> RunSpec:
-    """Return the RunSpec with all fields that do not depend on the machine."""
+    """Return the launch with all fields filled in that do not depend on the machine."""
     limits = scenario.limits
     return RunSpec(
         scenario=scenario.name,
@@ -142,11 +142,10 @@ def _common(scenario: Scenario) -> RunSpec:
 def expectation(
     scenario: Scenario, uniform: float = 1.0, *, steps: int | None = None, device: str | None = None
 ) -> Expect:
-    """Return what the launch is expected to show.
+    """Return which verdict, findings and metrics the scenario expects.
 
-    `uniform`: the loss of a model that guesses, which is the unit of some bounds. `steps`: the number of steps that the
-    program must complete, or None. `device`: the device that the program runs on, if known; bounds for other devices
-    are omitted.
+    `uniform` is the loss of a model that guesses, which is the unit of some bounds. `steps` is the number of steps that
+    the program must complete. Bounds for devices other than `device` are left out.
     """
     expect = scenario.expect
     step_bound = {} if steps is None else {"steps": Bound(eq=steps)}
@@ -164,14 +163,13 @@ def expectation(
 
 
 def _to_bound(bound: MetricBound, uniform: float) -> Bound:
-    """Return a metric's bound in plain numbers. Bounds in the unit `uniform` are multiplied."""
+    """Return the bound of a metric, with the unit `uniform` converted to plain numbers."""
     factor = uniform if bound.unit is Unit.UNIFORM else 1.0
     numbers = {key: None if value is None else value * factor for key, value in bound.numbers().items()}
     return Bound(**numbers, regex=bound.regex)
 
 
 def _fault(scenario: Scenario) -> Fault | None:
-    """Return the fault that the scenario plants, or None if it plants none."""
     fault = scenario.fault
     if fault is None:
         return None

@@ -1,4 +1,4 @@
-"""Models of a scenario file, which describes one run in YAML. They have every key with its type and default."""
+"""Pydantic models of a scenario file, which describes one run in YAML."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _check_branch(value: str) -> str:
 
 
 def _read_auto(value: object) -> object:
-    """Return the value of a limit. `auto` becomes None; a number is checked later."""
+    """Return the value of a time limit, or None for `auto`."""
     if isinstance(value, str) and value != "auto":
         raise ValueError(f"expected a number of seconds or auto, got {value_text(value)}")
     return None if value == "auto" else value
@@ -166,7 +166,7 @@ def _check_env_name(name: str) -> str:
 
 
 def _read_env_value(value: object) -> object:
-    """Return the value of an environment variable as text. YAML reads an unquoted 1 as a number."""
+    """Return the value of an environment variable as text, because YAML reads 1 as a number."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
@@ -221,14 +221,14 @@ class _Section(BaseModel):
 
 
 class Needs(_Section):
-    """Requirements on the machine. If one is not met, the scenario is skipped."""
+    """What the machine must have. Otherwise the scenario is skipped."""
 
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0
     backend: Backend = Backend.AUTO
 
 
 class Run(_Section):
-    """The program, and how it is launched."""
+    """Which program to run, and how to launch it."""
 
     ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] = 2
     program: Annotated[str, Field(min_length=1)] = Field(default=OUR_PROGRAM, description="a Python module, or FILE.py")
@@ -288,7 +288,7 @@ class Checkpointing(_Section):
 
 
 class Parallel(_Section):
-    """The wrapper that makes the model parallel, and its options."""
+    """How nsa.train makes the model parallel."""
 
     wrapper: Wrapper = Wrapper.DDP
     static_graph: bool = False
@@ -301,7 +301,7 @@ class Parallel(_Section):
 
 
 class Trace(_Section):
-    """Diagnostics that nsa.train prints or writes."""
+    """What nsa.train prints or writes for diagnosis."""
 
     grads: bool = True
     module_bwd: bool = False
@@ -318,7 +318,7 @@ class Trace(_Section):
 
 
 class LimitSection(_Section):
-    """Time limits in seconds. `auto` adapts a limit to the run."""
+    """Time limits in seconds. With `auto`, nsa-harness chooses a limit for the run."""
 
     stall_s: AutoSeconds = None
     busy_s: AutoSeconds = None
@@ -328,7 +328,7 @@ class LimitSection(_Section):
 
 
 class NumberBound(_Section):
-    """Bounds of a number. The number must satisfy every bound that is set."""
+    """Bounds for a number, which must satisfy every bound that is set."""
 
     lt: float | None = None
     le: float | None = None
@@ -337,7 +337,7 @@ class NumberBound(_Section):
     eq: float | None = None
 
     def numbers(self) -> dict[str, float | None]:
-        """Return the bounds by name. A bound that is not set is None."""
+        """Return the bounds by name, with None for bounds that are not set."""
         return {"lt": self.lt, "le": self.le, "gt": self.gt, "ge": self.ge, "eq": self.eq}
 
     @model_validator(mode="after")
@@ -353,7 +353,7 @@ class NumberBound(_Section):
 
 
 class MetricBound(NumberBound):
-    """Bounds of a metric. The metric must satisfy every bound that is set."""
+    """Bounds for a metric, which must satisfy every bound that is set."""
 
     unit: Unit = Field(default=Unit.PLAIN, description="uniform: the bounds are multiples of ln(vocabulary)")
     device: Literal["cpu", "cuda"] | None = Field(
@@ -365,7 +365,7 @@ class MetricBound(NumberBound):
 
 
 class ExpectSection(_Section):
-    """The expected result. Any other result of the run counts as a failure."""
+    """The expected result of the run. Any other result counts as a failure."""
 
     verdict: ExpectedVerdict = ExpectedVerdict.PASS
     cause: Word | None = None
@@ -375,7 +375,7 @@ class ExpectSection(_Section):
 
 
 class FaultWhenSection(_Section):
-    """Further conditions for a fault, in addition to its rank and step. All of them must be true."""
+    """Conditions for a planted fault, in addition to its rank and step. All of them must be true."""
 
     recomputed: Layers | None = Field(default=None, description="all these layers were recomputed in the backward pass")
     any_recomputed: Layers | None = Field(default=None, description="one of these layers was recomputed")
@@ -395,12 +395,12 @@ class FaultWhenSection(_Section):
 
     @property
     def in_recomputation(self) -> bool:
-        """Whether the fault happens while a layer is recomputed, so that it needs no `layer` key."""
+        """Whether the fault happens while a layer is recomputed."""
         return any(value is not None for value in (self.recomputed, self.any_recomputed, self.recomputed_layers))
 
 
 class FaultSection(_Section):
-    """A fault that is planted on purpose."""
+    """A fault that is planted in the program on purpose."""
 
     kind: FaultKind
     rank: Count | None = Field(default=None, description="default: every rank")
@@ -415,7 +415,7 @@ class FaultSection(_Section):
 
 
 class Scenario(_Section):
-    """One complete scenario: a program, its settings, the expected result, and possibly a planted fault."""
+    """One complete scenario, with a program, its settings, and the expected result."""
 
     name: Name
     about: Annotated[str, Field(max_length=300)] = ""
@@ -435,12 +435,12 @@ class Scenario(_Section):
 
     @property
     def is_ours(self) -> bool:
-        """Whether the program is nsa.train, which reads the keys model, train, gc, parallel and trace."""
+        """Whether the program is nsa.train, the training program that comes with nsa-harness."""
         return self.run.command is None and self.run.program == OUR_PROGRAM
 
 
 class ScenarioFile(Scenario):
-    """The content of a scenario file: a Scenario, and the keys that are resolved when the file is read."""
+    """The content of a scenario file, before `extends` and `matrix` are resolved."""
 
     name: Name = Field(default="", description="default: the name of the file", validate_default=False)
     schema_: Literal[1] = Field(default=1, alias="schema")

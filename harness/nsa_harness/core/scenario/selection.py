@@ -1,4 +1,4 @@
-"""Select scenarios by the arguments of a command line: names, aliases, globs, tags and -k expressions."""
+"""Select scenarios by names, tags and expressions on the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nsa_harness.errors import UsageError, did_you_mean
 
 
 class Selectable(Protocol):
-    """The properties of a scenario that a selection reads."""
+    """The properties of a scenario by which it can be selected."""
 
     @property
     def name(self) -> str: ...
@@ -32,11 +32,7 @@ Item = TypeVar("Item", bound=Selectable)
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The arguments that select scenarios.
-
-    The selected scenarios are in the order of the patterns. The matches of one pattern are sorted by priority, name and
-    order in the matrix.
-    """
+    """The command-line arguments that select scenarios."""
 
     patterns: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()  # a scenario needs at least one of them
@@ -44,7 +40,11 @@ class Selection:
 
 
 def select_items(items: Sequence[Item], selection: Selection) -> tuple[Item, ...]:
-    """Return the selected scenarios. Raises UsageError if one argument, or all together, match nothing."""
+    """Return the scenarios that all arguments together select.
+
+    They are in the order of the patterns, and for one pattern by priority and name. Raises UsageError if an argument,
+    or all together, match nothing.
+    """
     # Sorting is stable, so the variants of one scenario keep the order of its matrix.
     by_priority = sorted(items, key=lambda item: (-item.priority, item.family))
     selection_so_far = list(by_priority)
@@ -101,10 +101,7 @@ def _selection_text(selection: Selection) -> str:
 
 
 class _Expression:
-    """A -k expression such as `ddp and not (gloo or nccl)`.
-
-    A word of the expression matches a part of a name or alias, or a whole tag.
-    """
+    """A -k expression that selects scenarios, such as `ddp and not (gloo or nccl)`."""
 
     _TOKEN = re.compile(r"\s*([()]|[^\s()]+)")
 
@@ -117,7 +114,7 @@ class _Expression:
         return self._value(lambda word: word in item.tags or any(word in name for name in _names(item)))
 
     def _value(self, word_matches: Callable[[str], bool]) -> bool:
-        """Evaluate the expression. `word_matches` decides whether one word is true."""
+        """Return the value of the expression, given which words are true."""
         self._tokens = [match[1] for match in self._TOKEN.finditer(self.text)]
         value = self._any_of(word_matches)
         if self._tokens:
@@ -150,7 +147,6 @@ class _Expression:
         return word_matches(self._tokens.pop(0))
 
     def _take(self, token: str) -> bool:
-        """Remove the next token and return True if it is `token`."""
         if self._tokens and self._tokens[0] == token:
             self._tokens.pop(0)
             return True

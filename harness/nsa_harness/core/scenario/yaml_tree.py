@@ -1,4 +1,4 @@
-"""Read YAML 1.2 into a tree of nodes, each with its line and column.
+"""Read YAML 1.2 into a tree that keeps the line and column of each value.
 
 The tree is built from parser events, so that hostile text cannot expand aliases, construct objects or exhaust the
 stack.
@@ -35,7 +35,7 @@ Plain = Scalar | list["Plain"] | dict[str, "Plain"]
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The origin of a value: a position in a file, or a source without lines such as "command line"."""
+    """Where a value comes from: a position in a file, or a source such as "command line"."""
 
     source: str
     line: int | None = None
@@ -47,7 +47,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A value, and the origin of its key or list item."""
+    """A value in a YAML file, with its line and column."""
 
     origin: Origin
     content: Scalar | tuple[Node, ...] | dict[str, Node]
@@ -55,7 +55,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
-    """One mistake that the user has to fix."""
+    """A mistake in a file that the user has to fix."""
 
     origin: Origin
     key: str  # dotted; "" for the whole file
@@ -66,13 +66,13 @@ class Mistake:
 
 
 def in_order(mistakes: Iterable[Mistake]) -> tuple[Mistake, ...]:
-    """Return the mistakes in the order of the file."""
+    """Return the mistakes sorted by line and column."""
     return tuple(sorted(mistakes, key=lambda mistake: (mistake.origin.line or 0, mistake.origin.column or 0)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedYaml:
-    """The tree of a YAML text, and the mistakes in the text."""
+    """The content of a YAML text, with the mistakes found in it."""
 
     root: Node | None  # None: the text is not YAML
     mistakes: tuple[Mistake, ...]
@@ -80,10 +80,9 @@ class ParsedYaml:
 
 @lru_cache(maxsize=512)  # parsing is slow, and one command may read the same scenario files several times
 def parse_yaml(text: str, source: str) -> ParsedYaml:
-    """Return the tree of a YAML text with one document.
+    """Parse a YAML text with one document. Never raises, but returns syntax errors as mistakes.
 
-    `source`: the name of the file, for origins. Raises nothing: every duplicate key and the first syntax error become
-    mistakes.
+    `source` is the name of the file. Duplicate keys are also mistakes.
     """
     return _build(_Builder(source), text)
 
@@ -97,15 +96,12 @@ def _build(builder: _Builder, text: str) -> ParsedYaml:
 
 
 def parse_verbatim(text: str, source: str) -> ParsedYaml:
-    """Return the tree of a YAML text, with every scalar as the text in the file, so that 1.90 stays "1.90".
-
-    Raises nothing, like `parse_yaml`.
-    """
+    """Parse a YAML text but keep every scalar as text, so that 1.90 stays "1.90". Never raises."""
     return _build(_VerbatimBuilder(source), text)
 
 
 def plain(node: Node) -> Plain:
-    """Return the value of a node as maps, lists and scalars, without origins."""
+    """Return the node as plain maps, lists and scalars, without lines and columns."""
     if isinstance(node.content, dict):
         return {key: plain(child) for key, child in node.content.items()}
     if isinstance(node.content, tuple):
@@ -114,7 +110,7 @@ def plain(node: Node) -> Plain:
 
 
 def merge(under: Node, over: Node) -> Node:
-    """Return `over` merged into `under`. Maps are merged; any other value in `over` replaces the one in `under`."""
+    """Return both trees merged, where values in `over` replace those in `under`."""
     if not (isinstance(under.content, dict) and isinstance(over.content, dict)):
         return over
     content = dict(under.content)
@@ -124,7 +120,7 @@ def merge(under: Node, over: Node) -> Node:
 
 
 def tree_of_key(key: str, value: Node) -> Node:
-    """Return a tree that has only one dotted key, with this value."""
+    """Return a tree with only one key such as "gc.mode", which has this value."""
     for name in reversed(key.split(".")):
         value = Node(origin=value.origin, content={name: value})
     return value
@@ -137,7 +133,7 @@ def without(node: Node, keys: Sequence[str]) -> Node:
 
 
 def origin_of(node: Node, location: Sequence[str | int]) -> Origin:
-    """Return the origin of the node at `location`, or of the deepest node on the path to it that exists."""
+    """Return where the value at `location`, or its nearest existing parent, comes from."""
     for step in location:
         content = node.content
         if isinstance(content, dict) and step in content:
@@ -150,7 +146,7 @@ def origin_of(node: Node, location: Sequence[str | int]) -> Origin:
 
 
 def from_plain(value: Plain, origin: Origin) -> Node:
-    """Return a tree for a plain value. Every node gets the same origin."""
+    """Return a tree for a plain value, with the same origin for every node."""
     if isinstance(value, Mapping):
         return Node(origin=origin, content={str(key): from_plain(child, origin) for key, child in value.items()})
     if isinstance(value, list):
@@ -159,7 +155,7 @@ def from_plain(value: Plain, origin: Origin) -> Node:
 
 
 class _UnreadableError(Exception):
-    """Raised for text that cannot become a tree."""
+    """Raised for text that is not one valid YAML document."""
 
     def __init__(self, mistake: Mistake) -> None:
         self.mistake = mistake
@@ -167,7 +163,7 @@ class _UnreadableError(Exception):
 
 
 class _Builder:
-    """Builds the tree of one document from parser events, and limits its size and depth."""
+    """Builder of a YAML tree from parser events, which limits its size and depth."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -175,7 +171,7 @@ class _Builder:
         self._nodes = 0
 
     def document(self, text: str) -> Node:
-        """Return the root node. Raises _UnreadableError if the text is empty, invalid, or has several documents."""
+        """Return the root node of a YAML text."""
         events = self._events(text)
         if isinstance(next(event for event in events if not isinstance(event, StreamStartEvent)), StreamEndEvent):
             raise self._unreadable(
@@ -198,7 +194,6 @@ class _Builder:
             raise _UnreadableError(self._character_mistake(text, error)) from None
 
     def _character_mistake(self, text: str, error: Exception) -> Mistake:
-        """Return the mistake for a character that YAML does not allow."""
         position = getattr(error, "position", 0)
         line = text.count("\n", 0, position)
         column = position - (text.rfind("\n", 0, position) + 1)
@@ -266,7 +261,7 @@ class _Builder:
 
 
 class _VerbatimBuilder(_Builder):
-    """Builds a tree whose scalars are the texts in the file."""
+    """Builder of a YAML tree that keeps every scalar as text."""
 
     def _scalar(self, event: Event) -> Scalar:
         assert isinstance(event, ScalarEvent)
@@ -287,7 +282,7 @@ _SCALARS: tuple[tuple[re.Pattern[str], Callable[[str], Scalar]], ...] = (
 
 
 def scalar(text: str) -> Scalar:
-    """Return the value of an unquoted scalar. Raises ValueError for an integer with too many digits."""
+    """Return the value of an unquoted YAML scalar. Raises ValueError if an integer has too many digits."""
     for pattern, convert in _SCALARS:
         if pattern.fullmatch(text):
             return convert(text)
@@ -295,7 +290,7 @@ def scalar(text: str) -> Scalar:
 
 
 def value_text(value: object, limit: int = 60) -> str:
-    """Return a value as text for a message.
+    """Return a value as short text for a message.
 
     Text is quoted, control characters are escaped, and the result is cut after `limit` characters.
     """
@@ -307,13 +302,12 @@ def value_text(value: object, limit: int = 60) -> str:
 
 
 def visible(text: str, limit: int = 200) -> str:
-    """Return `text` on one line, with control characters escaped, cut after `limit` characters."""
+    """Return text on one line, with control characters escaped, cut after `limit` characters."""
     cut = text[:limit] + "..." if len(text) > limit else text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in cut)
 
 
 def _syntax_message(error: MarkedYAMLError) -> str:
-    """Return the message for a syntax error."""
     problem = visible(str(error.problem or "is not YAML"))
     if "'\\\\t'" in problem or "'\\t'" in problem:
         return "indented with a tab; YAML allows only spaces"

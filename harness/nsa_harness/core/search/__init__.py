@@ -1,1 +1,1 @@
-"""The search of `bisect`: from "it fails" to the smallest difference that makes it fail."""
+"""The search behind `bisect`, which finds the smallest set of changes that makes a program fail."""

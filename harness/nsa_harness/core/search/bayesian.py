@@ -1,7 +1,7 @@
-"""The Bayesian search for programs that fail only sometimes: every run is evidence, and no single run decides.
+"""Search for the cause of a failure that occurs only in some runs of a program.
 
-A set that contains the whole culprit fails at one rate, and any other set at a lower rate. Both rates are unknown, and
-every run is evidence about them. Their priors are beta distributions, so the posterior is known in closed form.
+No single run decides. A configuration that contains the whole cause fails at one rate, and any other configuration at a
+lower rate. Both rates are unknown. Their priors are beta distributions, so the posterior is known in closed form.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ Reference = tuple[Runs, Runs]  # the runs of sets that are known to fail, and of
 
 
 class Belief:
-    """For each length of a chain, the probability that it is the first length that fails. Both rates are unknown.
+    """Probability distribution over where in a sequence of growing sets of items the program starts to fail.
 
-    A chain is a sequence of growing sets, see `Chain`. The last probability is the one that no set of the chain fails,
-    because earlier conclusions are not certain.
+    The sequence is a `Chain`. For each length there is the probability that it is the first failing one. The last
+    probability is that no set of the chain fails.
     """
 
     def __init__(self, chain: Chain, end: Subset, runs_of: Mapping[Subset, Runs]) -> None:
-        """Start from the runs of all sets so far.
+        """Compute the distribution from all runs so far.
 
-        `end`: a set that is known to fail more often than the empty set; both have been launched. `runs_of`: the runs
-        of each launched set.
+        `end` is a set known to fail more often than the empty set. Both have been launched. `runs_of` has the runs of
+        each launched set.
         """
         self._chain = chain
         edges = range(len(chain) + 1)
@@ -58,14 +58,14 @@ class Belief:
             self._add_runs(inside, chain.shortest_around(subset), runs, _log_mean(*either))
 
     def learn(self, point: int, counts_as: ProbeResult) -> None:
-        """Add the result of one more run of the set of length `point`. Only GOOD and BAD count."""
+        """Update the distribution with the result of one more run of the first `point` items of the chain."""
         if counts_as in (GOOD, BAD):
             self._add_runs(point, point, (int(counts_as is GOOD), int(counts_as is BAD)), 0.0)
 
     def edge_probabilities(self) -> list[float]:
-        """Return for each length from 1 the probability that it is the first that fails.
+        """Return for each chain length, from 1, the probability that the program starts to fail there.
 
-        The last entry is the probability that no set of the chain fails.
+        The last value is the probability that no set of the chain fails.
         """
         if self._edge_probabilities is None:
             weights = [
@@ -83,18 +83,14 @@ class Belief:
         return self._edge_probabilities
 
     def credible_lengths(self, doubt: float) -> tuple[int, int]:
-        """Return a length that passes and a longer one that fails. Both hold except with probability `doubt`."""
+        """Return a chain length that passes and a longer one that fails, with an error probability of `doubt`."""
         shares = list(accumulate(self.edge_probabilities()))
         low = sum(share <= doubt / 2 for share in shares)
         high = 1 + sum(share < 1 - doubt / 2 for share in shares)
         return low, min(high, len(self._chain))
 
     def best_lengths(self, at_once: int, excluded_lengths: frozenset[int]) -> list[int]:
-        """Return the `at_once` lengths that together give the most information if they are launched in parallel.
-
-        Lengths in `excluded_lengths` are not considered. Both ends of the chain are: while the rates are hardly known,
-        they may be the most informative.
-        """
+        """Return the `at_once` chain lengths whose parallel runs give the most information, in ascending order."""
         futures = [(1.0, self)]
         points = [k for k in range(len(self._chain) + 1) if k not in excluded_lengths]
         lengths: list[int] = []
@@ -106,10 +102,7 @@ class Belief:
         return sorted(lengths)
 
     def information(self) -> list[float]:
-        """Return for each length from 0 how many bits a run there tells about the first failing length.
-
-        This is the mutual information of the first failing length and the result of the run.
-        """
+        """Return how many bits of information one more run is expected to give, for each chain length from 0."""
         rates = self._expected_rates()
         shares = self.edge_probabilities()
         bad = sum(share * lower for share, (_, lower) in zip(shares, rates, strict=True))
@@ -122,7 +115,7 @@ class Belief:
         return bits
 
     def outcomes(self, point: int) -> Iterator[tuple[float, Belief]]:
-        """Yield both possible results of a run at length `point`: the probability, and the belief after that result."""
+        """Yield both possible results of a run at chain length `point`, as probability and updated distribution."""
         rates = [
             higher if edge <= point else lower for edge, (higher, lower) in enumerate(self._expected_rates(), start=1)
         ]
@@ -136,7 +129,6 @@ class Belief:
             yield likely, then
 
     def _expected_rates(self) -> list[tuple[float, float]]:
-        """Return the expected failure rates of sets that fail and of sets that pass, for each first failing length."""
         pairs = zip(self._runs_if_failing, self._runs_if_passing, strict=True)
         return [
             (
@@ -168,7 +160,7 @@ def _mean(goods: int, bads: int, prior: tuple[float, float]) -> float:
 
 @lru_cache(maxsize=100_000)
 def _log_marginal(goods: int, bads: int, prior: tuple[float, float]) -> float:
-    """Return the log-probability of these runs averaged over all rates, up to a constant that depends on the prior."""
+    """Return the log-probability of these runs averaged over all failure rates, up to a constant."""
     return lgamma(bads + prior[0]) + lgamma(goods + prior[1]) - lgamma(goods + bads + prior[0] + prior[1])
 
 
@@ -191,7 +183,7 @@ _MAX_UNJUDGED = 2  # a point that could not be judged this often is skipped
 
 
 class Inconclusive(Exception):
-    """Raised if the runs do not decide the question. `open_units`: the units that may still matter, if known."""
+    """Raised if the runs do not show which items cause the failure. `open_units` may still matter."""
 
     def __init__(self, why: str, open_units: Subset = frozenset()) -> None:
         super().__init__(why)
@@ -199,7 +191,7 @@ class Inconclusive(Exception):
 
 
 class _ProvenSets:
-    """The sets that are known to fail or to pass, and what follows from them for other sets."""
+    """The sets of items known to fail or to pass, from which results of other sets follow."""
 
     def __init__(self, failing: Subset, passing: Subset) -> None:
         self.sets: dict[ProbeResult, set[Subset]] = {BAD: {failing}, GOOD: {passing}}
@@ -207,7 +199,6 @@ class _ProvenSets:
         self._implied: dict[Subset, dict[ProbeResult, int]] = {}
 
     def add(self, subset: Subset, counts_as: ProbeResult) -> None:
-        """Record that the set is known to fail (BAD) or to pass (GOOD)."""
         if subset in self.sets[counts_as]:
             return
         self.sets[counts_as].add(subset)
@@ -215,7 +206,7 @@ class _ProvenSets:
             implication_counts[counts_as] += _implies(subset, other, counts_as)
 
     def implies(self, other: Subset, counts_as: ProbeResult, without: Subset | None) -> bool:
-        """Whether `counts_as` follows for the set `other` from any known set except `without`."""
+        """Whether the result of `other` follows from the known sets, ignoring the set `without`."""
         if other not in self._implied:
             sets_by_result = self.sets.items()
             self._implied[other] = {
@@ -226,18 +217,15 @@ class _ProvenSets:
 
 
 def _implies(known_set: Subset, other: Subset, counts_as: ProbeResult) -> bool:
-    """Whether `other` must have the same result as `known_set`.
-
-    A superset of a failing set fails, and a subset of a passing set passes.
-    """
+    """Whether `other` must have the same result as `known_set`, because one contains the other."""
     return known_set <= other if counts_as is BAD else other <= known_set
 
 
 class BayesianSearch:
-    """A judge for flaky programs: it repeats probes until each conclusion is likely enough.
+    """Search strategy for flaky programs, which repeats runs until each result is likely enough.
 
-    `end`: a set that is known to fail more often than the empty set. `doubt`: the allowed probability that a conclusion
-    is wrong.
+    `end` is a set known to fail more often than the empty set. `doubt` is the allowed probability of a wrong
+    conclusion.
     """
 
     def __init__(self, probes: ProbeCache, end: Subset, doubt: float) -> None:
@@ -249,7 +237,7 @@ class BayesianSearch:
 
     @property
     def confidence(self) -> float:
-        """The probability that all claims proven so far hold, computed from all runs; it never reaches 1."""
+        """The probability that all conclusions so far are right. It never reaches 1."""
         chance = 1.0
         for subset, counts_as in self._claims.items():
             chance *= self._probability(subset, counts_as)
@@ -257,15 +245,14 @@ class BayesianSearch:
 
     @property
     def failure_rate(self) -> float:
-        """The failure rate of the bad end in its runs so far."""
+        """The share of runs that failed with the set of items that is known to fail."""
         passes, failures = self._runs(self._end)
         return failures / max(passes + failures, 1)
 
     def first_failing_length(self, chain: Chain, purpose: Purpose) -> int:
-        """Return the length of the first set of the chain that fails, once one length is likely enough.
+        """Return the length of the shortest set in the chain with which the program fails.
 
-        Raises Inconclusive if no length becomes likely enough, and UnjudgedGap if sets that could not be judged hide
-        it.
+        Raises Inconclusive if no length becomes likely enough, and UnjudgedGap if sets without a usable result hide it.
         """
         runs_of = {subset: self._runs(subset) for subset in self._probes.launched_sets()}
         belief = Belief(chain, self._end, runs_of)
@@ -287,24 +274,24 @@ class BayesianSearch:
         return length
 
     def failing_sets(self) -> Iterable[Subset]:
-        """Return every set that is known to fail."""
+        """Return every set of items with which the program is known to fail."""
         return self._known.sets[BAD]
 
     def judge_sets(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
     ) -> Iterator[ProbeResult]:
-        """Yield the result of each set. A set is launched again until its result is likely enough.
+        """Yield whether the program passes or fails with each set of items, after enough runs.
 
-        `among`: the units that may still belong to the answer. If the purpose is a proof, each set is launched at least
+        `among` has the items that may still belong to the answer. If the purpose is a proof, each set is run at least
         `times` more. Raises Inconclusive.
         """
         for subset in subsets:
             yield self._judge(subset, purpose, tuple(among), times)
 
     def reach_confidence(self, confidence: float) -> None:
-        """Launch the least certain claim again until all claims together hold at this confidence.
+        """Repeat the least certain runs until the whole answer is as certain as `confidence`.
 
-        Raises Inconclusive if a claim turns out to be unlikely.
+        Raises Inconclusive if a conclusion turns out to be unlikely.
         """
         while self.confidence < confidence:
             chances = {subset: self._probability(subset, counts_as) for subset, counts_as in self._claims.items()}
@@ -338,10 +325,7 @@ class BayesianSearch:
                 list(self._probes.launch([subset] * self._probes.question.at_once, purpose, among))
 
     def _launch_undersampled_end(self, subset: Subset, reference: Reference) -> bool:
-        """Launch an end of the search once if fewer runs show its rate than `subset` has runs. Return whether it did.
-
-        The runs of `subset` are compared with the rates of both ends, so more runs of `subset` alone would not help.
-        """
+        """Run the program once with all items on or all off, if that had fewer runs than `subset`."""
         runs = sum(self._runs(subset))
         failing, passing = reference
         ends = ((frozenset[int](), Purpose.CONTROL_GOOD, passing), (self._end, Purpose.CONTROL_BAD, failing))
@@ -352,16 +336,14 @@ class BayesianSearch:
         return False
 
     def _probability(self, subset: Subset, counts_as: ProbeResult) -> float:
-        """Return the probability that the set really fails (BAD) or passes (GOOD)."""
         return self._probability_given(subset, counts_as, self._reference(subset))
 
     def _probability_given(self, subset: Subset, counts_as: ProbeResult, reference: Reference) -> float:
-        """Return the probability of a result, from the set's own runs and the rates that the `reference` runs show.
-
-        Few of the sets that a search launches fail, so the prior odds that a set fails are one to the number of units.
-        """
+        """Return the probability that a set has the result `counts_as`."""
         own, (failing, passing) = self._runs(subset), reference
         for_bad = _log_marginal_after(own, failing, _FAILING_PRIOR) - _log_marginal_after(own, passing, _PASSING_PRIOR)
+        # Few of the sets that a search launches fail, so the prior odds of a failing set are one to the number of
+        # units.
         odds = for_bad - log(len(self._probes.units)) if counts_as is BAD else -for_bad
         return 1 / (1 + exp(min(-odds, 700.0)))
 
@@ -369,7 +351,7 @@ class BayesianSearch:
         return self._probes.count(subset, GOOD), self._probes.count(subset, BAD)
 
     def _reference(self, subset: Subset | None) -> Reference:
-        """Return the total runs of the sets other than `subset` that must fail, and of those that must pass."""
+        """Return how often sets known to fail and sets known to pass did so, without the runs of `subset`."""
         runs = {BAD: [0, 0], GOOD: [0, 0]}
         for other in self._probes.launched_sets():
             implied_results = [result for result in runs if self._known.implies(other, result, without=subset)]
@@ -390,10 +372,9 @@ class BayesianSearch:
             belief.learn(point, counts_as)
 
     def _next_points(self, chain: Chain, belief: Belief) -> list[int]:
-        """Return the lengths to launch next.
+        """Return the chain lengths to run next, the most informative first.
 
-        Normally these are the most informative lengths. If lengths near the first failing one could not be judged, it
-        is lengths around that zone. Raises UnjudgedGap if nothing is left to launch there.
+        Raises UnjudgedGap if every useful length was run and had no usable result.
         """
         at_once, unjudged_lengths = self._probes.question.at_once, self._skipped_lengths(chain)
         # The zone ends at judged lengths: each of many unjudged lengths is on its own unlikely to be the first failing.
@@ -415,12 +396,11 @@ class BayesianSearch:
         return frozenset(length for length, count in times.items() if count >= _MAX_UNJUDGED)
 
     def _lengths(self, chain: Chain, results: Collection[ProbeResult]) -> Iterator[int]:
-        """Yield the chain length of each launched set whose result is one of `results`."""
         subsets = (answer.subset for answer in self._probes.observations if answer.counts_as in results)
         return (length for length in map(chain.length_of, subsets) if length is not None)
 
     def _max_probes(self, length: int) -> int:
-        """Return the maximum number of probes for a chain of `length` sets, from the information that a run gives."""
+        """Return the largest number of test runs to spend on a chain of `length` sets."""
         failing, passing = self._reference(None)
         higher, lower = _mean(*failing, _FAILING_PRIOR), _mean(*passing, _PASSING_PRIOR)
         bits_per_run = _entropy((higher + lower) / 2) - (_entropy(higher) + _entropy(lower)) / 2
@@ -429,12 +409,12 @@ class BayesianSearch:
 
 
 def _log_mean(first: float, second: float) -> float:
-    """Return the logarithm of the mean of two probabilities given by their logarithms."""
+    """Return the logarithm of the mean of two probabilities, which are given as logarithms."""
     most = max(first, second)
     return most + log((exp(first - most) + exp(second - most)) / 2)
 
 
 def _log_marginal_after(own: Runs, others: Runs, prior: tuple[float, float]) -> float:
-    """Return the log-probability of a set's `own` runs, if the runs of `others` have the same unknown rate."""
+    """Return the log-probability of the `own` runs, given `others` with the same unknown failure rate."""
     both = (own[0] + others[0], own[1] + others[1])
     return _log_marginal(*both, prior) - _log_marginal(*others, prior)

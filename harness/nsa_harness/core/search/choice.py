@@ -1,4 +1,4 @@
-"""The search among alternative values: which values fail, and whether the value matters at all."""
+"""Search for the values of one setting that make a program fail."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from nsa_harness.core.search.question import (
     Subset,
 )
 
-_HALF = 0.5  # "each value fails" is concluded after so many runs that a value with this failure rate would have passed
-_MAX_EXCESS_UNJUDGED = 2  # a value with so many more unjudged than judged launches is not launched again
+_HALF = 0.5  # "each value fails" is concluded after enough runs for a value with this failure rate to have passed
+_MAX_EXCESS_UNJUDGED = 2  # a value may have this many more unjudged than judged launches
 
 
 def among_values(probes: ProbeCache) -> SearchAnswer:
-    """Find out which alternative values fail, and return the answer.
+    """Run the program with each alternative value, and return which values make it fail.
 
-    Each value is launched. If a value both passes and fails, all values are launched again until their failure rates
-    differ, or until the maximum number of rounds is reached. Raises OutOfBudget.
+    If a value both passes and fails, all values are run again until their failure rates differ, or until the largest
+    number of runs is reached. Raises OutOfBudget.
     """
     values = tuple(probes.all_units)
     if not probes.question.flaky and (answer := _answer_if_steady(probes, values)):
@@ -48,15 +48,15 @@ def among_values(probes: ProbeCache) -> SearchAnswer:
 
 
 def max_rounds(confidence: float) -> int:
-    """Return the maximum launches per value: enough to show a failure rate of MIN_RATE at this confidence."""
+    """Return the largest number of runs per value that a search makes.
+
+    It is enough to show a failure rate of MIN_RATE at this confidence.
+    """
     return runs_to_show(MIN_RATE, confidence)
 
 
 def _answer_if_steady(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
-    """Launch each value, then prove the result. Return the answer, or None if one value both passed and failed.
-
-    While no value fails, all values are launched again, up to the question's `controls` times.
-    """
+    """Run each value and return the answer, or None if one value both passed and failed."""
     _launch(probes, values, Purpose.EACH)
     for _ in range(probes.question.controls - 1):
         if any(BAD in probes.answers(_single(value)) for value in values):
@@ -72,14 +72,13 @@ def _answer_if_steady(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer
 
 
 def _prove(probes: ProbeCache, bad: Sequence[int], good: Sequence[int]) -> None:
-    """Launch the failing and the passing values the question's `repeat` more times, as the proof of an answer."""
     for _ in range(probes.question.repeat):
         _launch(probes, bad, Purpose.PROOF_BAD)
         _launch(probes, good, Purpose.PROOF_GOOD)
 
 
 def _answer_if_settled(probes: ProbeCache, values: Sequence[int], rounds: int) -> SearchAnswer | None:
-    """Return the answer after `rounds` launches of each flaky value, or None if more launches are needed."""
+    """Return the answer for a flaky program after `rounds` runs of each value, or None if more are needed."""
     bad, good, silent = _sort_values(probes, values)
     if not bad:
         return _no_failure_answer(probes, good, silent) if rounds >= probes.question.controls else None
@@ -92,7 +91,7 @@ def _answer_if_settled(probes: ProbeCache, values: Sequence[int], rounds: int) -
 
 
 def _answer_by_rates(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
-    """Return the answer with the values that fail more often than the best value, or None if no value does."""
+    """Return the answer with all values that fail more often than the best value, or None if none does."""
     judged_values = [value for value in values if _judged_results(probes, value)]
     if len(judged_values) < 2:
         return None
@@ -108,10 +107,7 @@ def _answer_by_rates(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer 
 
 
 def _differ(probes: ProbeCache, pair: tuple[int, int], values: int) -> bool:
-    """Whether the failure rates of a pair of values differ.
-
-    `values`: the number of values. The question's confidence holds for all pairs and rounds together.
-    """
+    """Whether the failure rates of two values differ significantly."""
     separation = RateDifferenceTest()
     for first, second in zip(*(_judged_results(probes, value) for value in pair), strict=False):
         separation.add_pair(first is BAD, second is BAD)
@@ -179,7 +175,7 @@ def _no_failure_answer(probes: ProbeCache, good: Sequence[int], silent: Sequence
 
 
 def _judgeable(probes: ProbeCache, values: Sequence[int]) -> list[int]:
-    """Return the values without those whose launches mostly could not be judged."""
+    """Return the values for which enough runs gave a clear pass or failure."""
     counts = {value: (len(probes.answers(_single(value))), len(_judged_results(probes, value))) for value in values}
     return [
         value
@@ -193,7 +189,7 @@ def _fewest_judged(probes: ProbeCache, values: Sequence[int]) -> int:
 
 
 def _sort_values(probes: ProbeCache, values: Iterable[int]) -> tuple[list[int], list[int], list[int]]:
-    """Sort the values into three lists: those that failed at least once, those that only passed, those never judged."""
+    """Return three lists: values that failed at least once, values that only passed, and values without a result."""
     bad: list[int] = []
     good: list[int] = []
     silent: list[int] = []

@@ -1,4 +1,4 @@
-"""Estimate the effort of a bisection: the number of probes of each possible result, and the remaining time."""
+"""Estimate how many test runs a bisection needs and how much time is left."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nsa_harness.core.search.report import ProbeReport
 
 @dataclass(frozen=True, kw_only=True)
 class EffortCase:
-    """A possible result of a search, and the number of probes until it is found and proven."""
+    """One possible result of a bisection, with the number of test runs needed to find and prove it."""
 
     name: str
     probes: int
@@ -38,7 +38,7 @@ _FLAKY = (("half", 0.5), ("a fifth", 0.2))
 
 
 def possible_cases(question: SearchQuestion) -> tuple[EffortCase, ...]:
-    """Return the possible results of a search with their numbers of probes, for `bisect --dry-run`."""
+    """Return every possible result of a bisection with its number of test runs, for `bisect --dry-run`."""
     nothing = EffortCase(
         name="the bad end never fails", probes=question.baseline + question.controls, failing_share=0.0
     )
@@ -95,11 +95,11 @@ def _set_cases(question: SearchQuestion) -> tuple[EffortCase, ...]:
 
 
 def _expected_flaky_probes(question: SearchQuestion, rate: float) -> int:
-    """Return the expected number of probes for a flaky program.
+    """Return the expected number of test runs for a program that fails in a share `rate` of its runs.
 
-    A failing set fails at `rate`, and a passing set never fails. The probes are: pairs of runs until both ends differ;
-    then the bits needed to locate one item with the allowed doubt, divided by the bits that one run gives (the capacity
-    of a Z-channel); then the proofs, each with enough runs to show a failure. Unordered questions need two proofs.
+    Passing configurations never fail. The runs are: pairs of runs until the failure rates with all items on and off
+    differ, then the bits needed to locate one item divided by the bits that one run gives (the capacity of a
+    Z-channel), then the proofs.
     """
     ends = 2 * _pairs_until_shown(rate, question.confidence)
     doubt = (1 - question.confidence) / 2
@@ -126,9 +126,9 @@ _SHAPE_PROBES = 4  # the probes with the purposes ALONE, ENDS_ONLY, WITHOUT_MIDD
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A stage of a search with its largest number of probes.
+    """One stage of a bisection, with its largest number of test runs.
 
-    `only_if`: the situation that adds these probes, each time it occurs; empty if every search may need the stage.
+    `only_if` describes the case in which the stage is needed. It is empty if every bisection may need the stage.
     """
 
     name: str
@@ -137,12 +137,12 @@ class Stage:
 
 
 def worst_case_stages(question: SearchQuestion) -> tuple[Stage, ...]:
-    """Return the stages of a search with their largest numbers of probes. Flaky programs may need more."""
+    """Return the stages of a bisection, each with its largest number of test runs. Flaky programs may need more."""
     return _WORST_CASES[question.kind](question)
 
 
 def total_probes(stages: tuple[Stage, ...]) -> int:
-    """Return the number of probes of all stages that every search may need."""
+    """Return the total number of test runs, without the stages that only some bisections need."""
     return sum(stage.probes for stage in stages if not stage.only_if)
 
 
@@ -177,10 +177,7 @@ def _failing_proofs(question: SearchQuestion) -> int:
 
 
 def _set_stages(question: SearchQuestion) -> tuple[Stage, ...]:
-    """Return the stages for a question about sets or about ranges.
-
-    For a range, only its two ends are tested for being needed, and the ranges on both sides are the remaining items.
-    """
+    """Return the stages of a bisection whose items are switched on in any combination or in ranges."""
     total, is_range = len(group_units(question)), question.kind is QuestionKind.RANGE
     right_edge = worst_case_probes(total, question.at_once)
     left_edge = worst_case_probes(max(total - 1, 1), question.at_once)
@@ -228,7 +225,7 @@ _WORST_CASES = {
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeCosts:
-    """The mean time of a probe, depending on how it ends."""
+    """Mean duration of a test run, depending on how it ends."""
 
     good_s: float
     bad_s: float
@@ -236,9 +233,9 @@ class ProbeCosts:
 
 
 def costs(probes: Sequence[ProbeReport], early_s: float | None) -> ProbeCosts | None:
-    """Return the mean times of the finished probes, or None if none has passed yet or none has failed.
+    """Return the mean durations of the finished test runs, or None before one has passed and one has failed.
 
-    `early_s`: after this time without progress a probe is stopped early; None if probes are not stopped early.
+    `early_s` is the time without progress after which runs are stopped early, or None if they are not.
     """
     good = [probe.wall_s for probe in probes if probe.counts_as is ProbeResult.GOOD]
     early = [probe.wall_s for probe in probes if probe.early]
@@ -271,10 +268,10 @@ _STAGES: tuple[tuple[frozenset[str], frozenset[Purpose], float, float], ...] = (
 def time_left_s(
     stages: Sequence[Stage], probes: Sequence[ProbeReport], running: Round, costs: ProbeCosts, repeat: int
 ) -> float:
-    """Return the expected remaining time of a search: for each remaining probe its probability times its mean time.
+    """Return the expected remaining time of a bisection, in seconds.
 
-    `running` is the round that runs now, and `repeat` the number of failing proofs. Stages that only some searches need
-    do not count.
+    Each remaining test run counts with its probability times its mean duration. `running` is the current round, and
+    `repeat` the number of failing proofs. Stages that only some bisections need do not count.
     """
     current = next((number for number, row in enumerate(_STAGES) if running.purpose in row[1]), 0)
     left_s = 0.0

@@ -1,7 +1,7 @@
-"""The search for programs that always end the same way: which set of a chain to launch next.
+"""Find where a sequence of growing sets of items starts to fail, if the program always ends the same way.
 
 Each result is final. Between the sets that pass and the sets that fail, some sets may have no usable result. The search
-then probes the borders of this zone.
+then runs the borders of this zone.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from nsa_harness.core.search.question import BAD, GOOD, ProbeCache, ProbeResult,
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Sets that grow unit by unit: the set of length k contains `base` and the first k units of `order`.
+    """A sequence of sets of items that grow by one unit at a time, from `base` to all of `order`.
 
-    The search looks for the shortest set of the chain that fails.
+    The set of length k contains `base` and the first k units of `order`. The search looks for the shortest set that
+    fails.
     """
 
     base: Subset
@@ -28,27 +29,26 @@ class Chain:
         return len(self.order)
 
     def set_at(self, length: int) -> Subset:
-        """Return the set of this length."""
+        """Return the set with the first `length` units of the chain."""
         return self.base | frozenset(self.order[:length])
 
     def longest_inside(self, subset: Subset) -> int:
-        """Return the length of the longest set of the chain that is part of `subset`, or -1 if there is none."""
+        """Return the length of the longest set in the chain that is part of `subset`, or -1."""
         if not self.base <= subset:
             return -1
         return next((k for k, item in enumerate(self.order) if item not in subset), len(self))
 
     def shortest_around(self, subset: Subset) -> int:
-        """Return the length of the shortest set of the chain that contains `subset`, or len(self) + 1 if none does."""
+        """Return the length of the shortest set in the chain that contains `subset`, or len(self) + 1."""
         return max((self._lengths.get(item, len(self) + 1) for item in subset - self.base), default=0)
 
     def length_of(self, subset: Subset) -> int | None:
-        """Return the length of `subset` if it is a set of the chain, or None if it is not."""
+        """Return the length of `subset` if it is in the chain, else None."""
         length = self.longest_inside(subset)
         return length if length == self.shortest_around(subset) else None
 
     @cached_property
     def _lengths(self) -> dict[int, int]:
-        """For each unit of `order`, the number of units up to and including it."""
         return {item: length for length, item in enumerate(self.order, start=1)}
 
 
@@ -56,14 +56,14 @@ _LARGEST_EXACT = 128  # the cost table grows with the square of the gap; for lar
 
 
 def halvings(gap: int) -> int:
-    """Return how often a gap of `gap` candidates must be halved until one candidate is left."""
+    """Return how often `gap` possible answers must be halved until one is left."""
     return (gap - 1).bit_length()
 
 
 def worst_case_probes(gap: int, at_once: int) -> int:
-    """Return the largest number of probes that a search among `gap` candidates needs.
+    """Return the largest number of test runs needed to find one of `gap` possible answers.
 
-    `at_once`: the number of probes in each round.
+    `at_once` test runs run in parallel.
     """
     total = 0
     while gap > 1:
@@ -74,11 +74,11 @@ def worst_case_probes(gap: int, at_once: int) -> int:
 
 
 def probe_points(gap: int, at_once: int, rounds: int, bad_cost: float) -> list[int]:
-    """Return where to probe in a gap of `gap` candidates, as distances from the good end.
+    """Return the chain lengths to run next, counted from the last length that passes.
 
-    Several parallel probes are spread evenly. A single probe goes where the expected cost is lowest, but only so far
-    from the middle that the search still ends within `rounds` rounds. `bad_cost`: the cost of a failing probe, as a
-    multiple of the cost of a passing one.
+    The first failing length is one of `gap`. Several parallel runs are spread evenly. A single run goes where the
+    expected cost is lowest, but such that the search still ends within `rounds` rounds. `bad_cost` is the ratio of the
+    durations of a failing and a passing run.
     """
     probes = min(at_once, gap - 1)
     if probes > 1:
@@ -95,10 +95,9 @@ def _cheapest_cut(gap: int, rounds: int, bad_cost: float) -> int:
 
 @lru_cache(maxsize=100_000)
 def _cheapest(gap: int, rounds: int, bad_cost: float) -> tuple[float, int]:
-    """Return the lowest expected cost of a search among `gap` candidates within `rounds`, and where it probes first.
+    """Return the lowest expected cost of finding one of `gap` possible answers, and where to run first.
 
-    The unit of the cost is one passing probe. If the probe fails, the candidates up to it remain, otherwise those after
-    it. All candidates are equally likely.
+    The unit of the cost is one passing run. All answers are equally likely.
     """
     if gap == 1:
         return 0.0, 0
@@ -109,7 +108,6 @@ def _cheapest(gap: int, rounds: int, bad_cost: float) -> tuple[float, int]:
 
 
 def _cost(gap: int, cut: int, rounds: int, bad_cost: float) -> float:
-    """Return the expected cost of a search among `gap` candidates that probes first at `cut`."""
     if_bad = bad_cost + _cheapest(cut, rounds - 1, bad_cost)[0]
     if_good = 1.0 + _cheapest(gap - cut, rounds - 1, bad_cost)[0]
     return (cut * if_bad + (gap - cut) * if_good) / gap
@@ -119,11 +117,11 @@ _ZONE_PARTS = 4  # inside a zone, probed points are at most one quarter of its w
 
 
 def points_around_zone(low: int, high: int, others: Collection[int], count: int) -> list[int]:
-    """Return at most `count` points to probe next around a zone of unjudged points; none if enough is known.
+    """Return up to `count` chain lengths to run next, near lengths whose runs had no usable result.
 
-    `low` is a point that passes and `high` one that fails. `others` are points between them that could not be judged or
-    failed in another way; they are assumed to form one zone. First both borders of the zone are located by halving.
-    Then a few points inside it are probed, because a pass or a failure there would refute the assumption.
+    The list is empty if enough is known. `low` passes and `high` fails. `others` are lengths between them without a
+    usable result. They are assumed to be consecutive: first both borders are located by halving, then a few lengths
+    inside are run, because a pass or a failure there would refute the assumption.
     """
     others_in_order = sorted(others)
     wide = max((others_in_order[-1] - others_in_order[0]) // _ZONE_PARTS, 1)
@@ -132,15 +130,15 @@ def points_around_zone(low: int, high: int, others: Collection[int], count: int)
 
 
 def worst_case_zone_probes(gap: int, at_once: int) -> int:
-    """Return how many probes a zone of unjudged points adds at most: for its second border, and inside the zone."""
+    """Return the largest number of extra test runs needed if some lengths have no usable result."""
     return worst_case_probes(gap, at_once) + _ZONE_PARTS + at_once
 
 
 def make_zones(low: int, high: int, end: int, between: Collection[ProbeResult]) -> tuple[Zone, ...]:
-    """Return three zones in order: the values that pass, those without a usable result, and those that fail.
+    """Return the passing values, the values without a usable result, and the failing values, as three zones.
 
-    `low` is the last length that passes, `high` the first that fails, and `end` the length of the bad end. `between`:
-    the results inside the middle zone.
+    `low` is the last length that passes, `high` the first that fails, and `end` the last length. `between` are the
+    results inside the middle zone.
     """
     different = all(counts_as is ProbeResult.DIFFERENT for counts_as in between)
     return (
@@ -151,10 +149,7 @@ def make_zones(low: int, high: int, end: int, between: Collection[ProbeResult]) 
 
 
 def _halve_widest_gaps(gaps: Sequence[tuple[int, int]], narrow: int, count: int) -> list[int]:
-    """Return at most `count` points in ascending order.
-
-    Each point halves the widest gap that is wider than `narrow`.
-    """
+    """Return up to `count` points in ascending order, each in the middle of the widest remaining gap."""
     remaining, points = list(gaps), list[int]()
     while remaining and len(points) < count:
         start, stop = max(remaining, key=lambda gap: gap[1] - gap[0])
@@ -175,7 +170,7 @@ _NEVER_IMPLIED = frozenset({Purpose.DROP_ONE, Purpose.ELSEWHERE, Purpose.AS_MANY
 class Contradiction(Exception):
     """Raised if the set `good` passed although it contains the set `bad`, which failed.
 
-    If both are the same set, the program is flaky. Otherwise more items can turn a failure into a pass.
+    If both are the same set, the program is flaky. Otherwise, switching on more items can turn a failure into a pass.
     """
 
     good: Subset
@@ -184,14 +179,17 @@ class Contradiction(Exception):
 
 @dataclass(eq=False, kw_only=True)
 class UnjudgedGap(Exception):
-    """Raised if no launched set between `passing` and `failing` passed or failed in the way that is sought."""
+    """Raised if no run between the sets `passing` and `failing` had a usable result."""
 
     passing: Subset
     failing: Subset
 
 
 class ExactSearch:
-    """A judge that takes each result as final. Its methods raise Contradiction if a result contradicts another one."""
+    """Search strategy for programs that always end the same way, so that one run of each set is enough.
+
+    Its methods raise Contradiction if two results contradict each other.
+    """
 
     confidence = 1.0
     failure_rate = None
@@ -200,10 +198,9 @@ class ExactSearch:
         self._probes = probes
 
     def first_failing_length(self, chain: Chain, purpose: Purpose) -> int:
-        """Return the length of the first set of the chain that fails. The base passes, and the whole chain fails.
+        """Return the length of the shortest set in the chain with which the program fails.
 
-        Each round launches one set, or several in parallel, and so narrows the gap. Raises UnjudgedGap if no set in the
-        gap that is worth launching has a usable result.
+        Raises UnjudgedGap if no set that is worth running has a usable result.
         """
         low, high = self._bounds(chain)
         neither = [answer.subset for answer in self._probes.observations if answer.counts_as not in (GOOD, BAD)]
@@ -224,10 +221,10 @@ class ExactSearch:
     def judge_sets(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
     ) -> Iterator[ProbeResult]:
-        """Yield one result for each set, from `times` launches of it.
+        """Yield whether the program passes or fails with each set of items, from `times` runs.
 
-        Earlier and implied results count as launches, except for purposes that always launch again. `among`: the units
-        that may still belong to the answer.
+        Earlier and implied results count as runs, except for purposes that always run again. `among` has the units that
+        may still belong to the answer.
         """
         known_answers = [self._known_answers(subset, purpose, times) for subset in subsets]
         lacking = [times - len(answers) for answers in known_answers]
@@ -237,14 +234,14 @@ class ExactSearch:
             yield combine_answers([*answers, *(next(fresh) for _ in range(lack))])
 
     def failing_sets(self) -> Iterable[Subset]:
-        """Return every launched set that failed in the way that is sought."""
+        """Return every set of items with which the program was run and failed."""
         return [answer.subset for answer in self._probes.observations if answer.counts_as is BAD]
 
     def reach_confidence(self, confidence: float) -> None:
-        """Do nothing, because each result is final."""
+        """Do nothing, because in this search every result is final."""
 
     def _bounds(self, chain: Chain) -> tuple[int, int]:
-        """Return the longest length that must pass and the shortest that must fail, from all results so far."""
+        """Return the longest chain length known to pass and the shortest known to fail."""
         answers = self._probes.observations
         passing_lengths = (chain.longest_inside(answer.subset) for answer in answers if answer.counts_as is GOOD)
         failing_lengths = (chain.shortest_around(answer.subset) for answer in answers if answer.counts_as is BAD)
@@ -269,7 +266,7 @@ class ExactSearch:
         return list(self._launch_and_check(subsets, purpose, chain.order[low:high], probes_left))
 
     def _known_answers(self, subset: Subset, purpose: Purpose, times: int) -> list[ProbeResult]:
-        """Return at most `times` known results of the set; none if this purpose always launches again."""
+        """Return up to `times` results of the set that are already known."""
         if purpose in _ALWAYS_LAUNCHED:
             return []
         answers = self._probes.answers(subset)[-times:]

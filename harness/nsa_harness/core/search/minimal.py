@@ -1,7 +1,4 @@
-"""Reduce a failing set of items to its smallest failing part: one item, a range, several items, or any N items.
-
-The docstrings below say "members" for the units of a failing set, see `ProbeCache`.
-"""
+"""Reduce a set of items that makes the program fail to the smallest part that still fails."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from nsa_harness.core.search.question import BAD, GOOD, ProbeCache, ProbeResult,
 
 
 class LiteralJudge:
-    """A judge that launches every set and concludes nothing from the results of other sets."""
+    """Search strategy that runs the program with every set of items and infers nothing from other sets."""
 
     confidence = 1.0
     failure_rate = None
@@ -27,7 +24,7 @@ class LiteralJudge:
     def judge_sets(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
     ) -> Iterator[ProbeResult]:
-        """Launch each set `times` times and yield one result per set."""
+        """Run the program `times` times with each set of items, and yield one result per set."""
         for subset in subsets:
             yield combine_answers(list(self._probes.launch([subset] * times, purpose, among)))
 
@@ -36,11 +33,11 @@ _MAX_OTHER_FAILURES = 24  # `ddmin` stops after this many probes that failed in 
 
 
 def ddmin(probes: ProbeCache, failing: Subset) -> FailingSet:
-    """Reduce a failing set until it no longer fails if any one member is removed.
+    """Reduce a set of items until the program no longer fails without any one of them.
 
-    This is Zeller's delta debugging algorithm. It may need as many probes as the square of the set's size; no set is
-    launched twice. In the result, `unjudged` are the members whose removal gave no usable result. If too many probes
-    fail in another way, the reduction stops with the smallest set so far, and all its members count as unjudged.
+    This is Zeller's delta debugging algorithm. It may need as many test runs as the square of the set's size. In the
+    result, `unjudged` are the members whose removal gave no usable result. If too many runs fail in another way, the
+    reduction stops with the smallest set so far, and all its members are in `unjudged`.
     """
     others = _OtherFailures(probes)
     parts = 2
@@ -53,7 +50,7 @@ def ddmin(probes: ProbeCache, failing: Subset) -> FailingSet:
 
 
 class _OtherFailures:
-    """A count of the probes that failed in another way since this object was created."""
+    """Counter for the test runs that failed in another way since its creation."""
 
     def __init__(self, probes: ProbeCache) -> None:
         self._probes, self._before = probes, len(probes.observations)
@@ -65,10 +62,7 @@ class _OtherFailures:
 
 
 def _reduce_once(probes: ProbeCache, failing: Subset, parts: int, others: _OtherFailures) -> tuple[Subset | None, int]:
-    """Return the failing set to continue with and the number of parts to cut it into next.
-
-    The set is None if no smaller set fails.
-    """
+    """Return a smaller failing set, and the number of parts to cut it into next."""
     cut = _cut(failing, parts)
     if (part := _first_failing(probes, cut, failing, others)) is not None:
         return part, 2
@@ -88,7 +82,7 @@ def _first_failing(probes: ProbeCache, subsets: list[Subset], among: Subset, oth
 
 
 def _cut(failing: Subset, parts: int) -> list[Subset]:
-    """Cut a set into `parts` parts of consecutive members, because items that interact are often close together."""
+    """Cut a set into `parts` parts of consecutive members."""
     members = sorted(failing)
     bounds = [len(members) * i // parts for i in range(parts + 1)]
     return [frozenset(members[start:stop]) for start, stop in pairwise(bounds)]
@@ -104,7 +98,7 @@ _PASSING_LAUNCHES = 3  # launches in all before a set that passed once counts as
 
 
 class SetJudge(Protocol):
-    """A judge that decides whether sets fail or pass, from one launch or from repeated launches."""
+    """Search strategy that decides whether the program fails with given sets of items."""
 
     @property
     def confidence(self) -> float: ...  # the probability that all claims proven so far hold
@@ -116,7 +110,7 @@ class SetJudge(Protocol):
 
 
 class Judge(SetJudge, Protocol):
-    """A judge that can also find the first set of a chain that fails."""
+    """Search strategy that can also find the first set of items in a chain with which the program fails."""
 
     def first_failing_length(self, chain: Chain, purpose: Purpose) -> int: ...
     def failing_sets(self) -> Iterable[Subset]: ...  # the sets that are known to fail
@@ -125,10 +119,10 @@ class Judge(SetJudge, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class FailingSet:
-    """A set of units that fails. To test whether each member is needed, the set was launched without it.
+    """A set of items with which the program fails, and what is known about its members.
 
-    `sampled`: only a sample of the members was tested in this way. `unjudged`: the members for which this launch gave
-    no usable result.
+    The program was also run without each member, or only without some if `sampled`. `unjudged` are the members without
+    which the run gave no usable result.
     """
 
     members: Subset
@@ -147,17 +141,16 @@ def fails(judge: SetJudge, subset: Subset, purpose: Purpose, among: Iterable[int
 
 
 def find_failing_part(judge: Judge, pool: tuple[int, ...]) -> Subset:
-    """Return a small part of a failing `pool` that still fails.
-
-    First the shortest failing run of consecutive units is found, then units inside it are removed. To save probes, one
-    unit alone and the two end units alone are tried before a wide range is reduced unit by unit.
-    """
+    """Return a small part of the items in `pool` that is enough to make the program fail."""
     span = shortest_failing_span(judge, pool)
     return _reduce_span(judge, span) if len(span) > 1 else frozenset(span)
 
 
 def shortest_failing_span(judge: Judge, pool: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shortest failing run of consecutive units in a failing `pool` that ends with the last needed unit."""
+    """Return the shortest run of consecutive items in `pool` that makes the program fail.
+
+    It ends with the last needed unit.
+    """
     right_end = judge.first_failing_length(Chain(base=frozenset(), order=pool), Purpose.RIGHT_EDGE)
     last = frozenset({pool[right_end - 1]})
     if right_end == 1 or fails(judge, last, Purpose.ALONE, pool[:right_end]):
@@ -171,8 +164,9 @@ def shortest_failing_span(judge: Judge, pool: tuple[int, ...]) -> tuple[int, ...
 
 
 def _reduce_span(judge: Judge, span: tuple[int, ...]) -> Subset:
-    """Return a part of `span` that fails and contains both end units, which are known to be needed."""
+    """Return a smaller part of `span` that fails and contains both end units."""
     ends = frozenset({span[0], span[-1]})
+    # To save runs, the two end units are tried before a wide span is reduced unit by unit.
     if fails(judge, ends, Purpose.ENDS_ONLY, span):
         return ends
     quarter = len(span) // 4 or 1
@@ -183,9 +177,9 @@ def _reduce_span(judge: Judge, span: tuple[int, ...]) -> Subset:
 
 
 def reduce_to_needed(judge: Judge, failing: Subset, needed_members: Subset) -> Subset:
-    """Return a smallest failing part of a failing set. Each pass finds one more needed member.
+    """Return a smallest part of the set `failing` with which the program still fails.
 
-    `needed_members`: the members that are already known to be needed.
+    `needed_members` are already known to be needed. Each pass finds one more.
     """
     while needed_members != failing and not fails(judge, needed_members, Purpose.REDUCE, failing):
         order = tuple(sorted(failing - needed_members))
@@ -196,11 +190,10 @@ def reduce_to_needed(judge: Judge, failing: Subset, needed_members: Subset) -> S
 
 
 def drop_unneeded(judge: Judge, members: Subset, sample: int) -> FailingSet:
-    """Remove members until the set no longer fails without any one of them, and return it.
+    """Remove items from a set until the program no longer fails without any one of them.
 
-    Each member is tested by launching the set without it. If there are many members, only both ends and a `sample`
-    between them are tested. If there are few, each is tested several times, because a flaky run that passes by chance
-    makes a member look needed.
+    If there are many members, only both ends and a `sample` between them are tested. If there are few, each is tested
+    several times, because a flaky run that passes by chance makes a member look needed.
     """
     while len(members) > 1:
         candidates = _drop_candidates(members, sample)
@@ -216,9 +209,10 @@ def drop_unneeded(judge: Judge, members: Subset, sample: int) -> FailingSet:
 def first_unneeded(
     judge: SetJudge, members: Subset, candidates: Sequence[int], times: int
 ) -> tuple[int | None, Subset, Subset]:
-    """Return the first candidate without which the set still fails, the needed candidates, and the unjudged ones.
+    """Look for a member without which the set still fails.
 
-    The first value is None if the set does not fail without any of them. `times`: launches per candidate.
+    Returns this member or None, the members found to be needed, and those whose runs gave no usable result. Only the
+    members in `candidates` are tested, each in `times` runs.
     """
     without = [members - {member} for member in candidates]
     needed_members, unjudged_members = set[int](), set[int]()
@@ -231,29 +225,24 @@ def first_unneeded(
 
 
 def _drop_candidates(members: Subset, sample: int) -> list[int]:
-    """Return the members to test: a `sample` of those in the middle, then both ends.
-
-    The ends come last because the search has already shown that they are needed.
-    """
+    """Return the members to test: a `sample` from the middle, then both ends."""
     first, *between, last = sorted(members)
     step = max(len(between) / sample, 1.0)
+    # The ends come last because the search has already shown that they are needed.
     return [*(between[int(step * i + step / 2)] for i in range(min(sample, len(between)))), first, last]
 
 
 def only_count_matters(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
-    """Whether only the number of switched-on units matters, not which units they are.
+    """Whether the program fails with any set of this many items, no matter which they are.
 
-    Launches are needed only if `members` are the first units of `among`: a search by prefixes ends there if only the
-    number matters. `sample`: the number of other sets to launch.
+    If `members` are not the first units in `among`, the answer is False without a run: a search that adds units one by
+    one ends at the first units if only the number matters. `sample` is the number of other sets to run.
     """
     return members == frozenset(among[: len(members)]) and _every_set_of_size_fails(judge, members, among, sample)
 
 
 def other_sets_fail_too(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
-    """Whether only the number of switched-on units matters, for a minimal failing set with several members.
-
-    One other set of the same size is launched first. Only if it fails too, more sets are launched.
-    """
+    """Whether the program also fails with other sets of as many items."""
     other = next(iter(_other_sets(members, among, 1)), None)
     if len(members) == 1 or other is None or not fails(judge, other, Purpose.ELSEWHERE, among):
         return False
@@ -261,7 +250,7 @@ def other_sets_fail_too(judge: Judge, members: Subset, among: tuple[int, ...], s
 
 
 def _every_set_of_size_fails(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
-    """Whether a sample of other sets of this size all fail, and a sample of sets with one unit less all pass."""
+    """Whether other sets of this size all fail, and sets with one unit less all pass."""
     others = _other_sets(members, among, sample)
     smaller = _spread_sets(among, len(members) - 1, sample) if len(members) > 1 else []
     return (
@@ -273,19 +262,19 @@ def _every_set_of_size_fails(judge: Judge, members: Subset, among: tuple[int, ..
 
 
 def _other_sets(members: Subset, among: tuple[int, ...], sample: int) -> list[Subset]:
-    """Return at most `sample` other sets of this size; none if the members are all units of `among`."""
+    """Return up to `sample` other sets with as many units as `members`."""
     if len(members) == len(among):
         return []
     return [other for other in _spread_sets(among, len(members), sample + 1) if other != members][:sample]
 
 
 def _fails_in_repeats(judge: Judge, subset: Subset, purpose: Purpose, among: tuple[int, ...]) -> bool:
-    """Whether a set fails. If it passes, it is launched again, because a flaky program may pass by chance."""
+    """Whether a set fails. A set that passes is run again, because a flaky program may pass by chance."""
     return fails(judge, subset, purpose, among) or fails(judge, subset, purpose, among, times=_PASSING_LAUNCHES)
 
 
 def _spread_sets(among: tuple[int, ...], count: int, sample: int) -> list[Subset]:
-    """Return at most `sample` different sets of `count` units. They are spread over `among` and overlap little."""
+    """Return up to `sample` different sets of `count` units that overlap little."""
     total = len(among)
     stride = next(step for step in range(round(total * 0.618) or 1, 2 * total) if gcd(step, total) == 1)
     spread_units = [among[(1 + i * stride) % total] for i in range(total)]
@@ -298,10 +287,10 @@ def _spread_sets(among: tuple[int, ...], count: int, sample: int) -> list[Subset
 
 
 def drop_unneeded_ends(judge: Judge, members: Subset, sample: int) -> FailingSet:
-    """Shrink a failing range until its first and its last unit are both needed.
+    """Shrink a range of items until the program no longer fails without its first or its last item.
 
-    Units between them cannot be tested, because a range without an inner unit is not a range. `sample`: the number of
-    launches for both ends together.
+    Items between them cannot be tested, because a range without an inner item is not a range. `sample` is the number of
+    test runs for both ends together.
     """
     while len(members) > 1:
         ends = (min(members), max(members))
@@ -313,9 +302,9 @@ def drop_unneeded_ends(judge: Judge, members: Subset, sample: int) -> FailingSet
 
 
 def ranges_without(total: int, culprits: Collection[Subset]) -> tuple[Subset, ...]:
-    """Return the largest ranges that contain none of the `culprits`, the last range first.
+    """Return the largest ranges of units that contain none of the `culprits`, the last range first.
 
-    If all of them pass, no other culprit exists. `total`: the number of units. No culprit may be part of another one.
+    A culprit is a range that fails. If all returned ranges pass, there is no other culprit.
     """
     culprits_in_order = sorted(culprits, key=min)
     starts = [0, *(min(members) + 1 for members in culprits_in_order)]
@@ -325,10 +314,10 @@ def ranges_without(total: int, culprits: Collection[Subset]) -> tuple[Subset, ..
 
 
 def only_length_matters(judge: Judge, members: Subset, total: int, sample: int) -> bool:
-    """Whether only the length of a range matters: other ranges of this length fail, and shorter ranges pass.
+    """Whether the program fails with every range of this many items and passes with shorter ones.
 
-    Launches are needed only if `members` are the first units: a search by prefixes ends there if only the length
-    matters. `total`: the number of units. `sample`: the number of ranges to launch of each length.
+    If `members` are not the first units, the answer is False without a run. `total` is the number of units, and
+    `sample` the number of ranges to run of each length.
     """
     count = len(members)
     if min(members) > 0 or count == total:
@@ -344,14 +333,14 @@ def only_length_matters(judge: Judge, members: Subset, total: int, sample: int) 
 
 
 def tests_every_window(total: int, count: int, sample: int) -> bool:
-    """Whether `only_length_matters` launches every range of `count` units, and every range that is one unit shorter."""
+    """Whether `only_length_matters` would run every range of this length, and not only a sample."""
     return total - count + 1 <= sample + 1 and (count == 1 or total - count + 2 <= sample)
 
 
 def shrink_range(probes: ProbeCache, failing: Subset) -> FailingSet:
-    """Shrink a failing range from both ends until it no longer fails without its first or its last unit.
+    """Shrink a range of items until the program no longer fails without its first or its last one.
 
-    Every range is launched. In the result, `unjudged` are the end units whose removal gave no usable result.
+    Every range is run. In the result, `unjudged` are the end units whose removal gave no usable result.
     """
     step = len(failing) // 2
     while step:
@@ -371,7 +360,7 @@ def _shorter_failing(probes: ProbeCache, failing: Subset, step: int) -> Subset |
 
 
 def _windows(total: int, count: int, most: int) -> list[Subset]:
-    """Return at most `most` ranges of `count` units, evenly spread over `total` units."""
+    """Return up to `most` ranges of `count` units, evenly spread over `total` units."""
     last = total - count
     starts = dict.fromkeys(last * i // max(most - 1, 1) for i in range(most))
     return [frozenset(range(start, start + count)) for start in starts]

@@ -1,4 +1,7 @@
-"""The stages of a bisection: controls, search, proof, and the controls again."""
+"""Run a bisection, from the first checks to the proof of its answer.
+
+The good end is the configuration with all items switched off, and the bad end the one with all items switched on.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ _FAILURES = (BAD, ProbeResult.DIFFERENT)
 
 
 def find_smallest_difference(question: SearchQuestion, probe: Probe) -> SearchAnswer:
-    """Search for the smallest set of items that makes the program fail, prove it, and return the answer.
+    """Search for the smallest set of items that makes the program fail, and prove it.
 
     If the search cannot decide, or the probe raises OutOfBudget, the answer is UNDECIDED and contains what is known so
     far. Any other exception of `probe` is passed on.
@@ -74,7 +77,7 @@ def find_smallest_difference(question: SearchQuestion, probe: Probe) -> SearchAn
 
 
 def _between_ends(probes: ProbeCache) -> SearchAnswer:
-    """Launch the good and the bad end, and start the search only if their results differ."""
+    """Run the program with all items off and all items on, and search only if the results differ."""
     if probes.question.kind is QuestionKind.CHOICE:
         return among_values(probes)
     if probes.question.flaky:
@@ -98,7 +101,7 @@ def _between_ends(probes: ProbeCache) -> SearchAnswer:
 
 
 def _never_failed_answer(probes: ProbeCache, end: Subset) -> SearchAnswer:
-    """Return the answer NONE for a bad end that passed in all its launches."""
+    """Return the answer that the configuration with all items switched on never failed."""
     times, confidence = len(probes.answers(end)), probes.question.confidence
     rarer = 1 - (1 - confidence) ** (1 / times)
     return SearchAnswer(
@@ -110,15 +113,12 @@ def _never_failed_answer(probes: ProbeCache, end: Subset) -> SearchAnswer:
 
 
 def _search(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
-    """Search with each result as final, and return the answer.
-
-    If two results contradict each other, the search continues for a flaky program, or for a program in which more items
-    may turn a failure into a pass.
-    """
+    """Search for the answer, assuming that the program always ends the same way."""
     if BAD in probes.answers(frozenset()) or GOOD in probes.answers(frozenset(end)):
         return _among_flaky_runs(probes, end)
     try:
         return _find_and_prove(probes, ExactSearch(probes), end)
+    # The program is flaky, or switching on more items can turn a failure into a pass.
     except Contradiction as contradiction:
         return (
             _among_flaky_runs(probes, end) if _is_flaky(probes, contradiction) else _search_without_order(probes, end)
@@ -128,7 +128,7 @@ def _search(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
 
 
 def _find_and_prove(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
-    """Find the answer with this judge, prove it, launch both ends again, and return it with its confidence."""
+    """Find and prove the answer, and check that both ends still behave as before."""
     is_ordered = probes.question.kind is QuestionKind.ORDERED
     answer = _find_threshold(probes, judge, end) if is_ordered else _find_culprits(probes, judge)
     _recheck_ends(probes, judge, end)
@@ -137,17 +137,15 @@ def _find_and_prove(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> S
 
 
 def half_doubt_confidence(question: SearchQuestion) -> float:
-    """Return the confidence that proof and sample each need, if they share the question's allowed doubt equally."""
+    """Return the confidence needed from each of two steps that together reach the question's confidence."""
     return 1 - (1 - question.confidence) / 2
 
 
 def _find_threshold(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
-    """Find and prove the threshold.
-
-    The last passing value is launched most: one pass by chance would move the answer.
-    """
+    """Find and prove the first value that fails."""
     length = judge.first_failing_length(Chain(base=frozenset(), order=end), Purpose.RIGHT_EDGE)
     failing, passing = frozenset(end[:length]), frozenset(end[: length - 1])
+    # The last passing value is run most: one pass by chance would move the answer.
     at_least = runs_to_show(HALF_RATE, probes.question.confidence) - 1
     _launch_proofs_ahead(probes, failing, passing, at_least)
     _require_failure(probes, judge, failing)
@@ -163,7 +161,7 @@ def _find_threshold(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> S
 
 
 def _find_culprits(probes: ProbeCache, judge: Judge) -> SearchAnswer:
-    """Find and prove one culprit after the other, each among the remaining units, until these pass."""
+    """Find and prove every smallest set of items that makes the program fail on its own."""
     if probes.question.kind is QuestionKind.RANGE:
         return _find_ranges(probes, judge)
     sample = runs_to_show(HALF_RATE, half_doubt_confidence(probes.question))
@@ -190,16 +188,13 @@ def _find_culprits(probes: ProbeCache, judge: Judge) -> SearchAnswer:
 
 
 def _unexplained_set(judge: Judge, culprits: Sequence[FailingSet]) -> Subset | None:
-    """Return the smallest failing set that contains none of the culprits, or None if there is none."""
+    """Return the smallest failing set that the known culprits do not explain, or None."""
     others = (subset for subset in judge.failing_sets() if not any(culprit.members <= subset for culprit in culprits))
     return min(others, key=_size_order, default=None)
 
 
 def _find_ranges(probes: ProbeCache, judge: Judge) -> SearchAnswer:
-    """Find and prove one failing range after the other.
-
-    What remains besides a range are the ranges on its two sides.
-    """
+    """Find and prove every smallest range of items that makes the program fail on its own."""
     sample = runs_to_show(HALF_RATE, half_doubt_confidence(probes.question))
     counts_as = cache(partial(_launch_rest, probes, judge))
     culprits: list[FailingSet] = []
@@ -219,7 +214,7 @@ def _find_ranges(probes: ProbeCache, judge: Judge) -> SearchAnswer:
 
 
 def _sets_without(probes: ProbeCache, culprits: Sequence[FailingSet]) -> tuple[Subset, ...]:
-    """Return the largest sets without any of the culprits. They must pass if there is no further culprit."""
+    """Return the largest sets that contain none of the culprits."""
     member_sets = [culprit.members for culprit in culprits]
     if probes.question.kind is QuestionKind.RANGE:
         return ranges_without(len(probes.units), member_sets)
@@ -227,11 +222,7 @@ def _sets_without(probes: ProbeCache, culprits: Sequence[FailingSet]) -> tuple[S
 
 
 def _prove_count(probes: ProbeCache, judge: Judge, first: Subset, sample_confidence: float) -> SearchAnswer:
-    """Prove and return the answer that only the number of units matters.
-
-    `first` must fail, and pass with one unit less. `sample_confidence`: the confidence that the launched sets stand for
-    all sets of their sizes.
-    """
+    """Prove and return the answer that only the number of items matters."""
     _require_failure(probes, judge, first)
     _launch_rest(probes, judge, sorted(first)[1:])
     return SearchAnswer(
@@ -246,7 +237,7 @@ def _prove_count(probes: ProbeCache, judge: Judge, first: Subset, sample_confide
 
 
 def _prove_alone(probes: ProbeCache, judge: Judge, culprit: FailingSet) -> FailingSet:
-    """Launch the culprit alone and return it. Raises Inconclusive if it passes, or if it has unjudged members."""
+    """Run only the items of a culprit, and raise Inconclusive if it passes or if it has unjudged members."""
     _require_failure(probes, judge, culprit.members)
     if culprit.unjudged:
         raise Inconclusive(
@@ -256,7 +247,7 @@ def _prove_alone(probes: ProbeCache, judge: Judge, culprit: FailingSet) -> Faili
 
 
 def _launch_proofs_ahead(probes: ProbeCache, failing: Subset, passing: Subset, at_least: int = MIN_PASSES) -> None:
-    """Launch in parallel the proofs that `_require_failure(failing)` and `_launch_rest(passing)` will need."""
+    """Run in parallel what is needed to prove that one set fails and another passes."""
     bad = [(failing, Purpose.PROOF_BAD)] * _times_to_fail(probes, failing)
     good = [(passing, Purpose.PROOF_GOOD)] * max(probes.question.repeat, at_least)
     probes.launch_ahead([*bad, *good], probes.all_units)
@@ -267,7 +258,7 @@ def _times_to_fail(probes: ProbeCache, subset: Subset) -> int:
 
 
 def _require_failure(probes: ProbeCache, judge: SetJudge, subset: Subset) -> None:
-    """Launch the set as a proof. Raises Inconclusive if it does not fail."""
+    """Run the program with this set of items as a proof, and raise Inconclusive unless it fails."""
     if not fails(judge, subset, Purpose.PROOF_BAD, times=_times_to_fail(probes, subset)):
         raise Inconclusive("the items found do not fail on their own when they are launched again", subset)
 
@@ -277,10 +268,8 @@ def _launch_rest(probes: ProbeCache, judge: SetJudge, subset: Iterable[int], at_
 
 
 def _recheck_ends(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...]) -> None:
-    """Launch both ends again, because the machine may have changed during the search.
-
-    An end that cannot be judged now is accepted. Raises Inconclusive if the result of an end differs from before.
-    """
+    """Run the program with all items off and on again, and raise Inconclusive if a result has changed."""
+    # The machine may have changed during the search. An end that cannot be judged now is accepted.
     ends = (("good", frozenset[int](), Purpose.RECHECK_GOOD, GOOD), ("bad", frozenset(end), Purpose.RECHECK_BAD, BAD))
     probes.launch_ahead([(subset, purpose) for _, subset, purpose, _ in ends], end)
     for name, subset, purpose, expected_result in ends:
@@ -290,10 +279,10 @@ def _recheck_ends(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...]) -> 
 
 
 def _gallop(probes: ProbeCache) -> tuple[int, ...] | None:
-    """Launch the first 1, 2, 4, ... units until a set fails, and return its units.
+    """Switch on the first 1, 2, 4, ... units until the program fails, and return these units.
 
-    Returns None if a failing value is known from the start, or if no set fails. A failure in another way, for instance
-    out of memory, ends this too: larger values are not tried.
+    Returns None if a failing value is known from the start, or if no set fails. A failure in another way also ends
+    this.
     """
     if not probes.question.unbounded:
         return None
@@ -305,10 +294,7 @@ def _gallop(probes: ProbeCache) -> tuple[int, ...] | None:
 
 
 def _launch_control(probes: ProbeCache, end: Subset, purpose: Purpose, expected_result: ProbeResult) -> ProbeResult:
-    """Launch an end and return its result.
-
-    It is launched up to the question's `controls` times; one expected result is enough, because a failure may be rare.
-    """
+    """Run the program with all items on or off until it ends as expected, a limited number of times."""
     first = next(probes.launch([end], purpose, probes.all_units))
     if first in (expected_result, ProbeResult.UNRESOLVED):
         return first
@@ -319,7 +305,7 @@ def _launch_control(probes: ProbeCache, end: Subset, purpose: Purpose, expected_
 
 
 def _is_flaky(probes: ProbeCache, contradiction: Contradiction) -> bool:
-    """Whether one of two contradictory results changes when its set is launched again."""
+    """Whether one of two contradictory results changes if the program is run again."""
     if contradiction.good == contradiction.bad:
         return True
     often = [contradiction.good] * runs_to_show(HALF_RATE, probes.question.confidence)
@@ -329,7 +315,7 @@ def _is_flaky(probes: ProbeCache, contradiction: Contradiction) -> bool:
 
 
 def _among_flaky_runs(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
-    """Search in a flaky program, after pairs of runs have shown that the bad end fails more often than the good end."""
+    """Search for the answer in a program that fails only in some runs."""
     failing = frozenset(end)
     if (same_rate_answer := _compare_ends(probes, failing)) is not None:
         return same_rate_answer
@@ -351,10 +337,10 @@ def _find_and_prove_if_judged(probes: ProbeCache, judge: Judge, end: tuple[int, 
 
 
 def _compare_ends(probes: ProbeCache, end: Subset) -> SearchAnswer | None:
-    """Launch both ends in pairs until it is clear whether their failure rates differ.
+    """Run the program with all items off and on in turn until it is clear whether the failure rates differ.
 
-    Returns None if they differ. If the difference is less than _SMALLEST_DIFFERENCE, returns the answer INDEPENDENT:
-    the failure does not depend on what was varied. Raises Inconclusive if the runs decide neither.
+    Returns None if they differ. If they differ by less than _SMALLEST_DIFFERENCE, returns the answer INDEPENDENT: the
+    failure does not depend on what was varied. Raises Inconclusive if the runs show neither.
     """
     confidence = probes.question.confidence
     separation, pairs_used = RateDifferenceTest(), 0
@@ -401,17 +387,14 @@ def _counts_text(separation: RateDifferenceTest) -> str:
 
 
 def _how_often(probes: ProbeCache, end: Subset, counts_as: ProbeResult) -> str:
-    """Return the result of an end as text: "2 of 3 times it fails in another way". A single launch has no numbers."""
+    """Return the result of a configuration as text, such as "2 of 3 times it fails in another way"."""
     answers = probes.answers(end)
     often = "" if len(answers) == 1 else f"{answers.count(counts_as)} of {len(answers)} times "
     return f"{often}it {_result_text(counts_as)}"
 
 
 def _search_without_order(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
-    """Search in a program in which more items may turn a failure into a pass, and return the answer.
-
-    The result of one set implies nothing about other sets, so every set is launched. Raises Inconclusive.
-    """
+    """Search in a program in which switching on more items may turn a failure into a pass."""
     if probes.question.kind is QuestionKind.ORDERED:
         raise Inconclusive("it fails at a smaller value and passes at a larger one: there is no threshold")
     failing = min((observation.subset for observation in probes.observations if observation.counts_as is BAD), key=len)
@@ -420,7 +403,7 @@ def _search_without_order(probes: ProbeCache, end: tuple[int, ...]) -> SearchAns
 
 
 def _search_around_unjudged(probes: ProbeCache, end: tuple[int, ...], gap: UnjudgedGap) -> SearchAnswer:
-    """Continue the search around sets that could not be judged, and return the answer. Raises Inconclusive."""
+    """Continue the search after some sets had no usable result."""
     if probes.question.kind is QuestionKind.ORDERED:
         return _prove_zones(probes, LiteralJudge(probes), end, gap)
     return _reduce_literally(probes, end, gap.failing, _UNJUDGED_GAP_TEXT, "")
@@ -430,10 +413,7 @@ _UNJUDGED_GAP_TEXT = "everything between the passing and the failing end could n
 
 
 def _prove_zones(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...], gap: UnjudgedGap) -> SearchAnswer:
-    """Return an undecided answer with zones, after launching the borders of the zones again.
-
-    Some values could not be judged or failed in another way, and so hide the first value that fails.
-    """
+    """Return an undecided answer that lists which values pass, which fail, and which could not be judged."""
     _require_failure(probes, judge, gap.failing)
     if _launch_rest(probes, judge, gap.passing) is not GOOD:
         raise Inconclusive("the last passing value does not pass when it is launched again")
@@ -452,10 +432,9 @@ def _prove_zones(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...], gap:
 
 
 def _reduce_literally(probes: ProbeCache, end: tuple[int, ...], failing: Subset, why: str, caveat: str) -> SearchAnswer:
-    """Reduce a failing set by launching every set, prove the result, and return the answer.
+    """Reduce a failing set of items by running every smaller set, and prove the result.
 
-    `why`: the text of the Inconclusive that is raised if members cannot be judged. `caveat`: the limitation that the
-    answer states.
+    If members cannot be judged, Inconclusive is raised with the text `why`. The answer states the limitation `caveat`.
     """
     ranges = probes.question.kind is QuestionKind.RANGE
     culprit = shrink_range(probes, failing) if ranges else ddmin(probes, failing)
@@ -484,10 +463,9 @@ def _result_text(counts_as: ProbeResult) -> str:
 
 
 def undecided_answer(probes: ProbeCache, why: str, open_units: Subset = frozenset()) -> SearchAnswer:
-    """Return an undecided answer with the smallest failing set, its largest passing part, and the items between them.
+    """Return an answer that the cause was not found, with everything that is known so far.
 
-    `why`: the reason for stopping. `open_units`: the units that may still matter; if empty, they are derived from the
-    results.
+    `why` is the reason for stopping. `open_units` may still matter; if empty, they are derived from the results.
     """
     failing_set = min(
         (observation.subset for observation in probes.observations if observation.counts_as is BAD),
@@ -513,7 +491,7 @@ def undecided_answer(probes: ProbeCache, why: str, open_units: Subset = frozense
 
 
 def _needed_members(probes: ProbeCache, failing: Subset | None) -> Subset:
-    """Return the members without which a failing set passed. Empty if results contradict each other."""
+    """Return the members without which the program passed, or none if results contradict each other."""
     bad = [observation.subset for observation in probes.observations if observation.counts_as is BAD]
     good = [observation.subset for observation in probes.observations if observation.counts_as is GOOD]
     is_contradicted = probes.question.flaky or any(
@@ -532,10 +510,11 @@ def culprits_answer(
     sample_confidence: float,
     caveat: str = "",
 ) -> SearchAnswer:
-    """Return the answer with one or several culprits, each of which is proven to fail alone.
+    """Return the answer that each of `culprits` is enough to make the program fail.
 
-    If the remaining items did not pass, the answer says that there may be more culprits. `sample_confidence`: the
-    confidence if only a sample of the members was tested. `caveat`: a limitation that takes the place of all others.
+    If the remaining items did not pass, the answer says that there may be more culprits. `sample_confidence` is the
+    confidence if only a sample of the members was tested. `caveat` replaces all other limitations that the answer would
+    state.
     """
     groups = tuple(probes.items(culprit.members) for culprit in culprits)
     kind, items = _kind_and_items(groups)
@@ -570,7 +549,7 @@ _NOT_MONOTONE_TEXT = (
 
 
 def _passing_set(probes: ProbeCache, culprits: Sequence[FailingSet]) -> Subset | None:
-    """Return a set that passed: the largest one without the culprits, or a culprit without one member, or None."""
+    """Return a large set of items with which the program passed, or None."""
     rests_first = sorted(_sets_without(probes, culprits), key=len, reverse=True)
     without = (culprit.members - {member} for culprit in culprits for member in sorted(culprit.members))
     passing_sets = (subset for subset in (*rests_first, *without) if GOOD in probes.answers(subset))

@@ -1,8 +1,8 @@
-"""The question that a bisection answers, the answer, and the cache of its probes.
+"""The question that a bisection answers, its answer, and the results of its test runs.
 
-A probe is one launch of one configuration. A configuration is written as the set of the items that are switched on. The
-search passes each `Round` of sets to a callback that launches them, and the callback returns one `ProbeResult` per set.
-Stored files write a set as spans of item numbers.
+A probe is one test run: one launch of the program in one configuration. A configuration is written as the set of the
+items that are switched on. The search passes each `Round` of sets to a callback that launches them and returns one
+`ProbeResult` per set. Stored files write a set as spans of item numbers.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from itertools import chain, groupby, islice, pairwise
 
 
 class ProbeResult(StrEnum):
-    """The result of a probe: GOOD if it passed, BAD if it failed in the way that the search looks for.
+    """How one test run of a bisection ended.
 
-    DIFFERENT: it failed in another way. UNRESOLVED: it could not be judged, for instance because it could not be
-    launched.
+    GOOD: it passed. BAD: it failed in the way that the search looks for. DIFFERENT: it failed in another way.
+    UNRESOLVED: it could not be judged, for instance because it could not be launched.
     """
 
     GOOD = "good"
@@ -31,7 +31,7 @@ Subset = frozenset[int]  # the numbers of the items that are switched on
 
 
 class Purpose(StrEnum):
-    """The reasons for launching a round of probes, in the order in which a search uses them."""
+    """Why a bisection makes a test run."""
 
     CONTROL_GOOD = "control_good"
     CONTROL_BAD = "control_bad"
@@ -71,12 +71,11 @@ PROOFS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """The sets to launch at the same time, at most `SearchQuestion.at_once` of them.
+    """The test runs to make at the same time, each given as a set of switched-on items.
 
-    A set may appear again, in a later round or twice in one round; it must then be launched again. To continue a killed
-    search, answer the n-th request for a set with the n-th stored launch of that set. `open` is the half-open range of
-    items that may still belong to the answer. `probes_left` is the largest number of probes that may follow this round.
-    `purpose_of_each` has one purpose per set if the purposes differ; otherwise it is empty.
+    A set that appears again must be run again. To continue a killed search, answer the n-th request for a set with its
+    n-th stored result. `open` is the half-open range of items that may still belong to the answer. `probes_left` is the
+    largest number of test runs that may follow. `purpose_of_each` is empty if all sets have the same purpose.
     """
 
     subsets: tuple[Subset, ...]
@@ -95,25 +94,25 @@ Probe = Callable[[Round], Sequence[ProbeResult]]  # launches a round and returns
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """One launched set and its result."""
+    """The result of one test run with a set of items switched on."""
 
     subset: Subset
     counts_as: ProbeResult
 
 
 class OutOfBudget(Exception):
-    """Raised when no further probe may be launched.
+    """Raised when no further test run is allowed.
 
-    The text gives the reason; the search then reports what is known.
+    The text gives the reason. The search then reports what is known.
     """
 
 
 class QuestionKind(StrEnum):
-    """The sets of items that may be launched.
+    """Which combinations of items a bisection may switch on.
 
-    `SET`: any set, for instance of layers, variables or changed keys. `ORDERED`: only the first k items, because a
-    value includes all smaller values. `RANGE`: only consecutive items or no item, because the program takes a start and
-    a stop. `CHOICE`: only single items, because the items are alternative values.
+    `SET`: any combination, for instance of layers, variables or changed keys. `ORDERED`: only the first k items,
+    because a value includes all smaller values. `RANGE`: only consecutive items or none, because the program takes a
+    start and a stop. `CHOICE`: only one item, because the items are alternative values.
     """
 
     SET = "set"
@@ -124,11 +123,11 @@ class QuestionKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchQuestion:
-    """A question about `items` items, numbered from 0: which of them make the program fail?
+    """The question which of several items make a program fail.
 
-    The good end (all items off) is expected to pass, and the bad end (all items on) to fail. In an ORDERED question,
-    the first k items stand for the k-th value above the good value. The items of each group in `together` are only
-    switched on and off together.
+    The items are numbered from 0. The good end (all items off) is expected to pass, and the bad end (all items on) to
+    fail. In an ORDERED question, the first k items stand for the k-th value above the good value. The items of each
+    group in `together` are only switched on and off together.
     """
 
     kind: QuestionKind
@@ -154,7 +153,7 @@ class SearchQuestion:
 
 
 class AnswerKind(StrEnum):
-    """The kinds of answer to a `SearchQuestion`."""
+    """The kinds of answer that a bisection can give."""
 
     SINGLE = "single"  # one item is enough
     RANGE = "range"  # consecutive items, all of them needed
@@ -170,9 +169,9 @@ class AnswerKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Zone:
-    """Consecutive values of an ordered question that all have the result `counts_as`.
+    """Consecutive values of a setting with which the program ends in the same way.
 
-    The values are numbered from `start` up to, but not including, `stop`; 0 is the value of the good end.
+    The values are numbered from `start` up to, but not including, `stop`. 0 is the value of the good end.
     """
 
     start: int
@@ -182,12 +181,12 @@ class Zone:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchAnswer:
-    """The answer to a `SearchQuestion`. The meaning of `items` depends on `kind`.
+    """The answer of a bisection, which tells the items that make the program fail.
 
-    SINGLE: the one item. RANGE: start and stop. SET and SEVERAL: all items. THRESHOLD: the number of the first failing
-    value. COUNT: the smallest failing number of items. CHOICE: the values that fail; all others except `open` pass.
-    `confidence` is 1.0 if every claim was tested by a launch. It is lower if the program is flaky or if only a sample
-    of the sets was launched.
+    The meaning of `items` depends on `kind`. SINGLE: the one item. RANGE: start and stop. SET and SEVERAL: all items.
+    THRESHOLD: the number of the first failing value. COUNT: the smallest failing number of items. CHOICE: the values
+    that fail; all others except `open` pass. `confidence` is lower than 1.0 if the program is flaky or if only a sample
+    of the sets was run.
     """
 
     kind: AnswerKind
@@ -208,7 +207,7 @@ Spans = tuple[tuple[int, int], ...]
 
 
 def spans_of(indices: Iterable[int]) -> Spans:
-    """Return the indices as ascending half-open ranges: `{0, 1, 4}` becomes `((0, 2), (4, 5))`."""
+    """Return the indices as ascending half-open ranges, for example `((0, 2), (4, 5))` for `{0, 1, 4}`."""
     indices_in_order = sorted(set(indices))
     if not indices_in_order:
         return ()
@@ -219,17 +218,17 @@ def spans_of(indices: Iterable[int]) -> Spans:
 
 
 def indices_in(spans: Spans) -> frozenset[int]:
-    """Return every index in the spans. This is the inverse of `spans_of`."""
+    """Return every index in the half-open ranges. This is the inverse of `spans_of`."""
     return frozenset(chain.from_iterable(range(start, stop) for start, stop in spans))
 
 
 def last_index(spans: Spans) -> int | None:
-    """Return the largest index in the spans, or None if there are no spans."""
+    """Return the largest index in the half-open ranges, or None if there are no ranges."""
     return spans[-1][1] - 1 if spans else None
 
 
 def are_valid_spans(spans: Collection[tuple[int, int]], items: int) -> bool:
-    """Whether the ranges are ascending, not empty, not adjacent, and within the indices of `items` items."""
+    """Whether these are ascending half-open ranges of the numbers from 0 to `items` - 1, with gaps between them."""
     edges = list(chain((-1,), chain.from_iterable(spans)))
     return edges[-1] <= items and all(before < after for before, after in pairwise(edges))
 
@@ -238,10 +237,10 @@ GOOD, BAD = ProbeResult.GOOD, ProbeResult.BAD
 
 
 class ProbeCache:
-    """All results of one search so far, and the only way to launch further probes.
+    """Launcher for the test runs of one bisection, which keeps all their results.
 
-    A set contains numbers of units. A unit is an item, or a group of items that are switched on together. Units are
-    numbered in the order of their first items.
+    A unit is an item, or a group of items that are switched on together. Sets contain the numbers of units, in the
+    order of their first items.
     """
 
     def __init__(self, question: SearchQuestion, probe: Probe) -> None:
@@ -257,7 +256,7 @@ class ProbeCache:
 
     @property
     def all_units(self) -> tuple[int, ...]:
-        """The numbers of all units."""
+        """The numbers of all units, where a unit is an item or a group of items switched on together."""
         return tuple(range(len(self.units)))
 
     def items(self, subset: Iterable[int]) -> Subset:
@@ -267,11 +266,11 @@ class ProbeCache:
     def launch(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], probes_left: int = 0
     ) -> Iterator[ProbeResult]:
-        """Launch the sets and yield their results in order.
+        """Run the program with each set of items switched on, and yield the results in order.
 
-        The question's `at_once` sets are launched at a time, and only when their results are read. `among`: the units
-        that may still belong to the answer. `probes_left`: the largest number of probes that may follow these. Raises
-        OutOfBudget.
+        At most the question's `at_once` sets run in parallel, and only when their results are read. `among` has the
+        units that may still belong to the answer. `probes_left` is the largest number of test runs that may follow.
+        Raises OutOfBudget.
         """
         span = self._span(among)
         pending = iter(subsets)
@@ -283,7 +282,7 @@ class ProbeCache:
     def launch_missing(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int]
     ) -> Iterator[ProbeResult]:
-        """Yield the results of the sets in order. Only sets without any result yet are launched."""
+        """Yield the result for each set of items, running the program only for sets without a result."""
         known_answers = [self.answers(subset) for subset in subsets]
         missing = [subset for subset, answers in zip(subsets, known_answers, strict=True) if not answers]
         fresh = self.launch(missing, purpose, among)
@@ -291,21 +290,21 @@ class ProbeCache:
             yield combine_answers(answers) if answers else next(fresh)
 
     def answers(self, subset: Subset) -> list[ProbeResult]:
-        """Return the results of all launches of the set, the earliest first."""
+        """Return the results of all runs with this set of items, the earliest first."""
         return list(self._answers.get(subset, ()))
 
     def launched_sets(self) -> Iterable[Subset]:
-        """Return every set that was launched at least once."""
+        """Return every set of items with which the program was run."""
         return self._answers.keys()
 
     def count(self, subset: Subset, counts_as: ProbeResult) -> int:
-        """Return how many launches of the set had the result `counts_as`."""
+        """Return how many runs with this set of items had the result `counts_as`."""
         return self._counts[subset, counts_as]
 
     def implied_result(self, subset: Subset) -> ProbeResult | None:
-        """Return the result that follows for a set from other sets, or None if none follows.
+        """Return the result for this set of items that follows from other results, or None.
 
-        It is assumed that switching on more items never turns a failure into a pass: then a superset of a failing set
+        It is assumed that switching on more items never turns a failure into a pass. Then a superset of a failing set
         fails, and a subset of a passing set passes.
         """
         if any(answer.counts_as is BAD and answer.subset <= subset for answer in self.observations):
@@ -315,10 +314,10 @@ class ProbeCache:
         return None
 
     def launch_ahead(self, requests: Sequence[tuple[Subset, Purpose]], among: Iterable[int]) -> None:
-        """Launch sets in parallel whose results the search will need in any case. `launch` returns the results later.
+        """Run the program in parallel with sets of items whose results the search will need later.
 
-        If the question runs one probe at a time, nothing is launched here: a first result may make the others
-        unnecessary. `among`: the units that may still belong to the answer.
+        `launch` returns these results. If the question allows only one run at a time, nothing is run. `among` has the
+        units that may still belong to the answer.
         """
         if self.question.at_once == 1 or len(requests) < 2:
             return
@@ -370,17 +369,17 @@ class ProbeCache:
 
 
 def combine_answers(answers: Sequence[ProbeResult]) -> ProbeResult:
-    """Return one result for several launches of one set.
+    """Return one result for several runs of the same set.
 
-    The first GOOD or BAD decides; otherwise the last result counts. `answers` must not be empty.
+    The first GOOD or BAD decides, otherwise the last result. `answers` must not be empty.
     """
     return next((counts_as for counts_as in answers if counts_as in (GOOD, BAD)), answers[-1])
 
 
 def group_units(question: SearchQuestion) -> tuple[Subset, ...]:
-    """Return the items of each unit of the question, in the order of their first items.
+    """Return the sets of items that can only be switched on together, in the order of their first items.
 
-    Groups of `together` that share an item form one unit. An item that is in no group is a unit on its own.
+    An item in no group is a set on its own. Groups that share an item are merged.
     """
     groups: list[Subset] = []
     for group in question.together:

@@ -1,4 +1,4 @@
-"""The report of a bisection: the question, each probe, the answer, and the commands that reproduce it."""
+"""The report of a bisection, with its question, its test runs, and its answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nsa_harness.core.search.subject import Subject
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeReport:
-    """One probe: its configuration, its purpose, and its result."""
+    """One test run of a bisection, with its configuration, its purpose, and its result."""
 
     n: int  # number from 1, in the order in which the search requested the probes
     subset: Spans  # indices in Subject.items of the items that are switched on
@@ -46,18 +46,18 @@ class ProbeReport:
 
     @property
     def indices(self) -> Subset:
-        """The indices in Subject.items of the items that are switched on."""
+        """The indices of the switched-on items in `Subject.items`."""
         return indices_in(self.subset)
 
     @property
     def was_launched(self) -> bool:
-        """Whether the configuration could be launched."""
+        """Whether the program could be launched in this configuration."""
         return self.verdict is not None or self.early
 
 
 @dataclass(frozen=True, kw_only=True)
 class Commands:
-    """Shell commands that reproduce the answer from the working directory. None: there is no such configuration."""
+    """Shell commands that reproduce the answer of a bisection, or None where there is no such configuration."""
 
     bad: str | None  # runs the failing configuration
     good: str | None  # runs the passing configuration
@@ -66,7 +66,7 @@ class Commands:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchDetail:
-    """The keys below "detail" in bisect.json."""
+    """Everything in a bisection report except its test runs, as stored below "detail" in bisect.json."""
 
     run_id: str
     harness: str  # version of nsa-harness
@@ -85,7 +85,7 @@ class SearchDetail:
 
 @dataclass(frozen=True, kw_only=True)
 class BisectReport(SearchDetail):
-    """Everything that is known about a bisection, while it runs and afterwards."""
+    """The report of a bisection that is running or has ended."""
 
     signature: Signature | None  # the failure that counts as bad; None until the first failure
     probes: tuple[ProbeReport, ...]
@@ -94,18 +94,18 @@ class BisectReport(SearchDetail):
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds from the start of the first probe to the end of the last one, without interruptions."""
+        """Seconds from the start of the first test run to the end of the last one, without interruptions."""
         starts_s = [probe.started_s for probe in self.probes if probe.started_s is not None]
         return ended_s(self.probes) - min(starts_s) if len(starts_s) == len(self.probes) > 0 else self.wall_s
 
 
 def ended_s(probes: Iterable[ProbeReport]) -> float:
-    """Return the end of the last of these probes, in seconds on the clock of the search."""
+    """Return when the last of these test runs ended, in seconds."""
     return max((probe.started_s + probe.wall_s for probe in probes if probe.started_s is not None), default=0.0)
 
 
 def with_outcome(probe: ProbeReport, outcome: Outcome) -> ProbeReport:
-    """Return the probe with the verdict and the other results of its launch."""
+    """Return a copy of the test run, completed with the verdict and other results of its launch."""
     culprit, verdict = outcome.culprit, outcome.verdict
     gaps_s = [vital.longest_gap_s for vital in outcome.rank_summaries if vital.longest_gap_s is not None]
     return replace(
@@ -125,7 +125,7 @@ def with_outcome(probe: ProbeReport, outcome: Outcome) -> ProbeReport:
 
 
 def floor_probes(answer: SearchAnswer, items: int) -> int:
-    """Return the fewest probes that any search needs to find such an answer among `items` items.
+    """Return the smallest number of test runs in which any search can find such an answer.
 
     It is the base-2 logarithm of the number of possible answers of this kind.
     """
@@ -142,11 +142,10 @@ def floor_probes(answer: SearchAnswer, items: int) -> int:
 
 
 def contradicted_fork(new: ProbeReport, before: Sequence[ProbeReport]) -> ProbeReport | None:
-    """Return a forked probe that should be launched again under torchrun because its result may be wrong, or None.
+    """Return the forked test run whose result may be wrong, so that it must be repeated, or None.
 
-    This is either a forked control with an unexpected result, or the forked probe of two contradictory probes if the
-    other one was not forked. None is also returned if one launcher gave different results for one configuration: then
-    the program is flaky.
+    This is either a forked run of the good or bad end with an unexpected result, or the forked one of two contradictory
+    runs. If one launcher gave different results for one configuration, the program is flaky, and None is returned.
     """
     repeats = [probe for probe in before if (probe.subset, probe.launcher) == (new.subset, new.launcher)]
     if any(probe.counts_as is not new.counts_as for probe in repeats):
@@ -160,7 +159,7 @@ def contradicted_fork(new: ProbeReport, before: Sequence[ProbeReport]) -> ProbeR
 
 
 def without_forks(probes: Iterable[ProbeReport]) -> list[ProbeReport]:
-    """Return the probes with every forked probe marked UNRESOLVED, because forks of this program behave differently."""
+    """Return the test runs, with the result of each forked one set to UNRESOLVED."""
     reason = "a forked launch of this program ends differently than under torchrun"
     return [
         replace(probe, counts_as=ProbeResult.UNRESOLVED, summary=reason) if probe.launcher == Launcher.FORK else probe
@@ -172,11 +171,7 @@ _EXPECTED_RESULT = {Purpose.CONTROL_GOOD: ProbeResult.GOOD, Purpose.CONTROL_BAD:
 
 
 def _contradict(larger: ProbeReport, smaller: ProbeReport) -> bool:
-    """Whether the results contradict each other.
-
-    They do if both are the same configuration and one passed, or if `smaller` failed although `larger`, which contains
-    its items, passed.
-    """
+    """Whether one configuration gave both results, or `larger` passed although `smaller` failed."""
     if ProbeResult.UNRESOLVED in (larger.counts_as, smaller.counts_as) or "none" in (larger.launcher, smaller.launcher):
         return False
     if larger.subset == smaller.subset:

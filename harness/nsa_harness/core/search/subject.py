@@ -1,4 +1,4 @@
-"""The subject of a bisection: the items that can be switched on and off, and the configuration of each set of items."""
+"""The items that a bisection switches on and off, and the configuration that follows from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LAYER_LIST = re.compile(r"[0-9]+(,[0-9]+)*", re.ASCII)  # the form in which sce
 
 
 class SubjectForm(StrEnum):
-    """How a set of items becomes a configuration."""
+    """How a set of switched-on items becomes a configuration."""
 
     LAYERS = "layers"  # a list of the layer numbers in the set
     VALUE = "value"  # the largest value in the set
@@ -37,7 +37,7 @@ ORDERED = (SubjectForm.VALUE, SubjectForm.COMMIT)
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What a bisection varies. Its `items` are what the answer may name, in the order of the search."""
+    """What a bisection varies, as a list of items that it switches on and off."""
 
     form: SubjectForm
     key: str  # "gc.layers"; a human-readable name if several keys are varied
@@ -55,7 +55,7 @@ class Subject:
 
     @property
     def ordered(self) -> bool:
-        """Whether a set is described by its largest item: a value or a commit includes all earlier ones."""
+        """Whether each item includes all earlier ones, as with values and commits."""
         return self.form in ORDERED
 
     @property
@@ -70,12 +70,12 @@ class Subject:
 
     @property
     def is_declared(self) -> bool:
-        """Whether scenario keys express the configuration, and not only the program's own arguments or environment."""
+        """Whether the configuration can be written as scenario keys."""
         return "." in self.key or self.form in (SubjectForm.KEYS, SubjectForm.COMMIT)
 
     @property
     def question(self) -> str:
-        """The question as a short text, such as "gc.layers in [0,12)" or "model.seq_len in (16, 256]"."""
+        """The question as a short text, such as "gc.layers in [0,12)"."""
         if self.open_end:
             return f"{self.key} above {self._value_text(self.good)}, at most {self.label(len(self.items) - 1)}"
         if self.ordered:
@@ -88,11 +88,11 @@ class Subject:
         return f"{self.key} of {', '.join(self.label(index) for index in range(len(self.items)))}"
 
     def label(self, index: int) -> str:
-        """Return the human-readable name of an item."""
+        """Return the name of an item for people."""
         return self.labels[index] if self.labels else self._value_text(self.items[index])
 
     def config(self, subset: Collection[int]) -> Config:
-        """Return the configuration in which exactly the items of `subset` are switched on."""
+        """Return the configuration in which exactly these items are switched on."""
         if self.ordered:
             return {self.key: self.items[max(subset)] if subset else self.good}
         if self.form is SubjectForm.CHOICE:
@@ -109,17 +109,17 @@ class Subject:
         return {self.key: list(chosen_items)}
 
     def unset_variables(self, subset: Collection[int]) -> frozenset[str]:
-        """Return the names of the environment variables that must not be set in this configuration."""
+        """Return the environment variables that must not be set when exactly these items are switched on."""
         unset = [key for key, value in self.config(subset).items() if value is None and key.startswith(ENV)]
         return frozenset(key.removeprefix(ENV) for key in unset)
 
     def packages(self, subset: Collection[int]) -> Config:
-        """Return the required version of each package by name; None means that the package must be absent."""
+        """Return the required version of each package by name. None means that it must not be installed."""
         config = self.config(subset).items()
         return {key.removeprefix(PACKAGE): value for key, value in config if key.startswith(PACKAGE)}
 
     def overrides(self, subset: Collection[int]) -> tuple[str, ...]:
-        """Return the configuration as KEY=VALUE arguments. Variables that must be unset cannot be expressed."""
+        """Return the configuration as KEY=VALUE arguments, except variables that must be unset."""
         if self.form is SubjectForm.FILE:
             return ()
         unset = self.unset_variables(subset)
@@ -128,7 +128,7 @@ class Subject:
         return tuple(word(key, value) for key, value in config if key.removeprefix(ENV) not in unset)
 
     def describe(self, subset: Collection[int]) -> str:
-        """Return a set of items as text: "layers 0-5 [0:6]", "no layer", "model.seq_len 64"."""
+        """Return a set of items as text, such as "layers 0-5 [0:6]" or "no layer"."""
         if self.ordered:
             return f"{self.key} {self.label(max(subset)) if subset else self._value_text(self.good)}"
         indices = sorted(subset)
@@ -143,10 +143,8 @@ class Subject:
 
     @staticmethod
     def _typed_override(key: str, value: Plain) -> str:
-        """Return KEY=VALUE as the user wrote it.
-
-        A text that YAML reads as a number stays unquoted, except in environment variables.
-        """
+        """Return KEY=VALUE with the value as the user typed it."""
+        # Text that YAML reads as a number stays unquoted, except in environment variables.
         is_quoted_number = isinstance(value, str) and not key.startswith(ENV) and not isinstance(scalar(value), str)
         return f"{key}={value}" if is_quoted_number else format_override(key, value)
 
@@ -156,7 +154,7 @@ class Subject:
 
 
 def plural(noun: str) -> str:
-    """Return the plural of an item's noun: "layers", "branches"."""
+    """Return the plural of an English noun, such as "layers" or "branches"."""
     return f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
 
 
@@ -169,7 +167,7 @@ _SEED_MEANINGS = {
 
 
 def answer_for_subject(subject: Subject, answer: SearchAnswer) -> SearchAnswer:
-    """Return the answer adapted to this subject.
+    """Return the answer in terms of what was varied.
 
     Only layers form a range; for other items a RANGE becomes a SET. For seeds, `why` also explains what the answer says
     about the program.
@@ -182,7 +180,7 @@ def answer_for_subject(subject: Subject, answer: SearchAnswer) -> SearchAnswer:
 
 
 def _seed_meaning(answer: SearchAnswer) -> str:
-    """Return what the answer about several seeds says about the program, or "" if it says nothing."""
+    """Return what an answer about seeds says about the cause, or ""."""
     if answer.kind is AnswerKind.INDEPENDENT and answer.p_bad is None:
         return "the cause is neither the data nor a race: it fails with every seed"
     if answer.kind is AnswerKind.CHOICE and answer.p_bad is not None:
@@ -191,7 +189,7 @@ def _seed_meaning(answer: SearchAnswer) -> str:
 
 
 def format_override(key: str, value: Plain) -> str:
-    """Return KEY=VALUE in the form that the command line accepts, such as `gc.layers=[2,6]` or `gc.layers=none`."""
+    """Return KEY=VALUE as the command line accepts it, such as `gc.layers=[2,6]`."""
     if key == "gc.layers":
         return f"{key}={format_layers(value)}"
     # Only if YAML reads the unquoted text as this same text, quotes can be left out.
@@ -200,7 +198,7 @@ def format_override(key: str, value: Plain) -> str:
 
 
 def format_layers(value: Plain) -> str:
-    """Return a list of layer numbers in the form that scenarios accept: `none`, `2:6` or `[0-1,4]`."""
+    """Return a list of layer numbers as scenarios accept it, such as `none`, `2:6` or `[0-1,4]`."""
     numbers = sorted(map(_number, value)) if isinstance(value, list) else None
     if numbers is None:
         return f"[{value}]" if _LAYER_LIST.fullmatch(str(value)) else str(value)
@@ -212,10 +210,7 @@ def format_layers(value: Plain) -> str:
 
 
 def describe_layers(numbers: Collection[int]) -> str:
-    """Return layers as text for people: "0-5 [0:6]", "3 and 8", "7".
-
-    Ranges are inclusive. A single range is followed by its half-open form in brackets.
-    """
+    """Return layer numbers as text for people, such as "0-5 [0:6]" or "3 and 8"."""
     layers_in_order = sorted(numbers)
     spans = _spans(layers_in_order)
     if len(layers_in_order) > 1 and len(spans) == 1:

@@ -1,4 +1,4 @@
-"""Stop a probe early: compare where its ranks are blocked with hangs that earlier probes have proven."""
+"""Stop a test run of a bisection early if its ranks hang as in an earlier test run."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ PROOF_FACTOR, PROOF_FLOOR_S = 20.0, 60.0
 
 
 def stall_after_s(longest_quiet_s: float) -> float:
-    """Return after how many seconds without progress snapshots are taken.
+    """Return the time without progress after which stack snapshots are taken, in seconds.
 
-    `longest_quiet_s`: the longest time without progress in the good control.
+    `longest_quiet_s` is the longest time without progress in a healthy run.
     """
     return max(STALL_FLOOR_S, STALL_FACTOR * longest_quiet_s)
 
 
 def early_after_s(longest_quiet_s: float) -> float:
-    """Return after how many seconds without progress a probe that waits like a proven hang is stopped.
+    """Return the time without progress after which a hang that was seen before is stopped, in seconds.
 
-    `longest_quiet_s`: the longest time without progress in the good control.
+    `longest_quiet_s` is the longest time without progress in a healthy run.
     """
     return max(EARLY_FLOOR_S, EARLY_FACTOR * longest_quiet_s)
 
 
 def proof_after_s(longest_quiet_s: float) -> float:
-    """Return after how many seconds without progress a wait of unknown length counts as a hang.
+    """Return the time without progress after which a wait counts as a hang, in seconds.
 
-    `longest_quiet_s`: the longest time without progress in the good control.
+    `longest_quiet_s` is the longest time without progress in a healthy run.
     """
     return min(OPEN_WAIT_FLOOR_S, max(PROOF_FLOOR_S, PROOF_FACTOR * longest_quiet_s))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankWait:
-    """The wait of one rank, in a form that can be compared between launches."""
+    """What one rank waits for, in a form that can be compared between launches."""
 
     rank: int
     kind: WaitKind
@@ -65,7 +65,7 @@ WaitSignature = tuple[RankWait, ...]  # one wait per rank, in order
 
 @dataclass(frozen=True, kw_only=True)
 class OpenWait:
-    """The state of a probe whose ranks wait, while it is not yet proven that the wait never ends."""
+    """A test run whose ranks wait but are not yet proven to hang."""
 
     signature: WaitSignature | None  # None: not every rank is known to wait
     no_progress_s: float  # time without progress so far
@@ -84,10 +84,9 @@ def open_wait(
     exited_ranks: Iterable[int] = (),
     ranks: int,
 ) -> OpenWait | None:
-    """Return the wait of a running probe, to compare it with waits that were proven to hang.
+    """Return what the ranks of a running test run wait for, or None if they make progress.
 
-    Returns None if there are not yet two snapshots, if a rank makes progress, or if it is already proven that every
-    wait never ends. `ranks`: the number of ranks.
+    Also None if there are not yet two snapshots, or if the hang is already proven. `ranks` is the number of ranks.
     """
     pair = snapshot_pair(snapshots)
     if pair is None:
@@ -109,10 +108,10 @@ def open_wait(
 
 
 def seen_before(wait: OpenWait, proven_hangs: Collection[WaitSignature], longest_quiet_s: float | None) -> bool:
-    """Whether the probe can be stopped: every rank is blocked as in a proven hang, for much longer than a pause lasts.
+    """Whether every rank has long been blocked as in a hang of an earlier test run.
 
-    `longest_quiet_s`: the longest time without progress in the good control; if it is None, the answer is False. A
-    sleep whose end is known is never stopped early.
+    `longest_quiet_s` is the longest time without progress in a healthy run. If it is None, the answer is False. The
+    answer is also False for a sleep that ends on its own.
     """
     if longest_quiet_s is None or wait.until_s is None or wait.signature not in proven_hangs:
         return False
@@ -131,12 +130,12 @@ def _signature(waits: Sequence[Wait], rank_snapshots: Sequence[RankSnapshot], ra
 
 
 def _computes(wait: Wait) -> bool:
-    """Whether the rank computes or compiles: only time distinguishes a long computation from an endless one."""
     return wait.kind in (WaitKind.COMPUTE, WaitKind.COMPILE) or bool(wait.computing)
 
 
 def _lines(frames: Sequence[Frame]) -> tuple[str, ...]:
-    """Return the frames up to the program's outermost one as text. The frames outside it depend on the launcher."""
+    """Return the frames of the program as text, such as "train.py:13 step"."""
+    # The frames outside the program depend on the launcher.
     program_depths = [number for number, frame in enumerate(frames, start=1) if _is_the_programs(frame)]
     return tuple(
         f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}"
@@ -150,7 +149,7 @@ def _is_the_programs(frame: Frame) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """Why the search still waits for a probe that makes no progress, and how long it will wait."""
+    """Why a bisection still waits for a test run without progress, and how long it will wait."""
 
     no_progress_s: float  # time without progress so far
     until_s: float | None  # the probe ends after this time without progress; None: only when it makes progress again
@@ -159,15 +158,15 @@ class Waiting:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the wait ends; 0 if that is not known."""
+        """Seconds until the wait ends, or 0 if unknown."""
         return 0.0 if self.until_s is None else self.until_s - self.no_progress_s
 
 
 def waiting_for(wait: OpenWait, proven_hangs: Collection[WaitSignature], longest_quiet_s: float | None) -> Waiting:
-    """Return why the search still waits for a probe, and how long it will wait.
+    """Return why and how long a bisection still waits for a test run without progress.
 
-    `proven_hangs`: the waits that earlier probes have proven to be hangs. `longest_quiet_s`: the longest time without
-    progress in the good control, or None if it was not observed.
+    `proven_hangs` has the waits of earlier test runs that were proven to hang. `longest_quiet_s` is the longest time
+    without progress in a healthy run, or None if it was not observed.
     """
     if longest_quiet_s is None or wait.signature not in proven_hangs:
         return Waiting(no_progress_s=wait.no_progress_s, until_s=wait.until_s, was_proven=False, limit=wait.limit)
@@ -178,9 +177,9 @@ def waiting_for(wait: OpenWait, proven_hangs: Collection[WaitSignature], longest
 
 @dataclass(kw_only=True)
 class EarlyStop:
-    """A callback for each snapshot of one probe: it returns True if the probe can be stopped before its verdict.
+    """Callback that decides at each snapshot whether to stop a test run early.
 
-    A probe can be stopped if its ranks wait as in a hang that an earlier probe has proven.
+    It returns True if the ranks wait as in a hang that an earlier test run has proven.
     """
 
     probe_number: int
