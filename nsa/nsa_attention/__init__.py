@@ -1,8 +1,8 @@
-"""A Native Sparse Attention (NSA) language model and its training program, usable without nsa-harness.
+"""A Native Sparse Attention (NSA) language model and its training program.
 
-`sparse_attention` is the operation on projected tensors, `NSAttention` a layer, `TinyLM` the language model that
-`python -m nsa_attention.train` trains. Each submodule is imported only when one of its public names is first used,
-because torch is slow to import.
+The package works without nsa-harness. `sparse_attention` is the operation on projected tensors, `NSAttention` a layer,
+and `TinyLM` the language model that `python -m nsa_attention.train` trains. Each submodule is imported only when one of
+its public names is first used, because torch is slow to import.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import the public name `name` on first use. Raises AttributeError for any other name."""
+    """Import a public name on first use."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)

@@ -1,4 +1,4 @@
-"""Entry point of `python /path/to/nsa_attention`: runs the training program from any working directory."""
+"""Entry point of `python /path/to/nsa_attention`, which runs the training program."""
 
 import importlib
 import os

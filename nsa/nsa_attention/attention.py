@@ -1,11 +1,11 @@
-"""The NSA layer (arXiv 2502.11089): three branches with their own keys and values, summed with learned gates.
+"""The Native Sparse Attention layer (arXiv 2502.11089), a gated sum of three attention branches.
 
-Dimensions: B batch, T tokens, M model width, H query heads, G groups of query heads that share keys and values,
-S compressed blocks, l tokens of a compressed block, D key width, E value width, n selected blocks per query, p pairs of
+Dimensions: B batch, T tokens, M model width, H query heads, G groups of query heads that share keys and values, S
+compressed blocks, l tokens of a compressed block, D key width, E value width, n selected blocks per query, p pairs of
 dimensions that rotary embeddings rotate together (D/2).
 
-Parameters that occur in several `forward` methods: `cos_sin` are the rotary cosines and sines, [2, T, p]. `layout`
-describes packed documents: the batch is then one row, and documents do not attend to each other. `products` are the
+Several `forward` methods share these parameters: `cos_sin` are the rotary cosines and sines, [2, T, p]. `layout`
+describes packed documents. The batch is then one row, and documents do not attend to each other. `products` are the
 results of the key and value projections, if `project_together` has computed them.
 """
 
@@ -33,9 +33,10 @@ from .ops.selection import Selection
 
 
 class NSAttention(nn.Module):
-    """Attention layer o = sum over branches c of gate_c * attention(q, K_c, V_c) (NSA paper, eq. 5).
+    """Native Sparse Attention layer: the sum of its attention branches, weighted by learned gates.
 
-    Raises MissingImplementationError if no branch of the layer would use `implementation`.
+    It computes o = sum over branches c of gate_c * attention(q, K_c, V_c) (NSA paper, eq. 5). Raises
+    MissingImplementationError if no branch of the layer would use `implementation`.
     """
 
     def __init__(self, config: NSAConfig, implementation: Implementation = Implementation.AUTO) -> None:
@@ -57,7 +58,10 @@ class NSAttention(nn.Module):
     def forward(
         self, x_BTM: Tensor, cos_sin: Tensor, memo_number: Tensor | None = None, layout: PackedLayout | None = None
     ) -> Tensor:
-        """Return the output [B, T, M]. `memo_number` names the SelectionMemo of a checkpointed layer, or is None."""
+        """Return the output of the layer, shape [B, T, M].
+
+        `memo_number` identifies the SelectionMemo of a layer with gradient checkpointing.
+        """
         branches = [getattr(self, branch.value) for branch in self.config.branches]
         query_product, *branch_products = project_together(
             x_BTM, [[self.q_proj], *([b.k_proj, b.v_proj] for b in branches)]
@@ -77,18 +81,21 @@ class NSAttention(nn.Module):
         return self.mix(x_BTM, outputs)
 
     def mix(self, x_BTM: Tensor, outputs: list[Tensor]) -> Tensor:
-        """Return the gated sum of the branch outputs [B, H, T, E], projected to [B, T, M]."""
+        """Sum the branch outputs [B, H, T, E], weighted by the gates, and project the sum to [B, T, M]."""
         backend, used = implementation_for_select_and_mix(self.implementation, outputs[0], outputs[0], outputs[0])
         count_run(self.gate_mlp.runs, used)
         return self.out_proj(backend.mix(outputs, self.gates(x_BTM)).flatten(2))
 
     def gates(self, x_BTM: Tensor) -> Tensor:
-        """Return the gates in (0, 1), shape [branches, B, H, T]."""
+        """Return the gate of each branch and head, between 0 and 1, shape [branches, B, H, T]."""
         return self.gate_mlp(x_BTM.detach() if self.config.stop_gradient_gates else x_BTM).squeeze(-1)
 
 
 class Projection(nn.Linear):
-    """Linear layer without bias. If its product is already computed, `forward` returns it, so hooks still see it."""
+    """Linear layer without bias whose output may have been computed in advance.
+
+    The product still passes through `forward`, so that forward hooks see it.
+    """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
@@ -101,10 +108,10 @@ Products = Sequence[Tensor | None]  # results of projections; None: the projecti
 
 
 def project_together(x_BTM: Tensor, projections: Sequence[Sequence[Projection]]) -> list[Products]:
-    """Return the results of all `projections` of `x` in the same nesting, computed on a CPU by one matrix product.
+    """Apply several projections to the same input, on a CPU as a single matrix product.
 
-    The gradient of `x` then is one matrix product as well. The weights stay separate parameters, because they are
-    named, sharded and saved separately. On other devices every result is None, and the projections run one by one.
+    The results have the nesting of `projections`. On other devices they are all None, and each projection later
+    computes its own. The weights stay separate parameters, because they are named, sharded and saved separately.
     """
     if x_BTM.device.type != "cpu":
         return [[None] * len(group) for group in projections]
@@ -115,7 +122,7 @@ def project_together(x_BTM: Tensor, projections: Sequence[Sequence[Projection]])
 
 
 class GateMLP(nn.Linear):
-    """MLP for the sigmoid gates of each branch and head.
+    """MLP that computes one sigmoid gate per attention branch and head.
 
     The class itself is the last linear layer, so its parameters are named `gate_mlp.weight` and `gate_mlp.bias`.
     """
@@ -128,29 +135,29 @@ class GateMLP(nn.Linear):
         self.hidden = nn.Linear(config.dim, hidden)
 
     def forward(self, x_BTM: Tensor) -> Tensor:
-        """Return gates in (0, 1), shape [branches, B, H, T, 1]."""
+        """Return the gates, between 0 and 1, shape [branches, B, H, T, 1]."""
         logits = super().forward(functional.silu(self.hidden(x_BTM)))
         return torch.sigmoid(logits).unflatten(-1, (-1, self.heads)).permute(2, 0, 3, 1).unsqueeze(-1)
 
 
 class BlockMean(nn.Module):
-    """Compression of each block of l tokens to the mean of its vectors: one choice of phi in eq. 7 of the paper."""
+    """Compression of each block of tokens to the mean of its vectors."""
 
     def __init__(self, config: NSAConfig, _width: int) -> None:
         super().__init__()
         self.length, self.stride = config.block_len, config.block_stride
 
     def forward(self, x_BGTD: Tensor, layout: PackedLayout | None = None) -> Tensor:
-        """Return one vector per complete block, [B, G, S, D]. S is 0 for a sequence shorter than l."""
+        """Return one compressed vector per complete block, shape [B, G, S, D]."""
         return self.compress(split_into_blocks(x_BGTD, self.length, self.stride, layout))
 
     def compress(self, blocks_BGSlD: Tensor) -> Tensor:
-        """Return one vector per block, [B, G, S, D]."""
+        """Return one compressed vector per block, shape [B, G, S, D]."""
         return blocks_BGSlD.mean(3)
 
 
 class BlockMLP(BlockMean):
-    """The paper's phi: an MLP over the block's concatenated vectors plus a learned position embedding."""
+    """Compression of each block of tokens by an MLP with a learned position embedding, as in the NSA paper."""
 
     # Names of the two linear layers. They differ per method, so weights of one method never load into another.
     names = ("hidden", "out")
@@ -168,7 +175,7 @@ class BlockMLP(BlockMean):
 
 
 class BlockMeanMLP(BlockMLP):
-    """The mean plus an MLP. In a new layer the compressed keys therefore resemble the keys of the block."""
+    """Compression of each block to the mean of its vectors plus the output of an MLP."""
 
     names = ("inner", "outer")
 
@@ -180,7 +187,7 @@ PHI = {Compression.MLP: BlockMLP, Compression.MEAN: BlockMean, Compression.MEAN_
 
 
 class CompressedBranch(nn.Module):
-    """Attention to compressed blocks. `runs` counts how often each implementation was used."""
+    """Attention branch that attends to compressed blocks of tokens."""
 
     def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
         super().__init__()
@@ -199,9 +206,9 @@ class CompressedBranch(nn.Module):
         layout: PackedLayout | None = None,
         products: Products = (None, None),
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the output [B, H, T, E], and the compressed keys [B, G, S, D] with their log-sum-exp [B, H, T].
+        """Return the attention output [B, H, T, E], and the tensors that are needed to select blocks.
 
-        The selected branch ranks blocks by these compressed keys.
+        These are the compressed keys [B, G, S, D] and the log-sum-exp of their scores [B, H, T].
         """
         config = self.config
         k_BGTD, v_BGTE = keys_and_values(self, x_BTM, products)
@@ -218,7 +225,10 @@ class CompressedBranch(nn.Module):
 
 
 class BlockSelector(nn.Module):
-    """Selection of blocks, as a module without parameters, so that forward hooks can observe the selected indices."""
+    """Module that selects the blocks of tokens that each query attends to.
+
+    It has no parameters. It is a module so that forward hooks can observe the selected indices.
+    """
 
     def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
         super().__init__()
@@ -235,10 +245,10 @@ class BlockSelector(nn.Module):
         memo_number: Tensor | None,
         layout: PackedLayout | None = None,
     ) -> Tensor:
-        """Return the indices [B, G, T, n] (int32) of the selected blocks.
+        """Return the indices of the selected blocks, int32, shape [B, G, T, n].
 
-        `keys_BGSD` are the compressed keys, `lse_BHT` the log-sum-exp of the queries' scores over them; if `lse_BHT` is
-        None, the implementation computes it if needed. `memo_number` names the SelectionMemo, or is None.
+        `keys_BGSD` are the compressed keys, `lse_BHT` the log-sum-exp of the queries' scores over them. If `lse_BHT` is
+        None, the implementation computes it if needed. `memo_number` identifies the SelectionMemo, if there is one.
         """
         if layout is not None:
             self.positions_T = layout.positions_T
@@ -248,7 +258,7 @@ class BlockSelector(nn.Module):
 
 
 class SelectedBranch(nn.Module):
-    """Attention to the tokens of the selected blocks. `runs` counts how often each implementation was used."""
+    """Attention branch that attends to the tokens of the selected blocks."""
 
     def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
         super().__init__()
@@ -268,7 +278,7 @@ class SelectedBranch(nn.Module):
         layout: PackedLayout | None = None,
         products: Products = (None, None),
     ) -> Tensor:
-        """Return the output [B, H, T, E].
+        """Return the attention output, shape [B, H, T, E].
 
         `scorer` is the second result of CompressedBranch.forward and ranks the blocks. If it is None, because the layer
         has no compressed branch, blocks are ranked by the mean of this branch's own keys.
@@ -296,7 +306,7 @@ class SelectedBranch(nn.Module):
 
 
 class SlidingBranch(nn.Module):
-    """Attention to the last w tokens. `runs` counts how often each implementation was used."""
+    """Attention branch that attends to the last w tokens."""
 
     def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
         super().__init__()
@@ -313,7 +323,7 @@ class SlidingBranch(nn.Module):
         layout: PackedLayout | None = None,
         products: Products = (None, None),
     ) -> Tensor:
-        """Return the output [B, H, T, E]."""
+        """Return the attention output, shape [B, H, T, E]."""
         k_BGTD, v_BGTE = keys_and_values(self, x_BTM, products)
         k_BGTD = rotate(k_BGTD, cos_sin)
         backend, used = implementation_for_sliding(self.implementation, q_BHTD, k_BGTD, v_BGTE)
@@ -328,24 +338,21 @@ class SlidingBranch(nn.Module):
 def keys_and_values(
     branch: CompressedBranch | SelectedBranch | SlidingBranch | VanillaAttention, x_BTM: Tensor, products: Products
 ) -> tuple[Tensor, Tensor]:
-    """Return unrotated keys [B, G, T, D] and values [B, G, T, E] of a branch.
-
-    The values are copied to memory of their own, so saving them for the backward pass does not keep the joint
-    projection result alive.
-    """
+    """Return the keys [B, G, T, D] and values [B, G, T, E] of an attention branch, before rotary embeddings."""
+    # The values are copied, so that saving them for the backward pass does not keep the joint projection result alive.
     k_product, v_product = products
     k_BGTD = split_heads(branch.k_proj(x_BTM, k_product), branch.config.groups)
     return k_BGTD, split_heads(branch.v_proj(x_BTM, v_product).contiguous(), branch.config.groups)
 
 
 def count_run(runs: Counter[UsedImplementation], used: UsedImplementation) -> None:
-    """Count one use of an implementation. Compiled code is not counted: it is traced once but runs many times."""
+    """Count one use of an implementation, except in compiled code, which is traced only once."""
     if not torch.compiler.is_compiling():
         runs[used] += 1
 
 
 class VanillaAttention(nn.Module):
-    """Dense causal attention with the same heads, groups and widths as NSAttention: the baseline for comparisons."""
+    """Dense causal attention layer, the baseline for comparisons with NSAttention."""
 
     def __init__(self, config: NSAConfig) -> None:
         super().__init__()
@@ -358,7 +365,7 @@ class VanillaAttention(nn.Module):
     def forward(
         self, x_BTM: Tensor, cos_sin: Tensor, _memo_number: Tensor | None = None, layout: PackedLayout | None = None
     ) -> Tensor:
-        """Return the output [B, T, M]."""
+        """Return the output of the layer, shape [B, T, M]."""
         query_product, kv_products = project_together(x_BTM, [[self.q_proj], [self.k_proj, self.v_proj]])
         q_BHTD = rotate(split_heads(self.q_proj(x_BTM, *query_product), self.config.heads), cos_sin)
         k_BGTD, v_BGTE = keys_and_values(self, x_BTM, kv_products)
@@ -373,14 +380,15 @@ class VanillaAttention(nn.Module):
 
 
 def split_heads(x_BTM: Tensor, heads: int) -> Tensor:
-    """Return `x` as [B, heads, T, M / heads]: a view."""
+    """Return a view of `x` with shape [B, heads, T, M / heads]."""
     return x_BTM.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def split_into_blocks(x_BGTD: Tensor, length: int, stride: int, layout: PackedLayout | None = None) -> Tensor:
-    """Return the complete blocks of `length` tokens, one every `stride` tokens, as [B, G, S, l, D].
+    """Return the complete blocks of `length` tokens, shape [B, G, S, l, D].
 
-    The result is a view; for packed documents, whose blocks lie within one document, it is a copy.
+    A block starts every `stride` tokens. The result is a view, except for packed documents, whose blocks lie within one
+    document.
     """
     if layout is not None:
         return x_BGTD.index_select(2, layout.blocks_Sl.flatten()).unflatten(2, (-1, length))
@@ -391,14 +399,15 @@ def split_into_blocks(x_BGTD: Tensor, length: int, stride: int, layout: PackedLa
 
 
 def rotate_blocks(k_BGSD: Tensor, cos_sin: Tensor, config: NSAConfig, layout: PackedLayout | None = None) -> Tensor:
-    """Rotate each compressed key to the position of its block's last token, the first query that attends to it."""
+    """Apply rotary embeddings to compressed keys."""
+    # Each key is rotated to the position of its block's last token, the first query that attends to it.
     if layout is not None:
         return rotate(k_BGSD, cos_sin[:, layout.blocks_Sl[:, -1]])
     return rotate(k_BGSD, cos_sin[:, config.block_len - 1 :: config.block_stride])
 
 
 def selection_from(config: NSAConfig) -> Selection:
-    """Return the parameters of block selection that a model's configuration implies."""
+    """Return the parameters of block selection that a model configuration defines."""
     return Selection(
         block_len=config.block_len,
         block_stride=config.block_stride,
@@ -412,36 +421,36 @@ ROTARY_BASE = 10000.0
 
 
 def rotary_frequencies(width: int) -> Tensor:
-    """Return the rotary angle per token of each pair of dimensions, in radians, [D/2] float32."""
+    """Return the rotary angle per token for each pair of dimensions, in radians, shape [D/2]."""
     return torch.as_tensor(
         ROTARY_BASE ** (-torch.arange(0, width, 2, dtype=torch.float64) / width), dtype=torch.float32
     )
 
 
 def rotary_cos_sin(frequencies: Tensor, tokens: int) -> Tensor:
-    """Return cosine and sine of the rotary angles at positions 0 to T - 1, [2, T, D/2]."""
+    """Return the cosines and sines of the rotary angles at positions 0 to T - 1, shape [2, T, D/2]."""
     positions = torch.arange(tokens, device=frequencies.device, dtype=frequencies.dtype)
     angles = positions[:, None] * frequencies
     return torch.stack((angles.cos(), angles.sin()))
 
 
 class RotaryTable:
-    """Cache of the rotary cosines and sines of all positions so far. Its length doubles when it has to grow."""
+    """Cache of rotary cosines and sines that grows with the highest position requested."""
 
     def __init__(self) -> None:
         self._cos_sin: Tensor | None = None  # None until the first call, which provides the frequencies
 
     def __call__(self, frequencies: Tensor, end: int) -> Tensor:
-        """Return cosine and sine of at least `end` positions, [2, end or more, p], equal to `rotary_cos_sin`."""
+        """Return the rotary cosines and sines of at least `end` positions, shape [2, end or more, p]."""
         if self._cos_sin is None or end > self._cos_sin.shape[1]:
             self._cos_sin = rotary_cos_sin(frequencies, max(64, 1 << (end - 1).bit_length()))
         return self._cos_sin
 
 
 def rotate(x_BHTD: Tensor, cos_sin_2Tp: Tensor) -> Tensor:
-    """Apply rotary embeddings: rotate the pairs (i, i + D/2) of row t by the angles of cos_sin[:, t].
+    """Apply rotary embeddings to `x`.
 
-    The result has the dtype of `x`.
+    The pairs (i, i + D/2) of row t are rotated by the angles of cos_sin[:, t]. The result has the dtype of `x`.
     """
     if is_eager_on_cpu(x_BHTD):
         return rotate_by_tiles(x_BHTD, cos_sin_2Tp)

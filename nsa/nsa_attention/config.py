@@ -1,4 +1,4 @@
-"""Configurations of NSA language models: the NSAConfig class and the named configurations in SHAPES."""
+"""Configurations of NSA language models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Branch(StrEnum):
-    """The three attention branches of the NSA paper: compressed, selected and sliding window."""
+    """The three attention branches of the NSA paper."""
 
     CMP = "cmp"
     SEL = "sel"
@@ -15,7 +15,7 @@ class Branch(StrEnum):
 
 
 class Attention(StrEnum):
-    """The attention of a model: NSA, or one of two dense baselines for comparison."""
+    """The kind of attention in a model: NSA, or a dense baseline for comparison."""
 
     NSA = "nsa"
     VANILLA = "vanilla"  # dense causal attention in the same block, with the same heads and groups
@@ -23,7 +23,7 @@ class Attention(StrEnum):
 
 
 class Implementation(StrEnum):
-    """Values of --impl: which code computes the attention branches."""
+    """The implementations of attention that `--impl` can select."""
 
     AUTO = "auto"  # the fastest implementation that supports the device, dtype and widths
     EAGER = "eager"  # plain PyTorch, on every device
@@ -43,7 +43,7 @@ _ONE_BRANCH = {
 
 
 class Compression(StrEnum):
-    """Methods of compressing a block of tokens into one key and one value: phi in eq. 7 of the NSA paper."""
+    """Methods of compressing a block of tokens into one key and one value (phi in eq. 7 of the NSA paper)."""
 
     MLP = "mlp"  # as in the paper: an MLP over the block's concatenated tokens plus a learned position embedding
     MEAN = "mean"  # the mean of the block's tokens
@@ -56,9 +56,9 @@ ALL_BRANCHES = (Branch.CMP, Branch.SEL, Branch.WIN)
 
 @dataclass(frozen=True, kw_only=True)
 class NSAConfig:
-    """Sizes and options of a model. Lengths are in tokens; comments give the letters of the NSA paper.
+    """Sizes and options of a model. Raises ValueError that lists every invalid field.
 
-    Raises ValueError that lists every invalid field.
+    Lengths are in tokens; comments give the letters of the NSA paper.
     """
 
     name: str = "custom"
@@ -90,7 +90,7 @@ class NSAConfig:
 
     @property
     def scale(self) -> float:
-        """The factor of attention scores, 1 / sqrt(d_k)."""
+        """Return the scale of the attention scores, 1 / sqrt(d_k)."""
         return float(self.d_k**-0.5)
 
 
@@ -111,7 +111,7 @@ _AT_LEAST_ONE = (
 
 
 def config_mistakes(config: NSAConfig) -> list[str]:
-    """Return one message per invalid field of `config`, with the expected and the actual value; empty if valid."""
+    """Return one message per invalid field of a model configuration."""
     mistakes = [
         f"{field}: expected at least 1, got {getattr(config, field)}"
         for field in _AT_LEAST_ONE
@@ -139,7 +139,7 @@ def config_mistakes(config: NSAConfig) -> list[str]:
 
 
 def implementation_mistake(config: NSAConfig, requested: Implementation) -> str | None:
-    """Return an error message if no branch of a model with `config` would use the `requested` implementation, or None.
+    """Return an error message if the model cannot use the requested implementation at all, or None.
 
     An example is --impl flash, which computes only the sliding branch, for a model without that branch.
     """

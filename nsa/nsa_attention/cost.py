@@ -1,4 +1,4 @@
-"""Cost of a training step that does not depend on the machine: autograd nodes, and bytes saved for backward.
+"""Machine-independent cost of a training step: autograd nodes, and bytes saved for backward.
 
 Both numbers are the same in every run of a configuration. One step therefore shows what grows with sequence length.
 """
@@ -19,7 +19,7 @@ _PARAMETER_COPIES = 4  # the parameters, their gradients and two moments of the 
 
 
 def graph_nodes(loss: Tensor) -> int:
-    """Return the number of autograd nodes that loss.backward() would visit. Takes about a microsecond per node."""
+    """Return the number of autograd nodes that loss.backward() would visit."""
     # The set must keep each node alive: a new node could otherwise reuse the address of a collected one.
     visited, pending = set(), [loss.grad_fn]
     while pending:
@@ -31,10 +31,11 @@ def graph_nodes(loss: Tensor) -> int:
 
 
 class SavedTensorCounter:
-    """Context manager that counts the bytes that a forward pass saves for backward, each storage once.
+    """Context manager that counts the bytes autograd saves for the backward pass.
 
-    Parameters and buffers do not count. Inside a checkpointed layer PyTorch saves nothing. While saved-tensor hooks are
-    active, PyTorch does not detect in-place changes of saved tensors, so use this for single steps only.
+    Each storage counts once; parameters and buffers do not count. Inside a checkpointed layer PyTorch saves nothing.
+    While saved-tensor hooks are active, PyTorch does not detect in-place changes of saved tensors, so use this for
+    single steps only.
     """
 
     def __init__(self, model: nn.Module, seq_len: int) -> None:
@@ -67,14 +68,14 @@ class SavedTensorCounter:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all saved storages."""
+        """Return the total size of the saved tensors in bytes."""
         return sum(self._bytes_by_storage.values())
 
     @property
     def square_bytes(self) -> int | None:
-        """Bytes of saved tensors with two dimensions of the sequence length.
+        """Return the bytes of saved tensors whose size is quadratic in the sequence length, or None if unknown.
 
-        None if a dimension of a parameter equals the sequence length, because shapes are ambiguous then.
+        It is unknown if a dimension of a parameter equals the sequence length.
         """
         return (
             None if self._seq_len is None else sum(self._bytes_by_storage[address] for address in self._square_storages)
@@ -82,10 +83,10 @@ class SavedTensorCounter:
 
 
 def expected_bytes(config: NSAConfig, parameter_bytes: int, batch: int) -> int:
-    """Estimate the memory in bytes of a healthy step: parameters, gradients, optimizer state and activations.
+    """Estimate the memory that a training step should need, in bytes.
 
-    The estimate is for float32 without gradient checkpointing; activations grow linearly with the sequence length.
-    Healthy runs of the configuration stay below it or close to it.
+    The estimate is for float32 without gradient checkpointing: parameters, gradients, optimizer state and activations,
+    which grow linearly with the sequence length.
     """
     per_token = 4 * (_SAVED_WIDTHS_PER_TOKEN * config.dim * config.layers + _LOGIT_COPIES * config.vocab)
     return _PARAMETER_COPIES * parameter_bytes + batch * config.seq_len * per_token

@@ -1,4 +1,4 @@
-"""Decoding with a cache of keys and values: logits for a few new tokens at a time.
+"""Decoding with a cache of keys and values.
 
 The logits equal those of the model's parallel forward pass at the same positions. Tests also use this to find leaks: a
 token that is decoded on its own cannot attend to later tokens, because the cache does not contain them. Per layer and
@@ -50,7 +50,10 @@ MIN_CAPACITY = 64
 
 
 class GrowingRows:
-    """Append-only vectors [B, G, count, D]. Full storage doubles in size, so each vector is copied O(1) times."""
+    """Append-only tensor of vectors, [B, G, count, D].
+
+    Its storage doubles when it is full, so that each vector is copied only a few times.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -58,11 +61,11 @@ class GrowingRows:
 
     @property
     def capacity(self) -> int:
-        """Number of vectors per sequence and group that fit without a larger storage."""
+        """Return the number of vectors per sequence and group that fit into the current storage."""
         return 0 if self._storage is None else self._storage.shape[2]
 
     def add(self, fresh_BGCD: Tensor) -> None:
-        """Append C vectors per sequence and group."""
+        """Append new vectors for every sequence and group."""
         end = self.count + fresh_BGCD.shape[2]
         if self._storage is None or end > self.capacity:
             self._storage = self._enlarged_copy(fresh_BGCD, end)
@@ -83,29 +86,29 @@ class GrowingRows:
 
 
 class RecentRows:
-    """The latest vectors, as many as later tokens need, in constant memory."""
+    """The latest vectors of a sequence that later tokens still need."""
 
     def __init__(self) -> None:
         self.vectors: Tensor | None = None  # [B, G, r, D]; None before the first call of `store`
 
     def concatenate(self, fresh_BGCD: Tensor) -> Tensor:
-        """Return the stored vectors followed by `fresh_BGCD`. Nothing is stored."""
+        """Return the stored vectors followed by the new ones. Nothing is stored."""
         return fresh_BGCD if self.vectors is None else torch.cat((self.vectors, fresh_BGCD), 2)
 
     def store(self, rows_BGCD: Tensor, start: int) -> None:
-        """Store a copy of the rows from `start` on. A view would keep the memory of the whole prompt alive."""
-        self.vectors = rows_BGCD[:, :, start:].clone()
+        """Store a copy of the vectors from `start` on."""
+        self.vectors = rows_BGCD[:, :, start:].clone()  # a view would keep the memory of the whole prompt alive
 
 
 class CompressedRows:
-    """One compressed vector per complete block of l tokens, and the tokens since the start of the next block."""
+    """The compressed vectors of all complete blocks, and the tokens not yet compressed."""
 
     def __init__(self, config: NSAConfig) -> None:
         self.length, self.stride = config.block_len, config.block_stride
         self.compressed, self.pending = GrowingRows(), RecentRows()
 
     def add(self, fresh_BGCD: Tensor, compress: Callable[[Tensor], Tensor], cos_sin_2Tp: Tensor | None = None) -> None:
-        """Append C tokens and compress the blocks that they complete.
+        """Append new tokens, and compress the blocks that they complete.
 
         `compress` maps tokens [B, G, T, D] to blocks [B, G, S, D]. If `cos_sin_2Tp` is given, each compressed vector is
         rotated to the position of its block's last token.
@@ -120,7 +123,7 @@ class CompressedRows:
 
 
 class NSALayerCache:
-    """Cached keys and values of one NSA layer. Entries of branches that the layer lacks stay empty."""
+    """Cached keys and values of one NSA layer. They stay empty for branches that the layer lacks."""
 
     def __init__(self, config: NSAConfig) -> None:
         self.cmp_k, self.cmp_v = CompressedRows(config), CompressedRows(config)
@@ -138,10 +141,10 @@ class VanillaLayerCache:
 
 
 class Cache:
-    """Cache of a model for one batch: the entries of each layer, and the rotary cosines and sines so far."""
+    """Cached keys and values of all layers of a model, for one batch."""
 
     def __init__(self, config: NSAConfig) -> None:
-        """Create an empty cache. Raises CannotRunError for attention stock, whose layers do not expose their keys."""
+        """Create an empty cache. Raises CannotRunError for models of PyTorch's own layers."""
         self.layers = [_layer_cache(config) for _ in range(config.layers)]
         self.tokens = 0
         self.batch: int | None = None  # number of sequences; None before the first token
@@ -167,7 +170,7 @@ MAX_CHUNK_TOKENS = 512
 
 @dataclass(frozen=True, kw_only=True)
 class NewTokens:
-    """Positions `first` to `end` - 1 of new tokens, and the rotary cosines and sines of all positions before `end`."""
+    """Positions of new tokens in a sequence, with the rotary cosines and sines they need."""
 
     first: int
     end: int
@@ -175,27 +178,25 @@ class NewTokens:
 
     @cached_property
     def positions(self) -> Tensor:
-        """Positions of the new tokens, [1, C]; they are the same for all sequences of a batch."""
+        """Return the positions of the new tokens, shape [1, C]."""
         return torch.arange(self.first, self.end, device=self.cos_sin.device)[None]
 
     @property
     def is_whole_prompt(self) -> bool:
-        """Whether these are several tokens at the start of the sequence.
-
-        The layer's own forward pass computes their outputs fastest.
-        """
+        """Whether the new tokens are several tokens at the start of the sequence."""
         return self.first == 0 and self.end > 1
 
     @property
     def own_cos_sin(self) -> Tensor:
-        """Rotary cosines and sines of the new tokens only, [2, C, p]."""
+        """Return the rotary cosines and sines of the new tokens, shape [2, C, p]."""
         return self.cos_sin[:, self.first : self.end]
 
 
 def prefill(model: TinyLM, tokens_BT: Tensor) -> tuple[Tensor, Cache]:
-    """Return the logits [B, T, vocab] of a prompt of any length (0 included), and the cache for the tokens that follow.
+    """Return the logits [B, T, vocab] of a prompt, and a cache that contains it.
 
-    `model` must not be wrapped (DDP, FSDP); any device and dtype works. Raises CannotRunError for attention stock.
+    The prompt may have any length, also 0. `model` must not be wrapped (DDP, FSDP); any device and dtype works. Raises
+    CannotRunError for attention stock.
     """
     cache = Cache(model.config)
     return step(model, tokens_BT, cache), cache
@@ -205,20 +206,18 @@ def prefill(model: TinyLM, tokens_BT: Tensor) -> tuple[Tensor, Cache]:
 def step(model: TinyLM, tokens_BC: Tensor, cache: Cache | PagedCache) -> Tensor:
     """Append new tokens to the cache and return their logits, [B, C, vocab].
 
-    Each token attends, per layer, to at most T/d compressed keys, n*l' selected keys and w keys of the window. Raises
-    ValueError if the cache was filled with another number of sequences, MissingImplementationError if the model's
-    implementation cannot read this cache, and OutOfPagesError if a paged cache is full.
+    Raises ValueError if the cache was filled with a different number of sequences, MissingImplementationError if the
+    model's implementation cannot read this cache, and OutOfPagesError if a paged cache is full.
     """
     return model.head(model.norm(append_tokens(model, tokens_BC, cache)))
 
 
 @torch.no_grad()
 def next_logits(model: TinyLM, tokens: Tensor | Mapping[int, Tensor], cache: Cache | PagedCache) -> Tensor:
-    """Append new tokens to the cache and return only the logits of the last one, [B, vocab].
+    """Append new tokens to the cache and return the logits of the last one, [B, vocab].
 
-    This avoids the logits of every token of a long prompt. `tokens` has the shape [B, C]. For a paged cache, `tokens`
-    may also map sequence numbers to tokens [C], at least one per sequence; the logits are then in the order of the
-    mapping. Raises the same errors as `step`.
+    `tokens` has the shape [B, C]. For a paged cache, `tokens` may also map sequence numbers to tokens [C], at least one
+    per sequence; the logits are then in the order of the mapping. Raises the same errors as `step`.
     """
     if isinstance(tokens, Tensor):
         last_BM = append_tokens(model, tokens, cache)[:, -1]
@@ -231,10 +230,7 @@ def next_logits(model: TinyLM, tokens: Tensor | Mapping[int, Tensor], cache: Cac
 
 @torch.no_grad()
 def append_tokens(model: TinyLM, tokens_BC: Tensor, cache: Cache | PagedCache) -> Tensor:
-    """Append new tokens to the cache and return the output of the last block, [B, C, M].
-
-    Raises the same errors as `step`.
-    """
+    """Append new tokens to the cache and return the output of the last transformer block, [B, C, M]."""
     batch, count = tokens_BC.shape
     if cache.batch not in (None, batch):
         raise ValueError(f"tokens: {batch} sequences, but the cache has {cache.batch}; start a new one with prefill")
@@ -251,7 +247,7 @@ def append_tokens(model: TinyLM, tokens_BC: Tensor, cache: Cache | PagedCache) -
 
 
 def _largest_intermediate(config: NSAConfig, tokens: int) -> int:
-    """Return the number of elements per sequence and query of the largest intermediate tensor of a cached layer."""
+    """Return the size of the largest intermediate tensor of a layer, in elements per sequence and query."""
     if config.attention is Attention.VANILLA:
         return config.heads * tokens
     gathered_elements = config.groups * config.select_count * config.select_len * max(config.d_k, config.d_v)
@@ -273,7 +269,7 @@ def _run_layers(model: TinyLM, tokens_BC: Tensor, cache: Cache) -> Tensor:
 def attend_new_tokens(
     layer: NSAttention | VanillaAttention, x_BCM: Tensor, cache: NSALayerCache | VanillaLayerCache, new: NewTokens
 ) -> Tensor:
-    """Append the keys and values of new tokens to `cache` and return the attention output, [B, C, M]."""
+    """Append the keys and values of new tokens to the cache, and return their attention output, [B, C, M]."""
     if isinstance(layer, VanillaAttention):
         assert isinstance(cache, VanillaLayerCache)
         return _vanilla(layer, x_BCM, cache, new)
@@ -338,7 +334,7 @@ def _cache_tokens(
 
 
 def _cache_window(branch: SlidingBranch, x_BCM: Tensor, cache: NSALayerCache, new: NewTokens) -> tuple[Tensor, Tensor]:
-    """Return the keys and values of the w - 1 tokens before the new ones, followed by those of the new tokens."""
+    """Return the keys and values of the new tokens, preceded by those of the w - 1 tokens before them."""
     groups, window_rows = branch.config.groups, branch.config.window - 1
     k = cache.win_k.concatenate(rotate(split_heads(branch.k_proj(x_BCM), groups), new.own_cos_sin))
     v = cache.win_v.concatenate(split_heads(branch.v_proj(x_BCM), groups))
@@ -348,10 +344,7 @@ def _cache_window(branch: SlidingBranch, x_BCM: Tensor, cache: NSALayerCache, ne
 
 
 def _attend_blocks(layer: NSAttention, q_BHCD: Tensor, cache: NSALayerCache, new: NewTokens) -> list[Tensor]:
-    """Return the outputs of the compressed and the selected branch, as far as the layer has them.
-
-    One softmax over the compressed keys gives both the compressed output and the importance of blocks.
-    """
+    """Return the outputs of the compressed and the selected branch, for the branches that the layer has."""
     config, outputs = layer.config, []
     if Branch.CMP not in config.branches and Branch.SEL not in config.branches:
         return []
@@ -380,7 +373,6 @@ def _attend_window(config: NSAConfig, q_BHCD: Tensor, window: tuple[Tensor, Tens
 def _attend_selected(
     config: NSAConfig, q_BHCD: Tensor, indices_NCn: Tensor, cache: NSALayerCache, new: NewTokens
 ) -> Tensor:
-    """Return the output of the selected branch, [B, H, C, E]. Only the tokens of the selected blocks are read."""
     tokens_NCs, visible_NCs = tokens_of_blocks(indices_NCn, new.positions, config.select_len)
     k_BGTD, v_BGTE = cache.sel_k.all(), cache.sel_v.all()
     batch, groups = k_BGTD.shape[:2]
@@ -395,15 +387,15 @@ def _attend_selected(
 
 
 def selected_blocks(probs_NShC: Tensor, new: NewTokens, selection: Selection) -> Tensor:
-    """Return the selected blocks of the new tokens, [N, C, at most n], as the parallel forward pass selects them."""
+    """Return the indices of the blocks that each new token selects, [N, C, at most n]."""
     return selected_block_indices(probs_NShC, new.positions, -(-new.end // selection.select_len), selection)
 
 
 def _rows(q_BHCD: Tensor, groups: int) -> Tensor:
-    """Return the heads grouped by the key head they share, [B*G, h, C, D]."""
+    """Return the query heads grouped by the key head they share, shape [B*G, h, C, D]."""
     return q_BHCD.unflatten(1, (groups, -1)).flatten(0, 1)
 
 
 def _heads(output_NhCE: Tensor, groups: int) -> Tensor:
-    """Return the outputs of all heads of each sequence, [B, H, C, E]."""
+    """Return the outputs with one dimension for all query heads, shape [B, H, C, E]."""
     return output_NhCE.unflatten(0, (-1, groups)).flatten(1, 2)

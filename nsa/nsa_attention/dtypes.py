@@ -1,4 +1,4 @@
-"""Report of the dtypes of parameters, gradients, optimizer state and activations, compared with the expected ones."""
+"""Report of the dtypes in a training run, compared with the expected ones."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class ExpectedDtypes:
     autocast: bool  # with autocast, modules other than nn.Linear may also return the dtype of the weights
 
     def allowed_for(self, module: nn.Module) -> frozenset[torch.dtype]:
-        """Return the dtypes that the output of `module` may have. nn.Linear must return the compute dtype."""
+        """Return the dtypes that the output of `module` may have."""
         either = self.autocast and not isinstance(module, nn.Linear)
         return frozenset({self.compute, self.weights}) if either else frozenset({self.compute})
 
 
 def expected_dtypes(compute: torch.dtype, *, autocast: bool) -> ExpectedDtypes:
-    """Return the expected dtypes for a compute dtype: weights are float32, or float64 for float64 models."""
+    """Return the expected dtypes for a compute dtype. Weights are at least float32."""
     weights = torch.float64 if compute is torch.float64 else torch.float32
     return ExpectedDtypes(weights=weights, compute=compute, autocast=autocast)
 
@@ -42,10 +42,9 @@ def dtype_report(
     activations: Mapping[str, torch.dtype],
     expected: ExpectedDtypes,
 ) -> str:
-    """Return the text of dtypes_report.txt.
+    """Return the text of dtypes_report.txt, a table of the dtypes of a model and its training state.
 
-    It has one line per kind of tensor and dtype with the number of tensors, one line per module's activation, and one
-    line per unexpected dtype. `activations` maps module names to the dtype of their output.
+    `activations` maps module names to the dtype of their output.
     """
     parameters = list(model.parameters())
     states = list(_states(optimizer))
@@ -72,7 +71,7 @@ def unexpected_dtypes(
     activations: Mapping[str, torch.dtype],
     expected: ExpectedDtypes,
 ) -> Iterator[str]:
-    """Yield a line for each tensor with an unexpected dtype, with the name of its module or parameter."""
+    """Yield a message for each tensor with an unexpected dtype."""
     # FSDP1 inserts the name of its wrapper module into parameter names.
     names = {parameter: name.replace("_fsdp_wrapped_module.", "") for name, parameter in model.named_parameters()}
     for parameter, name in names.items():

@@ -1,4 +1,4 @@
-"""Loss on held-out data: the same batches at each evaluation, without gradients, written to evaluation.csv."""
+"""Loss on held-out data, evaluated on the same batches each time."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Evaluation:
         self._table = settings.out_dir / "evaluation.csv"
 
     def evaluate(self, step: int) -> None:
-        """Evaluate the model after `step`; rank 0 prints the loss and appends it to evaluation.csv.
+        """Evaluate the model, print the loss, and append it to evaluation.csv.
 
-        Every rank must call this method, because sharded models gather their weights.
+        Every rank must call this method, because sharded models gather their weights. Only rank 0 prints and writes.
         """
         started_s = time.perf_counter()
         loss, targets = (self._world.average_over_ranks(total) for total in self._totals())
@@ -53,7 +53,7 @@ class Evaluation:
 
     @torch.no_grad()
     def _totals(self) -> tuple[Tensor, Tensor]:
-        """Return the summed loss of all batches of this rank, and the number of targets that count."""
+        """Return the summed loss of all batches of this rank, and the number of targets in them."""
         was_training = self._model.training
         self._model.eval()
         try:

@@ -1,4 +1,4 @@
-"""Options of nanoGPT and torchtitan with their equivalents in nsa.train, for error messages about unknown options.
+"""Options of nanoGPT and torchtitan with their equivalents in nsa.train, for error messages.
 
 The option names come from nanoGPT's train.py and torchtitan's config classes, including older spellings.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignOption:
-    """One setting of nanoGPT or torchtitan, and the nsa.train options in `ours` that replace it.
+    """One option of nanoGPT or torchtitan, and the nsa.train options that replace it.
 
     If `ours` is empty, nsa.train has no such option, and `remark` says what to do instead.
     """
@@ -164,7 +164,7 @@ _BY_NAME = {name: option for option in FOREIGN_OPTIONS for name in (*option.nano
 
 
 def replacement_for(name: str) -> str | None:
-    """Return what to write instead of the nanoGPT or torchtitan option `name` (without dashes), or None if unknown."""
+    """Return what to write instead of an option of nanoGPT or torchtitan, or None if it is unknown."""
     option = _BY_NAME.get(name) or _BY_NAME.get(name.replace("-", "_"))
     if option is None:
         return None

@@ -1,4 +1,4 @@
-"""Text generation from a trained model, as functions and as `python -m nsa_attention.generate out --prompt "The "`.
+"""Text generation from a trained model, as functions and as the command `python -m nsa_attention.generate`.
 
 Dimensions: B batch, T tokens of a prompt, C tokens not yet in the cache, R sequences in progress, V vocabulary.
 """
@@ -56,10 +56,10 @@ def generate_each(
     temperature: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> list[Tensor]:
-    """Generate `new_tokens[i]` tokens for each prompt [T] in one batch, and return each prompt with its tokens.
+    """Continue prompts of different lengths in one batch, and return each prompt with its generated tokens.
 
-    Prompts may have different lengths. A sequence ends when it has all its tokens, and its pages become free. Raises
-    the same errors as `generate`.
+    `new_tokens` is the number of tokens to generate for each prompt. A sequence that has all its tokens leaves the
+    batch, and its pages become free. Raises the same errors as `generate`.
     """
     _check(min(map(len, prompts), default=1), temperature)
     new_tokens_by_sequence, tokens_by_sequence = dict(enumerate(prompts)), [[prompt] for prompt in prompts]
@@ -84,7 +84,7 @@ def generate_tokens(
     generator: torch.Generator | None = None,
     cache: Cache | PagedCache | None = None,
 ) -> Iterator[Tensor]:
-    """Yield each of `new_tokens` generated tokens, [B, 1], as soon as it is known; see `generate`."""
+    """Generate tokens like `generate`, and yield each one, [B, 1], as soon as it is known."""
     _check(prompt_BT.shape[1], temperature)
     cache, unread_BC = Cache(model.config) if cache is None else cache, prompt_BT
     for _ in range(new_tokens):
@@ -108,7 +108,7 @@ def _pick_tokens(logits_BV: Tensor, temperature: float, generator: torch.Generat
 
 
 def non_empty_text(text: str) -> str:
-    """Return `text`. Raises ValueError if it is empty."""
+    """Return `text`, or raise ValueError if it is empty."""
     if not text:
         raise ValueError('expected at least one character, got ""')
     return text
@@ -164,7 +164,10 @@ class Request:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status: 0, or 2 if the arguments, checkpoint or machine are unsuitable."""
+    """Run the command and return its exit status.
+
+    The status is 2 if the arguments, the checkpoint or the machine are unsuitable.
+    """
     try:
         request = _read_request(sys.argv[1:] if arguments is None else arguments)
         with join_ranks(request.device, "auto", needs_group=False) as world:
@@ -193,7 +196,6 @@ def saved_model(path: Path, implementation: Implementation = Implementation.AUTO
 
 
 def _write_text(model: TinyLM, request: Request) -> None:
-    """Write the prompt and its continuation to stdout, each character as soon as its last byte is known."""
     if model.config.vocab < BYTES:
         raise CannotRunError(
             f"{request.checkpoint}: text needs a vocabulary of {BYTES} bytes, but this model has {model.config.vocab} "
@@ -214,7 +216,6 @@ def _write_text(model: TinyLM, request: Request) -> None:
 
 
 def _empty_cache(model: TinyLM, request: Request, tokens: int) -> Cache | PagedCache:
-    """Return an empty cache with room for `tokens` tokens: contiguous or paged, as requested."""
     config = model.config
     fits_a_gpu = model.embed.weight.is_cuda and config.attention is Attention.NSA
     if request.cache == "contiguous" or (request.cache == "auto" and not fits_a_gpu):
@@ -224,7 +225,6 @@ def _empty_cache(model: TinyLM, request: Request, tokens: int) -> Cache | PagedC
 
 
 def _read_request(arguments: Sequence[str]) -> Request:
-    """Return the validated arguments. Raises SettingsError that lists every mistake; argparse prints usage and help."""
     arguments_by_name = vars(_parser().parse_args(arguments))
     parsers = {"checkpoint": existing_checkpoint} | {option.flag: option.parse for option in OPTIONS}
     values: dict[str, Any] = {option.name: option.default for option in OPTIONS}

@@ -1,4 +1,4 @@
-"""Memory use of this process: current and peak sizes, memory dumps, and snapshots of the CUDA allocator."""
+"""Memory use of this process: sizes, memory dumps, and snapshots of the CUDA allocator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HISTORY = 100_000  # number of allocations and frees that the CUDA allocator re
 
 
 def rss_bytes() -> int:
-    """Return the resident memory of this process in bytes, or 0 if /proc is not available."""
+    """Return the resident memory of this process in bytes, or 0 if unknown."""
     try:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     except OSError:
@@ -37,7 +37,7 @@ def peak_rss_bytes() -> int:
 
 
 def gpu_bytes(device: torch.device) -> dict[str, int] | None:
-    """Return the allocated, reserved and peak bytes of PyTorch's CUDA allocator, or None if `device` is a CPU.
+    """Return the memory sizes of PyTorch's CUDA allocator in bytes, or None on a CPU.
 
     The keys are "allocated", "reserved" and "peak". The GPU is not synchronized.
     """
@@ -52,7 +52,7 @@ def gpu_bytes(device: torch.device) -> dict[str, int] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorGroup:
-    """Number and total size of live tensors with the same shape, dtype and device. Each storage counts once."""
+    """Live tensors with the same shape, dtype and device: their number and total size."""
 
     bytes: int
     count: int
@@ -78,7 +78,7 @@ class MemoryDump:
     summary: str  # torch.cuda.memory_summary
 
     def text(self) -> str:
-        """Return the dump as human-readable text: totals, the largest groups of live tensors, and the GPU summary."""
+        """Return the dump as human-readable text."""
         gpu = (("allocated", self.allocated_bytes), ("reserved", self.reserved_bytes), ("peak", self.gpu_peak_bytes))
         lines = [f"rss_bytes {self.rss_bytes}", f"peak_rss_bytes {self.peak_rss_bytes}"]
         lines += [f"gpu_{name}_bytes {size}" for name, size in gpu if size is not None]
@@ -87,12 +87,12 @@ class MemoryDump:
         return "\n".join(lines) + "\n"
 
     def record(self) -> dict[str, Any]:
-        """Return the dump as JSON values, without the human-readable `summary`."""
+        """Return the dump as JSON values."""
         return {name: value for name, value in asdict(self).items() if name != "summary"}
 
 
 def memory_dump(device: torch.device, *, step: int, rank: int) -> MemoryDump:
-    """Return the current memory use. This visits every Python object, so it is too slow for every step."""
+    """Return the current memory use, including all live tensors. Too slow to call in every step."""
     gpu = gpu_bytes(device) or {}
     return MemoryDump(
         step=step,
@@ -110,7 +110,7 @@ def memory_dump(device: torch.device, *, step: int, rank: int) -> MemoryDump:
 
 @contextmanager
 def memory_profile(path: Path, device: torch.device) -> Iterator[None]:
-    """Profile memory in the `with` block, and write a table of the operators that allocated most to `path`.
+    """Profile memory in the `with` block, and write a table of the operators that allocated most.
 
     The table comes from PyTorch's profiler and has one row per operator and input shapes.
     """
@@ -123,7 +123,7 @@ def memory_profile(path: Path, device: torch.device) -> Iterator[None]:
 
 
 class AllocatorHistory:
-    """Recording of all GPU allocations with their stack traces, by PyTorch's CUDA allocator.
+    """Recording of all GPU allocations with their stack traces.
 
     The files that `dump` writes can be viewed at https://pytorch.org/memory_viz.
     """

@@ -1,6 +1,6 @@
-"""The language model TinyLM (embedding, transformer blocks, norm, head) on one device.
+"""The language model TinyLM on one device.
 
-nsa/nsa_attention/parallelize.py wraps the model for several ranks.
+parallelize.py wraps the model for several ranks.
 
 Dimensions: B batch, T tokens, L tokens of the longest packed document, M model width, V vocabulary, p pairs of
 dimensions that rotary embeddings rotate together.
@@ -27,7 +27,7 @@ NORM_EPSILON = 1e-6
 
 
 class Recompute(StrEnum):
-    """Modes of gradient checkpointing, as torch.utils.checkpoint names them."""
+    """Modes of gradient checkpointing."""
 
     REENTRANT = "reentrant"
     NON_REENTRANT = "non_reentrant"
@@ -96,7 +96,7 @@ class TinyLM(nn.Module):
         self.register_buffer("frequencies", rotary_frequencies(config.d_k), persistent=False)
 
     def forward(self, tokens_BT: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
-        """Return the logits [B, T, vocab] of the token ids `tokens_BT`.
+        """Return the logits [B, T, vocab] of the token ids.
 
         `lengths` splits the concatenated rows into documents of these lengths in tokens. Documents do not attend to
         each other, and positions start from 0 in each document. Raises ValueError if the lengths do not add up to B*T.
@@ -129,7 +129,7 @@ class Layer(nn.Module):
         self.compiled: Run | None = None  # the compiled `run`, or None
 
     def forward(self, x_BTM: Tensor, cos_sin_2Tp: Tensor, documents: PackedLayout | None = None) -> Tensor:
-        """Return the output [B, T, M]; with gradient checkpointing if `recompute` is set."""
+        """Return the output of the block, [B, T, M], with gradient checkpointing if enabled."""
         run = self.compiled or self.run
         if self.recompute is None:
             return run(x_BTM, cos_sin_2Tp, None, documents)
@@ -141,7 +141,10 @@ class Layer(nn.Module):
     def run(
         self, x_BTM: Tensor, cos_sin_2Tp: Tensor, memo_number: Tensor | None, documents: PackedLayout | None = None
     ) -> Tensor:
-        """Return the output [B, T, M]. `memo_number` is the number of the SelectionMemo to use, or None."""
+        """Compute the output of the block, [B, T, M].
+
+        `memo_number` identifies the SelectionMemo of a block with gradient checkpointing.
+        """
         raise NotImplementedError
 
 
@@ -170,7 +173,10 @@ class Block(Layer):
 
 
 class SwiGLU(nn.Module):
-    """MLP down(silu(gate(x)) * up(x)) whose hidden width is 8/3 of the model width, rounded up to a multiple of 64."""
+    """SwiGLU MLP, down(silu(gate(x)) * up(x)).
+
+    The hidden width is 8/3 of the model width, rounded up to a multiple of 64.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -184,7 +190,7 @@ class SwiGLU(nn.Module):
 
 
 class StockBlock(Layer):
-    """PyTorch's TransformerEncoderLayer with a causal mask: a baseline that shares no layer code with this package."""
+    """PyTorch's TransformerEncoderLayer with a causal mask, a baseline independent of this package."""
 
     def __init__(self, config: NSAConfig) -> None:
         super().__init__()
@@ -200,11 +206,9 @@ class StockBlock(Layer):
         return self.layer(x_BTM, src_mask=self._mask(x_BTM), is_causal=True)
 
     def _mask(self, x_BTM: Tensor) -> Tensor:
-        """Return the causal mask [T, T] that the layer requires.
-
-        In training the layer uses only `is_causal` and never reads the mask. The mask is then a single NaN expanded to
-        [T, T]: it takes no memory, and a PyTorch version that did read the mask would fail visibly.
-        """
+        """Return the causal mask [T, T] that PyTorch's layer requires."""
+        # In training the layer uses only `is_causal` and never reads the mask. The mask is then a single NaN expanded
+        # to [T, T]: it takes no memory, and a PyTorch version that did read the mask would fail visibly.
         tokens = x_BTM.shape[1]
         if self.training:
             return x_BTM.new_full((), torch.nan).expand(tokens, tokens)
@@ -212,7 +216,7 @@ class StockBlock(Layer):
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Return the number of elements of all parameters; a shared parameter counts once."""
+    """Return the number of elements in all parameters of a model."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 

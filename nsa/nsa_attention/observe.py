@@ -1,4 +1,4 @@
-"""Traces of the backward pass, printed as lines: which gradients arrived, and which modules it has reached."""
+"""Traces of the backward pass, printed as lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WRAPPERS = frozenset({"_fsdp_wrapped_module"})
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield each module with its name, without the name parts of FSDP1 wrappers.
 
-    Of an FSDP1 wrapper and the module it wraps, only the wrapper is yielded, because the wrapper is what gets called.
+    A wrapped module is not yielded, only its wrapper, because the wrapper is what gets called.
     """
     for name, module in model.named_modules():
         parts = name.split(".")
@@ -25,13 +25,13 @@ def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def say(line: str) -> None:
-    """Print a line to stdout in a single write, so that lines of several ranks and threads never mix."""
+    """Print a line to stdout in a single write, so that the lines of several ranks do not mix."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 class GradientTrace:
-    """Trace of the parameters whose gradients arrived in a step, in order of arrival, and of DDP's buckets.
+    """Trace of the gradients that arrived in a step, in order of arrival.
 
     `buckets` returns the parameters of each DDP bucket of this step, by bucket number; without DDP it returns {}.
     """
@@ -53,7 +53,7 @@ class GradientTrace:
                 parameter.register_post_accumulate_grad_hook(self._recorder(name))
 
     def after_backward(self, step: int) -> None:
-        """Print how many gradients arrived and which are missing, write their order, and start a new step."""
+        """Print how many gradients arrived in this step and which are missing."""
         missing = [name for name in self._parameters if name not in self._arrived]
         lines = [f"[GRAD-TRACE] after_backward_step{step} arrived={len(self._arrived)} missing={len(missing)}"]
         say("\n".join(lines + [f"  - MISSING: {name}" for name in missing]))
@@ -67,7 +67,7 @@ class GradientTrace:
         return record
 
     def _write_order(self, step: int, arrival_order: list[str], missing: list[str]) -> None:
-        """Append the order of arrival to the file if it differs from the previous step; usually it does not."""
+        """Append the order of arrival to the file if it differs from the previous step."""
         parameters_by_bucket = {
             number: [self._names[id(parameter)] for parameter in parameters if id(parameter) in self._names]
             for number, parameters in self._buckets().items()
@@ -87,10 +87,10 @@ class GradientTrace:
 def ready_buckets(
     arrival_order: Sequence[str], parameters_by_bucket: Mapping[int, Sequence[str]]
 ) -> list[dict[str, Any]]:
-    """Return the buckets in the order in which they became ready, that is, when their last gradient arrived.
+    """Return the DDP buckets in the order in which their last gradient arrived.
 
-    Buckets with a missing gradient come last. DDP reduces buckets by their numbers, whatever this order is.
-    `arrival_order` lists parameter names in order of arrival.
+    `arrival_order` lists parameter names in order of arrival. Buckets with a missing gradient come last. DDP itself
+    reduces buckets in the order of their numbers.
     """
     arrival_index = {name: number for number, name in enumerate(arrival_order)}
     bucket_order = sorted(
@@ -117,7 +117,7 @@ class ViewGradientTrace(GradientTrace):
     """
 
     def __init__(self, model: nn.Module, order_file: Path) -> None:
-        """Trace `model`, which must not be wrapped yet, because wrapping replaces the parameter names."""
+        """Start tracing `model`, which must not be wrapped yet, because wrapping replaces the parameter names."""
         names = {parameter: name for name, parameter in model.named_parameters()}
         super().__init__(((name, parameter) for parameter, name in names.items()), order_file)
         for module in model.modules():
@@ -140,7 +140,7 @@ class ViewGradientTrace(GradientTrace):
 
 
 class ModuleBackwardTrace:
-    """Trace that prints a line when the backward pass reaches the output of a module.
+    """Trace that prints a line when the backward pass reaches a module.
 
     It hooks autograd nodes. PyTorch's full backward hooks would wrap a module's inputs and outputs, which breaks
     programs that change them in place.
@@ -162,10 +162,8 @@ class ModuleBackwardTrace:
 
 
 def traced_modules(model: nn.Module, *, compiled: bool = False) -> list[tuple[str, nn.Module]]:
-    """Return the modules to trace, by name: blocks, their attention and MLP, and the attention branches.
-
-    For compiled models only whole blocks are returned, because compiled code does not run hooks added later.
-    """
+    """Return the modules to trace, with their names: blocks, attention, MLPs and attention branches."""
+    # For compiled models only whole blocks are returned, because compiled code does not run hooks added later.
     parts = [(name, module) for name, module in named_modules(model) if name.startswith("blocks.") and _is_part(name)]
     return [(name, module) for name, module in parts if not compiled or name.count(".") == 1]
 

@@ -1,12 +1,12 @@
-"""Decoding with a paged cache: sequences of different lengths share one batch, and may start and end at any time.
+"""Decoding with a paged cache, for sequences of different lengths in one batch.
 
-In a step every sequence has one new token. These tokens form one row, like the tokens of a single sequence, so the
-projections, norms and the MLP run unchanged; only attention distinguishes the sequences.
+Sequences may start and end at any time. In a step every sequence has one new token. These tokens form one row, like the
+tokens of a single sequence, so the projections, norms and the MLP run unchanged; only attention distinguishes the
+sequences.
 
-Dimensions: R new tokens, one per sequence, N new tokens of one row, n sequences that complete a block in this step,
-C new tokens of one sequence, M model width, H query heads, G groups, P rows of a page, T tokens of a prompt,
-S compressed blocks, l tokens of a block, D key width, E value width, p pairs of dimensions that rotary embeddings
-rotate together.
+Dimensions: R new tokens, one per sequence, N new tokens of one row, n sequences that complete a block in this step, C
+new tokens of one sequence, M model width, H query heads, G groups, P rows of a page, T tokens of a prompt, S compressed
+blocks, l tokens of a block, D key width, E value width, p pairs of dimensions that rotary embeddings rotate together.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .pages import Kind, PageTables
 
 
 class PagedCache:
-    """Cache of a model for sequences numbered from 0, which share one pool of pages (nsa/nsa_attention/pages.py).
+    """Cached keys and values of several sequences, which share one pool of pages.
 
     A sequence starts with the first token appended under its number. It owns pages for all keys and values that later
     tokens can attend to; for the sliding branch these are the pages of its window. `end` frees its pages.
@@ -55,12 +55,12 @@ class PagedCache:
 
     @property
     def batch(self) -> int:
-        """Maximum number of sequences."""
+        """Return the maximum number of sequences."""
         return len(self.tables.sequences)
 
     @property
     def free_pages(self) -> int:
-        """Number of pages that no sequence owns."""
+        """Return the number of free pages."""
         return self.tables.pool.free
 
     def lengths(self) -> list[int]:
@@ -68,12 +68,12 @@ class PagedCache:
         return [sequence.tokens for sequence in self.tables.sequences]
 
     def end(self, sequence: int) -> None:
-        """Free the pages of `sequence`. The next token appended under this number starts a new sequence."""
+        """End a sequence, and free its pages."""
         self.tables.end(sequence)
 
 
 class LayerPages:
-    """Pages of one layer, and each sequence's latest l uncompressed tokens, from which the next block is compressed."""
+    """Pages of one layer, and the latest uncompressed tokens of each sequence."""
 
     def __init__(self, tables: PageTables, config: NSAConfig) -> None:
         self._tables, self._config = tables, config
@@ -91,16 +91,16 @@ class LayerPages:
         return self._pages
 
     def write(self, page_N: Tensor, inside_N: Tensor, k_GND: Tensor, v_GNE: Tensor) -> None:
-        """Write keys and values of N tokens or blocks to row `inside_N` of page `page_N`."""
+        """Write the keys and values of N tokens or blocks to row `inside_N` of page `page_N`."""
         for tensor, rows in zip(self.pages(k_GND), (k_GND, v_GNE), strict=True):
             tensor[page_N, :, inside_N] = rows.transpose(0, 1)
 
     def store_recent(
         self, placement: TokenPlacement, tokens: slice, k_GND: Tensor, v_GNE: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Store uncompressed keys and values of the row's `tokens`, and return the storage of all sequences.
+        """Store uncompressed keys and values, and return the stored ones of all sequences.
 
-        The storage has the shapes [sequences, G, l, D] and [sequences, G, l, E]; token t is in row t % l.
+        They have the shapes [sequences, G, l, D] and [sequences, G, l, E]; token t is in row t % l.
         """
         length = self._config.block_len
         if self._recent is None:
@@ -118,7 +118,7 @@ class LayerPages:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenPlacement:
-    """Sequence and position of the N new tokens of a row: one token each of several sequences, or one prompt."""
+    """The sequence and position of each new token in a row."""
 
     sequences_N: Tensor  # number of each token's sequence
     positions_N: Tensor  # position of each token in its sequence
@@ -128,7 +128,7 @@ class TokenPlacement:
     longest: int  # length in tokens of the longest of these sequences, including the new tokens
 
     def locate(self, kind: Kind, tokens: Tensor | slice, row: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the page of `row` for each of the row's `tokens`, and the index of the row within that page.
+        """Return the page that contains row `row` of each token's sequence, and the index within that page.
 
         `row` counts the rows of this kind in the token's sequence.
         """
@@ -137,7 +137,7 @@ class TokenPlacement:
 
 @torch.no_grad()
 def append_to_pages(model: TinyLM, tokens: Mapping[int, Tensor], cache: PagedCache) -> dict[int, Tensor]:
-    """Append new tokens [C] of some sequences to the cache and return the output of the last block, [C, M], for each.
+    """Append new tokens to some sequences, and return the output of the last block, [C, M], for each sequence.
 
     `tokens` maps sequence numbers to tokens; other sequences do not change. The first tokens of a sequence run through
     the layers' own forward pass. Later tokens run one after another, each step with one token of every sequence that
@@ -161,7 +161,7 @@ def append_to_pages(model: TinyLM, tokens: Mapping[int, Tensor], cache: PagedCac
 
 
 def _run_prompt(model: TinyLM, tokens_T: Tensor, number: int, cache: PagedCache) -> Tensor:
-    """Append the prompt of sequence `number` and return the output of the last block, [T, M]."""
+    """Append the prompt of a new sequence, and return the output of the last block, [T, M]."""
     length = len(tokens_T)
     placement = _placement(model, cache, [number] * length, range(length), tokens_T.device)
     x_1TM = model.embed(tokens_T)[None]
@@ -177,7 +177,7 @@ def _run_prompt(model: TinyLM, tokens_T: Tensor, number: int, cache: PagedCache)
 
 
 def _run_step(model: TinyLM, tokens: Mapping[int, Tensor], cache: PagedCache) -> Tensor:
-    """Append one token of each sequence and return the output of the last block, [R, M]."""
+    """Append one token to each sequence, and return the output of the last block, [R, M]."""
     sequences = [cache.tables.sequences[number] for number in tokens]
     token_R = torch.stack(list(tokens.values()))
     placement = _placement(model, cache, list(tokens), [sequence.tokens for sequence in sequences], token_R.device)
@@ -230,7 +230,7 @@ def _attend_pages(layer: NSAttention, x_1RM: Tensor, q_1HRD: Tensor, rows: Paged
 def _write_tokens(
     layer: NSAttention, x_1NM: Tensor, layer_pages: LayerPages, placement: TokenPlacement, window_from: int
 ) -> None:
-    """Write keys and values of the selected branch, and those of the sliding branch from token `window_from` on."""
+    """Write the keys and values of new tokens to the pages of a layer."""
     config = layer.config
     for branch, kind, start in ((Branch.SEL, Kind.TOKENS, 0), (Branch.WIN, Kind.WINDOW, window_from)):
         if branch in config.branches:
@@ -255,7 +255,7 @@ def _write_prompt_blocks(layer: NSAttention, x_1TM: Tensor, layer_pages: LayerPa
 
 @dataclass(frozen=True, kw_only=True)
 class NewBlocks:
-    """Compressed blocks that the new tokens of a step complete."""
+    """The compressed blocks that are completed by the new tokens of a step."""
 
     tokens_n: Tensor  # index of the completing token in the row
     rows_nl: Tensor  # rows of LayerPages._recent with the tokens of the block
@@ -263,7 +263,7 @@ class NewBlocks:
 
     @classmethod
     def of(cls, placement: TokenPlacement, config: NSAConfig, last_positions: Sequence[int]) -> NewBlocks | None:
-        """Return the blocks that end with tokens at `last_positions`, or None if no block ends there."""
+        """Return the blocks that end at these positions, or None if there are none."""
         length, stride = config.block_len, config.block_stride
         begins = [position + 1 - length for position in last_positions]
         tokens = [token for token, begin in enumerate(begins) if begin >= 0 and begin % stride == 0]
@@ -294,11 +294,9 @@ def _write_completed_blocks(
 
 
 def _uncompressed_keys_values(layer: NSAttention, x_1NM: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return unrotated keys and values [1, G, N, *] to compress into blocks, or None if the layer uses no blocks.
-
-    Without a compressed branch these are the keys and values of the selected branch. Its block means rank the blocks,
-    and the compressed values are never read.
-    """
+    """Return the keys and values [1, G, N, *] to compress into blocks, or None if the layer uses no blocks."""
+    # Without a compressed branch these are the keys and values of the selected branch. Its block means rank the blocks,
+    # and the compressed values are never read.
     config = layer.config
     if Branch.CMP not in config.branches and Branch.SEL not in config.branches:
         return None
@@ -307,7 +305,6 @@ def _uncompressed_keys_values(layer: NSAttention, x_1NM: Tensor) -> tuple[Tensor
 
 
 def _compress(layer: NSAttention, k_BGTD: Tensor, v_BGTE: Tensor) -> tuple[Tensor, Tensor]:
-    """Return an unrotated key and a value for each complete block of the given tokens, [B, G, S, *]."""
     config = layer.config
     if Branch.CMP in config.branches:
         return layer.cmp.k_blocks(k_BGTD), layer.cmp.v_blocks(v_BGTE)

@@ -25,7 +25,10 @@ MIN_COLUMNS = 16
 
 
 class Kind(IntEnum):
-    """Content of the rows of a page. The value is the index in the second dimension of the tables."""
+    """What the rows of a page contain.
+
+    The value is the index in the second dimension of the tables.
+    """
 
     BLOCKS = 0  # compressed blocks, or block means if the layer has no compressed branch
     TOKENS = 1  # tokens of the selected branch
@@ -37,7 +40,7 @@ class OutOfPagesError(CannotRunError):
 
 
 def default_page_len(config: NSAConfig) -> int:
-    """Return the default page length in rows: the least common multiple of select_len and 16."""
+    """Return the default page length in rows."""
     return math.lcm(config.select_len, MIN_PAGE_ALIGNMENT)
 
 
@@ -59,7 +62,7 @@ def pages_needed(config: NSAConfig, tokens: int, page_len: int | None = None) ->
 
 
 def stored_kinds(config: NSAConfig) -> tuple[Kind, ...]:
-    """Return the kinds of rows that a layer with this configuration caches."""
+    """Return the kinds of rows that a layer of this model caches."""
     cached = {
         Kind.BLOCKS: Branch.CMP in config.branches or Branch.SEL in config.branches,
         Kind.TOKENS: Branch.SEL in config.branches,
@@ -70,14 +73,16 @@ def stored_kinds(config: NSAConfig) -> tuple[Kind, ...]:
 
 @dataclass(kw_only=True)
 class PageRange:
-    """Pages of one kind that a sequence owns, for consecutive columns of the table starting at `first`."""
+    """The pages of a sequence for one kind of rows.
+
+    They are in consecutive columns of the table, starting at `first`.
+    """
 
     first: int = 0
     pages: list[int] = field(default_factory=list)
 
     @property
     def stop(self) -> int:
-        """The column after the last page."""
         return self.first + len(self.pages)
 
 
@@ -90,7 +95,7 @@ class PagedSequence:
 
 
 class Pool:
-    """Page numbers that are free. The page released last is taken first."""
+    """The numbers of the free pages."""
 
     def __init__(self, pages: int) -> None:
         self.size = pages
@@ -98,25 +103,23 @@ class Pool:
 
     @property
     def free(self) -> int:
-        """Number of free pages."""
         return len(self._free)
 
     def take(self) -> int:
-        """Return a free page, which is no longer free. Raises IndexError if there is none."""
+        """Take a free page from the pool, and return its number."""
         return self._free.pop()
 
     def release(self, pages: list[int]) -> None:
-        """Mark `pages` as free."""
         self._free += reversed(pages)
 
 
 class PageTables:
-    """Lengths and pages of the sequences of one batch, on the host and as a table on the device."""
+    """The lengths and pages of all sequences in a batch, on the host and as a table on the device."""
 
     def __init__(self, config: NSAConfig, sequences: int, pages: int, page_len: int | None) -> None:
         """Create tables without pages. `page_len` is in rows; None means the default length.
 
-        Raises CannotRunError for attention without NSA branches, and if `page_len` is no multiple of select_len.
+        Raises CannotRunError for attention without NSA branches, and if `page_len` is not a multiple of select_len.
         """
         if config.attention is not Attention.NSA:
             raise CannotRunError(
@@ -158,13 +161,13 @@ class PageTables:
             self._not_in_table[number, kind, column] = page_range.pages[-1]
 
     def end(self, number: int) -> None:
-        """Release all pages of a sequence. The next token under this number starts a new sequence."""
+        """Release all pages of a sequence."""
         for page_range in self.sequences[number].pages_by_kind.values():
             self.pool.release(page_range.pages)
         self.sequences[number] = PagedSequence()
 
     def table(self, device: torch.device) -> Tensor:
-        """Return the page numbers [sequences, 3, columns], int32, on `device`.
+        """Return the page numbers on `device`, int32, shape [sequences, 3, columns].
 
         Entries for which a sequence owns no page contain arbitrary valid page numbers.
         """
@@ -182,7 +185,7 @@ class PageTables:
         return self._table
 
     def first_in_window(self, tokens: int) -> int:
-        """Return the first token in the window of token number `tokens` (counted from 0); later windows start later."""
+        """Return the first token that is in the sliding window of token number `tokens`."""
         return max(0, tokens - self._config.window + 1)
 
     def _free_pages_before_window(self, sequence: PagedSequence) -> None:
@@ -193,7 +196,7 @@ class PageTables:
             page_range.first, page_range.pages = page_range.first + over, page_range.pages[over:]
 
     def _missing_pages(self, sequence: PagedSequence, count: int) -> Iterator[tuple[Kind, int]]:
-        """Yield kind and column of each page that a sequence lacks for `count` more tokens."""
+        """Yield the kind and column of each page that a sequence needs for `count` more tokens."""
         end = sequence.tokens + count
         rows = dict.fromkeys(self._stored_kinds, end)
         if Kind.BLOCKS in rows:

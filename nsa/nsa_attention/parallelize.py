@@ -1,6 +1,7 @@
-"""Preparation of a model for training on all ranks: gradient checkpointing, compilation, and the wrapper.
+"""Preparation of a model for training on all ranks.
 
-The module also contains the communication hooks that reduce DDP's gradient buckets.
+This includes gradient checkpointing, compilation, the wrapper, and the communication hooks that reduce DDP's gradient
+buckets.
 """
 
 # No `from __future__ import annotations` in this module, because DDP checks the annotations of communication hooks.
@@ -32,22 +33,18 @@ Hook = Callable[[Any, GradBucket], torch.futures.Future[Tensor]]
 
 
 def comm_hook_for(name: str, backend: str | None) -> Hook:
-    """Return the DDP communication hook for a value of `--comm-hook`, "none" or "bf16".
-
-    The hook for "bf16" sends gradients as bfloat16. With `backend` "nccl" it is PyTorch's hook. gloo cannot add
-    bfloat16, so other backends use `gloo_bf16_hook`.
-    """
+    """Return the DDP communication hook for a value of `--comm-hook`."""
+    # The hook for "bf16" sends gradients as bfloat16. With `backend` "nccl" it is PyTorch's hook. gloo cannot add
+    # bfloat16, so other backends use `gloo_bf16_hook`.
     if name == "none":
         return allreduce_hook
     return bf16_compress_hook if backend == "nccl" else gloo_bf16_hook
 
 
 def gloo_bf16_hook(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Average a gradient bucket over all ranks, with gradients sent as bfloat16. A DDP communication hook for gloo.
-
-    The hook waits for both of its exchanges before it returns. If the second exchange were started by a callback of
-    the first, it would run in one of gloo's threads, and the ranks might start their exchanges in different orders.
-    """
+    """Average a gradient bucket over all ranks in bfloat16 (a DDP communication hook for gloo)."""
+    # The hook waits for both of its exchanges before it returns. If the second exchange were started by a callback of
+    # the first, it would run in one of gloo's threads, and the ranks might start their exchanges in different orders.
     buffer = bucket.buffer()
     buffer.copy_(mean_as_bf16(buffer))
     result: torch.futures.Future[Tensor] = torch.futures.Future()
@@ -56,12 +53,10 @@ def gloo_bf16_hook(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor
 
 
 def mean_as_bf16(values: Tensor) -> Tensor:
-    """Return the mean of a flat tensor over all ranks, with values sent as bfloat16.
-
-    Each rank receives one part of the tensor from all ranks, averages it in float32, and sends the mean to all ranks.
-    Values are rounded to bfloat16 before both exchanges. They are sent as bytes, because gloo does not support
-    bfloat16.
-    """
+    """Return the mean of a flat tensor over all ranks, sent as bfloat16."""
+    # Each rank receives one part of the tensor from all ranks, averages it in float32, and sends the mean to all ranks.
+    # Values are rounded to bfloat16 before both exchanges. They are sent as bytes, because gloo does not support
+    # bfloat16.
     ranks = dist.get_world_size()
     sent = functional.pad(values, (0, -values.numel() % ranks)).to(torch.bfloat16)
     received = torch.empty_like(sent)
@@ -73,7 +68,7 @@ def mean_as_bf16(values: Tensor) -> Tensor:
 
 @dataclass
 class BucketTrace:
-    """State of the hook `announce_and_reduce`: the rank, the buckets of the current step, and whether to print them.
+    """The gradient buckets that DDP has reduced in a step, recorded to print them.
 
     Printing STEPS steps is enough. In the first step, DDP uses a single bucket while it records the order of the
     gradients. The buckets of the second step are final.
@@ -87,13 +82,13 @@ class BucketTrace:
     parameters_by_bucket: dict[int, list[Tensor]] = field(default_factory=dict)  # of this step
 
     def take_parameters(self) -> dict[int, list[Tensor]]:
-        """Return the parameters of each bucket of this step, by bucket number, and clear the record."""
+        """Return the parameters of each recorded bucket, by bucket number, and clear the record."""
         parameters_by_bucket, self.parameters_by_bucket = self.parameters_by_bucket, {}
         return parameters_by_bucket
 
 
 def announce_and_reduce(trace: BucketTrace, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Record the bucket, print a line about it if the trace is printing, and reduce it. A DDP communication hook."""
+    """Record a gradient bucket, print a line about it, and reduce it (a DDP communication hook)."""
     trace.parameters_by_bucket[bucket.index()] = bucket.parameters()
     if trace.is_printing:
         buffer = bucket.buffer()
@@ -116,7 +111,7 @@ def freeze(model: nn.Module, pattern: str) -> list[str]:
 
 
 def parallelize(model: TinyLM, settings: Settings, world: World, buckets: BucketTrace | None) -> nn.Module:
-    """Apply gradient checkpointing, compilation and the wrapper of `settings`, in this order, and return the result.
+    """Apply gradient checkpointing, compilation and the wrapper of `settings`, and return the wrapped model.
 
     `model` itself is changed and stays usable, with the same parameters. `buckets` records DDP's buckets; None if they
     are not traced. The order ensures that a checkpointed layer recomputes with compiled code.
@@ -142,24 +137,22 @@ def checkpoint_layers(model: TinyLM, layers: Iterable[int], mode: Recompute) -> 
 
 
 def compile_layers(model: TinyLM, backend: str = "inductor") -> None:
-    """Compile the computation of each layer with torch.compile. All layers share the compiled code."""
+    """Compile each layer with torch.compile. All layers share the compiled code."""
     for block in model.blocks:
         block.compiled = torch.compile(block.run, backend=backend)
 
 
 def compute_dtype(settings: Settings, world: World) -> torch.dtype:
-    """Return the dtype that the layers compute in.
-
-    For `--dtype auto`, this is the dtype of the model's shape on a GPU, and float32 on a CPU, because CPUs have no fast
-    half-precision dtype.
-    """
+    """Return the dtype that the layers compute in."""
+    # For `--dtype auto`, this is the dtype of the model's configuration on a GPU, and float32 on a CPU, because CPUs
+    # have no fast half-precision dtype.
     if settings.dtype != "auto":
         return getattr(torch, settings.dtype)
     return getattr(torch, settings.model.dtype) if world.device.type == "cuda" else torch.float32
 
 
 def without_reduction(model: nn.Module, wrapper: Wrapper) -> AbstractContextManager[object]:
-    """Return a context manager in which backward passes accumulate gradients without reducing them across ranks.
+    """Return a context manager in which gradients accumulate without being reduced across ranks.
 
     The next backward pass outside the context reduces the accumulated gradients.
     """
@@ -184,7 +177,7 @@ def clip_gradients(model: nn.Module, wrapper: Wrapper, limit: float) -> Tensor:
 
 
 def average_gradients(model: nn.Module, world: World) -> None:
-    """Average the gradients over all ranks after the backward pass, with one all_reduce per parameter."""
+    """Average the gradients over all ranks, with one all_reduce per parameter."""
     for parameter in model.parameters():
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad)

@@ -1,4 +1,6 @@
-"""Tokenize texts into token files: `python -m nsa_attention.prepare shards/ --out tokens`, then `--data tokens`.
+"""Command that tokenizes texts into token files for training.
+
+Usage: `python -m nsa_attention.prepare shards/ --out tokens`, then `--data tokens`.
 
 Each shard becomes one part in the directory OUT.partial. When all parts are finished, the directory is renamed to OUT,
 so a directory OUT is always complete. If the program is killed, the same command continues with the unfinished parts.
@@ -34,7 +36,7 @@ BAR_WIDTH = 24
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A finished token file, the shard and tokenizer it was made with, and its size."""
+    """A finished token file, with the shard and the tokenizer it was made from."""
 
     file: str
     source: str
@@ -45,7 +47,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareRequest:
-    """Parsed and checked arguments of the command."""
+    """Validated arguments of the command."""
 
     inputs: tuple[Any, ...]
     out: Path
@@ -92,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def prepare(request: PrepareRequest, progress: Progress) -> None:
-    """Tokenize all shards of `request` and create its output directory.
+    """Tokenize all shards, and create the output directory.
 
     Raises CannotRunError if the directory exists already, or if the texts cannot be read or the tokens not written.
     Finished parts are kept and reused by the next call.
@@ -125,11 +127,9 @@ def _write_part(
     problems: DataProblems,
     progress: Progress,
 ) -> Part | None:
-    """Write the tokens of shard number `number` to a file in `folder`, and return its description.
-
-    Return None if the shard has no text. The part is finished when its JSON record exists. If the record of an earlier
-    run matches the shard and the tokenizer, the part is not written again.
-    """
+    """Tokenize one shard into a file, and return its description, or None if the shard has no text."""
+    # The part is finished when its JSON record exists. If the record of an earlier run matches the shard and the
+    # tokenizer, the part is not written again.
     path = folder / f"train_{number:05d}.bin"
     record = path.with_suffix(".json")
     empty_part = Part(file=path.name, source=shard.identity(), tokenizer=tokenizer.name, tokens=0, documents=0)
@@ -231,7 +231,7 @@ def _write_atomically(path: Path, content: dict[str, Any]) -> None:
 
 
 class Progress:
-    """Progress output: a line per finished shard, and a progress bar if the stream is a terminal."""
+    """Progress output: a line per finished shard, and a progress bar on a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._redrawn_s, self._started_s = stream, 0.0, time.monotonic()
@@ -254,11 +254,7 @@ class Progress:
             self._stream.flush()
 
     def line(self) -> str:
-        """Return the progress bar as a line of text.
-
-        The progress is the share of the files' bytes that were read, or the share of finished shards if no shard is a
-        local file.
-        """
+        """Return the progress bar as a line of text."""
         share = self._share()
         full = int(share * BAR_WIDTH)
         speed = self._tokens / max(1e-9, time.monotonic() - self._started_s)
@@ -297,7 +293,6 @@ class Progress:
 
 
 def _size(shard: Shard) -> int:
-    """Return the file size of a shard in bytes, or 0 if the shard is not a local file."""
     try:
         return shard.path.stat().st_size if isinstance(shard, FileShard) else 0
     except OSError:
@@ -305,7 +300,7 @@ def _size(shard: Shard) -> int:
 
 
 def text_source(text: str) -> Any:
-    """Parse a data source as `--data` takes it. Raises ValueError if it is unknown or does not consist of texts."""
+    """Parse a data source as `--data` takes it. Raises ValueError if it does not consist of texts."""
     source = data_source(text)
     if source is Data.SYNTHETIC:
         raise ValueError("expected texts; synthetic data consists of tokens")
@@ -313,10 +308,6 @@ def text_source(text: str) -> Any:
 
 
 def _read_request(arguments: Sequence[str]) -> PrepareRequest:
-    """Parse the command-line arguments.
-
-    Raises SettingsError with one line per wrong value. For usage errors and --help, argparse exits.
-    """
     raw_values = vars(_parser().parse_args(arguments))
     values: dict[str, Any] = {option.name: option.default for option in OPTIONS}
     mistakes = []

@@ -3,8 +3,8 @@
 Each function computes in the dtype of its inputs and takes one sequence, without a batch dimension. `weights` maps the
 names of the model's state_dict to tensors.
 
-Dimensions: H query heads, G groups of query heads, T tokens, S compressed blocks, b selection blocks, M model width,
-F hidden width of the MLP, D key width, E value width, p pairs of dimensions, l tokens of a compressed block, n selected
+Dimensions: H query heads, G groups of query heads, T tokens, S compressed blocks, b selection blocks, M model width, F
+hidden width of the MLP, D key width, E value width, p pairs of dimensions, l tokens of a compressed block, n selected
 blocks per query.
 """
 
@@ -24,7 +24,7 @@ NORM_EPSILON = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSizes:
-    """Sizes of a layer that its weights do not show: the number of heads and groups, and lengths in tokens."""
+    """Sizes of a layer that its weights do not show."""
 
     heads: int
     groups: int
@@ -36,7 +36,7 @@ class LayerSizes:
 
 
 def attend_rows(q_HTD: Tensor, k_GSD: Tensor, v_GSE: Tensor, visible: list[list[list[int]]]) -> tuple[Tensor, Tensor]:
-    """Return softmax(q k / sqrt(D)) v of shape [H, T, E] and the log-sum-exp of the scores, [H, T].
+    """Return the attention output [H, T, E] and the log-sum-exp of the scores, [H, T].
 
     `visible[group][t]` lists the keys that query t attends to. A query without keys gets output 0 and log-sum-exp -inf.
     """
@@ -56,17 +56,16 @@ def attend_rows(q_HTD: Tensor, k_GSD: Tensor, v_GSE: Tensor, visible: list[list[
 def compressed_attention(
     q_HTD: Tensor, k_GSD: Tensor, v_GSE: Tensor, *, block_len: int, block_stride: int
 ) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp of the compressed branch.
-
-    Query t attends to block i if the block's last token, i * block_stride + block_len - 1, is not after t.
-    """
+    """Return the output [H, T, E] and log-sum-exp [H, T] of attention to compressed blocks."""
+    # Query t attends to block i if the block's last token, i * block_stride + block_len - 1, is not after t.
     blocks = range(k_GSD.shape[1])
     visible = [[i for i in blocks if i * block_stride + block_len - 1 <= t] for t in range(q_HTD.shape[1])]
     return attend_rows(q_HTD, k_GSD, v_GSE, [visible] * k_GSD.shape[0])
 
 
 def sliding_attention(q_HTD: Tensor, k_GTD: Tensor, v_GTE: Tensor, *, window: int) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp of the sliding branch. Query t attends to token s if t - window < s <= t."""
+    """Return the output [H, T, E] and log-sum-exp [H, T] of sliding-window attention."""
+    # Query t attends to token s if t - window < s <= t.
     visible = [list(range(max(0, t - window + 1), t + 1)) for t in range(q_HTD.shape[1])]
     return attend_rows(q_HTD, k_GTD, v_GTE, [visible] * k_GTD.shape[0])
 
@@ -74,10 +73,8 @@ def sliding_attention(q_HTD: Tensor, k_GTD: Tensor, v_GTE: Tensor, *, window: in
 def selected_attention(
     q_HTD: Tensor, k_GTD: Tensor, v_GTE: Tensor, indices_GTn: Tensor, *, select_len: int
 ) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp of the selected branch.
-
-    Query t attends to token s if s <= t and block s // select_len is among its indices. EMPTY slots are ignored.
-    """
+    """Return the output [H, T, E] and log-sum-exp [H, T] of attention to the selected blocks."""
+    # Query t attends to token s if s <= t and block s // select_len is one of its indices. EMPTY entries are ignored.
     tokens = q_HTD.shape[1]
     selected_blocks = [[set(row) - {EMPTY} for row in group] for group in indices_GTn.tolist()]
     visible = [
@@ -87,11 +84,9 @@ def selected_attention(
 
 
 def importance(q_HTD: Tensor, k_GSD: Tensor, *, block_len: int, block_stride: int, select_len: int) -> Tensor:
-    """Return the importance [G, T, b] of each selection block (paper, eq. 8 to 10).
-
-    The softmax over compressed blocks is distributed over the selection blocks in proportion to the tokens they share,
-    and summed over the heads of a group.
-    """
+    """Return the importance of each selection block for each query, [G, T, b] (paper, eq. 8 to 10)."""
+    # The softmax over compressed blocks is distributed over the selection blocks in proportion to the tokens they
+    # share, and summed over the heads of a group.
     heads, tokens, width = q_HTD.shape
     groups, compressed_blocks, _ = k_GSD.shape
     result = q_HTD.new_zeros(groups, tokens, -(-tokens // select_len))
@@ -109,10 +104,10 @@ def importance(q_HTD: Tensor, k_GSD: Tensor, *, block_len: int, block_stride: in
 
 
 def select_blocks(importance_GTb: Tensor, *, select_len: int, select_count: int) -> Tensor:
-    """Return the indices [G, T, n] (int32) of the selected blocks (paper, eq. 11), EMPTY in unused slots.
+    """Return the indices of the blocks that each query selects, int32, shape [G, T, n] (paper, eq. 11).
 
     Block 0, the query's own block and the previous block come first, then the most important visible blocks; of equally
-    important blocks the lower index comes first.
+    important blocks the lower index comes first. Unused entries are EMPTY.
     """
     groups, tokens, _ = importance_GTb.shape
     indices = torch.full((groups, tokens, select_count), EMPTY, dtype=torch.int32)
@@ -129,7 +124,7 @@ def select_blocks(importance_GTb: Tensor, *, select_len: int, select_count: int)
 
 
 def block(x_TM: Tensor, weights: Mapping[str, Tensor], sizes: LayerSizes) -> Tensor:
-    """Return the output [T, M] of a transformer block: x + attention(norm(x)), then x + mlp(norm(x)) with a SwiGLU."""
+    """Return the output [T, M] of a transformer block, x + attention(norm(x)) and then x + mlp(norm(x))."""
     normed_TM = functional.rms_norm(x_TM, x_TM.shape[-1:], weights["attn_norm.weight"], NORM_EPSILON)
     x_TM = x_TM + attention(normed_TM, _with_prefix(weights, "attn"), sizes)
     normed_TM = functional.rms_norm(x_TM, x_TM.shape[-1:], weights["mlp_norm.weight"], NORM_EPSILON)
@@ -138,7 +133,7 @@ def block(x_TM: Tensor, weights: Mapping[str, Tensor], sizes: LayerSizes) -> Ten
 
 
 def attention(x_TM: Tensor, weights: Mapping[str, Tensor], sizes: LayerSizes) -> Tensor:
-    """Return the output [T, M] of an NSA layer: the branches that have weights, summed with gates (paper, eq. 5)."""
+    """Return the output [T, M] of an NSA layer (paper, eq. 5)."""
     tokens = range(x_TM.shape[0])
     q_HTD = rotate(_heads(x_TM, weights["q_proj.weight"], sizes.heads), tokens)
     lengths = {"block_len": sizes.block_len, "block_stride": sizes.block_stride}
@@ -171,7 +166,8 @@ def attention(x_TM: Tensor, weights: Mapping[str, Tensor], sizes: LayerSizes) ->
 
 
 def rotate(x_HTD: Tensor, positions: Sequence[int]) -> Tensor:
-    """Apply rotary position embeddings: rotate each pair of dimensions (i, i + D/2) by position * 10000^(-2i/D)."""
+    """Apply rotary position embeddings."""
+    # Each pair of dimensions (i, i + D/2) is rotated by position * 10000^(-2i/D).
     width = x_HTD.shape[-1]
     pairs = torch.complex(x_HTD[..., : width // 2], x_HTD[..., width // 2 :])
     angles_Tp = angles(positions, width).to(x_HTD.dtype)
@@ -180,13 +176,13 @@ def rotate(x_HTD: Tensor, positions: Sequence[int]) -> Tensor:
 
 
 def angles(positions: Sequence[int], width: int) -> Tensor:
-    """Return the rotary angles [T, D/2] of these positions, in radians, float64."""
+    """Return the rotary angles at these positions in radians, float64, shape [T, D/2]."""
     rows = [[position * ROTARY_BASE ** (-2 * i / width) for i in range(width // 2)] for position in positions]
     return torch.tensor(rows, dtype=torch.float64).view(len(positions), width // 2)
 
 
 def _blocks(x_GTD: Tensor, weights: Mapping[str, Tensor], side: str, sizes: LayerSizes) -> Tensor:
-    """Return one vector per complete block, [G, S, D] (paper, eq. 7).
+    """Return one compressed vector per complete block, [G, S, D] (paper, eq. 7).
 
     The names of the weights show whether the vector is an MLP of the block, its mean, or the sum of both. `side` is "k"
     for keys or "v" for values.
@@ -212,7 +208,6 @@ def _mlp(block_GlD: Tensor, weights: Mapping[str, Tensor], first: str, second: s
 
 
 def _gates(x_TM: Tensor, weights: Mapping[str, Tensor], heads: int) -> Tensor:
-    """Return a gate in (0, 1) per branch, head and token, [branches, H, T]."""
     hidden = functional.silu(x_TM @ weights["hidden.weight"].T + weights["hidden.bias"])
     return torch.sigmoid(hidden @ weights["weight"].T + weights["bias"]).T.unflatten(0, (-1, heads))
 
@@ -230,7 +225,6 @@ def _starts(tokens: int, sizes: LayerSizes) -> range:
 
 
 def _shared_tokens(i: int, j: int, block_len: int, block_stride: int, select_len: int) -> int:
-    """Return the number of tokens that compressed block i and selection block j have in common."""
     begin = max(i * block_stride, j * select_len)
     end = min(i * block_stride + block_len, (j + 1) * select_len)
     return max(0, end - begin)

@@ -1,8 +1,8 @@
-"""Tests of resuming: kill ranks, damage checkpoints, or change the number of ranks, and compare the results.
+"""Command that tests resuming, by comparing an interrupted training run with an uninterrupted one.
 
 `python -m nsa_attention.rehearse killed -- --shape ci --wrapper ddp` trains once without and once with interruptions,
-and prints how much the two runs differ. The exit code is 0 if the difference is within the limit, 1 if it is larger,
-and 2 if the test could not be done.
+and prints how much the two runs differ. Other tests damage checkpoints or change the number of ranks. The exit code is
+0 if the difference is within the limit, 1 if it is larger, and 2 if the test could not be done.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class FailedStageError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """Parsed and checked arguments of the command."""
+    """Validated arguments of the command."""
 
     kind: RehearsalKind
     ranks: int
@@ -80,7 +80,10 @@ class Rehearsal:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the test, and return its exit code: 0, 1 or 2, as in the description of this module."""
+    """Run the test, and return its exit code.
+
+    The code is 0 if the difference is within the limit, 1 if it is larger, and 2 if the test could not be done.
+    """
     try:
         rehearsal = _read_request(sys.argv[1:] if arguments is None else arguments, os.environ)
         _train(rehearsal, rehearsal.uninterrupted, rehearsal.steps)
@@ -98,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _rehearse_kills(rehearsal: Rehearsal) -> None:
-    """Repeat the same training command, as a scheduler would, and kill a random rank in each run but the last.
+    """Repeat the same training command, and kill a random rank in each run but the last.
 
     Raises FailedStageError if a run has not saved its latest checkpoint before the kill.
     """
@@ -131,10 +134,8 @@ def _rehearse_damage(rehearsal: Rehearsal) -> None:
 
 
 def _rehearse_other_world(rehearsal: Rehearsal) -> None:
-    """Train one third of the steps each with all ranks, with half of them, and with all ranks again.
-
-    The number of micro-batches is adapted, so each step uses the same sequences and the runs can be compared.
-    """
+    """Train one third of the steps each with all ranks, with half of them, and with all ranks again."""
+    # The number of micro-batches is adapted, so each step uses the same sequences and the runs can be compared.
     if rehearsal.ranks % 2:
         raise FailedStageError(f"other_world: needs an even number of ranks, got {rehearsal.ranks}")
     third = rehearsal.steps // 3
@@ -157,7 +158,7 @@ def _train(
     every: int | None = None,
     kill: tuple[int, int] | None = None,
 ) -> list[str]:
-    """Launch nsa.train with torchrun, wait for its end, and return the lines that it printed.
+    """Launch nsa.train with torchrun, and return the lines that it printed.
 
     `steps` is the number of its last step, and `every` the number of steps between checkpoints. `kill` is a rank and
     the step after which this rank is killed. Raises FailedStageError if the run fails without `kill`, or succeeds
@@ -215,11 +216,8 @@ def _cut(path: Path) -> None:
 
 
 def _compare_runs(rehearsal: Rehearsal) -> int:
-    """Print how much the losses and weights of the interrupted and the uninterrupted run differ.
-
-    Return the exit code: 0 if the difference is within the limit, and 1 if it is larger or a step is missing.
-    nsa-harness reads the printed numbers as metrics (`expect.metrics`).
-    """
+    """Print how much the interrupted and the uninterrupted run differ, and return the exit code."""
+    # nsa-harness reads the printed numbers as metrics (`expect.metrics`).
     directories = (rehearsal.uninterrupted, rehearsal.interrupted)
     losses, interrupted_losses = map(_losses, directories)
     if not list(losses) == list(interrupted_losses) == list(range(1, rehearsal.steps + 1)):
@@ -235,7 +233,7 @@ def _compare_runs(rehearsal: Rehearsal) -> int:
 
 
 def _losses(directory: Path) -> dict[int, float]:
-    """Return the loss of each step in training.csv. A second row of a step has the negative step as its key."""
+    """Return the loss of each step in training.csv. A repeated step has the key -step."""
     losses: dict[int, float] = {}
     with (directory / "training.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -245,10 +243,6 @@ def _losses(directory: Path) -> dict[int, float]:
 
 
 def _read_request(arguments: Sequence[str], environment: Mapping[str, str]) -> Rehearsal:
-    """Parse the command-line arguments. NSA_OUT_DIR in `environment` is the default of --out-dir.
-
-    Raises SettingsError with one line per wrong value. For usage errors and --help, argparse exits.
-    """
     parser = argparse.ArgumentParser(
         prog=f"python -m {__package__}.rehearse",
         description="Train without and with interruptions, and print how much the results differ.",

@@ -23,7 +23,7 @@ COLLAPSED_SHARE = 0.99  # a gate has collapsed if at least this share is saturat
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionRow:
-    """Statistics of the blocks that all queries of one layer selected: a row of k_stats.csv.
+    """Statistics of the blocks that one layer selected in a step, as a row of k_stats.csv.
 
     `mean`, `least` and `most` count the different blocks of a query. Forced blocks are the first, the current and the
     previous block. Distances are in tokens. A number is None if no query has the blocks that it describes.
@@ -54,15 +54,12 @@ class GateRow:
 
     @property
     def collapsed(self) -> bool:
-        """Whether the gate is closed for almost every token, so that its branch has no effect.
-
-        nsa-harness reports this as gate_collapse.
-        """
+        """Whether the gate is closed for almost every token, so that its branch has no effect."""
         return self.mean <= SHUT and self.saturated_share >= COLLAPSED_SHARE
 
 
 class Observer:
-    """Recorder of selections, gates and dtypes of a sampled step, by forward hooks.
+    """Recorder of selected blocks, gates and dtypes in a step, based on forward hooks.
 
     The hooks are in the model only between `watch` and `release`. Compiled code does not run hooks that are added after
     compilation. For compiled models, therefore, only the dtypes of whole layers are recorded.
@@ -77,7 +74,7 @@ class Observer:
         self._handles: list[Any] = []
 
     def watch(self, *, dtypes: bool = True) -> None:
-        """Add the hooks. With `dtypes`, record the dtypes of all activations too; one step is enough for them."""
+        """Add the hooks to the model. With `dtypes`, they also record the dtypes of activations."""
         for name, module in self._modules.items():
             if self._compiled and name.count(".") > 1:
                 continue
@@ -106,7 +103,7 @@ class Observer:
         return rows
 
     def activation_dtypes(self) -> dict[str, torch.dtype]:
-        """Return the dtype of each module's output, by module name. Only floating-point outputs are included."""
+        """Return the dtype of each module's floating-point output, by module name."""
         return dict(self._dtypes)
 
     def _keep(self, name: str) -> Any:
@@ -128,9 +125,9 @@ class Observer:
 def selection_row(layer: str, indices_BGTn: Tensor, select_len: int, positions_T: Tensor | None = None) -> SelectionRow:
     """Return the statistics of the selected blocks of one layer.
 
-    `indices_BGTn` contains the block indices that each query selected, negative for unused entries (batch, group,
-    token, selection entry). `select_len` is the block length in tokens. `positions_T` is the position of each query in
-    its document; None if each row is a single sequence.
+    `indices_BGTn` contains the block indices that each query selected, negative for unused entries. `select_len` is the
+    block length in tokens. `positions_T` is the position of each query in its document; None if each row is a single
+    sequence.
     """
     tokens = indices_BGTn.shape[2]
     positions_T = torch.arange(tokens, device=indices_BGTn.device) if positions_T is None else positions_T
@@ -173,20 +170,13 @@ def selection_row(layer: str, indices_BGTn: Tensor, select_len: int, positions_T
 
 
 def _distances(blocks: Tensor, positions_T: Tensor, select_len: int) -> Tensor:
-    """Return how many tokens each block ends before the query, or 0 if the block contains the query.
-
-    `blocks` are block indices of shape [..., T, n], and the result has the same shape.
-    """
+    """Return the distance in tokens from each query back to the end of its selected blocks."""
     last = blocks.long() * select_len + select_len - 1
     return (positions_T[:, None] - last).clamp(min=0)
 
 
 def _overlap(sorted_BGTn: Tensor, is_selected: Tensor, positions_T: Tensor) -> Tensor:
-    """Return the mean share of a query's blocks that the previous query of the same document selected too.
-
-    `sorted_BGTn` are sorted block indices, and `is_selected` marks the valid entries. The result is NaN if no query
-    with blocks has a previous query.
-    """
+    """Return the mean share of a query's blocks that the previous query selected too."""
     same = sorted_BGTn[:, :, 1:, :, None] == sorted_BGTn[:, :, :-1, None, :]
     shared = (same & is_selected[:, :, 1:, :, None] & is_selected[:, :, :-1, None, :]).any(-1).sum(-1)
     own = is_selected[:, :, 1:].sum(-1)
@@ -195,10 +185,7 @@ def _overlap(sorted_BGTn: Tensor, is_selected: Tensor, positions_T: Tensor) -> T
 
 
 def _entropy_bits(blocks_BGTn: Tensor, is_free: Tensor, blocks: int) -> Tensor:
-    """Return the entropy in bits of the block indices that `is_free` marks, over all queries.
-
-    The entropy is 0 if these entries are all the same block, and NaN if there are none.
-    """
+    """Return the entropy of the marked block indices in bits, or NaN if none is marked."""
     entries = torch.where(is_free, blocks_BGTn.long().clamp(max=blocks - 1), blocks).flatten()
     counts = torch.zeros(blocks + 1, dtype=torch.double, device=blocks_BGTn.device)
     counts.scatter_add_(0, entries, torch.ones_like(entries, dtype=torch.double))
@@ -207,12 +194,11 @@ def _entropy_bits(blocks_BGTn: Tensor, is_free: Tensor, blocks: int) -> Tensor:
 
 
 def _none_if_nan(value: float) -> float | None:
-    """Return `value`, or None if it is NaN, which is the mean of an empty set."""
     return None if value != value else value
 
 
 def gate_rows(layer: str, gates: Tensor, branches: Iterable[str]) -> list[GateRow]:
-    """Return the statistics of one layer's gates, one row per branch. `gates` has shape [branches, ...]."""
+    """Return the statistics of one layer's gates, one row per branch."""
     flat = gates.flatten(1).double()
     shut, open_ = (flat < SHUT).double().mean(1), (flat > OPEN).double().mean(1)
     numbers = torch.stack([flat.mean(1), flat.std(1), shut + open_, shut, open_], 1).tolist()

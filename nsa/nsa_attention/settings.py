@@ -332,10 +332,8 @@ CONFIG_ENV = "CONFIG"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the argument parser. It returns options as text, and None for options that are not given.
-
-    The text is converted later, together with the values from the environment and the file.
-    """
+    """Return the argument parser for all options. Their values remain text."""
+    # The text is converted later, together with the values from the environment and the file.
     result = argparse.ArgumentParser(
         prog=f"python -m {__package__}.train", description="Train a small NSA language model."
     )
@@ -354,12 +352,12 @@ _FOREIGN_PREFIX = "NSA_HARNESS_"
 
 
 class SettingsError(Exception):
-    """The settings are wrong. The message has one line per mistake, from all sources."""
+    """The settings are wrong. The message has one line per mistake."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of one training run. Values of `auto` are resolved later, because they depend on the machine."""
+    """All settings of one training run."""
 
     model: NSAConfig
     impl: Implementation
@@ -422,7 +420,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class _RawValue:
-    """Unparsed value of an option, where it was given (for error messages), and the parser for it."""
+    """Unparsed value of an option, with its source and parser."""
 
     text: str
     place: str
@@ -434,6 +432,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
 
     The file is named by --config or the variable CONFIG. The command line takes precedence over the environment, the
     environment over the file, and the file over the defaults of the named shape.
+
     Raises SettingsError with all mistakes from all sources. For --help and usage errors, argparse exits.
     """
     options, unknown_arguments = parser().parse_known_args(list(map(_with_dashes, arguments)))
@@ -450,17 +449,13 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
 
 
 def _with_dashes(word: str) -> str:
-    """Return `word` with underscores in an option name replaced by dashes, so that both spellings are accepted."""
+    """Replace underscores in an option name by dashes, so that both spellings are accepted."""
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
 
 def _unknown_arguments(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield an error message for each argument that is not an option of this program.
-
-    An option of nanoGPT or torchtitan gets a message with its replacement. Values that follow an unknown option are
-    ignored.
-    """
+    """Yield an error message for each argument that is not an option of this program."""
     flags = [option.flag for option in OPTIONS]
     for argument in arguments:
         name = argument.partition("=")[0]
@@ -495,10 +490,7 @@ def _from_environment(environment: Mapping[str, str], mistakes: list[str]) -> di
 
 
 def _read_file(path: Path, mistakes: list[str]) -> tuple[dict[str, _RawValue], dict[str, int]]:
-    """Return the options and the model dimensions in a YAML file with one flat mapping.
-
-    Problems are added to `mistakes`.
-    """
+    """Return the options and the model dimensions in a YAML file, and add its errors to `mistakes`."""
     from ruamel.yaml import YAML  # imported only if there is a file, to save time
     from ruamel.yaml.error import YAMLError
 
@@ -528,10 +520,7 @@ def _read_file(path: Path, mistakes: list[str]) -> tuple[dict[str, _RawValue], d
 
 
 def _value(option: Option, sources: Sequence[Mapping[str, _RawValue]], mistakes: list[str]) -> Any:
-    """Return the parsed value of an option from the first of `sources` that has it, or its default.
-
-    The values in all other sources are parsed too, and errors are added to `mistakes`.
-    """
+    """Return the parsed value of an option from the first source that has it, or its default."""
     values = [_parse(source[option.name], mistakes) for source in sources if option.name in source]
     return values[0] if values else option.default
 
@@ -545,10 +534,9 @@ def _parse(raw: _RawValue, mistakes: list[str]) -> Any:
 
 
 def _resolve(values: dict[str, Any], shape_fields: dict[str, int], mistakes: list[str]) -> Settings | None:
-    """Combine values that depend on each other, check them, and return the settings.
+    """Combine values that depend on each other, and return the settings, or None if the model is invalid.
 
-    The model is built from the shape and the options that change it. --wrapper and --ddp are merged. Problems are added
-    to `mistakes`; the result is None if the model cannot be built.
+    Problems are added to `mistakes`.
     """
     wrapper, ddp = values.pop("wrapper"), values.pop("ddp")
     if wrapper and ddp and wrapper is not ddp:
@@ -569,7 +557,6 @@ def _resolve(values: dict[str, Any], shape_fields: dict[str, int], mistakes: lis
 
 
 def _find_conflicts(settings: Settings) -> Iterator[str]:
-    """Yield an error message for each invalid combination of options."""
     model, wrapper = settings.model, settings.wrapper
     if model.attention is not Attention.NSA:
         if model.branches != ALL_BRANCHES:
@@ -601,10 +588,8 @@ def _find_conflicts(settings: Settings) -> Iterator[str]:
 
 
 def _schedule_conflicts(settings: Settings) -> Iterator[str]:
-    """Yield an error message for each wrong combination of learning-rate options.
-
-    The decay needs an explicit last step, so that a resumed run has the same rates as an uninterrupted run.
-    """
+    """Yield an error message for each invalid combination of learning-rate options."""
+    # The decay needs an explicit last step, so that a resumed run has the same rates as an uninterrupted run.
     decay, end, warmup = settings.lr_decay, settings.decay_steps, settings.warmup_steps
     if decay is Decay.NONE:
         if end:
@@ -668,7 +653,7 @@ def _did_you_mean(name: str, candidates: Sequence[str]) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a value from YAML or argparse as text, so that the same parser can be used for every source."""
+    """Return a value from YAML or argparse as text for the parsers."""
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Sharded models with FSDP2 or FSDP1: wrapping, skipping of gradient reduction, and gradient clipping.
+"""Models sharded with FSDP2 or FSDP1.
 
 Only runs that shard import this module, because the modules it needs from torch take nearly a second to load.
 """
@@ -29,7 +29,7 @@ from .world import World
 
 
 def shard_by_fsdp2(model: TinyLM, world: World, dtype: torch.dtype) -> nn.Module:
-    """Apply `fully_shard` to each block and to the rest of the model, in place, and return the model.
+    """Shard the model in place with FSDP2, and return it.
 
     Afterwards the parameters are DTensors. For `dtype` bfloat16, blocks compute in bfloat16 and gradients are reduced
     in float32.
@@ -47,7 +47,7 @@ def shard_by_fsdp2(model: TinyLM, world: World, dtype: torch.dtype) -> nn.Module
 
 
 def shard_by_fsdp1(model: TinyLM, world: World, dtype: torch.dtype) -> nn.Module:
-    """Return the model wrapped by FullyShardedDataParallel, with `transformer_auto_wrap_policy` for the blocks."""
+    """Return the model wrapped by FullyShardedDataParallel."""
     precision = MixedPrecision(param_dtype=dtype, cast_forward_inputs=False, cast_root_forward_inputs=False)
     return FullyShardedDataParallel(
         model,
@@ -79,10 +79,7 @@ def without_reduction(model: nn.Module) -> Iterator[None]:
 
 
 def clip_gradients(model: nn.Module, limit: float) -> Tensor:
-    """Scale all gradients so that their joint norm is at most `limit`, and return the norm before scaling.
-
-    The norm is that of the full, unsharded gradients.
-    """
+    """Scale all gradients so that the norm of the full gradients is at most `limit`, and return the old norm."""
     if isinstance(model, FullyShardedDataParallel):
         return _clip_shards(model, limit)
     norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
@@ -91,10 +88,8 @@ def clip_gradients(model: nn.Module, limit: float) -> Tensor:
 
 
 def _clip_shards(model: FullyShardedDataParallel, limit: float) -> Tensor:
-    """Clip the gradients of an FSDP1 model, and return their norm before clipping.
-
-    FSDP1's own `clip_grad_norm_` computes the norm in float32 and does not accept float64 gradients.
-    """
+    """Clip the gradients of an FSDP1 model, and return their norm before clipping."""
+    # FSDP1's own `clip_grad_norm_` computes the norm in float32 and does not accept float64 gradients.
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     norm = nn.utils.get_total_norm(gradients).to(model.compute_device)
     # Each rank has a shard of every tensor. With one rank the model is not sharded, and the sum changes nothing.

@@ -1,6 +1,7 @@
-"""Telemetry files in the output directory. docs/internals/nsa/telemetry.md describes each file and column.
+"""Telemetry files in the output directory of a training run.
 
-The files are written line by line, so they are also available after a run was killed.
+The files are written line by line, so they are also available after a run was killed. docs/internals/nsa/telemetry.md
+describes each file and column.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ from .world import CannotRunError, World
 
 @dataclass(kw_only=True)
 class StepParts:
-    """Wall-clock seconds that the host spent in each part of a step. The GPU may still be computing afterwards."""
+    """Seconds that the host spent in each part of a training step.
+
+    The GPU may still be computing afterwards.
+    """
 
     fetch_s: float = 0.0
     forward_s: float = 0.0
@@ -67,19 +71,19 @@ TABLES = {
     ),
     "fallback_counters.csv": ("part", "implementation", "reason", "count", "until_tokens"),
 }  # fmt: skip
-# Files that have another name if the model is sharded, such as k_stats_fsdp.csv. (So have the memory dumps.)
+# Files that have a different name if the model is sharded, such as k_stats_fsdp.csv. (So have the memory dumps.)
 _SHARDED = frozenset({"k_stats.csv", "fallback_counters.csv", "dtypes_report.txt"})
 
 
 def file_name(name: str, *, sharded: bool) -> str:
-    """Return the name of the telemetry file `name` in a run whose model is, or is not, sharded."""
+    """Return the name of a telemetry file. Some files have a different name if the model is sharded."""
     stem, dot, ending = name.rpartition(".")
     return f"{stem}_fsdp{dot}{ending}" if sharded and name in _SHARDED else name
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepShape:
-    """Sizes that determine the cost of a training step: model configuration, batch size and bytes of parameters."""
+    """Sizes that determine the cost of a training step."""
 
     config: NSAConfig
     batch: int
@@ -88,7 +92,7 @@ class StepShape:
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """Result and timing of a finished step.
+    """Loss and timing of a finished step.
 
     `loss` is the loss of this rank, and `mean_loss` the mean over all ranks. A field is None if the phase of the run
     does not compute it.
@@ -120,10 +124,10 @@ class StepResult:
 
 
 class NoTelemetry:
-    """Interface of the telemetry, with an implementation that writes nothing, for `--telemetry off`."""
+    """Interface of the telemetry, whose methods do nothing (`--telemetry off`)."""
 
     def enter(self, phase: str) -> None:
-        """Record that the run enters `phase`, a phase before the first step."""
+        """Record that the run enters a phase before its first step, such as loading the data."""
 
     def begin(self, step: int) -> None:
         """Record that `step` begins."""
@@ -145,11 +149,11 @@ class NoTelemetry:
         """Write a report of the dtypes of parameters, gradients, activations and optimizer state."""
 
     def close(self) -> None:
-        """Write the final records and close the files. Called at the end of the run, also after an error."""
+        """Write the final records and close the files."""
 
 
 class Telemetry(NoTelemetry):
-    """Telemetry that is written to files: heartbeat and memory by every rank, the tables by rank 0 only."""
+    """Telemetry that is written to files. Most tables are written by rank 0 only."""
 
     def __init__(
         self,
@@ -196,7 +200,7 @@ class Telemetry(NoTelemetry):
         self._write_heartbeat(0, phase)
 
     def begin(self, step: int) -> None:
-        """Record that `step` begins. The first step and every tenth step are sampled."""
+        """Record that `step` begins, and sample the step if it is due."""
         self._sampling = self._observer is not None and (not self._sampled or step % EVERY_STEPS == 0)
         if self._observer is not None and self._sampling:
             self._observer.watch(dtypes=not self._sampled)
@@ -229,7 +233,7 @@ class Telemetry(NoTelemetry):
         self._costs.write(moment, shape.batch, config.seq_len, config.layers, *counts, *memory)
 
     def _peak_bytes(self) -> int:
-        """Return PyTorch's peak of allocated bytes on a GPU, and the peak resident bytes of the process on a CPU."""
+        """Return the peak memory in bytes, allocated on a GPU or resident on a CPU."""
         return (gpu_bytes(self._world.device) or {}).get("peak") or peak_rss_bytes()
 
     def audit_dtypes(self, optimizer: torch.optim.Optimizer, expected: ExpectedDtypes) -> None:
@@ -329,7 +333,6 @@ class Telemetry(NoTelemetry):
 
 
 def _event_writer() -> Any:
-    """Return TensorBoard's class SummaryWriter. Raises CannotRunError if TensorBoard is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -340,10 +343,7 @@ def _event_writer() -> Any:
 
 
 def _scalars(result: StepResult, gpu: dict[str, int]) -> dict[str, float]:
-    """Return the TensorBoard scalars of a step by tag, without those whose value is None.
-
-    `gpu` is the result of `gpu_bytes`, or empty on a CPU.
-    """
+    """Return the TensorBoard scalars of a step by tag."""
     values: dict[str, float | None] = {
         "train/loss": result.mean_loss,
         "train/grad_norm": result.grad_norm,
@@ -358,7 +358,7 @@ def _scalars(result: StepResult, gpu: dict[str, int]) -> dict[str, float]:
 
 
 def _upgrade_table(path: Path, header: str) -> None:
-    """Update a CSV file that an earlier version wrote, so that rows with the columns in `header` can be appended.
+    """Prepare a CSV file of an earlier version, so that rows with the columns in `header` can be appended.
 
     If columns are missing at the end, they are added as empty. A file with different columns is renamed to
     NAME.earlier.csv.
@@ -376,7 +376,7 @@ def _upgrade_table(path: Path, header: str) -> None:
 
 
 class _Table:
-    """CSV file that is flushed after every row. A resumed run appends to the existing rows."""
+    """CSV file that is flushed after every row."""
 
     def __init__(self, path: Path, header: str) -> None:
         _upgrade_table(path, header)
@@ -394,11 +394,7 @@ class _Table:
 
 
 def implementations_csv(model: nn.Module) -> str:
-    """Return the content of fallback_counters.csv: how often each implementation ran, and why it was chosen.
-
-    Counts are summed over all layers. The rows are for the attention branches, the block selection and the mixing of
-    branches by the gates.
-    """
+    """Return the content of fallback_counters.csv: how often each implementation ran, and why it was chosen."""
     runs: dict[str, Counter[UsedImplementation]] = {}
     for name, module in model.named_modules():
         module_runs = getattr(module, "runs", None)

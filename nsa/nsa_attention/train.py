@@ -1,4 +1,4 @@
-"""The training program, for use with or without torchrun. `python -m nsa_attention.train --help` lists the options."""
+"""The training program. `python -m nsa_attention.train --help` lists its options."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ STARVED_S = 1.0
 
 @dataclass(kw_only=True)
 class Traces:
-    """Traces of the backward pass. A trace that is switched off is None."""
+    """The enabled traces of the backward pass."""
 
     gradients: GradientTrace | None = None
     modules: ModuleBackwardTrace | None = None
@@ -58,7 +58,7 @@ class Traces:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Settings, model, optimizer and helper objects of a training run, as needed for each step."""
+    """Settings, model, optimizer and helper objects of a training run."""
 
     settings: Settings
     world: World
@@ -123,7 +123,6 @@ def _train_steps(settings: Settings, world: World, batches: Batches) -> None:
 
 
 def _resume(run: Run, start: Start) -> None:
-    """Load the checkpoint `start`, if it has one, and print how the run resumes."""
     lines = [*start.notes]
     if start.checkpoint is not None:
         # Imported late, because the modules it needs from torch take nearly a second to load.
@@ -150,7 +149,7 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
         bare = bare.double()
     implementation_for_sliding(
         settings.impl, *example_tensors(settings.model, world.device, dtype)
-    )  # missing: before anything runs
+    )  # raises here, before anything runs
     if settings.freeze:
         freeze(bare, settings.freeze)
     parameters = count_parameters(bare)
@@ -203,10 +202,7 @@ def _evaluation(settings: Settings, world: World, model: nn.Module) -> Evaluatio
 
 
 def _telemetry(settings: Settings, world: World, model: TinyLM | None) -> NoTelemetry:
-    """Return the telemetry of the run, and create the output directory.
-
-    With `--telemetry off`, the result writes no files. `model` is None in phase `data`.
-    """
+    """Create the output directory, and return the telemetry of the run."""
     if not settings.telemetry:
         settings.out_dir.mkdir(parents=True, exist_ok=True)
         return NoTelemetry()
@@ -288,8 +284,8 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
 def _mean_over_ranks(run: Run, loss: Tensor) -> Tensor:
     """Return the mean loss over all ranks.
 
-    With `--bad-shards skip`, also check that all ranks are at the same data position. If a rank has skipped data that
-    another rank could read, every rank raises CannotRunError.
+    With `--bad-shards skip`, also check that all ranks are at the same data position, and raise CannotRunError on every
+    rank if they are not.
     """
     position_digest = run.batches.position_digest() if run.settings.bad_shards is BadShards.SKIP else None
     try:
@@ -303,10 +299,7 @@ def _mean_over_ranks(run: Run, loss: Tensor) -> Tensor:
 
 @contextmanager
 def _debug_modes(run: Run, step: int, *, is_profiled: bool) -> Iterator[None]:
-    """Run the `with` block under autograd's anomaly detection and the memory profiler, as far as they are enabled.
-
-    The profiler also requires `is_profiled`. It is set for the second step, because the first step is not typical.
-    """
+    """Run the `with` block under the debugging tools that the settings enable."""
     settings = run.settings
     path = settings.out_dir / f"mem_profile_rank{run.world.rank}_step{step}.txt"
     profiler = memory_profile(path, run.world.device) if settings.profile_memory and is_profiled else nullcontext()
@@ -315,7 +308,6 @@ def _debug_modes(run: Run, step: int, *, is_profiled: bool) -> Iterator[None]:
 
 
 def _fetch_batches(batches: Batches, count: int, parts: StepParts) -> list[Batch]:
-    """Return the next `count` micro-batches. The time is added to `parts.fetch_s`."""
     with parts.measure("fetch_s"):
         return [batches.fetch() for _ in range(count)]
 
@@ -329,12 +321,10 @@ def _shape_line(world: World, batch: Batch) -> str:
 
 
 def _mean_target_count(world: World, batches: Sequence[Batch]) -> float | None:
-    """Return the mean number of targets per rank that count in the loss of this step, or None if all targets count.
-
-    With packed documents, the target after a document does not count, so ranks and micro-batches have different
-    numbers of targets. The loss is divided by the mean number, which gives the same loss as one process would compute
-    for the joint batch.
-    """
+    """Return the mean number of targets per rank that count in the loss, or None if all targets count."""
+    # With packed documents, the target after a document does not count, so ranks and micro-batches have different
+    # numbers of targets. The loss is divided by the mean number, which gives the same loss as one process would compute
+    # for the joint batch.
     if all(batch.lengths is None for batch in batches):
         return None
     count = torch.tensor(float(sum(batch.counted for batch in batches)), dtype=torch.float64, device=world.device)
@@ -344,11 +334,10 @@ def _mean_target_count(world: World, batches: Sequence[Batch]) -> float | None:
 def _micro_batch(
     run: Run, batch: Batch, micro: int, parts: StepParts, target_count: float | None, *, is_first: bool
 ) -> Tensor:
-    """Run the forward and backward pass of micro-batch number `micro`, and return its loss.
+    """Run the forward and backward pass of one micro-batch, and return its loss.
 
     Gradients accumulate over the micro-batches of a step, and the last one reduces them across ranks. The loss is the
-    mean over the micro-batch. With `target_count`, it is the micro-batch's contribution to the loss of the step:
-    the sum over its targets, divided by `target_count`.
+    mean over the micro-batch. With `target_count`, it is the sum over its targets, divided by `target_count`.
     """
     last, is_counted = micro == run.settings.accumulate - 1, is_first and micro == 0
     saved_tensors = (
@@ -375,10 +364,9 @@ def _logits(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def loss_of(logits_BTV: Tensor, targets_BT: Tensor, kind: str = "cross_entropy") -> Tensor:
-    """Return the mean cross entropy of the next token, or the mean of all logits if `kind` is "mean".
+    """Return the mean cross entropy of the next token for logits [B, T, V] and targets [B, T].
 
-    `logits_BTV` has shape [B, T, V] (batch, tokens, vocabulary), and `targets_BT` has shape [B, T]. The loss is
-    computed in float32, or in float64 for float64 logits.
+    With `kind` "mean", the result is the mean of all logits instead.
     """
     logits = _wide(logits_BTV)
     if kind == MEAN:
@@ -387,10 +375,7 @@ def loss_of(logits_BTV: Tensor, targets_BT: Tensor, kind: str = "cross_entropy")
 
 
 def summed_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Return the sum of the cross entropy over all targets that are not IGNORED, in float32 or float64.
-
-    `logits_BTV` has shape [B, T, V] (batch, tokens, vocabulary), and `targets_BT` has shape [B, T].
-    """
+    """Return the sum of the cross entropy over all targets that are not IGNORED."""
     logits, targets = _wide(logits_BTV).flatten(0, 1), targets_BT.flatten()
     return functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
 
@@ -400,10 +385,7 @@ def _wide(logits: Tensor) -> Tensor:
 
 
 def _finish_gradients(run: Run, step: int) -> Tensor:
-    """Complete the gradients of a step, and return their norm before clipping.
-
-    The gradients are averaged across ranks if the wrapper has not done so, then traced, unscaled and clipped.
-    """
+    """Average, trace, unscale and clip the gradients of a step, and return their norm before clipping."""
     if run.settings.barrier_after_backward:
         run.world.wait_for_all()
     if run.settings.wrapper is Wrapper.MANUAL:
@@ -441,10 +423,6 @@ def _read_data_only(settings: Settings, world: World, batches: Batches) -> None:
 
 
 def _wait_for_data(settings: Settings, world: World, batches: Batches, telemetry: NoTelemetry) -> None:
-    """Wait for the first batch, and print how long it took.
-
-    If there are prefetching workers, the heartbeat shows this as the separate phase `loader`.
-    """
     if batches.workers:
         telemetry.enter("loader")
     ready_s = batches.wait_for_first()

@@ -1,6 +1,6 @@
 """Values of command-line options, and the parsers that read them from text.
 
-Each parser returns the value of an option's text, or raises ValueError with the expected and the actual text.
+Each parser raises ValueError with the expected and the actual text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FINEWEB_EDU = HubData("HuggingFaceFW/fineweb-edu", "sample-10BT")
 
 
 class Packing(StrEnum):
-    """How documents share the rows of a batch."""
+    """How documents are arranged in the rows of a batch."""
 
     AUTO = "auto"  # `documents` if the data has documents and the model supports packing, otherwise `stream`
     DOCUMENTS = "documents"  # documents in one row do not attend to each other
@@ -48,14 +48,14 @@ class Packing(StrEnum):
 
 
 class BadShards(StrEnum):
-    """Reactions to a damaged data shard: skip it, or stop the run."""
+    """What to do with a damaged data shard: skip it, or stop the run."""
 
     SKIP = "skip"
     STOP = "stop"
 
 
 class Phase(StrEnum):
-    """The part of a training step to run: all of it, or only up to this phase."""
+    """How much of each training step a run executes."""
 
     STEP = "step"
     DATA = "data"
@@ -64,7 +64,7 @@ class Phase(StrEnum):
 
 
 class Decay(StrEnum):
-    """Decay of the learning rate after the warm-up."""
+    """How the learning rate decays after the warm-up."""
 
     NONE = "none"
     COSINE = "cosine"
@@ -72,7 +72,7 @@ class Decay(StrEnum):
 
 
 class Wrapper(StrEnum):
-    """How the model is distributed over ranks. `fsdp` is FSDP2, `manual` averages gradients without a wrapper."""
+    """How the model is distributed over ranks."""
 
     NONE = "none"
     DDP = "ddp"
@@ -91,7 +91,7 @@ NO_LAYER = "none"
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers with gradient checkpointing: all, none, the range [start, stop) or a set of layer numbers."""
+    """The layers with gradient checkpointing."""
 
     every: bool = False
     start: int = 0
@@ -99,18 +99,18 @@ class Layers:
     members: tuple[int, ...] = ()
 
     def of(self, layers: int) -> frozenset[int]:
-        """Return the numbers of these layers in a model with `layers` layers."""
+        """Return the numbers of the chosen layers, for a model with `layers` layers."""
         if self.every:
             return frozenset(range(layers))
         return frozenset(range(self.start, self.stop)) | frozenset(self.members)
 
     def highest(self) -> int:
-        """Return the highest layer number that is named explicitly, or -1 if none is."""
+        """Return the highest layer number that was given explicitly, or -1 if there is none."""
         return max(self.of(0), default=-1)
 
 
 def layer_range(text: str) -> Layers:
-    """Parse "start:stop" as the layers start to stop - 1."""
+    """Parse a range of layer numbers such as "0:6", whose end is not included."""
     start, colon, stop = text.partition(":")
     if not (colon and start.isdigit() and stop.isdigit() and int(start) < int(stop)):
         raise ValueError(f'expected "start:stop" with start < stop, got "{text}"')
@@ -118,7 +118,7 @@ def layer_range(text: str) -> Layers:
 
 
 def layer_set(text: str) -> Layers:
-    """Parse a comma-separated list of layer numbers."""
+    """Parse a comma-separated list of layer numbers such as "2,6"."""
     members = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() for part in members):
         raise ValueError(f'expected layer numbers such as "2,6", got "{text}"')
@@ -136,7 +136,7 @@ def checkpointed_layers(text: str) -> Layers:
 
 
 def branches(text: str) -> tuple[Branch, ...]:
-    """Parse "all" or branch names joined by "+". The result is in the order cmp, sel, win."""
+    """Parse "all" or branch names joined by "+"."""
     if text == "all":
         return ALL_BRANCHES
     names = text.split("+")
@@ -151,7 +151,7 @@ def one_branch(text: str) -> tuple[Branch, ...]:
 
 
 def one_of(enum: type[StrEnum]) -> Callable[[str], Any]:
-    """Return a parser that accepts the values of `enum`."""
+    """Return a parser that accepts only the values of `enum`."""
 
     def parse(text: str) -> StrEnum:
         if text not in set(enum):
@@ -162,7 +162,7 @@ def one_of(enum: type[StrEnum]) -> Callable[[str], Any]:
 
 
 def word(*choices: str) -> Callable[[str], str]:
-    """Return a parser that accepts the given words."""
+    """Return a parser that accepts only the given words."""
 
     def parse(text: str) -> str:
         if text not in choices:
@@ -173,14 +173,14 @@ def word(*choices: str) -> Callable[[str], str]:
 
 
 def switch(text: str) -> bool:
-    """Parse 1, true, yes or on as True and 0, false, no or off as False, in any case."""
+    """Parse 1, true, yes or on as True, and 0, false, no or off as False."""
     if text.lower() not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
         raise ValueError(f'expected 1 or 0, got "{text}"')
     return text.lower() in ("1", "true", "yes", "on")
 
 
 def on_or_off(text: str) -> bool:
-    """Parse a switch whose option needs a value, because its default is on and users mainly turn it off."""
+    """Parse a switch that needs a value on the command line, because its default is on."""
     return switch(text)
 
 
@@ -253,7 +253,10 @@ def tokenizer_source(text: str) -> str:
 
 
 class Resume(StrEnum):
-    """Values of --resume that are not paths. `auto` looks in the output directory of the run."""
+    """Values of --resume that are not paths.
+
+    `auto` looks in the output directory of the run.
+    """
 
     AUTO = "auto"
 
@@ -280,12 +283,12 @@ def named_shape(text: str) -> NSAConfig:
 
 
 def ddp_switch(text: str) -> Wrapper:
-    """Parse a switch for DDP as a wrapper."""
+    """Parse a switch for DDP, and return the wrapper that it means."""
     return Wrapper.DDP if switch(text) else Wrapper.NONE
 
 
 def flash_switch(text: str) -> Implementation:
-    """Parse a switch for flash-attn as an implementation."""
+    """Parse a switch for flash-attn, and return the implementation that it means."""
     return Implementation.FLASH if switch(text) else Implementation.AUTO
 
 

@@ -1,4 +1,4 @@
-"""Compilation and tuning of the fused kernels before the first training step.
+"""Compilation and tuning of the Triton kernels before the first training step.
 
 The first call of a kernel compiles it, and finding the fastest tile sizes takes several compilations. Within a step
 this would look like a hang, and would take a different time on each rank. The warm-up runs one layer forward and
@@ -27,7 +27,7 @@ from .world import World
 
 
 def uses_fused_kernels(model: TinyLM, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the model's layers would run the Triton kernels on `device` in `dtype`."""
+    """Whether the model's layers would run the Triton kernels on this device."""
     attention = getattr(model.blocks[0], "attn", None)
     if not isinstance(attention, NSAttention):
         return False
@@ -44,7 +44,7 @@ def warm_up(
     autocast: Callable[[], AbstractContextManager[object]],
     file: Path | None = None,
 ) -> str:
-    """Run the first layer on `batch` sequences of `tokens` tokens, determine tile sizes, and return a summary line.
+    """Compile and tune the kernels for this batch size and sequence length, and return a summary line.
 
     Rank 0 stores the tile sizes in `file`, by default `tuning_file()`. If the file cannot be written, the summary says
     so. `autocast` creates the context in which the forward pass runs.
@@ -93,12 +93,9 @@ def _run_one_layer(
     *,
     documents: bool = False,
 ) -> None:
-    """Run the first layer forward and backward on random inputs, and undo all side effects.
-
-    Afterwards the model has no gradients, its `runs` counters are empty, and random generators have their old state.
-    At least block_len tokens are used, because fewer would skip some kernels. With `documents`, the batch becomes one
-    row of two packed documents.
-    """
+    """Run the first layer forward and backward on random inputs, and undo all side effects."""
+    # At least block_len tokens are used, because fewer would skip some kernels. With `documents`, the batch becomes one
+    # row of two packed documents.
     config, tokens = model.config, max(tokens, model.config.block_len)
     layout = None
     if documents:

@@ -1,4 +1,4 @@
-"""The process group of a run: this process's rank and device, and joining and leaving the group."""
+"""This process's rank and device, and joining and leaving the process group of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed import HashStore
 
 
 class CannotRunError(Exception):
-    """Something that was requested by name is not available or does not fit; the message says what to do."""
+    """Something that was requested is not available or does not fit. The message says what to do."""
 
 
 class RanksDifferError(Exception):
@@ -67,11 +67,10 @@ class World:
 
 @contextmanager
 def join_ranks(device: str, backend: str, *, needs_group: bool) -> Iterator[World]:
-    """Join the process group that torchrun's environment describes, and yield this process's World.
+    """Join the process group that torchrun's environment describes, and leave it at the end of the `with` block.
 
-    Without torchrun, yield a world of one rank; it has a process group only if `needs_group`. The process groups are
-    destroyed at the end of the `with` block, also after an exception. Raises CannotRunError if `device` or `backend`
-    ("auto" or a name) is not available.
+    Without torchrun, yield a world of one rank; it has a process group only if `needs_group`. Raises CannotRunError if
+    `device` or `backend` ("auto" or a name) is not available.
     """
     is_launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))

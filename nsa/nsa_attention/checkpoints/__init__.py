@@ -1,4 +1,5 @@
-"""Checkpoints of a training run: one directory per step, which appears under its name only once it is complete.
+"""Checkpoints of a training run, one directory per step.
 
-A run with another wrapper or another number of ranks can resume from it.
+A directory gets its final name only once it is complete. A run with a different wrapper or a different number of ranks
+can resume from it.
 """

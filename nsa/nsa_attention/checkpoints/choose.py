@@ -1,4 +1,4 @@
-"""Choice of the checkpoint that a run resumes from. Rank 0 checks the files and decides for all ranks."""
+"""Choice of the checkpoint that a run resumes from."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Start:
 
 
 def choose_start(settings: Settings, world: World) -> Start:
-    """Return where the run starts: a new run, or the checkpoint that `--resume` selects.
+    """Return the step and checkpoint that the run starts from.
 
     Rank 0 decides and broadcasts the result. If no checkpoint can be used, every rank raises CannotRunError.
     """
@@ -53,11 +53,11 @@ def choose_start(settings: Settings, world: World) -> Start:
 
 
 def find_checkpoint(path: Path) -> tuple[Path, Manifest, list[str]]:
-    """Return a complete, undamaged checkpoint, its manifest, and one human-readable line per skipped checkpoint.
+    """Return the latest undamaged checkpoint, its manifest, and one message per skipped checkpoint.
 
     If `path` is itself a checkpoint, only this checkpoint is considered. Otherwise `path` is a run's output directory
-    or a directory of checkpoints, and the latest undamaged checkpoint in it is returned. Raises NoCheckpointError if
-    the directory has no finished checkpoint, and CannotRunError if every candidate is damaged.
+    or a directory of checkpoints. Raises NoCheckpointError if the directory has no finished checkpoint, and
+    CannotRunError if all its checkpoints are damaged.
     """
     if (path / COMPLETE).exists() or step_of(path) is not None:
         try:
@@ -79,7 +79,7 @@ def find_checkpoint(path: Path) -> tuple[Path, Manifest, list[str]]:
 
 
 def read_file(path: Path, place: str, take: Callable[[Mapping[str, Any]], T]) -> T:
-    """Load a checkpoint_step<k>.pt, the single-file format of older versions, and return `take` of its content.
+    """Load a single-file checkpoint of an older version, and return what `take` extracts from its content.
 
     `place` is the prefix of the error message, such as "--resume ". Raises CannotRunError if the file cannot be read,
     is not such a checkpoint, or lacks what `take` looks up.

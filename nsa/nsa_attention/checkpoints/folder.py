@@ -1,4 +1,4 @@
-"""Checkpoints on disk: one directory `step-<k>` per checkpoint, with a manifest that lists and checksums its files.
+"""Checkpoints on disk, each a directory `step-<k>` with a manifest and checksums.
 
 A checkpoint is written to `step-<k>.writing`. The manifest is written last, and then the directory is renamed to
 `step-<k>`. A `step-<k>` directory is therefore always complete, even if processes are killed while they write. The
@@ -27,12 +27,12 @@ _WRITING, _REMOVING, _SET_ASIDE = ".writing", ".removing", ".set-aside"
 
 
 class DamagedError(Exception):
-    """A checkpoint is incomplete, or differs from what was written; the message says how."""
+    """A checkpoint is incomplete, or its files differ from what was written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileDigest:
-    """Size and checksum of a file, to detect whether it has changed."""
+    """Size and checksum of a file."""
 
     size_bytes: int
     sha256: str
@@ -40,7 +40,7 @@ class FileDigest:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Description of a checkpoint, which is stored in its complete.json."""
+    """Description of a checkpoint, stored in its complete.json."""
 
     step: int
     world_size: int
@@ -51,27 +51,24 @@ class Manifest:
 
 
 def digest_of(path: Path) -> FileDigest:
-    """Read the file at `path`, and return its size and SHA-256 checksum."""
+    """Return the size and SHA-256 checksum of a file."""
     with path.open("rb") as file:
         return FileDigest(size_bytes=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def writing_path(folder: Path, step: int) -> Path:
-    """Return the directory in which the checkpoint of `step` is written until it is complete."""
+    """Return the temporary directory in which the checkpoint of `step` is written."""
     return folder / f"step-{step}{_WRITING}"
 
 
 def create_empty(aside: Path) -> None:
-    """Create the empty directory `aside`, and remove an earlier one of this name."""
+    """Create an empty directory, after removing any existing one of this name."""
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
 
 
 def finish(aside: Path, manifest: Manifest) -> Path:
-    """Write the manifest into `aside`, rename `aside` from `step-<k>.writing` to `step-<k>`, and return the new path.
-
-    An existing checkpoint of the same step is replaced.
-    """
+    """Write the manifest, give the checkpoint directory its final name, and return the new path."""
     draft = aside / f"{COMPLETE}.tmp"
     write_durably(draft, _text(manifest))
     draft.rename(aside / COMPLETE)
@@ -85,10 +82,7 @@ def finish(aside: Path, manifest: Manifest) -> Path:
 
 
 def recover(folder: Path) -> None:
-    """Rename each complete checkpoint in `folder` that was not yet renamed when its process was killed.
-
-    Nothing happens if `folder` is read-only.
-    """
+    """Give complete checkpoints their final name, if a process was killed before it could do so."""
     for aside in unfinished_in(folder):
         target = aside.with_name(aside.name.removesuffix(_WRITING))
         if (aside / COMPLETE).exists() and not target.exists():
@@ -97,7 +91,7 @@ def recover(folder: Path) -> None:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Write `text` to the file at `path`, and wait until it is on disk."""
+    """Write `text` to a file, and wait until it is on disk."""
     with path.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -105,7 +99,7 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def verify(checkpoint: Path) -> Manifest:
-    """Compare all files of a checkpoint with its manifest, and return the manifest.
+    """Check all files of a checkpoint against its manifest, and return the manifest.
 
     Raises DamagedError if a file is missing or has changed, or if the manifest cannot be used.
     """
@@ -124,10 +118,7 @@ def verify(checkpoint: Path) -> Manifest:
 
 
 def manifest_of(checkpoint: Path) -> Manifest:
-    """Return the manifest of a checkpoint without checking the files it lists.
-
-    Raises DamagedError if the manifest is missing, damaged, of an unknown format, or of another step.
-    """
+    """Return the manifest of a checkpoint, without checking the files it lists."""
     try:
         text = (checkpoint / COMPLETE).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -153,22 +144,22 @@ def manifest_of(checkpoint: Path) -> Manifest:
 
 
 def step_of(path: Path) -> int | None:
-    """Return the step number in the name `step-<k>`, or None if `path` has another name."""
+    """Return the step in a directory name such as `step-100`, or None for any other name."""
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else None
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Return the finished checkpoints in `folder`, the latest step first. Damaged checkpoints are included.
+    """Return the finished checkpoints in a directory, the latest step first.
 
-    The list is empty if `folder` does not exist.
+    Damaged checkpoints are included. The list is empty if `folder` does not exist.
     """
     checkpoints = [(step, path) for path in _entries(folder) if (step := step_of(path)) is not None and path.is_dir()]
     return [path for _, path in sorted(checkpoints, reverse=True)]
 
 
 def unfinished_in(folder: Path) -> list[Path]:
-    """Return the directories in `folder` whose checkpoint has not been renamed to its final name."""
+    """Return the directories of unfinished checkpoints in `folder`."""
     return [path for path in _entries(folder) if path.name.endswith(_WRITING)]
 
 
@@ -179,12 +170,9 @@ def keep_newest(folder: Path, count: int) -> None:
 
 
 def tidy(folder: Path, done: int) -> Iterator[str]:
-    """Prepare `folder` for a run that continues after step `done`, and yield one line per renamed checkpoint.
-
-    Unfinished and half-removed directories are deleted. Checkpoints of later steps belong to a different training
-    history. They are renamed to `step-<k>.set-aside`, so that they are neither counted as the latest checkpoints nor
-    resumed from.
-    """
+    """Clean up `folder` before a run continues after step `done`, and yield a message per renamed checkpoint."""
+    # Unfinished and half-removed directories are deleted. Checkpoints of later steps belong to a different training
+    # history. They are renamed to `step-<k>.set-aside`, so that no run resumes from them.
     for path in _entries(folder):
         if path.name.endswith((_WRITING, _REMOVING)):
             shutil.rmtree(path, ignore_errors=True)
@@ -201,7 +189,7 @@ def _entries(folder: Path) -> Iterable[Path]:
 
 
 def _remove(checkpoint: Path) -> None:
-    """Rename the checkpoint, then delete it, so that no other process sees a partly deleted checkpoint."""
+    """Delete a checkpoint without other processes seeing it half-deleted."""
     removing = checkpoint.with_name(checkpoint.name + _REMOVING)
     shutil.rmtree(removing, ignore_errors=True)
     checkpoint.rename(removing)
@@ -218,7 +206,6 @@ def _sum(content: object) -> str:
 
 
 def _sync(folder: Path) -> None:
-    """Flush the directory entries of `folder` to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Loading of checkpoints, including those of older versions: into a model and its optimizer, or only the weights.
+"""Loading of checkpoints, including those of older versions.
 
 PyTorch's distributed checkpoint library (DCP) pickles its metadata and every value that is not a tensor. This module
 unpickles only the types that a checkpoint needs, so an untrusted checkpoint cannot run code.
@@ -39,11 +39,11 @@ def load_checkpoint(
     data: object,
     world: World,
 ) -> list[str]:
-    """Load the checkpoint `start` into `model`, `optimizer`, `scaler` and `data`, and restore the random generators.
+    """Restore the training state from a checkpoint, and return messages about what could not be restored.
 
-    The checkpoint may have been saved with another wrapper or another number of ranks. A checkpoint_step<k>.pt of an
-    older version has only the model and the optimizer. Return human-readable lines about state that was not restored.
-    Raises CannotRunError if the checkpoint cannot be read or does not fit this run.
+    The checkpoint may have been saved with a different wrapper or a different number of ranks. A checkpoint_step<k>.pt
+    of an older version has only the model and the optimizer. Raises CannotRunError if the checkpoint cannot be read or
+    does not fit this run.
     """
     assert start.checkpoint is not None
     if start.manifest is None:
@@ -58,7 +58,7 @@ def load_checkpoint(
 
 
 def read_weights(path: Path) -> tuple[NSAConfig, Mapping[str, Tensor]]:
-    """Return the model configuration and the weights, by parameter name, of the checkpoint at `path`.
+    """Return the model configuration and the weights of a checkpoint.
 
     `path` is a checkpoint, a directory of checkpoints (the latest undamaged checkpoint is used), or a
     checkpoint_step<k>.pt of an older version. Raises CannotRunError if there is no usable checkpoint.
@@ -81,10 +81,7 @@ def read_weights(path: Path) -> tuple[NSAConfig, Mapping[str, Tensor]]:
 
 
 def _read(checkpoint: Path, into: dict[str, Any], *, alone: bool) -> None:
-    """Load this rank's parts of a checkpoint into the tensors of the nested state dict `into`, in place.
-
-    `alone`: whether the process loads without a process group.
-    """
+    """Load this rank's part of a checkpoint into the tensors of a nested state dict."""
     try:
         load_by_dcp(into, storage_reader=_Reader(checkpoint), planner=_Planner(), no_dist=alone)
     except CheckpointException as error:
@@ -92,7 +89,6 @@ def _read(checkpoint: Path, into: dict[str, Any], *, alone: bool) -> None:
 
 
 def _load_file(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load a checkpoint_step<k>.pt of an older version. Every rank reads the full tensors."""
     weights, moments = read_file(path, "--resume ", lambda content: (content["model"], content["optimizer"]))
     whole = StateDictOptions(full_state_dict=True)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments, options=whole)
@@ -115,7 +111,7 @@ class _Reader(FileSystemReader):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickler for DCP's metadata that accepts only tensor names, sizes, dtypes and file positions."""
+    """Unpickler that accepts only the types in DCP's metadata."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):

@@ -1,4 +1,4 @@
-"""State of a rank that is not in tensors: its random number generators and its position in the data."""
+"""Random number generators and data position of a rank, as part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ..world import CannotRunError, World
 
 @runtime_checkable
 class HasPosition(Protocol):
-    """Protocol of a data loader that can save and restore its position, like PyTorch's stateful data loaders.
+    """Protocol of a data loader that can save and restore its position.
 
-    The state consists of plain JSON values. If all ranks read the data in one common order, their states are equal,
-    and a run with another number of ranks can resume from the state.
+    The state consists of plain JSON values. If all ranks read the data in one common order, their states are equal, and
+    a run with a different number of ranks can resume from the state.
     """
 
     def state_dict(self) -> Mapping[str, Any]: ...
@@ -30,25 +30,21 @@ class HasPosition(Protocol):
 
 
 def rank_file(rank: int) -> str:
-    """Return the name of the file with the state of `rank` in a checkpoint."""
+    """Return the file name for the state of `rank` in a checkpoint."""
     return f"rank{rank}.json"
 
 
 def rank_state_text(world: World, data: object) -> str:
-    """Return the current data position and random generator states of this rank as JSON text.
-
-    The position is null if `data` is not a `HasPosition`.
-    """
+    """Return this rank's data position and random generator states as JSON text."""
     position = data.state_dict() if isinstance(data, HasPosition) else None
     return json.dumps({"data": position, "random": _generators(world.device)}, indent=1) + "\n"
 
 
 def restore_rank_state(checkpoint: Path, saved_by: int, world: World, data: object) -> list[str]:
-    """Restore the data position and random generators of this rank from a checkpoint that `saved_by` ranks wrote.
+    """Restore this rank's data position and random generators, and return messages about what was not restored.
 
-    Return human-readable lines about state that was not restored. If the number of ranks has changed, the random
-    generators are not restored. Raises CannotRunError if the number has changed and the saved ranks had different
-    positions in the data.
+    `saved_by` is the number of ranks that wrote the checkpoint. If this number has changed, the random generators are
+    not restored. Raises CannotRunError if it has changed and the saved ranks had different positions in the data.
     """
     ranks = [json.loads((checkpoint / rank_file(rank)).read_text(encoding="utf-8")) for rank in range(saved_by)]
     mine, same = ranks[world.rank % saved_by], saved_by == world.size
@@ -68,11 +64,7 @@ def restore_rank_state(checkpoint: Path, saved_by: int, world: World, data: obje
 
 
 def _generators(device: torch.device) -> dict[str, Any]:
-    """Return the states of the random generators of PyTorch, Python and NumPy as JSON values.
-
-    PyTorch's states are base64 text. The state of the CUDA generator is included if `device` is a GPU, and NumPy's if
-    NumPy is loaded.
-    """
+    """Return the states of the random generators of PyTorch, Python and NumPy as JSON values."""
     states: dict[str, Any] = {"torch": _text(torch.get_rng_state()), "python": random.getstate()}
     if device.type == "cuda":
         states["cuda"] = _text(torch.cuda.get_rng_state(device))

@@ -1,4 +1,4 @@
-"""Cleanup of the CSV files of a resumed run, so that each step has only one row."""
+"""Removal of repeated steps from the CSV files of a resumed run."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from pathlib import Path
 
 
 def forget_rows_after(directory: Path, step: int) -> None:
-    """Truncate every CSV file in `directory` after the rows of `step`.
-
-    The resumed run writes the rows of later steps again. An incomplete last row is removed too. Files whose first
-    column is not `step` are left unchanged.
-    """
+    """Truncate every CSV file in `directory` after the rows of `step`."""
+    # The resumed run writes the rows of later steps again. An incomplete last row is removed too. Files whose first
+    # column is not `step` are left unchanged.
     for path in sorted(directory.glob("*.csv")):
         with path.open("r+b") as file:
             header = file.readline()

@@ -1,4 +1,4 @@
-"""Saving of checkpoints with torch.distributed.checkpoint, in the training thread or in a background thread."""
+"""Saving of checkpoints, in the training thread or in the background."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _INFLUENTIAL = ("wrapper", "dtype", "batch", "accumulate", "data", "seed", "lear
 
 
 def influential_settings(settings: Settings) -> dict[str, str]:
-    """Return the values, as text, of the options that influence the training, by option name."""
+    """Return the options that influence the training, with their values as text."""
     return {name: str(getattr(settings, name)) for name in _INFLUENTIAL} | {"seq_len": str(settings.model.seq_len)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Content:
-    """This rank's part of a checkpoint, in memory."""
+    """The data that this rank writes to a checkpoint, copied to memory."""
 
     step: int
     tensors: dict[str, Any]
@@ -57,9 +57,10 @@ class _Content:
 
 @contextmanager
 def open_saver(settings: Settings, world: World, done: int) -> Iterator[Saver]:
-    """Yield a Saver, and close it at the end of the `with` block. `done`: number of steps finished so far.
+    """Yield a checkpoint writer, and close it at the end of the `with` block.
 
-    If the block raises, its exception is propagated, and an error of the last checkpoint is ignored.
+    `done` is the number of steps finished so far. If the block raises, its exception is propagated, and an error of the
+    last checkpoint is ignored.
     """
     saver = Saver(settings, world, done)
     try:
@@ -72,14 +73,14 @@ def open_saver(settings: Settings, world: World, done: int) -> Iterator[Saver]:
 
 
 class Saver:
-    """Writer of the checkpoints of one run. `save` and `close` are collective: every rank must call them.
+    """Writer of the checkpoints of one run. Every rank must call `save` and `close`.
 
     If a checkpoint cannot be written, every rank raises CannotRunError. `save` raises it, or, if the checkpoint is
     written in the background, the next `save` or `close`.
     """
 
     def __init__(self, settings: Settings, world: World, done: int) -> None:
-        """Create the directory of checkpoints and clean it up. `done`: number of steps finished so far."""
+        """Create and clean up the directory of checkpoints. `done` is the number of steps finished so far."""
         self._settings, self._world = settings, world
         self._folder = settings.out_dir / FOLDER
         self._thread = ThreadPoolExecutor(1, "checkpoint") if settings.async_checkpoint else None
@@ -119,7 +120,7 @@ class Saver:
         )
 
     def close(self) -> None:
-        """Wait for the checkpoint that is being written in the background, and stop the thread."""
+        """Wait for the checkpoint that is being written, and stop the background thread."""
         try:
             self._wait()
         finally:
@@ -163,7 +164,7 @@ class Saver:
             raise CannotRunError(first_failure(error)) from error
 
     def _write_rank_state(self, aside: Path, rank_state: str) -> dict[str, FileDigest]:
-        """Write the file with this rank's non-tensor state, and return size and checksum of all files of this rank."""
+        """Write this rank's state file, and return the digests of all files this rank has written."""
         rank = self._world.rank
         write_durably(aside / rank_file(rank), rank_state)
         mine = [aside / rank_file(rank), *aside.glob(f"__{rank}_*"), *(aside.glob(".*") if rank == 0 else ())]
@@ -185,10 +186,7 @@ class Saver:
             keep_newest(self._folder, self._settings.keep_last)
 
     def _on_all_ranks(self, action: Callable[[], T]) -> list[T]:
-        """Call `action` on every rank, and return the results of all ranks, by rank.
-
-        If `action` raises OSError on any rank, every rank raises CannotRunError.
-        """
+        """Call `action` on every rank, and return the results of all ranks."""
         mine, failure = None, None
         try:
             mine = action()
@@ -204,16 +202,12 @@ class Saver:
 
 
 def first_failure(error: BaseException) -> str:
-    """Return the failure of the lowest failed rank in a CheckpointException, without its traceback.
-
-    For another exception, return its message.
-    """
+    """Return the message of an error, without a traceback."""
     failures = getattr(error, "failures", {})
     return "; ".join(f"rank {rank}: {failure}" for rank, (failure, _) in sorted(failures.items())[:1]) or str(error)
 
 
 def _copy_to_cpu(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of the nested state dict `tensors` in CPU memory."""
     # PyTorch recommends DefaultStager, but it cannot copy the sharded tensors of FSDP1 (torch 2.13).
     from torch.distributed.checkpoint.staging import BlockingAsyncStager
 

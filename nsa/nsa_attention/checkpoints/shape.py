@@ -1,4 +1,4 @@
-"""Dimensions of a saved model as text, and their comparison with the dimensions that a run wants."""
+"""Dimensions of a saved model, compared with those that a run wants."""
 
 from __future__ import annotations
 
@@ -16,34 +16,28 @@ _PHI_OF_COMPRESSION = {"mlp": "mean_mlp", "mean": "mean"}
 
 
 def dimensions(config: NSAConfig) -> dict[str, str]:
-    """Return the fields of `config` that determine the names and shapes of the weights, each as text."""
+    """Return the dimensions that determine the names and shapes of a model's weights, as text."""
     fields = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
     fields["phi"] = fields.pop("compression")
     return {key: "+".join(value) if isinstance(value, tuple) else str(value) for key, value in fields.items()}
 
 
 def config_of(saved: Mapping[str, str]) -> NSAConfig:
-    """Return the model configuration for the dimensions `saved`, as `dimensions` returned them.
-
-    All other fields of the configuration have their defaults.
-    """
+    """Return the model configuration with the dimensions `saved`, and defaults for all other fields."""
     kinds = {"attention": Attention, "branches": branches, "phi": Compression}
     fields: dict[str, Any] = {key: kinds.get(key, int)(text) for key, text in _with_phi(saved).items()}
     return NSAConfig(name="saved", compression=fields.pop("phi"), **fields)
 
 
 def differences(saved: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
-    """Yield one phrase for each key of `wanted` whose value in `saved` is different or missing."""
+    """Yield one phrase for each value in `saved` that is missing or differs from the wanted one."""
     for key, value in wanted.items():
         if saved.get(key) != value:
             yield f"saved with {key} {saved.get(key)}, this run has {value}"
 
 
 def dimension_differences(saved: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
-    """Yield one phrase for each dimension in which the saved and the wanted model differ.
-
-    If the compression differs, the phrase also names the option to give.
-    """
+    """Yield one phrase for each dimension in which the saved and the wanted model differ."""
     saved = _with_phi(saved)
     for mistake in differences(saved, wanted):
         is_phi = mistake.startswith("saved with phi ")

@@ -1,4 +1,4 @@
-"""Data loader of one rank: batches of tokens, taken from one order of rows that all ranks share."""
+"""Data loader of one rank, for an order of rows that all ranks share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Source = RandomWindows | TokenWindows | DocumentStream
 
 
 class Batch(NamedTuple):
-    """A batch on the device: input tokens and targets, both of shape [B, T] (batch, tokens).
+    """A batch on the device: input tokens and target tokens, both of shape [B, T].
 
     The target of a token is the next token of the same document. With packing `documents`, the target after the last
     token of a document is IGNORED.
@@ -59,10 +59,10 @@ class _HostBatch(NamedTuple):
 
 
 class Batches:
-    """Data loader of one rank. Call `close` at the end, because it may have started threads.
+    """Data loader of one rank. Raises CannotRunError if the data cannot be used.
 
     All ranks share one order of rows. Each micro-batch takes the next rows of this order: first those of rank 0, then
-    those of rank 1, and so on. The constructor and `fetch` raise CannotRunError if the data cannot be used.
+    those of rank 1, and so on. Call `close` at the end, because the loader may have started threads.
     """
 
     def __init__(self, settings: Settings, world: World) -> None:
@@ -82,13 +82,13 @@ class Batches:
 
     @property
     def workers(self) -> int:
-        """Number of prefetching threads: `--workers`, or by default 2, and 0 if all data is in memory."""
+        """Return the number of prefetching threads, or 0 if all data is in memory."""
         if self._settings.workers is not None:
             return self._settings.workers
         return 0 if self._draws_windows() else WORKERS
 
     def wait_for_first(self) -> float:
-        """Load the first batch, and return how many seconds this took. The next `fetch` returns the batch."""
+        """Load the first batch in advance, and return how many seconds this took."""
         started_s = time.perf_counter()
         if self._first is None:
             self._first = self._next()
@@ -96,7 +96,7 @@ class Batches:
         return self.ready_s
 
     def fetch(self) -> Batch:
-        """Return the next batch, on the device. `last_fetch_s` is set to the seconds this took."""
+        """Return the next batch, on the device."""
         started_s = time.perf_counter()
         host_batch, self._first = self._first or self._next(), None
         self._row += self._geometry.rows_of_micro_batch
@@ -108,27 +108,27 @@ class Batches:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last fetched batch, as plain JSON values.
+        """Return the position in the data after the last fetched batch, as JSON values.
 
         The position is the same on every rank and does not depend on the number of ranks.
         """
         return {"version": VERSION, **self._identity(), "row": self._row, "position": dict(self._position)}
 
     def position_digest(self) -> int:
-        """Return a hash of the position, below MAX_COMPARED.
+        """Return a hash of the position in the data, to compare it between ranks.
 
         The hash is equal on all ranks unless a rank has skipped data that another rank could read.
         """
         return zlib.crc32(repr(sorted(self._position.items())).encode()) % MAX_COMPARED
 
     def position_text(self) -> str:
-        """Return the position after the last fetched batch as human-readable text."""
+        """Return the position in the data as human-readable text."""
         return ", ".join(f"{name} {value}" for name, value in self._position.items())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the position `state`, as `state_dict` returned it.
+        """Continue from a position in the data that `state_dict` returned.
 
-        Raises CannotRunError, with a line per difference, if the position belongs to other data or another version.
+        Raises CannotRunError if the position belongs to different data or an incompatible version.
         """
         if state.get("version") != VERSION:
             raise CannotRunError(
@@ -144,10 +144,7 @@ class Batches:
         self._go_to(int(state["row"]), dict(state["position"]))
 
     def skip_steps(self, steps: int) -> None:
-        """Skip the rows of `steps` training steps, for a checkpoint without a data position.
-
-        A stream of documents has to be read to skip rows.
-        """
+        """Skip the data of `steps` training steps, for a checkpoint without a data position."""
         rows = steps * self._geometry.rows_of_step
         if isinstance(self._source, DocumentStream):
             for _ in range(rows):
@@ -155,7 +152,7 @@ class Batches:
         self._go_to(self._row + rows, self._source.position())
 
     def description(self) -> str:
-        """Return a text about data, packing and workers, such as "documents, packing stream, 2 workers"."""
+        """Return a short description of the data, such as "documents, packing stream, 2 workers"."""
         kind = {RandomWindows: "random windows", TokenWindows: "token files", DocumentStream: "documents"}[
             type(self._source)
         ]
@@ -207,7 +204,7 @@ class Batches:
         return next(self._prefetch)
 
     def _micro_batches(self, row: int) -> Iterator[range]:
-        """Yield the numbers of this rank's rows in each micro-batch, without end. The first one starts at row `row`."""
+        """Yield the numbers of this rank's rows for each micro-batch, without end, starting at row `row`."""
         size, batch = self._geometry.rows_of_micro_batch, self._settings.batch
         for first in count(row + self._world.rank * batch, size):
             yield range(first, first + batch)
@@ -265,7 +262,7 @@ class Batches:
         )
 
     def _draws_windows(self) -> bool:
-        """Whether the data is random tokens or a single text without document boundaries. Both are held in memory."""
+        """Whether the data is random tokens or a single text without document boundaries."""
         data = self._settings.data
         if data is Data.SYNTHETIC:
             return True

@@ -1,4 +1,4 @@
-"""Rows of tokens from binary files of 16-bit or 32-bit integers, the format that `nsa.prepare` and nanoGPT write.
+"""Rows of tokens from binary files, the format that `nsa.prepare` and nanoGPT write.
 
 The files are read with `os.pread` and not memory-mapped, because a process is killed by SIGBUS if a mapped file
 shrinks.
@@ -27,7 +27,7 @@ _CHECKED_AT_ONCE = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class Meta:
-    """Content of a directory's meta.json: how its token files are encoded.
+    """The meta.json of a data directory, which describes how its token files are encoded.
 
     The defaults apply to a directory without meta.json: 16-bit tokens, an unknown vocabulary and no end token.
     """
@@ -39,7 +39,7 @@ class Meta:
 
 
 def read_meta(folder: Path) -> Meta:
-    """Read `folder`/meta.json, and return defaults if it does not exist.
+    """Read the meta.json of a data directory, or return defaults if there is none.
 
     Raises CannotRunError if the file cannot be read or is not what `nsa.prepare` writes.
     """
@@ -60,11 +60,7 @@ class TokenFile:
     """One file of tokens, open for reading."""
 
     def __init__(self, path: Path, meta: Meta, vocab: int) -> None:
-        """Open the file. `vocab` is the vocabulary size of the model.
-
-        Raises BadShardError if the file cannot be read, is empty, does not contain a whole number of tokens, or has a
-        token outside the model's vocabulary.
-        """
+        """Open the file. Raises BadShardError if its tokens cannot be read or exceed the vocabulary."""
         self.path, self._dtype = path, np.dtype(DTYPES[meta.dtype]).newbyteorder("<")
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -83,10 +79,7 @@ class TokenFile:
             self._check(vocab)
 
     def read(self, first: int, count: int) -> Tokens:
-        """Return `count` tokens, starting with token `first`.
-
-        Raises BadShardError if the file cannot be read or has shrunk.
-        """
+        """Return `count` tokens, starting with token `first`. Raises BadShardError if they cannot be read."""
         width = self._dtype.itemsize
         try:
             content = os.pread(self._descriptor, count * width, first * width)
@@ -101,10 +94,7 @@ class TokenFile:
         os.close(self._descriptor)
 
     def _check(self, vocab: int) -> None:
-        """Raise BadShardError if any token of the file is outside a vocabulary of `vocab` tokens.
-
-        Called once per file, if meta.json does not show that all tokens are in the vocabulary.
-        """
+        """Read the whole file, and raise BadShardError if it has a token outside the vocabulary."""
         for first in range(0, self.tokens, _CHECKED_AT_ONCE):
             part = self.read(first, min(_CHECKED_AT_ONCE, self.tokens - first))
             if (highest := int(part.max())) >= vocab:
@@ -113,13 +103,13 @@ class TokenFile:
 
 
 class TokenWindows:
-    """Data source of all windows of T + 1 tokens in a list of token files, shuffled again for each epoch.
+    """Data source that reads windows of T + 1 tokens from token files, in a new random order in each epoch.
 
     Consecutive windows of a file overlap by one token.
     """
 
     def __init__(self, paths: Sequence[Path], vocab: int, problems: DataProblems, *, length: int, seed: int) -> None:
-        """Open the files `paths`, which must be in one directory. `length` is T, the number of inputs of a row.
+        """Open the files, which must be in one directory. `length` is T, the number of input tokens per row.
 
         Raises CannotRunError if the files have no window, do not fit the vocabulary, or if one of them is unusable and
         the settings say that a bad shard stops the run.
@@ -166,10 +156,9 @@ class TokenWindows:
         """Do nothing, because a row depends only on its number."""
 
     def row(self, number: int) -> Row:
-        """Return row `number` of the shuffled order.
+        """Return row `number` of the shuffled order, or the next readable row if this one is damaged.
 
-        If its window can no longer be read, return the next readable window in the order. Raises CannotRunError if
-        no window is readable, or if the settings say that unreadable rows stop the run.
+        Raises CannotRunError if no row is readable, or if the settings say that unreadable rows stop the run.
         """
         for attempt in range(self._windows):
             epoch, place = divmod(number + attempt, self._windows)
@@ -183,7 +172,7 @@ class TokenWindows:
         raise CannotRunError(f"--data: no window can be read; {self._problems.sentence()}")
 
     def close(self) -> None:
-        """Close the files. No row can be read afterwards."""
+        """Close the files."""
         while self._files:
             self._files.pop().close()
 

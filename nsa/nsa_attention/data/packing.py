@@ -1,4 +1,4 @@
-"""Packing of documents into rows of T + 1 tokens: documents are concatenated and cut where a row is full."""
+"""Packing of documents into rows of equal length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Place = TypeVar("Place")
 
 
 class Row(NamedTuple):
-    """A row of T input tokens and the token after them. The inputs are one or more whole or partial documents."""
+    """A row of T + 1 tokens, taken from one or more documents."""
 
     tokens: NDArray[np.unsignedinteger[Any]]  # [T + 1]
     lengths: tuple[int, ...]  # of the documents in the inputs; their sum is T
@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Cursor(Generic[Place]):
-    """Start of the next row: token number `token` of the document that `place` identifies."""
+    """The document and token at which the next row starts."""
 
     place: Place
     token: int
@@ -34,10 +34,10 @@ class Cursor(Generic[Place]):
 def rows(
     documents: Iterable[tuple[Place, Tokens]], length: int, skip_tokens: int = 0
 ) -> Iterator[tuple[Row, Cursor[Place]]]:
-    """Yield rows of `length` inputs, each with the start of the next row. An incomplete last row is dropped.
+    """Cut the concatenated documents into rows of `length` input tokens, each with the start of the next row.
 
-    `documents` are pairs of a place, which identifies a document, and the document's tokens. The last token of a row is
-    the first token of the next row. The first `skip_tokens` tokens of the first document are skipped.
+    Each document has a place, which identifies it. The last token of a row is the first token of the next row. The
+    first `skip_tokens` tokens of the first document are skipped, and an incomplete last row is dropped.
     """
     waiting: deque[tuple[Place, Tokens, int]] = deque()  # documents, and how many of their tokens are used
     available = 0
@@ -54,10 +54,7 @@ def rows(
 
 
 def _cut(waiting: deque[tuple[Any, Tokens, int]], length: int) -> Row:
-    """Remove the first `length` tokens from `waiting`, and return them and the token after them as a row.
-
-    The token after them stays in `waiting`, because it is the first token of the next row.
-    """
+    """Remove the first `length` tokens from the waiting documents, and return them as a row."""
     parts, missing, goes_on = [], length, False
     while missing:
         place, tokens, used = waiting.popleft()

@@ -1,4 +1,4 @@
-"""Prefetching with threads. Results come in the order of the items, whatever the number of threads.
+"""Prefetching with threads, with the results in the order of the items.
 
 Threads are used instead of processes because the slow parts (reading, decompressing, tokenizing, copying) release
 Python's global interpreter lock. A thread cannot outlive its rank, and no process is forked next to CUDA or gloo.
@@ -16,11 +16,11 @@ JOIN_S = 2.0
 
 
 class OrderedPrefetch(Generic[Item, Result]):
-    """Iterator over `work(item)` for each item, computed by threads in advance. Call `close` at the end.
+    """Iterator over `work(item)` for each item, computed by threads in advance.
 
     Free threads take the next item, one thread at a time, so `items` may be slow and need not be thread-safe. At most
     `ahead` results, or one per worker if that is more, are computed in advance. With `workers` 0, each result is
-    computed when it is requested. `name` is the prefix of the thread names.
+    computed when it is requested. Call `close` at the end. `name` is the prefix of the thread names.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class OrderedPrefetch(Generic[Item, Result]):
         return self
 
     def __next__(self) -> Result:
-        """Return the next result. If `items` or `work` raised an exception for it, raise that exception."""
+        """Return the next result, or raise the exception that occurred while it was computed."""
         if not self._threads:
             return self._work(next(self._items))
         with self._changed:
@@ -58,10 +58,7 @@ class OrderedPrefetch(Generic[Item, Result]):
         return result
 
     def close(self) -> None:
-        """Tell the threads to stop after their current item, and wait up to JOIN_S seconds for each thread.
-
-        A thread that is still blocked in a read then keeps running as a daemon thread.
-        """
+        """Stop the threads, waiting at most JOIN_S seconds for each of them."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -85,10 +82,7 @@ class OrderedPrefetch(Generic[Item, Result]):
             return not self._closed
 
     def _next_item(self) -> tuple[int | None, Item | BaseException]:
-        """Return the next item and its number, or (None, StopIteration()) if there are no more items.
-
-        If `items` raises an exception, the exception is returned as the last item.
-        """
+        """Return the number and value of the next item. The number is None if there are no more items."""
         if self._exhausted or self._closed:
             return None, StopIteration()
         try:

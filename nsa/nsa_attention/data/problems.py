@@ -1,4 +1,4 @@
-"""Handling of bad data: it is skipped and counted, or it stops the run, depending on `--bad-shards`."""
+"""Handling of bad data, which is skipped and counted or stops the run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class BadShardError(Exception):
 
 
 class BadRecordError(Exception):
-    """A record of a shard has no usable text. Later records of the shard may be usable."""
+    """A record of a shard has no usable text."""
 
 
 class DataProblems:
-    """Counter of the bad data that a rank skips. Its methods are thread-safe."""
+    """Thread-safe counter of the bad data that a rank skips."""
 
     def __init__(self, policy: BadShards) -> None:
         self._policy = policy
@@ -34,31 +34,23 @@ class DataProblems:
         self._slow: Counter[str] = Counter()
 
     def shard(self, place: str, problem: str) -> None:
-        """Count the shard named `place`, or the rest of it, as skipped, once per run. `problem` says why.
-
-        Raises CannotRunError instead if the settings say that bad data stops the run.
-        """
+        """Count a shard as skipped, or raise CannotRunError if the settings say that bad data stops the run."""
         self._report_once("shards", place, problem)
 
     def record(self, place: str, problem: str) -> None:
-        """Count the record described by `place` as skipped, once per run. `problem` says why.
-
-        Raises CannotRunError instead if the settings say that bad data stops the run.
-        """
+        """Count a record as skipped, or raise CannotRunError if the settings say that bad data stops the run."""
         self._report_once("records", place, problem)
 
     def row(self, place: str, problem: str) -> None:
-        """Count a row of the file named `place` that is unreadable and was replaced by another row.
+        """Count an unreadable row that was replaced by another one.
 
         Raises CannotRunError instead if the settings say that bad data stops the run.
         """
         self._report("rows", place, problem)
 
     def slow(self, place: str, seconds: float) -> None:
-        """Count a slow read of the shard named `place`, which took `seconds` seconds.
-
-        Slow data is never skipped. Otherwise the order of the data would depend on the timing.
-        """
+        """Count a slow read of a shard."""
+        # Slow data is never skipped, because the order of the data would then depend on the timing.
         with self._lock:
             self._slow[place] += 1
         self._note(f"{place}: a read took {seconds:.1f} s")
@@ -85,7 +77,7 @@ class DataProblems:
                 self._examples.append(text)
 
     def summary(self) -> dict[str, Any]:
-        """Return the counts and examples of the problems so far, for loader_rank<r>.json."""
+        """Return the number of problems so far, with examples, for loader_rank<r>.json."""
         with self._lock:
             return {"left_out": dict(self._counts), "slow": dict(self._slow), "examples": list(self._examples)}
 

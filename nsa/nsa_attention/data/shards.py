@@ -1,4 +1,4 @@
-"""Shards of a data set, which are local text files or Hugging Face data sets, and the reading of their records."""
+"""Shards of a data set, which are local text files or parts of Hugging Face data sets."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ OnOpen = Callable[[IO[bytes]], None]
 
 
 class Shard(Protocol):
-    """Part of a data set, such as a file, whose records are read in order."""
+    """One part of a data set, such as a file, whose records are read in order."""
 
     @property
     def name(self) -> str: ...
 
     def identity(self) -> str:
-        """Return a text that identifies the shard's content, to check that a resumed run reads the same data."""
+        """Return a text that identifies the shard's content, so that a resumed run can check it."""
 
     def records(self) -> Iterator[Record]:
         """Yield the text of each record, or a BadRecordError for a record without usable text.
@@ -75,7 +75,7 @@ class FileShard:
 
 
 def _texts(path: Path, _field: str, on_open: OnOpen | None) -> Iterator[Record]:
-    """Yield parts of a text file of about LONGEST_TEXT bytes, each of whole lines."""
+    """Yield the text of a file in parts of about LONGEST_TEXT bytes, cut at line ends."""
     with _open_decompressed(path, on_open) as file:
         while lines := file.readlines(LONGEST_TEXT):
             yield _decode(b"".join(lines))
@@ -139,7 +139,6 @@ def _raw(path: Path, on_open: OnOpen | None) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _open_decompressed(path: Path, on_open: OnOpen | None) -> Iterator[IO[bytes]]:
-    """Open a file for reading, and decompress it if its name ends with .gz or .zst."""
     with _raw(path, on_open) as raw:
         if path.suffix == ".gz":
             with gzip.GzipFile(fileobj=raw) as file:
@@ -151,9 +150,9 @@ def _open_decompressed(path: Path, on_open: OnOpen | None) -> Iterator[IO[bytes]
 
 
 class _ZstdStream(io.RawIOBase):
-    """Raw stream of a decompressed zstd file. A truncated file raises EOFError.
+    """Stream that decompresses a zstd file, and raises EOFError if the file is truncated.
 
-    The stream reader of the zstandard package does not report that a file is truncated.
+    The stream reader of the zstandard package does not report a truncated file.
     """
 
     def __init__(self, compressed: IO[bytes], library: Any) -> None:
@@ -177,7 +176,6 @@ class _ZstdStream(io.RawIOBase):
         return count
 
     def _decompress(self, block: bytes) -> None:
-        """Decompress `block` and append the result to the buffer. A file may consist of several zstd frames."""
         try:
             while block:
                 self._frame = self._frame or self._library.ZstdDecompressor().decompressobj()
@@ -190,9 +188,10 @@ class _ZstdStream(io.RawIOBase):
 
 
 def import_optional(module: str, for_what: object) -> Any:
-    """Import and return a module of an optional package. `for_what` is the option or file that needs it.
+    """Import and return a module of an optional package.
 
-    Raises CannotRunError, with the pip command, if the package is not installed.
+    `for_what` is the option or file that needs the package. Raises CannotRunError, with the pip command, if the package
+    is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -216,12 +215,10 @@ def has_ending(path: Path, *endings: str) -> bool:
 
 
 def files_at(source: Path) -> list[Path]:
-    """Return the data files that `source` matches, sorted by name.
-
-    `source` is a file, a directory or a glob pattern. In a directory, only files with a known ending count;
-    subdirectories and held-out files (val*, test*) are skipped. Raises CannotRunError if no file matches, or if token
-    files and text files are mixed.
-    """
+    """Return the data files that `source` matches, sorted by name."""
+    # `source` is a file, a directory or a glob pattern. In a directory, only files with a known ending count;
+    # subdirectories and held-out files (val*, test*) are skipped. Raises CannotRunError if no file matches, or if token
+    # files and text files are mixed.
     endings = (*TEXT_ENDINGS, TOKEN_ENDING)
     if source.is_dir():
         paths = sorted(path for path in source.iterdir() if has_ending(path, *endings) and not _is_held_out(path))
@@ -238,13 +235,12 @@ def files_at(source: Path) -> list[Path]:
 
 
 def _is_held_out(path: Path) -> bool:
-    """Whether a file is meant for validation or testing by its name, such as nanoGPT's val.bin."""
     return path.name.startswith(("val", "test"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class HubShard:
-    """One split of a Hugging Face data set, from the hub or a local path, streamed by the package `datasets`."""
+    """One split of a Hugging Face data set, streamed by the package `datasets`."""
 
     path: str
     config: str | None

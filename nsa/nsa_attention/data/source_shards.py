@@ -1,4 +1,4 @@
-"""The shards of documents for each value of `--data`."""
+"""Choice of the shards for each value of `--data`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from .stories import all_stories
 
 
 def shards_for(data: Data | Path | HubData, text_field: str) -> Sequence[Shard]:
-    """Return the shards of a data source. `text_field` is the JSON field or table column that contains the text.
+    """Return the shards of a data source.
 
-    Raises CannotRunError if no file matches a path, or if a matching file is not a text file.
+    `text_field` is the JSON field or table column that contains the text. Raises CannotRunError if no file matches a
+    path, or if a matching file is not a text file.
     """
     if isinstance(data, HubData):
         return [HubShard(path=data.path, config=data.config, split=data.split, text_field=text_field)]
@@ -29,7 +30,7 @@ def shards_for(data: Data | Path | HubData, text_field: str) -> Sequence[Shard]:
 
 
 def shipped_file() -> Path:
-    """Return the path of the sample text that is part of the package."""
+    """Return the path of the sample text in this package."""
     return Path(str(resources.files(__package__).joinpath("..", "texts", "village.txt")))
 
 

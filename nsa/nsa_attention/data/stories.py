@@ -1,4 +1,4 @@
-"""Generated short stories in English, a few megabytes of training data without a download.
+"""Generated short stories in English: training data without a download.
 
 The text is the same on every machine. A story always mentions the same people, place and object, so a model can learn
 more than the frequencies of single words.
@@ -49,7 +49,7 @@ _NUMBERS = ("two", "three", "four", "five", "seven", "nine", "twelve", "twenty")
 class _Dice:
     """Random choices that are the same in every Python version.
 
-    They use only `random.random()`, because Python guarantees its sequence across versions.
+    Only `random.random()` is used, because Python guarantees its sequence across versions.
     """
 
     def __init__(self, seed: int) -> None:
@@ -64,7 +64,7 @@ class _Dice:
 
 @dataclass(frozen=True, kw_only=True)
 class _Setting:
-    """The people, place and object of a story, which stay the same in all its sentences."""
+    """The people, place and object of a story."""
 
     hero: str
     friend: str
@@ -75,7 +75,7 @@ class _Setting:
 
 
 def story(number: int) -> str:
-    """Return story `number`: a title and several paragraphs. The number is the random seed."""
+    """Return the generated story with this number: a title and several paragraphs."""
     dice = _Dice(number)
     hero = dice.one_of(_PEOPLE)
     setting = _Setting(
@@ -144,7 +144,7 @@ def _article(noun: str) -> str:
 
 @dataclass(frozen=True)
 class StoryShard:
-    """Shard of STORIES_OF_SHARD consecutive stories."""
+    """Shard of consecutively numbered generated stories."""
 
     number: int
 

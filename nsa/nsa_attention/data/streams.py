@@ -1,6 +1,7 @@
-"""Rows from a stream of documents. Shards are shuffled, and the documents of a shard are shuffled in blocks.
+"""Rows of tokens from a shuffled stream of documents.
 
-Every rank reads the whole stream and uses its own rows, so the order does not depend on the number of ranks or workers.
+Shards are shuffled, and the documents of a shard are shuffled in blocks. Every rank reads the whole stream and uses its
+own rows, so the order does not depend on the number of ranks or workers.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ SLOW_S = 5.0
 
 
 class _NoDocumentError(Exception):
-    """No shard has a document. Workers may not have reported all bad records yet."""
+    """No shard has a document."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Place:
-    """Location of a document in the stream.
+    """Position of a document in the stream.
 
     `shard` is the index in the epoch's shuffled order of shards. `block` counts the shard's blocks of BLOCK records, in
     file order. `document` is the index in the block's shuffled order of documents.
@@ -50,7 +51,7 @@ _BlockDocuments = list[tuple["Place", Tokens]]  # the documents of one block
 
 @dataclass(frozen=True, kw_only=True)
 class _Block:
-    """Up to BLOCK consecutive records of a shard, not yet shuffled."""
+    """Up to BLOCK consecutive records of a shard."""
 
     place: Place
     records: Sequence[Record]
@@ -59,7 +60,7 @@ class _Block:
 
 
 class DocumentStream:
-    """Data source of rows that are packed from the documents of shards, with a position that can be saved."""
+    """Data source that packs a stream of documents into rows. Its position can be saved."""
 
     documents = True
 
@@ -107,7 +108,7 @@ class DocumentStream:
         )
 
     def next_row(self) -> Row:
-        """Return the next row. The stream starts a new epoch when all shards have been read.
+        """Return the next row of tokens. A new epoch starts when all shards have been read.
 
         Raises CannotRunError if no shard has a document, or if the settings say that bad shards stop the run.
         """
@@ -118,7 +119,7 @@ class DocumentStream:
         return row
 
     def close(self) -> None:
-        """Stop the worker threads. The next `next_row` continues from the current position."""
+        """Stop the worker threads."""
         if self._blocks is not None:
             self._blocks.close()
         self._blocks = self._rows = None
@@ -134,7 +135,6 @@ class DocumentStream:
         self._rows = rows(documents, self._length, begin.token)
 
     def _check_not_empty(self, blocks: Iterator[_BlockDocuments]) -> Iterator[_BlockDocuments]:
-        """Yield all of `blocks`, and raise CannotRunError if they end because no shard has a document."""
         try:
             yield from blocks
         except _NoDocumentError:
@@ -142,10 +142,7 @@ class DocumentStream:
             raise CannotRunError(f"--data: no document in {len(self._shards)} shards; {sentence}") from None
 
     def _read(self, begin: Place) -> Iterator[_Block]:
-        """Yield blocks without end, epoch after epoch, starting with the block that contains document `begin`.
-
-        Raises _NoDocumentError at the end of an epoch in which no shard had a text.
-        """
+        """Yield blocks of records endlessly, starting with the block that contains document `begin`."""
         for epoch in count(begin.epoch):
             order = self._generator(epoch).permutation(len(self._shards))
             first = begin.shard if epoch == begin.epoch else 0
@@ -178,10 +175,7 @@ class DocumentStream:
             self._problems.shard(shard.name, "contains no text")
 
     def _next_records(self, records: Iterator[Record], name: str) -> tuple[list[Record], str | None]:
-        """Return up to BLOCK records, and why the rest of the shard cannot be read, or None if it can.
-
-        If reading takes longer than SLOW_S seconds, this is reported under the shard's `name`.
-        """
+        """Return up to BLOCK records, and an error message if the rest of the shard cannot be read."""
         batch: list[Record] = []
         started_s = self._clock()
         try:
@@ -195,7 +189,7 @@ class DocumentStream:
         return batch, None
 
     def _tokens(self, block: _Block) -> list[tuple[Place, Tokens]]:
-        """Return place and tokens of each document in a block, in shuffled order. Bad and empty records are skipped."""
+        """Return the position and tokens of each usable document in a block, in shuffled order."""
         order = self._generator(block.place.epoch, block.shard, block.place.block).permutation(len(block.records))
         texts = [text for number in order if (text := self._text_or_report(block, int(number)))]
         location = block.place

@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, or a vocabulary in a local file for `tokenizers` or `tiktoken`. Nothing is downloaded."""
+"""Tokenizers, which are read from local files or use the bytes of a text as tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RANKS = {"gpt2": (_GPT2, 50256), "r50k_base": (_GPT2, 50256), "cl100k_base": (_
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    """A named vocabulary and the function that encodes text with it."""
+    """A tokenizer with the size of its vocabulary and its end token."""
 
     name: str
     vocab: int
@@ -41,7 +41,7 @@ class Tokenizer:
 
     @property
     def dtype(self) -> type[np.uint16] | type[np.uint32]:
-        """The smaller of uint16 and uint32 that can store every token of the vocabulary."""
+        """Return the smallest integer dtype that can store every token, uint16 or uint32."""
         return np.uint16 if self.vocab <= 1 << 16 else np.uint32
 
     def document(self, text: str) -> Tokens:

@@ -1,4 +1,4 @@
-"""Rows that are determined by their number only: random tokens, or random windows of one text."""
+"""Training rows that depend only on their number: random tokens, or random windows of a text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _SEED_FACTOR = 1_000_003
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """Sizes of a training step. Rows are numbered by step, micro-batch, rank and index in the batch, in this order."""
+    """Sizes of a training step.
+
+    Rows are numbered by step, micro-batch, rank and index in the batch, in this order.
+    """
 
     world_size: int
     accumulate: int
@@ -40,8 +43,8 @@ class Geometry:
 class RandomWindows:
     """Data source of random tokens or random windows of a text.
 
-    A seed is computed from `seed`, step, micro-batch and rank, and each batch is drawn with its own seed. The position
-    contains the geometry of the original run, so a resumed run with another number of ranks reads the same rows.
+    Each batch has its own seed, computed from `seed`, step, micro-batch and rank. The position contains the geometry of
+    the original run, so a resumed run with a different number of ranks reads the same rows.
     """
 
     documents = False
@@ -70,7 +73,7 @@ class RandomWindows:
         return Row(tokens=tokens, lengths=(self._length,), goes_on=True)
 
     def _draw_batch(self, step: int, micro: int, rank: int) -> Tensor:
-        """Return the batch of `rank` for one micro-batch of `step`: tokens of shape [B, T + 1] (batch, tokens + 1)."""
+        """Return the token ids of `rank` for one micro-batch of `step`, shape [B, T + 1]."""
         last = self._last_batch
         if last is not None and last[0] == (step, micro, rank):
             return last[1]

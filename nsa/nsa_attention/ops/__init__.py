@@ -1,4 +1,4 @@
-"""The attention operations of NSA (arXiv 2502.11089) and their implementations for CPUs and GPUs."""
+"""The attention operations of NSA, implemented for CPUs and GPUs."""
 
 # Namespace of the operators registered with torch, from the import name of the package. Another copy of the package
 # under another name has its own operators in the same process.

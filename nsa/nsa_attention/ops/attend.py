@@ -1,12 +1,12 @@
-"""The three branches as a loop over tiles of queries, for CPUs and as the fallback on every device.
+"""The attention branches in plain PyTorch, one tile of queries at a time, for any device.
 
 Memory grows linearly with the sequence length. A `Pattern` defines which keys a query attends to: the mask bias of a
 tile is 0 for these keys and -inf for others. Attention under a pattern is one registered torch operator, so autograd
 has one node and torch.compile one call for any sequence length. Operators accept only numbers, strings and tensors, so
 patterns and kernels are passed by name.
 
-Dimensions: B batch, H query heads, G groups, N batch x groups, h heads of a group, T queries, C queries of a tile,
-S keys, D key width, E value width, b selection blocks, n selected blocks per query, X columns of an index table.
+Dimensions: B batch, H query heads, G groups, N batch x groups, h heads of a group, T queries, C queries of a tile, S
+keys, D key width, E value width, b selection blocks, n selected blocks per query, X columns of an index table.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ _MASKED = -torch.inf
 
 
 class Pattern(Protocol):
-    """The keys that each query of a branch attends to.
+    """Rule that defines which keys each query attends to.
 
     `indices` [N, T, X] are the selected blocks, or the spans of keys for packed sequences. `start` and `stop` are the
     first query of a tile and the one after the last.
     """
 
     def max_tile_queries(self) -> int:
-        """Return the maximum queries per tile. Larger tiles read more masked keys; smaller ones take longer per key."""
+        """Return the maximum number of queries per tile."""
 
     def key_range(self, start: int, stop: int, indices: Tensor | None = None) -> tuple[int, int]:
-        """Return the range of keys that contains all keys of the queries in [start, stop)."""
+        """Return a range that contains all keys of the queries from `start` to `stop` - 1."""
 
     def bias(self, start: int, stop: int, indices: Tensor | None, like: Tensor) -> Tensor:
-        """Return the mask bias for the keys in `key_range`: 0 for visible keys, -inf for others.
+        """Return the mask bias of a tile: 0 for keys that a query attends to, -inf for others.
 
         It broadcasts to [N, 1, C, S] and has the dtype and device of `like`.
         """
 
     def fully_masked_rows(self, start: int, stop: int, indices: Tensor | None, device: torch.device) -> Tensor | None:
-        """Return a mask of queries without any visible key, broadcastable to [N, 1, C], or None if there are none."""
+        """Return a mask of the queries that attend to no key, or None if there are none."""
 
 
 @dataclass(frozen=True)
 class CompletedBlocks:
-    """Mask of the compressed branch (eq. 7): query t attends to block i if its last token i*d + l - 1 is at most t."""
+    """Mask of attention to compressed blocks: each query attends to the blocks that are complete at its position."""
 
     block_len: int
     block_stride: int
@@ -81,7 +81,7 @@ class CompletedBlocks:
         return _mask_bias(self.visible(start, stop, like.device), like)
 
     def visible(self, start: int, stop: int, device: torch.device) -> Tensor:
-        """Return which blocks each query in [start, stop) attends to, bool [C, S]."""
+        """Return which blocks each query from `start` to `stop` - 1 attends to, bool [C, S]."""
         queries = torch.arange(start, stop, device=device)
         last_tokens = torch.arange(self.count(stop), device=device) * self.block_stride + self.block_len - 1
         return last_tokens <= queries[:, None]
@@ -93,7 +93,7 @@ class CompletedBlocks:
 
 @dataclass(frozen=True)
 class LastTokens:
-    """Mask of the sliding branch: query t attends to the keys in (t - w, t]."""
+    """Mask of sliding-window attention: query t attends to the keys in (t - w, t]."""
 
     window: int
 
@@ -116,7 +116,10 @@ class LastTokens:
 
 @dataclass(frozen=True)
 class SelectedBlocks:
-    """Mask of the selected branch: query t attends to token s <= t if block s // l' is selected; index -1 is empty."""
+    """Mask of attention to selected blocks: a query attends to the tokens of its selected blocks, up to itself.
+
+    An index of -1 stands for no block.
+    """
 
     select_len: int
 
@@ -146,9 +149,10 @@ class SelectedBlocks:
 
 @dataclass(frozen=True)
 class KeySpans:
-    """Mask for packed sequences: query t attends to keys [first, stop), the two columns of its row of `indices`.
+    """Mask for packed sequences: each query attends to one contiguous span of keys.
 
-    Neither column may decrease from one query to the next.
+    The two columns of `indices` are the first key of a query and the key after its last. Neither column may decrease
+    from one query to the next.
     """
 
     def max_tile_queries(self) -> int:
@@ -171,10 +175,10 @@ class KeySpans:
 
 @dataclass(frozen=True)
 class PackedSelectedBlocks:
-    """SelectedBlocks for packed sequences. Blocks are numbered along the row, and none spans two sequences.
+    """Mask of attention to selected blocks, for packed sequences.
 
-    Columns 0 and 1 of `indices` are the first token of the query's sequence and the block of the query. The selected
-    blocks follow.
+    Blocks are numbered along the row, and none spans two sequences. Columns 0 and 1 of `indices` are the first token of
+    the query's sequence and the block of the query. The selected blocks follow.
     """
 
     def max_tile_queries(self) -> int:
@@ -212,10 +216,9 @@ PATTERNS: dict[str, Callable[..., Pattern]] = {
 
 @lru_cache(maxsize=64)
 def _window_bias(window: int, before: int, queries: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the mask bias of a sliding window for `queries` queries that have `before` keys before the first query.
-
-    All tiles of a sequence share it, except those at both ends.
-    """
+    """Return the mask bias of a sliding window for one tile."""
+    # `before` is the number of keys before the tile's first query. All tiles of a sequence share the result, except
+    # those at both ends.
     with torch.inference_mode(mode=False):  # the cached tensor must also be usable outside of inference mode
         query_C1 = torch.arange(before, before + queries, device=device)[:, None]
         key_S = torch.arange(before + queries, device=device)
@@ -243,7 +246,7 @@ def compressed_attention(
     scale: float,
     kernel: Kernel,
 ) -> tuple[Tensor, Tensor]:
-    """Return output [B, H, T, E] and log-sum-exp [B, H, T] of the compressed branch.
+    """Return the output [B, H, T, E] and log-sum-exp [B, H, T] of attention to compressed blocks.
 
     A query before the first complete block gets 0 and -inf.
     """
@@ -261,10 +264,10 @@ def selected_attention(
     scale: float,
     kernel: Kernel,
 ) -> tuple[Tensor, Tensor]:
-    """Return output [B, H, T, E] and log-sum-exp [B, H, T] of the selected branch.
+    """Return the output [B, H, T, E] and log-sum-exp [B, H, T] of attention to the selected blocks.
 
-    A query whose indices are all -1 gets 0 and -inf. Memory grows with T. Work grows with T for the blockwise kernel,
-    and with T squared for the other kernels, which mask all keys.
+    A query whose indices are all -1 gets 0 and -inf. Work grows with T for the blockwise kernel, and with T squared for
+    the other kernels, which mask all keys.
     """
     if kernel.name == BlockwiseKernel.name:
         return blockwise(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, select_len=select_len, scale=scale)
@@ -283,7 +286,7 @@ def selected_attention(
 def sliding_attention(
     q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, *, window: int, scale: float, kernel: Kernel
 ) -> tuple[Tensor, Tensor]:
-    """Return output [B, H, T, E] and log-sum-exp [B, H, T] of the sliding branch."""
+    """Return the output [B, H, T, E] and log-sum-exp [B, H, T] of sliding-window attention."""
     return attend(q_BHTD, k_BGTD, v_BGTE, pattern="sliding", lengths=[window], kernel=kernel, scale=scale)
 
 
@@ -298,7 +301,7 @@ def packed_compressed_attention(
     kernel: Kernel,
     starts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the result of `compressed_attention` for packed sequences, with one operation for all sequences."""
+    """Return the result of `compressed_attention` for packed sequences."""
     row = _TokenPositions.of(starts, q_1HTD.shape[2])
     first_T = compressed_starts(starts, block_len, block_stride)[row.sequence_T]
     count_T = torch.div(row.position_T + 1 - block_len, block_stride, rounding_mode="floor") + 1
@@ -345,7 +348,10 @@ def packed_selected_attention(
     kernel: Kernel,
     starts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the result of `selected_attention` for packed sequences; indices count from each query's own sequence."""
+    """Return the result of `selected_attention` for packed sequences.
+
+    The indices count blocks from the start of each query's own sequence.
+    """
     row = _TokenPositions.of(starts, q_1HTD.shape[2])
     first_T = selection_starts(starts, select_len)[row.sequence_T]
     token_columns_T2 = torch.stack((row.begin_T, first_T + row.position_T // select_len), 1)
@@ -358,7 +364,7 @@ def packed_selected_attention(
 
 @dataclass(frozen=True, kw_only=True)
 class _TokenPositions:
-    """Sequence and position of each token of a row."""
+    """The sequence that each token of a packed row belongs to, and its position in it."""
 
     sequence_T: Tensor  # number of the token's sequence
     begin_T: Tensor  # first token of that sequence
@@ -373,7 +379,6 @@ class _TokenPositions:
 
 
 def _for_every_group(row_TX: Tensor, k_1GSD: Tensor) -> Tensor:
-    """Return `row_TX` for every group, [1, G, T, X], as a view."""
     return row_TX[None, None].expand(1, k_1GSD.shape[1], -1, -1)
 
 
@@ -388,9 +393,10 @@ def attend(
     scale: float,
     indices_BGTn: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return output [B, H, T, E] and log-sum-exp [B, H, T] (without gradient) of attention under a pattern.
+    """Return the output [B, H, T, E] and log-sum-exp [B, H, T] of attention under a mask pattern.
 
-    `pattern` is a key of PATTERNS, and `lengths` are the constructor arguments of that pattern.
+    `pattern` is a key of PATTERNS, and `lengths` are the constructor arguments of that pattern. The log-sum-exp has no
+    gradient.
     """
     batch, heads, queries, _ = q_BHTD.shape
     groups = k_BGSD.shape[1]
@@ -442,7 +448,7 @@ def _attend_tiles(
     lse_NhT: Tensor,
     scale: float,
 ) -> None:
-    """Write output and log-sum-exp in place. They must contain the values of fully masked queries before."""
+    """Write output and log-sum-exp of all tiles. Queries that attend to no key are left unchanged."""
     with autocast_disabled(q_NhTD):
         for start, stop in _tiles(q_NhTD, rule, tile_kernel, indices):
             first, last = rule.key_range(start, stop, indices)
@@ -506,7 +512,7 @@ def _differentiate_tiles(
     dq_NhTD: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of keys and values from these heads, and write that of the queries to `dq_NhTD`."""
+    """Return the gradients of keys and values, and write the gradient of the queries to `dq_NhTD`."""
     dk = k_NSD.new_zeros(k_NSD.shape, dtype=compute_dtype(k_NSD))
     dv = v_NSE.new_zeros(v_NSE.shape, dtype=compute_dtype(v_NSE))
     with autocast_disabled(q_NhTD):

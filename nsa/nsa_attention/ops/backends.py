@@ -1,7 +1,7 @@
-"""The interface of a backend (an implementation of the branches), and the backends that are not Triton kernels.
+"""Implementations of the attention branches in plain PyTorch, and the interface of all implementations.
 
 TiledBackend runs on every device. SlidingBackend wraps flash attention of other projects, which supports only the
-sliding branch. `starts` packs several sequences into one row (nsa/nsa_attention/ops/packed.py) and needs a batch of 1.
+sliding branch. `starts` packs several sequences into one row (ops/packed.py) and needs a batch of 1.
 
 Dimensions: c branches, B batch, H query heads, G groups, T tokens, S compressed blocks, N tokens of all sequences in
 one row, D key width, E value width, n selected blocks per query.
@@ -36,7 +36,7 @@ Starts: TypeAlias = Tensor | None
 
 
 class Backend(Protocol):
-    """Implementation of all branches, of block selection and of the gated sum.
+    """Implementation of all attention branches, of block selection and of the gated sum.
 
     Queries are [B, H, T, D]. Each branch returns its output [B, H, T, E] and log-sum-exp [B, H, T].
     docs/internals/nsa/mathematics.md defines which keys a query attends to.
@@ -44,22 +44,22 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in reports and errors."""
+        """Return the backend's name for reports and error messages."""
 
     def attend_compressed(
         self, q: Tensor, k: Tensor, v: Tensor, *, block_len: int, block_stride: int, scale: float, starts: Starts = None
     ) -> OutputAndLse:
-        """Attend to compressed blocks, with keys [B, G, S, D] and values [B, G, S, E] (paper, eq. 7)."""
+        """Return output and log-sum-exp of attention to compressed blocks (paper, eq. 7)."""
 
     def attend_selected(
         self, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, *, select_len: int, scale: float, starts: Starts = None
     ) -> OutputAndLse:
-        """Attend to the tokens of the selected blocks, with indices [B, G, T, n] (int32) (paper, eq. 11 and 12)."""
+        """Return output and log-sum-exp of attention to the selected blocks with these indices [B, G, T, n]."""
 
     def attend_sliding(
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None
     ) -> OutputAndLse:
-        """Attend to the last `window` tokens (paper, section 3.3.3)."""
+        """Return output and log-sum-exp of attention to the last `window` tokens."""
 
     def select(
         self,
@@ -70,40 +70,40 @@ class Backend(Protocol):
         memo_number: Tensor | None = None,
         starts: Starts = None,
     ) -> Tensor:
-        """Return the indices [B, G, T, n] (int32) of the most important blocks; see ops/selection.py.
+        """Return the indices of the most important blocks, int32, shape [B, G, T, n].
 
         `k` are the compressed keys, `lse` the log-sum-exp of the compressed branch, or None.
         """
 
     def mix(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
-        """Return the sum of gate times output over the branches, [B, T, H, E] (paper, eq. 5)."""
+        """Return the sum of gate times output over the branches, shape [B, T, H, E] (paper, eq. 5)."""
 
 
 class SlidingAttention(Protocol):
-    """Implementation of the sliding branch: a backend, or an external flash attention, which returns no log-sum-exp."""
+    """Implementation of sliding-window attention: a backend, or an external flash attention."""
 
     def attend_sliding(
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output [B, H, T, E] and the log-sum-exp [B, H, T] or None."""
+        """Return the output [B, H, T, E] and, if it is computed, the log-sum-exp [B, H, T]."""
 
 
 class SelectedAttention(Protocol):
-    """Implementation of the selected branch: a backend, or the loop over tokens, which returns no log-sum-exp."""
+    """Implementation of attention to the selected blocks: a backend, or the loop over tokens."""
 
     @property
     def name(self) -> str:
-        """Name in reports and errors."""
+        """Return the implementation's name for reports and error messages."""
 
     def attend_selected(
         self, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, *, select_len: int, scale: float, starts: Starts = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output [B, H, T, E] and the log-sum-exp [B, H, T] or None."""
+        """Return the output [B, H, T, E] and, if it is computed, the log-sum-exp [B, H, T]."""
 
 
 @dataclass(frozen=True)
 class TiledBackend:
-    """Backend that loops over tiles of queries in plain PyTorch, with one or several packed sequences per row."""
+    """Backend in plain PyTorch that processes one tile of queries at a time."""
 
     kernel: Kernel
 
@@ -156,7 +156,7 @@ class TiledBackend:
         return select_blocks(q, k, selection, memo_number, starts=starts)
 
     def mix(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
-        # Like the fused kernel, return the dtype of the branches; gates may have another dtype.
+        # Like the fused kernel, return the dtype of the branches; gates may have a different dtype.
         if is_eager_on_cpu(outputs[0]):
             return mix_by_tiles(outputs, gates_cBHT).to(outputs[0].dtype)
         gates = gates_cBHT.unsqueeze(-1)
@@ -168,7 +168,7 @@ class TiledBackend:
 
 @dataclass(frozen=True)
 class SlidingBackend:
-    """The sliding branch by flash attention of another project, which does not return its log-sum-exp."""
+    """Sliding-window attention by an external flash attention, which returns no log-sum-exp."""
 
     attend: Callable[..., Tensor]
 
@@ -182,7 +182,7 @@ SlidingFunction = Callable[..., Tensor]
 
 
 def flash_attn_sliding(flash_attn_varlen_func: Callable[..., Tensor]) -> SlidingFunction:
-    """Return the sliding branch as a function that calls flash-attn 2, which supports groups of query heads."""
+    """Return a function that computes sliding-window attention with flash-attn 2."""
 
     def attend(
         q_NHD: Tensor, k_NGD: Tensor, v_NGD: Tensor, starts: Tensor, longest: int, window: int, scale: float
@@ -204,10 +204,9 @@ def flash_attn_sliding(flash_attn_varlen_func: Callable[..., Tensor]) -> Sliding
 
 
 def torch_flash_sliding(varlen_attn: Callable[..., Tensor]) -> SlidingFunction:
-    """Return the sliding branch as a function that calls torch.nn.attention.varlen.varlen_attn.
-
-    It supports groups of query heads since torch 2.12. With older versions, keys and values are repeated for each head.
-    """
+    """Return a function that computes sliding-window attention with PyTorch's varlen_attn."""
+    # varlen_attn supports groups of query heads since torch 2.12. With older versions, keys and values are repeated for
+    # each head.
     supports_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
     def attend(
@@ -223,10 +222,7 @@ def torch_flash_sliding(varlen_attn: Callable[..., Tensor]) -> SlidingFunction:
 
 
 def _as_one_row(attend: Callable[..., Tensor]) -> SlidingFunction:
-    """Return a function on [B, H, T, D] that calls `attend` on all tokens as one row.
-
-    Without `starts`, each sequence of the batch becomes one sequence of the row.
-    """
+    """Return a function that computes attention for a whole batch as one row of packed sequences."""
 
     def sliding(
         q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, *, window: int, scale: float, starts: Tensor | None

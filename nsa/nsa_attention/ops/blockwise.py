@@ -1,4 +1,4 @@
-"""The selected branch on a CPU, one block of keys after another, each with all queries that selected it.
+"""The selected branch on a CPU, computed one block of keys at a time.
 
 With a mask over all keys, work would grow with T squared; gathering the blocks of each query would copy every key for
 every query that selected it. Here a block stays in the CPU cache, the rows of its readers (the queries that selected
@@ -9,9 +9,9 @@ If the norms of queries and keys show that no score can be large, exponentials o
 Otherwise the blocks of a query are merged with a running maximum and sum. The backward pass starts from the final
 log-sum-exp.
 
-Dimensions: B batch, H query heads, G groups, N batch x groups, h heads of a group, T queries, S keys, D key width,
-E value width, n selected blocks per query, m queries of a chunk, r rows of a chunk (m x h), L keys of a block, w width
-of a row (h x D or h x E).
+Dimensions: B batch, H query heads, G groups, N batch x groups, h heads of a group, T queries, S keys, D key width, E
+value width, n selected blocks per query, m queries of a chunk, r rows of a chunk (m x h), L keys of a block, w width of
+a row (h x D or h x E).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .kernels import (
 
 @dataclass(frozen=True, kw_only=True)
 class BlockReaders:
-    """The queries that read each block: the inverse of the selection.
+    """For each block of keys, the queries that selected it.
 
     A query that selected a block twice is listed once; blocks that start after the query are ignored.
     """
@@ -54,11 +54,11 @@ class BlockReaders:
     ends: list[int]  # index in `queries` after the last query of each block, row by row
 
     def rows_with_readers(self, rows: slice) -> range:
-        """Return those of the given rows (batch x groups) that have readers: all or none."""
+        """Return the given rows (batch x groups), or an empty range if no block has readers."""
         return range(self.rows if len(self.queries) else 0)[rows]
 
     def chunks(self, row: int, max_queries: int) -> Iterator[Chunk]:
-        """Yield the blocks of a row with their queries, in chunks of similar size with at most `max_queries`."""
+        """Yield the blocks of a row with the queries that selected them, at most `max_queries` at a time."""
         blocks = -(-self.keys // self.select_len)
         for block in range(blocks):
             position = row * blocks + block
@@ -73,7 +73,7 @@ class BlockReaders:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Some queries, and the block of keys [first, last) that all of them read."""
+    """A block of keys, and several queries that attend to it."""
 
     queries: Tensor  # counted from query number `before`
     before: int
@@ -81,16 +81,16 @@ class Chunk:
     last: int
 
     def hide_later_(self, scores_mhL: Tensor) -> None:
-        """Set the scores of keys after their query to -inf, in place. Only queries inside the block have such keys."""
+        """Set the scores of keys after their query to -inf, in place."""
         if int(self.queries[0]) + self.before >= self.last:
-            return
+            return  # only queries inside the block have later keys
         own = self.queries[: self.last - self.first, None] + self.before
         later = torch.arange(self.first, self.last) > own
         scores_mhL[: len(own)].masked_fill_(later[:, None], -torch.inf)
 
 
 def block_readers(indices_NTn: Tensor, select_len: int, keys: int, *, separate_leading: bool) -> BlockReaders:
-    """Return the readers of each block.
+    """Return the queries that selected each block of keys.
 
     With `separate_leading`, the leading queries that attend to every block up to their own are left out.
     """
@@ -112,7 +112,7 @@ def block_readers(indices_NTn: Tensor, select_len: int, keys: int, *, separate_l
 
 
 def _unique_reads(indices_NTn: Tensor, select_len: int, blocks: int) -> Tensor:
-    """Return each triple (row, block, query) of the selection once, encoded as one integer, ascending."""
+    """Return the distinct triples of row, block and query in the selection, encoded as sorted integers."""
     rows, queries, _ = indices_NTn.shape
     block = indices_NTn.long()
     query = torch.arange(queries)[:, None]
@@ -142,9 +142,9 @@ MIN_TOKENS = 1024
 def blockwise(
     q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, indices_BGTn: Tensor, *, select_len: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return output [B, H, T, E] and log-sum-exp [B, H, T] (without gradient) of the selected branch.
+    """Return the output [B, H, T, E] and log-sum-exp [B, H, T] of attention to the selected blocks.
 
-    Indices are [B, G, T, n]. Work and memory grow linearly with T.
+    Work and memory grow linearly with T. The log-sum-exp has no gradient.
     """
     batch, heads, queries, _ = q_BHTD.shape
     groups = k_BGSD.shape[1]
@@ -161,9 +161,9 @@ def blockwise(
 
 
 def reason_blockwise_is_slower(queries: int, places: int, select_len: int) -> str | None:
-    """Return the reason why a mask over all keys is faster than `blockwise`, or None if `blockwise` is faster.
+    """Return the reason why a mask over all keys is faster than `blockwise`, or None if it is not.
 
-    `places` is the number of selected blocks per query. The limits were measured on two cores.
+    `places` is the number of selected blocks per query.
     """
     if queries < MIN_TOKENS:
         return f"{queries} tokens are fewer than {MIN_TOKENS}"
@@ -173,7 +173,7 @@ def reason_blockwise_is_slower(queries: int, places: int, select_len: int) -> st
 
 
 def minimum_tokens(places: int, select_len: int) -> int:
-    """Return the sequence length in tokens from which on `blockwise` is faster than a mask."""
+    """Return the shortest sequence length for which `blockwise` is faster than a mask."""
     return max(MIN_TOKENS, 2 * places * select_len)
 
 
@@ -273,10 +273,7 @@ _blockwise.register_autograd(_backward, setup_context=_save_context)
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """Tensors of one sequence and group in the accumulation dtype.
-
-    The heads of a query are adjacent in memory, so one gather copies all of them.
-    """
+    """Queries, keys and values of one sequence and group, in the accumulation dtype."""
 
     q: Tensor  # [T, h * D], multiplied by the scale
     k: Tensor  # [S, D]
@@ -296,13 +293,12 @@ class _Group:
 
     @property
     def max_chunk_queries(self) -> int:
-        """Maximum number of queries of a chunk."""
         return max(1, MAX_CHUNK_ROWS // self.heads)
 
     def gather(self, name: str, x_Tw: Tensor, chunk: Chunk, like_SX: Tensor) -> Tensor:
-        """Return the chunk's rows of `x_Tw`, one per query and head, with the width of `like_SX`.
+        """Return the rows of `x_Tw` for the chunk's queries and heads.
 
-        The result is in the scratch buffer `name` and valid until the buffer is used again.
+        The result is in the buffer `name` and valid until the buffer is used again.
         """
         rows = self.scratch.buffer(name, len(chunk.queries), x_Tw.shape[1])
         return torch.index_select(x_Tw, 0, chunk.queries, out=rows).view(-1, like_SX.shape[-1])
@@ -311,10 +307,8 @@ class _Group:
         return torch.mm(left_rX, right_XY, out=self.scratch.buffer(name, left_rX.shape[0], right_XY.shape[1]))
 
     def add_to(self, sums_Tw: Tensor, chunk: Chunk, left_rL: Tensor, right_LX: Tensor) -> None:
-        """Add a matrix product to the rows of the chunk's queries.
-
-        A query occurs at most once in a chunk, so the result does not depend on the order of additions.
-        """
+        """Add a matrix product to the rows of the chunk's queries."""
+        # A query occurs at most once in a chunk, so the result does not depend on the order of additions.
         sums_Tw.index_add_(0, chunk.queries, self.matmul("product", left_rL, right_LX).view(-1, sums_Tw.shape[1]))
 
     def scores(self, q_rD: Tensor, chunk: Chunk) -> Tensor:
@@ -325,14 +319,14 @@ class _Group:
 
 
 class _Scratch:
-    """Buffers for intermediate tensors that every chunk reuses. New memory would cost a page fault per 4 KiB."""
+    """Reusable buffers for intermediate tensors."""
 
     def __init__(self, like: Tensor) -> None:
         self._like = like
         self._buffers: dict[str, Tensor] = {}
 
     def buffer(self, name: str, rows: int, columns: int) -> Tensor:
-        """Return an uninitialized buffer [rows, columns]. It is valid until the next call with the same name."""
+        """Return an uninitialized buffer, valid until the next call with the same name."""
         storage = self._buffers.get(name)
         if storage is None or storage.numel() < rows * columns:
             storage = self._buffers[name] = self._like.new_empty(rows * columns)
@@ -340,7 +334,7 @@ class _Scratch:
 
 
 def _row_forward(row: _Group, chunks: Iterator[Chunk]) -> tuple[Tensor, Tensor]:
-    """Return output [T, h, E] and log-sum-exp [T, h] of one sequence and group."""
+    """Return the output [T, h, E] and log-sum-exp [T, h] of one sequence and group."""
     queries = row.q.shape[0]
     o = row.q.new_zeros(queries, row.heads * row.v.shape[-1])
     total = row.q.new_zeros(queries, row.heads)
@@ -363,7 +357,7 @@ def _row_forward(row: _Group, chunks: Iterator[Chunk]) -> tuple[Tensor, Tensor]:
 
 
 def _rescale(o: Tensor, total: Tensor, chunk: Chunk, factor_mh: Tensor) -> None:
-    """Multiply the sums of the chunk's queries by `factor_mh`, because their running maximum has grown."""
+    """Multiply the sums of the chunk's queries by `factor_mh`."""
     o_mhE = o.index_select(0, chunk.queries).view(*factor_mh.shape, -1).mul_(factor_mh.unsqueeze(-1))
     o.index_copy_(0, chunk.queries, o_mhE.flatten(1))
     total.index_copy_(0, chunk.queries, total.index_select(0, chunk.queries).mul_(factor_mh))
@@ -398,7 +392,7 @@ def _row_backward(
 
 
 def _query_major(x_hTD: Tensor) -> Tensor:
-    """Return a copy of shape [T, h * D] in the accumulation dtype."""
+    """Return a copy in which the heads of a query are adjacent, [T, h * D], in the accumulation dtype."""
     rows = x_hTD.new_empty((x_hTD.shape[1], x_hTD.shape[0], x_hTD.shape[2]), dtype=compute_dtype(x_hTD))
     return rows.copy_(x_hTD.transpose(0, 1)).flatten(1)
 

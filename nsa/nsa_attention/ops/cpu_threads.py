@@ -1,4 +1,4 @@
-"""Parallel execution of independent pieces of work on a CPU, one thread per piece.
+"""Parallel execution of independent pieces of work on a CPU.
 
 PyTorch spreads every operation over all cores and waits for them at its end. For many small operations in sequence,
 this waiting takes longer than the work, especially if idle threads sleep instead of spinning (OMP_WAIT_POLICY=PASSIVE).
@@ -18,10 +18,7 @@ WorkShare = tuple[slice, slice]
 
 
 def run_in_threads(pieces: Sequence[Callable[[], _T]]) -> list[_T]:
-    """Run the pieces in parallel threads and return their results in order.
-
-    The calling thread runs the first piece. All threads have ended when this returns.
-    """
+    """Run functions in parallel, one thread each, and return their results in order."""
     cores = torch.get_num_threads()
     if cores == 1 or len(pieces) < 2:
         return [piece() for piece in pieces]
@@ -36,10 +33,7 @@ def run_in_threads(pieces: Sequence[Callable[[], _T]]) -> list[_T]:
 
 
 def split_work(device: torch.device, rows: int, heads: int = 1) -> list[WorkShare]:
-    """Split `rows` and `heads` into pieces that keep all CPU cores busy, and return the slices of each piece.
-
-    Return a single piece if there is too little work for all cores, or if `device` is not a CPU.
-    """
+    """Split `rows` and `heads` into pieces that keep all CPU cores busy, and return the slices of each piece."""
     cores = torch.get_num_threads() if device.type == "cpu" else 1
     parts = min(heads, -(-cores // max(1, rows)))
     if cores == 1 or rows * parts < cores:
@@ -48,7 +42,6 @@ def split_work(device: torch.device, rows: int, heads: int = 1) -> list[WorkShar
 
 
 def _even_slices(length: int, count: int) -> list[slice]:
-    """Return `count` consecutive slices of about equal length that cover `length`."""
     return [slice(*cut) for cut in pairwise(length * number // count for number in range(count + 1))]
 
 

@@ -1,10 +1,10 @@
-"""Attention with full score matrices, which autograd saves: memory grows with the square of T.
+"""Attention with full score matrices, for `--impl dense`.
 
-This is the textbook form of attention, for comparison. At usual training lengths it fills a GPU with a model of a few
-layers. It is used only for --impl dense.
+This is the textbook form of attention, for comparison. Autograd saves the matrices, so memory grows with the square of
+T. At usual training lengths it fills a GPU with a model of a few layers.
 
-Dimensions: B batch, H query heads, G groups, N batch x groups, h heads of a group, T queries, S keys, D key width,
-E value width, n selected blocks per query.
+Dimensions: B batch, H query heads, G groups, N batch x groups, h heads of a group, T queries, S keys, D key width, E
+value width, n selected blocks per query.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .packed import apply_per_sequence, compressed_starts
 
 @dataclass(frozen=True)
 class DenseBackend(TiledBackend):
-    """Backend that computes all scores of a branch at once. Selection and gated sum are those of TiledBackend."""
+    """Backend that computes full score matrices."""
 
     name = "dense"
 
@@ -63,9 +63,9 @@ class DenseBackend(TiledBackend):
 def dense(
     pattern: Pattern, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, indices_BGTn: Tensor | None, scale: float
 ) -> OutputAndLse:
-    """Return output [B, H, T, E] and log-sum-exp [B, H, T] (without gradient) of attention under `pattern`.
+    """Return the output [B, H, T, E] and log-sum-exp [B, H, T] of attention under a mask pattern.
 
-    A query that attends to no key gets output 0 and log-sum-exp -inf.
+    A query that attends to no key gets output 0 and log-sum-exp -inf. The log-sum-exp has no gradient.
     """
     batch, heads, queries, _ = q_BHTD.shape
     batch_groups = batch * k_BGSD.shape[1]

@@ -1,7 +1,7 @@
-"""Choice of an implementation for each part of the operation, with the reason. No other module makes this choice.
+"""Choice of an implementation for each part of the operation, with the reason for it.
 
-Dimensions: B batch, H query heads, G groups, T tokens, S keys, R new tokens, p pages, P rows of a page, D key width,
-E value width, c branches.
+Dimensions: B batch, H query heads, G groups, T tokens, S keys, R new tokens, p pages, P rows of a page, D key width, E
+value width, c branches.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class UsedImplementation:
 
     name: str
     reason: str
-    until_tokens: int | None = None  # sequences of so many tokens go another way
+    until_tokens: int | None = None  # sequences of at least this length use a different implementation
 
 
 class MissingImplementationError(Exception):
-    """An implementation was requested by name and cannot be used; the message says why."""
+    """The requested implementation cannot be used. The message says why."""
 
 
 _EAGER, _FUSED_CPU, _BLOCKWISE = (
@@ -57,7 +57,7 @@ _DENSE = DenseBackend(KERNELS[EagerKernel.name])
 def implementation_for(
     requested: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor
 ) -> tuple[Backend, UsedImplementation]:
-    """Return the backend for a branch with these tensors: the requested one, or the fastest that supports them.
+    """Return the backend for a branch with these tensors, and why it was chosen.
 
     Raises MissingImplementationError if an implementation requested by name does not support the tensors.
     """
@@ -79,10 +79,7 @@ def implementation_for(
 def implementation_for_select_and_mix(
     requested: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor
 ) -> tuple[Backend, UsedImplementation]:
-    """Return the backend for selecting blocks and for the gated sum: plain PyTorch or the fused kernels.
-
-    Raises the same errors as `implementation_for`.
-    """
+    """Return the backend for block selection and the gated sum, and why it was chosen."""
     backend, used = implementation_for(requested, q_BHTD, k_BGSD, v_BGSE)
     return (
         (_EAGER, UsedImplementation("eager", "auto: the only one on a CPU"))
@@ -100,10 +97,11 @@ def implementation_for_selected(
     select_len: int,
     longest: int | None = None,
 ) -> tuple[SelectedAttention, UsedImplementation]:
-    """Return the implementation of the selected branch. On a CPU, long sequences use the blockwise kernel.
+    """Return the implementation of attention to the selected blocks, and why it was chosen.
 
-    `longest` is the length in tokens of the longest packed sequence; None means one sequence per row. The loop over
-    tokens runs on every device, but only if it is requested. Raises the same errors as `implementation_for`.
+    On a CPU, long sequences use the blockwise kernel. `longest` is the length in tokens of the longest packed sequence;
+    None means one sequence per row. The loop over tokens runs on every device, but only if it is requested. Raises the
+    same errors as `implementation_for`.
     """
     if requested is Implementation.PER_TOKEN:
         return PerTokenLoop(), UsedImplementation(PerTokenLoop.name, "asked for")
@@ -120,10 +118,7 @@ def implementation_for_selected(
 def implementation_for_sliding(
     requested: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor
 ) -> tuple[SlidingAttention, UsedImplementation]:
-    """Return the implementation of the sliding branch: a backend, flash-attn or PyTorch's flash attention.
-
-    Raises the same errors as `implementation_for`.
-    """
+    """Return the implementation of sliding-window attention, and why it was chosen."""
     backend, used = implementation_for(requested, q_BHTD, k_BGSD, v_BGSE)
     if requested is Implementation.FLASH:
         return SlidingBackend(flash_attn_sliding(_flash_attn())), UsedImplementation("flash_attn", "asked for")
@@ -133,7 +128,7 @@ def implementation_for_sliding(
 
 
 def combined_operator(*used: UsedImplementation) -> Callable[..., Tensor] | None:
-    """Return the fused operator for all branches and gates if all of them use the Triton kernels, or None."""
+    """Return the fused operator for all branches, or None if one of them does not use the Triton kernels."""
     if any(implementation.name != "triton" for implementation in used):
         return None
     operator: Callable[..., Tensor] = importlib.import_module(".fused.gated_attention", __package__).gated_attention
@@ -157,9 +152,10 @@ PagedAttention = Callable[[Tensor, Tensor, PagedRows, PagedAttentionConfig], Ten
 def implementation_for_paged(
     requested: Implementation, q_1HRD: Tensor, k_pGPD: Tensor, v_pGPE: Tensor
 ) -> tuple[PagedAttention, UsedImplementation]:
-    """Return the function that attends to keys and values in pages and returns the gated sum, [1, R, H, E].
+    """Return the function for attention to keys and values in pages, and why it was chosen.
 
-    Raises MissingImplementationError if the requested implementation cannot read pages or does not support the tensors.
+    The function returns the gated sum of the branches, [1, R, H, E]. Raises MissingImplementationError if the requested
+    implementation cannot read pages or does not support the tensors.
     """
     if requested not in (Implementation.AUTO, Implementation.EAGER, Implementation.TRITON):
         _raise_if_unavailable(requested, "pages are read by plain torch or by the fused kernels")
@@ -175,10 +171,7 @@ def _attend_pages_in_torch(q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, 
 
 
 def example_tensors(config: NSAConfig, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Return uninitialized queries, keys and values of one token, with the heads and widths of a layer.
-
-    The functions above need only their device, dtype and shape to choose an implementation.
-    """
+    """Return uninitialized queries, keys and values of one token, in the shapes of a model."""
     return (
         torch.empty(1, config.heads, 1, config.d_k, device=device, dtype=dtype),
         torch.empty(1, config.groups, 1, config.d_k, device=device, dtype=dtype),
@@ -200,7 +193,7 @@ def _fastest(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Backend, U
 
 
 def triton_reason(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> str | None:
-    """Return the reason why the fused kernels do not support these tensors, or None if they do."""
+    """Return the reason why the Triton kernels do not support these tensors, or None if they do."""
     widest, heads = max(q_BHTD.shape[-1], v_BGSE.shape[-1]), q_BHTD.shape[1] // max(1, k_BGSD.shape[1])
     if reason := triton_import_reason():
         return reason
@@ -216,11 +209,9 @@ def triton_reason(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> str | None:
 
 
 def triton_import_reason() -> str | None:
-    """Return the reason why Triton cannot be imported, or None if it can.
-
-    Finding the package is not enough, so it is imported. A list caches the result, because torch.compile ignores
-    functools caches while tracing.
-    """
+    """Return the reason why Triton cannot be imported, or None if it can."""
+    # Finding the package is not enough, so it is imported. A list caches the result, because torch.compile ignores
+    # functools caches while tracing.
     if not _import_reasons:
         _import_reasons.append(_try_to_import_triton())
     return _import_reasons[0]
@@ -255,21 +246,18 @@ def _triton() -> Backend:
 
 
 def flash_reason(q: Tensor, v: Tensor) -> str | None:
-    """Return the reason why flash-attn does not support these tensors, or None if it does.
-
-    Finding the package is not enough: a build without CUDA support exists but fails to import.
-    """
+    """Return the reason why flash-attn does not support these tensors, or None if it does."""
     if q.device.type != "cuda":
         return f"flash-attn runs on CUDA only and the device is {q.device.type}"
     try:
-        _flash_attn()
+        _flash_attn()  # a build without CUDA support is found but cannot be imported
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         return f"flash-attn cannot be imported ({error}); install it"
     return _flash_tensors_reason("flash-attn", q, v)
 
 
 def torch_flash_reason(q: Tensor, v: Tensor) -> str | None:
-    """Return the reason why PyTorch's varlen flash attention does not support these tensors, or None if it does."""
+    """Return the reason why PyTorch's flash attention does not support these tensors, or None if it does."""
     if q.device.type != "cuda":
         return f"torch's varlen_attn runs on CUDA only and the device is {q.device.type}"
     try:

@@ -33,7 +33,7 @@ def validate_inputs(
     window: int,
     cu_seqlens: Tensor | None,
 ) -> Tensor | None:
-    """Return the `starts` to compute with: `cu_seqlens` or None.
+    """Check the arguments of `sparse_attention`, and return the starts of packed sequences, or None.
 
     Raises ValueError that lists every mistake with the parameter, the expected and the actual value. Values of
     `cu_seqlens` on a CPU are checked as well. On a GPU, reading them would block the stream in each pass; instead the
@@ -65,7 +65,7 @@ def validate_inputs(
 
 
 def _is_readable_on_host(starts: Tensor) -> bool:
-    """Whether `starts` is a valid list of integers on the CPU, which can be read without waiting for a device."""
+    """Whether `starts` is a list of integers on the CPU, which can be read without waiting for a device."""
     if torch.compiler.is_compiling() or type(starts) is not Tensor:
         return False
     return starts.device.type == "cpu" and starts.dim() == 1 and starts.shape[0] > 1 and not starts.is_floating_point()
@@ -156,7 +156,7 @@ def _layout_problems(q_BHTD: Tensor, starts: Tensor) -> list[str]:
 
 
 def cu_seqlens_problems(starts: list[int], tokens: int, blocks: int, block_len: int, block_stride: int) -> list[str]:
-    """Return the problems of `starts`, read from cu_seqlens, in a row of `tokens` tokens and `blocks` blocks."""
+    """Return one message per mistake in the values of `cu_seqlens`."""
     lengths = [stop - start for start, stop in pairwise(starts)]
     problems = []
     if starts[0] != 0 or starts[-1] != tokens:
@@ -177,7 +177,7 @@ def cu_seqlens_problems(starts: list[int], tokens: int, blocks: int, block_len: 
 
 
 def assert_cu_seqlens_async(starts: Tensor, tokens: int, blocks: int, block_len: int, block_stride: int) -> None:
-    """Check `starts` on their device without waiting: wrong values end the process later with an assertion."""
+    """Check `cu_seqlens` on its device without waiting. Wrong values end the process later."""
     fits = (starts[0] == 0) & (starts[-1] == tokens) & (starts.diff() >= 0).all()
     fits &= compressed_starts(starts, block_len, block_stride)[-1] == blocks
     torch._assert_async(

@@ -1,4 +1,4 @@
-"""Attention of one tile of queries without Triton: plain PyTorch on any device, or PyTorch's flash attention for CPUs.
+"""Attention of one tile of queries without Triton.
 
 Dimensions: N batch x groups, h query heads of a group, T queries, C queries of a tile, S keys, D key width, E value
 width.
@@ -31,7 +31,7 @@ class TileState:
 
 
 class Kernel(Protocol):
-    """Attention of one tile of queries.
+    """Interface of code that computes attention for one tile of queries.
 
     `bias` has the shape [N or 1, 1, C, S] and is 0 for visible keys and -inf for others. A query without visible keys
     gets output 0.
@@ -40,10 +40,10 @@ class Kernel(Protocol):
     name: str
 
     def elements_per_query(self, rows: int, heads: int, keys: int) -> int:
-        """Return the elements per query of the largest intermediate tensor, for `rows` = N and `heads` = h."""
+        """Return the size of the largest intermediate tensor, in elements per query."""
 
     def forward(self, q_NhCD: Tensor, k_NSD: Tensor, v_NSE: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
-        """Return output [N, h, C, E] and log-sum-exp [N, h, C].
+        """Return the output [N, h, C, E] and log-sum-exp [N, h, C] of one tile of queries.
 
         For a query without visible keys, the log-sum-exp may be any finite number or -inf.
         """
@@ -53,31 +53,31 @@ class Kernel(Protocol):
 
 
 def tiles(queries: int, elements_per_query: int, longest: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges [start, stop) of queries, at most `longest` each, with about TILE_ELEMENTS intermediate elements."""
+    """Yield ranges [start, stop) of queries, such that the intermediate tensors of a tile stay small."""
     length = max(SHORTEST_TILE, min(longest, TILE_ELEMENTS // max(1, elements_per_query)))
     for start in range(0, queries, length):
         yield start, min(start + length, queries)
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the dtype to accumulate in: float32 for half-precision tensors, otherwise the tensor's own dtype."""
+    """Return the dtype for accumulation, which is at least float32."""
     return tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
 
 
 def fully_masked_output(q_NhTD: Tensor, v_NSE: Tensor) -> tuple[Tensor, Tensor]:
-    """Return output [N, h, T, E] and log-sum-exp [N, h, T] of queries without visible keys: 0 and -inf."""
+    """Return the output [N, h, T, E] and log-sum-exp [N, h, T] for queries without visible keys."""
     shape = q_NhTD.shape[:3]
     lse_NhT = q_NhTD.new_full(shape, -torch.inf, dtype=compute_dtype(q_NhTD))
     return q_NhTD.new_zeros((*shape, v_NSE.shape[-1])), lse_NhT
 
 
 def autocast_disabled(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Return a context manager that turns autocast off on the tensor's device, for code that casts explicitly."""
+    """Return a context manager that turns autocast off on the tensor's device."""
     return torch.autocast(tensor.device.type, enabled=False)
 
 
 class EagerKernel:
-    """Matrix products and a softmax in plain PyTorch. Runs on every device and in every dtype."""
+    """Attention in plain PyTorch, for every device and dtype."""
 
     name = "eager"
 
@@ -109,7 +109,7 @@ class EagerKernel:
 
 
 class FusedCpuKernel:
-    """PyTorch's flash attention for CPUs, which stores no scores: about four times as fast as EagerKernel.
+    """Attention by PyTorch's flash attention for CPUs, about four times as fast as EagerKernel.
 
     Its operators are private; `fused_cpu_reason` checks whether the installed version has them.
     """
@@ -127,13 +127,13 @@ class FusedCpuKernel:
 
 
 class BlockwiseKernel(FusedCpuKernel):
-    """FusedCpuKernel, except that the selected branch loops over blocks of keys (blockwise.py)."""
+    """FusedCpuKernel, but with attention to selected blocks computed by blockwise.py."""
 
     name = "blockwise"
 
 
 def causal_forward(q_NhTD: Tensor, k_NTD: Tensor, v_NTE: Tensor, scale: float) -> tuple[Tensor, ...]:
-    """Return output [N, h, T, E] and log-sum-exp [N, h, T] of causal attention by PyTorch's CPU flash attention."""
+    """Return the output [N, h, T, E] and log-sum-exp [N, h, T] of causal attention on a CPU."""
     return _flash(q_NhTD, k_NTD, v_NTE, scale, is_causal=True)
 
 
@@ -187,7 +187,7 @@ def _scores(q_NhCD: Tensor, k_NSD: Tensor, bias: Tensor, scale: float) -> Tensor
 
 
 def _matmul_per_group(left_NhCX: Tensor, right_NXY: Tensor) -> Tensor:
-    """Multiply with one matrix product per group; the queries of all heads of the group are rows of one matrix."""
+    """Multiply the queries of all heads of a group in one matrix product per group."""
     heads, queries = left_NhCX.shape[1:3]
     return (left_NhCX.flatten(1, 2) @ right_NXY).unflatten(1, (heads, queries))
 
@@ -197,7 +197,6 @@ def _replace_infinite(values: Tensor) -> Tensor:
 
 
 def _expand_to_heads(k_NSD: Tensor, q_NhCD: Tensor) -> Tensor:
-    """Return a view of the group's keys that repeats them for each head of the group."""
     return k_NSD.unsqueeze(1).expand(-1, q_NhCD.shape[1], -1, -1)
 
 

@@ -1,4 +1,4 @@
-"""The gated sum of the branch outputs on a CPU (NSA paper, eq. 5), in tiles that fit into the CPU cache.
+"""The gated sum of the branch outputs on a CPU, in tiles that fit into its cache (NSA paper, eq. 5).
 
 The sum is written as [B, T, H, E], the order in which the output projection reads it. In the backward pass, each tile
 of the upstream gradient is used for all branches: for the gradient of each output, and of each gate (a sum over E).
@@ -21,7 +21,7 @@ from .rotary import TILE_ELEMENTS
 
 
 def mix_by_tiles(outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
-    """Return the sum of gate times output over the branches, [B, T, H, E], contiguous."""
+    """Return the sum of gate times output over the branches, contiguous, shape [B, T, H, E]."""
     mixed_BTHE: Tensor = _mix(list(outputs), gates_cBHT)
     return mixed_BTHE
 
@@ -43,7 +43,6 @@ def _mix(outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
 
 @torch.library.custom_op(f"{NAMESPACE}::mixed_by_tiles_backward", mutates_args=())
 def _mix_backward(grad_BTHE: Tensor, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> list[Tensor]:
-    """Return the gradients of the outputs, [B, H, T, E] each, followed by that of the gates, [c, B, H, T]."""
     output_grads = [_contiguous(output) for output in outputs]
     gate_grads = _contiguous(gates_cBHT)
 

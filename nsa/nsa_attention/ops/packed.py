@@ -1,4 +1,4 @@
-"""Packed sequences: several sequences concatenated in one row of tokens, with the starts of their tokens and blocks.
+"""Packed sequences: several sequences concatenated in one row of tokens.
 
 `starts` is what flash-attn calls cu_seqlens: int32 [sequences + 1], ascending from 0 to the number of tokens. Except
 for `apply_per_sequence`, nothing here reads a value from the device.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class PackedLayout(NamedTuple):
-    """Positions of the documents packed into one row. A named tuple, so that DDP and FSDP can pass it through."""
+    """Positions of the documents packed into one row."""
 
     lengths: tuple[int, ...]  # in tokens, on the host, so that no code has to read them from the device
     starts: Tensor  # [documents + 1] int32
@@ -25,12 +25,12 @@ class PackedLayout(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """Length of the longest document in tokens."""
+        """Return the length of the longest document in tokens."""
         return max(self.lengths)
 
 
 def packed_layout(lengths: Sequence[int], block_len: int, block_stride: int, device: torch.device) -> PackedLayout:
-    """Return the layout of consecutive documents with these lengths in tokens, each at least 1."""
+    """Return the layout of consecutive documents with these lengths in tokens."""
     lengths_D = torch.tensor(lengths)
     starts = torch.nn.functional.pad(lengths_D.cumsum(0), (1, 0))
     positions_T = torch.arange(int(starts[-1])) - starts[:-1].repeat_interleave(lengths_D)
@@ -46,28 +46,28 @@ def packed_layout(lengths: Sequence[int], block_len: int, block_stride: int, dev
 
 
 def single_sequence_starts(tokens: int, device: torch.device) -> Tensor:
-    """Return the starts [2] (int32) of a single sequence of `tokens` tokens that fills the row."""
+    """Return the start and end of a single sequence that fills the row, int32 [2]."""
     return torch.arange(2, dtype=torch.int32, device=device) * tokens
 
 
 def sequence_numbers(starts: Tensor, count: int) -> Tensor:
-    """Return the number of the sequence that each of the first `count` rows belongs to, [count].
+    """Return the sequence number of each of the first `count` tokens, [count].
 
-    `starts` may count tokens or blocks. Empty sequences own no row.
+    `starts` may also count blocks instead of tokens.
     """
     position = torch.arange(count, device=starts.device, dtype=starts.dtype)
     return torch.searchsorted(starts[1:].contiguous(), position, right=True).clamp_max(starts.shape[0] - 2)
 
 
 def compressed_starts(starts: Tensor, block_len: int, block_stride: int) -> Tensor:
-    """Return the starts of each sequence in the row of compressed blocks, of which only complete ones exist."""
+    """Return where each sequence starts in the row of compressed blocks."""
     lengths = starts.diff()
     counts = torch.div(lengths - block_len, block_stride, rounding_mode="floor") + 1
     return _cumulative_starts(torch.where(lengths < block_len, 0, counts), starts)
 
 
 def selection_starts(starts: Tensor, select_len: int) -> Tensor:
-    """Return the starts of each sequence in the row of selection blocks; the last block of a sequence may be short."""
+    """Return where each sequence starts in the row of selection blocks."""
     return _cumulative_starts(torch.div(starts.diff() + select_len - 1, select_len, rounding_mode="floor"), starts)
 
 
@@ -78,7 +78,7 @@ def _cumulative_starts(counts: Tensor, starts: Tensor) -> Tensor:
 def apply_per_sequence(
     operation: Callable[..., tuple[Tensor, ...]], *packed_tensors: tuple[Tensor, Tensor]
 ) -> tuple[Any, ...]:
-    """Apply `operation` to each sequence separately, and return its results concatenated along dimension 2.
+    """Apply `operation` to each sequence separately, and concatenate the results along dimension 2.
 
     `packed_tensors` are pairs of a tensor [1, *, rows, *] and the starts that split its rows. Reads the starts from the
     device.

@@ -1,11 +1,11 @@
-"""NSA for one new token of each of several sequences, with keys and values in pages, in plain PyTorch.
+"""NSA for one new token per sequence, with keys and values in pages, in plain PyTorch.
 
 The sequences have different lengths; their new tokens form one row. The Triton kernels in fused/paged_attention.py
 compute the same from the same pages, without gathering keys and values first.
 
-Dimensions: R new tokens, one per sequence, H query heads, G groups, h heads of a group, N = R x G, C = 1 query,
-p pages, P rows of a page, S compressed blocks, s gathered rows, D key width, E value width, W either of them,
-c branches, n selected blocks per query.
+Dimensions: R new tokens, one per sequence, H query heads, G groups, h heads of a group, N = R x G, C = 1 query, p
+pages, P rows of a page, S compressed blocks, s gathered rows, D key width, E value width, W either of them, c branches,
+n selected blocks per query.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ BLOCKS, TOKENS, WINDOW = range(3)
 
 @dataclass(frozen=True, kw_only=True)
 class PagedRows:
-    """Cached keys and values of a layer for the sequences that have a new token, including that token.
+    """Cached keys and values of a layer, for the sequences that have a new token.
 
-    `keys` and `values` are contiguous. Table entries for pages that a sequence does not own may be any valid page.
+    They include the new token. `keys` and `values` are contiguous. Table entries for pages that a sequence does not own
+    may be any valid page.
     """
 
     keys: Tensor  # [pages, G, P, D]
@@ -46,7 +47,7 @@ class PagedRows:
 
 @dataclass(frozen=True, kw_only=True)
 class PagedAttentionConfig:
-    """Parameters that determine which cached rows a token attends to."""
+    """Parameters that determine which cached tokens and blocks a new token attends to."""
 
     selection: Selection
     window: int
@@ -54,16 +55,16 @@ class PagedAttentionConfig:
 
     @property
     def ranks_blocks(self) -> bool:
-        """Whether the layer has the selected branch, which ranks blocks."""
+        """Whether the layer has a selected branch, for which blocks are ranked."""
         return Branch.SEL in self.branches
 
     def blocks(self, tokens: int) -> int:
-        """Return the number of compressed blocks of `tokens` tokens."""
+        """Return the number of complete compressed blocks in `tokens` tokens."""
         return CompletedBlocks(self.selection.block_len, self.selection.block_stride).count(tokens)
 
 
 def outputs_of_branches(q_1HRD: Tensor, rows: PagedRows, config: PagedAttentionConfig) -> list[Tensor]:
-    """Return the output [1, H, R, E] of each branch of the layer, in the order compressed, selected, sliding."""
+    """Return the output [1, H, R, E] of each branch of the layer."""
     groups = rows.keys.shape[1]
     q_NhCD = q_1HRD[0].unflatten(0, (groups, -1)).permute(2, 0, 1, 3).flatten(0, 1).unsqueeze(2)
     positions_N1 = (rows.lengths.long() - 1).repeat_interleave(groups)[:, None]
@@ -107,7 +108,7 @@ def _attend_window(q_NhCD: Tensor, positions_N1: Tensor, rows: PagedRows, config
 
 
 def _gather_rows(tensor_pGPW: Tensor, rows: PagedRows, kind: int, row_Ns: Tensor) -> Tensor:
-    """Return the rows `row_Ns` of a kind from the pages, [N, s, W]."""
+    """Copy the rows `row_Ns` from the pages, and return them as [N, s, W]."""
     _, groups, page_len, _ = tensor_pGPW.shape
     tables_Nc = rows.tables[:, kind].repeat_interleave(groups, 0)
     page_Ns = tables_Nc.gather(1, row_Ns // page_len).long()
@@ -116,5 +117,5 @@ def _gather_rows(tensor_pGPW: Tensor, rows: PagedRows, kind: int, row_Ns: Tensor
 
 
 def _as_one_row(output_NhCE: Tensor, groups: int) -> Tensor:
-    """Return the outputs of all sequences as tokens of one row, [1, H, R, E]."""
+    """Return the outputs of all sequences as tokens of one row, shape [1, H, R, E]."""
     return output_NhCE.squeeze(2).unflatten(0, (-1, groups)).flatten(1, 2).transpose(0, 1)[None]

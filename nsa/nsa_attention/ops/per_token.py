@@ -1,9 +1,8 @@
-"""The selected branch as a Python loop over tokens: a slow baseline for comparison.
+"""The selected branch as a Python loop over tokens, a slow baseline for `--impl per_token`.
 
 Like the paper's formulas and many first implementations, it concatenates the blocks of each query and attends to them
 with separate operations. The result is correct, but autograd gets about twenty nodes per token, group and layer. A step
-then takes minutes instead of seconds, with a busy CPU and an idle GPU, and looks like a hang. It is used only for
---impl per_token.
+then takes minutes instead of seconds, with a busy CPU and an idle GPU, and looks like a hang.
 
 Dimensions: B batch, H query heads, G groups, h heads of a group, T queries, D key width, E value width, n selected
 blocks per query.
@@ -23,7 +22,7 @@ NAME = "per_token"
 
 
 class PerTokenLoop:
-    """The selected branch as a Python loop over tokens. It returns no log-sum-exp."""
+    """Implementation of attention to the selected blocks as a Python loop over tokens."""
 
     name = "per_token"
 
@@ -42,9 +41,9 @@ class PerTokenLoop:
 def per_token(
     q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, indices_BGTn: Tensor, *, select_len: int, scale: float
 ) -> Tensor:
-    """Return the output [B, H, T, E] of the selected branch. A query whose indices are all -1 gets 0.
+    """Return the output [B, H, T, E] of attention to the selected blocks.
 
-    Work, memory and the number of autograd nodes grow linearly with T.
+    A query whose indices are all -1 gets 0. The number of autograd nodes grows linearly with T.
     """
     q_BGhTD = q_BHTD.unflatten(1, (k_BGTD.shape[1], -1))
     # `split` is one autograd node for all blocks. A slice per query would allocate a full-length gradient per query.
@@ -67,7 +66,7 @@ def _row(
     select_len: int,
     scale: float,
 ) -> Tensor:
-    """Return the output [h, T, E] of one group of one sequence."""
+    """Return the output [h, T, E] for one sequence and group."""
     if not indices_Tn:  # no token: return an empty output that is still connected to the graph
         return q_hTD @ k_blocks[0].t() @ v_blocks[0]
     outputs = []

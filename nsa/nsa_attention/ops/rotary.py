@@ -1,4 +1,4 @@
-"""Rotary embeddings on a CPU, in tiles that fit into the CPU cache: each vector is read once and written once.
+"""Rotary embeddings on a CPU, in tiles that fit into its cache.
 
 The products of whole tensors in `attention.rotate` would write six intermediates of the size of the queries to memory.
 
@@ -21,16 +21,13 @@ TILE_ELEMENTS = 1 << 16
 
 
 def is_eager_on_cpu(x_BHTD: Tensor) -> bool:
-    """Whether `x` is on a CPU and torch.compile is not tracing, so that tiles are faster than whole tensors.
-
-    Compiled code fuses the products on its own. Size and gradient mode do not matter, so that the graph has the same
-    nodes for any number of tokens and the result is the same with and without a graph.
-    """
+    """Whether `x` is on a CPU and torch.compile is not tracing."""
+    # In eager mode on a CPU, tiles are faster than whole tensors. Compiled code fuses the products on its own.
     return x_BHTD.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def rotate_by_tiles(x_BHTD: Tensor, cos_sin_2Tp: Tensor) -> Tensor:
-    """Return `x` with rotary embeddings applied, [B, H, T, D], contiguous.
+    """Apply rotary embeddings to `x`, and return a contiguous tensor [B, H, T, D].
 
     The gradient of `x` has the memory layout [B, T, H, D], in which the backward pass of a projection reads it.
     """
@@ -80,7 +77,7 @@ def _save_context(ctx: Any, inputs: tuple[Any, ...], **_output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad_BHTD: Tensor) -> tuple[Tensor, None, None, None]:
-    """Return the gradient of `x`: the upstream gradient rotated by the negative angles."""
+    """Return the gradient of `x`, which is the upstream gradient rotated by the negative angles."""
     (cos_sin_2Tp,) = ctx.saved_tensors
     return _rotate(grad_BHTD, cos_sin_2Tp, -ctx.sign, True), None, None, None
 

@@ -1,11 +1,11 @@
-"""Selection of the blocks that the selected branch reads (NSA paper, arXiv 2502.11089, eq. 8 to 11).
+"""Selection of the most important blocks, which the selected branch reads (NSA paper, eq. 8 to 11).
 
 The importance of a block is computed from the compressed keys. The n most important blocks are selected, including the
 forced ones.
 
-Dimensions: B batch, H query heads, G groups, N batch x groups, h heads of a group, T queries, C queries of a tile,
-S compressed blocks, b selection blocks, K compressed blocks that overlap a selection block, n selected blocks per
-query. X is N, or 1 if all rows have the same positions.
+Dimensions: B batch, H query heads, G groups, N batch x groups, h heads of a group, T queries, C queries of a tile, S
+compressed blocks, b selection blocks, K compressed blocks that overlap a selection block, n selected blocks per query.
+X is N, or 1 if all rows have the same positions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LONGEST_TILE = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Parameters of block selection. Lengths are in tokens; comments give the letters of the paper."""
+    """Parameters of block selection. Lengths are in tokens."""
 
     block_len: int  # l
     block_stride: int  # d
@@ -44,7 +44,7 @@ class Selection:
 
 
 class SelectionMemo:
-    """The blocks that a checkpointed layer selected, so that the recomputation reads the same blocks.
+    """The blocks that a layer selected, so that gradient checkpointing can read the same blocks again.
 
     The operator finds the memo by a number in a tensor. With different Python state in the two passes, torch.compile
     would compile each pass separately, but the recomputation must save the same tensors as the first pass.
@@ -75,11 +75,11 @@ def select_blocks(
     starts: Tensor | None = None,
     ranked_by: str = "tiles",
 ) -> Tensor:
-    """Return the indices [B, G, T, n] (int32) of the selected blocks, with EMPTY in unused slots.
+    """Return the indices of the blocks that each query selects, int32, shape [B, G, T, n].
 
     Block 0, the query's own block and the previous block come first, then the most important blocks that start at or
-    before the query; of equally important blocks the lower index comes first. The query heads of a group share their
-    selection, which is deterministic and does not depend on later tokens.
+    before the query; of equally important blocks the lower index comes first. Unused entries are EMPTY. The query heads
+    of a group share their selection, which is deterministic and does not depend on later tokens.
 
     `k_BGSD` are the compressed keys. If the memo with number `memo_number` already has indices, they are returned.
     `ranked_by` is a key of RANKERS; the fused ranker needs `lse_BHT`, the log-sum-exp of the queries over the keys.
@@ -152,10 +152,8 @@ def _select_by_tiles(
 
 
 def _select_packed(q_1HTD: Tensor, k_1GSD: Tensor, selection: Selection, starts: Tensor) -> Tensor:
-    """Return the selection for packed sequences, [1, G, T, n].
-
-    A sequence with at most n blocks needs no ranking: each query selects all blocks that start at or before it.
-    """
+    """Return the indices of the selected blocks for packed sequences, [1, G, T, n]."""
+    # A sequence with at most n blocks needs no ranking: each query selects all blocks that start at or before it.
     sequence_T = sequence_numbers(starts, q_1HTD.shape[2])
     current_T = (torch.arange(len(sequence_T), device=starts.device) - starts[sequence_T]) // selection.select_len
     place_n = torch.arange(selection.select_count, device=starts.device)
@@ -171,7 +169,7 @@ def _select_packed(q_1HTD: Tensor, k_1GSD: Tensor, selection: Selection, starts:
 
 
 def _fill_tiles(q_NhTD: Tensor, k_NSD: Tensor, selection: Selection, indices_NTn: Tensor) -> None:
-    """Write the selected blocks to `indices_NTn`, which must contain EMPTY everywhere."""
+    """Write the indices of the selected blocks to `indices_NTn`, one tile of queries at a time."""
     rows, heads, queries, _ = q_NhTD.shape
     blocks = -(-queries // selection.select_len)
     per_query = rows * max(heads * k_NSD.shape[1], 2 * blocks)
@@ -188,9 +186,9 @@ RANKERS: dict[str, Callable[[Tensor, Tensor, Selection, Tensor | None, Tensor | 
 
 
 def best_blocks(q_NhCD: Tensor, k_NSD: Tensor, start: int, selection: Selection) -> Tensor:
-    """Return the selected blocks of a tile of queries that begins with query `start`, [N, C, at most n] (int32).
+    """Return the indices of the blocks that a tile of queries selects, best first, [N, C, at most n].
 
-    The best block comes first. `k_NSD` are the compressed keys, at least those visible to the last query of the tile.
+    The tile begins with query `start`. `k_NSD` are the compressed keys, at least those visible to its last query.
     """
     with autocast_disabled(q_NhCD):
         importance_NbC = _importance(q_NhCD, k_NSD, start, selection)
@@ -199,7 +197,7 @@ def best_blocks(q_NhCD: Tensor, k_NSD: Tensor, start: int, selection: Selection)
 
 
 def key_probabilities(q_NhCD: Tensor, k_NSD: Tensor, visible_XSC: Tensor, scale: float) -> Tensor:
-    """Return each query's softmax over its visible keys, [N, S, h, C], in float32 or float64.
+    """Return the attention probabilities of each query over its visible keys, [N, S, h, C].
 
     All values are 0 for a query without visible keys.
     """
@@ -212,7 +210,7 @@ def key_probabilities(q_NhCD: Tensor, k_NSD: Tensor, visible_XSC: Tensor, scale:
 def best_blocks_from_probabilities(
     probabilities_NSC: Tensor, positions_XC: Tensor, blocks: int, selection: Selection
 ) -> Tensor:
-    """Return the selected blocks like `best_blocks`, from the softmax over compressed keys summed over the heads.
+    """Return the indices of the selected blocks, given attention probabilities summed over the heads.
 
     `blocks` is the number of selection blocks up to the highest of the queries' positions.
     """
@@ -230,10 +228,10 @@ def best_blocks_from_probabilities(
 def overlap_weights(
     blocks: int, compressed_blocks: int, selection: Selection, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the compressed blocks that overlap each selection block, and their weights, [b, K] each (paper, eq. 9).
+    """Return the compressed blocks that overlap each selection block, and their weights, [b, K] each.
 
-    The weight is the number of shared tokens divided by d, for example 1 2 2 2 1 for l=32, d=16, l'=64. Entries for
-    compressed blocks that do not exist have weight 0. K does not depend on the sequence length.
+    The weight is the number of shared tokens divided by d, for example 1 2 2 2 1 for l=32, d=16, l'=64 (paper, eq. 9).
+    Entries for compressed blocks that do not exist have weight 0. K does not depend on the sequence length.
     """
     length, stride, size = selection.block_len, selection.block_stride, selection.select_len
     starts = torch.arange(blocks, device=device)[:, None] * size
@@ -248,11 +246,9 @@ def overlap_weights(
 
 
 def _importance(q_NhCD: Tensor, k_NSD: Tensor, start: int, selection: Selection) -> Tensor:
-    """Return the importance [N, b, C] of the selection blocks up to that of the last query (paper, eq. 8 to 10).
-
-    It is the softmax over visible compressed blocks, summed over heads. Queries are the last dimension, so the values
-    of a compressed block are contiguous, and selecting overlapping blocks copies whole rows.
-    """
+    """Return the importance of each selection block for each query, [N, b, C] (paper, eq. 8 to 10)."""
+    # Queries are the last dimension, so the values of a compressed block are contiguous, and selecting overlapping
+    # blocks copies whole rows.
     rows, _, queries, _ = q_NhCD.shape
     end, dtype = start + queries, compute_dtype(q_NhCD)
     pattern = CompletedBlocks(selection.block_len, selection.block_stride)
@@ -270,14 +266,13 @@ def _importance(q_NhCD: Tensor, k_NSD: Tensor, start: int, selection: Selection)
 
 
 def _scores(q_NhCD: Tensor, k_NSD: Tensor, scale: float) -> Tensor:
-    """Return the scaled scores, [N, S, h, C]."""
     dtype = compute_dtype(q_NhCD)
     q_NDr = q_NhCD.to(dtype).mul(scale).flatten(1, 2).transpose(1, 2)
     return (k_NSD.to(dtype) @ q_NDr).unflatten(2, q_NhCD.shape[1:3])
 
 
 def _sum_overlapping(probabilities_NSC: Tensor, overlapping_bK: Tensor, weight_bK: Tensor) -> Tensor:
-    """Return the importance [N, b, C] of selection blocks: the weighted sum over overlapping compressed blocks."""
+    """Return the importance of each selection block, the weighted sum over the overlapping blocks, [N, b, C]."""
     rows, keys, queries = probabilities_NSC.shape
     importance_NbC = probabilities_NSC.new_zeros(rows, len(overlapping_bK), queries)
     if keys == 0:
@@ -288,7 +283,7 @@ def _sum_overlapping(probabilities_NSC: Tensor, overlapping_bK: Tensor, weight_b
 
 
 def _softmax_over_keys_(scores_NShC: Tensor) -> Tensor:
-    """Return the softmax over keys, computed in place. It is 0 for a query without visible keys."""
+    """Compute the softmax over keys in place, with 0 for a query without visible keys."""
     highest = scores_NShC.amax(1, keepdim=True)
     weights = scores_NShC.sub_(highest.masked_fill_(highest == -torch.inf, 0.0)).exp_()
     total = weights.sum(1, keepdim=True)
@@ -296,7 +291,7 @@ def _softmax_over_keys_(scores_NShC: Tensor) -> Tensor:
 
 
 def _forced_and_best(importance_NCb: Tensor, positions_XC: Tensor, selection: Selection) -> Tensor:
-    """Return the forced and the most important visible blocks, best first, [N, C, at most n] (int32)."""
+    """Return the indices of the blocks that are always selected and of the most important ones, best first."""
     blocks = importance_NCb.shape[-1]
     current = positions_XC[:, :, None] // selection.select_len
     block = torch.arange(blocks, device=importance_NCb.device)
@@ -308,20 +303,16 @@ def _forced_and_best(importance_NCb: Tensor, positions_XC: Tensor, selection: Se
 
 
 def _top_by_sort(ranked_NCb: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return scores and indices of the `count` best blocks by a stable sort.
-
-    Of equal scores the lower index comes first, which topk does not guarantee.
-    """
+    """Return scores and indices of the `count` best blocks, by a stable sort."""
+    # Of equal scores the lower index comes first, which topk does not guarantee.
     score, order = torch.sort(ranked_NCb, dim=-1, descending=True, stable=True)
     return score[..., :count], order[..., :count]
 
 
 def _top_by_packed_keys(ranked_NCb: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return scores and indices of the `count` best blocks by topk, which sorts only what it returns.
-
-    Each score and its index are packed into one 64-bit integer, so no two values are equal. The bits of non-negative
-    floats are ordered like their values; -inf, the only negative value, stays negative.
-    """
+    """Return scores and indices of the `count` best blocks, by topk on packed integers."""
+    # Each score and its index are packed into one 64-bit integer, so no two values are equal. The bits of non-negative
+    # floats are ordered like their values; -inf, the only negative value, stays negative.
     blocks = ranked_NCb.shape[-1]
     from_behind = torch.arange(blocks - 1, -1, -1, device=ranked_NCb.device)
     rank_key = ranked_NCb.contiguous().view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(from_behind)

@@ -1,4 +1,4 @@
-"""`sparse_attention`: native sparse attention on projected tensors, for use in your own layer.
+"""Native sparse attention on projected tensors, for use in your own layer.
 
 Dimensions: c branches, B batch, H query heads, G groups, T tokens, S compressed blocks, D key width, E value width.
 """
@@ -18,7 +18,7 @@ from .selection import Selection
 
 @dataclass(frozen=True, kw_only=True)
 class KeysAndValues:
-    """Keys and values of each branch, as pairs of tensors (NSA paper, section 3.3.3).
+    """Keys and values of each attention branch, as pairs of tensors.
 
     The compressed branch has keys [B, G, S, D] and values [B, G, S, E]; the others [B, G, T, D] and [B, G, T, E].
     """
@@ -38,10 +38,10 @@ def sparse_attention(
     implementation: Implementation = Implementation.AUTO,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Return the output [B, T, H, E] of native sparse attention (arXiv 2502.11089, eq. 5).
+    """Return the output of native sparse attention, the gated sum of its branches, shape [B, T, H, E].
 
     Queries and keys must already have rotary embeddings; tensors may have any strides. Gates are in the order
-    compressed, selected, sliding and may have another float dtype; the output has the dtype of the branches.
+    compressed, selected, sliding and may have a different float dtype; the output has the dtype of the branches.
 
     `cu_seqlens` (int32 [sequences + 1], batch 1) packs several sequences into the row. They do not attend to each
     other, and their complete compressed blocks are concatenated in the same order.
@@ -73,10 +73,8 @@ def sparse_attention(
 
 
 def _empty_output(q_BHTD: Tensor, pairs: tuple[tuple[Tensor, Tensor], ...], gates_cBHT: Tensor) -> Tensor:
-    """Return an output [B, T, H, E] without elements that is connected to the graph.
-
-    Every input therefore gets a gradient, which has no elements either.
-    """
+    """Return an output [B, T, H, E] without elements."""
+    # The output is connected to the graph, so that every input gets a gradient.
     batch, heads, tokens, _ = q_BHTD.shape
     nothing = torch.stack([tensor.sum().to(q_BHTD.dtype) for pair in ((q_BHTD, gates_cBHT), *pairs) for tensor in pair])
     return nothing.sum().expand(batch, tokens, heads, pairs[1][1].shape[3])

@@ -1,7 +1,7 @@
-"""Tensor descriptors (TMA): since compute capability 9.0, one instruction copies a tile of a tensor with any strides.
+"""Tensor descriptors, with which newer GPUs copy a tile of a tensor by one instruction (TMA).
 
-The hardware requires dense rows, and an address and strides that are multiples of 16 bytes. Kernels load other tensors,
-and all tensors on older GPUs, row by row through pointers.
+They exist since compute capability 9.0. The hardware requires dense rows, and an address and strides that are multiples
+of 16 bytes. Kernels load other tensors, and all tensors on older GPUs, row by row through pointers.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ _ALIGNMENT_BYTES = 16
 
 
 def supports_descriptors(tensor: Tensor) -> bool:
-    """Whether the kernels use descriptors for tensors of this dtype and device.
-
-    They do for half-precision dtypes since compute capability 9.0. float32 and float64 products do not use tensor
-    cores, which are what waits for copies.
-    """
+    """Whether the kernels use tensor descriptors for this dtype and device."""
+    # The kernels use them for half-precision dtypes since compute capability 9.0. float32 and float64 would not profit,
+    # because their products do not use tensor cores.
     if not tensor.is_cuda or tensor.element_size() != 2:
         return False
     return torch.cuda.get_device_capability(tensor.device) >= _MIN_CAPABILITY
 
 
 def can_describe(*tensors: Tensor) -> bool:
-    """Whether descriptors can describe all these tensors. For a tensor without elements only its shape counts."""
+    """Whether tensor descriptors can describe all these tensors."""
     return all(supports_descriptors(tensor) and _fits(tensor) for tensor in tensors)
 
 
@@ -43,9 +41,9 @@ def _fits(tensor: Tensor) -> bool:
 
 
 def make_descriptor(tensor: Tensor, block: Sequence[int]) -> TensorDescriptor:
-    """Return a descriptor that reads `tensor` in tiles of shape `block`. Elements outside the tensor are read as 0.
+    """Return a tensor descriptor that reads `tensor` in tiles of shape `block`.
 
-    `can_describe(tensor)` must be true.
+    Elements outside the tensor are read as 0. `can_describe(tensor)` must be true.
     """
     if not tensor.numel():
         tensor = tensor.new_zeros([max(1, length) for length in tensor.shape])

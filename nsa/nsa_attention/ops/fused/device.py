@@ -1,4 +1,4 @@
-"""Device functions that all kernels share: masked loads and stores, and exponentials.
+"""Device functions that all kernels share.
 
 For half-precision dtypes, kernels compute powers of two with log2(e) folded into the scale, which saves a
 multiplication per element. For float32 and float64 (`EXACT`) this would cost accuracy for large logits, so base e is
@@ -25,7 +25,7 @@ _LN_2 = tl.constexpr(math.log(2.0))
 
 @triton.jit
 def load_rows(p_rows, s_row, o_row, m_row, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr):
-    """Load rows `o_row` of a matrix whose last dimension is dense; masked elements are 0."""
+    """Load the rows `o_row` of a matrix. Masked elements are 0."""
     o_column = tl.arange(0, WIDTH_PADDED)
     p_tile = p_rows + o_row.to(tl.int64)[:, None] * s_row + o_column[None, :]
     return tl.load(p_tile, mask=m_row[:, None] & (o_column < WIDTH)[None, :], other=0.0)  # [R, WIDTH_PADDED]
@@ -33,7 +33,7 @@ def load_rows(p_rows, s_row, o_row, m_row, WIDTH: tl.constexpr, WIDTH_PADDED: tl
 
 @triton.jit
 def store_rows(p_rows, s_row, o_row, m_row, b_rows, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr):
-    """Store a tile to rows `o_row` of a matrix whose last dimension is dense."""
+    """Store a tile to the rows `o_row` of a matrix."""
     o_column = tl.arange(0, WIDTH_PADDED)
     p_tile = p_rows + o_row.to(tl.int64)[:, None] * s_row + o_column[None, :]
     tl.store(p_tile, b_rows.to(p_rows.dtype.element_ty), mask=m_row[:, None] & (o_column < WIDTH)[None, :])
@@ -41,7 +41,7 @@ def store_rows(p_rows, s_row, o_row, m_row, b_rows, WIDTH: tl.constexpr, WIDTH_P
 
 @triton.jit
 def load_heads(p_rows, o_row, m_row, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr):
-    """Load rows that start at the element offsets `o_row` (int64), one per token and head."""
+    """Load one row per token and head, each from its own offset in `o_row`."""
     o_column = tl.arange(0, WIDTH_PADDED)
     p_tile = p_rows + o_row[:, None] + o_column[None, :]
     return tl.load(p_tile, mask=m_row[:, None] & (o_column < WIDTH)[None, :], other=0.0)  # [R, WIDTH_PADDED]
@@ -49,7 +49,7 @@ def load_heads(p_rows, o_row, m_row, WIDTH: tl.constexpr, WIDTH_PADDED: tl.const
 
 @triton.jit
 def store_heads(p_rows, o_row, m_row, b_rows, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr):
-    """Store a tile to rows that start at the element offsets `o_row` (int64), one per token and head."""
+    """Store one row per token and head, each to its own offset in `o_row`."""
     o_column = tl.arange(0, WIDTH_PADDED)
     p_tile = p_rows + o_row[:, None] + o_column[None, :]
     tl.store(p_tile, b_rows.to(p_rows.dtype.element_ty), mask=m_row[:, None] & (o_column < WIDTH)[None, :])
@@ -67,7 +67,10 @@ def power(b_exponent, EXACT: tl.constexpr):
 
 @triton.jit
 def log_sum(b_highest, b_total, EXACT: tl.constexpr):
-    """Return the natural logarithm of a sum of powers that is relative to its highest exponent; -inf for no terms."""
+    """Return the natural logarithm of a sum of powers, or -inf if the sum has no terms.
+
+    `b_total` is the sum relative to the power of the highest exponent.
+    """
     # For an empty sum the highest exponent is -inf, and so is the result.
     b_safe = tl.where(b_total == 0.0, 1.0, b_total)
     if EXACT:

@@ -1,11 +1,11 @@
-"""All three branches and their gates as a single operator (NSA paper, eq. 5).
+"""All three attention branches and their gates as a single operator.
 
 With separate operators, the gated sum would write a gradient for each branch's output, and autograd would add up the
 branches' gradients of the queries. Here the kernels of each branch read the gradient of the sum and apply the gate
 themselves (gates.py), and all branches add to one gradient of the queries.
 
-Dimensions: c branches, B batch, H query heads, G groups, T tokens, S compressed blocks, D key width, E value width,
-n selected blocks per query. `keys_values` has six tensors: keys and values of the compressed, the selected and the
+Dimensions: c branches, B batch, H query heads, G groups, T tokens, S compressed blocks, D key width, E value width, n
+selected blocks per query. `keys_values` has six tensors: keys and values of the compressed, the selected and the
 sliding branch.
 """
 
@@ -48,7 +48,7 @@ def gated_attention(
     window: int,
     starts: Tensor | None = None,
 ) -> Tensor:
-    """Return the output [B, T, H, E] of native sparse attention, contiguous, in the dtype of the branches.
+    """Return the output of native sparse attention, the gated sum of three branches, [B, T, H, E].
 
     There must be at least one token, and `selection.select_count` must be at least 3. Raises CannotLaunchError for
     tensors that the kernels do not support.
@@ -89,7 +89,7 @@ def _gated_attention(
     window: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gated sum, output and log-sum-exp of each branch, the selected blocks, and their unions per tile."""
+    """Return the gated sum, followed by the results that the backward pass needs."""
     compressed_pair, selected_pair, sliding_pair = _pairs(keys_values)
     spans_by_branch = _spans(spans, block_len, block_stride, window)
     selection = Selection(
@@ -125,9 +125,10 @@ def _gated_attention_backward(
     scale: float,
     needs_grad: list[bool],
 ) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Return the gradients of queries, of keys and values, and of gates. Gradients that are not needed are empty.
+    """Return the gradients of queries, of keys and values, and of gates.
 
-    `needs_grad` has a bool for the queries, six for keys and values, and one for the gates.
+    `needs_grad` has a bool for the queries, six for keys and values, and one for the gates. Gradients that are not
+    needed are empty.
     """
     needs_q, *needs_kv, needs_gates = needs_grad
     *branch_results, indices_BGTn, union_NxW = results

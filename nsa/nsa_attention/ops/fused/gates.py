@@ -1,7 +1,8 @@
-"""Gates in the backward pass of a branch, without writing the gradient of the branch's output to memory.
+"""How gates are applied in the backward pass of an attention branch.
 
-The gated sum is y = g1 o1 + g2 o2 + g3 o3 (NSA paper, eq. 5). If y has the gradient dy, the output of a branch has the
-gradient g dy. The gradient of a row's gate is sum(o dy). The gradients of the branch's scores S and values V are
+The gradient of the branch's output is never written to memory. The gated sum is y = g1 o1 + g2 o2 + g3 o3 (NSA paper,
+eq. 5). If y has the gradient dy, the output of a branch has the gradient g dy. The gradient of a row's gate is sum(o
+dy). The gradients of the branch's scores S and values V are
 
     dS = P (g dy v - g sum(o dy)) = (g P) (dy v - sum(o dy))        dV = (g P) dy
 
@@ -9,8 +10,8 @@ So the kernels read dy directly and multiply P by the gate, at no cost: P = exp(
 log|g|)) up to the sign. For a gate of 0 the subtracted value is infinite, and the whole row becomes 0.
 
 The host does not know the signs of the gates and would have to wait for them. Kernels that hold query rows negate dy
-once for negative gates. Kernels that load query rows in their loop read the sign from the last bit of the row's
-sum(o dy), where it changes less than rounding does, and negate P.
+once for negative gates. Kernels that load query rows in their loop read the sign from the last bit of the row's sum(o
+dy), where it changes less than rounding does, and negate P.
 
 Dimensions: c branches, B batch, H query heads, T tokens, D key width; inside a kernel R query rows, K keys, E value
 width.
@@ -33,7 +34,7 @@ _INFINITE = tl.constexpr(float("inf"))
 
 @dataclass(frozen=True, kw_only=True)
 class GatedBranch:
-    """A branch in the joint backward pass of all branches: its gate, and the gradients that the branches share."""
+    """The gate of one branch, and the gradients that all branches share in the backward pass."""
 
     number: int  # index of its gate in the first dimension
     gates_cBHT: Tensor
@@ -44,24 +45,24 @@ class GatedBranch:
 
 
 def gate_arguments(branch: GatedBranch | None) -> tuple[Any, ...]:
-    """Return the gates and their strides as kernel arguments; without a gated branch None and zeros."""
+    """Return the gates and their strides as kernel arguments."""
     return (None, 0, 0, 0, 0) if branch is None else (branch.gates_cBHT, *branch.gates_cBHT.stride())
 
 
 def query_gradient_buffer(q_BHTD: Tensor, branch: GatedBranch | None) -> tuple[Tensor, bool]:
-    """Return the tensor for the gradient of the queries, and whether the kernel must add to its content."""
+    """Return the tensor for the gradient of the queries, and whether to add to its content."""
     return (
         (empty_token_major(q_BHTD, q_BHTD.shape[-1]), False) if branch is None else (branch.dq_BHTD, branch.adds_to_dq)
     )
 
 
 def empty_gradients(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return empty tensors instead of gradients that are not needed, because operators cannot return None."""
+    """Return empty tensors for gradients that are not needed, because operators cannot return None."""
     return tuple(tensor.new_empty(0) for tensor in tensors)
 
 
 def tuning_name(name: str, branch: GatedBranch | None) -> str:
-    """Return the kernel name for tuning. With gates the same code is compiled to a different kernel."""
+    """Return the name under which a kernel's tile size is stored."""
     return name if branch is None else f"{name}, gated"
 
 
@@ -70,7 +71,7 @@ def row_statistics(
     b_o, b_do, b_lse, p_g, s_gc, s_gb, s_gh, s_gt, p_dg, i_b, o_head, o_token, o_dg, branch, m_row,
     EXACT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Return the per-row values of the backward pass, and store the gradient of the gates at offsets `o_dg`.
+    """Return the values that the backward pass needs for each row, and store the gradient of the gates.
 
     The results are the value to subtract from exponents [R], delta = sum(o do) for the loop over keys [R], delta with
     the gate's sign in its last bit for the kernel of the keys [R], and `b_do` [R, E] with the sign of the gate applied.
@@ -99,7 +100,6 @@ def row_statistics(
 
 @triton.jit
 def _bits_of(b_delta):
-    """Reinterpret a float tile as integers of the same size."""
     if b_delta.dtype == tl.float64:
         b_bits = b_delta.to(tl.int64, bitcast=True)
     else:
@@ -109,13 +109,13 @@ def _bits_of(b_delta):
 
 @triton.jit
 def encode_sign(b_delta, m_below):
-    """Return `b_delta` with its last bit set if the gate is negative, and cleared otherwise."""
+    """Set the last bit of `b_delta` for negative gates, and clear it for others."""
     b_bits = _bits_of(b_delta)
     return ((b_bits & -2) | m_below.to(b_bits.dtype)).to(b_delta.dtype, bitcast=True)
 
 
 @triton.jit
 def with_gate_sign(b_p, b_delta):
-    """Return probabilities [K, R], negated for rows whose gate is negative according to the last bit of `b_delta`."""
+    """Return the probabilities [K, R], negated for rows whose gate is negative."""
     m_below = (_bits_of(b_delta) & 1) != 0
     return tl.where(m_below[None, :], -b_p, b_p)

@@ -1,16 +1,17 @@
-"""Selection of blocks in one kernel: importance and the n best blocks (NSA paper, eq. 8 to 11), without storing scores.
+"""Selection of the most important blocks in a single Triton kernel (NSA paper, eq. 8 to 11).
 
 A program holds a tile of queries of one sequence with all heads of a group, and loops over the selection blocks in
 chunks. For a chunk it processes one "tap" after another: first the first compressed block that overlaps each selection
 block, then the second, and so on. Each tap is one gather of keys and one product with the queries. The weighted
 probabilities are summed over taps and heads in registers, ranked, and merged with the best blocks so far.
 
-A compressed block that overlaps two selection blocks is multiplied twice; in return [H, T, S] is never written. If
-l = 2d and d divides l', only the last tap overlaps the next selection block. It is then multiplied once, and its sum
-over heads is added to both.
+A compressed block that overlaps two selection blocks is multiplied twice; in return [H, T, S] is never written. If l =
+2d and d divides l', only the last tap overlaps the next selection block. It is then multiplied once, and its sum over
+heads is added to both.
 
 Dimensions: B batch, H query heads, G groups, T tokens, S compressed blocks, D key width, n selected blocks per query.
-Inside the kernel: R rows (queries x heads, both padded), Q queries, C selection blocks of a chunk, N slots, padded.
+Inside the kernel: R rows (queries x heads, both padded), Q queries, C selection blocks of a chunk, N blocks to keep per
+query, padded.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def select_by_importance(
     starts: Tensor | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
-    """Return the indices [B, G, T, n] (int32) of the selected blocks, as selection.select_blocks does.
+    """Return the indices of the blocks that each query selects, int32, shape [B, G, T, n].
 
     `k_BGSD` are the compressed keys, and `lse_BHT` is the log-sum-exp of the compressed branch. With `starts`
     (ops/packed.py), the batch is one row of packed sequences, the keys are the concatenated complete blocks of the
@@ -91,19 +92,17 @@ def _pattern(selection: Selection) -> str:
 
 
 def candidate_tiles(tuning_key: TuningKey) -> list[Tile]:
-    """Return the tiles to try, those with more rows first.
-
-    Each program reads all keys before its queries, so memory traffic is proportional to T / rows. The number of queries
-    is limited, because ranking their blocks takes registers as well. None of these tiles spills registers when compiled
-    for sm_90 with keys of width 128.
-    """
+    """Return the tile sizes to try."""
+    # Each program reads all keys before its queries, so memory traffic is proportional to T / rows. The number of
+    # queries is limited, because ranking their blocks takes registers as well. None of these tiles spills registers
+    # when compiled for sm_90 with keys of width 128.
     most_rows = MAX_TILE_QUERIES * tuning_key.heads
     sizes = ((128, 64, 4, 3), (256, 64, 8, 3), (64, 64, 4, 3), (64, 32, 4, 2))
     return tuning_key.tiles(*((min(rows, most_rows), keys, warps, stages) for rows, keys, warps, stages in sizes))
 
 
 def taps_per_block(selection: Selection) -> int:
-    """Return the maximum number of compressed blocks that overlap a selection block: 5 for l=32, d=16, l'=64."""
+    """Return the maximum number of compressed blocks that overlap a selection block."""
     length, stride, size = selection.block_len, selection.block_stride, selection.select_len
     # The offsets of selection blocks relative to compressed blocks repeat after this many selection blocks.
     period = stride // math.gcd(stride, size)
@@ -111,7 +110,7 @@ def taps_per_block(selection: Selection) -> int:
 
 
 def shares_last_tap(selection: Selection) -> bool:
-    """Whether the last tap of each selection block is also the first tap of the next block, so it is computed once."""
+    """Whether the last compressed block of each selection block is also the first of the next one."""
     length, stride = selection.block_len, selection.block_stride
     return length == 2 * stride and selection.select_len % stride == 0
 
@@ -151,7 +150,6 @@ def _launch(
 
 
 def _lengths(selection: Selection, queries: int, keys: int) -> dict[str, int]:
-    """Return the compile-time constants that only this kernel takes."""
     return {
         "BLOCK_LEN": selection.block_len,
         "BLOCK_STRIDE": selection.block_stride,
@@ -206,7 +204,7 @@ def ranked_blocks(
     PLACES: tl.constexpr, LOG_PLACES: tl.constexpr, TAPS: tl.constexpr, REACHES: tl.constexpr,
     QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Select the blocks of one tile of queries per program, for all heads of a group; see the module's docstring."""
+    """Select the blocks for one tile of queries and all heads of a group."""
     CHUNK: tl.constexpr = 1 << LOG_CHUNK
     PLACES_PADDED: tl.constexpr = 1 << LOG_PLACES
     ROWS: tl.constexpr = QUERIES * HEADS_PADDED
@@ -303,7 +301,7 @@ def ranked_blocks(
 
 @triton.jit
 def block_of_tap(o_selected, tap, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr):
-    """Return the compressed block of a tap for each selection block. The overlap of the two may be empty."""
+    """Return compressed block number `tap` of those that overlap each selection block."""
     # SHIFT keeps the dividend of the first tap positive, because integer division in kernels rounds towards zero.
     SHIFT: tl.constexpr = (BLOCK_LEN + BLOCK_STRIDE - 1) // BLOCK_STRIDE
     return (o_selected * SELECT_LEN - BLOCK_LEN + SHIFT * BLOCK_STRIDE) // BLOCK_STRIDE + (1 - SHIFT + tap)
@@ -314,10 +312,8 @@ def weight_of_tap(
     o_selected, o_block, tap, ACC: tl.constexpr,
     BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr,
 ):  # fmt: skip
-    """Return the number of tokens that selection block and compressed block share.
-
-    Eq. 9 also divides by d, which does not change the ranking.
-    """
+    """Return the number of tokens that a selection block and a compressed block share."""
+    # Eq. 9 also divides by d, which does not change the ranking.
     if SELECT_LEN % BLOCK_STRIDE == 0:
         # The weight is the same for all selection blocks.
         begin = block_of_tap(0, tap, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN) * BLOCK_STRIDE
@@ -331,18 +327,16 @@ def weight_of_tap(
 
 @triton.jit
 def _sum_over_heads(b_share, QUERIES: tl.constexpr, HEADS_PADDED: tl.constexpr, CHUNK: tl.constexpr):
-    """Return the sum over the heads of each query, [Q, C].
-
-    After tl.sum, each thread that held a head has a copy of the result. A gather with identity indices distributes the
-    elements over the threads again, which halves the instructions of the kernel.
-    """
+    """Return the sum over the heads of each query, [Q, C]."""
+    # After tl.sum, each thread that held a head has a copy of the result. A gather with identity indices distributes
+    # the elements over the threads again, which halves the instructions of the kernel.
     o_same = tl.broadcast_to(tl.arange(0, CHUNK)[None, :], [QUERIES, CHUNK])  # [Q, C]
     return tl.gather(tl.sum(tl.reshape(b_share, [QUERIES, HEADS_PADDED, CHUNK]), 1), o_same, 1)
 
 
 @triton.jit
 def _add_shared_tap(b_importance, b_p, b_over, BLOCK_STRIDE: tl.constexpr, HEADS_PADDED: tl.constexpr):
-    """Add the last tap of each selection block to the next block.
+    """Add each shared compressed block to the importance of both selection blocks that it overlaps.
 
     Return the importance [Q, C], and the contribution of the chunk's last block to the next chunk [Q].
     """
@@ -361,7 +355,7 @@ def with_chunk(
     b_best, b_importance, o_selected, b_current,
     QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr, LOG_PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Merge a chunk into the best ranks so far, [Q, N] ascending, and return the result."""
+    """Merge the blocks of a chunk into the best ones so far, and return their ranks [Q, N], ascending."""
     b_rank = _rank(b_importance.to(tl.float32), o_selected, b_current)
     # In long sequences, most chunks contain no block that is better than the worst of the best so far.
     if tl.max((b_rank > tl.min(b_best, 1)[:, None]).to(tl.int32)) > 0:
@@ -373,10 +367,9 @@ def with_chunk(
 
 @triton.jit
 def _rank(b_importance, o_selected, b_current):
-    """Return one integer per block and query, the greater the better, or -1 for blocks after the query.
-
-    The high bits contain the importance, the low bits the inverted index, so a lower index is greater.
-    """
+    """Return an integer rank for each block and query, greater for more important blocks."""
+    # The high bits contain the importance, the low bits the inverted index, so of equally important blocks the lower
+    # index has the greater rank.
     o_block = o_selected[None, :]  # [1, C]
     m_forced = (o_block == 0) | (o_block == b_current[:, None]) | (o_block == b_current[:, None] - 1)  # [Q, C]
     # Comparisons with NaN are false, so NaN counts as importance 0.
@@ -389,12 +382,11 @@ def _rank(b_importance, o_selected, b_current):
 
 @triton.jit
 def _best_of(b_rank, QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr, LOG_PLACES: tl.constexpr):
-    """Return the N best ranks of a chunk [Q, C], descending, [Q, N].
-
-    Groups of N ranks are sorted, alternately descending and ascending. Then the element-wise maximum of two
-    neighbouring groups keeps the N greatest ranks of both, because each rank that is dropped has N greater ones. This
-    is repeated until one group is left. tl.topk does the same, but is a thousand times slower in Triton's interpreter.
-    """
+    """Return the N greatest ranks of a chunk, [Q, N], descending."""
+    # Groups of N ranks are sorted, alternately descending and ascending. Then the element-wise maximum of two
+    # neighbouring groups keeps the N greatest ranks of both, because each rank that is dropped has N greater ones. This
+    # is repeated until one group is left. tl.topk does the same, but is a thousand times slower in Triton's
+    # interpreter.
     PLACES_PADDED: tl.constexpr = 1 << LOG_PLACES
     if LOG_CHUNK < LOG_PLACES:
         o_copy = tl.arange(0, 1 << (LOG_PLACES - LOG_CHUNK))
@@ -410,7 +402,7 @@ def _best_of(b_rank, QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr, LOG_PLACES:
 
 @triton.jit
 def _merge_halves(b_rank, QUERIES: tl.constexpr, LOG_WIDTH: tl.constexpr, LOG_PLACES: tl.constexpr):
-    """Halve the number of sorted groups by keeping the greatest ranks of each pair of neighbours, sorted again."""
+    """Merge pairs of sorted groups, keeping the greatest ranks of each pair."""
     GROUPS: tl.constexpr = QUERIES << (LOG_WIDTH - LOG_PLACES)
     b_rank = tl.max(tl.reshape(b_rank, [GROUPS, 2, 1 << LOG_PLACES]), 1)
     return merge_runs(tl.reshape(b_rank, [QUERIES, 1 << LOG_WIDTH]), QUERIES, LOG_WIDTH, LOG_PLACES, 0)

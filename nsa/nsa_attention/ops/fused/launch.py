@@ -1,4 +1,4 @@
-"""Host-side code that all fused kernels share: launching and counting, tile sizes, and compile-time constants.
+"""Host-side code that all Triton kernels share.
 
 Importing this module imports Triton. If TRITON_INTERPRET=1 is set before, Triton's interpreter runs the kernels on a
 CPU, statement by statement, for tests.
@@ -30,12 +30,12 @@ launches: Counter[str] = Counter()
 
 
 class CannotLaunchError(Exception):
-    """A kernel does not support these tensors. The message names the tensor, its value and what to do."""
+    """A kernel does not support these tensors. The message says which tensor, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """Tile sizes of one program, with the number of warps and pipeline stages for the compiler."""
+    """Tile size of a kernel, with the number of warps and pipeline stages."""
 
     rows: int  # query rows: queries x heads of a group, with the heads padded to a power of two
     keys: int
@@ -44,14 +44,12 @@ class Tile:
 
 
 def for_any_length(function: Callable[..., None]) -> Any:
-    """Decorate a kernel with `triton.jit` such that it is compiled once for all sequence lengths.
-
-    By default Triton compiles a separate kernel for each integer argument that is 1 or divisible by 16. Sizes change
-    from step to step, so they are excluded from this specialization, as are the strides of gates (`s_g?`), which are
-    read element by element. Row strides stay specialized: if 16 divides the row width, it always divides the stride,
-    and only with this knowledge are loads 16 bytes wide. Addresses stay specialized as well: a view whose address is no
-    multiple of 16 bytes has its own compiled kernel.
-    """
+    """Decorate a kernel with `triton.jit`, such that it is compiled once for all sequence lengths."""
+    # By default Triton compiles a separate kernel for each integer argument that is 1 or divisible by 16. Sizes change
+    # from step to step, so they are excluded from this specialization, as are the strides of gates (`s_g?`), which are
+    # read element by element. Row strides stay specialized: if 16 divides the row width, it always divides the stride,
+    # and only with this knowledge are loads 16 bytes wide. Addresses stay specialized as well: a view whose address is
+    # no multiple of 16 bytes has its own compiled kernel.
     return triton.jit(function, do_not_specialize=[name for name in _number_parameters(function) if _is_size(name)])
 
 
@@ -70,41 +68,35 @@ def _is_size(name: str) -> bool:
 
 @cache
 def _for_any_stride(kernel: Any) -> Any:
-    """Return the kernel without any specialization of integers, for rows whose width is not divisible by 16.
-
-    Whether 16 divides their strides depends on the sequence length.
-    """
+    """Return the kernel without any specialization of integers, for rows whose width is not divisible by 16."""
+    # Whether 16 divides their strides depends on the sequence length.
     return triton.jit(kernel.fn, do_not_specialize=_number_parameters(kernel.fn))
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, warps: int = 4, stages: int = 2, **constants: Any) -> None:
-    """Launch `kernel` with `programs` programs and count the launch; do nothing if `programs` is 0.
-
-    The grid has a single axis, because the other axes are limited to 65535 programs.
-    """
+    """Launch a kernel with `programs` programs on one grid axis, and count the launch."""
     if not programs:
         return
     launches[kernel.__name__] += 1
     if any(constants.get(width, 0) % MIN_DOT_WIDTH for width in ("D", "E")):
         kernel = _for_any_stride(kernel)
+    # Only the first axis of a grid may have more than 65535 programs.
     kernel[(programs,)](*arguments, num_warps=warps, num_stages=stages, **constants)
 
 
 def is_interpreted(kernel: Any) -> bool:
-    """Whether `kernel` runs in Triton's interpreter."""
+    """Whether a kernel runs in Triton's interpreter."""
     return isinstance(kernel, InterpretedFunction)
 
 
 def is_interpreting() -> bool:
-    """Whether Triton was imported with TRITON_INTERPRET=1, judged by one of its own functions."""
+    """Whether Triton was imported with TRITON_INTERPRET=1."""
     return is_interpreted(tl.sort)
 
 
 def check_dtypes(kernel: Any, *tensors: Tensor) -> None:
-    """Raise CannotLaunchError for tensors of different dtypes, and for bfloat16 in the interpreter.
-
-    The interpreter silently multiplies the bit patterns of bfloat16 (triton #11584).
-    """
+    """Raise CannotLaunchError for tensors of different dtypes, and for bfloat16 in Triton's interpreter."""
+    # The interpreter silently multiplies the bit patterns of bfloat16 (triton #11584).
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1:
         raise CannotLaunchError(f"queries, keys and values are {', '.join(sorted(map(str, dtypes)))}: cast them to one")
@@ -113,7 +105,7 @@ def check_dtypes(kernel: Any, *tensors: Tensor) -> None:
 
 
 def check_attention(kernel: Any, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> None:
-    """Raise CannotLaunchError for dtypes, widths or numbers of heads that the attention kernels do not support."""
+    """Raise CannotLaunchError if the attention kernels do not support these tensors."""
     check_dtypes(kernel, q_BHTD, k_BGSD, v_BGSE)
     heads, groups, width, value_width = q_BHTD.shape[1], k_BGSD.shape[1], q_BHTD.shape[3], v_BGSE.shape[3]
     if heads % groups or heads // groups > MAX_HEADS_PER_GROUP:
@@ -125,27 +117,25 @@ def check_attention(kernel: Any, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor)
 
 
 def triton_accumulator_dtype(dtype: torch.dtype) -> tl.dtype:
-    """Return the Triton dtype for sums: float64 for float64 tensors, which tests need, otherwise float32."""
+    """Return the Triton dtype for sums, float64 for float64 tensors and otherwise float32."""
     return tl.float64 if dtype is torch.float64 else tl.float32
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the torch dtype for sums: float64 for float64 tensors, otherwise float32."""
+    """Return the dtype for sums, float64 for float64 tensors and otherwise float32."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def next_power_of_two(width: int, least: int = MIN_DOT_WIDTH) -> int:
-    """Return the smallest power of two that is at least `width` and `least`; tile sizes must be powers of two."""
+    """Return the smallest power of two that is at least `width` and `least`."""
     # Triton's own function is meant for kernels and takes fifty times as long on the host.
     return max(least, 1 << max(0, width - 1).bit_length())
 
 
 def with_strides(tensor: Tensor) -> tuple[Any, ...]:
-    """Return a tensor [B, H, T, D] and its first three strides as kernel arguments. The last stride is made 1.
-
-    Dimensions of size 1 get stride 0. So a single row does not need a separately compiled kernel, and the batch stride
-    of a single long sequence does not exceed 32 bits.
-    """
+    """Return a tensor [B, H, T, D] and its first three strides as kernel arguments. The last stride is made 1."""
+    # Dimensions of size 1 get stride 0. So a single row does not need a separately compiled kernel, and the batch
+    # stride of a single long sequence does not exceed 32 bits.
     dense = tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
     return dense, *(dense.stride(axis) if dense.shape[axis] > 1 else 0 for axis in range(3))
 
@@ -176,9 +166,6 @@ def empty_outputs(q_BHTD: Tensor, v_BGSE: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def empty_token_major(q_BHTD: Tensor, width: int) -> Tensor:
-    """Return an uninitialized tensor [B, H, T, width] in which the heads of a token are adjacent in memory.
-
-    A program's tile of queries x heads is written to it in one piece.
-    """
+    """Return an uninitialized tensor [B, H, T, width] in which the heads of a token are adjacent in memory."""
     batch, heads, tokens, _ = q_BHTD.shape
     return q_BHTD.new_empty((batch, tokens, heads, width)).transpose(1, 2)

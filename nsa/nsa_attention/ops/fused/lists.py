@@ -1,4 +1,4 @@
-"""Lists of selected blocks in the two orders that the kernels of the selected branch need.
+"""Lists of selected blocks, in the two orders that the kernels of the selected branch need.
 
 For the forward pass and the gradient of the queries, `unions` lists the blocks that any query of a tile selected; a
 kernel sorts them in registers. For the gradients of keys and values, `segments` lists the queries that selected each
@@ -37,14 +37,14 @@ _BLOCKS_PER_STEP = 1024  # constant, because a size that fits the number of bloc
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
-    """Start of each token's sequence in a row of packed sequences."""
+    """The start of each token's sequence in a row of packed sequences."""
 
     first_T: Tensor  # int32, the first token of the token's sequence
     block_T: Tensor  # int32, the number of the first block of that sequence
 
     @classmethod
     def of(cls, starts: Tensor, tokens: int, select_len: int) -> Sequences:
-        """Return the table for a row of `tokens` tokens, computed once per `starts` tensor."""
+        """Return the cached sequence starts for a row of `tokens` tokens."""
 
         def compute() -> Sequences:
             own_T = sequence_numbers(starts, tokens)
@@ -55,7 +55,7 @@ class Sequences:
 
 @dataclass(frozen=True, kw_only=True)
 class Segments:
-    """The queries that selected each block, ascending, cut into segments of at most `length` slots.
+    """The queries that selected each block, cut into segments of limited length.
 
     Each block has at least one segment, even if no query selected it.
     """
@@ -73,12 +73,12 @@ class Segments:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks (an upper bound for packed sequences)."""
+        """Return the number of blocks, or an upper bound for packed sequences."""
         return self.table_4Nb.shape[2] - 1
 
 
 def unions(indices_BGTn: Tensor, *, select_len: int, queries: int, starts: Tensor | None) -> Tensor:
-    """Return the blocks that any query of a tile selected, for tiles of `queries` neighbouring queries.
+    """Return the blocks that any query of a tile selected, for each tile of neighbouring queries.
 
     The result is int32 [N, x, 2 U + 2]. A row has U first tokens of blocks, ascending; U bit masks of the queries that
     selected the block (bit i is query i of the tile); the number of blocks; and the number of blocks that end before
@@ -106,15 +106,15 @@ def unions(indices_BGTn: Tensor, *, select_len: int, queries: int, starts: Tenso
 
 
 def union_shape(indices_BGTn: Tensor, queries: int) -> tuple[int, int, int]:
-    """Return the shape of `unions` for these indices."""
+    """Return the shape of the result of `unions`."""
     batch, groups, tokens, places = indices_BGTn.shape
     return batch * groups, -(-tokens // queries), 2 * queries * places + UNION_TAIL
 
 
 def segments(indices_BGTn: Tensor, *, select_len: int, starts: Tensor | None, length: int) -> Segments:
-    """Return the queries that selected each block, in segments of at most `length` slots.
+    """Return the queries that selected each block, in segments of at most `length` selections.
 
-    Most blocks have few slots; block 0 has one for every query, so it gets many segments.
+    Most blocks have few selections; block 0 has one for every query, so it gets many segments.
     """
     batch, groups, tokens, places = indices_BGTn.shape
     rows = batch * groups
@@ -167,7 +167,7 @@ def segments(indices_BGTn: Tensor, *, select_len: int, starts: Tensor | None, le
 
 
 def _first_tokens(starts: Tensor, select_len: int, tokens: int) -> Tensor:
-    """Return the first token of each block, [b + 1] int32. Blocks that do not exist start at the end of the row."""
+    """Return the first token of each block, int32 [b + 1]."""
     block_begins = selection_starts(starts, select_len)
     bound = (tokens + (starts.shape[0] - 1) * (select_len - 1)) // select_len
     sequence_b = sequence_numbers(block_begins, bound + 1)
@@ -186,7 +186,7 @@ def selected_unions(
     SELECT_LEN: tl.constexpr, PLACES: tl.constexpr,
     LOG_QUERIES: tl.constexpr, LOG_WIDTH: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Write the unions of TILES tiles per program; see `unions`."""
+    """Write the blocks that any query of a tile selected, for TILES tiles per program."""
     QUERIES: tl.constexpr = 1 << LOG_QUERIES
     WIDTH: tl.constexpr = 1 << LOG_WIDTH
     shares = tl.cdiv(tiles, TILES)
@@ -240,7 +240,10 @@ def selected_keys(
     tokens, blocks,
     SELECT_LEN: tl.constexpr, PLACES: tl.constexpr, PLACES_PADDED: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
-    """Write block * T + query for each slot. Empty slots and repeated blocks of a query get blocks * T."""
+    """Write block * T + query as a sort key for each selected block.
+
+    Indices that select nothing and repeated blocks of a query get blocks * T.
+    """
     shares = tl.cdiv(tokens, QUERIES)
     i_n = (tl.program_id(0) // shares).to(tl.int64)
     o_token = tl.program_id(0) % shares * QUERIES + tl.arange(0, QUERIES)  # [Q]
@@ -268,7 +271,7 @@ def selected_segments(
     tokens, places, blocks, segments, length, batch_groups,
     SELECT_LEN: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Write the table of one row and the block of each of its segments, with one program per row."""
+    """Cut the queries that selected each block into segments, one row per program."""
     i_n = tl.program_id(0).to(tl.int64)
     p_key += i_n * places
     p_block += i_n * segments
@@ -307,7 +310,7 @@ def selected_segments(
 
 @triton.jit
 def _count_below(p_key, b_key, places, BLOCKS: tl.constexpr):
-    """Return how many of the ascending keys are less than each element of `b_key`, by binary search."""
+    """Return how many of the ascending keys are less than each element of `b_key`."""
     b_low = tl.zeros([BLOCKS], tl.int32)
     b_high = b_low + places
     span = places

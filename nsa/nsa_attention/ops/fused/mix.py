@@ -1,4 +1,4 @@
-"""The gated sum of the branch outputs (NSA paper, eq. 5): one kernel for the forward and one for the backward pass.
+"""The gated sum of the branch outputs (NSA paper, eq. 5) as Triton kernels.
 
 The sum is written as [B, T, H, E], the order in which the output projection reads it, so no transposing copy is needed.
 
@@ -35,11 +35,11 @@ WARPS = 4
 
 
 def mix_branches(outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
-    """Return the sum over branches of gate * output, [B, T, H, E], contiguous, in the dtype of the outputs.
+    """Return the sum of gate times output over at most three branches, shape [B, T, H, E].
 
-    The outputs are [B, H, T, E], at most three. Sums are accumulated in float32 (float64 for float64 tensors) and
-    rounded once. Gates may have another dtype, as under autocast. Raises CannotLaunchError for a wrong number of gates
-    and for dtypes that the kernel does not support.
+    Sums are accumulated in float32 (float64 for float64 tensors) and rounded once. Gates may have a different dtype, as
+    under autocast. Raises CannotLaunchError for a wrong number of gates and for dtypes that the kernel does not
+    support.
     """
     if not 1 <= len(outputs) <= MAX_BRANCHES or len(outputs) != gates_cBHT.shape[0]:
         raise CannotLaunchError(
@@ -57,7 +57,7 @@ def _mix(outputs: list[Tensor], gates_cBHT: Tensor) -> Tensor:
 
 
 def weighted_sum(outputs: list[Tensor], gates_cBHT: Tensor) -> Tensor:
-    """Return the result of `mix_branches` without autograd."""
+    """Return the result of `mix_branches`. Not differentiable."""
     result = empty_sum(outputs)
     programs, constants = _plan(outputs, gates_cBHT)
     launch(
@@ -73,7 +73,6 @@ def weighted_sum(outputs: list[Tensor], gates_cBHT: Tensor) -> Tensor:
 
 @torch.library.custom_op(f"{NAMESPACE}::mix_backward", mutates_args=())
 def _mix_backward(grad_BTHE: Tensor, outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Return the gradients of the outputs and of the gates. Each row is written by exactly one program."""
     grads, grad_gates = _like_the_inputs(outputs, gates_cBHT)
     programs, constants = _plan(outputs, gates_cBHT)
     launch(
@@ -118,11 +117,9 @@ def empty_sum(outputs: list[Tensor]) -> Tensor:
 
 
 def _like_the_inputs(outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Return uninitialized tensors for the gradients of outputs and gates.
-
-    In the gradients of outputs, as in the sum, the heads of a token are adjacent in memory, because their readers load
-    one token at a time.
-    """
+    """Return uninitialized tensors for the gradients of outputs and gates."""
+    # In the gradients of outputs, the heads of a token are adjacent in memory, because their readers load one token at
+    # a time.
     grads = [empty_sum(outputs).transpose(1, 2) for _ in outputs]
     return grads, gates_cBHT.new_empty(gates_cBHT.shape)
 
@@ -143,7 +140,7 @@ def _plan(outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[int, dict[str, Any
 
 
 def _for_three(outputs: list[Tensor]) -> list[Any]:
-    """Return outputs and strides as arguments for three branches. Missing branches repeat others and are never read."""
+    """Return outputs and strides as kernel arguments, with placeholders for missing branches."""
     return [part for output in (outputs * MAX_BRANCHES)[:MAX_BRANCHES] for part in with_strides(output)]
 
 
@@ -158,7 +155,7 @@ def mix_forward(
     HEADS: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, BRANCHES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the gated sum of ROWS rows per program."""
+    """Write ROWS rows of the gated sum per program."""
     i_b, o_row, o_head, o_token, m_row = _rows(tokens, HEADS, ROWS)
     p_gate = p_g + i_b * s_gb + o_head * s_gh + o_token * s_gt  # [R]
     b_y = _term(p_o1, i_b * s_o1b + o_head * s_o1h + o_token * s_o1t, p_gate, m_row, E, E_PADDED, ACC)  # [R, E]
@@ -173,7 +170,7 @@ def mix_forward(
 
 @triton.jit
 def _term(p_o, o_row, p_gate, m_row, E: tl.constexpr, E_PADDED: tl.constexpr, ACC: tl.constexpr):
-    """Return the gated output of one branch, [R, E]."""
+    """Return one branch's output multiplied by its gate, [R, E]."""
     b_gate = tl.load(p_gate, mask=m_row, other=0.0).to(ACC)  # [R]
     return load_heads(p_o, o_row, m_row, E, E_PADDED).to(ACC) * b_gate[:, None]  # [R, E]
 
@@ -190,7 +187,7 @@ def mix_backward(
     HEADS: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, BRANCHES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of outputs and gates for ROWS rows per program."""
+    """Write ROWS rows of the gradients of outputs and gates per program."""
     i_b, o_row, o_head, o_token, m_row = _rows(tokens, HEADS, ROWS)
     b_dy = load_heads(p_dy, i_b * s_dyb + o_head * s_dyh + o_token * s_dyt, m_row, E, E_PADDED).to(ACC)  # [R, E]
     p_gate = p_g + i_b * s_gb + o_head * s_gh + o_token * s_gt  # [R]
@@ -216,7 +213,7 @@ def mix_backward(
 def _term_gradients(
     b_dy, p_o, o_in, p_gate, p_do, o_out, p_dgate, m_row, E: tl.constexpr, E_PADDED: tl.constexpr
 ):  # fmt: skip
-    """Write the gradients of the output and of the gate of one branch."""
+    """Write the gradients of one branch's output and gate."""
     b_gate = tl.load(p_gate, mask=m_row, other=0.0).to(b_dy.dtype)  # [R]
     store_heads(p_do, o_out * E, m_row, b_dy * b_gate[:, None], E, E_PADDED)
     b_o = load_heads(p_o, o_in, m_row, E, E_PADDED).to(b_dy.dtype)  # [R, E]
@@ -225,7 +222,7 @@ def _term_gradients(
 
 @triton.jit
 def _rows(tokens, HEADS: tl.constexpr, ROWS: tl.constexpr):
-    """Return this program's sequence, its rows in the order of the sum, their heads, their tokens, and a mask."""
+    """Return the batch index, rows, heads, tokens and mask of this program."""
     row_tiles = tl.cdiv(tokens * HEADS, ROWS)
     i_b = (tl.program_id(0) // row_tiles).to(tl.int64)
     o_row = (tl.program_id(0) % row_tiles) * ROWS + tl.arange(0, ROWS)  # [R]

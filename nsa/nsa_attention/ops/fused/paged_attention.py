@@ -1,4 +1,4 @@
-"""NSA for one new token per sequence with keys and values in pages: two kernels for all branches and gates.
+"""NSA for one new token per sequence, with keys and values in pages, as two Triton kernels.
 
 One token is too little work for a GPU, so `cached_parts` splits the keys over several programs. Each attends to some
 compressed blocks, or to some tokens of the window, and writes a partial softmax; for compressed blocks it also writes
@@ -8,8 +8,8 @@ blocks, attends to them, combines the partial results, and sums the branches wit
 Rows of pages are found through the table of their sequence, so no key is copied.
 
 Dimensions: R new tokens, one per sequence, H query heads, G groups, P rows of a page, D key width, E value width, n
-selected blocks per query. Inside a kernel: h heads of a group, padded, K keys, C selection blocks of a chunk, N slots,
-padded.
+selected blocks per query. Inside a kernel: h heads of a group, padded, K keys, C selection blocks of a chunk, N blocks
+to keep, padded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _INFINITE = tl.constexpr(float("inf"))
 def attend_pages(
     q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, config: PagedAttentionConfig, *, tile: Tile | None = None
 ) -> Tensor:
-    """Return the gated sum of the branches, [1, R, H, E], in the dtype of the values.
+    """Return the gated sum of the branches for one new token per sequence, [1, R, H, E].
 
     Raises CannotLaunchError for tensors that the kernels do not support.
     """
@@ -58,9 +58,9 @@ def attend_pages(
 def attend_and_select(
     q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, config: PagedAttentionConfig, *, tile: Tile | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the result of `attend_pages`, and the selected blocks [R, G, n] (int32).
+    """Return the gated sum [1, R, H, E] and the indices of the selected blocks [R, G, n].
 
-    For a layer without the selected branch, the selected blocks are uninitialized.
+    For a layer without the selected branch, the indices are uninitialized.
     """
     check_attention(cached_parts, q_1HRD, rows.keys, rows.values)
     check_dtypes(cached_parts, gates_c1HR)
@@ -87,7 +87,7 @@ def _pattern(config: PagedAttentionConfig) -> str:
 
 
 def candidate_tiles(tuning_key: TuningKey) -> list[Tile]:
-    """Return the tiles to try. Their rows are the heads of a group; more keys in flight are usually faster."""
+    """Return the tile sizes to try."""
     return tuning_key.tiles((MIN_DOT_WIDTH, 64, 4, 3), (MIN_DOT_WIDTH, 64, 4, 2), (MIN_DOT_WIDTH, 32, 4, 2))
 
 
@@ -151,19 +151,18 @@ def _launch(
 
 
 def _keys_per_step(most: int, page_len: int) -> int:
-    """Return the keys per step: a divisor of the page length, so that a step never spans two pages, if large enough."""
+    """Return how many keys to load per step, if possible a divisor of the page length."""
     in_one_page = min(most, page_len & -page_len)
     return in_one_page if in_one_page >= MIN_DOT_WIDTH else max(MIN_DOT_WIDTH, most)
 
 
 def _rows_per_part(programs: int, rows: int, keys: int) -> int:
-    """Return the rows per program such that there are enough programs for a GPU, but at least MIN_PART_ROWS rows."""
+    """Return how many rows each program processes, such that there are enough programs for a GPU."""
     parts = -(-MIN_PROGRAMS // max(1, programs))
     return max(MIN_PART_ROWS, -(-rows // parts // keys) * keys)
 
 
 def _shared_constants(rows: PagedRows, config: PagedAttentionConfig) -> dict[str, int]:
-    """Return the compile-time constants that both kernels take."""
     return {
         "BLOCK_LEN": config.selection.block_len,
         "BLOCK_STRIDE": config.selection.block_stride,
@@ -174,7 +173,6 @@ def _shared_constants(rows: PagedRows, config: PagedAttentionConfig) -> dict[str
 
 
 def _output_constants(config: PagedAttentionConfig) -> dict[str, int]:
-    """Return the compile-time constants that only `cached_output` takes."""
     selection = config.selection
     return {
         "SLIDES": int(Branch.WIN in config.branches),
@@ -198,7 +196,7 @@ def cached_parts(
     ACC: tl.constexpr, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, KEYS: tl.constexpr,
     PAGE_LEN: tl.constexpr, COMPRESSES: tl.constexpr, SELECTS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """Attend to some blocks or some tokens of the window; write a partial softmax, and the scores of blocks."""
+    """Attend to some blocks or some tokens of the window, and write a partial softmax."""
     i_part = tl.program_id(0) % parts
     i_rg = (tl.program_id(0) // parts).to(tl.int64)
     i_r = i_rg // groups
@@ -254,7 +252,7 @@ def cached_output(
     PLACES: tl.constexpr, LOG_PLACES: tl.constexpr, TAPS: tl.constexpr, LOG_CHUNK: tl.constexpr,
     PAGE_LEN: tl.constexpr, COMPRESSES: tl.constexpr, SELECTS: tl.constexpr, SLIDES: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
-    """Select blocks, attend to them, combine the partial results, and write the gated sum of one token and group."""
+    """Select blocks, attend to them, and write the gated sum for one token and group."""
     i_rg = tl.program_id(0).to(tl.int64)
     i_r = i_rg // groups
     i_g = i_rg % groups
@@ -307,19 +305,18 @@ def cached_output(
 
 @triton.jit
 def _block_count(tokens, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr):
-    """Return the number of compressed blocks of `tokens` tokens."""
     return tl.where(tokens >= BLOCK_LEN, (tokens - BLOCK_LEN) // BLOCK_STRIDE + 1, 0)
 
 
 @triton.jit
 def _row_of_page(p_table, row, i_g, groups, PAGE_LEN: tl.constexpr):
-    """Return the offset of the group's rows in the page that contains `row`, in rows."""
+    """Return the offset, in rows, of the page that contains `row`."""
     return (tl.load(p_table + row // PAGE_LEN).to(tl.int64) * groups + i_g) * PAGE_LEN
 
 
 @triton.jit
 def _add_keys(b_s, b_v, m_key, b_highest, b_total, b_o, EXACT: tl.constexpr, ACC: tl.constexpr):
-    """Add a tile of keys to the running maximum, sum and output of each head; `m_key` [K] masks keys that exist."""
+    """Add a tile of keys to the running maximum, sum and output of each head."""
     b_s = tl.where(m_key[None, :], b_s, -_INFINITE)  # [h, K]
     b_higher = tl.maximum(b_highest, tl.max(b_s, 1))
     # Without this, heads that have not attended to any key yet would compute -inf - -inf.
@@ -337,7 +334,7 @@ def _combine_parts(
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Return the combined output [h, E] of the partial results `first` to `stop` - 1; 0 if they have no keys."""
+    """Return the combined output [h, E] of the partial results `first` to `stop` - 1."""
     b_highest = tl.full([HEADS_PADDED], -_INFINITE, dtype=ACC)  # [h]
     b_total = tl.zeros([HEADS_PADDED], dtype=ACC)  # [h]
     b_o = tl.zeros([HEADS_PADDED, E_PADDED], dtype=ACC)  # [h, E]
@@ -362,7 +359,7 @@ def _select_best(
     BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr,
     PLACES: tl.constexpr, LOG_PLACES: tl.constexpr, TAPS: tl.constexpr, LOG_CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Rank the blocks by their importance and write the n best to `p_indices`, as in ops/fused/importance.py."""
+    """Rank the blocks by importance, and write the indices of the n best ones."""
     CHUNK: tl.constexpr = 1 << LOG_CHUNK
     PLACES_PADDED: tl.constexpr = 1 << LOG_PLACES
     b_highest = tl.full([HEADS_PADDED], -_INFINITE, dtype=ACC)  # [h]

@@ -71,12 +71,12 @@ def fused_selected_attention(
     tile: Tile | None = None,
     segment: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the output [B, H, T, E] of the selected branch and its log-sum-exp [B, H, T] (without gradient).
+    """Return the output [B, H, T, E] and log-sum-exp [B, H, T] of attention to the selected blocks.
 
     In the output the heads of a token are adjacent in memory. A query without visible keys gets 0 and -inf. `starts`
     (cu_seqlens) packs several sequences into one row; indices then count from the start of each query's own sequence.
-    `tile` overrides the tuned tiles of all kernels. `segment` is the maximum number of readers of a block that one
-    program of the backward pass processes. Raises CannotLaunchError for tensors that the kernels do not support.
+    `tile` overrides the tuned tiles of all kernels. `segment` is the maximum number of queries that one program of the
+    backward pass processes for a block. Raises CannotLaunchError for tensors that the kernels do not support.
     """
     _check(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, starts)
     sizes = [] if tile is None else [tile.rows, tile.keys, tile.warps, tile.stages]
@@ -88,12 +88,12 @@ def fused_selected_attention(
 
 
 def segment_length(select_len: int, indices_BGTn: Tensor) -> int:
-    """Return the default for the maximum readers of a block that one program of the backward pass processes."""
+    """Return the default number of queries per block that one program of the backward pass processes."""
     return FAIR_SHARE * select_len * max(1, indices_BGTn.shape[3])
 
 
 def tile_queries(q_BHTD: Tensor, k_BGTD: Tensor, tile: Tile | None = None) -> int:
-    """Return the number of neighbouring queries of a tile: at least one, and at most one per bit of an int32."""
+    """Return the number of neighbouring queries in a tile, from 1 to 32."""
     heads = next_power_of_two(q_BHTD.shape[1] // k_BGTD.shape[1], least=1)
     exact = q_BHTD.dtype not in (torch.float16, torch.bfloat16)
     rows = tile.rows if tile is not None else ROWS_EXACT if exact else ROWS
@@ -139,7 +139,9 @@ def selected_output(
     scale: float,
     tile: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
-    """Return output [B, H, T, E] and log-sum-exp [B, H, T] without autograd. Neither T nor n may be 0."""
+    """Return the output [B, H, T, E] and log-sum-exp [B, H, T] of attention to the selected blocks. Not
+    differentiable.
+    """
     o_BHTE, lse_BHT = empty_outputs(q_BHTD, v_BGTE)
     sizes = kernel_constants(q_BHTD, k_BGTD, v_BGTE, scale) | {"SELECT_LEN": select_len}
     del sizes["SCALE"]
@@ -203,7 +205,7 @@ def selected_gradients(
     *,
     gated_branch: GatedBranch | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values.
+    """Return the gradients of queries, keys and values for attention to the selected blocks.
 
     With `gated_branch`, `grad_BHTE` is the gradient of the gated sum of all branches, and the gradient of the gate is
     written as well.
@@ -303,7 +305,7 @@ _selected_attention_op.register_autograd(_backward, setup_context=_save_context)
 
 @triton.jit
 def _rows_of_tile(i_list, tokens, tiles, ROWS: tl.constexpr, HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr):
-    """Return each row's query within the tile, its token and head, and the mask of rows that exist."""
+    """Return the query, token, head and mask for each row of a tile."""
     o_query = tl.arange(0, ROWS) // HEADS_PADDED  # [R]
     first_token = i_list % tiles * (ROWS // HEADS_PADDED)
     o_head = tl.arange(0, ROWS) % HEADS_PADDED  # [R]
@@ -313,17 +315,14 @@ def _rows_of_tile(i_list, tokens, tiles, ROWS: tl.constexpr, HEADS: tl.constexpr
 
 @triton.jit
 def _step_of_walk(p_first, p_members, i, o_query, PIECES: tl.constexpr, KEYS: tl.constexpr):
-    """Return the first key of step `i`, and the rows [R] whose query selected the block.
-
-    After the last step, the values are meaningless and not used.
-    """
+    """Return the first key of loop step `i`, and a mask of the rows whose query selected the block."""
     first = tl.load(p_first + i // PIECES) + i % PIECES * KEYS
     return first, ((tl.load(p_members + i // PIECES) >> o_query) & 1) != 0
 
 
 @triton.jit
 def _keys_of_step(i, first, m_member, o_token, tokens, SELECT_LEN: tl.constexpr, KEYS: tl.constexpr):
-    """Return the keys of step `i`, the mask of keys that exist [K], and the mask of keys that each row attends to."""
+    """Return the keys of loop step `i`, which of them exist, and which of them each row attends to."""
     PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
     o_inside = i % PIECES * KEYS + tl.arange(0, KEYS)  # [K]
     o_key = first + tl.arange(0, KEYS)  # [K]
@@ -345,7 +344,7 @@ def selected_forward(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Compute output and log-sum-exp of one tile of queries per program, with all heads of a group."""
+    """Compute output and log-sum-exp of one tile of queries, with all heads of a group."""
     PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
     # Tiles of one group are adjacent, so its keys and values stay in the cache.
     i_list = tl.program_id(0)
@@ -399,8 +398,8 @@ def selected_backward_queries(
 ):  # fmt: skip
     """Compute the gradient of the queries, and the per-row values that `selected_backward_keys` needs.
 
-    The loop is that of `selected_forward`. With gates, `do` is the gradient of the gated sum of all branches
-    (gates.py). With ADDS, the gradient is added to `p_dq`.
+    With gates, `do` is the gradient of the gated sum of all branches (gates.py). With ADDS, the gradient is added to
+    `p_dq`.
     """
     PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
     i_list = tl.program_id(0)
@@ -457,7 +456,7 @@ def _first_of_block(p_first, i_block, tokens, SELECT_LEN: tl.constexpr):
 
 @triton.jit
 def _query_of_place(p_key, o_place, stop, first_key):
-    """Return the queries at these slots of a block's list, or the last query of the list for slots after its end."""
+    """Return the queries at these positions of a block's list, clamped to the end of the list."""
     # The int32 difference is right even if both operands are truncated.
     return tl.load(p_key + tl.maximum(tl.minimum(o_place, stop - 1), 0)).to(tl.int32) - first_key
 
@@ -468,11 +467,9 @@ def _rows_of_list(
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Return queries, upstream gradients, log-sum-exp and delta of the rows of a list.
-
-    Rows that do not exist get an infinite log-sum-exp, so they contribute 0. Their queries and gradients are those of
-    an existing row, so these loads need no mask.
-    """
+    """Return queries, upstream gradients, log-sum-exp and delta of the rows in a list."""
+    # Rows that do not exist get an infinite log-sum-exp, so they contribute 0. Their queries and gradients are those of
+    # an existing row, so these loads need no mask.
     o_width, o_value = tl.arange(0, D_PADDED), tl.arange(0, E_PADDED)
     p_queries = p_q + (o_stat * D)[:, None] + o_width[None, :]
     p_grads = p_do + (o_stat * E)[:, None] + o_value[None, :]
@@ -501,10 +498,10 @@ def selected_backward_keys(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of the keys and values of a block from one segment of the queries that selected it.
+    """Compute the gradients of a block's keys and values from some of the queries that selected it.
 
-    For a block with several segments, the result is a partial sum. With SIGNED, rows have gates, which may be negative
-    (gates.py).
+    For a block with several segments of queries, the result is a partial sum. With SIGNED, rows have gates, which may
+    be negative (gates.py).
     """
     PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
     QUERIES: tl.constexpr = ROWS // HEADS_PADDED
@@ -580,7 +577,7 @@ def selected_backward_sum(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, SELECT_LEN: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Add the partial sums of a block's gradients in a fixed order, for blocks with several segments."""
+    """Add the partial sums of a block's gradients in a fixed order."""
     PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
     i_block = tl.program_id(0) // PIECES % blocks
     i_bg = (tl.program_id(0) // PIECES // blocks).to(tl.int64)
@@ -640,19 +637,14 @@ def _tuning_key(
 
 
 def _forward_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
-    """Return the tiles to try. Two programs of the first tile fit on a multiprocessor.
-
-    One of them then multiplies while the other computes exponentials.
-    """
+    # Two programs of the first tile fit on a multiprocessor. One of them then multiplies while the other computes
+    # exponentials.
     return tuning_key.tiles(*_with_rows(ROWS, (64, 4, 3), (64, 4, 2), (32, 4, 4), (64, 8, 3), (32, 4, 1)))
 
 
 def _backward_query_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
-    """Return the tiles to try.
-
-    One program of the first tile fits on a multiprocessor, with loads issued two steps ahead. Two programs of the
-    second tile fit, with loads issued one step ahead.
-    """
+    # One program of the first tile fits on a multiprocessor, with loads issued two steps ahead. Two programs of the
+    # second tile fit, with loads issued one step ahead.
     return tuning_key.tiles(*_with_rows(ROWS, (64, 4, 3), (64, 4, 2), (32, 4, 4), (64, 8, 3), (32, 4, 1)))
 
 
@@ -661,17 +653,14 @@ def _with_rows(rows: int, *sizes: tuple[int, int, int]) -> list[tuple[int, int, 
 
 
 def _backward_key_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
-    """Return the tiles to try.
-
-    Two accumulators stay in registers: with four warps and 64 x 64 tiles they spill at width 128. With eight warps,
-    both warp groups multiply all 64 keys with all queries, which doubles the products for S and dP.
-    """
+    # Two accumulators stay in registers: with four warps and 64 x 64 tiles they spill at width 128. With eight warps,
+    # both warp groups multiply all 64 keys with all queries, which doubles the products for S and dP.
     sizes = (32, 64, 4, 3), (32, 64, 4, 4), (16, 64, 4, 4), (64, 64, 8, 3), (64, 64, 8, 1), (128, 64, 8, 1)
     return tuning_key.tiles(*sizes, (32, 32, 4, 1))
 
 
 def _tile_constants(tile: Tile, sizes: dict[str, Any], queries: int | None = None) -> dict[str, int]:
-    """Return the launch parameters of a tile: rows for `queries` queries, and at most as many keys as a block."""
+    """Return the launch parameters for a tile of `queries` queries."""
     heads = sizes["HEADS_PADDED"]
     rows = next_power_of_two(tile.rows, max(MIN_DOT_WIDTH, heads)) if queries is None else queries * heads
     keys = min(next_power_of_two(tile.keys), next_power_of_two(sizes["SELECT_LEN"]))
@@ -683,7 +672,7 @@ def _queries_per_tile(union_NxW: Tensor, indices_BGTn: Tensor) -> int:
 
 
 def _union_arguments(union_NxW: Tensor, k_BGTD: Tensor) -> tuple[Any, ...]:
-    """Return a union as kernel arguments, with the sizes that locate each tile's row."""
+    """Return the kernel arguments that describe the union of selected blocks of each tile."""
     groups, tokens = k_BGTD.shape[1:3]
     tiles, columns = union_NxW.shape[1:]
     return union_NxW, groups, tokens, (columns - UNION_TAIL) // 2, tiles

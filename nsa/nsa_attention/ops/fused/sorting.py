@@ -1,4 +1,4 @@
-"""Bitonic sorting networks inside a kernel, for rows of integers whose width is a power of two.
+"""Bitonic sorting networks for integers inside a Triton kernel.
 
 tl.sort and tl.topk do the same, but are a thousand times slower in Triton's interpreter.
 """
@@ -19,7 +19,7 @@ def sort_ascending(b_rank, ROWS: tl.constexpr, LOG_WIDTH: tl.constexpr):
 
 @triton.jit
 def merge_runs(b_rank, ROWS: tl.constexpr, LOG_WIDTH: tl.constexpr, LOG_LENGTH: tl.constexpr, ASCENDING: tl.constexpr):
-    """Sort each bitonic run of 2^LOG_LENGTH ranks: the first in descending order, the next ascending, and so on.
+    """Sort each bitonic run of 2^LOG_LENGTH integers, alternately in descending and ascending order.
 
     With ASCENDING = 1 the first run becomes ascending.
     """
@@ -37,7 +37,7 @@ def _compare_exchange(
     LOG_APART: tl.constexpr,
     ASCENDING: tl.constexpr,
 ):
-    """Compare ranks that are 2^LOG_APART apart, and exchange those that are not in the order of their run."""
+    """Compare integers that are 2^LOG_APART apart, and exchange those in the wrong order."""
     WIDTH: tl.constexpr = 1 << LOG_WIDTH
     o_rank = tl.arange(0, WIDTH)  # [C]
     b_pairs = tl.reshape(b_rank, [ROWS * WIDTH >> (LOG_APART + 1), 2, 1 << LOG_APART])

@@ -1,4 +1,4 @@
-"""The compressed and the sliding branch with Triton: each query attends to one contiguous span of keys.
+"""The compressed and the sliding branch with Triton, where each query attends to one contiguous span of keys.
 
 `Spans` contains the span of keys of each query, and the span of queries that attend to each key. The kernels are in
 spanned_kernels.py.
@@ -39,7 +39,10 @@ from .spanned_kernels import spanned_backward_keys, spanned_backward_queries, sp
 
 @dataclass(frozen=True, kw_only=True)
 class Spans:
-    """Spans of keys per query, and the same relation as spans of queries per key. All tensors are int32."""
+    """The span of keys that each query attends to, and the span of queries that attend to each key.
+
+    All tensors are int32.
+    """
 
     first_key_T: Tensor
     stop_key_T: Tensor
@@ -49,7 +52,7 @@ class Spans:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], pattern: str) -> Spans:
-        """Return the spans with these four tensors, in the order of `tensors()`."""
+        """Create spans from the four tensors that `tensors` returns."""
         first_key_T, stop_key_T, first_query_S, stop_query_S = tensors
         return cls(
             first_key_T=first_key_T,
@@ -60,14 +63,14 @@ class Spans:
         )
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return first key and stop key of each query, and first query and stop query of each key."""
+        """Return the start and end of each span as four tensors."""
         return self.first_key_T, self.stop_key_T, self.first_query_S, self.stop_query_S
 
 
 def block_spans(
     queries: int, blocks: int, block_len: int, block_stride: int, starts: Tensor | None, device: torch.device
 ) -> Spans:
-    """Return the spans of the compressed branch.
+    """Return the spans for attention to compressed blocks.
 
     Query t attends to block i of its sequence if the block's last token i*d + l - 1 is not after t (paper, eq. 7).
     """
@@ -88,7 +91,7 @@ def block_spans(
 
 
 def window_spans(tokens: int, window: int, starts: Tensor | None, device: torch.device) -> Spans:
-    """Return the spans of the sliding branch: query t attends to the tokens of its sequence in (t - w, t]."""
+    """Return the spans for sliding-window attention, in which query t attends to the tokens in (t - w, t]."""
     starts = single_sequence_starts(tokens, device) if starts is None else starts
     sequence_T, token_T = sequence_numbers(starts, tokens), _positions(tokens, device)
     return Spans(
@@ -103,25 +106,25 @@ def window_spans(tokens: int, window: int, starts: Tensor | None, device: torch.
 def cached_block_spans(
     q_BHTD: Tensor, k_BGSD: Tensor, block_len: int, block_stride: int, starts: Tensor | None
 ) -> Spans:
-    """Return the cached `block_spans` for these queries and keys; all layers and steps of these lengths share them."""
+    """Return the spans for attention to compressed blocks from a cache that all layers share."""
     numbers = q_BHTD.shape[2], k_BGSD.shape[2], block_len, block_stride
     device = q_BHTD.device
     return cached_table(starts, device, ("completed blocks", *numbers), lambda: block_spans(*numbers, starts, device))
 
 
 def cached_window_spans(q_BHTD: Tensor, window: int, starts: Tensor | None) -> Spans:
-    """Return the cached `window_spans` for these queries; all layers and steps of this length share them."""
+    """Return the spans for sliding-window attention from a cache that all layers share."""
     numbers, device = (q_BHTD.shape[2], window), q_BHTD.device
     return cached_table(starts, device, ("last tokens", *numbers), lambda: window_spans(*numbers, starts, device))
 
 
 def block_pattern(block_len: int, block_stride: int) -> str:
-    """Return the name of the compressed pattern in tuning keys."""
+    """Return the name under which tile sizes for attention to compressed blocks are stored."""
     return f"compressed l={block_len} d={block_stride}"
 
 
 def window_pattern(window: int) -> str:
-    """Return the name of the sliding pattern in tuning keys."""
+    """Return the name under which tile sizes for sliding-window attention are stored."""
     return f"sliding w={window}"
 
 
@@ -138,10 +141,10 @@ MAX_PARTS = 16
 def spanned_attention(
     q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, spans: Spans, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the output [B, H, T, E] and the log-sum-exp [B, H, T] (without gradient).
+    """Return the output [B, H, T, E] and log-sum-exp [B, H, T] of attention to spans of keys.
 
-    In the output the heads of a token are adjacent in memory. A query with an empty span gets 0 and -inf. Raises
-    CannotLaunchError for tensors that the kernels do not support.
+    In the output the heads of a token are adjacent in memory. A query with an empty span gets 0 and -inf. The
+    log-sum-exp has no gradient. Raises CannotLaunchError for tensors that the kernels do not support.
     """
     check_attention(spanned_forward, q_BHTD, k_BGSD, v_BGSE)
     return _spanned_attention_op(q_BHTD, k_BGSD, v_BGSE, *spans.tensors(), scale, spans.pattern)
@@ -164,7 +167,7 @@ def _spanned_attention_op(
 
 
 def spanned_output(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, spans: Spans, scale: float) -> tuple[Tensor, Tensor]:
-    """Return output [B, H, T, E] and log-sum-exp [B, H, T] without autograd."""
+    """Return the output and log-sum-exp of attention to spans of keys. Not differentiable."""
     o_BHTE, lse_BHT = empty_outputs(q_BHTD, v_BGSE)
     sizes = kernel_constants(q_BHTD, k_BGSD, v_BGSE, scale)
     del sizes["SCALE"]
@@ -227,7 +230,7 @@ def spanned_gradients(
     scale: float,
     gated_branch: GatedBranch | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values.
+    """Return the gradients of queries, keys and values for attention to spans of keys.
 
     With `gated_branch`, `grad_BHTE` is the gradient of the gated sum of all branches, and the gradient of the gate is
     written as well.
@@ -351,7 +354,8 @@ def _key_gradients(
     tuning.run_best(run, tuning_key, _backward_key_tiles)
     dk, dv = (parts[0] if len(parts) == 1 else parts.sum(0).to(q_BHTD.dtype) for parts in gradients)
     if tuning.is_measuring():
-        # Split sums have another dtype, which needs another compiled kernel. Compile it now and not within a step.
+        # Split sums have a different dtype, which needs a separately compiled kernel. Compile it now and not within a
+        # step.
         tuning.run_best(partial(run, split_differently=True), tuning_key, _backward_key_tiles)
     return dk, dv
 
@@ -386,7 +390,7 @@ _spanned_attention_op.register_autograd(_backward, setup_context=_save_context)
 
 @dataclass(frozen=True, kw_only=True)
 class _TiledPair:
-    """Kernel arguments of two tensors that are read in tiles: pointer or descriptor, and strides."""
+    """Kernel arguments of two tensors that are read in tiles."""
 
     first: tuple[Any, ...]
     second: tuple[Any, ...]
@@ -406,10 +410,8 @@ def _keys_and_values(k_BGSD: Tensor, v_BGSE: Tensor, tile: Tile, sizes: dict[str
 
 
 def _queries_and_gradients(q_BHTD: Tensor, grad_BHTE: Tensor, tile: Tile, sizes: dict[str, Any]) -> _TiledPair:
-    """Return the arguments of queries and upstream gradients, whose tiles are some queries with all heads of a group.
-
-    Descriptors are used only if the heads need no padding, because padded heads would belong to the next group.
-    """
+    """Return the kernel arguments of the queries and their upstream gradients."""
+    # Descriptors are used only if the heads need no padding, because padded heads would belong to the next group.
     first, second = with_strides(q_BHTD), with_strides(grad_BHTE)
     heads, q_BTHD, grad_BTHE = sizes["HEADS_PADDED"], q_BHTD.transpose(1, 2), grad_BHTE.transpose(1, 2)
     if heads != sizes["HEADS"] or not can_describe(q_BTHD, grad_BTHE):
@@ -428,11 +430,8 @@ def _query_parts(programs: int) -> int:
 
 # With two stages, the loads of a step are issued just before it and waited for at its start; three stages hide them.
 def _forward_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
-    """Return the tiles to try.
-
-    The compressed branch, with long spans, tries 128 keys first, which rescales the output half as often. For a window,
-    128 keys would load more masked keys.
-    """
+    # The compressed branch, with long spans, tries 128 keys first, which rescales the output half as often. For a
+    # window, 128 keys would load more masked keys.
     sizes = [(128, 64, 8, 3), (128, 128, 8, 3), (64, 64, 4, 3), (256, 64, 16, 3), (64, 32, 4, 3), (32, 32, 4, 1)]
     if _is_compressed(tuning_key):
         sizes.insert(0, sizes.pop(1))
@@ -440,17 +439,14 @@ def _forward_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
 
 
 def _backward_query_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
-    """Return the tiles to try. Shared memory fits one program of the first ones, so eight warps hide more latency."""
+    # Shared memory fits one program of the first ones, so eight warps hide more latency.
     sizes = (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (64, 32, 4, 3), (128, 32, 8, 3), (32, 32, 4, 1)
     return tuning_key.tiles(*sizes)
 
 
 def _backward_key_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
-    """Return the tiles to try.
-
-    Every four warps get 64 keys: with fewer keys, two warp groups would compute the same scores. In the compressed
-    branch, most queries attend to each key, and tiles of 128 keys read the queries half as often.
-    """
+    # Every four warps get 64 keys: with fewer keys, two warp groups would compute the same scores. In the compressed
+    # branch, most queries attend to each key, and tiles of 128 keys read the queries half as often.
     sizes = [(32, 64, 4, 3), (64, 128, 8, 3), (32, 128, 8, 3), (32, 64, 4, 4), (16, 64, 4, 4), (32, 32, 4, 1)]
     if _is_compressed(tuning_key):
         sizes.insert(0, sizes.pop(1))
@@ -458,5 +454,5 @@ def _backward_key_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
 
 
 def _is_compressed(tuning_key: tuning.TuningKey) -> bool:
-    """Whether the keys are compressed blocks: there are fewer keys than queries."""
+    """Whether the keys are compressed blocks, judging by their number."""
     return tuning_key.keys < tuning_key.tokens

@@ -1,9 +1,9 @@
-"""Triton kernels of the compressed and the sliding branch: each query attends to one contiguous span of keys.
+"""Triton kernels of the compressed and the sliding branch.
 
-For the forward pass and the gradient of the queries, a program holds a tile of queries with all heads of their group,
-and loops over the keys from the first to the last that any of them attends to. For the gradients of keys and values, a
-program holds a tile of keys and loops over the queries, so the sum over queries and heads stays in registers and needs
-no atomics.
+Each query attends to one contiguous span of keys. For the forward pass and the gradient of the queries, a program holds
+a tile of queries with all heads of their group, and loops over the keys from the first to the last that any of them
+attends to. For the gradients of keys and values, a program holds a tile of keys and loops over the queries, so the sum
+over queries and heads stays in registers and needs no atomics.
 
 Dimensions: R rows (queries x heads of a group), K keys of a tile, D key width, E value width. A span is [start, stop),
 and empty if start == stop.
@@ -24,7 +24,7 @@ _NO_KEY = tl.constexpr(2**31 - 1)
 
 @triton.jit
 def tile_rows(i_tile, p_first, p_stop, tokens, ROWS: tl.constexpr, HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr):
-    """Return token and head of each row of a tile, a mask of rows that exist, and the row's span of keys."""
+    """Return the token, head, mask and span of keys for each row of a tile."""
     o_row = tl.arange(0, ROWS)
     o_token = i_tile * (ROWS // HEADS_PADDED) + o_row // HEADS_PADDED  # [R]
     o_head = o_row % HEADS_PADDED  # [R]
@@ -38,8 +38,8 @@ def tile_rows(i_tile, p_first, p_stop, tokens, ROWS: tl.constexpr, HEADS: tl.con
 def plan_walk(b_first, b_stop, m_span, STEP: tl.constexpr):
     """Plan the loop over the spans of a tile, in steps of STEP keys or queries.
 
-    Return the first position, the position after the last, the number of steps, `lead` and `inner`. In the steps
-    [lead, lead + inner), every span contains the whole step, so no mask is needed.
+    Return the first position, the position after the last, the number of steps, `lead` and `inner`. In the steps [lead,
+    lead + inner), every span contains the whole step, so no mask is needed.
     """
     first, last = tl.min(tl.where(m_span, b_first, _NO_KEY), 0), tl.max(b_stop, 0)
     common_first, common_last = tl.max(b_first, 0), tl.min(tl.where(m_span, b_stop, _NO_KEY), 0)
@@ -51,17 +51,15 @@ def plan_walk(b_first, b_stop, m_span, STEP: tl.constexpr):
 
 @triton.jit
 def is_inside(o_place, b_first, b_stop):
-    """Return which positions are in [first, stop).
-
-    A single unsigned comparison is enough, because positions before `first` become huge numbers.
-    """
+    """Return which positions are in [first, stop)."""
+    # A single unsigned comparison is enough, because positions before `first` become huge numbers.
     b_length = (b_stop - b_first).to(tl.uint32, bitcast=True)
     return (o_place - b_first).to(tl.uint32, bitcast=True) < b_length
 
 
 @triton.jit
 def group_pointer(p_tensor, i_b, i_g, s_b, s_g, DESCRIBED: tl.constexpr):
-    """Return the pointer to a group of a sequence. A descriptor is returned unchanged: it takes both as coordinates."""
+    """Return the pointer to the rows of a group, or the descriptor unchanged."""
     if DESCRIBED:
         p_group = p_tensor
     else:
@@ -74,7 +72,7 @@ def load_keys(
     p_rows, i_b, i_g, s_row, start, last, MASKED: tl.constexpr,
     KEYS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Load keys or values [start, start + KEYS) of a group. With MASKED, rows from `last` on are never used."""
+    """Load the keys or values [start, start + KEYS) of a group."""
     if DESCRIBED:
         b_rows = tl.reshape(p_rows.load([i_b, i_g, start, 0]), [KEYS, WIDTH_PADDED])
     else:
@@ -87,7 +85,7 @@ def load_key_rows(
     p_rows, s_row, start, last,
     MASKED: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Load rows [start, start + KEYS) through pointers. With MASKED, rows from `last` on are 0."""
+    """Load the rows [start, start + KEYS) through pointers. With MASKED, rows from `last` on are 0."""
     o_row, o_column = tl.arange(0, KEYS), tl.arange(0, WIDTH_PADDED)
     p_tile = p_rows + start.to(tl.int64) * s_row + (o_row.to(tl.int64) * s_row)[:, None] + o_column[None, :]
     if MASKED:
@@ -104,7 +102,7 @@ def load_queries(
     p_rows, i_b, i_g, o_row, start, s_row, m_row, MASKED: tl.constexpr, HEADS: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Load the rows of the queries from `start` on; `o_row` are element offsets relative to query `start`.
+    """Load query rows at offsets relative to query `start`.
 
     With MASKED, rows outside `m_row` are 0.
     """
@@ -120,7 +118,7 @@ def load_query_rows(
     p_rows, o_row, start, s_row, m_row,
     MASKED: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Load rows at element offsets `o_row` relative to query `start` through pointers."""
+    """Load query rows through pointers, at offsets relative to query `start`."""
     o_column = tl.arange(0, WIDTH_PADDED)
     p_tile = p_rows + start.to(tl.int64) * s_row + o_row[:, None] + o_column[None, :]
     if MASKED:
@@ -162,7 +160,7 @@ def spanned_forward(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Compute output and log-sum-exp of one tile of queries per program, with all heads of a group."""
+    """Compute output and log-sum-exp of one tile of queries, with all heads of a group."""
     # The last queries attend to most keys, so their programs start first. Tiles of one group are adjacent and share its
     # keys in the cache.
     i_tile = tiles - 1 - tl.program_id(0) % tiles
@@ -324,12 +322,11 @@ def spanned_backward_keys(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr, SIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of a tile of keys and values from every `parts`-th tile of the queries that attend to them.
-
-    The steps that need a mask come first, because their bounds occupy registers. The other steps go down from the last
-    query, which attends to all compressed blocks, so programs that run at the same time read the same queries. With
-    SIGNED, rows have gates, which may be negative (gates.py).
-    """
+    """Compute the gradients of a tile of keys and values."""
+    # The program processes every `parts`-th tile of the queries that attend to these keys. The steps that need a mask
+    # come first, because their bounds occupy registers. The other steps go down from the last query, which attends to
+    # all compressed blocks, so programs that run at the same time read the same queries. With SIGNED, rows have gates,
+    # which may be negative (gates.py).
     QUERIES: tl.constexpr = ROWS // HEADS_PADDED
     i_part = tl.program_id(0) % parts
     i_tile = tl.program_id(0) // parts % tiles

@@ -1,4 +1,4 @@
-"""One step of the attention loops: adding a tile of keys to the softmax of a tile of query rows, or to its gradients.
+"""One loop step of the attention kernels: the contribution of a tile of keys to a tile of query rows.
 
 `m_row` [R] is True for rows that attend to the whole tile; None means all rows. For a row that does not, the value that
 is subtracted from its exponents is infinite. So nothing is compared per row and key, and scale and log-sum-exp become
@@ -24,7 +24,7 @@ _INFINITE = tl.constexpr(float("inf"))
 
 @triton.jit
 def load_existing_rows(p_rows, s_row, first, ROWS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr):
-    """Load ROWS rows from `first` on, [ROWS, WIDTH_PADDED]. All of them must exist."""
+    """Load ROWS rows from `first` on, without a mask."""
     o_row = tl.arange(0, ROWS).to(tl.int64)
     o_column = tl.arange(0, WIDTH_PADDED)
     # Only a scalar depends on `first`, so the other offsets stay the same in every step.
@@ -41,7 +41,7 @@ def forward_step(
     b_q, b_k, b_v, m_row, m_seen, b_highest, b_total, b_o,
     EXPONENT: tl.constexpr, EXACT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Add a tile of keys to the running maximum [R], sum [R] and output [R, E] of the rows, and return all three."""
+    """Add a tile of keys to the running maximum [R], sum [R] and output [R, E] of the rows."""
     b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC)  # [R, K]
     if m_seen is None:
         # One multiplication per row is enough: a positive scale keeps the order of scores, a negative one reverses it.
@@ -72,7 +72,7 @@ def query_step(
     b_q, b_k, b_v, b_do, b_lse, b_delta, m_row, m_seen, b_dq,
     EXPONENT: tl.constexpr, EXACT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Add the contribution of a tile of keys to the gradient of the queries [R, D], and return the sum.
+    """Add the contribution of a tile of keys to the gradient of the queries [R, D].
 
     For a row without any visible key `b_lse` is inf; if `m_seen` masks it as well, -inf is allowed too.
     """
@@ -93,7 +93,7 @@ def key_step(
     b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv,
     SIGNED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Add the contribution of a tile of rows to the gradients of keys [K, D] and values [K, E], and return both.
+    """Add the contribution of a tile of rows to the gradients of keys [K, D] and values [K, E].
 
     For a row that does not exist `b_lse` is inf. With SIGNED, the last bit of `b_delta` is the sign of the row's gate
     (gates.py).

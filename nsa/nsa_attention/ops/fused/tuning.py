@@ -1,4 +1,4 @@
-"""Choice of tile sizes for each kernel: the fastest that a warm-up measured, or else the first that fits.
+"""Choice of the tile size for each kernel, from measurements of a warm-up.
 
 Tile sizes are measured only within `measuring()`. A training step therefore never pauses to time candidates, which
 would look like a hang if only some ranks did it. A step does not compile kernels either: a length that was not measured
@@ -31,9 +31,10 @@ _is_measuring = False
 
 @dataclass(frozen=True, kw_only=True)
 class TuningKey:
-    """Everything that the best tile size depends on. Lengths are rounded up to powers of two, to share measurements.
+    """Everything that the best tile size of a kernel depends on.
 
-    Rows of stored tables from other versions have different fields and are skipped.
+    Lengths are rounded up to powers of two, to share measurements. Rows of stored tables from other versions have
+    different fields and are skipped.
     """
 
     kernel: str
@@ -63,15 +64,12 @@ class TuningKey:
 
     @property
     def is_half(self) -> bool:
-        """Whether the tensors have a half-precision dtype."""
         return self.dtype in ("float16", "bfloat16")
 
     def tiles(self, *sizes: tuple[int, int, int, int]) -> list[Tile]:
-        """Return tiles for (rows, keys, warps, stages), with at least as many rows as a group has heads.
-
-        For float32 and float64, `sizes` are replaced by small ones: without tensor cores, large tiles take minutes to
-        compile.
-        """
+        """Return tiles of the given sizes, each with at least as many rows as a group has heads."""
+        # For float32 and float64, `sizes` are replaced by small ones: without tensor cores, large tiles take minutes to
+        # compile.
         if not self.is_half:
             sizes = ((32, 32, 8, 1), (16, 16, 4, 1))
         tiles = (Tile(rows=max(rows, self.heads), keys=keys, warps=w, stages=s) for rows, keys, w, s in sizes)
@@ -84,12 +82,13 @@ def run_best(
     candidates: Callable[[TuningKey], Sequence[Tile]],
     trial: Callable[[Tile], None] | None = None,
 ) -> None:
-    """Call `run` with the tile for `tuning_key`. Raises the error of the last candidate if none works on this device.
+    """Call `run` with the best known tile size for a kernel.
 
     Outside `measuring()`, the tile is that of the nearest length that ran in this process, otherwise one loaded from
     earlier runs, otherwise the first candidate that fits. Within `measuring()` on a GPU, a key without a known tile
     gets the fastest candidate: all are timed by calling `trial` repeatedly (default: `run`), and `run` is called once
-    afterwards. A kernel that adds to its output needs a `trial` that writes elsewhere.
+    afterwards. A kernel that adds to its output needs a `trial` that writes elsewhere. Raises the error of the last
+    candidate if none works on this device.
     """
     source = _compiled_for.get(tuning_key)
     if source is None or (_is_measuring and source != tuning_key):
@@ -104,10 +103,7 @@ def run_best(
 
 
 def _nearest(tuning_key: TuningKey) -> TuningKey:
-    """Return the key with the nearest lengths among those that ran here and differ only in lengths.
-
-    Distances are in powers of two. If there is no such key, return `tuning_key` itself.
-    """
+    """Return the key with the nearest lengths that ran in this process, or the given key."""
 
     def distance(other: TuningKey) -> int:
         lengths = (tuning_key.tokens, other.tokens), (tuning_key.keys, other.keys)
@@ -123,13 +119,13 @@ def _nearest(tuning_key: TuningKey) -> TuningKey:
 
 
 def is_measuring() -> bool:
-    """Whether a warm-up is measuring tile sizes; it also compiles kernels that only other lengths need."""
+    """Whether a warm-up is measuring tile sizes."""
     return _is_measuring
 
 
 @contextmanager
 def measuring() -> Iterator[None]:
-    """Within the `with` block, the first call for a new TuningKey times all candidates."""
+    """Within the `with` block, time all tile sizes at the first call of each kernel."""
     global _is_measuring
     before, _is_measuring = _is_measuring, True
     try:
@@ -139,19 +135,19 @@ def measuring() -> Iterator[None]:
 
 
 def clear() -> None:
-    """Forget all tile sizes, as in a new process."""
+    """Forget all tile sizes."""
     _tiles.clear()
     _compiled_for.clear()
 
 
 def table() -> list[list[object]]:
-    """Return all tile sizes for GPUs in a form that JSON can store, for other ranks and later runs."""
+    """Return all tile sizes for GPUs as JSON values."""
     rows = (row for row in _tiles.items() if row[0].device != "cpu")
     return [[asdict(tuning_key), list(astuple(tile))] for tuning_key, tile in rows]
 
 
 def adopt(rows: object) -> None:
-    """Add the tile sizes of another process's `table()`. Rows that cannot be read are skipped."""
+    """Add the tile sizes of another process's `table()`. Unreadable rows are skipped."""
     for row in rows if isinstance(rows, list) else []:
         try:
             tuning_key, (tile_rows, keys, warps, stages) = row
@@ -169,7 +165,7 @@ def load(path: Path) -> None:
 
 
 def save(path: Path) -> None:
-    """Add this process's tile sizes to the file, atomically and under a lock. Raises OSError."""
+    """Add this process's tile sizes to a file. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
         measured_here = dict(_tiles)
@@ -181,10 +177,8 @@ def save(path: Path) -> None:
 
 
 def is_unsupported_tile(error: RuntimeError | OutOfResources | PTXASError) -> bool:
-    """Whether the error means that the device has too few resources for the tile, or the compiler cannot compile it.
-
-    The compiler reports the latter with a plain RuntimeError.
-    """
+    """Whether an error means that the tile does not work on this device."""
+    # The compiler reports a tile that it cannot compile with a plain RuntimeError.
     return isinstance(error, OutOfResources | PTXASError) or "PassManager::run failed" in str(error)
 
 
@@ -202,7 +196,7 @@ def _fastest(run: Callable[[Tile], None], candidates: Sequence[Tile]) -> Tile:
 
 
 def _milliseconds(run: Callable[[Tile], None], tile: Tile) -> float:
-    """Return the time of the fastest of several calls in milliseconds, after a first call that compiles."""
+    """Return the time of the fastest of several calls, in milliseconds."""
     run(tile)
     best = float("inf")
     for _ in range(_TIMED_CALLS):
