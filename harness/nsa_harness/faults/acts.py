@@ -23,9 +23,7 @@ CONTINUE_AFTER = "import os, sys, time; time.sleep(float(sys.argv[2])); os.kill(
 
 
 def take_a_held_lock(heals_s: float | None) -> None:
-    """Deadlock by acquiring a lock that this thread already holds. If `heals_s` is given, a timer releases the lock
-    after that many seconds.
-    """
+    """Deadlock on a lock that this thread already holds, for `heals_s` seconds if given."""
     lock = threading.Lock()
     lock.acquire()
     if heals_s is not None:
@@ -40,7 +38,7 @@ def _wait_for_the_lock(lock: threading.Lock) -> None:
 
 
 def spin_in_python(heals_s: float | None) -> None:
-    """Run a busy loop that never ends, or that ends after `heals_s` seconds if `heals_s` is given."""
+    """Run a busy loop forever, or for `heals_s` seconds if given."""
     _spin_until(float("inf") if heals_s is None else time.monotonic() + heals_s)
 
 
@@ -51,7 +49,7 @@ def _spin_until(end_s: float) -> None:
 
 
 def crawl_token_by_token(torch: Any, hidden: Any, heals_s: float | None) -> None:
-    """Do slow work without being stuck: loop in Python over the tokens of `hidden` and run small torch operations.
+    """Slow training down with a Python loop over the tokens of `hidden`.
 
     The loop ends after `heals_s` seconds, by default SLOW_STEP_S, and its result is not used. Its saved tensors are
     hidden from an enclosing checkpoint, which would otherwise count them.
@@ -76,7 +74,6 @@ def _select_token_by_token(torch: Any, tokens: Any, end_s: float) -> Any:
 
 
 def _as_it_is(tensor: Any) -> Any:
-    """Return the tensor unchanged. Used as pack and unpack hook for saved tensors."""
     return tensor
 
 
@@ -100,7 +97,7 @@ def send_itself_sigkill(heals_s: float | None) -> None:
 
 
 def send_itself_sigstop(heals_s: float | None) -> None:
-    """Stop this process with SIGSTOP. If `heals_s` is given, a helper process sends SIGCONT after that many seconds."""
+    """Stop this process with SIGSTOP, for `heals_s` seconds if given."""
     helper = None
     if heals_s is not None:
         command = [sys.executable, "-I", "-S", "-c", CONTINUE_AFTER, str(os.getpid()), str(heals_s)]
@@ -119,7 +116,7 @@ def leave_with_status_0(heals_s: float | None) -> None:
 
 
 def come_late(heals_s: float | None) -> None:
-    """Sleep for `heals_s` seconds, or SLOW_STEP_S if `heals_s` is None.
+    """Sleep for `heals_s` seconds, by default SLOW_STEP_S.
 
     Delays a collective that the real fault would skip, and slows down a recomputed layer.
     """
@@ -127,9 +124,9 @@ def come_late(heals_s: float | None) -> None:
 
 
 def a_copy_to_keep(torch: Any, hidden: Any) -> Any:
-    """Return a float copy of a layer's output `hidden`, repeated until it has at least LEAK_FLOATS elements (8 MiB).
+    """Return a large float copy of a layer's output, which simulates a memory leak.
 
-    The caller keeps it to simulate a memory leak.
+    The copy has at least LEAK_FLOATS elements (8 MiB), and the caller keeps it.
     """
     times = -(-LEAK_FLOATS // hidden.numel())
     with torch.no_grad():
@@ -137,9 +134,9 @@ def a_copy_to_keep(torch: Any, hidden: Any) -> Any:
 
 
 def wait_for_a_feeder(heals_s: float | None) -> None:
-    """Wait for a byte from a helper process, as a starved data loader would.
+    """Wait for data from a helper process, as a starved data loader would.
 
-    The helper sends it after `heals_s` seconds. If `heals_s` is None, it practically never does.
+    The helper sends a byte after `heals_s` seconds. If `heals_s` is None, it practically never does.
     """
     reading, writing = os.pipe()
     command = [sys.executable, "-I", "-S", "-c", FEED_AFTER, str(writing), str(NEVER_S if heals_s is None else heals_s)]

@@ -1,4 +1,4 @@
-"""Plants a fault in a running program: decides at which rank, step and module it happens, in any model."""
+"""Plants a fault in a running program, at a given rank, step and layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOADER = "nsa_attention.data"
 
 
 def plant(text: str) -> None:
-    """Plant the fault that the JSON `text` describes in this process. Raise ValueError if the text is wrong.
+    """Plant the fault that the JSON `text` describes. Raise ValueError if the text is invalid.
 
     Call this function after torch has been imported.
     """
@@ -36,7 +36,7 @@ def plant(text: str) -> None:
 
 
 class PlantedFault:
-    """A fault planted in this process.
+    """A deliberate failure in this process, such as a hang or an exception.
 
     It happens once. A persistent fault, such as a leak, happens in every step from its step on.
     """
@@ -58,10 +58,7 @@ class PlantedFault:
         self._counting_optimizer: Callable[[], object] = lambda: None
 
     def count_steps(self) -> None:
-        """Register a hook that counts the steps of the first optimizer that steps.
-
-        Steps of other optimizers are ignored.
-        """
+        """Count the steps of the program's first optimizer."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         def after_step(optimizer: Any, _arguments: Any, _options: Any) -> None:
@@ -73,10 +70,7 @@ class PlantedFault:
         register_optimizer_step_post_hook(after_step)
 
     def patch_all_reduce(self) -> None:
-        """Patch all_reduce to skip or delay one call that averages the loss.
-
-        The patch is outside of the probe's patch, so the probe does not see a skipped call.
-        """
+        """Patch all_reduce to skip or delay one call that averages the loss."""
         c10d = sys.modules["torch.distributed.distributed_c10d"]
         all_reduce = self._torch.distributed.all_reduce
 
@@ -89,11 +83,12 @@ class PlantedFault:
                 acts.come_late(self.spec.heals_s)
             return all_reduce(*arguments, **options)
 
+        # The probe has patched all_reduce earlier, so it does not see a skipped call.
         self._torch.distributed.all_reduce = perhaps_all_reduce
         c10d.all_reduce = perhaps_all_reduce  # type: ignore[attr-defined]
 
     def watch_for_model(self) -> None:
-        """Register a forward hook that finds the model and installs the fault's hooks in it.
+        """Find the model at its first forward, and install the fault's hooks in it.
 
         The model is the first called module that has the fault's layer. A wrapper of it that is called later is treated
         as the model again.
@@ -111,14 +106,10 @@ class PlantedFault:
         self._torch.nn.modules.module.register_module_forward_pre_hook(inspect)
 
     def _is_faulty_model(self, layers: dict[int, Any]) -> bool:
-        """Whether a module with these layers is the model.
-
-        It must have the layer that the fault names, or any layer if the fault names none.
-        """
+        """Whether a module with these layers is the model in which the fault happens."""
         return self.spec.layer in layers or (self.spec.layer < 0 and bool(layers))
 
     def _install_hooks(self, model: Any, layers: dict[int, Any]) -> None:
-        """Install the hooks that the fault needs in the model and its `layers`. A layer gets each hook only once."""
         if self.spec.kind in IN_LOADER:
             self._patch_loaders()
         elif self.spec.kind in IN_MODEL:
@@ -133,13 +124,12 @@ class PlantedFault:
             layer.register_forward_hook(self._after_forward)
 
     def _is_new(self, layer: Any) -> bool:
-        """Whether the layer has no hooks of the fault yet. Remember that it has them now."""
         is_known = layer in self._hooked_layers
         self._hooked_layers.add(layer)
         return not is_known
 
     def _before_model(self, model: Any, _arguments: Any) -> None:
-        """If the fault is due, overwrite the matching parameters of the model with its value."""
+        """Overwrite the model's parameters if the fault is due."""
         if not self._is_due():
             return
         for name, parameter in model.named_parameters():
@@ -149,7 +139,7 @@ class PlantedFault:
                     parameter.fill_(self.spec.value)
 
     def _patch_loaders(self) -> None:
-        """Patch the data loaders of the training package and of torch, so that a due fault delays the next batch.
+        """Patch data loaders so that a due fault delays the next batch.
 
         Called when the model is called for the first time, so the loaders have already returned the first batch.
         """
@@ -170,7 +160,7 @@ class PlantedFault:
         return fetch_or_starve
 
     def _before_layer(self, number: int, _module: Any, arguments: Any) -> None:
-        """Add layer `number` to the layers recomputed in this backward pass, and act if the fault's condition is met.
+        """Trigger the fault before layer `number` is recomputed, if it is due.
 
         A forward that runs inside a backward pass is a recomputation; other forwards are ignored.
         """
@@ -185,21 +175,20 @@ class PlantedFault:
             self._act(f"step {self.spec.step}, layer {number}, {self.spec.rank_text}")
 
     def _is_long_enough(self, arguments: Any) -> bool:
-        """Whether the input of a layer, [..., tokens, features], has at least as many tokens as the fault requires."""
+        """Whether a layer's input [..., tokens, features] has as many tokens as the fault needs."""
         tensor = _first_tensor(arguments, self._torch.Tensor)
         return not self.spec.when.seq_len or (tensor is not None and tensor.shape[-2] >= self.spec.when.seq_len)
 
     def warn_if_it_never_happened(self) -> None:
-        """Print a warning at exit if an unconditional fault never happened.
+        """Print a warning at exit if the fault never happened.
 
-        Otherwise the run would be mistaken for a healthy one.
+        Otherwise the run would be mistaken for a healthy one. A fault with conditions may not happen.
         """
         is_conditional = self.spec.when.is_conditional
         if os.getpid() == self._pid and self._is_our_rank() and not self._has_happened and not is_conditional:
             print(f"nsa-harness: the planted fault never happened: {self.spec}", file=sys.stderr, flush=True)
 
     def _is_our_rank(self) -> bool:
-        """Whether this process is the rank in which the fault happens. A fault without a rank happens in every rank."""
         if self.spec.rank is None:
             return True
         dist = self._torch.distributed
@@ -208,16 +197,12 @@ class PlantedFault:
         return os.environ.get("RANK", "0") == str(self.spec.rank)
 
     def _is_skipped_reduction(self) -> bool:
-        """Count a call that averages the loss (one per step). Return whether this call is the one to skip or delay."""
+        """Count a call that averages the loss. Return whether to skip or delay it."""
         self._reductions += 1
         return not self._has_happened and self._reductions == self.spec.step and self._is_our_rank()
 
     def _is_due(self) -> bool:
-        """Whether the fault must happen now.
-
-        The rank, the step and the model must be those of the fault, and chance must have selected this run. A
-        persistent fault is due in every step from its step on.
-        """
+        """Whether the fault must happen now."""
         is_persistent = self.spec.kind in PERSISTENT
         is_now = (
             self._step >= self.spec.step if is_persistent else not self._has_happened and self._step == self.spec.step
@@ -225,20 +210,20 @@ class PlantedFault:
         return self._is_drawn and self._is_possible and is_now and self._is_our_rank()
 
     def _before_forward(self, _module: Any, arguments: Any) -> None:
-        """Act when the fault's layer begins its forward, if the fault happens there and is due."""
+        """Trigger the fault before the forward of its layer, if it is due."""
         if self.spec.kind in BEFORE_FORWARD and self._is_due() and self._is_long_enough(arguments):
             self._has_happened = True
             self._act(f"step {self.spec.step}, layer {self.spec.layer}, {self.spec.rank_text}")
 
     def _act(self, where: str) -> None:
-        """Perform the action of the fault: block, loop, raise an exception that names `where`, or end the process."""
+        """Perform the fault's action, such as blocking or raising an exception."""
         if self.spec.kind == "raise":
             acts.raise_an_error(where, self.spec.heals_s)
         else:
             _ACTS[self.spec.kind](self.spec.heals_s)
 
     def _after_forward(self, _module: Any, arguments: Any, output: Any) -> None:
-        """Act after the forward of the fault's layer, or register a hook that acts in the backward of this layer."""
+        """Trigger the fault after the forward of its layer, or in the layer's backward."""
         tensor = _first_tensor(output, self._torch.Tensor)
         if tensor is None or not self._is_due() or not self._is_long_enough(arguments):
             return
@@ -253,7 +238,7 @@ class PlantedFault:
             tensor.grad_fn.register_prehook(self._in_backward)
 
     def _in_backward(self, _gradients: Any) -> None:
-        """Act in the backward of the layer, only once. Several recomputed forwards may have registered this hook."""
+        """Trigger the fault in the backward of its layer, only once."""
         if self._has_happened:
             return
         self._has_happened = True
@@ -261,7 +246,7 @@ class PlantedFault:
 
 
 def _loaders() -> Iterator[tuple[Any, str]]:
-    """Yield (class, method name) for each data loader class that the process has loaded. The method returns a batch."""
+    """Yield each loaded data loader class, and the name of its method that returns a batch."""
     for name, module in list(sys.modules.items()):
         if name == LOADER:
             yield module.Batches, "fetch"
@@ -271,13 +256,12 @@ def _loaders() -> Iterator[tuple[Any, str]]:
 
 
 def _first_tensor(output: Any, tensor_type: type) -> Any:
-    """Return the first tensor in a value or in a tuple or list of values, or None if there is none."""
     items = output if isinstance(output, (tuple, list)) else (output,)
     return next((item for item in items if isinstance(item, tensor_type)), None)
 
 
 def averages_the_loss(caller: dict[str, Any]) -> bool:
-    """Whether the calling module, given by its globals, is one that calls all_reduce to average the loss."""
+    """Whether the calling module uses all_reduce to average the loss. `caller` are the module's globals."""
     return caller.get("__name__") in CALLERS
 
 

@@ -19,10 +19,10 @@ WITHOUT_TWIN = (*PERSISTENT, *IN_MODEL)  # kinds without a healthy twin, because
 
 
 class FaultSpec:
-    """The description of a planted fault, read from JSON. Raises ValueError if the text is wrong.
+    """The description of a planted fault, read from JSON.
 
-    `layer` counts from 0, and -1 means no layer. `step` counts from 1. `rank` is None if the fault happens in every
-    rank.
+    The constructor raises ValueError if the text is invalid. `layer` counts from 0, and -1 means no layer. `step`
+    counts from 1. `rank` is None if the fault happens in every rank.
     """
 
     def __init__(self, text: str) -> None:
@@ -52,7 +52,7 @@ class FaultSpec:
 
 
 class FaultCondition:
-    """The conditions of a fault in addition to its rank and step. A key that is missing or null sets no condition."""
+    """Conditions under which a fault happens, in addition to its rank and step."""
 
     def __init__(self, fields: Any) -> None:
         if not isinstance(fields, dict):
@@ -78,27 +78,21 @@ class FaultCondition:
 
     @property
     def depends_on_job(self) -> bool:
-        """Whether the fault requires a certain model or job.
-
-        Such requirements are a number of layers or ranks, a module, a backend, or DDP options.
-        """
+        """Whether the fault requires a certain model or job, such as a number of ranks."""
         return bool(self.layers or self.ranks or self.module or self.backend or self.ddp_options)
 
     @property
     def is_conditional(self) -> bool:
-        """Whether the fault has a condition that a correct run may not meet.
-
-        If so, it is no mistake if the fault never happens.
-        """
+        """Whether the fault has a condition that a correct run may not meet."""
         return self.in_recomputation or self.depends_on_job or self.seq_len > 0 or self.chance < 1.0
 
     def is_met_by_recomputation(self, recomputed_now: set[int]) -> bool:
-        """Whether the layers that this backward pass has recomputed so far meet the conditions on recomputed layers."""
+        """Whether the layers recomputed so far meet the fault's conditions."""
         has_one = not self.any_recomputed or bool(self.any_recomputed & recomputed_now)
         return has_one and self.recomputed <= recomputed_now and len(recomputed_now) >= self.recomputed_layers
 
     def is_met_by_job(self, model: Any, dist: Any) -> bool:
-        """Whether the model and the distributed job meet the conditions.
+        """Whether the model and the distributed job meet the fault's conditions.
 
         `model` is the outermost module that the program calls, and `dist` is torch.distributed.
         """
@@ -131,7 +125,7 @@ def find_layer(root: Any, layer: int) -> Any:
 
 
 def every_layer(root: Any) -> Iterator[tuple[int, Any]]:
-    """Yield (number, module) for each layer of the model. The module is the one that `find_layer` returns."""
+    """Yield the number and module of each layer of the model."""
     shallowest: dict[int, tuple[int, Any]] = {}
     for path, module in root.named_modules():
         parts = path.split(".")
@@ -151,24 +145,20 @@ def _attention(block: Any) -> Any:
 
 
 def _whole_number(name: str, value: Any, *, at_least: int) -> int:
-    """Return `value` if it is an integer of at least `at_least`.
-
-    Otherwise raise a ValueError that names the key `name`.
-    """
+    """Return `value` if it is an integer of at least `at_least`, or raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise ValueError(f"fault {name} must be an integer of at least {at_least}, got {value!r}")
     return value
 
 
 def _number(name: str, value: Any) -> float:
-    """Return `value` as a float. Raise a ValueError that names the key `name` if it is not a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"fault {name} must be a number, got {value!r}")
     return float(value)
 
 
 def _seconds(name: str, value: Any) -> float | None:
-    """Return a number of seconds, or None if `value` is None. Raise a ValueError if it is negative or not a number."""
+    """Return a number of seconds, or None if `value` is None. Raise ValueError if it is invalid."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:

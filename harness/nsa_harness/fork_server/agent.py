@@ -1,4 +1,4 @@
-"""Runs torchrun's agent with ranks that were forked in advance and wait for their command line.
+"""Runs torchrun's agent with ranks that are forked from the fork server.
 
 The ranks are forked before the agent imports its modules, for two reasons: a rank must start with only the modules of a
 new process, and the agent starts threads, after which forking it is no longer safe.
@@ -25,7 +25,7 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingFork:
-    """A forked process that will become a rank: its pid, and the agent's end of the socket that sends its orders."""
+    """A forked process that waits until the agent turns it into a rank."""
 
     pid: int
     agent_end: int
@@ -33,7 +33,7 @@ class WaitingFork:
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """The command line and environment that the agent sends to a waiting process, which then becomes a rank."""
+    """The command line and environment that turn a waiting process into a rank."""
 
     arguments: list[str]
     environment: dict[str, str]
@@ -58,10 +58,7 @@ def fork_waiting_ranks(count: int) -> list[WaitingFork] | Orders:
 
 
 def _await_orders(rank_end: int) -> Orders:
-    """Become a session leader, wait for the agent's orders, and return them.
-
-    The streams that come with the orders become stdout and stderr.
-    """
+    """Become a session leader, wait for the agent's orders, and return them."""
     os.setsid()
     os.write(rank_end, b"r")
     rank_end = keep_only(rank_end)
@@ -84,13 +81,14 @@ def _receive(agent: socket.socket) -> tuple[bytes, list[int], int, Any]:
 
 
 def start_ranks_from(forks: Sequence[WaitingFork]) -> None:
-    """Make torchrun's agent start its ranks from the waiting processes in `forks` instead of new processes."""
+    """Make torchrun's agent use the waiting processes instead of starting new ones."""
     importlib.import_module(_HANDLER).Popen = functools.partial(Rank, list(forks))  # type: ignore[attr-defined]
 
 
 class Rank:
-    """A rank that was started from a waiting process. The class has the part of subprocess.Popen's interface that
-    torchrun's agent uses.
+    """A rank that was started from a waiting process.
+
+    The class has the part of subprocess.Popen's interface that torchrun's agent uses.
     """
 
     def __init__(
@@ -142,9 +140,7 @@ class Rank:
 
 
 def keep_only(*kept_descriptors: int) -> int:
-    """Close every file descriptor from 3 upwards except `kept_descriptors`. Return the first kept descriptor, or -1 if
-    none are kept.
-    """
+    """Close all file descriptors from 3 upwards except the kept ones. Return the first kept one, or -1."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     start = 3
     for descriptor in sorted(kept_descriptors):

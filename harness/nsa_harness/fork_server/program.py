@@ -1,4 +1,4 @@
-"""Runs a Python command line in a forked process that looks like a new interpreter to all programs."""
+"""Runs a Python command line in a forked process as if it were a new interpreter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _OPTIONS = ("-u", "-P")
 
 
 class Program:
-    """A Python program to run in a forked process: PYTHON [-u] [-P] FILE | DIRECTORY | -m MODULE, with arguments."""
+    """A Python program to run in a forked process.
+
+    Its command line is PYTHON [-u] [-P] FILE | DIRECTORY | -m MODULE, with arguments.
+    """
 
     def __init__(self, arguments: Sequence[str]) -> None:
         remaining = list(arguments[1:])
@@ -37,9 +40,10 @@ class Program:
         self._name, *self._arguments = remaining[1:] if self._is_module else remaining
 
     def prepare(self, environment: Mapping[str, str], *, with_probe: bool) -> None:
-        """Set up the process as a new interpreter would: environment, random seeds, sys.argv, sys.path and __main__.
+        """Set up this process as a new interpreter would.
 
-        If `with_probe` is True, also start the probe.
+        This covers the environment, random seeds, sys.argv, sys.path and __main__. If `with_probe` is True, also start
+        the probe.
         """
         # Without this, Python 3.11 keeps the native thread id of the parent process.
         threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
@@ -56,7 +60,7 @@ class Program:
             sys.path.insert(0, self._import_directory())
 
     def run(self) -> None:
-        """Run the program. Print an uncaught exception as the interpreter does, then raise SystemExit(1)."""
+        """Run the program. Raise SystemExit(1) after printing an uncaught exception."""
         try:
             if self._is_module:
                 runpy._run_module_as_main(self._name)  # type: ignore[attr-defined]
@@ -85,7 +89,7 @@ class Program:
         os._exit(status if isinstance(status, int) else 1)
 
     def _import_directory(self) -> str:
-        """Return the directory that a new interpreter would put at the start of sys.path for this command line."""
+        """Return the directory that a new interpreter would put first on sys.path."""
         if self._is_module:
             return os.getcwd()
         return self._name if os.path.isdir(self._name) else os.path.dirname(os.path.realpath(self._name))
@@ -112,9 +116,9 @@ def _new_main() -> types.ModuleType:
 
 
 def _draw_seeds() -> None:
-    """Seed the random generators of numpy and torch anew; otherwise every fork would draw the same numbers.
+    """Seed the random generators of numpy and torch anew.
 
-    Python's `random` reseeds itself after a fork.
+    Otherwise every fork would draw the same numbers. Python's `random` reseeds itself after a fork.
     """
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
@@ -122,10 +126,6 @@ def _draw_seeds() -> None:
 
 
 def _start_probe() -> None:
-    """Run the probe's bootstrap, as a new interpreter does at its start.
-
-    The bootstrap does not run the user's sitecustomize again, which has already run in the server.
-    """
     spec = importlib.util.spec_from_file_location("_nsa_harness_bootstrap", _BOOTSTRAP)
     assert spec is not None
     assert spec.loader is not None
@@ -133,7 +133,7 @@ def _start_probe() -> None:
 
 
 def _print_exception(error: BaseException) -> None:
-    """Print an uncaught exception as the interpreter does, without the frames of this package."""
+    """Print an uncaught exception as the interpreter does, without this package's frames."""
     traceback = _without_fork_server(error.__traceback__)
     error.__traceback__ = traceback
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, traceback
@@ -173,10 +173,7 @@ class EarlyBinding:
 
 
 def early_bindings(modules: Iterable[str]) -> list[EarlyBinding]:
-    """Return every reference to a function of torch.distributed in the namespaces of `modules`.
-
-    References in dicts inside these namespaces are included.
-    """
+    """Return the references in `modules` to functions of torch.distributed."""
     # Compare exact types: reading the class of some torch objects prints a warning (torch 2.11: reduce_op).
     functions = vars(sys.modules[_COLLECTIVES]).items()
     names = {function: name for name, function in functions if type(function) is types.FunctionType}
@@ -193,7 +190,7 @@ def early_bindings(modules: Iterable[str]) -> list[EarlyBinding]:
 
 
 def rebind(bindings: Iterable[EarlyBinding]) -> None:
-    """Replace each referenced function by the probe's patched version, which a new import would find."""
+    """Replace each referenced function with the probe's patched version."""
     current = vars(sys.modules[_COLLECTIVES])
     for binding in bindings:
         function = current[binding.name]
@@ -209,7 +206,7 @@ _FIRST_VARIABLE = b"RANK="
 
 
 class ProcessTitle:
-    """The command line and environment that the kernel shows for this process, for example in ps.
+    """The command line and environment that the kernel shows for this process.
 
     A forked process shows those of its parent. Then ps, py-spy and the search for the run's tag would mistake it for
     the server. Therefore the server is started with a long blank last argument and a long blank last variable, and
@@ -230,10 +227,7 @@ class ProcessTitle:
         self.reserved_variable = os.fsdecode(reserved_entry.partition(b"=")[0])
 
     def show(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Make the kernel show this command line and environment.
-
-        Raise ValueError if there is not enough room for them.
-        """
+        """Make the kernel show this command line and environment. Raise ValueError if they are too long."""
         new_entries = dict.fromkeys(os.fsencode(f"{name}={value}") for name, value in environment.items())
         _write(self._arguments_region, [os.fsencode(word) for word in arguments])
         for address, entry in self._initial_entries:

@@ -1,7 +1,7 @@
-"""The program of the fork server: python -u server.py CONTROL BLANKS.
+"""The program of the fork server.
 
-CONTROL is the file descriptor of the control socket. BLANKS is an argument of blanks that reserves memory for the
-command lines of forked processes.
+Its command line is python -u server.py CONTROL BLANKS. CONTROL is the file descriptor of the control socket. BLANKS is
+an argument of blanks that reserves memory for the command lines of forked processes.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 
 
 def _serve() -> object:
-    """Load the server's modules under a private name, serve, and return the `Program` that a forked process must run.
+    """Run the fork server, and return the program that a forked process must run.
 
     The modules are loaded by file path, so no user module can shadow them.
     """

@@ -1,9 +1,9 @@
-"""The fork server's loop, and the processes forked from it: the reaper of a launch, its launcher, and its ranks.
+"""The main loop of the fork server, and the processes that it forks.
 
-When the server is ready, it writes one line to the control socket: {"modules": [...]}, or {"refused": reason}. The
-controller then sends one byte for each launch, together with two file descriptors: the standard input and output of the
-reaper to fork. This reaper reads its order from its standard input, like any other reaper. When the controller closes
-the socket or exits, the server exits.
+For each launch the server forks a reaper, which forks the launcher. When the server is ready, it writes one line to the
+control socket: {"modules": [...]}, or {"refused": reason}. The controller then sends one byte for each launch, together
+with two file descriptors: the standard input and output of the reaper to fork. This reaper reads its order from its
+standard input, like any other reaper. When the controller closes the socket or exits, the server exits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PRELOADED = ("torch._dynamo",)  # imported by any program's first optimizer (tor
 
 
 class StartLauncher(BaseException):
-    """Raised in a forked launcher to leave the stack of the reaper.
+    """Raised in a forked launcher to leave the call stack of its parent process.
 
     The program of the launcher then starts at the bottom of the stack.
     """
@@ -39,10 +39,10 @@ class StartLauncher(BaseException):
 
 
 class ForkedReaper(reaper.Reaper):
-    """A reaper that forks the launcher from itself instead of starting a new process."""
+    """The supervisor of a launch, which forks the launcher instead of starting a new process."""
 
     def spawn(self) -> int:
-        """Fork the launcher and return the launcher's pid. In the forked process, raise StartLauncher instead."""
+        """Fork the launcher and return its pid. In the forked process, raise StartLauncher."""
         pid = os.fork()
         if pid == 0:
             self._detach_from_reaper()
@@ -50,10 +50,7 @@ class ForkedReaper(reaper.Reaper):
         return pid
 
     def _detach_from_reaper(self) -> None:
-        """Reset the reaper's signal handlers in the forked launcher, start a new session, and redirect the streams.
-
-        The output goes to the file that the order names.
-        """
+        """Give the forked launcher its own session, signal handlers and output streams."""
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -66,9 +63,10 @@ class ForkedReaper(reaper.Reaper):
 
 
 def serve(control: socket.socket) -> Program:
-    """Fork a reaper for each launch until the controller exits.
+    """Fork one supervisor process, called reaper, for each launch.
 
-    This function returns only in a forked process, and returns the program that this process must run.
+    The server exits when the controller does. This function returns only in a forked process, and returns the program
+    that this process must run.
     """
     title = ProcessTitle()
     os.environ.pop(title.reserved_variable, None)
@@ -86,9 +84,10 @@ def serve(control: socket.socket) -> Program:
 
 
 def _preload() -> list[EarlyBinding]:
-    """Import torch and the modules that programs usually import later.
+    """Import torch and other modules that programs usually need.
 
-    Return these later modules' references to torch.distributed.
+    Return the references to torch.distributed in the modules that a program would import only after the probe has
+    started.
     """
     for name in PROBE_TRIGGERS:
         importlib.import_module(name)
@@ -99,7 +98,7 @@ def _preload() -> list[EarlyBinding]:
 
 
 def _reason_against_forking() -> str | None:
-    """Return why forking this process is not safe (torch has started threads), or None if it is safe."""
+    """Return why forking this process is not safe, or None if it is safe."""
     # Without freezing, each garbage collection and each exit in a fork would copy the memory pages of all objects.
     gc.collect()
     gc.freeze()
@@ -108,10 +107,7 @@ def _reason_against_forking() -> str | None:
 
 
 def _fork_per_request(control: socket.socket) -> tuple[int, int]:
-    """Fork a process for each request of the controller, and exit when the controller closes the socket.
-
-    This function returns only in a forked process, with the file descriptors of its standard input and output.
-    """
+    """Fork a process for each request, and return its standard streams in the fork."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     children: dict[int, int] = {}  # pidfd -> pid
@@ -137,9 +133,9 @@ def _fork_per_request(control: socket.socket) -> tuple[int, int]:
 
 
 def _run_reaper(stdin: int, stdout: int) -> None:
-    """Run a reaper on these standard streams until it is done, then exit.
+    """Supervise one launch until it is done, then exit.
 
-    In the launcher that it forks, raise StartLauncher.
+    In the launcher that is forked, raise StartLauncher.
     """
     os.setsid()
     _replace_streams(stdin, stdout, os.open(os.devnull, os.O_WRONLY))
@@ -162,7 +158,7 @@ def _replace_streams(stdin: int, stdout: int, stderr: int) -> None:
 def _become_launcher(
     order: dict[str, Any], title: ProcessTitle, import_output: list[bytes], bindings: list[EarlyBinding]
 ) -> Program:
-    """Run the launcher in this process and exit, or return the program that this process must run.
+    """Run the launcher in this process, or return the program to run instead.
 
     A program is returned in a rank forked from the launcher, and for a launch without torchrun. `import_output` is what
     the imports of the server wrote to stdout and stderr; a rank writes it again, as a new process would.

@@ -1,4 +1,4 @@
-"""The probe: code that runs inside each rank and writes progress events to a status file.
+"""Code that runs inside each rank and records the rank's progress in a status file.
 
 The probe changes no result of the program. The package is loaded by file path as `_nsa_harness.probe`, never as
 `nsa_harness.probe`, so a user's module cannot shadow it. It needs only the standard library and Python 3.9. It uses

@@ -1,4 +1,4 @@
-"""Records the size of the first backward graph and checkpoints without gradients, and switches on debugging modes."""
+"""Observes torch.autograd and activation checkpointing, and can switch on their debugging modes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHECKPOINT = "torch.utils.checkpoint"
 
 
 def watch_graph(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
-    """Patch torch.autograd.backward to write the size of the first backward graph to the status file.
+    """Record the size of the program's first backward graph in the status file.
 
     The size is the number of nodes. A very large graph shows, for example, a Python loop over tokens.
     """
@@ -32,10 +32,7 @@ def watch_graph(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) 
 
 
 def count_nodes(roots: Iterable[Any]) -> int:
-    """Return the number of autograd nodes reachable from the nodes `roots`, but at most NODES_LIMIT.
-
-    Costs about 2.6 us per node.
-    """
+    """Return the number of autograd nodes reachable from `roots`, at most NODES_LIMIT."""
     reached_nodes = {root for root in roots if root is not None}
     queue = list(reached_nodes)
     while queue:
@@ -49,7 +46,7 @@ def count_nodes(roots: Iterable[Any]) -> int:
 
 
 def watch_checkpoints(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
-    """Record the program's first line that calls a reentrant checkpoint in which no input requires a gradient.
+    """Record the first reentrant checkpoint in which no input requires a gradient.
 
     The parameters inside such a checkpoint silently get no gradient.
     """
@@ -61,10 +58,7 @@ def watch_checkpoints(torch: Any, status_file: StatusFileWriter, trouble: Troubl
 
 
 def _patch_checkpoint(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
-    """Patch torch's check_backward_validity, which only reentrant checkpoints call.
-
-    Raise an exception if torch lacks it.
-    """
+    """Patch torch's check_backward_validity, which only reentrant checkpoints call."""
     foreign = foreign_code(torch)
     reported_places: set[str] = set()
 
@@ -82,9 +76,9 @@ def _patch_checkpoint(torch: Any, status_file: StatusFileWriter, trouble: Troubl
 
 
 def switch_debugging_on(torch: Any, trouble: TroubleLog) -> None:
-    """Switch on anomaly detection or checkpoint debugging, if the launch requested it in the environment.
+    """Switch on anomaly detection or checkpoint debugging, if the environment requests it.
 
-    Both are too slow to use in every run. A program that sets one of these modes itself overrides the request.
+    Both are too slow for every run. A program that sets one of these modes itself overrides the request.
     """
     if protocol.ENV_ANOMALY in os.environ:
         trouble.attempt("anomaly detection", lambda: torch.autograd.set_detect_anomaly(True, check_nan=True))
@@ -97,7 +91,7 @@ def switch_debugging_on(torch: Any, trouble: TroubleLog) -> None:
 
 
 def _debug_checkpoints() -> None:
-    """Enter torch's context manager for checkpoint debugging and never leave it, so the mode stays on."""
+    """Switch on torch's checkpoint debugging for the rest of the process."""
     context = sys.modules[CHECKPOINT].set_checkpoint_debug_enabled(True)
     context.__enter__()
     _open_contexts.append(context)

@@ -1,4 +1,4 @@
-"""Finds the call stack of a call, reduced to the lines in the program's own code, and caches it."""
+"""Caches call stacks, reduced to the lines in the program's own code."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ RECENT_LIMIT = 8  # latest call paths per calling instruction; they are compared
 
 
 class CallPath:
-    """A call stack that was seen before: its frames, its line numbers in the status file, and a hash of its lines."""
+    """A call stack that was seen before, and its line numbers in the status file."""
 
     __slots__ = ("frames", "hash", "node", "place")
 
     def __init__(self, place: int, node: int, lines_hash: int, frames: list[tuple[Any, int]]) -> None:
-        self.place = place  # string number of the innermost line outside of torch and the harness
+        self.place = place  # string-table index of the innermost line outside of torch and the harness
         self.node = node  # node number of the program's own lines
         self.hash = lines_hash
         # (code, instruction) of every frame, innermost first. The references keep each code object alive, so no other
@@ -37,10 +37,7 @@ class Chains:
         self._chains: dict[tuple[int, ...], CallPath] = {}  # key: the codes' addresses and the instructions
 
     def find(self, frame: Any) -> CallPath:
-        """Return the call stack that ends in `frame`. It is added to the cache if it is new.
-
-        All frames are compared, so different call stacks are never confused.
-        """
+        """Return the call stack that ends in `frame`, adding it to the cache if it is new."""
         for chain in self._recent.get(frame.f_lasti, ()):
             caller = frame
             try:
@@ -56,11 +53,7 @@ class Chains:
         return self._find_or_build(frame)
 
     def _find_or_build(self, frame: Any) -> CallPath:
-        """Return the call stack that ends in `frame` from the table, or add it to the table.
-
-        `find` calls this method if none of the latest call stacks of this instruction matches. The call stack becomes
-        the latest one of its instruction. The table and the lists of latest call stacks have limited sizes.
-        """
+        """Return the call stack from the table of all call stacks, or add it to the table."""
         frames: list[tuple[Any, int]] = []
         caller = frame
         while caller is not None and len(frames) < FRAMES_LIMIT:

@@ -1,4 +1,4 @@
-"""Records each collective that the program calls from Python: operation, line, size, group, and time of return."""
+"""Records each collective that the program calls from Python."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GROUP_MAKERS = frozenset(
 # After one of these, `group=None` or the address of a group object may mean another group than before.
 GROUP_ENDERS = GROUP_MAKERS | {"destroy_process_group"}
 BATCH = "batch_isend_irecv"
-# Point-to-point transfers are not compared between ranks: the two sides call different operations.
+# Point-to-point transfers are not compared between ranks: the sender and the receiver call different operations.
 TRANSFERS = frozenset({BATCH, "irecv", "isend", "recv", "recv_object_list", "send", "send_object_list"})
 # Functions of torch.distributed._functional_collectives, which DTensor and compiled code call. Most are asynchronous.
 FUNCTIONAL = (
@@ -45,7 +45,7 @@ FUNCTIONAL_MODULE = "torch.distributed._functional_collectives"
 
 
 def install(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog, waits: Waits, groups: Groups) -> None:
-    """Patch all collectives in torch.distributed and torch.distributed.distributed_c10d, and later the functional ones.
+    """Record all calls to torch.distributed collectives in the status file.
 
     An asynchronous operation counts as returned once the program has its handle.
     """
@@ -62,7 +62,6 @@ def install(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog, wait
 
 
 def _patch_functional(recorder: CallRecorder) -> None:
-    """Patch the functional collectives and `wait_tensor`. The program must have imported their module."""
     module = sys.modules[FUNCTIONAL_MODULE]
     for name in FUNCTIONAL:
         if inspect.isfunction(getattr(module, name, None)):
@@ -71,9 +70,9 @@ def _patch_functional(recorder: CallRecorder) -> None:
 
 
 class CallRecorder:
-    """Patches collective operations so that their calls appear in the status file.
+    """Patches collectives so that their calls are recorded in the status file.
 
-    A collective that another collective calls internally is not recorded.
+    A collective called inside another collective is not recorded.
     """
 
     def __init__(
@@ -84,12 +83,14 @@ class CallRecorder:
         self.trouble = trouble
         self.waits = waits
         self.chains = Chains(status_file, waits.foreign)
-        self.group_strings: dict[int, int] = {}  # id(group) -> string number of its name; cleared when groups change
+        self.group_strings: dict[
+            int, int
+        ] = {}  # id(group) -> string-table index of its name; cleared when groups change
         self._groups = groups
         self._is_compiling = compiling_test(torch)
 
     def patch(self, owner: Any, name: str, also: tuple[Any, ...] = ()) -> None:
-        """Patch the operation `owner.name` to write each call, and its return or exception, to the status file.
+        """Record each call to `owner.name` in the status file.
 
         `also` lists further modules in which the same function is patched.
         """
@@ -106,7 +107,7 @@ class CallRecorder:
         )
 
     def patch_wait(self, owner: Any, name: str) -> None:
-        """Patch `owner.name`, which waits for the result of a functional collective. Only long waits are written."""
+        """Record long calls to `owner.name`, which waits for a functional collective."""
         waits, handle = self.waits, Handle("tensor")
 
         def begin(_arguments: Any, _options: Any) -> OngoingWait | None:
@@ -115,10 +116,7 @@ class CallRecorder:
         patch(owner, name, "collectives", self.trouble, before=begin, after=waits.end, unless=self._is_compiling)
 
     def update_groups(self, op: str) -> None:
-        """Clear the cache of group names, and write new groups to the status file.
-
-        Called after the operation `op` has made or destroyed a group.
-        """
+        """Record new process groups after the operation `op` created or destroyed one."""
         self.group_strings.clear()
         if op == "init_process_group":
             self.trouble.attempt("rank", self._write_identity)
@@ -135,7 +133,7 @@ class CallRecorder:
 
 # The names that the various operations give to the parameter with the rank's own tensors.
 PAYLOADS = ("tensor", "input", "input_tensor", "input_list", "input_tensor_list", "tensors", "p2p_op_list", "self")
-# The parameters for the partner of a transfer or the root of a collective: as a global rank, and as a rank in the
+# The parameters for the peer of a transfer or the root of a collective: as a global rank, and as a rank in the
 # group.
 _FROM, _TO = ("src", "group_src"), ("dst", "group_dst")
 PARTNERS = {
@@ -155,7 +153,7 @@ Find = Callable[[Any, Any], Any]
 
 
 class CallArguments:
-    """Reads the group, the tensors and the partner rank of a call of one operation from the arguments of the call."""
+    """Reads the group, tensors and peer rank from the arguments of a collective call."""
 
     def __init__(
         self, torch: Any, c10d: Any, status_file: StatusFileWriter, name: str, function: Callable[..., Any]
@@ -180,11 +178,7 @@ class CallArguments:
         self._has_peer = name == BATCH or bool(self._partner or self._partner_in_group)
 
     def group_name(self, arguments: Any, options: Any) -> str:
-        """Return the name of the group of a call, or "" if it cannot be found.
-
-        The group argument may be a ProcessGroup, a DeviceMesh with one axis, or a pair (mesh, axis). Without it, the
-        call uses the default group.
-        """
+        """Return the name of the process group of a call, or "" if unknown."""
         group = self.group(arguments, options)
         if group is None and self.op == BATCH:
             group = next((item.group for item in self._transfers(arguments, options)), None)
@@ -200,10 +194,10 @@ class CallArguments:
         return group if isinstance(group, str) else str(getattr(group, "group_name", ""))
 
     def size(self, arguments: Any, options: Any) -> tuple[int, int]:
-        """Return (number of elements that this rank contributes, number of their dtype).
+        """Return the number of elements that this rank contributes, and their dtype.
 
-        The dtype's number is its number in the status file's table of strings. A symbolic size counts as 0. For an
-        operation with a `world_size` argument, return (world size, 0).
+        The dtype is an index in the string table. A symbolic size counts as 0. For an operation with a `world_size`
+        argument, return (world size, 0).
         """
         if self._world_size is not None:
             world_size = self._world_size(arguments, options)
@@ -212,7 +206,7 @@ class CallArguments:
         return self._sum(self.tensors(arguments, options))
 
     def tensors(self, arguments: Any, options: Any) -> list[Any]:
-        """Return the tensors that this rank contributes.
+        """Return the tensors that this rank contributes to a call.
 
         For a point-to-point transfer, return the tensors sent or received.
         """
@@ -236,9 +230,9 @@ class CallArguments:
         return min(elements, ELEMENTS_MAX), string
 
     def peer(self, arguments: Any, options: Any) -> int:
-        """Return the global rank of the partner or root of a call, or NO_PEER if it has none.
+        """Return the global rank of the peer or root of a call, or NO_PEER if it has none.
 
-        A batch of transfers has a partner only if all of them have the same partner.
+        A batch of transfers has a peer only if all of them have the same peer.
         """
         partner = self._partner(arguments, options) if self._partner else None
         if partner is not None:
@@ -251,7 +245,7 @@ class CallArguments:
         return peers.pop() if len(peers) == 1 else NO_PEER
 
     def transfers(self, arguments: Any, options: Any) -> list[tuple[str, int]]:
-        """Return (operation, partner) for each transfer of a batch: "isend" or "irecv", and a global rank."""
+        """Return the operation and the peer's global rank for each transfer in a batch."""
         return [(str(transfer.op.__name__), int(transfer.peer)) for transfer in self._transfers(arguments, options)]
 
     def _transfers(self, arguments: Any, options: Any) -> list[Any]:
@@ -260,9 +254,9 @@ class CallArguments:
 
 
 class Operation(CallArguments):
-    """A patched collective operation. Its calls are written to the status file.
+    """A patched collective whose calls are recorded in the status file.
 
-    `enter` and `leave` run at every call of the operation, so they must be fast.
+    `enter` and `leave` run at every call, so they must be fast.
     """
 
     def __init__(self, recorder: CallRecorder, name: str, function: Callable[..., Any]) -> None:
@@ -281,10 +275,9 @@ class Operation(CallArguments):
         self._changes_groups = name in GROUP_ENDERS
 
     def enter(self, arguments: Any, options: Any) -> list[Any] | None:
-        """Record that the operation is called.
+        """Record the start of a call, and return the state that `leave` needs.
 
-        Return this thread's `CurrentCall.state`, or None inside another collective. Arguments that cannot be read are
-        recorded as empty.
+        Return None inside another collective. Arguments that cannot be read are recorded as empty.
         """
         call = self._current_call.state
         if call[0]:
@@ -330,10 +323,7 @@ class Operation(CallArguments):
         return call
 
     def leave(self, call: list[Any] | None, arguments: Any, options: Any, result: Any, _error: object) -> None:
-        """Record that the call has returned or raised, and remember the handles that it returned.
-
-        `call` is the result of `enter`.
-        """
+        """Record that a call has returned or raised. `call` is the result of `enter`."""
         if call is None:
             return
         number, call[0] = call[0], 0
@@ -344,12 +334,11 @@ class Operation(CallArguments):
             self._remember(number, arguments, options, result, _getframe(2))
 
     def _first_call(self, call: list[Any]) -> list[int]:
-        """Allocate this thread's slot for events in the status file, store it in `call`, and return it."""
         call[1] = slot = self._status_file.event_slot()
         return slot
 
     def _note_reduction(self, arguments: Any, options: Any) -> None:
-        """Note the tensor of an all_reduce over all ranks during the first step.
+        """Record the tensor of an all_reduce over all ranks during the first step.
 
         Such a call may reduce the gradients of models without DDP, which shows that they are replicas.
         """
@@ -360,10 +349,10 @@ class Operation(CallArguments):
             note_reduced(self.payload(arguments, options))
 
     def _group_name_string(self, arguments: Any, options: Any) -> int:
-        """Return the number of the group's name in the status file's table of strings.
+        """Return the index of the process group's name in the status file's string table.
 
-        A call without a group uses the default group. The number is cached by address only for groups in torch's
-        tables. These groups stay alive, so no other group can get their address.
+        An index is cached by address only for groups in torch's tables. These groups stay alive, so no other group can
+        get their address.
         """
         group, number = (
             self.group(arguments, options),
@@ -374,10 +363,6 @@ class Operation(CallArguments):
         return number
 
     def _remember(self, number: int, arguments: Any, options: Any, result: Any, frame: Any) -> None:
-        """Remember that call `number` returned the handles in `result`.
-
-        A batch returns one handle per transfer, or a single handle for all transfers.
-        """
         try:
             if isinstance(result, self._work_type):
                 if not isinstance(result, self._no_work_type):
@@ -401,13 +386,13 @@ class Operation(CallArguments):
 
 
 def _no_argument(_arguments: Any, _options: Any) -> None:
-    """Return None. Stands in for the getter of a parameter that the operation does not have."""
+    pass
 
 
 def _argument_getter(function: Callable[..., Any], *names: str) -> Find | None:
-    """Return a function that reads one parameter of `function` from a call's positional and keyword arguments.
+    """Return a function that reads one of the parameters `names` from a call's arguments.
 
-    The parameter is the first of `names` that `function` has. Return None if it has none of them.
+    Return None if `function` has none of these parameters.
     """
     position = _position(function, *names)
     if position < 0:
@@ -421,6 +406,6 @@ def _argument_getter(function: Callable[..., Any], *names: str) -> Find | None:
 
 
 def _position(function: Callable[..., Any], *names: str) -> int:
-    """Return the position of the first parameter in `names` that `function` has, or -1 if it has none of them."""
+    """Return the position of the first of `names` that `function` has as a parameter, or -1."""
     parameters = list(inspect.signature(function).parameters)
     return next((parameters.index(name) for name in names if name in parameters), -1)

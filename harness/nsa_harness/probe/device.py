@@ -19,10 +19,7 @@ PENDING_LIMIT = 64
 
 
 def install(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> DeviceEvents | None:
-    """Install the hooks that record CUDA events, and return the events.
-
-    Return None if torch was built without CUDA or HIP.
-    """
+    """Start measuring GPU progress. Return None if torch has no CUDA or HIP support."""
     if getattr(torch.version, "cuda", None) is None and getattr(torch.version, "hip", None) is None:
         return None
     events = DeviceEvents(torch, status_file, trouble)
@@ -32,7 +29,7 @@ def install(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> D
 
 
 class DeviceEvents:
-    """The CUDA events of this process: records them, and counts how many of them the GPU has reached."""
+    """The CUDA events that show the progress of this process's GPU."""
 
     def __init__(self, torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
         self._torch = torch
@@ -47,10 +44,7 @@ class DeviceEvents:
         self._handles: list[Any] = []
 
     def hook(self) -> None:
-        """Register global hooks that record a CUDA event when the heartbeat has requested one.
-
-        Otherwise they only read a flag.
-        """
+        """Register global torch hooks that record a CUDA event when one is requested."""
         from torch.optim import optimizer as optimizers
 
         module = self._torch.nn.modules.module
@@ -58,10 +52,7 @@ class DeviceEvents:
         self._handles.append(optimizers.register_optimizer_step_post_hook(self.record_if_requested))
 
     def watch_captures(self) -> None:
-        """Patch CUDAGraph to count the captures in progress.
-
-        A capture counts from before capture_begin until after capture_end, or until capture_begin has failed.
-        """
+        """Patch CUDAGraph to count the captures in progress."""
 
         def begin_failed(_state: object, _arguments: Any, _options: Any, _result: Any, error: object) -> None:
             if error is not None:
@@ -79,10 +70,7 @@ class DeviceEvents:
         patch(graph, "capture_end", "device progress", self._trouble, after=lambda *_: self._count(-1))
 
     def record_if_requested(self, *_: Any) -> None:
-        """Record a CUDA event if the heartbeat has requested one and the program has initialized CUDA.
-
-        Runs as a hook in a training thread.
-        """
+        """Record a CUDA event if the heartbeat has requested one."""
         if not self._requested or self._is_compiling():
             return
         self._requested = False
@@ -98,10 +86,7 @@ class DeviceEvents:
             self._give_up(error)
 
     def poll(self) -> None:
-        """Query which CUDA events the GPU has reached, write the counts, and request the next event.
-
-        Runs in the heartbeat thread.
-        """
+        """Count the CUDA events that the GPU has reached, and request the next one."""
         with self._lock:
             if self._captures:
                 return

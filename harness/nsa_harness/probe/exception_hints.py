@@ -1,4 +1,4 @@
-"""Explains torch's error messages: names numbered parameters, and finds the user's lines that use them.
+"""Explains torch's error messages by naming parameters and lines of the user's code.
 
 This module is loaded only after the exception that ends the program, so a healthy program pays nothing for it.
 """
@@ -38,11 +38,11 @@ def hints(
     fresh: Iterable[Any],
     foreign: tuple[str, ...],
 ) -> list[Hint]:
-    """Return one record {kind, name, file, line, function} per parameter or line that explains torch's error message.
+    """Return the parameters and lines of code that explain torch's error message.
 
-    If no line of the user's code can be found, file, line and function are missing. `roots` are the models that were
-    called, `fresh` the modules that were first called in this step, and `foreign` the prefixes of files that do not
-    belong to the program.
+    Each hint is a dict with the keys kind, name, file, line and function; the last three are missing if unknown.
+    `roots` are the models that were called, `fresh` the modules first called in this step, and `foreign` the prefixes
+    of files outside the program.
     """
     message, models = str(error), list(roots)
     twice, without = _READY_TWICE.search(message), _WITHOUT_GRADIENT.search(message)
@@ -63,7 +63,7 @@ def hints(
 def line_that_uses(
     models: Iterable[Any], names: Sequence[str], foreign: tuple[str, ...]
 ) -> tuple[str, int, str] | None:
-    """Return (file, line, function) of the code that would use the unused parameters `names`, or None if unknown."""
+    """Return the file, line and function that use the parameters `names`, or None if unknown."""
     for model in models:
         inner = model.module if _is_wrapper(model) else model
         if names[0] in dict(inner.named_parameters()):
@@ -72,7 +72,7 @@ def line_that_uses(
 
 
 def ordered_names(model: Any) -> list[str]:
-    """Return the names of a DDP model's parameters, ordered by the numbers that torch's error messages use."""
+    """Return the parameter names of a DDP model, indexed as in torch's error messages."""
     names: list[str] = []
     known_ids: set[int] = set()
     for path, module in model.module.named_modules():
@@ -103,9 +103,10 @@ def _parameter_hints(
 def _new_parameter_hints(
     models: Iterable[Any], traceback: TracebackType | None, fresh: set[int], foreign: tuple[str, ...]
 ) -> list[Hint]:
-    """Return one hint per parameter of the modules in `fresh`, the ids of modules first called in this step.
+    """Return one hint per parameter of the modules first called in this step.
 
-    torch's message does not name the newly used parameters, but they can only be in newly called modules.
+    `fresh` has the ids of these modules. torch's message does not name the newly used parameters, but they can only be
+    in newly called modules.
     """
     model = _ddp_model(models, traceback)
     if model is None:
@@ -116,10 +117,7 @@ def _new_parameter_hints(
 
 
 def _ddp_model(models: Iterable[Any], traceback: TracebackType | None) -> Any:
-    """Return the DDP model in which the exception was raised.
-
-    If the traceback shows none, return the only DDP model of the program, or None if it has none or several.
-    """
+    """Return the DDP model in which the exception was raised, or None if unknown."""
     for frame, _ in _frames(traceback):
         if _is_wrapper(frame.f_locals.get("self")):
             return frame.f_locals["self"]
@@ -135,11 +133,7 @@ def _is_wrapper(module: Any) -> bool:
 def _use(
     model: Any, name: str, together: Sequence[str], kind: str, foreign: tuple[str, ...]
 ) -> tuple[str, int, str] | None:
-    """Return (file, line, function) of the user's code that uses the parameter `name`, or None if unknown.
-
-    If a module around the parameter has only unused parameters (all in `together`), return the line that uses the
-    outermost such module. `kind` is the kind of hint.
-    """
+    """Return the file, line and function that use the parameter `name`, or None if unknown."""
     levels = list(_levels(model, name))
     if kind == "ready twice":
         levels = [level for level in levels if any(map(names_checkpoint, _methods(level[0], foreign)))] + levels
@@ -158,7 +152,7 @@ def _use(
 
 
 def _levels(model: Any, name: str) -> Iterator[tuple[Any, str, str]]:
-    """Yield (module, attribute, path of the module) for each part of a parameter's dotted name, innermost first."""
+    """Yield (module, attribute, path) for each module on the way to a parameter, innermost first."""
     parts = name.split(".")
     for depth in range(len(parts) - 1, -1, -1):
         path = ".".join(parts[:depth])
@@ -166,14 +160,14 @@ def _levels(model: Any, name: str) -> Iterator[tuple[Any, str, str]]:
 
 
 def _is_unused(model: Any, path: str, together: Sequence[str]) -> bool:
-    """Whether the module at `path` was not used, because `together` contains all its trainable parameters."""
+    """Whether `together` contains all trainable parameters of the module at `path`."""
     parameters = model.get_submodule(path).named_parameters(prefix=path)
     below = [name for name, parameter in parameters if parameter.requires_grad]
     return bool(path) and set(below) <= set(together)
 
 
 def _methods(module: Any, foreign: tuple[str, ...]) -> Iterator[CodeType]:
-    """Yield the code of a module's methods that are in the user's files, beginning with forward."""
+    """Yield the code of a module's user-written methods, starting with forward."""
     kind = type(module)
     names = dict.fromkeys(["forward", *(name for owner in kind.__mro__ for name in vars(owner))])
     for name in names:
@@ -188,10 +182,7 @@ def _own_code(kind: type, name: str, foreign: tuple[str, ...]) -> CodeType | Non
 
 
 def _recomputation_hints(traceback: TracebackType | None) -> list[Hint]:
-    """Return a list with one hint that names the checkpointed function which torch was recomputing, or an empty list.
-
-    The function is found in the closure of torch's recompute_fn.
-    """
+    """Return a hint naming the checkpointed function that torch was recomputing, if any."""
     for frame, _ in _frames(traceback):
         checkpoint = frame.f_locals.get("frame") or frame.f_locals.get("self")
         recompute = getattr(checkpoint, "recompute_fn", None)
@@ -212,11 +203,7 @@ def _code_of(function: Any) -> CodeType | None:
 def _in_place_hints(
     message: str, traceback: TracebackType | None, models: Iterable[Any], foreign: tuple[str, ...]
 ) -> list[Hint]:
-    """Return one hint per line of the user's code that changes a tensor in place.
-
-    If torch's message names the operation that computed the tensor, and some lines change the output of this operation,
-    return only these lines.
-    """
+    """Return one hint per line of the user's code that changes a tensor in place."""
     codes: dict[CodeType, None] = {}
     for module in {type(module): module for module in _modules(models)}.values():
         codes.update(dict.fromkeys(_methods(module, foreign)))
@@ -243,7 +230,6 @@ def _modules(models: Iterable[Any]) -> Iterator[Any]:
 
 
 def _frames(traceback: TracebackType | None) -> list[tuple[Any, int]]:
-    """Return the (frame, line) pairs of a traceback, innermost first."""
     frames = []
     while traceback is not None:
         frames.append((traceback.tb_frame, traceback.tb_lineno))
@@ -272,29 +258,26 @@ _NOT_IN_PLACE = frozenset({"requires_grad_"})  # its name ends like an in-place 
 
 
 def line_that_loads(code: CodeType, attribute: str) -> int | None:
-    """Return the first line that reads `.attribute` in `code` or in a function nested in it, or None if none does."""
+    """Return the first line of `code` that reads `.attribute`, or None."""
     return next((line for line, op in _lines(code) if op.opname in _LOADS and op.argval == attribute), None)
 
 
 def line_that_makes(code: CodeType, attribute: str) -> int | None:
-    """Return the last line of `code` that sets `.attribute`, or None if no line does.
-
-    Later code uses the value that was set last.
-    """
+    """Return the last line of `code` that sets `.attribute`, or None."""
     lines = [line for line, op in _lines(code) if op.opname == "STORE_ATTR" and op.argval == attribute]
     return lines[-1] if lines else None
 
 
 def names_checkpoint(code: CodeType) -> bool:
-    """Whether the code uses a name that contains "checkpoint", such as that of torch's checkpoint function."""
+    """Whether the code uses a name that contains "checkpoint"."""
     return any("checkpoint" in name for name in code.co_names)
 
 
 def in_place_lines(code: CodeType, operation: str) -> Iterator[tuple[int, bool]]:
-    """Yield (line, is_saved) for each line of `code` that changes a tensor in place.
+    """Yield each line of `code` that changes a tensor in place.
 
-    `is_saved` is True if the changed tensor is an output of `operation`. In-place changes are methods whose name ends
-    in an underscore, `x += y` and `x[i] = y`. A line that adds an integer is a counter and is skipped.
+    Each item is (line, is_saved), where `is_saved` tells whether the tensor is an output of `operation`. A line that
+    adds an integer is a counter and is skipped.
     """
     operation_outputs: set[str] = set()
     for line, statement in _statements(code):
@@ -309,10 +292,7 @@ def in_place_lines(code: CodeType, operation: str) -> Iterator[tuple[int, bool]]
 
 
 def _changed_variable(statement: list[dis.Instruction]) -> str | None:
-    """Return the name of the variable that a statement changes in place, or None if it changes none.
-
-    Return "" if the changed tensor is not a plain variable.
-    """
+    """Return the variable that a statement changes in place, "" if it is unnamed, or None."""
     for number, op in enumerate(statement):
         if op.opname in _LOADS and _is_in_place(str(op.argval)):
             return _variable_name(statement[:number][-1:])
@@ -357,7 +337,7 @@ def _lines(code: CodeType) -> Iterator[tuple[int, dis.Instruction]]:
 
 
 def _statements(code: CodeType) -> Iterator[tuple[int, list[dis.Instruction]]]:
-    """Yield (line, instructions) for each sequence of consecutive instructions with the same line number."""
+    """Yield the line number and the instructions of each statement."""
     line, statement = 0, list[dis.Instruction]()
     for number, op in _lines(code):
         if number != line and statement:

@@ -1,4 +1,4 @@
-"""Records exceptions that the program survives: where they were raised and caught, how often, and dropped batches.
+"""Records exceptions that the program catches, and batches that it drops because of them.
 
 CaughtExceptions learns of them through forward hooks, and on Python 3.12 or later also through sys.monitoring. This
 module stores no reference to an exception, a frame or a tensor.
@@ -23,7 +23,7 @@ CAUGHT_LIMIT = 8  # kinds that are recorded; a kind is an exception type and the
 
 
 class CaughtExceptions:
-    """Writes to the status file which exceptions the program raised, where, in which steps and how often."""
+    """Records in the status file which exceptions the program caught, and how often."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._status_file = status_file
@@ -36,7 +36,7 @@ class CaughtExceptions:
         self._last_handled: dict[int, tuple[Any, _Kind, str]] = {}
 
     def note_forward_exit(self) -> None:
-        """Count the exception that is leaving a module's forward, if there is one. Called by the forward hook."""
+        """Record the exception that is leaving a module's forward, if there is one."""
         kind, error, _ = sys.exc_info()
         trace = error.__traceback__ if error is not None else None
         if kind is None or trace is None or trace.tb_frame is not sys._getframe(2) or is_control_flow(kind):
@@ -57,9 +57,10 @@ class CaughtExceptions:
             record.count_again(self._status_file.step)
 
     def note_handler(self, error: BaseException, frame: Any, offset: int) -> None:
-        """Record that `frame`, a frame of the program, handles `error` in the handler at instruction `offset`.
+        """Record that the program handles `error` in `frame`.
 
-        The handler may be a `finally` block or the end of a `with` block, which the exception only passes through.
+        `offset` is the handler's instruction. The handler may be a `finally` block or the end of a `with` block, which
+        the exception only passes through.
         """
         trace = error.__traceback__
         while trace is not None and trace.tb_frame is not frame:
@@ -77,7 +78,7 @@ class CaughtExceptions:
             record.count_again(self._status_file.step)
 
     def note_reraise(self, code: Any) -> None:
-        """Record that the function with this code reraised the exception that it handled last."""
+        """Record that a function reraised the exception it handled last."""
         if id(code) in self._last_handled:
             _, record, line = self._last_handled[id(code)]
             record.write_handler(line, handled=False)
@@ -86,7 +87,7 @@ class CaughtExceptions:
         return is_own(file, self._foreign)
 
     def _lines_inside(self, trace: Any) -> list[str]:
-        """Return the program's own lines in the traceback that starts at `trace`, outermost first."""
+        """Return the program's own lines in a traceback, outermost first."""
         lines: list[str] = []
         while trace is not None:
             code = trace.tb_frame.f_code
@@ -96,10 +97,10 @@ class CaughtExceptions:
         return lines
 
     def _kind(self, kind: str, place: str, outside: Any, inner: list[str]) -> _Kind | None:
-        """Return the record of exceptions of type `kind` from the line `place`, or None if there are too many records.
+        """Return the record of exceptions of type `kind` that were raised at line `place`.
 
-        For a new record, `inner` are the program's lines in the traceback, and `outside` is the frame that called the
-        outermost of them, or None.
+        Return None if there are too many records. `inner` are the program's lines in the traceback, and `outside` is
+        the frame that called the outermost of them.
         """
         record = self._kinds.get((kind, place))
         if record is None and len(self._kinds) < CAUGHT_LIMIT:
@@ -112,7 +113,7 @@ class CaughtExceptions:
 
 
 def _left_another_module(trace: Any) -> bool:
-    """Whether the exception has already left the forward of a module inside the current module, by its traceback.
+    """Whether the exception has already left the forward of an inner module.
 
     The id of an exception does not suffice, because a new exception can have the address of an old one.
     """
@@ -123,10 +124,7 @@ def _left_another_module(trace: Any) -> bool:
 
 
 class _Kind:
-    """The record of all exceptions of one type from one line: first occurrence, count, latest step, and handlers.
-
-    The record is kept in the status file.
-    """
+    """All exceptions of one type that were raised at the same line."""
 
     def __init__(self, status_file: StatusFileWriter, number: int, text: str, node: int) -> None:
         self._status_file = status_file
@@ -139,13 +137,12 @@ class _Kind:
         self._at = status_file.write_fact(f"{protocol.FACT_CAUGHT_AGAIN}{number}", self._numbers(status_file.step))
 
     def count_again(self, step: int) -> None:
-        """Count another exception of this type from this line, raised in `step`."""
         self._count += 1
         if self._at:
             self._status_file.overwrite_fact(self._at, self._numbers(step))
 
     def note_handler(self, code: Any, offset: int) -> str:
-        """Record that the handler at instruction `offset` of `code` handled the exception, and return its line."""
+        """Record a handler of this exception, and return the handler's line."""
         _, line = self._lines.get((id(code), offset)) or self._add_handler(code, offset)
         self.write_handler(line, handled=True)
         return line
@@ -159,10 +156,7 @@ class _Kind:
             self._status_file.overwrite_fact(at, f"{int(handled)}{int(self.left_forward)}")
 
     def _add_handler(self, code: Any, offset: int) -> tuple[Any, str]:
-        """Add the handler at instruction `offset` of `code`, and return the code and the line of this handler.
-
-        The end of an `except` block is a separate handler on the same line.
-        """
+        """Add a handler, and return its code and line."""
         line = next((line for _, end, line in code.co_lines() if end > offset and line), code.co_firstlineno)
         place = place_text(code.co_filename, line, code.co_name)
         index = len(self._handlers)
@@ -180,11 +174,7 @@ class _Kind:
 
 
 def is_control_flow(kind: type[BaseException]) -> bool:
-    """Whether exceptions of this type are control flow rather than errors.
-
-    Examples are StopIteration, SystemExit, and private exceptions inside torch. Exceptions of torch._C, such as
-    torch.OutOfMemoryError, count as errors.
-    """
+    """Whether exceptions of this type are control flow, such as StopIteration."""
     if not issubclass(kind, Exception) or issubclass(kind, (StopIteration, StopAsyncIteration)):
         return True
     parts = f"{kind.__module__}.{kind.__qualname__}".split(".")
@@ -211,10 +201,10 @@ def monitor(monitoring: Any, exceptions: CaughtExceptions, trouble: TroubleLog) 
 
 
 class HandledExceptions:
-    """Reports exceptions that the program handles or reraises, through callbacks of sys.monitoring.
+    """Reports each exception that the program handles or reraises.
 
-    An exception in a library costs about 0.2 us, because Python cannot disable these callbacks per code object. Code
-    that raises nothing costs nothing.
+    Uses callbacks of sys.monitoring. An exception in a library costs about 0.2 us, because Python cannot disable these
+    callbacks per code object. Code that raises nothing costs nothing.
     """
 
     def __init__(self, monitoring: Any, tool: int, exceptions: CaughtExceptions, trouble: TroubleLog) -> None:
@@ -232,10 +222,7 @@ class HandledExceptions:
         self._monitoring.set_events(self._tool, events.EXCEPTION_HANDLED | events.RERAISE)
 
     def _on_handled(self, code: Any, offset: int, error: BaseException) -> None:
-        """Report that a handler in the program's own code begins.
-
-        A handler is an `except`, a `finally`, or the end of a `with` block.
-        """
+        """Report that an exception handler in the program's own code starts."""
         try:
             if self._is_own(code):
                 self._exceptions.note_handler(error, sys._getframe(1), offset)
@@ -277,7 +264,7 @@ _ACCIDENT_PACKAGES = ("builtins", "torch")
 
 
 class _DroppedBatches:
-    """The number of batches dropped because of exceptions of one type from one line, and the step of the first one."""
+    """The batches that the program dropped because of the same kind of exception."""
 
     __slots__ = ("batches", "place", "step", "type")
 
@@ -289,11 +276,11 @@ class _DroppedBatches:
 
 
 class DroppedBatchCounter:
-    """Counts the batches that the program dropped: an exception ended their training pass, and another batch followed.
+    """Counts the batches that the program skipped after an exception.
 
-    A program that goes on training has caught the exception, so the handler itself need not be observed. Three cases do
-    not count: the pass is repeated with the same batch, the program itself raised the exception to skip a batch, or the
-    exception was an out-of-memory error.
+    A batch is skipped if an exception ends its training pass and another batch follows. Three cases do not count: the
+    pass is repeated with the same batch, the program itself raised the exception to skip a batch, or the exception was
+    an out-of-memory error.
     """
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
@@ -308,7 +295,7 @@ class DroppedBatchCounter:
         self._successful_passes = 0  # passes that ended with a backward pass
 
     def note_forward(self, module: Any, arguments: Any) -> None:
-        """Note that the forward of a whole model begins.
+        """Record that the forward of a whole model begins.
 
         If a training pass has failed before, compare the first bytes of both batches: if they differ, the earlier batch
         was dropped, otherwise it is repeated.
@@ -329,24 +316,18 @@ class DroppedBatchCounter:
         self._failed_pass = self._kinds.setdefault(key, _DroppedBatches(*key, self._status_file.step))
 
     def note_success(self) -> None:
-        """Note that a backward pass succeeded.
-
-        An earlier failed pass is forgotten, because the program has recovered from it.
-        """
+        """Record that a backward pass succeeded."""
         self._successful_passes += 1
         self._failed_pass = None
         self.models.clear()
 
     def note_next_batch(self) -> None:
-        """Count the batch of a failed pass as dropped.
-
-        Called when the data loader returns a batch or the optimizer steps.
-        """
+        """Count the current batch as dropped if its training pass has failed."""
         if self._failed_pass is not None:
             self._settle(dropped=True)
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield one record per exception type and line that caused dropped batches. Called at exit.
+        """Yield one record per kind of exception that caused dropped batches.
 
         If no pass ever succeeded, yield nothing: the program may only be testing what works.
         """
@@ -368,10 +349,10 @@ class DroppedBatchCounter:
         self._failed_pass = None
 
     def _accident(self, error: BaseException) -> str:
-        """Return the program's innermost line in the traceback, or "" if the exception does not count as an accident.
+        """Return the program's line where `error` occurred, or "" if the error was deliberate.
 
-        An exception is not an accident if the program raised it itself, if it is an out-of-memory error, or if the
-        program has no line in the traceback. A failed `assert` is an accident.
+        An out-of-memory error counts as deliberate, and so does every exception that the program raised itself, except
+        by a failed `assert`.
         """
         kind, trace = type(error), error.__traceback__
         if is_control_flow(kind) or kind.__module__.partition(".")[0] not in _ACCIDENT_PACKAGES or trace is None:
@@ -393,7 +374,7 @@ class DroppedBatchCounter:
 
 
 def _first_numbers(arguments: Any, depth: int) -> bytes:
-    """Return the first bytes of the first tensor in `arguments`, or b"" if there is no tensor.
+    """Return the first bytes of the first tensor in `arguments`.
 
     For a tensor on a device, return its address instead. `depth` limits how deeply nested containers are searched.
     """

@@ -1,4 +1,4 @@
-"""Records how a process ends: its exit call, last exception, stacks on a fatal signal, and flight recorder.
+"""Records how a process ends, such as by an exit call, an exception or a signal.
 
 This module is loaded before torch in every rank, so it imports only modules that are loaded already or load quickly.
 """
@@ -31,7 +31,7 @@ CHAIN_LIMIT = 4  # recorded causes of an exception
 
 
 class ExitEvidence:
-    """Writes how the process ends: its last exception, stacks on a fatal signal, and torch's flight recorder.
+    """Records the process's last exception, and its stacks at a fatal signal.
 
     Hooks that the program installed itself are still called, exactly as without the probe.
     """
@@ -62,10 +62,7 @@ class ExitEvidence:
         patch(sys, "excepthook", "last exception", self._trouble, before=uncaught)
 
     def _enable_faulthandler(self) -> None:
-        """Make faulthandler dump stacks on fatal signals and on the probe's own signal.
-
-        If the program has already enabled faulthandler, or uses this signal, the program's setting is kept.
-        """
+        """Make faulthandler dump stacks on fatal signals and on the probe's own signal."""
         import _signal  # type: ignore[import-not-found]
 
         path = os.path.join(self._directory, protocol.STACKS.format(pid=self._pid))
@@ -82,7 +79,7 @@ class ExitEvidence:
             os.register_at_fork(after_in_child=faulthandler.disable)
 
     def remember_exception(self, error: BaseException | None) -> None:
-        """Remember the exception that the program was handling when it called sys.exit or os._exit with a failure.
+        """Remember the exception that was being handled when the program called exit.
 
         It is written only when the process exits, because the program may catch SystemExit and continue.
         """
@@ -90,7 +87,7 @@ class ExitEvidence:
             self._exit_exception = error, time.monotonic_ns()
 
     def write_exit_exception(self) -> None:
-        """Write the exception stored by `remember_exception`, unless an uncaught exception has been written already."""
+        """Write the remembered exception, unless an uncaught exception was already written."""
         if self._written_exception is None and self._exit_exception is not None:
             error, at_ns = self._exit_exception
             self._write_exception(error, error.__traceback__, at_ns)
@@ -114,7 +111,7 @@ class ExitEvidence:
         FlightRecorder(self._directory).write()
 
     def _write_last_value(self) -> None:
-        """Write sys.last_value, the uncaught exception. It is set even if the program has replaced sys.excepthook."""
+        """Write the uncaught exception that Python stores in sys.last_value."""
         error = getattr(sys, "last_value", None)
         if self._written_exception is None and isinstance(error, BaseException):
             self._write_exception(error, error.__traceback__)
@@ -155,7 +152,7 @@ def _exception_record(error: BaseException, traceback: TracebackType | None) -> 
 
 
 def _chain(error: BaseException) -> list[dict[str, Any]]:
-    """Return one record for each exception in the chain of causes and contexts of `error`, nearest first."""
+    """Return a record of each exception that led to `error`, nearest first."""
     chain: list[dict[str, Any]] = []
     while len(chain) < CHAIN_LIMIT:
         cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -167,7 +164,6 @@ def _chain(error: BaseException) -> list[dict[str, Any]]:
 
 
 def _frames(traceback: TracebackType | None) -> list[dict[str, Any]]:
-    """Return a record of each of the innermost FRAMES_LIMIT frames of a traceback, innermost first."""
     frames: list[dict[str, Any]] = []
     while traceback is not None:
         code = traceback.tb_frame.f_code
@@ -177,11 +173,10 @@ def _frames(traceback: TracebackType | None) -> list[dict[str, Any]]:
 
 
 class ExitCalls:
-    """Patches sys.exit and os._exit to record the program's line that called them.
+    """Records the program's line that calls sys.exit or os._exit.
 
-    No other hook sees these calls, and the heartbeat's last sample may be a quarter of a second old. If a program exits
-    with a failure while it handles an exception, this exception is recorded as the reason for the exit. Children of
-    mp.spawn and many main functions exit in this way.
+    No other hook sees these calls. If a program exits with a failure while it handles an exception, this exception is
+    recorded as the reason. Children of mp.spawn and many main functions exit in this way.
     """
 
     def __init__(self, status_file: StatusFileWriter, trouble: TroubleLog, evidence: ExitEvidence) -> None:
@@ -211,10 +206,10 @@ class ExitCalls:
         )
 
     def watch_shutdown(self) -> None:
-        """Register a callback that records the start of the interpreter's exit.
+        """Record the start of the interpreter's shutdown.
 
-        It runs before the interpreter joins threads and runs atexit handlers, which may hang. Call this method after
-        torch has imported threading. Python has no public hook that runs this early.
+        The callback runs before the interpreter joins threads and runs atexit handlers, which may hang. Call this
+        method after torch has imported threading. Python has no public hook that runs this early.
         """
         sys.modules["threading"]._register_atexit(self._on_shutdown)
 
@@ -226,9 +221,10 @@ class ExitCalls:
             self._trouble.attempt("shutdown", lambda: self._status_file.write_event(shutdown))
 
     def _note_exit_call(self, arguments: tuple[Any, ...], *, thread: bool) -> None:
-        """Record the line that calls sys.exit (`thread` is True) or os._exit (`thread` is False).
+        """Record the program's line that calls sys.exit or os._exit.
 
-        A call of sys.exit outside of the main thread is ignored, because it ends only that thread.
+        `thread` is True for sys.exit. Outside of the main thread, sys.exit is ignored, because it ends only that
+        thread.
         """
         if (thread and _thread.get_ident() != self._main_thread) or os.getpid() != self._pid:
             return  # a forked child has no status file

@@ -1,4 +1,4 @@
-"""Computes facts about a tensor in host memory from its bytes: checksum, norm and sum, and whether values are finite.
+"""Computes checksums and statistics of a tensor from its bytes in host memory.
 
 No torch operator runs, so nothing is dispatched, no device is used, and autograd is not involved.
 """
@@ -28,11 +28,11 @@ _FINITE_TOPS = {
 
 
 class Unreadable(Exception):
-    """Raised if the values of a tensor are not in contiguous host memory. The text states the reason."""
+    """Raised if the values of a tensor are not in contiguous host memory."""
 
 
 def sample_bytes(tensor: Any, limit_bytes: int) -> bytes:
-    """Return all bytes of a tensor, or evenly spaced pieces of them if there are more than `limit_bytes`.
+    """Return the bytes of a tensor, or evenly spaced pieces if it is larger than `limit_bytes`.
 
     Raise Unreadable if the tensor is not contiguous in host memory.
     """
@@ -55,10 +55,7 @@ def sample_bytes(tensor: Any, limit_bytes: int) -> bytes:
 
 
 def not_finite(data: bytes, dtype: str) -> str | None:
-    """Return "nan" if a value is NaN, "inf" if another value is infinite, or None if all values are finite.
-
-    Costs about a nanosecond per value.
-    """
+    """Return "nan" or "inf" if some value is not finite, or None if all are."""
     bits = _EXPONENTS.get(dtype)
     if bits is None:
         return None
@@ -72,7 +69,7 @@ def not_finite(data: bytes, dtype: str) -> str | None:
 
 
 def values_of(data: bytes, dtype: str) -> Sequence[float]:
-    """Return the values that the bytes `data` represent, or () if `dtype` is not a supported floating-point dtype."""
+    """Return the values stored in `data`, or () if `dtype` is not supported."""
     if dtype in ("torch.float32", "torch.float64"):
         return array.array("f" if dtype == "torch.float32" else "d", data)
     if dtype == "torch.bfloat16":
@@ -85,16 +82,12 @@ def values_of(data: bytes, dtype: str) -> Sequence[float]:
 
 
 def is_zero(data: bytes, dtype: str) -> bool:
-    """Whether every value in `data` is 0.0 or -0.0. Costs less than a nanosecond per byte if no zero is negative."""
+    """Whether every value in `data` is zero."""
     return not data.strip(b"\0") or not (data.translate(None, b"\0\x80") or any(values_of(data, dtype)))
 
 
 def all_zero(gradients: list[Any]) -> int:
-    """Return the number of gradients if all values of all gradients are zero.
-
-    Return 0 if some value is not zero, or if a gradient cannot be read. In healthy training, reading the start of the
-    first gradient is enough.
-    """
+    """Return the number of gradients if they are all zero, otherwise 0."""
     if sum(gradient.numel() * gradient.element_size() for gradient in gradients) > ZEROS_BYTES:
         return 0
     for limit_bytes in (256, ZEROS_BYTES):
@@ -109,7 +102,7 @@ def all_zero(gradients: list[Any]) -> int:
 
 
 def largest(data: bytes, dtype: str) -> float:
-    """Return the largest absolute value in `data`, NaN if a value is NaN, or 0 if there are no values."""
+    """Return the largest absolute value in `data`, or 0 if it is empty. Return NaN if a value is NaN."""
     values = values_of(data, dtype)
     if any(map(math.isnan, values)):
         return math.nan
@@ -121,11 +114,11 @@ def checksum(data: bytes, before: int = 0) -> int:
 
 
 def size_and_sum(values: Sequence[float]) -> tuple[float, float]:
-    """Return the Euclidean norm and the sum of the values. Two tensors that agree in both are most likely equal."""
+    """Return the Euclidean norm and the sum of the values."""
     return math.hypot(*values), sum(values)
 
 
 def trained_parameters(optimizer: Any) -> list[Any]:
-    """Return the parameters that an optimizer trains, or an evenly spaced sample of them if there are too many."""
+    """Return the parameters that an optimizer trains, or a sample if there are too many."""
     every = [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
     return every[:: -(-len(every) // PARAMETERS_LIMIT) or 1]

@@ -1,4 +1,4 @@
-"""Samples a model's gradients directly after a backward pass, before any code reduces or uses them.
+"""Samples a model's gradients directly after a backward pass.
 
 Hooks of torch's optimizers are not enough. A program may update parameters without an optimizer. It may also sum the
 gradients over all ranks before the step, which hides a rank whose own gradients are missing.
@@ -22,7 +22,7 @@ HUGE = 1e20  # no program initialises a parameter to such a value or to NaN; uni
 
 
 class _Model:
-    """What was found in the gradients of one model: zero or missing gradients, and uninitialised parameters."""
+    """One model, and the problems found in its gradients."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -36,7 +36,7 @@ class _Model:
 
 
 class GradientSamples:
-    """Samples the gradients of this process's models after a backward pass. At most MODELS_LIMIT models are sampled."""
+    """Samples the gradients of this process's models after backward passes."""
 
     def __init__(self, names: ModuleNames) -> None:
         self._names = names
@@ -46,7 +46,7 @@ class GradientSamples:
     def take(
         self, passes: int, called_models: Container[int], owners: Callable[[], dict[int, tuple[str, bool]]]
     ) -> None:
-        """Sample the gradients of the models that were called before backward pass number `passes`.
+        """Sample the gradients of the models that took part in backward pass `passes`.
 
         `called_models` are the ids of these models. Other models are skipped, because the program may have set their
         gradients to zero. `owners` returns, by parameter id, the parameter's name and whether its module was called.
@@ -140,10 +140,7 @@ class GradientSamples:
 
 
 def _values(parameter: Any) -> bytes:
-    """Return the first bytes of a parameter.
-
-    If it is not in host memory, return its version counter as text instead.
-    """
+    """Return the first bytes of a parameter, or its version counter if it is not in host memory."""
     try:
         return sample_bytes(getattr(parameter, "_local_tensor", parameter), VALUES_BYTES)
     except Unreadable:

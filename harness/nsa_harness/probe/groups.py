@@ -1,4 +1,4 @@
-"""Records the members of this rank's process groups, and this rank's coordinates in a DeviceMesh."""
+"""Records the members of this rank's process groups, and its coordinates in a DeviceMesh."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ ATTEMPTS = 3  # attempts to read a table that another thread may be changing
 
 
 class Groups:
-    """Writes the ranks of each process group to the status file.
-
-    A group is written once, and again if its name is reused for other ranks.
-    """
+    """Records the ranks of each process group in the status file."""
 
     def __init__(self, c10d: Any, status_file: StatusFileWriter) -> None:
         self._c10d = c10d
@@ -26,7 +23,7 @@ class Groups:
         self._written_members: dict[str, str] = {}
 
     def write(self) -> None:
-        """Write the ranks of every process group that this rank is a member of and that is not written yet."""
+        """Write the ranks of each process group that is not written yet."""
         for name, ranks in self._members():
             value = ranges(ranks)
             if self._written_members.get(name) == value:
@@ -50,9 +47,9 @@ class Groups:
 
 
 class MeshCoordinates:
-    """Writes this rank's coordinates in the program's largest DeviceMesh that has named axes.
+    """Records this rank's coordinates in the program's largest DeviceMesh.
 
-    Slices of a mesh and flattened meshes are ignored.
+    Only meshes with named axes count. Slices of a mesh and flattened meshes are ignored.
     """
 
     def __init__(self, status_file: StatusFileWriter) -> None:
@@ -60,7 +57,7 @@ class MeshCoordinates:
         self._largest_size = (0, 0)  # ranks and axes of the mesh in the status file
 
     def write_if_larger(self, mesh: Any) -> None:
-        """Write this rank's coordinates in `mesh`, if it is larger than the mesh that was written before."""
+        """Write this rank's coordinates in `mesh` if it is the largest mesh so far."""
         names = getattr(mesh, "mesh_dim_names", None)
         if not names or getattr(mesh, "_root_mesh", None) is not None:
             return
@@ -75,10 +72,7 @@ class MeshCoordinates:
 
 
 def watch_meshes(torch: Any, coordinates: MeshCoordinates, trouble: TroubleLog) -> None:
-    """Patch the constructor of DeviceMesh, so that this rank's coordinates in each new mesh reach `coordinates`.
-
-    Raise an exception if this torch has no DeviceMesh.
-    """
+    """Pass each new DeviceMesh of the program to `coordinates`. Raise an exception if this torch has no DeviceMesh."""
     mesh_type = sys.modules["torch.distributed.device_mesh"].DeviceMesh
 
     def mesh_constructed(
@@ -91,15 +85,12 @@ def watch_meshes(torch: Any, coordinates: MeshCoordinates, trouble: TroubleLog) 
 
 
 def fits(text: str) -> bool:
-    """Whether the status file can store `text` without cutting it.
-
-    A rank number that is cut would name another rank.
-    """
+    """Whether `text` fits into one string of the status file."""
     return len(text.encode("utf-8", "replace")) <= protocol.STRING_LIMIT
 
 
 def ranges(ranks: Iterable[int]) -> str:
-    """Return ascending `ranks` as text such as "0-3,6" or "0-12/4", in which evenly spaced ranks are joined."""
+    """Return sorted ranks as a short text, such as "0-3,6" or "0-12/4"."""
     remaining, parts = list(ranks), []
     while remaining:
         size = _run(remaining)
@@ -121,9 +112,6 @@ def _run(ranks: list[int]) -> int:
 
 
 def _on_axis(name: object, coordinate: object) -> str:
-    """Return "axis=coordinate" for one axis of a mesh.
-
-    A long axis name is shortened, and spaces and equals signs in it are replaced.
-    """
+    """Return "axis=coordinate" for one axis of a mesh."""
     axis = str(name).replace(" ", "_").replace("=", "_")[:AXIS_LIMIT] or "_"
     return f"{axis}={coordinate}"

@@ -1,4 +1,4 @@
-"""Finds the lines whose allocations grow, by comparing the allocations that are alive after two optimizer steps.
+"""Finds lines of the program whose allocated memory grows during training.
 
 This module is loaded only if the launch requests it. A dispatch mode of torch follows tensors from their creation,
 including tensors that only an autograd graph keeps alive. tracemalloc follows all other memory.
@@ -29,10 +29,7 @@ _Line = tuple[str, int]
 
 
 class Growth:
-    """Measures which lines of the program allocate memory that grows between two optimizer steps.
-
-    A forked child measures nothing.
-    """
+    """Finds lines whose allocated memory grows between two optimizer steps."""
 
     def __init__(self, torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
         self._torch, self._status_file, self._trouble = torch, status_file, trouble
@@ -50,14 +47,14 @@ class Growth:
         self._handle = optimizers.register_optimizer_step_post_hook(self._after_step)
 
     def stop(self) -> None:
-        """Stop following allocations. Do nothing if allocations are not followed yet."""
+        """Stop tracking allocations."""
         if self._mode is not None:
             self._mode.__exit__(None, None, None)
             self._mode = None
         tracemalloc.stop()
 
     def records(self) -> Iterable[dict[str, Any]]:
-        """Return one record with the lines whose memory grew most, or () if the second count was never reached."""
+        """Return a record of the lines whose memory grew most, or () if nothing was compared."""
         if len(self._counts) < 2:
             return ()
         growth = (self._counts[1] - self._counts[0]).most_common(_LINES)
@@ -76,7 +73,7 @@ class Growth:
         note, tensor = self._note_storage, self._torch.Tensor
 
         class StorageRecorder(TorchDispatchMode):  # type: ignore[misc]
-            """A dispatch mode that records the storage of every tensor returned by a torch operator."""
+            """A dispatch mode that records which line allocated each tensor's storage."""
 
             def __torch_dispatch__(self, operator: Any, _types: Any, arguments: Any = (), options: Any = None) -> Any:
                 result = operator(*arguments, **(options or {}))
@@ -90,10 +87,7 @@ class Growth:
         tracemalloc.start(_FRAMES)
 
     def _note_storage(self, storage: Any, tensor: Any) -> None:
-        """Record the program's line that allocated `storage`, if the storage is new.
-
-        Views and results of in-place operations share a storage that is already known.
-        """
+        """Record the line that allocated `storage`, if it is new."""
         if storage in self._storages:
             return
         frame = innermost_own(sys._getframe(2), self._foreign)
@@ -118,10 +112,7 @@ class Growth:
 
 
 def _line(traceback: Iterable[Any], foreign: tuple[str, ...]) -> _Line | None:
-    """Return the program's innermost line in a traceback whose outermost frame comes first.
-
-    Return None if the program has no line in the traceback, or if the probe itself made the allocation.
-    """
+    """Return the program's innermost line in a traceback, or None."""
     own: _Line | None = None
     for frame in traceback:
         if frame.filename.startswith(_PROBE):

@@ -1,4 +1,4 @@
-"""Samples the health of training: losses, parameters, missing gradients, memory, and overwritten files.
+"""Samples the health of training, such as losses, parameters and memory use.
 
 A sample reads host memory between two steps. Samples are taken after each of the first steps and then less and less
 often, at the same steps on every rank. Tensors outside of host memory are not sampled.
@@ -35,7 +35,7 @@ STEADY_AFTER = 4  # steps in which a parameter may still lack a gradient; after 
 
 
 def is_sampled(count: int) -> bool:
-    """Whether the step with number `count` is sampled.
+    """Whether the training step with number `count` is sampled.
 
     The first 16 steps are sampled, then eight steps per power of two: 18, 20, ..., 32, 36, ..., 64, 72, and so on.
     """
@@ -45,10 +45,7 @@ def is_sampled(count: int) -> bool:
 
 
 class _Steps:
-    """What was found in the sampled steps of one optimizer.
-
-    Recorded are missing gradients, gradients that are all zero, and parameters that were not finite from the start.
-    """
+    """The findings from the sampled steps of one optimizer."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -58,7 +55,10 @@ class _Steps:
 
 
 class HealthSampler:
-    """Takes the health samples of this process. A forked child inherits the hooks, but takes no samples."""
+    """Samples losses, gradients, parameters and memory during training.
+
+    A forked child inherits the hooks, but takes no samples.
+    """
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class HealthSampler:
         ]  # functions that return further records, called at exit
 
     def install(self) -> None:
-        """Install all hooks. A hook that this torch does not support is skipped, and the failure is recorded."""
+        """Install the hooks that take the samples."""
         attempt = self._trouble.attempt
         attempt("optimizer samples", self._hook_optimizers)
         attempt("loss samples", self._watch_backward)
@@ -110,7 +110,7 @@ class HealthSampler:
         ]
 
     def _watch_backward(self) -> None:
-        """Patch torch.autograd.backward to sample each loss and the gradients. Costs about a microsecond per call."""
+        """Patch torch.autograd.backward to sample each loss and the gradients."""
         before_pass = self._safely("loss samples", self._before_backward)
         note_failure = self._safely("dropped batches", self._dropped_batches.note_failure)
         note_success = self._safely("dropped batches", self._dropped_batches.note_success)
@@ -138,10 +138,7 @@ class HealthSampler:
             self._trouble.attempt("replica samples", lambda: self._add_replica(model))
 
     def _at_forward(self) -> None:
-        """Sample the replicas when the first forward begins after a step or after a new model.
-
-        Replicas should be equal on all ranks at this point.
-        """
+        """Sample the model replicas at the first forward after an optimizer step."""
         self._names.at_next_forward = None
         self._trouble.attempt("replica samples", self._sample_before_step)
 
@@ -206,7 +203,7 @@ class HealthSampler:
         }
 
     def _not_finite(self, parameters: list[Any]) -> list[tuple[Any, str]]:
-        """Return (parameter, "nan" or "inf") for each parameter that has such a value among its sampled values."""
+        """Return the parameters with a sampled value that is NaN or infinite, each with "nan" or "inf"."""
         limit = max(256, SAMPLE_BYTES // max(1, len(parameters)))
         bad_parameters = []
         for parameter in parameters:
@@ -221,7 +218,7 @@ class HealthSampler:
         return bad_parameters
 
     def _missing_gradient_names(self, optimizer: Any, steps: _Steps) -> list[str]:
-        """Return the names of the parameters that had no gradient in any sample although their module was called."""
+        """Return the names of parameters that were used but never had a gradient."""
         if not steps.missing_gradients:
             return []
         owners = self._owners()
@@ -232,17 +229,14 @@ class HealthSampler:
         ]
         return [entry[0] for entry in entries if entry is not None and entry[1]]
 
-    def _used_at(self, never: tuple[str, ...]) -> str:
-        """Return the program's line that uses the parameters named in `never`, or "" if unknown.
-
-        The result is cached.
-        """
-        if never and self._cached_use[0] != never:
+    def _used_at(self, names: tuple[str, ...]) -> str:
+        """Return the program's line that uses the parameters in `names`, or "" if unknown."""
+        if names and self._cached_use[0] != names:
             from .exception_hints import line_that_uses  # loads dis
 
-            place = line_that_uses(self._names.models(), never, self._foreign)
-            self._cached_use = never, place_text(*place) if place else ""
-        return self._cached_use[1] if never else ""
+            place = line_that_uses(self._names.models(), names, self._foreign)
+            self._cached_use = names, place_text(*place) if place else ""
+        return self._cached_use[1] if names else ""
 
     def _before_backward(self, tensors: Any) -> None:
         losses = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
@@ -262,7 +256,6 @@ class HealthSampler:
             self._write({"at": "loss", "step": self._step, "value": wrong, "place": place, "held": names})
 
     def _sample_gradients(self) -> None:
-        """Sample the gradients after a backward pass. A backward pass inside another one is not sampled."""
         if is_sampled(self._losses) and self._in_backward() == -1:
             self._gradients.take(self._losses, self._dropped_batches.models, self._owners)
 
@@ -278,10 +271,7 @@ class HealthSampler:
         self._names.at_next_forward = self._at_forward
 
     def _find_replicas(self) -> None:
-        """Before the first step, add the models without DDP, which may be replicas.
-
-        The samples of all ranks together show whether they are.
-        """
+        """Add the models without DDP to the sampled replicas before the first step."""
         models = list(replicas.models_without_ddp(self._names.models(), self._replicas))
         for model in models[: replicas.INSTANCES_LIMIT - len(self._replicas)]:
             self._add_replica(model, wrapped=False)
@@ -293,10 +283,9 @@ class HealthSampler:
                 self._write(self._replica_sample(replica, "begun"))
 
     def _end_iteration(self) -> None:
-        """Count an optimizer step, and sample the replicas if the step ends a sampled iteration.
+        """Count an optimizer step, and sample the model replicas if this step is sampled.
 
-        An iteration ends with the first optimizer step after a backward pass. Further steps belong to the same
-        iteration.
+        Further optimizer steps without a backward pass belong to the same iteration.
         """
         self._total_steps += 1
         self._dropped_batches.note_next_batch()
@@ -311,7 +300,7 @@ class HealthSampler:
             self._write(self._replica_sample(replica, "stepped"))
 
     def _living_replicas(self) -> list[replicas.LiveReplica]:
-        """Return the replicas whose model is still alive.
+        """Return the replicas whose model still exists.
 
         Inside a backward pass, return an empty list: an optimizer may be stepping parameter by parameter.
         """
@@ -338,10 +327,7 @@ class HealthSampler:
         return {"losses": self._losses, "bad_losses": self._bad_losses, "bad_in_a_row": self._bad_in_a_row}
 
     def _gpu_bytes(self) -> int | None:
-        """Return the GPU memory that torch has allocated, in bytes, or None if CUDA is not initialized.
-
-        The value comes from torch's own counter.
-        """
+        """Return the GPU memory that torch has allocated, in bytes, or None without CUDA."""
         cuda = self._torch.cuda
         return int(cuda.memory_allocated()) if cuda.is_initialized() else None
 
@@ -352,7 +338,7 @@ class HealthSampler:
         return entry[0] if entry else f"a parameter of {tuple(parameter.shape)}"
 
     def _owners(self) -> dict[int, tuple[str, bool]]:
-        """Return a dict from the id of each parameter to (the parameter's name, whether its module was called)."""
+        """Map each parameter's id to its name and whether its module was called."""
         return {
             id(parameter): (f"{name}.{own}" if name else own, was_called)
             for name, module, was_called in self._names.modules()
@@ -361,9 +347,9 @@ class HealthSampler:
         }
 
     def _safely(self, piece: str, do: Callable[..., None]) -> Callable[..., None]:
-        """Return a function that calls `do` and never raises.
+        """Wrap `do` so that it never raises.
 
-        The first exception of `do` is recorded under the name `piece`. Afterwards the function does nothing.
+        The first exception is recorded under the name `piece`. Afterwards the function does nothing.
         """
         is_active = [True]
 
@@ -391,7 +377,7 @@ class HealthSampler:
 
 
 def _anonymous_bytes() -> int | None:
-    """Return the resident memory of this process without mapped files, in bytes, or None if it cannot be read.
+    """Return the resident memory of this process without mapped files, in bytes.
 
     Mapped files are excluded because the resident part of a mapped dataset grows while it is read, without a leak.
     """
@@ -410,19 +396,16 @@ SPECIAL_DIRECTORIES = ("/dev/", "/proc/", "/sys/")  # the paths below them are n
 
 
 class WrittenFiles:
-    """Records the files that the program truncated when it opened them, each with the line that opened it.
-
-    Costs one comparison per audit event.
-    """
+    """Records the files that the program overwrites, and the lines that open them."""
 
     def __init__(self, status_file: StatusFileWriter, trouble: TroubleLog, foreign: tuple[str, ...]) -> None:
         self._status_file, self._trouble, self._foreign = status_file, trouble, foreign
         self._files: dict[str, tuple[str, int]] = {}  # path -> the line, and the step in progress
 
     def watch(self, torch: Any) -> None:
-        """Start recording files: add an audit hook for Python's `open`, and patch the writer of torch.save.
+        """Start recording the files that the program overwrites.
 
-        torch.save opens files in C++, which the audit hook does not see.
+        torch.save opens files in C++, which the audit hook does not see, so its writer is patched.
         """
 
         def audit_open(event: str, arguments: tuple[Any, ...]) -> None:
@@ -448,7 +431,7 @@ class WrittenFiles:
             self._files[path] = frame_place(frame), self._status_file.step
 
     def records(self) -> list[dict[str, Any]]:
-        """Return one record per recorded file that still exists and is not empty. Called at exit.
+        """Return one record per overwritten file that still exists and is not empty.
 
         This excludes lock files, which are empty, and temporary files, which were renamed.
         """

@@ -1,4 +1,4 @@
-"""Makes a rank observable from outside: the heartbeat thread, torch's flight recorder, and torch's worker server."""
+"""Makes a rank observable from outside, mainly through a heartbeat thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ THREAD_NAME = "nsa-harness-beat"
 
 
 class Heartbeat:
-    """A daemon thread that shows that Python still runs, counts collectives, and writes the flight recorder on request.
+    """A daemon thread that regularly shows that this process is still running Python code.
 
     Each heartbeat also calls the functions in `pieces`. A function that raises is never called again, and the error is
     recorded under its name.
@@ -76,10 +76,7 @@ class Heartbeat:
             self._counter = None
 
     def _sample_line(self) -> None:
-        """Write the program's line that the main thread is in.
-
-        If the rank is killed, only this line shows where it was.
-        """
+        """Record the program's line that the main thread is executing."""
         if self._status_file.is_exiting:
             return  # the line of an exit handler is not the line from which the program exited
         frame = innermost_own(sys._current_frames().get(self._main_thread), self._foreign)
@@ -89,7 +86,7 @@ class Heartbeat:
         self._status_file.write_last_line(frame_place(frame))
 
     def _count(self) -> None:
-        """Write how many collectives were enqueued and completed, summed over all process groups.
+        """Record how many collectives were enqueued and completed.
 
         Costs about 0.3 ms. Nothing is sent, and the GPU is not queried.
         """
@@ -102,10 +99,6 @@ class Heartbeat:
 
 
 def _sum(groups: Any, key: str) -> int:
-    """Return the sum of the counter `key` over all process groups.
-
-    The flight recorder writes numbers as strings, and -1 for a group that has had no collective yet.
-    """
     return sum(max(0, int(group.get(key, 0))) for group in groups.values())
 
 
@@ -115,24 +108,18 @@ ENTRIES_LIMIT = 512  # latest entries that are written, in addition to all colle
 
 
 class FlightRecorder:
-    """Copies torch's flight recorder of this process, with its latest collectives, to a file."""
+    """Copies torch's flight recorder of this process to a file."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
 
     def summary_function(self) -> Callable[..., bytes] | None:
-        """Return torch's function that dumps the flight recorder as JSON, or None if this torch has none.
-
-        In older versions of torch, the name of the function contains "nccl".
-        """
+        """Return torch's function that dumps the flight recorder as JSON, or None."""
         c10d = sys.modules.get("torch._C._distributed_c10d")
         return getattr(c10d, "_dump_fr_trace_json", None) or getattr(c10d, "_dump_nccl_trace_json", None)
 
     def write(self) -> None:
-        """Write the flight recorder to a file. If this torch has no flight recorder, write no file.
-
-        The file is renamed to its final name once it is complete.
-        """
+        """Write the flight recorder to a file, if this torch has one."""
         record = self._record()
         if record is None:
             return
@@ -147,7 +134,7 @@ class FlightRecorder:
         os.replace(incomplete, path)
 
     def _record(self) -> dict[str, Any] | None:
-        """Return the contents of the flight recorder, or None if this torch has no flight recorder.
+        """Return the contents of the flight recorder, or None if this torch has none.
 
         They come from the JSON dump. torch can also dump a pickle with stacks, but collecting the first stack takes
         more than a second.
@@ -168,7 +155,7 @@ NO_LOGGING = 3  # above every level at which the server logs
 
 
 def start_worker_server(torch: Any, directory: str) -> None:
-    """Start torch's worker server, which listens until the process ends. Raise an exception if this torch has none.
+    """Start torch's worker server. Raise an exception if this torch has none.
 
     The server object is never destroyed. Its destructor ends the process, and a forked child that exits would destroy
     its parent's server as well (torch 2.13: "failed to listen" in a thread, then abort).
@@ -196,7 +183,7 @@ def start_worker_server(torch: Any, directory: str) -> None:
 
 
 def _start_server(server_type: Any, path: str) -> Any:
-    """Start a server that listens at the socket `path`, and return it.
+    """Return a server that listens at the socket `path`.
 
     If the path is too long for a socket address, the directory is reached through a file descriptor instead.
     """

@@ -1,4 +1,4 @@
-"""Hooks that write the progress events of a training step: module forward and backward, optimizer, data loading.
+"""Hooks that record the progress of each training step.
 
 The hooks do not read the values of tensors and return nothing, so they change no result.
 """
@@ -24,7 +24,7 @@ from .status_file import StatusFileWriter
 
 OUTPUTS_LIMIT = 64  # tensors of one module's output that get a backward event
 DEPTH_LIMIT = 4  # containers inside containers
-CALLING_LINES_LIMIT = 1024  # more lines could fill the table of strings
+CALLING_LINES_LIMIT = 1024  # more lines could fill the string table
 COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 
 
@@ -35,9 +35,9 @@ def install(
     dropped_batches: DroppedBatchCounter,
     fetches: FetchTimes,
 ) -> ModuleNames:
-    """Install all hooks, and return the `ModuleNames` to which they add the models that the program calls.
+    """Install all hooks that record training progress.
 
-    A kind of hook that this torch does not support is skipped, and the failure is recorded.
+    Return the `ModuleNames` to which they add the models that the program calls.
     """
     names = ModuleNames(status_file)
     caught_exceptions = CaughtExceptions(status_file, foreign_code(torch))
@@ -62,7 +62,7 @@ def _hook_modules(
     caught_exceptions: CaughtExceptions,
     dropped_batches: DroppedBatchCounter,
 ) -> None:
-    """Register global forward hooks, which write forward and backward events.
+    """Register global hooks that record the forward and backward of each module.
 
     The backward event comes from a pre-hook on the grad_fn of the module's output. torch's own full backward hooks are
     not used, because they break programs that change tensors in place. A backward event costs three times as much as a
@@ -157,21 +157,21 @@ def _hook_modules(
 
 
 class CallingLines:
-    """Finds the program's lines that call modules, and caches their numbers in the status file's table of strings."""
+    """Finds the lines of the program that call modules."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...], torch_file: str) -> None:
         self._status_file = status_file
         self._foreign = foreign
         self._torch_file = torch_file  # the file of the frames between a hook and the caller of the module
         self._depth = 0  # number of frames from `calling_line` up to the module's caller; 0 = not measured yet
-        # (id of the code, instruction) -> the code, string number of the line. The reference keeps the id valid.
+        # (id of the code, instruction) -> the code, string-table index of the line. The reference keeps the id valid.
         self._lines: dict[tuple[int, int], tuple[Any, int]] = {}
 
     def calling_line(self) -> int:
-        """Return the number of the line that calls the current module, or 0 if this line is in a library.
+        """Return the line that calls the current module, as an index in the status file's string table.
 
-        It is the line's number in the status file's table of strings. Must be called from a forward hook. A line that
-        was seen before costs about 0.3 us, because the frames in between are not read.
+        Return 0 if the line is in a library. Must be called from a forward hook. A line that was seen before costs
+        about 0.3 us, because the frames in between are not read.
         """
         try:
             frame = sys._getframe(self._depth)
@@ -180,10 +180,6 @@ class CallingLines:
             return self._add_line(sys._getframe(1))
 
     def _add_line(self, frame: Any) -> int:
-        """Find the line that calls the module, going outwards from the hook's `frame`.
-
-        Cache its string number and return it.
-        """
         depth = 1
         while frame is not None and (depth == 1 or frame.f_code.co_filename == self._torch_file):
             frame, depth = frame.f_back, depth + 1
@@ -198,7 +194,7 @@ class CallingLines:
 
 
 def _tensors(output: Any, tensor_type: type) -> list[Any]:
-    """Return the tensors with a grad_fn in nested tuples, lists and dicts, but at most OUTPUTS_LIMIT of them."""
+    """Return the tensors in `output` that have a grad_fn."""
     tensors: list[Any] = []
     for tensor in _walk(output, tensor_type, DEPTH_LIMIT):
         if tensor.grad_fn is not None:
@@ -217,9 +213,10 @@ def _walk(output: Any, tensor_type: type, depth: int) -> Iterator[Any]:
 
 
 def _hook_optimizers(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
-    """Register optimizer hooks. The first optimizer that steps defines the step numbers of the program.
+    """Register optimizer hooks that count training steps.
 
-    If this optimizer is garbage-collected, the next optimizer that steps takes its place.
+    Only the first optimizer that steps counts. If it is garbage-collected, the next optimizer that steps takes its
+    place.
     """
     from torch.optim import optimizer as optimizers
 
@@ -260,10 +257,7 @@ def _hook_optimizers(torch: Any, status_file: StatusFileWriter, trouble: Trouble
 
 
 def _await_optimizer(status_file: StatusFileWriter, trouble: TroubleLog) -> None:
-    """Write that the program has no optimizer yet, and note when it creates its first.
-
-    Without one, steps cannot be counted.
-    """
+    """Record when the program creates its first optimizer."""
     from torch.optim.optimizer import Optimizer
 
     status_file.write_fact(protocol.FACT_OPTIMIZER, "none")
@@ -275,7 +269,7 @@ def _await_optimizer(status_file: StatusFileWriter, trouble: TroubleLog) -> None
 
 
 def _gradients(optimizer: Any) -> int:
-    """Return how many parameters of an optimizer have a gradient. Costs about 0.1 us per parameter."""
+    """Return how many parameters of an optimizer have a gradient."""
     return sum(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
@@ -283,10 +277,7 @@ CALLERS_LIMIT = 4  # lines that call the optimizer; further lines are not record
 
 
 class StepCallers:
-    """Writes the call stack of an optimizer step to the status file, once for each line that calls the optimizer.
-
-    Costs about 1 us per step.
-    """
+    """Records the call stack of each line that calls an optimizer step."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._status_file = status_file
@@ -312,7 +303,7 @@ def _hook_data(
     dropped_batches: DroppedBatchCounter,
     fetches: FetchTimes,
 ) -> None:
-    """Patch the iterators of DataLoader to count batches, and to record when a batch is requested and arrives."""
+    """Patch DataLoader iterators to record when batches are requested and returned."""
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     loaders = LoaderProgress(status_file, Chains(status_file, foreign_code(torch)))
@@ -349,7 +340,7 @@ def _hook_data(
 
 
 class FetchTimes:
-    """Measures how long the main thread has waited for batches, and where it waited longest."""
+    """Measures how long the main thread waits for batches."""
 
     def __init__(self, foreign: tuple[str, ...]) -> None:
         self._foreign = foreign
@@ -359,7 +350,7 @@ class FetchTimes:
         self._place = ""
 
     def note_wait(self, wait_ns: int) -> None:
-        """Add a wait for a batch. Waits in other threads than the main thread are ignored."""
+        """Record that the main thread waited `wait_ns` nanoseconds for a batch."""
         if threading.get_ident() != self._thread:  # a prefetching thread does not delay a step
             return
         self._waited_ns += wait_ns
@@ -368,16 +359,13 @@ class FetchTimes:
             self._place = frame_place(innermost(sys._getframe(1), self._foreign))
 
     def record(self) -> dict[str, Any]:
-        """Return a record of the waits for batches.
-
-        It has the seconds spent waiting, the seconds since this object was created, and the line of the longest wait.
-        """
+        """Return the total time spent waiting for batches, and the line of the longest wait."""
         passed_ns = time.monotonic_ns() - self._created_ns
         return {"waited_s": self._waited_ns / 1e9, "passed_s": passed_ns / 1e9, "waited_at": self._place}
 
 
 class _Loader:
-    """The progress of one DataLoader: its iterators so far, and the latest iterator's batches and call stack."""
+    """The progress of one DataLoader."""
 
     __slots__ = ("batches", "chain", "ended", "iterators", "number")
 
@@ -388,10 +376,7 @@ class _Loader:
 
 
 class LoaderProgress:
-    """Writes how far each DataLoader has progressed to the status file.
-
-    Loaders and iterators are only weakly referenced.
-    """
+    """Records the progress of each DataLoader in the status file."""
 
     def __init__(self, status_file: StatusFileWriter, chains: Chains) -> None:
         self._status_file = status_file
@@ -408,7 +393,7 @@ class LoaderProgress:
         self._begin_iteration(iterator, entry)
 
     def note_restart(self, iterator: Any) -> None:
-        """Note that an iterator with persistent workers starts again from the beginning.
+        """Record that an iterator with persistent workers starts again from the beginning.
 
         torch also resets an iterator while creating it; this first reset does not count.
         """
@@ -417,10 +402,7 @@ class LoaderProgress:
             self._begin_iteration(iterator, entry)
 
     def note_batches(self, iterator: Any, batches: int) -> None:
-        """Add `batches` to the batches of an iterator, or note that the iterator has ended if `batches` is 0.
-
-        Only the latest iterator of a loader counts.
-        """
+        """Add to an iterator's batch count, or record its end if `batches` is 0."""
         entry, number = self._iterators.get(iterator, (None, 0))
         if entry is not None and number == entry.iterators:
             entry.batches += batches

@@ -1,4 +1,4 @@
-"""Finds the qualified names of the modules that the program calls, in any model."""
+"""Finds the qualified names of the modules that the program calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POINTWISE = frozenset({"torch.nn.modules.normalization", "torch.nn.modules.dropo
 
 
 class NamedModule:
-    """A module of the program with its name and its prepared progress events."""
+    """A module of the program, with its qualified name and progress events."""
 
     __slots__ = (
         "_status_file",
@@ -43,7 +43,7 @@ class NamedModule:
         self.without_gradients = False  # its output had no grad_fn inside a forward that trains
 
     def prepare(self) -> None:
-        """Prepare the progress events of a module at its first call, and decide which of them are written."""
+        """Prepare the events that are recorded when the module is called."""
         module = self.module()
         self.first_step = self._status_file.step
         self.skips_events = _is_small(module) and (_is_pointwise(module) or is_detail(self.name))
@@ -57,9 +57,9 @@ class NamedModule:
 
 
 class ModuleNames:
-    """The modules of the program's models, found by id().
+    """The modules of the program's models, with their qualified names.
 
-    Weak references detect a new module at the address of an old one.
+    Modules are found by id(). Weak references detect a new module at the address of an old one.
     """
 
     def __init__(self, status_file: StatusFileWriter) -> None:
@@ -70,10 +70,7 @@ class ModuleNames:
         self.at_next_forward: Callable[[], None] | None = None  # called when the next forward begins
 
     def find(self, module: Any) -> NamedModule:
-        """Return the record of a module that is being called.
-
-        At its first call, add its model and prepare its events.
-        """
+        """Return the record of a called module, adding its model if it is new."""
         entry = self._modules.get(id(module))
         if entry is None or entry.module() is not module:
             self._add_model(module)
@@ -84,7 +81,7 @@ class ModuleNames:
         return entry
 
     def modules(self) -> Iterator[tuple[str, Any, bool]]:
-        """Yield (name, module, whether the module was called) for each known module that is alive."""
+        """Yield the name of each known module, the module, and whether it was called."""
         for entry in list(self._modules.values()):
             module = entry.module()
             if module is not None:
@@ -108,14 +105,10 @@ class ModuleNames:
         return {id(parameter) for module in modules for parameter in module.parameters()}
 
     def models(self) -> list[Any]:
-        """Return the outermost modules that the program has called, if they are still alive."""
+        """Return the outermost modules that the program has called."""
         return [model for model in (root() for root in self._roots) if model is not None]
 
     def _add_model(self, root: Any) -> None:
-        """Add the module `root` and all modules below it, as a new model.
-
-        If the program already has another model, the new names are prefixed with the class name of `root`.
-        """
         members = dict(root.named_modules())
         inside = {id(member) for member in members.values()}
         others = [other for other in (ref() for ref in self._roots) if other is not None and id(other) not in inside]
@@ -140,13 +133,13 @@ class ModuleNames:
 
 
 def is_detail(name: str) -> bool:
-    """Whether the module is inside a named part of a numbered block, such as "query" in "blocks.3.attn.query"."""
+    """Whether the module is a named part of a block, such as "blocks.3.attn.query"."""
     *above, parent, _leaf = ["", *name.split(".")]
     return not parent.isdigit() and any(part.isdigit() for part in above)
 
 
 def is_deep(name: str) -> bool:
-    """Whether the module is more than DEPTH levels below a numbered block, such as "blocks.3.attn.cmp.inner"."""
+    """Whether the module is deep inside a block, such as "blocks.3.attn.cmp.inner"."""
     parts = name.split(".")
     below = next((count for count, part in enumerate(reversed(parts)) if part.isdigit()), 0)
     return below > DEPTH
@@ -157,12 +150,12 @@ def _is_pointwise(module: Any) -> bool:
 
 
 def _is_small(module: Any) -> bool:
-    """Whether the module is one of torch's own modules without children, such as Linear, a norm, or an activation."""
+    """Whether the module is one of torch's own modules without children, such as Linear."""
     return type(module).__module__.startswith("torch.nn.") and not any(module.children())
 
 
 def strip(path: str) -> str:
-    """Return a module path without the parts that DDP, FSDP, checkpoint wrappers and torch.compile have added."""
+    """Return a module path without the names of wrappers such as DDP, FSDP and torch.compile."""
     parts = [part for part in path.split(".") if part not in WRAPPER_PARTS]
     while parts and parts[0] == "module":
         parts = parts[1:]

@@ -1,4 +1,4 @@
-"""Patches functions of Python and torch, waits for imports, hides the probe in tracebacks, and logs its failures.
+"""Patches functions of Python and torch so that the probe can observe their calls.
 
 `patch` is the only code of the probe that comes between a caller and a function of Python or torch. This module imports
 only `os`, `sys` and `time`, because it is loaded in every Python process of a run.
@@ -33,9 +33,9 @@ class TroubleLog:
         self._failed_pieces: set[str] = set()
 
     def note(self, piece: str, error: BaseException) -> None:
-        """Record the error of the part of the probe named `piece`. Only the first error of each part is recorded.
+        """Record that the part of the probe named `piece` failed with `error`.
 
-        If the file cannot be written, the record is lost.
+        Only the first error of each part is recorded. If the file cannot be written, the record is lost.
         """
         if piece in self._failed_pieces:
             return
@@ -55,10 +55,7 @@ class TroubleLog:
             return
 
     def attempt(self, piece: str, do: Callable[[], object]) -> bool:
-        """Call `do` and return True if it succeeded.
-
-        If it raises, record the exception under the name `piece` and return False.
-        """
+        """Call `do`, and return whether it succeeded. An exception is recorded under the name `piece`."""
         try:
             do()
         except Exception as error:
@@ -78,12 +75,12 @@ def patch(
     unless: Callable[[], bool] | None = None,
     also: Iterable[Any] = (),
 ) -> None:
-    """Replace `owner.name` by a function that observes its calls and does not change them.
+    """Replace `owner.name` with a function that observes its calls without changing them.
 
-    A call runs `before(arguments, options)`, then the original exactly once with the same arguments, then
-    `after(state, arguments, options, result, error)`. `state` is the return value of `before`. If the original
-    returned, `error` is None; if it raised, `result` is None. The caller gets the original's result or exception. In
-    both callbacks `sys._getframe(2)` is the caller's frame.
+    A call runs `before(arguments, options)`, then the original exactly once with the same arguments, then `after(state,
+    arguments, options, result, error)`. `state` is the return value of `before`. If the original returned, `error` is
+    None; if it raised, `result` is None. The caller gets the original's result or exception. In both callbacks
+    `sys._getframe(2)` is the caller's frame.
 
     If a callback raises, the exception is recorded under the name `piece`, and from then on the patch only calls the
     original. `unless` is called first; if it returns True (torch.compile is tracing), only the original runs. `also`
@@ -142,7 +139,7 @@ def before_first_call(
     unless: Callable[[], bool] | None = None,
     also: Iterable[Any] = (),
 ) -> None:
-    """Arrange that the first call of `owner.name` restores the original, and then runs `do(arguments, options)`.
+    """Run `do(arguments, options)` just before the first call to `owner.name`.
 
     The call then continues with the current `owner.name`, because `do` may have patched it. `piece`, `trouble`,
     `unless` and `also` have the same meaning as in `patch`. If other code has wrapped the patch in the meantime, the
@@ -179,10 +176,10 @@ _COPIED_ATTRIBUTES = (  # the attributes that functools.wraps copies; many proce
 
 
 def _replace(owner: Any, name: str, original: Any, replacement: Any, also: Iterable[Any]) -> Callable[[], bool]:
-    """Replace `owner.name` by `replacement`, also in the namespaces of `also` that have the same function.
+    """Replace `owner.name`, and return a function that restores the original.
 
-    Return a function that restores the original in every namespace where no other code has wrapped the replacement.
-    This function returns True if `owner.name` is the original again.
+    The namespaces in `also` that have the same function are patched too. The returned function skips every namespace
+    where other code has wrapped the replacement, and returns True if `owner.name` is the original again.
     """
     for attribute in _COPIED_ATTRIBUTES:
         if hasattr(original, attribute):
@@ -208,7 +205,7 @@ def _replace(owner: Any, name: str, original: Any, replacement: Any, also: Itera
 
 
 def compiling_test(torch: Any) -> Callable[[], bool]:
-    """Return torch.compiler.is_compiling, or a function that returns False if this torch does not have it.
+    """Return a function that tells whether torch.compile is tracing.
 
     torch.compile replaces a call of is_compiling by the constant True. So a patch that calls it first adds nothing to
     the compiled graph.
@@ -225,7 +222,7 @@ AWAITED = ("torch", "torch.distributed")
 
 
 def after_import(names: Sequence[str], then: Callable[[], None], trouble: TroubleLog) -> None:
-    """Call `then` once all modules in `names` are imported: at once, or after the last of them has been imported.
+    """Call `then` once all modules in `names` have been imported.
 
     Until then, each import costs one look-up in a set. Afterwards it costs nothing.
     """
@@ -237,7 +234,7 @@ def after_import(names: Sequence[str], then: Callable[[], None], trouble: Troubl
 
 
 class _ImportWatcher:
-    """An import finder that waits for modules.
+    """An import finder that detects when certain modules have been imported.
 
     It finds an awaited module through the other finders, and patches its loader to learn when the module has been
     executed.
@@ -261,7 +258,7 @@ class _ImportWatcher:
         return spec
 
     def _watch(self, name: str, loader: Any) -> None:
-        """Patch exec_module of the loader for one call, to note when the module `name` has been executed."""
+        """Patch the loader to detect when the module `name` has been executed."""
         execute = loader.exec_module
 
         def exec_module(module: Any) -> None:
@@ -291,7 +288,7 @@ _CAUSES_LIMIT = 32  # exceptions in a chain of causes from which frames are remo
 
 
 def hide_probe(trouble: TroubleLog) -> None:
-    """Make tracebacks print without the probe's frames. Call it after torch has imported traceback and threading."""
+    """Hide the probe's frames in printed tracebacks. Call it after torch has imported traceback and threading."""
     rendering: Any = sys.modules["traceback"]
     for name in _WALKS:
         if hasattr(rendering, name):
@@ -307,7 +304,7 @@ def hide_probe(trouble: TroubleLog) -> None:
 
 
 def _walk_without_probe(walk: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Return a function like `walk`, one of traceback's generators, that skips the probe's frames.
+    """Wrap a generator of the traceback module so that it skips the probe's frames.
 
     `patch` is not used because it cannot change results.
     """
@@ -320,7 +317,7 @@ def _walk_without_probe(walk: Callable[..., Iterator[Any]]) -> Callable[..., Ite
 
 
 def remove_probe_frames(error: BaseException | None) -> None:
-    """Remove the probe's frames from the traceback of an uncaught exception and of its causes and contexts."""
+    """Remove the probe's frames from the tracebacks of an exception and its causes."""
     for _ in range(_CAUSES_LIMIT):
         if error is None:
             return
@@ -329,10 +326,7 @@ def remove_probe_frames(error: BaseException | None) -> None:
 
 
 def without_probe(traceback: TracebackType | None) -> TracebackType | None:
-    """Remove the probe's frames from `traceback` in place.
-
-    Return its first remaining entry, or None if none remains.
-    """
+    """Remove the probe's frames from a traceback in place, and return its new start or None."""
     while traceback is not None and _is_probe(traceback.tb_frame):
         traceback = traceback.tb_next
     entry = traceback

@@ -1,4 +1,7 @@
-"""Finds lines of the program's own code, and formats them as the status file stores them: "file:line:function"."""
+"""Finds lines of the program's own code.
+
+The status file stores them as "file:line:function".
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,18 @@ def place_text(file: str, line: int, function: str) -> str:
 
 
 def frame_place(frame: Any) -> str:
-    """Return "file:line:function" of a frame, or "" if the frame is None."""
+    """Return "file:line:function" for a frame, or "" for None."""
     return "" if frame is None else place_text(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 def foreign_code(torch: Any) -> tuple[str, str, str]:
-    """Return the prefixes of file names that do not belong to the program: torch, nsa-harness, and frozen modules."""
+    """Return the file name prefixes of code outside the program, such as torch."""
     harness = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return os.path.dirname(torch.__file__) + os.sep, harness + os.sep, "<frozen "
 
 
 def innermost_own(frame: Any, foreign: tuple[str, ...]) -> Any:
-    """Return the innermost frame of the program's own code, going outwards from `frame`.
+    """Return the innermost frame that belongs to the program's own code.
 
     If there is none, return the innermost frame of an installed package. Return None if the file of every frame begins
     with one of the prefixes `foreign`.
@@ -44,11 +47,7 @@ def innermost_own(frame: Any, foreign: tuple[str, ...]) -> Any:
 
 
 def is_own(file: str, foreign: tuple[str, ...]) -> bool:
-    """Whether a file belongs to the program itself.
-
-    This is so unless its name begins with one of the prefixes `foreign`, or it belongs to an installed package or the
-    standard library.
-    """
+    """Whether a file belongs to the program rather than to a library."""
     return not file.startswith(foreign) and not is_installed(file)
 
 
@@ -57,20 +56,14 @@ def is_installed(file: str) -> bool:
 
 
 def innermost(frame: Any, foreign: tuple[str, ...]) -> Any:
-    """Return the innermost frame whose file begins with none of the prefixes `foreign`, or None if there is none.
-
-    The search goes outwards from `frame`.
-    """
+    """Return the innermost frame whose file has none of the prefixes `foreign`, or None."""
     while frame is not None and frame.f_code.co_filename.startswith(foreign):
         frame = frame.f_back
     return frame
 
 
 def chain(frame: Any, foreign: tuple[str, ...]) -> str:
-    """Return the program's own lines in the call stack that ends in `frame`, joined to one text, innermost first.
-
-    The outermost lines are dropped if the text exceeds the status file's limit for a string.
-    """
+    """Return the program's own lines in a call stack as one text, innermost first."""
     lines: list[str] = []
     length = 0
     while frame is not None:

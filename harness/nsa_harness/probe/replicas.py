@@ -1,4 +1,4 @@
-"""Samples checksums of replicas' parameters: when a model is first seen, when a step begins, and when it ends.
+"""Samples checksums of model replicas, to detect ranks whose parameters diverge.
 
 DDP keeps replicas equal by giving them equal gradients. A program that reduces gradients itself does the same. No code
 compares the parameters afterwards, so replicas that differ once differ from then on. The samples of all ranks together
@@ -30,10 +30,7 @@ LOCAL = "post_localSGD"
 
 
 class LiveReplica:
-    """A model of this process whose parameters are sampled.
-
-    It is a DistributedDataParallel module, or a model that is not wrapped by DDP.
-    """
+    """A model in this process whose parameters are compared between ranks."""
 
     def __init__(self, number: int, model: Any, *, wrapped: bool = True) -> None:
         self.number = number
@@ -42,7 +39,7 @@ class LiveReplica:
         self.needs_sample = wrapped  # sample the parameters before the next forward
 
     def header(self) -> dict[str, Any]:
-        """Return the first record of this replica, which includes a first sample.
+        """Return the record that describes this replica, with a first sample.
 
         The record lists the ranks that have this replica, whether the parameters were broadcast, and the parts of the
         model. Each part is given by the names of its first and last parameter.
@@ -60,14 +57,14 @@ class LiveReplica:
         return {"at": "made", "ddp": self.number, **facts, **self.sample()}
 
     def parameters(self) -> set[int]:
-        """Return the ids of the model's parameters, or an empty set if the model no longer exists."""
+        """Return the ids of the model's parameters."""
         model: Any = self.model()
         return set() if model is None else {id(parameter) for parameter in model.parameters()}
 
     def sample(self) -> dict[str, Any]:
-        """Return a sample of the parameters.
+        """Return checksums of the model's current parameters.
 
-        It has a checksum of the whole model, and the checksum, norm and sum of each of its parts. Costs about 3 us per
+        There is a checksum of the whole model, and a checksum, norm and sum for each of its parts. Costs about 3 us per
         parameter, plus the time to read its bytes.
         """
         model: Any = self.model()
@@ -87,13 +84,13 @@ _reduced_sizes: dict[
 
 
 def note_broadcast(tensor: Any) -> None:
-    """Note that one rank has broadcast this tensor, so it is meant to be equal on all ranks."""
+    """Record that a rank has broadcast this tensor, so it should be equal on all ranks."""
     if len(_broadcast_addresses) < BROADCAST_LIMIT and hasattr(tensor, "data_ptr"):
         _broadcast_addresses.add(tensor.data_ptr())
 
 
 def note_reduced(tensor: Any) -> None:
-    """Note that this tensor has been summed over all ranks of the job."""
+    """Record that this tensor has been summed over all ranks."""
     if len(_reduced_sizes) < BROADCAST_LIMIT and hasattr(tensor, "data_ptr"):
         _reduced_sizes[tensor.data_ptr()] = tensor.numel()
 
@@ -106,22 +103,16 @@ def forget_reduced() -> None:
     _reduced_sizes.clear()
 
 
-def _all_reduced(every: list[tuple[str, Any]]) -> bool:
-    """Whether every existing gradient was summed over all ranks, which means that all ranks train the same model.
-
-    `every` are the (name, parameter) pairs of the model.
-    """
-    gradients = [parameter.grad for _, parameter in every if parameter.grad is not None]
+def _all_reduced(named_parameters: list[tuple[str, Any]]) -> bool:
+    """Whether every gradient of a model was summed over all ranks."""
+    gradients = [parameter.grad for _, parameter in named_parameters if parameter.grad is not None]
     return bool(gradients) and all(
         _reduced_sizes.get(gradient.data_ptr()) == gradient.numel() for gradient in gradients
     )
 
 
 def models_without_ddp(models: Iterable[Any], replicas: Iterable[LiveReplica]) -> Iterator[Any]:
-    """Yield the trainable models that share no parameter with a model in `replicas`.
-
-    With only one rank, yield nothing.
-    """
+    """Yield the trainable models that share no parameter with `replicas`. With only one rank, yield nothing."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_initialized() or dist.get_world_size() < 2:
         return
@@ -132,10 +123,7 @@ def models_without_ddp(models: Iterable[Any], replicas: Iterable[LiveReplica]) -
 
 
 def watch(note_model: Callable[[Any], object], trouble: TroubleLog) -> None:
-    """Arrange that `note_model` is called with every new DistributedDataParallel.
-
-    The call comes after the constructor, which has made the replicas equal.
-    """
+    """Call `note_model` with each new DistributedDataParallel model."""
 
     def after_init(_state: object, arguments: Any, _options: Any, _result: Any, error: BaseException | None) -> None:
         if error is None:
@@ -146,9 +134,10 @@ def watch(note_model: Callable[[Any], object], trouble: TroubleLog) -> None:
 
 
 def _ddp_parameters(model: Any) -> list[tuple[str, Any]]:
-    """Return (name, parameter) for the parameters whose gradients DDP reduces, or an evenly spaced sample of them.
+    """Return the named parameters whose gradients DDP reduces.
 
-    Parameters that need no gradient, that are excluded by name, or that are sharded are skipped.
+    Parameters that need no gradient, that are excluded by name, or that are sharded are skipped. From many parameters,
+    an evenly spaced sample is taken.
     """
     ignored_names = getattr(model, "parameters_to_ignore", ())
     inner = model.module if hasattr(model, "parameters_to_ignore") else model
@@ -161,19 +150,16 @@ def _ddp_parameters(model: Any) -> list[tuple[str, Any]]:
     return every[::stride]
 
 
-def _parts(every: list[tuple[str, Any]]) -> Iterator[tuple[list[str], list[Any]]]:
-    """Divide (name, parameter) pairs into up to PARTS_LIMIT parts of about equal length.
-
-    Yield (names, parameters) for each part.
-    """
-    length = -(-len(every) // PARTS_LIMIT) or 1
-    for begin in range(0, len(every), length):
-        names, parameters = zip(*every[begin : begin + length], strict=True)
+def _parts(named_parameters: list[tuple[str, Any]]) -> Iterator[tuple[list[str], list[Any]]]:
+    """Divide named parameters into parts of about equal length. Yield (names, parameters) for each part."""
+    length = -(-len(named_parameters) // PARTS_LIMIT) or 1
+    for begin in range(0, len(named_parameters), length):
+        names, parameters = zip(*named_parameters[begin : begin + length], strict=True)
         yield list(names), list(parameters)
 
 
 def _part_sample(parameters: list[Any], limit_bytes: int, limit_values: int) -> list[Any]:
-    """Return [checksum, norm, sum] of these parameters as text. The limits apply to each parameter."""
+    """Return the checksum, norm and sum of these parameters as text."""
     crc = 0
     values: list[float] = []
     for parameter in parameters:
@@ -193,7 +179,7 @@ def _memory(parameter: Any, limit_bytes: int) -> bytes:
 
 
 def _custom_hook(model: Any) -> str:
-    """Return the name of the model's DDP communication hook if it may leave replicas unequal on purpose, or ""."""
+    """Return the name of a DDP communication hook that may leave replicas unequal, or ""."""
     for hook, _ in getattr(model, "_comm_hooks", ()):
         module, name = str(getattr(hook, "__module__", "")), str(getattr(hook, "__qualname__", hook))
         if not module.startswith(REDUCING) or LOCAL in name:

@@ -1,4 +1,4 @@
-"""Starts the probe: decides whether a process is a rank, and installs the probe's parts in it.
+"""Starts the probe in each Python process, and installs all of it in ranks.
 
 The bootstrap calls `start_probe` in every Python process of a run. In a process that is not a rank and never imports
 torch, the probe only reads the environment.
@@ -43,7 +43,7 @@ def start_probe() -> None:
 
 
 def _owns_rank() -> bool:
-    """Whether the variable RANK in the environment is meant for this process.
+    """Whether the environment variable RANK is meant for this process.
 
     Data loader workers and tools that a rank starts inherit its environment. The first process that calls this function
     owns RANK; in all its descendants the result is False.
@@ -81,7 +81,7 @@ class ProcessProbe:
         self._pieces: dict[str, Callable[[], object]] = {}  # functions that each heartbeat calls, by name
 
     def set_up_rank(self) -> None:
-        """Treat this process as a rank from now on: open its status file and install the exit hooks."""
+        """Open the status file and install the exit hooks, because this process is a rank."""
         self._is_rank = True
         # Data loader workers and tools inherit RANK from a program that srun started; only this process is the rank.
         os.environ.setdefault(protocol.ENV_OWNER, str(os.getpid()))
@@ -93,10 +93,7 @@ class ProcessProbe:
             self.trouble.attempt("exit hooks", lambda: self._watch_exit(status_file))
 
     def on_torch_import(self) -> None:
-        """Install the probe in a rank after it has imported torch.
-
-        In any other process, wait until it becomes a rank.
-        """
+        """Install the probe if this process is a rank, or wait until it becomes one."""
         if self._is_rank:
             self._set_up()
         else:
@@ -126,7 +123,6 @@ class ProcessProbe:
         self.trouble.attempt("exit calls", self._exit_calls.install)
 
     def _set_up(self) -> None:
-        """Install every part of the probe that needs torch. If one part fails, the others are still installed."""
         if self._status_file is not None:
             status_file = self._status_file
             status_file.write_event(status_file.event_code("imported", "torch.distributed"))
@@ -144,7 +140,6 @@ class ProcessProbe:
             self.trouble.attempt("fault", _plant_fault)
 
     def _switch_debugging(self) -> None:
-        """Switch on the autograd debugging modes that a diagnostic rerun requested in the environment."""
         if protocol.ENV_ANOMALY in os.environ or protocol.ENV_CHECKPOINT_DEBUG in os.environ:
             from .autograd import switch_debugging_on
 
@@ -190,7 +185,6 @@ class ProcessProbe:
             self._sampler.record_sources.append(growth.records)
 
     def _watch_autograd(self, status_file: StatusFileWriter) -> None:
-        """Patch gradient checkpointing and autograd. If one patch fails, the other is still installed."""
         from .autograd import watch_checkpoints, watch_graph
 
         torch, attempt = sys.modules["torch"], self.trouble.attempt
@@ -232,7 +226,7 @@ class ProcessProbe:
             self._pieces["device progress"] = events.poll
 
     def _wait_for_init(self) -> None:
-        """Patch init_process_group to treat this process as a rank at its first call.
+        """Treat this process as a rank once it calls init_process_group.
 
         This covers launchers that set no RANK, such as srun, mp.spawn and accelerate.
         """
@@ -256,7 +250,7 @@ def _plant_fault() -> None:
 
 
 def _number(name: str) -> int:
-    """Return the integer in the environment variable `name`, or -1 (unknown) if it is missing or not an integer."""
+    """Return the integer in the environment variable `name`, or -1 if there is none."""
     try:
         return int(os.environ[name])
     except (KeyError, ValueError):

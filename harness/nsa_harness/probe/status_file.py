@@ -39,9 +39,10 @@ _HASH_START, _HASH_FACTOR, _HASH_MASK = protocol.HASH_START, protocol.HASH_FACTO
 
 
 class _ThreadSlots(_thread._local):
-    """The slots of the calling thread in the status file, one for training events and one for other events.
+    """The areas of the status file in which the calling thread writes its events.
 
-    A slot is [offset, native thread id, events so far], or None before the thread's first event.
+    One slot is for training events and one for other events. A slot is [offset, native thread id, events so far], or
+    None before the thread's first event.
     """
 
     training: list[int] | None = None
@@ -61,15 +62,16 @@ class CurrentCall(_thread._local):
 
 
 class StatusFileWriter:
-    """Writes the status file of this process. A progress event costs about a microsecond and never blocks.
+    """Writes the status file of this process.
 
-    In a forked child, the same hooks run, but their events go to private memory and never to the parent's file.
+    A progress event costs about a microsecond and never blocks. In a forked child, the same hooks run, but their events
+    go to private memory and never to the parent's file.
     """
 
     def __init__(
         self, path: str, *, rank: int, world_size: int, on_failure: Callable[[Exception], object] | None = None
     ) -> None:
-        """Create the file with mode 0600 and allocate its disk blocks. Raise OSError if that fails.
+        """Create the file with mode 0600. Raise OSError if that fails.
 
         The first time that a progress event cannot be written, `on_failure` is called with the exception. The caller of
         the progress event sees no exception, and nothing more is written to the file.
@@ -80,7 +82,7 @@ class StatusFileWriter:
         self._strings: dict[str, int] = {}
         self._strings_used = 0
         self._nodes: dict[tuple[int, int], int] = {}
-        self._totals: dict[int, list[int]] = {}  # string number of the group -> [offset, calls, hash]
+        self._totals: dict[int, list[int]] = {}  # string-table index of the group -> [offset, calls, hash]
         self._mode_flags = 0
         self._gaps = [0] * protocol.GAP_COUNT
         self._last_event_ns = _monotonic_ns()
@@ -118,9 +120,8 @@ class StatusFileWriter:
         )
 
     def string_number(self, text: str) -> int:
-        """Return the number of `text` in the table of strings, adding it if it is new.
-
-        Return 0 if the table is full.
+        """Return the index of `text` in the file's string table, adding it if it is new. Return 0 if the table is
+        full.
         """
         number = self._strings.get(text)
         if number is not None:
@@ -129,13 +130,14 @@ class StatusFileWriter:
             return self._add_string(text)
 
     def event_code(self, kind: str, text: str) -> int:
-        """Return the part of a progress event that is the same in every step: kind and text, packed into an integer."""
+        """Return the kind and text of a progress event, packed into an integer."""
         return protocol.KIND[kind] << _KIND_SHIFT | self.string_number(text) << protocol.EVENT_STRING_SHIFT
 
     def write_training_event(self, event: int, _gradients: object = None) -> None:
-        """Write a training event of this thread. `event` comes from `event_code`.
+        """Write a training event of this thread, such as the backward of a module.
 
-        The second parameter is ignored. It allows this method to be used as an autograd pre-hook.
+        `event` comes from `event_code`. The second parameter is ignored; it allows this method to be used as an
+        autograd pre-hook.
         """
         try:
             now = _monotonic_ns()
@@ -154,10 +156,10 @@ class StatusFileWriter:
             self._give_up(error)
 
     def write_forward(self, event: int, place: int) -> None:
-        """Write that a module's forward begins.
+        """Record that a module's forward begins.
 
-        `place` is the string number of the line that called the module. The training event is overwritten by the next
-        event, so the forward is also added to a ring of recent forwards.
+        `place` is the string-table index of the line that called the module. The training event is overwritten by the
+        next event, so the forward is also added to a ring of recent forwards.
         """
         try:
             self.write_training_event(event)
@@ -174,16 +176,14 @@ class StatusFileWriter:
             self._give_up(error)
 
     def write_event(self, event: int) -> None:
-        """Write an event that is not a training event, such as a call, a start or an exit.
-
-        The thread's last training event is not overwritten.
-        """
+        """Write an event that is not a training event, such as a call or an exit."""
         self._write(self.event_slot(), _monotonic_ns(), event)
 
     def finish_step(self, gradients: int = 0) -> None:
-        """Write that an optimizer step is finished. Events before the next batch or forward still belong to this step.
+        """Record that an optimizer step is finished.
 
-        `gradients` is the number of parameters that had a gradient when the optimizer began.
+        Events before the next batch or forward still belong to this step. `gradients` is the number of parameters that
+        had a gradient when the optimizer began.
         """
         self.begin_step()
         at = protocol.STEPS_AT + (self.step - 1) % protocol.STEPS * protocol.STEP.size
@@ -191,7 +191,7 @@ class StatusFileWriter:
         self.is_step_done = True
 
     def begin_step(self) -> None:
-        """Begin the next step if the current step is finished. Otherwise do nothing."""
+        """Begin the next training step if the current one is finished."""
         if self.is_step_done:
             self.is_step_done = False
             self.step += 1
@@ -212,11 +212,11 @@ class StatusFileWriter:
         slot: list[int] | None = None,
         event: int = 0,
     ) -> int:
-        """Write that a collective is called, or that a wait has lasted since `entered_ns`.
+        """Record the start of a collective call or a wait, and return its number.
 
-        Return the number of the call. `op`, `group`, `place`, `dtype` and `key` are string numbers, `elements` is a
-        count, `peer` a global rank, and `chain` a node number. If `slot`, the calling thread's slot for events, is
-        given, write `event` to it as well.
+        `op`, `group`, `place`, `dtype` and `key` are indices in the string table, `elements` is a count, `peer` a
+        global rank, and `chain` a node number. A wait has lasted since `entered_ns`. If `slot`, where the calling
+        thread writes its events, is given, write `event` to it as well.
         """
         number = self._next_call()
         now = _monotonic_ns()
@@ -244,9 +244,10 @@ class StatusFileWriter:
         return number
 
     def leave_call(self, number: int, slot: list[int] | None = None, event: int = 0) -> None:
-        """Write that call `number` has returned, unless a later call has taken its entry in the ring of 1024 calls.
+        """Record that call `number` has returned.
 
-        If `slot` is given, write `event` to it as well.
+        Nothing is recorded if a later call has taken its entry in the ring of 1024 calls. If `slot` is given, write
+        `event` to it as well.
         """
         now, at = _monotonic_ns(), _CALLS_AT + (number - 1) % _CALLS * _CALL_SIZE
         if slot is not None:
@@ -257,7 +258,7 @@ class StatusFileWriter:
     def add_to_total(self, group: int, call_hash: int) -> None:
         """Add a call to the count and the hash of all calls in its group.
 
-        Unlike the ring of recent calls, they cover every call. `group` is a string number.
+        Unlike the ring of recent calls, they cover every call. `group` is an index in the string table.
         """
         total = self._totals.get(group) or self._new_total(group)
         if total is None:
@@ -268,13 +269,14 @@ class StatusFileWriter:
             _pack_total(self._memory, total[0], group, calls, rolling_hash, group ^ calls ^ rolling_hash)
 
     def event_slot(self) -> list[int]:
-        """Return this thread's slot for events other than training events. Allocate it at the first call."""
+        """Return where in the status file this thread writes events other than training events."""
         return self._threads.events or self._claim_event_slot()
 
     def node_number(self, place: int, caller: int) -> int:
-        """Return the node number of the line `place` when called from node `caller`, or 0 if the table is full.
+        """Return the number of the line `place` in a call stack, given the number of its caller.
 
-        A node is one line of a call stack. `place` is a string number, and `caller` is 0 for the outermost line.
+        `place` is an index in the string table, and `caller` is 0 for the outermost line. Return 0 if the table is
+        full.
         """
         with self._lock:
             number = self._nodes.get((place, caller), len(self._nodes) + 1)
@@ -288,66 +290,72 @@ class StatusFileWriter:
             return number
 
     def write_loader(self, number: int, batches: int, iterators: int, chain: int, *, ended: bool) -> None:
-        """Write the progress of the latest iterator of DataLoader `number`.
+        """Record the progress of the DataLoader with this number.
 
-        `batches` counts the batches of this iterator, `iterators` the iterators that the loader has made, and `chain`
-        is the node of the line that made the iterator. There is room for 64 loaders; an entry that a later loader has
-        taken is not overwritten.
+        `batches` counts the batches of its latest iterator, `iterators` the iterators that the loader has made, and
+        `chain` is the node of the line that made the iterator. There is room for 64 loaders; an entry that a later
+        loader has taken is not overwritten.
         """
         at = protocol.LOADERS_AT + (number - 1) % protocol.LOADERS * protocol.LOADER.size
         if _number_at(self._memory, at)[0] <= number:
             protocol.LOADER.pack_into(self._memory, at, number, batches, iterators, chain, ended)
 
     def write_key(self, slot: int, count: int, chain: int, key: bytes) -> None:
-        """Record that a line of the program has set the store key `key`. `count` is how often this line has set a key.
+        """Record that a line of the program has set the store key `key`.
 
-        `chain` is the node number of this line, and `slot` the index of its record.
+        `count` is how often this line has set a key, `chain` is its node number, and `slot` the index of its record.
         """
         at, stored_key = protocol.KEYS_AT + slot * protocol.KEY.size, key[-protocol.KEY_LIMIT :]
         protocol.KEY.pack_into(self._memory, at, count, _monotonic_ns(), chain, len(stored_key), stored_key)
 
     def write_mode(self, flags: int) -> None:
-        """Write the MODE_ flags of the latest forward: whether it runs in training mode and with gradients."""
+        """Record whether the latest forward runs in training mode and with gradients."""
         if flags != self._mode_flags:
             self._mode_flags = flags
             protocol.MODE.pack_into(self._memory, protocol.MODE_AT, flags)
 
     def call_arguments(self, number: int) -> tuple[int, int, int, int]:
-        """Return (group, elements, dtype, peer) of call `number`, or (0, 0, 0, -1) if its entry was overwritten."""
+        """Return the group, element count, dtype and peer of a recorded call.
+
+        Return (0, 0, 0, -1) if the call was overwritten.
+        """
         call = protocol.CALL.unpack_from(self._memory, _call_at(number))
         return (call[7], call[3], call[9], call[12]) if call[0] == number else (0, 0, 0, -1)
 
     def write_awaited_key(self, number: int, key: int) -> None:
-        """Write which store key call `number` waits for.
+        """Record which store key call `number` waits for.
 
-        `key` is a string number; 0 means that it no longer waits for a key.
+        `key` is an index in the string table; 0 means that it no longer waits for a key.
         """
         at = _call_at(number)
         if protocol.U64.unpack_from(self._memory, at)[0] == number:
             protocol.STRING_NUMBER.pack_into(self._memory, at + protocol.CALL_KEY_AT, key)
 
     def write_heartbeat(self, last_answered: int) -> None:
-        """Write the time of this heartbeat, and the number of the last flight recorder request that was answered."""
+        """Record the time of a heartbeat.
+
+        `last_answered` is the id of the last flight recorder request that was answered.
+        """
         protocol.HEARTBEAT.pack_into(self._memory, protocol.HEARTBEAT_AT, _monotonic_ns(), last_answered)
 
     def write_last_line(self, place: str) -> None:
-        """Write `place`, the program's line that the main thread is in."""
+        """Record the program's line that the main thread is executing."""
         protocol.LAST_LINE.pack_into(self._memory, protocol.LAST_LINE_AT, self.string_number(place))
 
     def last_request(self) -> int:
-        """Return the number of the latest request to write the flight recorder, or 0 if there was no request."""
+        """Return the id of the latest request to write the flight recorder, or 0."""
         return int(protocol.REQUEST.unpack_from(self._memory, protocol.REQUEST_AT)[0])
 
     def write_collective_counts(self, enqueued_count: int, completed_count: int) -> None:
-        """Write how many collectives this process has enqueued and completed, summed over its process groups."""
+        """Record how many collectives this process has enqueued and completed."""
         protocol.COLLECTIVES.pack_into(
             self._memory, protocol.COLLECTIVES_AT, enqueued_count, completed_count, _monotonic_ns()
         )
 
     def write_fact(self, name: str, value: str) -> int:
-        """Write the fact `name` with a value. A later value under the same name replaces it.
+        """Store a text under `name` in the status file, replacing an earlier one.
 
-        Return the offset of the value in the file, for `overwrite_fact`, or 0 if there was no room for the fact.
+        Return the offset of the text in the file, for `overwrite_fact`, or 0 if there was no room.
         """
         with self._lock:
             key = self._add_string(name)
@@ -361,19 +369,19 @@ class StatusFileWriter:
             return at
 
     def overwrite_fact(self, at: int, value: str) -> None:
-        """Overwrite the value that `write_fact` stored at offset `at` with an ASCII value of the same length."""
+        """Overwrite the text at offset `at` with one of the same length."""
         self._memory[at : at + len(value)] = value.encode("ascii")
 
     def write_device_counts(self, recorded_events: int, completed_events: int, *, changed: bool) -> None:
-        """Write how many CUDA events were recorded, and how many of them the GPU has reached.
+        """Record how many CUDA events were recorded and how many the GPU has reached.
 
-        If `changed` is True, the second count is new, and its time is updated.
+        `changed` tells whether the second count is new. Then its time is updated.
         """
         at_ns = _monotonic_ns() if changed else protocol.DEVICE.unpack_from(self._memory, protocol.DEVICE_AT)[2]
         protocol.DEVICE.pack_into(self._memory, protocol.DEVICE_AT, recorded_events, completed_events, at_ns)
 
     def write_end(self, flag: int) -> None:
-        """Add an END_ flag to the flags that describe the process's end, and write the time."""
+        """Record how and when the process ends."""
         flags = protocol.END.unpack_from(self._memory, protocol.END_AT)[1]
         protocol.END.pack_into(self._memory, protocol.END_AT, _monotonic_ns(), flags | flag)
 
@@ -390,7 +398,7 @@ class StatusFileWriter:
             self._give_up(error)
 
     def _new_total(self, group: int) -> list[int] | None:
-        """Return a new record [offset, calls, hash] for a group, or None if there is no room for another group."""
+        """Reserve space to count the calls in a process group, or return None if there is none left."""
         with self._lock:
             number = len(self._totals)
             if number == protocol.TOTALS:
@@ -402,7 +410,6 @@ class StatusFileWriter:
         return slot
 
     def _give_up(self, error: Exception) -> None:
-        """Stop writing to the file and report the error to `on_failure`. The program gets no exception."""
         if self.is_writing:
             self._detach()
             if self.on_failure is not None:
@@ -432,7 +439,7 @@ class StatusFileWriter:
         return number
 
     def _claim_slot(self) -> list[int]:
-        """Allocate a slot for the calling thread, and return it as [offset, native thread id, events so far]."""
+        """Reserve space for the calling thread's events in the status file."""
         with self._lock:
             index = self._slots_taken
             if index < protocol.SLOTS:
@@ -442,9 +449,9 @@ class StatusFileWriter:
         return [protocol.SLOTS_AT + index * protocol.SLOT_SIZE, _thread.get_native_id(), 0]
 
     def _slot_of_a_dead_thread(self) -> int:
-        """Return the index of a slot whose thread is dead, or of the last slot if all threads are alive.
+        """Return the index of an area whose thread has ended.
 
-        Threads that share the last slot overwrite each other's events.
+        If all threads are alive, return the last one. Threads that share it overwrite each other's events.
         """
         for index in range(protocol.SLOTS):
             tid = protocol.SLOT.unpack_from(self._memory, protocol.SLOTS_AT + index * protocol.SLOT_SIZE)[0]
@@ -464,7 +471,7 @@ def _call_at(number: int) -> int:
 
 
 def _new_file(path: str) -> mmap.mmap:
-    """Create the file "`path`.new", map it into memory, and return the mapping.
+    """Create the new file and map it into memory.
 
     The caller renames the file once its header is complete. The disk blocks are allocated first, because a write
     through a mapping to a full tmpfs kills a process with SIGBUS.

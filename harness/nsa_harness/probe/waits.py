@@ -1,4 +1,4 @@
-"""Records long waits, and asynchronous collectives whose handles the program never queries.
+"""Records long waits, and asynchronous collectives that the program never waits for.
 
 Most waits for a store key or a collective return at once, and there may be thousands of them. So a call only leaves a
 record in memory, and the heartbeat writes a wait to the status file if it lasts long enough.
@@ -32,7 +32,7 @@ ELLIPSIS = "..."
 
 
 class Handle:
-    """What is known about the handle of an asynchronous collective: the arguments of the call, and the calling line."""
+    """The collective call that returned an asynchronous handle."""
 
     __slots__ = ("dtype", "elements", "group", "line", "op", "peer")
 
@@ -72,7 +72,7 @@ class OngoingWait:
 
 
 class Waits:
-    """The waits in progress, one per thread, and the handles that asynchronous collectives have returned."""
+    """The calls in progress that may block, and the handles of asynchronous collectives."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...], trouble: TroubleLog) -> None:
         self._status_file = status_file
@@ -84,7 +84,7 @@ class Waits:
         self.unwaited = UnwaitedHandles(status_file, foreign)
 
     def remember(self, work: Any, handle: Handle) -> None:
-        """Remember `handle`, the call that returned the torch object `work`, as long as `work` is alive."""
+        """Remember which call returned the torch object `work`."""
         key = id(work)
 
         def forget(reference: Any) -> None:
@@ -97,12 +97,12 @@ class Waits:
         self._handles[key] = (weakref.ref(work, forget), handle)
 
     def handle_of(self, work: Any) -> Handle:
-        """Return the remembered call that returned `work`, or a `Handle` without arguments if the call is unknown."""
+        """Return the call that returned `work`, or an empty `Handle` if it is unknown."""
         entry = self._handles.get(id(work))
         return entry[1] if entry is not None and entry[0]() is work else Handle("collective")
 
     def note_query(self, work: Any) -> Handle:
-        """Return the call that returned `work`, and note that the program queries handles from its calling line."""
+        """Record that the program checks or waits for `work`, and return its call."""
         handle = self.handle_of(work)
         if handle.line is not None:
             handle.line.was_queried = True
@@ -115,7 +115,7 @@ class Waits:
             oldest.line.was_queried = True
 
     def begin(self, handle: Handle, keys: Any) -> OngoingWait | None:
-        """Record that this thread begins a call that may block, and return the wait.
+        """Record that this thread begins a call that may block.
 
         Return None inside another such call. `keys` are the store keys that the call waits for, or None if it waits for
         a collective.
@@ -127,17 +127,17 @@ class Waits:
         return wait
 
     def end(self, wait: OngoingWait | None, *_: Any) -> None:
-        """Record that the call of `wait` has returned or raised. Used as the `after` callback of a patch."""
+        """Record that a call that may block has returned or raised."""
         if wait is not None:
             del self._ongoing[wait.thread]
             if wait.number:
                 self.trouble.attempt("waits", lambda: self._write_end(wait))
 
     def write_lasting(self) -> None:
-        """Write the waits in progress that have lasted long enough. Called by the heartbeat.
+        """Write the waits that have lasted long enough to the status file.
 
         A wait inside a collective is written as the awaited key of this collective's call. Any other wait is written as
-        a call of its own.
+        a separate call.
         """
         now = time.monotonic_ns()
         for thread, wait in list(self._ongoing.items()):
@@ -177,7 +177,7 @@ class Waits:
 
 
 def watch_stores(c10d: Any, waits: Waits) -> None:
-    """Patch the blocking methods of c10d.Store, the C++ base class of all stores, to record their waits."""
+    """Patch torch.distributed stores to record waits for keys."""
     for name in STORE_METHODS:
         if hasattr(c10d.Store, name):
             patch(c10d.Store, name, "store waits", waits.trouble, before=_store_wait(waits, name), after=waits.end)
@@ -193,10 +193,7 @@ def _store_wait(waits: Waits, name: str) -> Callable[[Any, Any], OngoingWait | N
 
 
 def watch_keys(c10d: Any, status_file: StatusFileWriter, foreign: tuple[str, ...], trouble: TroubleLog) -> None:
-    """Patch the setters of torch's stores to write the program's lines that set keys, and each line's latest key.
-
-    Calls from torch itself are ignored.
-    """
+    """Patch torch.distributed stores to record the program's lines that set keys."""
     keys = _Keys(status_file, foreign)
 
     def after_set(_state: object, arguments: Any, options: Any, _result: Any, error: BaseException | None) -> None:
@@ -209,7 +206,7 @@ def watch_keys(c10d: Any, status_file: StatusFileWriter, foreign: tuple[str, ...
 
 
 class _Keys:
-    """Writes which lines of the program set store keys to the status file, up to a limited number of lines."""
+    """Records which lines of the program set store keys."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._status_file = status_file
@@ -228,7 +225,7 @@ class _Keys:
 
 
 def watch_handles(c10d: Any, waits: Waits, is_compiling: Callable[[], bool]) -> None:
-    """Patch `work.wait()` and the other methods with which a program queries a handle.
+    """Patch `work.wait()` and similar methods to record which handles are used.
 
     When torch itself calls `work.wait()` inside a collective, the wait is part of this collective and is not recorded.
     """
@@ -246,7 +243,7 @@ def watch_handles(c10d: Any, waits: Waits, is_compiling: Callable[[], bool]) -> 
 
 
 def key_text(keys: Any) -> str:
-    """Return the keys joined by commas, shortened to the length of a string in the status file.
+    """Return the keys as one text that fits into the status file.
 
     If the first key alone is too long, its start is cut off, because the end of a key often names the rank.
     """
@@ -288,7 +285,7 @@ TO_ROOT = frozenset({"gather", "reduce"})
 class CallingLine:
     """A line of the program that calls a collective asynchronously.
 
-    Records how often it was called, and whether the program has queried a handle that it returned.
+    It counts the calls, and whether the program has queried a handle that they returned.
     """
 
     __slots__ = ("calls", "op", "place", "was_queried")
@@ -301,7 +298,7 @@ class CallingLine:
 
 
 class UnwaitedHandles:
-    """Counts the handles of asynchronous collectives per calling line, to find lines whose handles are never queried.
+    """Finds lines whose asynchronous collectives the program never waits for.
 
     No handle is referenced, so none is kept alive.
     """
@@ -312,7 +309,7 @@ class UnwaitedHandles:
         self._lines: dict[tuple[Any, int, str], CallingLine] = {}
 
     def count_handle(self, op: str, peer: int, frame: Any, tensors: Any) -> CallingLine | None:
-        """Count a handle that the operation `op` returned to `frame`, and return the calling line.
+        """Count a handle that a collective returned, and return the calling line.
 
         Return None if this rank gets no result from the operation, or if too many lines are counted already.
         """
@@ -332,15 +329,15 @@ class UnwaitedHandles:
         return line
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield a record for each line whose handles were never queried and that made at least MIN_UNWAITED calls."""
+        """Yield a record for each line whose handles were never waited for."""
         for line in self._lines.values():
             if line.place and not line.was_queried and line.calls >= MIN_UNWAITED:
                 yield {"at": "unwaited", "op": line.op, "place": line.place, "calls": line.calls}
 
     def _place(self, frame: Any, tensors: Any) -> str:
-        """Return the program's line in `frame`, or "" if the line must not be reported.
+        """Return the program's line in `frame`, or "" if it must not be reported.
 
-        A line outside the program is not reported, and neither is a collective on device tensors: the program may wait
+        Lines outside the program are not reported, and neither are collectives on device tensors: the program may wait
         for the stream instead of the handle.
         """
         is_reported = is_own(frame.f_code.co_filename, self._foreign) and all(map(_on_host, tensors))

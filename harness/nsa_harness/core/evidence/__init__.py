@@ -1,1 +1,1 @@
-"""Data classes for the evidence of a run, and parsers for the files that torch, NCCL and other programs write."""
+"""Data classes for what was observed during a run, and parsers for logs and dumps."""

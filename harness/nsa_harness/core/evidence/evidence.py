@@ -1,4 +1,4 @@
-"""Data classes for the evidence of a run: everything that was observed of each rank.
+"""Data classes for what was observed of each rank during a run.
 
 The verdict and the diagnosis are derived from this evidence alone. Times are seconds since the launch of the run (the
 start of the reaper process), on the node's monotonic clock.
@@ -19,7 +19,7 @@ from nsa_harness.core.stored_keys import stored_as
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressEvent:
-    """The latest progress event of one thread, from the status file of its process."""
+    """The latest progress event of one thread."""
 
     tid: int  # native id of the thread
     kind: str  # one of protocol.KINDS
@@ -41,7 +41,7 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A call of a torch.distributed function from Python, as the rank's status file recorded it."""
+    """A call to a torch.distributed function that a rank made from Python."""
 
     number: int  # number of the call in its process, from 1
     op: str  # the function, such as all_reduce
@@ -63,7 +63,7 @@ class Call:
 @stored_as(caught_at="handled")
 @dataclass(frozen=True, kw_only=True)
 class CaughtException:
-    """An exception that the program's own code caught, or that left a module's forward.
+    """An exception that the program caught, or that left a module's forward.
 
     Exceptions of the same type from the same line are counted in one object.
     """
@@ -82,9 +82,10 @@ class CaughtException:
 
 @dataclass(frozen=True, kw_only=True)
 class CallCount:
-    """The number of collective calls that a rank made in one process group, and a hash over them.
+    """The number of collective calls that a rank made in one process group.
 
-    All calls count, even if the status file no longer stores them. Transfers and waits on handles do not count.
+    All calls count, even if the status file no longer stores them. Transfers and waits on handles do not count. A hash
+    over the calls allows ranks to be compared.
     """
 
     calls: int
@@ -94,7 +95,7 @@ class CallCount:
 @stored_as(is_exhausted="ended")
 @dataclass(frozen=True, kw_only=True)
 class DataLoaderProgress:
-    """A DataLoader of the program, with the number of its iterators and the number of batches of the latest one."""
+    """How many batches a DataLoader of the program has returned."""
 
     number: int  # DataLoaders are numbered in the order of first use
     iterators: int  # number of iterators so far; more than one = the DataLoader was restarted
@@ -105,7 +106,7 @@ class DataLoaderProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreKeyWrites:
-    """The keys that one line of the program has set in a torch.distributed store: their number and the latest one."""
+    """The store keys that were set by one line of the program."""
 
     key: str  # the latest key; the beginning of a long key is cut off
     count: int  # number of keys that the line has set
@@ -115,7 +116,7 @@ class StoreKeyWrites:
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardMode:
-    """The mode of a rank's latest forward of the whole model: training or evaluation, with or without gradients."""
+    """The mode of a rank's latest forward, such as training or evaluation."""
 
     training: bool  # module.training
     gradients: bool  # torch.is_grad_enabled()
@@ -123,7 +124,7 @@ class ForwardMode:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleCall:
-    """The call of a module of the model: the name of the module and the line of the program that called it."""
+    """A module of the model, and the line of the program that called it."""
 
     name: str
     place: Place | None  # None: the line belongs to a library
@@ -132,7 +133,7 @@ class ModuleCall:
 @stored_as(is_complete="whole")
 @dataclass(frozen=True, kw_only=True)
 class StepForwards:
-    """The modules whose forwards ran in one optimizer step, in the order in which they began."""
+    """The modules whose forwards ran in one optimizer step, in order."""
 
     step: int
     is_complete: bool  # the status file still has the first module of the step
@@ -182,7 +183,7 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One entry of torch's flight recorder: a collective that a rank entered."""
+    """A collective operation that a rank entered, from torch's flight recorder."""
 
     group: str  # name of the process group
     seq: int  # number of the collective in its group
@@ -198,7 +199,7 @@ class Collective:
 @stored_as(from_python="called")
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """The number of times that one rank entered one kind of collective during one optimizer step."""
+    """How often a rank entered one kind of collective during one optimizer step."""
 
     group: str
     op: str
@@ -209,7 +210,7 @@ class Tally:
 @stored_as(last_step="until")
 @dataclass(frozen=True, kw_only=True)
 class StepRow:
-    """One or more consecutive optimizer steps in which a rank entered the same collectives equally often."""
+    """Consecutive optimizer steps in which a rank entered the same collectives."""
 
     step: int  # the first of these steps
     last_step: int
@@ -231,7 +232,7 @@ class StepRow:
 )
 @dataclass(frozen=True, kw_only=True)
 class StatusFile:
-    """The content of a status file: the progress that one process records in shared memory."""
+    """The content of a status file, in which one process records its progress."""
 
     pid: int
     rank: int | None
@@ -278,21 +279,21 @@ class StatusFile:
     forwards: tuple[StepForwards, ...] = ()  # the latest steps of the training thread, oldest first
 
     def modules_entered(self, step: int) -> tuple[ModuleCall, ...] | None:
-        """Return the modules that a rank entered in `step`, in order.
-
-        Return None if the record of the step is missing or its beginning was overwritten.
-        """
+        """Return the modules that ran in `step`, in order, or None if they are not fully recorded."""
         calls = next((forward.calls for forward in self.forwards if forward.step == step and forward.is_complete), None)
         return None if calls is None else tuple(self.modules[call] for call in calls if call < len(self.modules))
 
     @property
     def latest_event(self) -> ProgressEvent | None:
-        """The latest progress event of any thread, or None if there is none."""
+        """The latest progress event of any thread, or None."""
         return self.events[0] if self.events else None
 
     @property
     def latest_training_event(self) -> ProgressEvent | None:
-        """The latest data, forward, backward, optimizer or step event of any thread, or None if there is none."""
+        """The latest training event of any thread, or None.
+
+        Training events are data, forward, backward, optimizer and step events.
+        """
         return next((event for event in self.events if event.kind in TRAINING), None)
 
     @property
@@ -305,14 +306,14 @@ class StatusFile:
 
     @property
     def position(self) -> int:
-        """The number of training events so far in the optimizer step in progress."""
+        """The number of training events so far in the current optimizer step."""
         return self.latest_training_event.position if self.latest_training_event else 0
 
 
 @stored_as(status_file="board", query_bytes="asked_bytes", is_from_dump="dumped")
 @dataclass(frozen=True, kw_only=True)
 class RankSnapshot:
-    """One rank's state at the time of a snapshot: its processes, their stacks, its collectives and its status file."""
+    """The state of one rank at the time of a snapshot."""
 
     rank: int
     pid: int
@@ -330,7 +331,7 @@ class RankSnapshot:
 @stored_as(user_frame="user")
 @dataclass(frozen=True, kw_only=True)
 class ChildSample:
-    """The line that a child process of a rank was on at one moment, while it computed and the rank waited for it."""
+    """The line that a rank's child process was executing while the rank waited for it."""
 
     pid: int
     leaf: Frame | None  # innermost Python frame
@@ -340,7 +341,7 @@ class ChildSample:
 @stored_as(user_frame="user", only_line_changed="another_line", child_samples="below")
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A short record of what one rank did at one moment: its motion, its innermost line and its CPU time."""
+    """A short record of what one rank was doing at one moment."""
 
     rank: int
     at_s: float
@@ -355,7 +356,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The states of all ranks of a run at one moment, together with the states of the GPUs."""
+    """The states of all ranks and GPUs of a run at one moment."""
 
     number: int  # snapshots are numbered within their run
     at_s: float
@@ -366,7 +367,7 @@ class Snapshot:
 @stored_as(during_teardown="by_us")
 @dataclass(frozen=True, kw_only=True)
 class Exit:
-    """The exit of one process of the run: a rank, or the launcher."""
+    """The exit of one process of the run, which is a rank or the launcher."""
 
     pid: int  # 0 = the process had exited before it was observed
     rank: int | None  # None = the launcher
@@ -377,10 +378,7 @@ class Exit:
 
 @dataclass(frozen=True, kw_only=True)
 class Hint:
-    """A name from the program that an error message of torch lacks, such as the name of the parameter.
-
-    The probe finds it when the exception is raised.
-    """
+    """A name that explains an error message of torch, such as a parameter name."""
 
     kind: str  # the kind of message: "without gradient", "ready twice", "recomputed", "in place"
     name: str  # name of the parameter, function or operation
@@ -402,7 +400,7 @@ class EarlierError:
 
 @dataclass(frozen=True, kw_only=True)
 class RaisedException:
-    """The exception that ended the program of a rank, with the exceptions that led to it."""
+    """The exception that ended a rank's program, and the exceptions that led to it."""
 
     rank: int
     at_s: float | None  # None = the exception is only known from the log
@@ -417,7 +415,7 @@ class RaisedException:
 @stored_as(is_recomputation="recomputed")
 @dataclass(frozen=True, kw_only=True)
 class DebugMessage:
-    """A message about one operation, printed by autograd's anomaly detection or by checkpointing's debug mode."""
+    """A message from autograd's anomaly detection or checkpointing's debug mode."""
 
     operation: str
     frames: tuple[Frame, ...]  # the stack of the forward pass that called the operation, innermost first
@@ -436,7 +434,7 @@ class DebugMessage:
 )
 @dataclass(frozen=True, kw_only=True)
 class RankEvidence:
-    """The evidence of one rank: everything that was observed of it during the whole run."""
+    """Everything that was observed of one rank during the run."""
 
     rank: int
     pid: int | None
@@ -463,7 +461,7 @@ class RankEvidence:
 @stored_as(no_progress_s="quiet_s")
 @dataclass(frozen=True, kw_only=True)
 class Retraction:
-    """A proof of a hang that turned out to be wrong, because the job made progress again.
+    """A report of a hang that proved wrong, because the job made progress again.
 
     This can only be seen in jobs that the harness does not terminate.
     """
@@ -476,10 +474,7 @@ class Retraction:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The source text of a function of the program, or of a statement outside of functions.
-
-    It was read when the run was judged.
-    """
+    """The source code of a function of the program, read when the run was judged."""
 
     file: str
     first: int  # number of the first line
@@ -497,7 +492,7 @@ class Source:
 )
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The evidence of one attempt to run a job, as observed on one node and reduced to a size limit."""
+    """Everything that was observed on one node during one attempt to run a job. It is reduced to a size limit."""
 
     schema: int = 1
     node: str

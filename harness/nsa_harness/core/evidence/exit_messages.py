@@ -30,10 +30,10 @@ _MAX_LENGTH = 500
 
 
 def last_traceback(log: str) -> tuple[str, str, tuple[Frame, ...]] | None:
-    """Return (exception type, message, frames) of the last traceback in a log, or None if the log has none.
+    """Return the last traceback in a log, or None if the log has none.
 
-    The frames are innermost first. If the message of an exception quotes the traceback of a DataLoader worker, the
-    traceback of the worker is returned, because it comes last.
+    The result is (exception type, message, frames), with the innermost frame first. If the message of an exception
+    quotes the traceback of a DataLoader worker, the traceback of the worker is returned, because it comes last.
     """
     lines = [_PREFIX.sub("", line) for line in log.splitlines()]
     starts = [number for number, line in enumerate(lines) if line in (_START, f"Original {_START}")]
@@ -51,7 +51,7 @@ def last_traceback(log: str) -> tuple[str, str, tuple[Frame, ...]] | None:
 
 
 def with_passed_on_errors(exception: RaisedException) -> RaisedException:
-    """Return the exception with the errors that are quoted in its messages added to its chain.
+    """Return the exception, with errors quoted in its message added to its causes.
 
     DataLoader workers, process pools and spawned ranks pass on their tracebacks as text in a message.
     """
@@ -62,10 +62,9 @@ def with_passed_on_errors(exception: RaisedException) -> RaisedException:
 
 
 def earliest_program_error(exception: RaisedException) -> RaisedException:
-    """Return the exception with type, message and frames of the earliest error in its chain from the program's code.
+    """Return the earliest of the exception's causes that came from the program's code.
 
-    If no earlier error has a frame of the program, the exception is returned unchanged. Errors that a library caught
-    internally are ignored.
+    If there is none, the exception is returned unchanged. Errors that a library caught internally are ignored.
     """
     own = [
         earlier
@@ -88,7 +87,7 @@ _LAST_BEFORE_ABORT = re.compile(r"Watchdog caught|what\(\):")
 
 
 def timeout_message(rank: RankEvidence) -> re.Match[str] | None:
-    """Return the match of the message by which a rank reports a timeout while it waited for other ranks, or None."""
+    """Return the rank's message that it timed out waiting for other ranks, or None."""
     exception = rank.exception
     # Only an exception from torch counts: a program may also wait for something else than its ranks.
     is_from_torch = exception is not None and any("/torch/" in frame.file for frame in exception.frames[:1])
@@ -98,12 +97,12 @@ def timeout_message(rank: RankEvidence) -> re.Match[str] | None:
 
 
 def known_warnings(log: Iterable[str]) -> tuple[str, ...]:
-    """Return the beginnings of the torch warnings in a log that diagnosis rules use, sorted and without repetitions."""
+    """Return the torch warnings in a log that are useful for a diagnosis."""
     return tuple(sorted({match[0] for line in log if (match := _WARNINGS.search(line))}))
 
 
 def error_lines(log: str) -> tuple[str, ...]:
-    """Return the last lines of a log that name an error; if no line does, return the last line that is not blank."""
+    """Return the last lines of a log that name an error. If no line does, return the last line that is not blank."""
     lines = [_PREFIX.sub("", line)[:_MAX_LENGTH] for line in log.splitlines() if line.strip()]
     error_texts = [line for line in lines if _ERROR_WORDS.search(line)]
     return tuple(error_texts[-_MAX_LINES:] or lines[-1:])
@@ -129,15 +128,12 @@ _BACKGROUND_BEGINNINGS = (
 
 
 def read_exit_messages(log: str) -> tuple[PrintedMessage, ...]:
-    """Return the messages in a log about problems at the exit of the interpreter, printed by Python and torch.
-
-    They are in the order of the log, without repetitions.
-    """
+    """Return the messages in a log about problems at the exit of the interpreter."""
     return _read_messages(log, _BEGINNINGS)
 
 
 def read_background_failures(log: str, exception: RaisedException | None) -> tuple[PrintedMessage, ...]:
-    """Return the failures of a rank's threads and child processes, from the tracebacks in its log.
+    """Return the failures of a rank's threads and child processes that its log shows.
 
     Some tracebacks do not name their thread or process. Such a traceback is ignored if it belongs to `exception`, which
     is the rank's own exception, to an earlier error in its chain, or to a failure with a name.
@@ -170,11 +166,6 @@ def _read_messages(log: str, beginnings: Sequence[tuple[str, re.Pattern[str]]]) 
 
 
 def _read_message(kind: str, name: str, after: Sequence[str]) -> PrintedMessage:
-    """Return one message of a log.
-
-    `after` are the lines after its first line. If they begin with a traceback, the error and its place are read from
-    it.
-    """
     error, place, entry_place = "", None, None
     if after and after[0].startswith("Traceback (most recent call last)"):
         end = next((n for n, line in enumerate(after) if n and line and not line[0].isspace()), len(after))
@@ -201,7 +192,7 @@ _MOST_LINES = 200
 
 
 def read_debug_message(log: str) -> DebugMessage | None:
-    """Return the last message in a log from autograd's anomaly detection or checkpointing's debug mode, or None."""
+    """Return the last message of torch's debugging modes in a log, or None."""
     if "Traceback of forward call" not in log and _RECOMPUTED not in log:
         return None
     lines = [_PREFIX.sub("", line) for line in log.splitlines()]
@@ -218,7 +209,7 @@ def _read_anomaly(lines: Sequence[str]) -> DebugMessage | None:
 
 
 def _printed_frames(lines: Sequence[str]) -> Iterator[Frame]:
-    """Yield the frames of a traceback, outermost first, up to the first line that does not belong to it."""
+    """Yield the frames of a printed traceback, outermost first."""
     for line in lines:
         if frame := _PRINTED.match(line):
             yield Frame(file=frame[1], line=int(frame[2]), function=frame[3])
@@ -227,7 +218,7 @@ def _printed_frames(lines: Sequence[str]) -> Iterator[Frame]:
 
 
 def _read_recomputation(lines: Sequence[str]) -> DebugMessage | None:
-    """Return a message about the first operation in which a recomputation differs from the forward pass, or None.
+    """Return where a recomputation first differs from the forward pass, or None.
 
     `lines` are the output of checkpointing's debug mode.
     """
@@ -248,10 +239,7 @@ def _read_recomputation(lines: Sequence[str]) -> DebugMessage | None:
 
 
 def _operations(lines: Sequence[str]) -> list[tuple[int, str]]:
-    """Return (number, name) of each operation in the lines, with numbers from 1.
-
-    The operation `detach` is left out, because checkpointing itself adds it.
-    """
+    """Return the number and name of each operation in the lines, except for `detach`."""
     operations: list[tuple[int, str]] = []
     number = 0
     for line in lines:
@@ -265,7 +253,7 @@ def _operations(lines: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def _listed_frames(lines: Sequence[str], pass_name: str, number: int) -> Iterator[Frame]:
-    """Yield the frames of operation `number` in one of the two passes, innermost first.
+    """Yield the frames of operation `number`, innermost first.
 
     `pass_name` is "original" for the forward pass or "recompute" for the recomputation.
     """
@@ -301,7 +289,7 @@ _MAX_SIGNALS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class AgentFailure:
-    """One failed rank in the summary that torchrun prints at its end. `first` marks the rank that failed first."""
+    """One failed rank in the summary that torchrun prints at its end."""
 
     rank: int
     pid: int
@@ -310,7 +298,7 @@ class AgentFailure:
 
 
 def agent_failures(log: str) -> tuple[AgentFailure, ...]:
-    """Return the failed ranks in the summary at the end of torchrun's output, or () if there is no summary."""
+    """Return the failed ranks in the summary that torchrun prints at its end."""
     others, heading, first = log.partition(_FIRST)
     return tuple(
         AgentFailure(rank=int(rank), pid=int(pid), status=int(status), first=part is first and bool(heading))
@@ -320,9 +308,10 @@ def agent_failures(log: str) -> tuple[AgentFailure, ...]:
 
 
 def closing_signals(log: str) -> tuple[tuple[int, str, str], ...]:
-    """Return (pid, signal, sender) for each signal that a launcher or scheduler reports in a log, in order.
+    """Return the signals that a launcher or scheduler reports in a log.
 
-    The signal is a name such as "SIGTERM". The pid is 0 if the signal went to the whole job.
+    Each item is (pid, signal, sender), with a signal name such as "SIGTERM". The pid is 0 if the signal went to the
+    whole job.
     """
     signals = [
         (match.start(), sender, match.groupdict()) for sender, pattern in _SENDERS for match in pattern.finditer(log)

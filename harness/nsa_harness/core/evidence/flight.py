@@ -48,9 +48,9 @@ _UNREADABLE = (
 
 
 def plain_value(data: bytes) -> Any:
-    """Return the value of a pickle that consists only of dicts, lists, tuples, strings and numbers.
+    """Return the plain data in a pickle without importing or calling anything.
 
-    Nothing in the pickle is imported or called. Raise ValueError, with the position in bytes, for any other pickle.
+    Raise ValueError, with the position in bytes, for any data but dicts, lists, tuples, strings and numbers.
     """
     at: int | None = 0
     try:
@@ -81,7 +81,7 @@ _PICKLE_START = b"\x80"
 
 @dataclass(frozen=True, kw_only=True)
 class FlightDump:
-    """The content of a rank's flight recorder dump: collectives, oldest first, their stacks, and process groups."""
+    """The content of a rank's flight recorder dump."""
 
     collectives: tuple[Collective, ...]
     transfers: tuple[Collective, ...]  # sends and receives, which are numbered separately from the collectives
@@ -91,10 +91,7 @@ class FlightDump:
 
 
 def parse_dump(data: bytes) -> FlightDump:
-    """Return the content of a JSON or pickled dump.
-
-    Raise ValueError if `data` is no dump or is larger than MAX_BYTES. The message names the wrong entry and field.
-    """
+    """Return the content of a flight recorder dump. Raise ValueError if it is invalid."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"not a flight recorder dump: {len(data)} bytes, at most {MAX_BYTES} are read")
     try:
@@ -105,14 +102,14 @@ def parse_dump(data: bytes) -> FlightDump:
 
 
 def parse_flight(text: str) -> tuple[Collective, ...]:
-    """Return every collective in a JSON dump, oldest first. Raise ValueError if `text` is not a dump."""
+    """Return the collectives in a JSON flight recorder dump, oldest first. Raise ValueError if `text` is not a dump."""
     return parse_dump(text.encode("utf-8", "replace")).collectives
 
 
 def essential_collectives(
     collectives: Sequence[Collective], max_latest: int = _MAX_PER_GROUP
 ) -> tuple[Collective, ...]:
-    """Return only those collectives that show which rank waits for which.
+    """Return only the collectives that show which rank waits for which.
 
     These are the latest `max_latest` collectives of each group, and the oldest collectives that have not completed.
     """
@@ -131,7 +128,7 @@ def essential_collectives(
 
 
 def missing_numbers(collectives: Sequence[Collective]) -> Iterator[tuple[str, int, int]]:
-    """Yield (group, first, last) for each range of missing numbers between the collectives of one rank.
+    """Yield each gap in the numbers of one rank's collectives, as (group, first, last).
 
     A flight recorder only overwrites its oldest entries, so such a gap is unexpected. A gap after a collective that has
     not completed is ignored, because `essential_collectives` drops completed collectives after it.
@@ -211,10 +208,6 @@ def _sizes(entry: Mapping[Any, Any], where: str) -> list[tuple[int, ...]]:
 
 
 def _groups(configuration: Mapping[Any, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the ranks of each process group, by the name of the group.
-
-    gloo records one group without a name and without ranks, which is skipped.
-    """
     members_of = {}
     for name, about in list(configuration.items())[:_MAX_GROUPS]:
         where = f"pg_config {_string(name, 'pg_config')!r}"
@@ -222,6 +215,7 @@ def _groups(configuration: Mapping[Any, Any]) -> dict[str, tuple[int, ...]]:
         if isinstance(ranks, str):
             ranks = json.loads(ranks)
         members = tuple(_integer(rank, where) for rank in _list(ranks, where)[:_MAX_RANKS])
+        # gloo records one group without a name and without ranks.
         if members:
             members_of[str(name)] = members
     return members_of
@@ -245,10 +239,7 @@ def _list(value: object, where: str) -> Sequence[Any]:
 
 
 def _string(value: object, where: str) -> str:
-    """Return a string unchanged, and an integer as a string, because group names may be numbers.
-
-    Raise TypeError for other values. A container is rejected because its text could be extremely long.
-    """
+    """Return a string or integer as a string. Raise TypeError for other values."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise TypeError(f"{where} is {_repr_of(value)}, no text")
     return str(value)[:_MAX_TEXT]

@@ -1,4 +1,4 @@
-"""Read the gradient traces that ranks print: which parameters got a gradient, and in which order."""
+"""Read from printed traces which parameters got a gradient, and in which order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BUCKET = re.compile(r"^\[DDP\] rank=(\d+) bucket_elems=(\d+) dtype=(\S+)$")
 @stored_as(gradient_count="arrived", missing_count="missing")
 @dataclass(frozen=True, kw_only=True)
 class RankTraces:
-    """A rank's traces of gradients and DDP buckets. Counts are None if the rank did not trace gradients."""
+    """The gradients and DDP buckets in the traces of one rank. Counts are None if the rank did not trace gradients."""
 
     gradient_count: int | None  # number of parameters with a gradient in the last traced step
     missing_count: int | None  # number of parameters without a gradient in that step
@@ -28,12 +28,12 @@ class RankTraces:
 
 
 def trace_lines(log: Iterable[str]) -> Iterator[str]:
-    """Yield those lines of a log that belong to a trace of gradients, DDP buckets or modules."""
+    """Yield the lines of a log that trace gradients, DDP buckets or modules."""
     return (line for line in log if _TRACE.match(line))
 
 
 def read_traces(lines: Sequence[str]) -> RankTraces:
-    """Return the gradients and DDP buckets in the trace lines of one rank."""
+    """Return the gradients and DDP buckets in a rank's trace lines."""
     gradients = [match for line in lines if (match := _GRADIENTS.match(line))]
     names = [match[1] for line in lines if (match := _MISSING.match(line))]
     buckets = [(int(match[2]), match[3]) for line in lines if (match := _BUCKET.match(line))]
@@ -56,7 +56,7 @@ Orders = Mapping[int, tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class OrderDifference:
-    """The first gradient that `rank` got in another order than most ranks, and the optimizer step."""
+    """The first gradient that arrived in a different order on one rank than on most ranks."""
 
     step: int
     rank: int
@@ -67,7 +67,7 @@ class OrderDifference:
 
 
 def read_orders(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
-    """Return, for each optimizer step, the names of the gradients in the order in which they were ready.
+    """Return the order in which gradients became ready in each optimizer step.
 
     Each record has the key "step" and the key "arrived" with the list of names. Records of another form are ignored.
     """
@@ -82,17 +82,17 @@ def read_orders(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str, ...]]
 @stored_as(difference="differs")
 @dataclass(frozen=True, kw_only=True)
 class BucketOrder:
-    """The result of comparing the order in which DDP's buckets became ready on the ranks."""
+    """The result of comparing the order of DDP's buckets between ranks."""
 
     count: int  # largest number of buckets in one step
     difference: OrderDifference | None  # None = the order is the same on every rank
 
 
 def read_bucket_orders(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
-    """Return, for each optimizer step, the names of DDP's buckets ("bucket 0") in the order in which they became ready.
+    """Return the order in which DDP's buckets became ready in each optimizer step.
 
-    Each record has the key "step" and the key "buckets" with a list of objects that have the key "bucket". Records of
-    another form are ignored.
+    A bucket is named "bucket 0". Each record has the key "step" and the key "buckets" with a list of objects that have
+    the key "bucket". Records of another form are ignored.
     """
     orders: dict[int, tuple[str, ...]] = {}
     for record in records:
@@ -104,10 +104,7 @@ def read_bucket_orders(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str
 
 
 def compare_bucket_order(ranks: Mapping[int, Orders]) -> BucketOrder | None:
-    """Return the number of DDP's buckets and the first difference between the ranks' bucket orders.
-
-    Return None if fewer than two ranks traced buckets.
-    """
+    """Compare the order of DDP's buckets between ranks. Return None if fewer than two ranks traced buckets."""
     orders_of = {rank: orders for rank, orders in ranks.items() if orders}
     if len(orders_of) < 2:
         return None
@@ -116,10 +113,11 @@ def compare_bucket_order(ranks: Mapping[int, Orders]) -> BucketOrder | None:
 
 
 def first_order_difference(ranks: Mapping[int, Orders]) -> OrderDifference | None:
-    """Return the first difference between a rank's order of gradients and that of most ranks, or None if there is none.
+    """Return the first gradient whose order differs between ranks, or None.
 
-    Only gradients that both ranks have are compared, because a missing gradient is a separate finding. If there are
-    only two ranks, their orders cannot show which of them is wrong; the higher rank is returned.
+    Each rank is compared with the order of most ranks. Only gradients that both ranks have are compared, because a
+    missing gradient is a separate finding. If there are only two ranks, their orders cannot show which of them is
+    wrong; the higher rank is returned.
     """
     orders_of = {rank: orders for rank, orders in sorted(ranks.items()) if orders}
     for step in sorted({step for orders in orders_of.values() for step in orders}):
@@ -140,10 +138,7 @@ def _at(orders: Orders, step: int) -> tuple[str, ...]:
 
 
 def _first_difference(order: tuple[str, ...], common: tuple[str, ...]) -> tuple[int, str, str] | None:
-    """Return (position, name, expected name) of the first gradient at which the orders differ, or None if they agree.
-
-    Gradients that occur in only one of the orders are skipped.
-    """
+    """Return the first position at which two orders differ and the two names, or None."""
     own_names, common_names = set(order), set(common)
     pairs = zip(
         [name for name in order if name in common_names], [name for name in common if name in own_names], strict=False

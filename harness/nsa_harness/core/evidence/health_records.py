@@ -1,4 +1,4 @@
-"""Read the health samples of a rank, which the probe writes as lines of JSON. A malformed record raises an error."""
+"""Read the health samples that the probe of a rank wrote as lines of JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Point = TypeVar("Point")
 
 
 def read_health_samples(records: Iterable[dict[str, Any]]) -> HealthSamples | None:
-    """Return all samples in the records of one rank, or None if there are no records.
+    """Return the health samples of one rank, or None if there are no records.
 
     Raise KeyError, TypeError or ValueError for a malformed record.
     """
@@ -48,7 +48,7 @@ def read_health_samples(records: Iterable[dict[str, Any]]) -> HealthSamples | No
 
 
 class _Reader:
-    """Collects the records of one rank one after the other, and then returns them as HealthSamples."""
+    """Combines the records of one rank into HealthSamples."""
 
     def __init__(self) -> None:
         self.has_records = False
@@ -133,7 +133,7 @@ class _Reader:
             self._change(non_finite_loss=NonFiniteValue(step=step, value=_value(record), place=place))
 
     def _add_step(self, record: dict[str, Any]) -> None:
-        """Store the values that the probe sampled after one step of an optimizer: memory, data waits and gradients.
+        """Store what the probe sampled after one optimizer step.
 
         Memory and data waits are only stored for the first optimizer. Parameters that are NaN or infinite are stored
         with the first step of this state, and removed when they are finite again.
@@ -157,7 +157,6 @@ class _Reader:
         self._non_finite[optimizer] = earlier or current if current else None
 
     def _add_replica_sample(self, record: dict[str, Any]) -> None:
-        """Add the record's sample to the replica that it names, and replace the parameter blocks of the replica."""
         replica = self._replicas[int(record["ddp"])]
         sample = ReplicaSample(
             at=str(record["at"]),
@@ -252,10 +251,7 @@ def _value(record: dict[str, Any]) -> str:
 
 
 def _thin_out(points: list[Point]) -> list[Point]:
-    """Return at most MAX_POINTS of the points, in the same order.
-
-    While there are more, every second point of the older half is removed.
-    """
+    """Return at most MAX_POINTS of the points, leaving out older ones."""
     while len(points) > MAX_POINTS:
         half = len(points) // 2
         points = points[:half:2] + points[half:]

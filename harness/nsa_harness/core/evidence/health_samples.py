@@ -1,4 +1,4 @@
-"""Data classes for health samples: numbers that the probe takes between steps, and messages printed at exit."""
+"""Data classes for the health samples that the probe takes between training steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nsa_harness.core.stored_keys import stored_as
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySample:
-    """The memory that a rank's process used at the end of an optimizer step, on the host and on the GPU."""
+    """The host and GPU memory of a rank at the end of an optimizer step."""
 
     step: int
     anonymous_bytes: int  # resident memory without mapped files and shared memory
@@ -20,7 +20,7 @@ class MemorySample:
 @stored_as(elapsed_s="passed_s")
 @dataclass(frozen=True, kw_only=True)
 class DataWait:
-    """The time that the program's main thread had waited for DataLoaders by the end of an optimizer step."""
+    """How long a rank had waited for DataLoaders by the end of an optimizer step."""
 
     step: int
     waited_s: float  # total time that it waited for batches
@@ -30,7 +30,7 @@ class DataWait:
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterBlock:
-    """A checksum and two sums over some neighbouring parameters of a model replica, to find where replicas differ."""
+    """A checksum over some neighbouring parameters of a model replica."""
 
     checksum: str
     size: float  # root of the sum of squares of some of the values; nan if a value is not finite
@@ -39,7 +39,7 @@ class ParameterBlock:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaSample:
-    """A checksum over all parameters of a model replica at one moment, to find out whether replicas differ."""
+    """A checksum over all parameters of a model replica at one moment."""
 
     # "made": after DDP made the replicas equal, or before the first step; "begun": before a forward; "stepped": after
     # the optimizer; "over": at the end of the program.
@@ -52,7 +52,7 @@ class ReplicaSample:
 @stored_as(samples="looks", blocks="parts", in_ddp="wrapped", was_broadcast="broadcast", reduces_gradients="reduced")
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """A rank's copy of a model, with or without DistributedDataParallel, and the checksums that were taken of it."""
+    """A rank's copy of a model, and the checksums that were taken of it."""
 
     number: int  # models are numbered per rank
     ranks: tuple[int, ...]  # ranks whose copies should be equal
@@ -76,7 +76,7 @@ class OverwrittenFile:
 
 @dataclass(frozen=True, kw_only=True)
 class UnawaitedCall:
-    """A line that called a collective with `async_op=True`, and none of the returned handles was ever waited on."""
+    """A line that called a collective asynchronously and never waited for the result."""
 
     op: str
     place: Place | None
@@ -85,10 +85,7 @@ class UnawaitedCall:
 
 @dataclass(frozen=True, kw_only=True)
 class DroppedBatches:
-    """The batches that a rank dropped because of exceptions raised by one line.
-
-    Each exception ended the training pass of a batch, which was not retried.
-    """
+    """The batches that a rank dropped because of exceptions raised by one line."""
 
     type: str  # type of the exception
     place: Place | None  # the line that raised it
@@ -101,7 +98,7 @@ class DroppedBatches:
 )
 @dataclass(frozen=True, kw_only=True)
 class GradientArrivals:
-    """The gradients of one model, as sampled after backward passes, before they were reduced or used."""
+    """The state of one model's gradients after its backward passes."""
 
     model: str
     sample_count: int  # number of samples in which some parameter had a gradient
@@ -116,7 +113,7 @@ class GradientArrivals:
 
 @dataclass(frozen=True, kw_only=True)
 class NonFiniteValue:
-    """The first loss or the first parameters of a run that were NaN or infinite, with their step."""
+    """The first loss or parameters of a run that were NaN or infinite."""
 
     step: int
     value: str  # "nan" or "inf"
@@ -126,7 +123,7 @@ class NonFiniteValue:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryGrowth:
-    """A line of the program whose allocations took more memory after `last_step` than after `first_step`."""
+    """A line of the program whose allocated memory grew between two steps."""
 
     place: Place
     first_step: int
@@ -152,7 +149,7 @@ class MemoryGrowth:
 )
 @dataclass(frozen=True, kw_only=True)
 class HealthSamples:
-    """All samples that the probe took between the steps of one rank, to find faults that raise no error."""
+    """All health samples of one rank, taken to find faults that raise no error."""
 
     steps: int = 0  # the last optimizer step that was sampled
     sample_count: int = 0  # number of samples of parameters
@@ -184,7 +181,7 @@ class HealthSamples:
 @stored_as(entry_place="entered")
 @dataclass(frozen=True, kw_only=True)
 class PrintedMessage:
-    """A message on stderr about a problem at exit, or about a failed thread or child process."""
+    """A message about a problem at exit, or about a failed thread or child process."""
 
     kind: str  # "atexit", "left", "process group", "thread" or "child process"
     name: str  # name of the thread or process that failed, or of the object that was left open

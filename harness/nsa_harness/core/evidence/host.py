@@ -1,4 +1,4 @@
-"""Data on a host: processes, threads, sockets, memory, GPUs, kernel messages about killed processes, and NCCL's log."""
+"""Data about a host, such as its processes, sockets, memory and GPUs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Socket:
 
 @dataclass(frozen=True, kw_only=True)
 class SignalMasks:
-    """The signal masks of a process's main thread, one bit per signal, as in /proc/PID/status."""
+    """The signal masks of a process's main thread, one bit per signal."""
 
     pending: int
     blocked: int
@@ -104,10 +104,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryAtEvent:
-    """The memory of a rank at one event, as the rank reported it.
-
-    Values of torch's CUDA allocator are None on a CPU.
-    """
+    """The memory that a rank reported at one event. Values of torch's CUDA allocator are None on a CPU."""
 
     moment: str  # "boot" (after start-up), "dump" (a memory dump during training) or "last" (the latest heartbeat)
     step: int
@@ -118,7 +115,7 @@ class MemoryAtEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class SentSignal:
-    """A signal that was sent to a process of the run, with its sender."""
+    """A signal that was sent to a process of the run, and its sender."""
 
     pid: int  # 0 = the signal went to every process of the job
     rank: int | None  # None = the process is the launcher or a child process of a rank
@@ -149,10 +146,10 @@ _MAX_PIDS = 64
 
 
 def parse_gpus(table: str, processes: str) -> tuple[Gpu, ...]:
-    """Return the state of each GPU from two CSV outputs of nvidia-smi without header and units.
+    """Return the state of each GPU from two CSV outputs of nvidia-smi.
 
-    `table` has the columns GPU_FIELDS, and `processes` has the columns PROCESS_FIELDS. Raise ValueError if a line has
-    another form.
+    `table` has the columns GPU_FIELDS, and `processes` has the columns PROCESS_FIELDS, without header and units. Raise
+    ValueError if a line has another form.
     """
     pids: dict[str, dict[int, float | None]] = {}
     for uuid, pid, used in _rows(processes, len(PROCESS_FIELDS)):
@@ -161,7 +158,7 @@ def parse_gpus(table: str, processes: str) -> tuple[Gpu, ...]:
 
 
 def _rows(text: str, columns: int) -> Iterable[list[str]]:
-    """Yield the cells of each CSV line. Raise ValueError if a line does not have `columns` cells."""
+    """Yield the cells of each CSV line. Raise ValueError if there are not `columns` cells."""
     for line, row in enumerate(csv.reader(text.splitlines(), skipinitialspace=True), start=1):
         if len(row) != columns:
             raise ValueError(f"nvidia-smi, line {line}: {len(row)} values, expected {columns}: {','.join(row)[:100]}")
@@ -186,7 +183,7 @@ def _gpu(row: list[str], pids: Mapping[str, Mapping[int, float | None]]) -> Gpu:
 
 
 def _number(word: str) -> float | None:
-    """Return the number in a cell of nvidia-smi, or None if the cell says that there is no value, such as "[N/A]"."""
+    """Return the number in a cell of nvidia-smi, or None for a text such as "[N/A]"."""
     return float(word) if word.replace(".", "", 1).isdigit() else None
 
 
@@ -197,7 +194,7 @@ _MAX_LINE = 300
 
 
 def kill_messages_since(records: Iterable[str], began_us: int) -> Iterator[str]:
-    """Yield the kernel's messages since `began_us` about processes that it killed because memory ran out.
+    """Yield the kernel's messages about processes killed because memory ran out.
 
     `records` are the records of /dev/kmsg. `began_us` is in microseconds since boot.
     """
@@ -209,12 +206,12 @@ def kill_messages_since(records: Iterable[str], began_us: int) -> Iterator[str]:
 
 
 def killed_pids(lines: Iterable[str]) -> Iterator[int]:
-    """Yield the id of the killed process for each kernel message in `lines` that reports one."""
+    """Yield the id of each killed process in the kernel's messages."""
     return (int(message[1]) for line in lines if (message := _KILLED.search(line)))
 
 
 def sigterm_reaction(process: Process) -> str:
-    """Return a sentence that says how the process would react to SIGTERM, or "" if that is unknown.
+    """Return a sentence about how the process would react to SIGTERM, or "" if unknown.
 
     The sentence is derived from the process's state and signal masks. No signal is sent.
     """
@@ -267,7 +264,7 @@ class NcclInfo:
 
 
 def read_nccl(logs: Mapping[int, Iterable[str]]) -> NcclInfo | None:
-    """Return NCCL's configuration and connections from the ranks' logs, or None if NCCL logged nothing."""
+    """Return NCCL's configuration from the ranks' logs, or None if NCCL logged nothing."""
     lines = {
         rank: nccl_lines for rank, log in logs.items() if (nccl_lines := [line for line in log if _NCCL.search(line)])
     }
@@ -295,7 +292,7 @@ def read_nccl(logs: Mapping[int, Iterable[str]]) -> NcclInfo | None:
 
 
 def _has_connected(lines: Iterable[str]) -> bool:
-    """Whether the rank has finished the initialization of every communicator that it began to initialize.
+    """Whether the rank has initialized every communicator that it began to initialize.
 
     NCCL before 2.18 does not log the beginning. Then one finished communicator is enough.
     """

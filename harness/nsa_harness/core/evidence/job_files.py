@@ -1,7 +1,4 @@
-"""Read the files of a job that was not watched.
-
-These are logs of ranks, timeout messages of NCCL, messages of Slurm, stack dumps and flight recorder dumps.
-"""
+"""Read the files of a job that was not watched, such as logs and stack dumps."""
 
 from __future__ import annotations
 
@@ -32,16 +29,16 @@ _MAX_LINE = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class JobLog:
-    """The lines of one log file of a job, separated by the rank that printed them."""
+    """The lines of one log file, grouped by the rank that printed them."""
 
     lines: dict[int | None, tuple[str, ...]]  # rank -> its lines; None -> lines without a rank, such as a launcher's
     local: dict[int, int]  # local rank -> rank, from lines that name both
 
 
 def by_rank(text: str) -> JobLog:
-    """Return the lines of a log, separated by rank and without the prefix that names the rank.
+    """Return the lines of a log, grouped by the rank that printed them.
 
-    The lines of several ranks may be interleaved in the log.
+    The prefix that names the rank is removed. The lines of several ranks may be interleaved in the log.
     """
     plain = _COLOUR.sub("", text) if "\x1b" in text else text
     lines = [line[:_MAX_LINE].rstrip("\r") for line in plain.split("\n")]
@@ -60,7 +57,7 @@ def by_rank(text: str) -> JobLog:
 
 
 def _tasks(lines: Sequence[str]) -> Iterator[tuple[int | None, list[str]]]:
-    """Yield (task number, lines of the task) for each task in a log that `srun --label` wrote.
+    """Yield the number and the lines of each task in a log of `srun --label`.
 
     For any other log, yield (None, all lines).
     """
@@ -78,9 +75,9 @@ def _tasks(lines: Sequence[str]) -> Iterator[tuple[int | None, list[str]]]:
 
 
 def _split_prefix(line: str) -> tuple[int | None, int | None, str]:
-    """Return (local rank, rank, text) of a log line. A rank that the prefix of the line does not name is None.
+    """Return the local rank, the rank and the text of a log line.
 
-    The line "[default1]:[rank3]: text" comes from rank 3, which has local rank 1.
+    For "[default1]:[rank3]: text" these are 1, 3 and "text". A rank that the line does not name is None.
     """
     local_rank = rank = None
     at = 0
@@ -116,7 +113,7 @@ _LAUNCHER_TEXT = re.compile(
 
 
 def find_rank(text: str) -> int | None:
-    """Return the value of the variable RANK that a log prints, or None if it prints none or several values."""
+    """Return the value of RANK that a log prints, or None if there is not exactly one."""
     ranks = {int(match[1]) for pattern in _OWN_RANK for match in _matching_lines(pattern, text, "RANK")}
     return ranks.pop() if len(ranks) == 1 and max(ranks) < MAX_RANKS else None
 
@@ -140,7 +137,7 @@ _LAST_NUMBER = re.compile(r"(?:^|[/_.\-])(?:r|gpu|task)?(\d{1,9})(?:\.[A-Za-z]{1
 
 @dataclass(frozen=True, kw_only=True)
 class PathRank:
-    """What the path of a job's file says about the rank that wrote it.
+    """The rank, launch and attempt that the path of a job's file names.
 
     Fields for which the path has no value are None, empty or 0.
     """
@@ -153,9 +150,9 @@ class PathRank:
 
 
 def rank_of_path(name: str) -> PathRank:
-    """Return what the path of a file says about the rank that wrote it.
+    """Return the rank information in a file's path, such as rank 3 in "rank3.log".
 
-    This is the rank in "rank3.log", the local rank in "attempt_0/3/stderr.log", and only a number in "job_3.out".
+    For "attempt_0/3/stderr.log" this is the local rank, and for "job_3.out" only a number.
     """
     if local := _LOCAL_PATH.search(name):
         return PathRank(local=_rank(local[2]), launch=name[: local.start()], attempt=int(local[1]))
@@ -194,7 +191,7 @@ _MAX_MATCHES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class WatchdogReport:
-    """The progress of one rank in one process group, as NCCL's watchdog reports it at a timeout."""
+    """The progress of one rank in one process group, from NCCL's timeout report."""
 
     rank: int
     group: str
@@ -203,7 +200,7 @@ class WatchdogReport:
 
 
 def timeouts(text: str) -> tuple[tuple[int, Collective], ...]:
-    """Return (rank, collective) for each timeout of a collective that NCCL's watchdog reports in the text.
+    """Return the rank and collective of each timeout that NCCL's watchdog reports.
 
     For each rank and group, only the collective with the lowest number is returned.
     """
@@ -225,7 +222,7 @@ def timeouts(text: str) -> tuple[tuple[int, Collective], ...]:
 
 
 def watchdog_reports(text: str) -> tuple[WatchdogReport, ...]:
-    """Return the latest progress that NCCL's watchdog reports in the text, for each rank and process group."""
+    """Return the latest progress that NCCL's watchdog reports for each rank and group."""
     latest = {
         (int(match["rank"]), match["group"] or match["id"]): (int(match["enqueued"]), int(match["completed"]))
         for match in _matching_lines(_PROGRESS, text, "last enqueued")
@@ -251,7 +248,7 @@ def _open_collective(group: str, seq: int, op: str, count: str | None) -> Collec
 
 
 def _matching_lines(pattern: re.Pattern[str], text: str, *hints: str) -> Iterator[re.Match[str]]:
-    """Yield the matches of `pattern` in those lines that contain one of the strings `hints`.
+    """Yield the matches of `pattern` in lines that contain one of the `hints`.
 
     The hints only save time: a search for a string is much faster than one for the pattern.
     """
@@ -274,7 +271,7 @@ _OUT_OF_MEMORY = re.compile(r"[^\n]{0,80}(?:oom[_-]kill event|Out Of Memory)[^\n
 
 
 def exits_of_tasks(text: str) -> tuple[tuple[int, int], ...]:
-    """Return (task, exit status) for each ended task that srun reports in the text.
+    """Return the task number and exit status of each ended task that srun reports.
 
     The task number is the rank if srun started the ranks itself.
     """
@@ -287,17 +284,14 @@ def exits_of_tasks(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _status(ending: str) -> int | None:
-    """Return the exit status from srun's description of how a task ended, or None if the description is unknown.
-
-    A signal is returned as a negative number.
-    """
+    """Return the exit status in srun's message, negative for a signal, or None if unknown."""
     if code := _CODE.match(ending):
         return int(code[1])
     return next((status for text, status in _STATUS_BY_TEXT if ending.startswith(text)), None)
 
 
 def _numbers(ranges: str) -> Iterator[int]:
-    """Yield each number in a list of ranges. For "0-2,5" these are 0, 1, 2 and 5."""
+    """Yield each number in a list of ranges such as "0-2,5"."""
     for part in ranges.split(","):
         first, _, last = part.partition("-")
         if first.isdigit() and (last or first).isdigit():
@@ -305,10 +299,7 @@ def _numbers(ranges: str) -> Iterator[int]:
 
 
 def killed_for_memory(text: str) -> tuple[str, ...]:
-    """Return the messages of Slurm and the kernel about processes that were killed because memory ran out.
-
-    Repeated messages are left out.
-    """
+    """Return the messages about processes that were killed because memory ran out."""
     return tuple(
         dict.fromkeys(match[0].strip() for match in _matching_lines(_OUT_OF_MEMORY, text, "oom", "Out Of Memory"))
     )
@@ -319,7 +310,7 @@ _WATCHDOG_LINE = re.compile(r"Watchdog caught collective operation timeout[^\n]{
 
 
 def watchdog_lines(text: str) -> tuple[str, ...]:
-    """Return the first few timeout messages of NCCL's watchdog, as text."""
+    """Return the first few timeout messages of NCCL's watchdog."""
     return tuple(
         match[0] for match in islice(_matching_lines(_WATCHDOG_LINE, text, "Watchdog caught"), _MAX_WATCHDOG_LINES)
     )
@@ -333,7 +324,7 @@ _FINGERPRINT = re.compile(
 
 
 def mismatched_collectives(text: str) -> tuple[tuple[int, Collective], ...]:
-    """Return (rank, collective) for each rank whose collective is reported to differ from that of another rank.
+    """Return the rank and collective of each reported mismatch between ranks.
 
     Such reports are printed with TORCH_DISTRIBUTED_DEBUG=DETAIL, and name both ranks.
     """
@@ -358,7 +349,7 @@ _BINARY_SHARE = 0.1  # a file with more control characters in this part is binar
 
 
 class JobFileKind(StrEnum):
-    """The kind of a file of a job, recognized by the file's content."""
+    """The kind of a job's file, recognized by its content."""
 
     LOG = "log"
     RECORDER = "flight recorder dump"
@@ -426,10 +417,7 @@ def _recorder(file: JobFile, data: bytes) -> JobFile:
 
 
 def _document(file: JobFile, data: bytes) -> JobFile | None:
-    """Return the file with the content of its JSON document, or None if `data` is not a JSON document.
-
-    The content is a flight recorder dump or stacks of py-spy. For other JSON, `reason` says why the file is not used.
-    """
+    """Return the file with the content of its JSON document, or None if `data` is not JSON."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -451,10 +439,7 @@ _BEGINS_WITH_A_THREAD = re.compile(r"\s*(?:Timeout \([\d:.]+\)!\s+)?(?:Current t
 
 
 def _text(file: JobFile, text: str) -> JobFile:
-    """Return the file as a stack dump if its text has the form of one, and as a log otherwise.
-
-    Stacks that faulthandler printed into a log are not read by this function.
-    """
+    """Return the file as a stack dump if it looks like one, otherwise as a log."""
     stacks = parse_py_spy_text(text)
     if not stacks and _BEGINS_WITH_A_THREAD.match(text):
         stacks = {0: parse_faulthandler(text)}

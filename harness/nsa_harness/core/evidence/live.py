@@ -1,4 +1,4 @@
-"""The current progress of a running attempt, as shown on the screen, and an estimate of the remaining time."""
+"""The current progress of a running attempt, and its estimated remaining time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STILL_S = 300.0  # longest time without output; CI systems end a job that prints
 @stored_as(no_progress_s="quiet_s")
 @dataclass(frozen=True, kw_only=True)
 class RankProgress:
-    """The current progress of one rank: its phase, its step, and the time since its latest progress event."""
+    """The current progress of one rank."""
 
     rank: int
     phase: str
@@ -25,7 +25,7 @@ class RankProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The current progress of a running attempt: its elapsed time, its deadline and the progress of each rank."""
+    """The current progress of all ranks in a running attempt."""
 
     elapsed_s: float  # since the launch
     deadline_s: float | None  # None = no deadline
@@ -34,10 +34,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstSnapshot:
-    """A group of ranks that are blocked at the same location in the first snapshot of a running job.
-
-    Whether these ranks make progress is only known after the next snapshot.
-    """
+    """Ranks that are blocked at the same location in a job's first snapshot."""
 
     ranks: tuple[int, ...]
     blocked_in: str  # "barrier", "all_reduce (DDP)" or "read in load"; "running" if the ranks do not wait
@@ -50,7 +47,7 @@ class FirstSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressNews:
-    """The progress that was shown in the latest printed line about an attempt.
+    """The progress in the latest printed line about an attempt.
 
     It decides when the next line is printed to an output that keeps every line, such as a CI log.
     """
@@ -75,7 +72,7 @@ def next_news(last: ProgressNews | None, phase: str, progress: Progress) -> Prog
 
 
 def milestone(step: int) -> int:
-    """Return the largest of the numbers 1, 2, 5, 10, 20, 50, ... that is at most `step`, or 0 if `step` is below 1."""
+    """Return the largest of 1, 2, 5, 10, 20, 50, ... that is at most `step`, or 0."""
     if step < 1:
         return 0
     unit: int = 10 ** (len(str(step)) - 1)
@@ -83,7 +80,7 @@ def milestone(step: int) -> int:
 
 
 def time_left_s(took_s: Sequence[float], running_s: Sequence[float], waiting: int) -> float | None:
-    """Return the estimated time in seconds until all planned runs have finished, or None if it cannot be estimated.
+    """Return the estimated seconds until all runs have finished, or None if unknown.
 
     `took_s` are the durations of the finished runs, `running_s` the elapsed times of the running ones, and `waiting` is
     the number of runs that have not started. Each run is expected to take as long as the mean of the finished runs,

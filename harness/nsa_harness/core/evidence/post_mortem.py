@@ -1,4 +1,4 @@
-"""Derive the evidence of a job that was not watched from the logs and dumps that it has left."""
+"""Derive the evidence of a job from the logs and dumps that it left behind."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _LAUNCHER = "ChildFailedError"  # torchrun's own exception after a rank has fail
 
 @dataclass(kw_only=True)
 class _Rank:
-    """What the job's files say about one rank: its logs, stacks, flight recorder dump and exit."""
+    """The logs, stacks and other content of a job's files that belong to one rank."""
 
     texts: list[tuple[str, str]] = field(default_factory=list)  # (file, text of the rank in it)
     stacks: tuple[Stack, ...] = ()
@@ -85,7 +85,7 @@ class _Rank:
 
 @dataclass(frozen=True, kw_only=True)
 class PostMortem:
-    """The evidence of a job that was not watched, with the files that it was read from and a list of missing data."""
+    """The evidence of a job that was not watched, derived from its files."""
 
     evidence: Evidence
     files: Mapping[str, str]  # a file as diagnosis rules cite it -> the job's file that was read instead
@@ -94,13 +94,16 @@ class PostMortem:
 
 
 def read_post_mortem(files: Sequence[JobFile], node: str) -> PostMortem:
-    """Return the evidence of a job on the node `node` from its files. No error is raised for any content."""
+    """Return the evidence of a job from its files.
+
+    `node` is the name of the node. No error is raised for any content.
+    """
     return _Merge(files=sorted(files, key=lambda file: (file.changed_ns, file.name)), node=node).merge()
 
 
 @dataclass(kw_only=True)
 class _Merge:
-    """Assigns the content of each of the job's files to a rank or to the launcher, and then derives the evidence."""
+    """Assigns the content of a job's files to ranks, and derives the evidence."""
 
     files: Sequence[JobFile]  # oldest first
     node: str
@@ -132,7 +135,7 @@ class _Merge:
     # Logs.
 
     def _take_log(self, file: JobFile, log: JobLog, local: Mapping[int, int]) -> None:
-        """Assign each line of a log to its rank, or to the launcher. `local` maps the job's local ranks to ranks."""
+        """Assign each line of a log to its rank or to the launcher. `local` maps the job's local ranks to ranks."""
         default_owner = self._owner(file, log, local)
         for rank, lines in log.lines.items():
             text = "\n".join(lines)
@@ -146,7 +149,7 @@ class _Merge:
                 self._files_of(owner).texts.append((file.name, text))
 
     def _owner(self, file: JobFile, log: JobLog, local: Mapping[int, int]) -> int | None:
-        """Return the rank that printed those lines of a log which name no rank, or None if the launcher printed them.
+        """Return the rank that printed a log's unlabelled lines, or None for the launcher.
 
         The rank is taken from the path of the file, from a printed RANK, from the only rank that other lines name, or
         from the number at the end of the file's name. The first of these that exists is used.
@@ -171,7 +174,7 @@ class _Merge:
     # Messages of launchers.
 
     def _take_exits(self, text: str) -> None:
-        """Store how each rank exited, from torchrun's summary or from messages of srun in the launcher's text."""
+        """Store how each rank exited, as the launcher's output reports it."""
         began = _first_time(text)
         for failure in self.failures:
             # The summary has whole seconds. The half second keeps the failure that torchrun saw first in front.
@@ -184,7 +187,7 @@ class _Merge:
             self._files_of(rank).exit = Exit(pid=0, rank=rank, status=status, at_s=0.0, during_teardown=False)
 
     def _take_watchdogs(self, texts: Iterable[str]) -> None:
-        """Store the collectives that NCCL's watchdog and torch's debug mode report in the texts of all ranks."""
+        """Store the collectives that NCCL's watchdog or torch reports in the logs."""
         text = "\n".join(texts)
         timed_out = timeouts(text)
         for rank, collective in timed_out:
@@ -208,9 +211,9 @@ class _Merge:
     # Dumps.
 
     def _take_dump(self, file: JobFile, pids: Mapping[int, int]) -> None:
-        """Assign a stack dump or flight recorder dump to its rank. Other files are ignored.
+        """Assign a stack dump or flight recorder dump to its rank.
 
-        `pids` maps process ids to ranks.
+        `pids` maps process ids to ranks. Other files are ignored.
         """
         if file.kind not in (JobFileKind.RECORDER, JobFileKind.STACKS):
             return
@@ -224,10 +227,7 @@ class _Merge:
         self._store_dump(file, rank if rank is not None else printed_rank)
 
     def _store_dump(self, file: JobFile, rank: int | None) -> None:
-        """Store a dump as one of `rank`.
-
-        If `rank` is None, use the lowest rank that has no files yet, and note this in `trouble`.
-        """
+        """Store a dump for `rank`, or for the lowest rank without files if `rank` is None."""
         if rank is None:
             rank = self._free_rank()
             self.trouble.append(Trouble(what=file.name, why=_UNNAMED_RANK.format(rank)))
@@ -251,10 +251,7 @@ class _Merge:
                 self._store_text(name, text, self._free_rank())
 
     def _take_launcher_traceback(self, name: str, text: str) -> None:
-        """Assign the first traceback in torchrun's output to the rank that failed first.
-
-        This is only done if that rank has no other traceback.
-        """
+        """Assign the first traceback in torchrun's output to the rank that failed first."""
         first = next((failure.rank for failure in self.failures if failure.first), None)
         parts = (f"{_TRACEBACK}{part}" for part in text.split(_TRACEBACK)[1:])
         tracebacks = (
@@ -334,7 +331,7 @@ class _Merge:
         return next((failure.rank for failure in self.failures if failure.pid == pid), None)
 
     def _proofs(self) -> dict[str, str]:
-        """Return, for each file that diagnosis rules may cite as proof, the name of the job's file with its content."""
+        """Map the file names that a diagnosis cites to the files of this job."""
         proofs: dict[str, str] = {}
         for rank, files in self.ranks.items():
             logs = [name for name, text in files.texts if last_traceback(text)] or [name for name, _ in files.texts]
@@ -347,10 +344,7 @@ class _Merge:
 
 
 def _numbered_ranks(names: Iterable[str]) -> dict[str, int]:
-    """Return the rank of each log in a series such as "job_0.out", "job_1.out", by file name.
-
-    In such a series the names only differ in their last number, which is used as the rank.
-    """
+    """Return the rank of each log in a series such as "job_0.out", "job_1.out"."""
     series: dict[str, dict[str, int]] = {}
     for name in names:
         number = rank_of_path(name).number
@@ -360,7 +354,7 @@ def _numbered_ranks(names: Iterable[str]) -> dict[str, int]:
 
 
 def _latest_attempts(files: Sequence[JobFile]) -> list[JobFile]:
-    """Return the files without those of earlier attempts, for launches that torchrun has restarted."""
+    """Return the files without those of earlier attempts that torchrun restarted."""
     paths = {file.name: rank_of_path(file.name) for file in files}
     last: dict[str, int] = {}
     for path in paths.values():
@@ -399,10 +393,7 @@ def _rank_evidence(rank: int, files: _Rank) -> RankEvidence:
 
 
 def _exception(rank: int, files: _Rank) -> RaisedException | None:
-    """Return the last exception in the logs of a rank, or None if they have none.
-
-    torchrun's own exception about a failed rank does not count.
-    """
+    """Return the last exception in a rank's logs, or None."""
     for _, text in reversed(files.texts):
         traceback = last_traceback(text)
         if traceback and not traceback[0].endswith(_LAUNCHER):
@@ -414,10 +405,7 @@ def _exception(rank: int, files: _Rank) -> RaisedException | None:
 
 
 def _collectives(files: _Rank) -> tuple[Collective, ...]:
-    """Return the collectives in the rank's flight recorder dump, with the stacks that entered them.
-
-    If there is no dump, return the collectives that NCCL's watchdog or torch's debug mode reports.
-    """
+    """Return the collectives that a rank entered, from its dump or its logs."""
     if files.recorder is None:
         return files.collectives or ((files.mismatch,) if files.mismatch else ())
     frames = files.recorder.frames
@@ -428,7 +416,7 @@ def _collectives(files: _Rank) -> tuple[Collective, ...]:
 
 
 def _snapshot(rank: RankEvidence, files: _Rank) -> RankSnapshot | None:
-    """Return the last known state of a rank, from its dumps, or None if it left none.
+    """Return the last known state of a rank, or None if it left no dump.
 
     If the rank ended with a timeout while it waited for others and left no stack dump, the traceback is used instead.
     """
@@ -459,10 +447,7 @@ def _stack_of_traceback(frames: tuple[Frame, ...]) -> Stack:
 
 
 def _full_names(ranks: Iterable[_Rank]) -> dict[str, str]:
-    """Return the full file name for each shortened one, as py-spy prints it.
-
-    The full names come from other files of the job. A short name that fits several of them is left out.
-    """
+    """Return the full file name for each name that py-spy has shortened."""
     full = {
         frame.file
         for rank in ranks
@@ -503,10 +488,7 @@ def _first_time(text: str) -> float:
 
 
 def _time_of(text: str, pid: int) -> float:
-    """Return the time at which process `pid` failed, in seconds since 1970, according to torchrun's summary.
-
-    Return 0 if the summary does not have this time.
-    """
+    """Return when process `pid` failed, in seconds since 1970, or 0 if unknown."""
     blocks = (f"time{block}" for block in reversed(text.split("time")) if f"(pid: {pid})" in block)
     stamp = re.match(_TIME, next(blocks, ""))
     return _seconds(stamp[1]) if stamp else 0.0
@@ -520,7 +502,7 @@ def _seconds(stamp: str) -> float:
 
 
 def _launcher(closing: Sequence[tuple[int, str, str]]) -> Exit | None:
-    """Return an exit of the launcher by SIGTERM if Slurm cancelled the whole job, else None.
+    """Return an exit by SIGTERM if Slurm cancelled the whole job, else None.
 
     `closing` has (pid, signal, sender) for each signal that launchers and schedulers report.
     """
@@ -577,7 +559,7 @@ _HOW = {
 
 @dataclass(frozen=True, kw_only=True)
 class MissingData:
-    """A kind of data that the files of a job lack for some ranks, such as stacks, and how to record it next time."""
+    """A kind of data that is missing for some ranks, and how to record it next time."""
 
     name: str
     how: tuple[str, ...]  # commands and settings that record such data next time
@@ -601,10 +583,7 @@ def _missing(evidence: Evidence, ranks: Mapping[int, _Rank], files: Sequence[Job
 
 
 def _unused_files(files: Sequence[JobFile]) -> Iterator[Trouble]:
-    """Yield the name of each file that was not used, with the reason.
-
-    Empty logs are not reported, because many ranks print nothing.
-    """
+    """Yield each file that was not used, with the reason."""
     return (
         Trouble(what=file.name, why=file.reason)
         for file in files

@@ -34,7 +34,7 @@ _IO_SYSCALLS = ("read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "co
 
 @dataclass(frozen=True, kw_only=True)
 class SizeLimits:
-    """The maximum number of stacks, frames, calls and other items that are kept in reduced evidence."""
+    """The maximum numbers of stacks, frames, calls and other items in reduced evidence."""
 
     stacks: int  # per process
     frames: int  # per stack
@@ -61,9 +61,10 @@ HISTORIES = (1024, 768, 512, 256, 96)
 
 
 def with_history(evidence: Evidence, calls: int) -> Evidence:
-    """Return the evidence with at most the latest `calls` calls of each rank and flight recorder entries of each group.
+    """Return the evidence with only the latest `calls` calls of each rank.
 
-    The kept calls begin at the start of an optimizer step.
+    Flight recorder entries are limited to the same number per group. The kept calls begin at the start of an optimizer
+    step.
     """
     ranks = (
         replace(
@@ -79,7 +80,7 @@ def with_history(evidence: Evidence, calls: int) -> Evidence:
 
 
 def _whole_steps(calls: tuple[Call, ...], most: int) -> tuple[Call, ...]:
-    """Return at most the latest `most` calls, beginning at the start of an optimizer step.
+    """Return at most `most` of the latest calls, without a partial first step.
 
     If all of these calls belong to one step that began earlier, they are all returned.
     """
@@ -89,9 +90,9 @@ def _whole_steps(calls: tuple[Call, ...], most: int) -> tuple[Call, ...]:
 
 
 def without_finished_calls(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with only the latest of its finished calls and steps.
+    """Return the snapshot without most of its finished calls and steps.
 
-    The others are also in the final status files.
+    Only the latest are kept, because the others are also in the final status files.
     """
     ranks = (replace(rank, status_file=_with_recent_calls(rank.status_file, _RECENT_CALLS)) for rank in snapshot.ranks)
     return replace(snapshot, ranks=tuple(ranks))
@@ -115,9 +116,9 @@ def _with_recent_calls(status_file: StatusFile | None, count: int) -> StatusFile
 
 
 def reduce_evidence(evidence: Evidence, limits: SizeLimits) -> Evidence:
-    """Return the evidence with at most as many items as `limits` allows, and a note about this in `trouble`.
+    """Return the evidence reduced to at most as many items as `limits` allows.
 
-    The items that are most important for the verdict are kept.
+    The items that are most important for the verdict are kept, and a note about the reduction is added to `trouble`.
     """
     cut = Trouble(what="evidence", why="reduced to its bound: the files in dumps/ have all threads and frames")
     snapshots = (
@@ -158,7 +159,6 @@ def _rank(rank: RankEvidence, limits: SizeLimits) -> RankEvidence:
 
 
 def _health_samples(samples: HealthSamples | None, limits: SizeLimits) -> HealthSamples | None:
-    """Return the health samples with only the latest samples of memory and replicas. All totals are kept."""
     if samples is None:
         return None
     replicas = tuple(
@@ -200,7 +200,7 @@ def _rank_snapshot(rank: RankSnapshot, limits: SizeLimits) -> RankSnapshot:
 def _threads(
     process: Process, stacks: Sequence[Stack], event_tids: Iterable[int], limits: SizeLimits
 ) -> tuple[Process, tuple[Stack, ...]]:
-    """Return (process, stacks) with at most `limits.stacks` stacks.
+    """Return the process and its stacks, with at most `limits.stacks` stacks.
 
     The stack of the training thread is kept first, then those of threads that may end a wait. If a stack is dropped,
     its thread is dropped from the process too, because it would otherwise look like a library thread without Python
@@ -219,7 +219,6 @@ def _threads(
 
 
 def _stacks(stacks: Iterable[Stack], limits: SizeLimits) -> tuple[Stack, ...]:
-    """Return the first stacks, as many as `limits` allows, each with fewer frames and shorter texts."""
     return tuple(
         replace(stack, thread=stack.thread[:80], frames=_frames(stack, limits), native=stack.native[:8])
         for stack in islice(stacks, limits.stacks)
@@ -242,7 +241,7 @@ def _frames(stack: Stack, limits: SizeLimits) -> tuple[Frame, ...]:
 
 
 def _process(process: Process, tids: Iterable[int | None], limits: SizeLimits) -> Process:
-    """Return the process with at most as many threads, open pipe ends and sockets as `limits` allows.
+    """Return the process with only as many threads and sockets as `limits` allows.
 
     The threads with the ids `tids` are kept first, then threads that run or transfer data, then those with the most CPU
     time.

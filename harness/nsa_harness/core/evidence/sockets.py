@@ -1,4 +1,7 @@
-"""Read the kernel's data on TCP sockets, from the tables in /proc/PID/net and replies of inet_diag (netlink)."""
+"""Read the kernel's data about TCP sockets.
+
+The data come from the tables in /proc/PID/net and from replies of inet_diag (netlink).
+"""
 
 from __future__ import annotations
 
@@ -45,10 +48,10 @@ def parse_table(text: str) -> dict[int, Socket]:
 
 
 def parse_answers(data: bytes) -> Iterator[tuple[int, TransferredBytes | None]]:
-    """Yield (inode, transferred bytes) for each socket in one inet_diag datagram.
+    """Yield the inode and the transferred bytes of each socket in an inet_diag reply.
 
-    The second value is None if the kernel reported no byte counts. Raise ValueError if the kernel refused the query or
-    the datagram is malformed.
+    The bytes are None if the kernel did not report them. Raise ValueError if the kernel refused the query or the
+    datagram is malformed.
     """
     for kind, body in _messages(data, _NLMSG):
         if kind == _NLMSG_ERROR:
@@ -64,10 +67,7 @@ def answers_end(data: bytes) -> bool:
 
 
 def other_ends(table: Mapping[int, Socket]) -> dict[int, int]:
-    """Return, for each connection within this host, the inode of each end's socket mapped to that of the other end.
-
-    `table` has the sockets by inode.
-    """
+    """Return the inode of the other end for each socket of a connection within this host."""
     by_address = {(socket.local, socket.peer): inode for inode, socket in table.items() if socket.state != "LISTEN"}
     pairs = (
         (inode, by_address.get((socket.peer, socket.local)))
@@ -94,10 +94,7 @@ def _row(words: list[str]) -> Socket | None:
 
 
 def _address(text: str) -> str:
-    """Return an address of the kernel's socket table in the usual form: "127.0.0.1:8080" for "0100007F:1F90".
-
-    In the table, the bytes of the address are in the host's byte order.
-    """
+    """Return "127.0.0.1:8080" for a kernel address such as "0100007F:1F90"."""
     address, _, port = text.partition(":")
     words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
     raw = struct.pack(f"={len(words)}I", *words)
@@ -109,7 +106,7 @@ def _address(text: str) -> str:
 
 
 def _read_tcp_info(attributes: bytes) -> TransferredBytes | None:
-    """Return the byte counts from a socket's INET_DIAG_INFO attribute, or None if it is missing or malformed."""
+    """Return the byte counts in a socket's INET_DIAG_INFO attribute, or None."""
     with suppress(ValueError):
         for kind, info in _messages(attributes, _ATTRIBUTE):
             if kind == _INET_DIAG_INFO and len(info) >= _BYTES_AT + _BYTES.size:
@@ -119,7 +116,7 @@ def _read_tcp_info(attributes: bytes) -> TransferredBytes | None:
 
 
 def _messages(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
-    """Yield (kind, body) of each netlink message, or of each attribute of a message, in `data`.
+    """Yield the kind and body of each netlink message or attribute in `data`.
 
     Each begins with its length and kind in the form of `header`, and is padded to four bytes. Raise ValueError for a
     length that is too small.

@@ -1,4 +1,4 @@
-"""Read stack dumps, and find in them the user's frame, the training thread, the collective call and pool workers."""
+"""Read stack dumps, and find out from the stacks what each thread is doing."""
 
 from __future__ import annotations
 
@@ -71,10 +71,11 @@ _PY_SPY_FRAME = re.compile(r"^ {4}(\S.*) \((.+?)(?::(\d+))?\)$")
 
 
 def parse_py_spy_text(text: str) -> dict[int, tuple[Stack, ...]]:
-    """Return the stacks in the plain text output of `py-spy dump`, by process id. The dumped process comes first.
+    """Return the stacks in the plain text output of `py-spy dump`, by process id.
 
-    Without --full-filenames, py-spy shortens file names. A directory is added to the short names of torch and of the
-    standard library, so that they differ from the program's own files. For other text the result is empty.
+    The dumped process comes first. Without --full-filenames, py-spy shortens file names. A directory is added to the
+    short names of torch and of the standard library, so that they differ from the program's own files. For other text
+    the result is empty.
     """
     processes: dict[int, list[tuple[str, int | None, str, list[Frame]]]] = {}
     threads: list[tuple[str, int | None, str, list[Frame]]] | None = None
@@ -120,10 +121,10 @@ _NUMBER = re.compile(r"-?\d{1,9}")
 
 
 def _arguments(frames: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Return the arguments src, dst and tag of the outermost torch.distributed call that the thread is in.
+    """Return the src, dst and tag arguments of the outermost torch.distributed call.
 
-    The result is empty if the dump has no variables (`py-spy --locals` adds them), if the call has no such argument,
-    or if src or dst is a rank within a group. Only integers are read, because other variables may be secrets.
+    The result is empty if the dump has no variables (`py-spy --locals` adds them), if the call has no such argument, or
+    if src or dst is a rank within a group. Only integers are read, because other variables may be secrets.
     """
     inside = takewhile(lambda frame: is_library(str(frame["filename"])), frames)
     calls = [frame for frame in inside if str(frame["filename"]).endswith(_PUBLIC[0])]
@@ -150,7 +151,7 @@ def without_variables(text: str) -> str:
 
 
 def parse_faulthandler(text: str) -> tuple[Stack, ...]:
-    """Return the stacks of the last dump in a file that faulthandler wrote, or () if the file has no dump.
+    """Return the stacks of the last faulthandler dump in a text, or () if there is none.
 
     Dumps follow each other without a separator, so a thread that appears again begins the next dump. The last thread of
     a dump is the main thread, because faulthandler lists the newest thread first.
@@ -172,7 +173,7 @@ def parse_faulthandler(text: str) -> tuple[Stack, ...]:
 
 
 def is_library(file: str) -> bool:
-    """Whether the file belongs to the standard library, an installed package or the probe, and not to the user."""
+    """Whether the file belongs to a library or the probe rather than to the user."""
     if _SUBJECT.search(file):
         return False
     return bool(_STDLIB.search(file) or _PACKAGE.search(file) or _GUESTS.search(file))
@@ -184,25 +185,21 @@ def is_standard(file: str) -> bool:
 
 
 def in_probe(file: str) -> bool:
-    """Whether the file belongs to the probe of nsa-harness, which wraps functions of torch."""
+    """Whether the file belongs to the probe of nsa-harness."""
     return bool(_PROBE.search(file))
 
 
 def is_poller(stack: Stack) -> bool:
-    """Whether the thread is a background thread of a library or of the probe.
-
-    Such a thread never ends the wait of another thread.
-    """
+    """Whether the thread is a background thread of a library or of the probe."""
     return any(
         in_probe(frame.file) or any(poller in frame.file for poller in _LIBRARY_POLLERS) for frame in stack.frames
     )
 
 
 def user_frame(frames: Sequence[Frame]) -> Frame | None:
-    """Return the innermost frame of the user's own code.
+    """Return the innermost frame of the user's own code, or None.
 
-    If there is none, return the innermost frame of an installed package other than torch and similar libraries, or else
-    None.
+    If there is none, return the innermost frame of an installed package other than torch and similar libraries.
     """
     own = next((frame for frame in frames if not is_library(frame.file) and not frame.file.startswith("<")), None)
     if own is not None:
@@ -211,7 +208,7 @@ def user_frame(frames: Sequence[Frame]) -> Frame | None:
 
 
 def training_stack(stacks: Sequence[Stack], pid: int, event_tids: Iterable[int] = ()) -> Stack | None:
-    """Return the stack of the training thread of process `pid`, or None if there are no stacks.
+    """Return the stack of the training thread, or None if there are no stacks.
 
     The training thread is the main thread, with one exception: during a backward pass on CUDA, a thread of autograd
     runs the Python hooks while the main thread only waits. That thread is found among `event_tids`, the ids of the
@@ -227,7 +224,7 @@ def training_stack(stacks: Sequence[Stack], pid: int, event_tids: Iterable[int] 
 
 
 def in_function(frames: Sequence[Frame], file_ends: str, names: Iterable[str] = ()) -> Frame | None:
-    """Return the innermost frame whose file name ends in `file_ends`, or None if there is none.
+    """Return the innermost frame whose file name ends in `file_ends`, or None.
 
     If `names` is not empty, only frames of functions with one of these names count.
     """
@@ -244,7 +241,7 @@ def in_function(frames: Sequence[Frame], file_ends: str, names: Iterable[str] = 
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadWait:
-    """A kind of wait that another thread of the process must end, such as a wait for a queue."""
+    """A kind of wait that another thread must end, such as a wait for a queue."""
 
     call: str  # the function, such as Queue.get
     awaited_item: str  # what the thread waits for, for a sentence
@@ -271,9 +268,9 @@ _AWAITED = {
 
 
 def thread_wait(frames: Sequence[Frame]) -> ThreadWait:
-    """Return the kind of wait that the innermost library frames show.
+    """Return the kind of wait for another thread that a stack shows.
 
-    Return A_LOCK if they show no more specific kind. `frames` are innermost first.
+    Return A_LOCK if the library frames show no more specific kind. `frames` are innermost first.
     """
     for frame in takewhile(lambda frame: is_library(frame.file), frames):
         for (file, name), wait in _AWAITED.items():
@@ -295,7 +292,7 @@ _DEBUGGERS = (
 
 
 def debugger(frames: Sequence[Frame]) -> str:
-    """Return the name of the debugger at whose prompt the thread waits for a person, or "" if it is in none.
+    """Return the name of the debugger that waits for user input in a stack, or "".
 
     `frames` are innermost first. Only library frames that the program's innermost frame called are searched.
     """
@@ -337,15 +334,15 @@ class GroupCall:
 
     @property
     def text(self) -> str:
-        """The name of the call, for use in a sentence, such as "all_reduce (DDP)"."""
+        """The name of the call, such as "all_reduce (DDP)"."""
         return f"{self.op} ({self.by})" if self.by else self.op
 
 
 def group_call(frames: Sequence[Frame]) -> GroupCall | None:
-    """Return the outermost torch.distributed call that the thread is in, or None. `frames` are innermost first.
+    """Return the outermost torch.distributed call that a thread is in, or None.
 
     DDP reduces gradients inside the autograd engine, without a Python frame. A thread that waits in the engine
-    therefore counts as waiting in DDP's all_reduce.
+    therefore counts as waiting in DDP's all_reduce. `frames` are innermost first.
     """
     leaf = frames[0] if frames else None
     if leaf is not None and leaf.function == "_engine_run_backward":
@@ -385,7 +382,7 @@ _PYSTACK_FRAME = re.compile(r'^\s+\(Python\) File "(.*)", line (\d+), in (.*)$')
 def stack_that_needs_native_frames(
     stacks: Sequence[Stack], process: Process, event_tids: Iterable[int], last: Frame | None
 ) -> Stack | None:
-    """Return the stack of the training thread if its Python frames do not show what the thread does, else None.
+    """Return the training thread's stack if its Python frames do not show what it does.
 
     This is so if the thread holds the GIL without running. It is also so if the thread runs or is in an unknown system
     call and is still in `last`, its line in an earlier snapshot. A stopped process, or one in state D, cannot be
@@ -405,7 +402,7 @@ def stack_that_needs_native_frames(
 
 
 def parse_native(text: str) -> dict[int, tuple[str, ...]]:
-    """Return the C functions below each thread's innermost Python frame, by native thread id.
+    """Return the C functions below each thread's innermost Python frame, by thread id.
 
     `text` is the output of `py-spy dump --json --native`. Raise ValueError if it has another form.
     """
@@ -416,9 +413,9 @@ def parse_native(text: str) -> dict[int, tuple[str, ...]]:
 
 
 def parse_pystack(text: str) -> tuple[Stack, ...]:
-    """Return the stacks of all threads in the output of `pystack remote`, each with the innermost frame first.
+    """Return the stacks of all threads in the output of `pystack remote`.
 
-    Raise ValueError if the output has no thread.
+    The innermost frame comes first. Raise ValueError if the output has no thread.
     """
     threads: list[tuple[int, bool, list[Frame]]] = []
     for line in text.splitlines():
@@ -442,10 +439,7 @@ def parse_pystack(text: str) -> tuple[Stack, ...]:
 
 
 def _native(frames: list[dict[str, object]]) -> tuple[str, ...]:
-    """Return the native frames below the innermost Python frame as text, such as "sleep (libc.so.6)", innermost first.
-
-    py-spy names a module only for native frames, which is how they are recognized.
-    """
+    """Return the C functions below the innermost Python frame, such as "sleep (libc.so.6)"."""
     native = takewhile(lambda frame: frame.get("module") is not None, frames)
     texts = (f"{_function(str(frame['name']))} ({str(frame['module']).rpartition('/')[2]})" for frame in native)
     return tuple(text[:200] for text, _ in islice(groupby(texts), _MAX_NATIVE))
@@ -464,7 +458,7 @@ _QUEUE = "multiprocessing/queues.py"
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """One kind of process pool: the functions that wait for a result, and the function that its workers run."""
+    """A kind of process pool, such as multiprocessing.Pool."""
 
     awaited_in: tuple[tuple[str, tuple[str, ...]], ...]  # (file, functions that wait for a result)
     file: str  # file of the worker's loop and of the threads that hand out tasks
@@ -488,7 +482,7 @@ _POOLS = (MULTIPROCESSING, EXECUTOR)
 
 
 def awaits_result(frames: Sequence[Frame]) -> Pool | None:
-    """Return the kind of process pool for whose result this thread waits, or None if it waits for no pool."""
+    """Return the process pool for whose result the thread waits, or None."""
     return next((pool for pool in _POOLS if any(_within(frames, *place) for place in pool.awaited_in)), None)
 
 
@@ -498,7 +492,7 @@ def is_worker(pool: Pool, frames: Sequence[Frame]) -> bool:
 
 
 def awaits_task(frames: Sequence[Frame]) -> bool:
-    """Whether the thread is a worker of a process pool and waits for its next task, in the get() of the task queue."""
+    """Whether the thread is a pool worker that waits for its next task."""
     loops = (
         number
         for number, frame in enumerate(frames)
@@ -509,14 +503,11 @@ def awaits_task(frames: Sequence[Frame]) -> bool:
 
 
 def serves_pool(frames: Sequence[Frame]) -> bool:
-    """Whether the thread belongs to a process pool and only hands out tasks and collects results."""
+    """Whether the thread only hands out tasks or collects results for a process pool."""
     hands_on = any(frame.file.endswith(pool.file) for pool in _POOLS for frame in frames)
     return hands_on and all(is_standard(frame.file) for frame in frames)
 
 
 def _within(frames: Sequence[Frame], file: str, names: Sequence[str]) -> bool:
-    """Whether some frame is in the file `file` and in a function with one of the names `names`.
-
-    The class that py-spy prefixes to the name of a method is ignored.
-    """
+    """Whether a frame is in the given file and in one of the named functions."""
     return any(frame.file.endswith(file) and frame.function.rpartition(".")[2] in names for frame in frames)

@@ -1,4 +1,4 @@
-"""Read status files.
+"""Read the status files in which processes record their progress.
 
 The observed process may be writing to its file at the same time, so records that are inconsistent are skipped.
 """
@@ -46,11 +46,11 @@ _Clock = Callable[[int], float]  # from nanoseconds to seconds since the launch
 
 
 def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> StatusFile:
-    """Return the content of a status file, with times in seconds since `launched_ns`.
+    """Return the content of a status file. Raise ValueError if `data` is not one.
 
-    Only the latest `newest_calls` calls are read. If this is not the maximum, the entered modules are not read either,
-    because a frequent reader only needs the progress. Inconsistent records are skipped. Raise ValueError, and no other
-    error, if `data` is not a status file.
+    Times are in seconds since `launched_ns`. Only the latest `newest_calls` calls are read. If this is not the maximum,
+    the entered modules are not read either, because a frequent reader only needs the progress. Inconsistent records are
+    skipped.
     """
     pid, rank, world_size, created_ns, layout = _identity(data)
     data = _as_layout_3(data) if layout == protocol.LAYOUT_2 else data
@@ -141,7 +141,7 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
 
 
 def answered_requests(data: bytes) -> int:
-    """Return the number of the latest flight recorder request that the process of this status file has answered."""
+    """Return the id of the latest flight recorder request that was answered."""
     return int(protocol.HEARTBEAT.unpack_from(data, protocol.HEARTBEAT_AT)[1])
 
 
@@ -153,7 +153,6 @@ _SIZES = {
 
 
 def _as_layout_3(data: bytes) -> bytes:
-    """Return the content of a status file of layout 2 in the form of layout 3. Fields that layout 2 lacks are empty."""
     converted = bytearray(protocol.STATUS_FILE_SIZE)
     converted[: protocol.CALLS_AT] = data[: protocol.CALLS_AT]
     for call in _ring(data, protocol.LAYOUT_2_CALL, protocol.CALLS_AT, protocol.LAYOUT_2_CALLS):
@@ -166,7 +165,7 @@ def _as_layout_3(data: bytes) -> bytes:
 
 
 def _identity(data: bytes) -> tuple[int, int, int, int, int]:
-    """Return (process id, rank, world size, time of creation in ns, layout) from the header of a status file.
+    """Return the process id, rank, world size, creation time in ns and layout.
 
     Raise ValueError if `data` is not a status file with a known layout.
     """
@@ -212,7 +211,7 @@ def _at(items: list[_Item], number: int, absent: _Item) -> _Item:
 
 
 def _events(data: bytes, strings: list[str], clock: _Clock) -> tuple[ProgressEvent, ...]:
-    """Return the latest events of the process's threads, latest first. Events with a wrong checksum are skipped."""
+    """Return the latest events of all threads, latest first."""
     events: list[ProgressEvent] = []
     for index in range(protocol.SLOTS):
         at = protocol.SLOTS_AT + index * protocol.SLOT_SIZE
@@ -244,16 +243,12 @@ def _gaps(data: bytes) -> dict[str, float]:
 
 
 def _steps(data: bytes) -> list[tuple[int, ...]]:
-    """Return the records of the latest optimizer steps.
-
-    Their numbers are consecutive and their times increase. Other records are still being written or were overwritten,
-    and are skipped.
-    """
     series: list[tuple[int, ...]] = []
     for record in _ring(data, protocol.STEP, protocol.STEPS_AT, protocol.STEPS):
         follows = bool(series) and record[0] == series[-1][0] + 1
         if follows and record[1] < series[-1][1]:
             continue
+        # Records with other numbers are being written or were overwritten.
         if not follows:
             series = []
         series.append(record)
@@ -261,10 +256,7 @@ def _steps(data: bytes) -> list[tuple[int, ...]]:
 
 
 def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], tuple[StepForwards, ...]]:
-    """Return (modules, steps): the modules that were entered, without repetitions, and the latest optimizer steps.
-
-    Each step has the indices of the modules that it entered.
-    """
+    """Return the modules that were entered, and which of them ran in each recent step."""
     ring = _ring(data, protocol.FORWARD, protocol.FORWARDS_AT, protocol.FORWARDS)
     # A record that is being written leaves a gap. Only the records after the latest gap are used.
     latest = ring[_unbroken_from(ring) :]
@@ -288,15 +280,15 @@ def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], 
 
 
 def _unbroken_from(ring: Sequence[tuple[int, ...]]) -> int:
-    """Return the index of the first record after the latest gap in the records' numbers, or 0 if there is no gap."""
+    """Return the index of the first record after the latest gap, or 0 without a gap."""
     after_gaps = (at for at in range(len(ring) - 1, 0, -1) if ring[at][0] != ring[at - 1][0] + 1)
     return next(after_gaps, 0)
 
 
 def _facts(data: bytes, strings: list[str]) -> dict[str, str]:
-    """Return the facts in the status file, as a mapping of names to texts.
+    """Return the named texts in the status file.
 
-    If a name occurs several times, the latest fact is returned.
+    If a name occurs several times, the latest text is returned.
     """
     (used,) = protocol.FACTS_USED.unpack_from(data, protocol.FACTS_USED_AT)
     pairs = (
@@ -307,16 +299,11 @@ def _facts(data: bytes, strings: list[str]) -> dict[str, str]:
 
 
 def _groups(facts: dict[str, str]) -> dict[str, tuple[int, ...]]:
-    """Return the global ranks of the members of each process group, by the name of the group."""
     prefix = protocol.FACT_GROUP
     return {name[len(prefix) :]: read_ranks(value) for name, value in facts.items() if name.startswith(prefix)}
 
 
 def _read_caught(facts: dict[str, str], chains: list[tuple[Frame, ...]]) -> tuple[CaughtException, ...]:
-    """Return the caught exceptions that the facts describe.
-
-    A fact that does not have the form "step type place" is skipped.
-    """
     exceptions: list[CaughtException] = []
     for name, value in sorted(facts.items()):
         parts = value.split(" ", 2) if name.startswith(protocol.FACT_CAUGHT) else []
@@ -329,10 +316,7 @@ def _read_caught(facts: dict[str, str], chains: list[tuple[Frame, ...]]) -> tupl
 
 
 def _with_count(exception: CaughtException, again: str, chains: list[tuple[Frame, ...]]) -> CaughtException:
-    """Return the exception with the number of its occurrences, its latest step and its callers.
-
-    They are read from the fact `again`. If it has another form, the exception is returned unchanged.
-    """
+    """Return the exception with its number of occurrences, latest step and callers."""
     numbers = _AGAIN.fullmatch(again)
     if numbers is None:
         return exception
@@ -343,9 +327,9 @@ def _with_count(exception: CaughtException, again: str, chains: list[tuple[Frame
 
 
 def _with_handler(exception: CaughtException, number: str, facts: dict[str, str]) -> CaughtException:
-    """Return the exception with the line of the program that caught it for good, if there is one.
+    """Return the exception with the program's line that finally caught it.
 
-    Each fact about exception `number` describes one handler: "10 3.0 run.py:30:main". The first digit is 1 if the
+    Each text about exception `number` describes one handler: "10 3.0 run.py:30:main". The first digit is 1 if the
     handler did not raise the exception again. The second digit is 1 if the exception had left a module's forward.
     """
     lines = [
@@ -358,7 +342,7 @@ def _with_handler(exception: CaughtException, number: str, facts: dict[str, str]
 
 
 def read_ranks(text: str) -> tuple[int, ...]:
-    """Return the ranks in a text such as "0-3,6,8-16/4", or () if the text has another form."""
+    """Return the ranks in a text such as "0-3,6,8-16/4", or () if it is malformed."""
     ranks: list[int] = []
     for first, last, stride in _RANGE.findall(text) if _RANGES.fullmatch(text) else ():
         ranks += range(int(first), min(int(last or first), int(first) + _MAX_RANKS) + 1, max(1, int(stride or 1)))
@@ -366,10 +350,7 @@ def read_ranks(text: str) -> tuple[int, ...]:
 
 
 def _chains(data: bytes, strings: list[str]) -> list[tuple[Frame, ...]]:
-    """Return the chain of source lines that led to each recorded line, by the number of its record, innermost first.
-
-    Each record names the record of its caller, which must have a smaller number. If it does not, the chain is empty.
-    """
+    """Return the call stack that led to each recorded line, innermost first."""
     (used,) = protocol.NODES_USED.unpack_from(data, protocol.NODES_USED_AT)
     chains: list[tuple[Frame, ...]] = [()]
     for number in range(1, min(used + 1, protocol.NODES)):
@@ -381,10 +362,6 @@ def _chains(data: bytes, strings: list[str]) -> list[tuple[Frame, ...]]:
 
 
 def _counts(data: bytes, strings: list[str]) -> dict[str, CallCount]:
-    """Return the number of collective calls in each process group, by the name of the group.
-
-    Inconsistent records, which are just being written, are skipped.
-    """
     size = protocol.TOTALS * protocol.TOTAL.size
     totals = protocol.TOTAL.iter_unpack(data[protocol.TOTALS_AT : protocol.TOTALS_AT + size])
     return {
@@ -444,7 +421,7 @@ def _call(record: tuple[int, ...], strings: list[str], chains: list[tuple[Frame,
 
 
 def _own_place(place: Place | None, callers: Sequence[Frame]) -> Place | None:
-    """Return the source line in the program's own code that made a call.
+    """Return the program's own line that made a call.
 
     If a library such as Lightning made the call, this is the program's line that called the library.
     """
@@ -454,10 +431,7 @@ def _own_place(place: Place | None, callers: Sequence[Frame]) -> Place | None:
 
 
 def read_place(text: str) -> Place | None:
-    """Return the source location in a text of the form "file:line:function", or None if the text has another form.
-
-    The file name may contain colons.
-    """
+    """Return the source location in "file:line:function", or None for other text. The file name may contain colons."""
     file, _, rest = text.rpartition(":")[0].rpartition(":")
     function = text.rpartition(":")[2]
     if not file or not rest.isascii() or not rest.isdigit() or len(rest) > 9:

@@ -1,4 +1,7 @@
-"""Count the collectives that a rank entered in each optimizer step, from its status file and flight recorder."""
+"""Count the collectives that a rank entered in each optimizer step.
+
+They come from its status file and flight recorder.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ SETUP = ("init_process_group", "new_", "split_group", "shrink_group", "destroy_p
 
 
 def entered_s(status_file: StatusFile, collective: Collective) -> float | None:
-    """Return the time at which the rank entered the collective, in seconds since the launch of the run.
+    """Return when the rank entered the collective, in seconds since the launch.
 
     Return None if the status file lacks the data to convert the flight recorder's clock.
     """
@@ -29,10 +32,11 @@ def entered_s(status_file: StatusFile, collective: Collective) -> float | None:
 
 
 def python_calls(status_file: StatusFile, collectives: Iterable[Collective]) -> dict[tuple[str, int], Call]:
-    """Return the Python call that entered each collective, by (group, number) of the collective.
+    """Return the Python call that entered each collective.
 
-    Collectives of DDP and FSDP have no Python call and are left out. One call may enter several collectives. If several
-    calls were open at that time, the call with the same operation and size is used.
+    The keys are (group, number) of the collective. Collectives of DDP and FSDP have no Python call and are left out.
+    One call may enter several collectives. If several calls were open at that time, the call with the same operation
+    and size is used.
     """
     calls: dict[tuple[str, int], Call] = {}
     matched: set[int] = set()  # numbers of calls that are matched with a collective of the same operation and size
@@ -62,18 +66,21 @@ def _is_entered_by(collective: Collective, call: Call) -> bool:
 
 
 def step_s(status_file: StatusFile) -> float | None:
-    """Return the median duration of the optimizer steps after the first, or None if fewer than two are recorded."""
+    """Return the median duration of an optimizer step in seconds, or None.
+
+    The first step does not count, and at least two other steps must be recorded.
+    """
     durations_s = [later - earlier for (_, earlier), (_, later) in pairwise(status_file.steps_s)]
     return median(durations_s) if durations_s else None
 
 
 def elements(collective: Collective) -> int:
-    """Return the total number of elements in all input tensors of the collective."""
+    """Return the total number of elements in the collective's input tensors."""
     return sum(prod(sizes) for sizes in collective.sizes)
 
 
 def step_rows(status_file: StatusFile, collectives: Sequence[Collective]) -> tuple[StepRow, ...]:
-    """Return one row for each optimizer step that is recorded completely, and for the step in progress.
+    """Return the collectives that the rank entered, grouped by optimizer step.
 
     A step is left out if the status file or the flight recorder has overwritten a part of it. Consecutive steps with
     the same collectives share a row. The result is empty if the clocks of both records cannot be compared.
@@ -106,17 +113,14 @@ def step_rows(status_file: StatusFile, collectives: Sequence[Collective]) -> tup
 
 
 def by_step(rows: Sequence[StepRow]) -> dict[int, StepRow]:
-    """Return one row for each optimizer step, by the number of the step.
-
-    A row for several steps is copied for each of them.
-    """
+    """Return the row of each optimizer step, by the number of the step."""
     return {
         step: replace(row, step=step, last_step=step) for row in rows for step in range(row.step, row.last_step + 1)
     }
 
 
 def ledger_table(rows: dict[int, tuple[StepRow, ...]]) -> Iterator[str]:
-    """Yield the lines of a text table that shows the collectives of each rank in each optimizer step.
+    """Yield the lines of a text table that shows each rank's collectives per step.
 
     `rows` are the step rows by rank. Consecutive steps with the same collectives on every rank are shown once.
     """
@@ -144,7 +148,6 @@ def _row_text(row: StepRow | None) -> str:
 
 
 def _merge_equal_steps(rows: Iterable[StepRow]) -> list[StepRow]:
-    """Return the rows, with consecutive finished steps merged into one row if their gradients and tallies are equal."""
     result: list[StepRow] = []
     for row in rows:
         before = result[-1] if result and row.done_s is not None else None
@@ -162,10 +165,10 @@ def _covers(call: Call, group: str, at_s: float) -> bool:
 
 
 def _spans(status_file: StatusFile) -> Iterator[tuple[int, float | None, float | None]]:
-    """Yield (step, start, end) for each recorded optimizer step, in seconds since the launch.
+    """Yield the number, start and end of each recorded optimizer step.
 
-    The start of the first step and the end of the step in progress are None. A step whose start was overwritten is
-    skipped.
+    Times are seconds since the launch. The start of the first step and the end of the step in progress are None. A step
+    whose start was overwritten is skipped.
     """
     begin_s: float | None = None
     for number, (step, end_s) in enumerate(status_file.steps_s):
@@ -187,10 +190,9 @@ def _tallies(status_file: StatusFile, collectives: Sequence[Collective]) -> tupl
 
 
 def _remembered_since(status_file: StatusFile, collectives: Sequence[Collective]) -> float | None:
-    """Return the time since which flight recorder and status file have every record.
+    """Return the time after which no record is missing, or None if none ever was.
 
-    Return None if both have had every record from the start. For each group, the flight recorder is complete after the
-    latest gap in the numbers.
+    For each group, the flight recorder is complete after the latest gap in the numbers.
     """
     groups: dict[str, list[Collective]] = {}
     for collective in collectives:
@@ -202,10 +204,7 @@ def _remembered_since(status_file: StatusFile, collectives: Sequence[Collective]
 
 
 def _first_after_gap(group: Sequence[Collective]) -> Collective | None:
-    """Return the oldest collective after the latest gap in the numbers of a group.
-
-    Return None if the numbers begin at 1 and have no gap.
-    """
+    """Return the oldest collective after the latest gap in the group's numbers, or None."""
     series = sorted(group, key=lambda entry: entry.seq, reverse=True)
     oldest = series[0]
     for entry in series[1:]:

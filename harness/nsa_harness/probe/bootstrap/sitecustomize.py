@@ -1,4 +1,4 @@
-"""Bootstrap of the probe: runs the user's own sitecustomize, then starts the probe.
+"""Starts the probe when Python starts, after the user's own sitecustomize.
 
 This directory comes first on PYTHONPATH in every process of a run, so Python imports this module at startup.
 """
@@ -8,7 +8,7 @@ import sys
 
 
 def _run_users() -> None:
-    """Import the user's own sitecustomize, which this module hides. Its exceptions are raised as usual."""
+    """Import the user's own sitecustomize, which this module hides."""
     here = os.path.dirname(os.path.abspath(__file__))
     ours = sys.modules.pop(__name__, None)
     path = list(sys.path)
@@ -27,7 +27,7 @@ def _run_users() -> None:
 
 
 def _start_probe() -> None:
-    """Load the probe by file path under a private name, which no user module can shadow, and start it."""
+    """Load and start the probe under a module name that user code cannot shadow."""
     if not os.environ.get("_NSA_HARNESS_BOARDS"):
         return
     here = os.path.dirname(os.path.abspath(__file__))
