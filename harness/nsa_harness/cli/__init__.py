@@ -1,1 +1,4 @@
-"""The command line: parse the arguments, call a function of `commands`, print its result, set the exit code."""
+"""The command line of nsa-harness.
+
+Each command parses its arguments, calls a function of `commands`, prints the result and sets the exit code.
+"""

@@ -1,4 +1,4 @@
-"""`nsa-harness list`, `explain` and `schema`: list the scenarios, explain scenarios and causes, print schemas."""
+"""The commands `nsa-harness list`, `explain` and `schema`."""
 
 from __future__ import annotations
 

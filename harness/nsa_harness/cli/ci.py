@@ -47,7 +47,7 @@ def summary(
 
 
 def _night(directories: Sequence[Path], matrix_file: Path | None) -> NightSummary:
-    """Read the reports in `directories` and return a summary of them.
+    """Return a summary of the reports in `directories`.
 
     `matrix_file`: a workflow whose matrix lists the expected jobs, or None. Jobs without a report count as missing.
     """

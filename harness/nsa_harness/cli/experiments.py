@@ -1,4 +1,4 @@
-"""`nsa-harness bisect`, `claim` and `ready`: commands that launch many runs to answer one question."""
+"""The commands `nsa-harness bisect`, `claim` and `ready`, which launch many runs to answer one question."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _SIDE_ARG = "One argument of your script per side: --arg=--fp16,--bf16. Shared a
 
 
 def _with_subjects(command: Callable[..., None]) -> Callable[..., None]:
-    """Change the signature of `command`: its parameter **subject becomes one option for each entry of _SUBJECTS."""
+    """Add the options in _SUBJECTS to the signature of `command`, in place of its parameter **subject."""
     keyword = inspect.Parameter.KEYWORD_ONLY
     subjects = []
     for form, text in _SUBJECTS.items():
@@ -230,9 +230,9 @@ def claim(
 
 
 def _split_pair(option: str, value: str, separator: str, example: str) -> tuple[str, str]:
-    """Return the two sides of an option's value, which are separated by `separator`.
+    """Split the value of an option into its two parts. Raise UsageError unless there are exactly two.
 
-    `example`: a correct value, for the message. Raise UsageError unless there are exactly two sides.
+    `example`: a correct value, for the error message.
     """
     first, has_separator, second = value.partition(separator)
     if not has_separator or separator in second or (separator == ".." and not (first and second)):

@@ -1,4 +1,4 @@
-"""`nsa-harness doctor` and `selftest`: check this machine, and check that nsa-harness works on this machine."""
+"""The commands `nsa-harness doctor` and `selftest`, which check this machine and nsa-harness itself."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ app.add_typer(ci_app)
 
 
 def main() -> NoReturn:
-    """Run nsa-harness with the command line of this process, and exit with the code of the command."""
+    """Run the command line of this process, and exit with its code."""
     for stream in (sys.stdout, sys.stderr):
         # A character that the terminal's encoding lacks must not raise UnicodeEncodeError.
         if hasattr(stream, "reconfigure"):
@@ -146,30 +146,26 @@ def main() -> NoReturn:
     keep_private()
     code = run_command_line(sys.argv[1:])
     _flush_output()
+    # `git bisect run` would take the code of a usage error for a bad commit.
     sys.exit(_NOT_JUDGED if code == _USAGE and _is_for_git_bisect(sys.argv[1:]) else code)
 
 
 def _flush_output() -> None:
-    """Flush stdout and stderr. If that fails, discard the remaining output.
-
-    Otherwise Python would try to flush it again at exit, fail, and exit with code 120.
-    """
+    """Flush stdout and stderr. If that fails, discard the remaining output."""
     for stream in (sys.stdout, sys.stderr):
         if stream.closed:
             continue
         try:
             stream.flush()
         except OSError:
+            # Otherwise Python would flush the stream again at exit, fail, and exit with code 120.
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, stream.fileno())
             os.close(null)
 
 
 def _is_for_git_bisect(argv: Sequence[str]) -> bool:
-    """Whether the command was started by `git bisect run`, according to --git-bisect or its environment variable.
-
-    A usage error must then exit with 125, because `git bisect run` would take code 2 for a bad commit.
-    """
+    """Whether this command was started by `git bisect run`."""
     return "--git-bisect" in argv or os.environ.get("NSA_HARNESS_GIT_BISECT", "") not in ("", "0")
 
 
@@ -199,10 +195,7 @@ def run_command_line(argv: Sequence[str]) -> int:
 
 
 def _hint_for_foreign_options(argv: Sequence[str]) -> str | None:
-    """Return a hint with a correct command line if an option seems to belong to the user's program or launcher.
-
-    Return None if there is no such option.
-    """
+    """Return a hint if an option seems to belong to the user's program, or None."""
     if "--" in argv or argv[:1] not in (["run"], ["watch"]):
         return None
     params = typer.main.get_command(app).commands[argv[0]].params  # type: ignore[attr-defined]
@@ -219,10 +212,7 @@ def _hint_for_foreign_options(argv: Sequence[str]) -> str | None:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Split the arguments at the first `--`.
-
-    Return those before it, which are for nsa-harness, and those after it, which are for the user's program.
-    """
+    """Split the arguments at the first `--`. Those after it are for the user's program."""
     end = argv.index("--") if "--" in argv else len(argv)
     return [f"{word}=auto" if word in _AUTO_WITHOUT_VALUE else word for word in argv[:end]], tuple(argv[end + 1 :])
 
@@ -240,7 +230,7 @@ def _report_error(text: str, code: int, *, as_json: bool) -> int:
 
 
 def _check_environment(environ: os._Environ[str]) -> None:
-    """Raise UsageError if a variable NSA_HARNESS_<NAME> belongs to no option. Its name may be misspelled."""
+    """Raise UsageError if a variable NSA_HARNESS_<NAME> belongs to no option."""
     variables = sorted(name for name in environ if name.startswith("NSA_HARNESS_") and name != _DEBUG)
     if not variables:
         return
@@ -259,8 +249,6 @@ def _check_environment(environ: os._Environ[str]) -> None:
 
 
 def _option_variables() -> set[str]:
-    """Return the names of the environment variables that set options, for all options of all commands."""
-
     def below(command: object) -> Iterator[object]:
         yield from (param.envvar for param in getattr(command, "params", ()))
         for inner in getattr(command, "commands", {}).values():

@@ -1,4 +1,4 @@
-"""Command-line options: how they are declared and shown in --help, and the options that several commands share."""
+"""Command-line options that several commands share, and how options are declared and shown in --help."""
 
 from __future__ import annotations
 
@@ -88,10 +88,7 @@ class GroupedCommand(TyperCommand):
 
 
 def _variable(names: Sequence[str]) -> str:
-    """Return the name of the environment variable for an option, such as NSA_HARNESS_DRY_RUN for --dry-run.
-
-    `names`: the names of the option. The first long one is used.
-    """
+    """Return the environment variable for an option, such as NSA_HARNESS_DRY_RUN for --dry-run."""
     name = next((name for name in names if name.startswith("--")), names[0])
     return f"NSA_HARNESS_{name.lstrip('-').replace('-', '_').upper()}"
 
@@ -103,10 +100,7 @@ def _in_usage(param: TyperArgument) -> str:
 
 
 def _without_variable(param: TyperOption) -> TyperOption:
-    """Return a copy of the option whose help does not mention its environment variable.
-
-    The last line of the help explains these variables for all options.
-    """
+    """Return a copy of the option whose help does not mention its environment variable."""
     plain = copy.copy(param)
     plain.show_envvar = False
     return plain
@@ -138,14 +132,14 @@ StoredRun = Annotated[Path | None, argument("[RUN]", "A run directory. Default: 
 
 
 def typed_command() -> str:
-    """Return the command line of this process as the user typed it, quoted for a shell."""
+    """Return the command line of this process, quoted for a shell."""
     return shlex.join(["nsa-harness", *sys.argv[1:]])
 
 
 def run_options(out: Path | None, probe: Probe, *, as_json: bool, no_redact: bool, git_diff: bool) -> RunOptions:
-    """Return the RunOptions for these options, which all commands that launch runs share.
+    """Return the options that all commands share as one object.
 
-    They also contain the command line that the user typed.
+    It also contains the command line that the user typed.
     """
     from nsa_harness.supervisor.storage.rundir import RunOptions
 
@@ -155,19 +149,13 @@ def run_options(out: Path | None, probe: Probe, *, as_json: bool, no_redact: boo
 
 
 def is_given(context: typer.Context, name: str) -> bool:
-    """Whether the user set the option, on the command line or in the environment.
-
-    This is also True if the user set it to its default value.
-    """
+    """Whether the user set the option, even to its default value."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 
 
 def parse_jobs(text: str) -> int | None:
-    """Return the number of parallel runs that --jobs asks for, or None for "auto".
-
-    Raise UsageError if the value is invalid.
-    """
+    """Return the value of --jobs, or None for "auto". Raise UsageError if it is invalid."""
     if text == AUTO:
         return None
     if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
@@ -176,10 +164,7 @@ def parse_jobs(text: str) -> int | None:
 
 
 def parse_budget(text: str | None) -> float | None:
-    """Return the value of --budget in seconds, or None if the option is not set.
-
-    Raise UsageError if the value is invalid.
-    """
+    """Return the value of --budget in seconds. Raise UsageError if it is invalid."""
     if text is None:
         return None
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smh]?)", text)
@@ -192,27 +177,24 @@ def parse_budget(text: str | None) -> float | None:
 
 
 def scenario_names(incomplete: str) -> list[str]:
-    """Return the names of scenarios that begin with `incomplete`, for shell completion."""
+    """Return the scenario names that begin with `incomplete`, for shell completion."""
     return [item.name for item in _catalog() if item.name.startswith(incomplete)]
 
 
 def scenario_tags(incomplete: str) -> list[str]:
-    """Return the tags of scenarios that begin with `incomplete`, for shell completion."""
+    """Return the scenario tags that begin with `incomplete`, for shell completion."""
     return sorted({tag for item in _catalog() for tag in item.tags if tag.startswith(incomplete)})
 
 
 def shape_names(incomplete: str) -> list[str]:
-    """Return the names of model sizes of nsa.train that begin with `incomplete`, for shell completion."""
+    """Return the model sizes that begin with `incomplete`, for shell completion."""
     from nsa_harness.subject.options import SHAPES
 
     return [name for name in SHAPES if name.startswith(incomplete)]
 
 
 def _catalog() -> Sequence[SelectedScenario]:
-    """Return all scenarios, for shell completion.
-
-    Return () if a scenario file is invalid, because shell completion cannot show an error.
-    """
+    """Return all scenarios, or () if a scenario file is invalid."""
     from nsa_harness.errors import HarnessError
     from nsa_harness.supervisor.launch.planning import all_scenarios
 

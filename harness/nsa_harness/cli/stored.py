@@ -1,4 +1,4 @@
-"""`nsa-harness report`, `export` and `fit`: commands that work with stored runs."""
+"""The commands `nsa-harness report`, `export` and `fit`, which work with stored runs."""
 
 from __future__ import annotations
 

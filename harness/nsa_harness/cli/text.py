@@ -30,11 +30,7 @@ _NAME_COLUMNS = 22
 
 
 def catalog_lines(items: Sequence[SelectedScenario], width: int) -> Iterator[str]:
-    """Yield the output of `list`: each directory with its scenarios.
-
-    A scenario is shown with its description, tags, aliases and variants. `width`: the number of columns of the
-    terminal.
-    """
+    """Yield the output of `nsa-harness list`, wrapped to `width` columns."""
     by_directory: dict[str, dict[str, list[SelectedScenario]]] = {}
     for item in sorted(items, key=lambda item: (-item.priority, item.family)):
         by_directory.setdefault(item.file.rpartition("/")[0] or ".", {}).setdefault(item.family, []).append(item)
@@ -65,7 +61,7 @@ def _family_lines(family: str, members: Sequence[SelectedScenario], column: int,
 
 
 def catalog_json(items: Sequence[SelectedScenario]) -> str:
-    """Return the output of `list --json`: a JSON list with one object per scenario and variant."""
+    """Return the output of `nsa-harness list --json`."""
     fields = [
         {
             "name": item.name,
@@ -81,7 +77,7 @@ def catalog_json(items: Sequence[SelectedScenario]) -> str:
 
 
 def explanation(invocation: Invocation, facts: MachineFacts) -> Iterator[str]:
-    """Yield the output of `explain` for scenarios: the resolved YAML of each, separated by `---`."""
+    """Yield the output of `nsa-harness explain` for scenarios, as YAML."""
     items, notes = select_scenarios(invocation)
     yield from (f"# {note}" for note in notes)
     for number, (item, scenario) in enumerate(zip(items, check_scenarios(items), strict=True)):
@@ -93,14 +89,14 @@ def explanation(invocation: Invocation, facts: MachineFacts) -> Iterator[str]:
 
 
 def cause_lines(cause: Cause, width: int) -> Iterator[str]:
-    """Yield the output of `explain` for a cause: its meaning, how it is proven, and its remedy."""
+    """Yield the output of `nsa-harness explain` for a cause, wrapped to `width` columns."""
     yield cause.value
     for label, key in (("means", "means"), ("proven by", "proven_by"), ("try", "remedy")):
         yield from labelled(label, text_of(cause, key), width, len("proven by") + 2)
 
 
 def kind_lines(kind: HangKind, width: int) -> Iterator[str]:
-    """Yield the output of `explain` for a kind of HANG: its meaning, and the causes that it can have."""
+    """Yield the output of `nsa-harness explain` for a kind of HANG."""
     yield kind.value
     yield from labelled("means", MEANING[kind], width, len("causes") + 2)
     yield from labelled(
@@ -109,10 +105,7 @@ def kind_lines(kind: HangKind, width: int) -> Iterator[str]:
 
 
 def command_lines(plan: LaunchPlan, redaction: Redaction) -> Iterator[str]:
-    """Yield the output of `run --dry-run`: the exact command of each run, with its settings as comments above it.
-
-    For a scenario that cannot run on this machine, a comment shows the reason.
-    """
+    """Yield the output of `nsa-harness run --dry-run`, with secrets removed."""
     yield from (f"# {note}" for note in plan.notes)
     for spec in map(redaction.spec, plan.specs):
         if isinstance(spec, Skip):
@@ -129,7 +122,7 @@ def command_lines(plan: LaunchPlan, redaction: Redaction) -> Iterator[str]:
 
 
 def command_events(plan: LaunchPlan, redaction: Redaction) -> Iterator[str]:
-    """Yield the output of `run --dry-run --json`: one `plan` event per scenario, as a line of JSON."""
+    """Yield the output of `nsa-harness run --dry-run --json`, with secrets removed."""
     for spec in map(redaction.spec, plan.specs):
         event = {"schema": 1, "event": "plan", "t_s": 0.0, "run_id": None, "scenario": spec.scenario, "dry_run": True}
         if isinstance(spec, Skip):
@@ -147,14 +140,13 @@ def command_events(plan: LaunchPlan, redaction: Redaction) -> Iterator[str]:
 
 
 def shell_command(spec: RunSpec, redaction: Redaction) -> str:
-    """Return the command that launches a run, with its environment variables, as one line for a shell."""
+    """Return the shell command that launches a run, including its environment variables."""
     words = command_line(spec, sys.executable, None)
     variables = [f"{name}={value}" for name, value in spec.env]
     return redaction.command(["env", *variables, *words] if variables else words)
 
 
 def _about(item: SelectedScenario) -> str:
-    """Return the description of a scenario on one line, or "" if it has no description."""
     value = plain(item.tree)
     assert isinstance(value, dict)
     return visible(str(value.get("about") or ""))

@@ -1,4 +1,4 @@
-"""`nsa-harness watch`, `attach` and `read`: commands that observe a job instead of launching scenarios."""
+"""The commands `nsa-harness watch`, `attach` and `read`, which judge jobs that the user started."""
 
 from __future__ import annotations
 
@@ -80,10 +80,7 @@ def watch(
 
 
 def _parse_on_hang(text: str) -> tuple[OnHang, str]:
-    """Return the action that --on-hang names, and the command that `exec` is to run, or "" for other actions.
-
-    Raise UsageError if the value is invalid.
-    """
+    """Return the value of --on-hang and the command after `exec`. Raise UsageError if it is invalid."""
     from nsa_harness.commands.watch import OnHang
 
     kind, _, hook = text.strip().partition(" ")
@@ -125,7 +122,7 @@ def attach(
 
 
 def _choose_job(jobs: Sequence[str]) -> int | None:
-    """Ask the user which of several jobs to inspect, and return its process ID.
+    """Ask the user which job to inspect, and return its process ID.
 
     Return None if there is no terminal on which to ask.
     """

@@ -1,1 +1,4 @@
-"""The functions behind the commands. Only these modules connect planning, launching, judging and rendering."""
+"""The functions behind the commands.
+
+Only these modules connect planning, launching, judging and rendering.
+"""

@@ -1,4 +1,4 @@
-"""The Python interface of nsa-harness: plan launches and run them from another program, such as a test."""
+"""The Python interface of nsa-harness: plan launches and run them from another program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nsa_harness.supervisor.storage.rundir import RunOptions
 def plan(
     *words: str, script: str | os.PathLike[str] | None = None, ranks: int = 2, args: Sequence[str] = ()
 ) -> tuple[RunSpec | Skip, ...]:
-    """Return one launch for each scenario that `words` select, or the launch of `script`. Launch nothing.
+    """Return the launches for a script or for the scenarios that `words` select. Nothing is launched.
 
     `words` takes the same arguments as `nsa-harness run`: scenario names, globs, paths of YAML files, and overrides
     such as "train.steps=2". `script` is a Python file that torchrun will start with `ranks` processes and `args`. For a
@@ -35,7 +35,7 @@ def plan(
 
 
 def run_one(spec: RunSpec | Skip, *, out: str | os.PathLike[str] | None = None, probe: str = PROBE_FULL) -> Outcome:
-    """Launch `spec` once, wait until the run ends or is proven to hang, and return its outcome.
+    """Launch one run, wait until it ends or hangs, and return its outcome.
 
     The run gets its own directory below `out` (default: ./reports), with the same documents as `nsa-harness run`
     writes. `probe` chooses the instrumentation in the ranks: "full", "board" (progress events only) or "off". Nothing

@@ -1,4 +1,4 @@
-"""Run one attempt: launch it, watch it until all its processes have ended, and judge it from its files."""
+"""Run one attempt: launch it, watch it until it ends, and judge it from its files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ShouldStop = Callable[..., bool]  # takes the arguments of `prove`
 
 
 class Interrupts(Protocol):
-    """The number of Ctrl-C and SIGTERM signals so far."""
+    """How many Ctrl-C and SIGTERM signals have arrived so far."""
 
     @property
     def count(self) -> int: ...
@@ -58,12 +58,11 @@ def run_one(
 ) -> Outcome:
     """Run one attempt and return its outcome.
 
-    `number`: its number among the attempts of the scenario. `devices`: the only GPUs that the ranks can see; None: all.
-    `server`: the fork server for a spec with the launcher FORK. `should_stop`: called for each snapshot of a stall that
-    proves no hang; if it returns True, the attempt ends early.
+    `number`: the number of the attempt within its scenario. `devices`: the GPUs that the ranks can see, or None for
+    all. `server`: the fork server for a spec with the launcher FORK. `should_stop`: called for each snapshot of a stall
+    that proves no hang; if it returns True, the attempt ends early.
 
-    If nsa-harness itself fails, the attempt gets the verdict ERROR, the traceback goes to `log`, and the other attempts
-    continue.
+    If nsa-harness itself fails, the attempt gets the verdict ERROR, and the traceback goes to `log`.
     """
     if spec.launcher is Launcher.FORK:
         spec = server.with_launcher(spec) if server else without_fork(spec)
@@ -97,7 +96,7 @@ def _follow(
     interruption: Interrupts,
     should_stop: ShouldStop | None,
 ) -> None:
-    """Watch a launched attempt to its end, then end all its remaining processes."""
+    """Watch an attempt until it ends, then end all its remaining processes."""
     try:
         # Imported while the ranks start, which takes longer, so that nothing has to be loaded when they end.
         import nsa_harness.commands.judge
@@ -124,9 +123,9 @@ def _follow(
 
 
 def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
-    """Create the attempt's directory, and write its spec, command line and environment.
+    """Create the directory of an attempt, and write its spec, command line and environment.
 
-    Raises FileExistsError if the directory already has a spec, which means that the attempt was started before.
+    Raises FileExistsError if the attempt was started before.
     """
     # A run that was killed before it wrote the spec has left an empty directory, which can be used.
     attempt.path.mkdir(parents=True, exist_ok=True)
@@ -144,7 +143,7 @@ def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptAudience:
-    """Passes events of the watch to all listeners, with the name of the attempt's directory."""
+    """Adapter that passes the events of one attempt to all listeners."""
 
     name: str
     notify: Notify
@@ -164,7 +163,7 @@ class AttemptAudience:
 
 
 def phase_name(progress: Progress) -> str:
-    """Return the phase to show on the screen: "launch", "step N" or "finish". It is the phase of the slowest rank."""
+    """Return the phase of the slowest rank as shown on the screen: "launch", "step N" or "finish"."""
     if not progress.ranks or any(rank.phase in _STARTUP_PHASES for rank in progress.ranks):
         return "launch"
     if all(rank.phase == "exit" for rank in progress.ranks):

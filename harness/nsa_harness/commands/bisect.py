@@ -1,6 +1,6 @@
-"""Run a bisection: launch the probes that the search asks for, and write the answer and the documents.
+"""Run a bisection and write its answer.
 
-A probe is one launch of one configuration.
+The search decides which configurations to launch. In this module, a probe is one test run of one configuration.
 """
 
 from __future__ import annotations
@@ -72,18 +72,18 @@ _PROOFS = (Purpose.PROOF_BAD, Purpose.PROOF_GOOD)
 
 
 class _LauncherDecides(Exception):
-    """Raised if a forked probe and one under torchrun give different results. The search restarts without forks."""
+    """Raised if a forked test run and one under torchrun give different results."""
 
 
 class _SearchInterrupted(OutOfBudget):
-    """Raised after Ctrl-C or SIGTERM. The results so far are reported, and the same command continues the search."""
+    """Raised if Ctrl-C or SIGTERM interrupts the search."""
 
     def __str__(self) -> str:
         return "interrupted; the same command continues the search"
 
 
 def run_bisection(request: BisectRequest) -> int:
-    """Search, prove the answer, and write the documents. Return the exit code."""
+    """Run a bisection and write its documents. Return the exit code."""
     facts = machine_facts()
     launches = Launches(request=request, facts=facts)
     program = launched_program(request, launches)
@@ -107,7 +107,7 @@ def run_bisection(request: BisectRequest) -> int:
 def _open(
     request: BisectRequest, folder: SearchDirectory, launches: Launches, facts: MachineFacts
 ) -> Iterator[Bisection]:
-    """Open the session, the worktrees, the fork server and the screen of a search. Close them at the end."""
+    """Open everything that a search needs, and close it at the end."""
     run, options = folder.run, request.options
     with ExitStack() as stack:
         screen = BisectScreen(sys.stderr if options.json else sys.stdout, live=not options.json)
@@ -157,7 +157,7 @@ class Bisection(SearchProgress):
         self.began_s = time.monotonic() - ended_s(self.journal.stored)
 
     def carry_out(self) -> int:
-        """Search, prove the answer, and write it. Return the exit code."""
+        """Search for the answer, prove it and write it. Return the exit code."""
         self.screen.show_header(report_so_far(self))
         answer = answer_for_subject(self.request.subject, self._search())
         if not self.was_interrupted:
@@ -174,7 +174,7 @@ class Bisection(SearchProgress):
         return UNDECIDED if answer.kind is AnswerKind.UNDECIDED else ANSWERED
 
     def _search(self) -> SearchAnswer:
-        """Search for the answer. If forks turn out to give other results than torchrun, search again without them."""
+        """Search for the answer. Search again without forks if forking changes the results."""
         question = self._question()
         self.stages = worst_case_stages(question)
         try:
@@ -188,11 +188,10 @@ class Bisection(SearchProgress):
             return find_smallest_difference(question, self.probe)
 
     def _question(self) -> SearchQuestion:
-        """Return the search question with the cost of a bad probe and the number of parallel probes."""
         return replace(search_question(self.request, self.earlier), bad_cost=self._bad_cost, at_once=self._at_once())
 
     def _at_once(self) -> int:
-        """Return how many probes run in parallel: --jobs, or fewer if cores, GPUs or memory do not suffice."""
+        """Return how many test runs can run in parallel on this machine, at most `--jobs`."""
         requested_jobs = self.request.jobs
         spec = self.launches.spec_or_reason(range(len(self.request.subject.items)))
         if isinstance(spec, str):
@@ -208,9 +207,9 @@ class Bisection(SearchProgress):
     # Probes.
 
     def probe(self, round_: Round) -> list[ProbeResult]:
-        """Launch every subset of the round, and return what each result counts as.
+        """Launch every configuration of the round and return the results.
 
-        A probe that an earlier session of the same search has stored is not launched again.
+        A result that an earlier session has stored is used instead of a new launch.
         """
         self._show_round(round_)
         single_rounds = [
@@ -228,13 +227,19 @@ class Bisection(SearchProgress):
         return [probe.counts_as for probe in probes]
 
     def _probe_again(self, subset: Subset, purpose: Purpose, *, in_full: bool = True) -> ProbeReport:
-        """Launch a subset again. `in_full`: under torchrun and with the full limits, like the printed command."""
+        """Launch a configuration again.
+
+        `in_full`: under torchrun and with the full limits, like the printed command.
+        """
         round_ = Round(subsets=(subset,), purpose=purpose, open=(0, len(self.request.subject.items)), probes_left=0)
         self._show_round(round_)
         return self._probe(next(self._numbers), round_, in_full=in_full)
 
     def _probe(self, n: int, round_: Round, *, in_full: bool | None = None) -> ProbeReport:
-        """Return the probe of a round with one subset: a stored one, or else a new launch. Announce its result."""
+        """Return the stored report for a configuration, or launch it.
+
+        `round_` must have a single configuration.
+        """
         (subset,) = round_.subsets
         in_full = self._in_full(subset, round_.purpose) if in_full is None else in_full
         with self._lock:
@@ -250,13 +255,13 @@ class Bisection(SearchProgress):
         return probe
 
     def _in_full(self, subset: Subset, purpose: Purpose) -> bool:
-        """Whether the probe must run under torchrun: each proof must, as often as `--repeat` says."""
+        """Whether the configuration must run under torchrun, because it is a proof."""
         spans = spans_of(subset)
         proof_count = sum(probe.in_full and probe.subset == spans for probe in self.journal.session_probes)
         return purpose in _PROOFS and proof_count < self.request.repeat
 
     def _new_probe(self, n: int, subset: Subset, round_: Round, *, in_full: bool) -> ProbeReport:
-        """Launch a probe and store it in the journal. Raises OutOfBudget if the budget is used up."""
+        """Launch a configuration and store its report. Raises OutOfBudget if the budget is used up."""
         self._raise_if_interrupted()
         if self.request.budget_s is not None and sum(probe.wall_s for probe in self.probes) >= self.request.budget_s:
             self.out_of_budget = True
@@ -276,10 +281,7 @@ class Bisection(SearchProgress):
         return probe
 
     def _launch(self, spec: RunSpec, blank: ProbeReport) -> ProbeReport:
-        """Launch the configuration, and return `blank` with the result.
-
-        If the launch has a proven HANG, its wait is remembered: later probes that wait in the same way end early.
-        """
+        """Launch a configuration and return `blank` with the result filled in."""
         name = self._free_name(blank.n)
         about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.describe(blank.indices)}"
         spec = self.launches.with_learned_limits(replace(spec, scenario=name, about=about), in_full=blank.in_full)
@@ -320,7 +322,7 @@ class Bisection(SearchProgress):
             raise _SearchInterrupted
 
     def _with_launcher(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
-        """Return the spec with its launcher: a fork if forking is safe and the probe need not run under torchrun."""
+        """Return the spec, changed to fork its ranks if this is allowed and safe."""
         if self.server is None or in_full or not self.forks:
             return spec
         forkable = self.server.with_launcher(replace(spec, launcher=Launcher.FORK))
@@ -329,14 +331,14 @@ class Bisection(SearchProgress):
         return forkable
 
     def _free_name(self, n: int) -> str:
-        """Return an unused name for the probe's directory, because a killed session may have left this one behind."""
+        # A killed session may have left a directory behind.
         names = (f"p{n:02d}", *(f"p{n:02d}_{again}" for again in range(2, 1000)))
         return next(name for name in names if not self.run.attempt(name).path.exists())
 
     # Conclusions from several probes.
 
     def _check_launcher(self, new: ProbeReport) -> None:
-        """Check whether `new` contradicts a forked probe because of the launcher. If so, raise _LauncherDecides.
+        """Raise _LauncherDecides if the result of a forked test run depends on the launcher.
 
         A flaky program contradicts itself under any launcher, so at most _MAX_CONFIRMED_FORKS forks are repeated under
         torchrun.
@@ -358,7 +360,7 @@ class Bisection(SearchProgress):
         raise _LauncherDecides
 
     def _confirm_commands(self, answer: SearchAnswer) -> None:
-        """Launch the failing and the passing configuration under torchrun, unless their last launch was.
+        """Launch the failing and the passing configuration under torchrun, if this is still missing.
 
         The report prints a command only if its last launch under torchrun had the result that the answer claims.
         """
@@ -380,11 +382,7 @@ class Bisection(SearchProgress):
             self.note(f"no command for {self.request.subject.describe(subset)}: {reason}")
 
     def _learn(self, probe: ProbeReport) -> None:
-        """Learn from a probe.
-
-        The good control shows the longest time without progress of a healthy run. The first bad probe shows the
-        signature of the failure.
-        """
+        """Learn from a test run what a healthy run and the failure look like."""
         if probe.purpose is Purpose.CONTROL_GOOD and probe.counts_as is ProbeResult.GOOD:
             self.launches.longest_quiet_s = probe.longest_quiet_s or self.launches.longest_quiet_s
             self._learn_step_time(probe)
@@ -396,9 +394,9 @@ class Bisection(SearchProgress):
             self.signature = Signature(verdict=verdict, cause=cause, place=place)
 
     def _learn_step_time(self, good: ProbeReport) -> None:
-        """Collect a step time of the good end. Once there are enough, compute the step time that counts as slow.
+        """Record the step time of a passing run, to compute which step time counts as slow.
 
-        The threshold must not change after a probe was compared with it. The caller must hold the lock.
+        The threshold must not change after a test run was compared with it. The caller must hold the lock.
         """
         if good.step_s is None or self.slow_from_s is not None:
             return
@@ -412,13 +410,12 @@ class Bisection(SearchProgress):
     # The screen.
 
     def _show_round(self, round_: Round) -> None:
-        """Show on the screen which round begins, and the time that is left in the worst case."""
         each = self._costs()
         left_s = time_left_s(self.stages, self.probes, round_, each, self.request.repeat) if each else None
         self.screen.show_round(round_, report_so_far(self), left_s)
 
     def note(self, text: str) -> None:
-        """Print a note, and store it for the documents. A note that was printed before is ignored."""
+        """Print a note and store it for the documents. A repeated note is ignored."""
         with self._lock:
             is_new = text not in self.notes
             if is_new:
@@ -427,7 +424,7 @@ class Bisection(SearchProgress):
             self.screen.note(text)
 
     def _bad_cost(self) -> float:
-        """Return how much longer a failing probe takes than a passing one, as a factor, from the probes so far."""
+        """Return the ratio between the run times of failing and passing test runs."""
         each = self._costs()
         return max(0.1, each.bad_s / each.good_s) if each and each.good_s else 1.0
 

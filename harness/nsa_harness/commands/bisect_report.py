@@ -1,4 +1,4 @@
-"""Reports of a bisection: the plan for --dry-run, the documents at the end, and a stored bisection for --log."""
+"""Reports of a bisection: the plan, the documents at the end, and a stored bisection."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SearchProgress:
 def report_so_far(
     state: SearchProgress, answer: SearchAnswer = NOTHING_YET, *, alone: str | None = None, cut_short: bool = False
 ) -> BisectReport:
-    """Return the report of the results so far, for the screen or a document.
+    """Return the report of a bisection with the results so far.
 
     `alone`: the command that runs repro.py, or None. `cut_short`: whether the search was interrupted.
     """
@@ -92,7 +92,7 @@ def write_answer(
 ) -> BisectReport:
     """Write every document of the bisection, and return its report.
 
-    `outcomes`: the outcomes of this session by directory name. Probes of earlier sessions are judged again.
+    `outcomes`: the outcomes of this session by directory name. Test runs of earlier sessions are judged again.
     """
     run = session.run
     search = report_so_far(state, answer, alone=_write_repro(state, run, answer), cut_short=cut_short)
@@ -109,17 +109,15 @@ def write_answer(
 
 
 def _any_spec(launches: Launches) -> RunSpec | None:
-    """Return a launch that stands for all launches of the search: the bad end, else the good end, else None."""
     good, bad = launches.ends()
     in_order = (good, bad) if launches.subject.open_end else (bad, good)
     return next((spec for spec in in_order if isinstance(spec, RunSpec)), None)
 
 
 def _commands(state: SearchProgress, answer: SearchAnswer, alone: str | None) -> Commands:
-    """Return the commands of the failing and the passing configuration, each only if it was confirmed."""
+    """Return the commands that reproduce the answer, if they were confirmed."""
 
     def command(subset: Subset | None, counts: ProbeResult) -> str | None:
-        """Return the command of `subset` if its last probe under torchrun had the result `counts`, or None if not."""
         if subset is None or not shown_in_full(state.probes, subset, counts):
             return None
         last = _last_in_full(state.probes, subset)
@@ -131,22 +129,18 @@ def _commands(state: SearchProgress, answer: SearchAnswer, alone: str | None) ->
 
 
 def shown_in_full(probes: Sequence[ProbeReport], subset: Subset, counts: ProbeResult) -> bool:
-    """Whether the last probe of `subset` under torchrun, with the full limits, had the result `counts`."""
+    """Whether the last test run of `subset` under torchrun had the result `counts`."""
     last = _last_in_full(probes, subset)
     return last is not None and last.counts_as is counts
 
 
 def _last_in_full(probes: Sequence[ProbeReport], subset: Subset) -> ProbeReport | None:
-    """Return the last probe of `subset` under torchrun with the full limits, or None."""
     spans = spans_of(subset)
     return next((probe for probe in reversed(probes) if probe.subset == spans and probe.in_full), None)
 
 
 def _write_repro(state: SearchProgress, run: RunDir, answer: SearchAnswer) -> str | None:
-    """Write repro/ with a script of the failing configuration. Return the command that runs it, or None.
-
-    A bisection of commits gets no script, because its worktrees are removed at the end.
-    """
+    """Write a script that reproduces the failure. Return the command that runs it, or None."""
     if answer.failing is None or state.request.subject.form is SubjectForm.COMMIT:
         return None
     spec = state.launches.spec_or_reason(answer.failing)
@@ -162,10 +156,7 @@ def _write_repro(state: SearchProgress, run: RunDir, answer: SearchAnswer) -> st
 
 
 def _judge_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
-    """Judge the probes of earlier sessions again, and return their outcomes by directory name.
-
-    Probes that can no longer be judged are omitted.
-    """
+    """Judge stored test runs again, and return their outcomes by directory name."""
     from nsa_harness.commands.judge import judge_stored
 
     outcomes = {}
@@ -176,7 +167,7 @@ def _judge_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
 
 
 def show_plan(request: BisectRequest) -> int:
-    """Print the plan for --dry-run: the question, both ends, and the probes and time of each possible answer."""
+    """Print what a bisection would launch and how long it may take, for --dry-run."""
     facts, subject = machine_facts(), request.subject
     launches = Launches(request=request, facts=facts)
     earlier = find_earlier_runs(launches, request.options.parent)
@@ -196,7 +187,7 @@ def show_plan(request: BisectRequest) -> int:
 
 
 def _control(launches: Launches, name: str, subset: Sequence[int]) -> PlannedControl:
-    """Return one end of the search for --dry-run, with its command or the reason why it cannot be launched."""
+    """Return the good or the bad configuration as --dry-run shows it."""
     config, spec = launches.subject.describe(subset), launches.spec_or_reason(subset)
     if isinstance(spec, str):
         return PlannedControl(name=name, config=config, command=None, reason=spec)
@@ -204,7 +195,6 @@ def _control(launches: Launches, name: str, subset: Sequence[int]) -> PlannedCon
 
 
 def _takes_s(case: EffortCase, earlier: EarlierRuns, jobs: int) -> float | None:
-    """Return the expected time of a case in seconds, from the mean times of stored runs, or None if none are stored."""
     passing = earlier.run_s((Status.PASS,)) or earlier.run_s()
     failing = earlier.run_s(FAILED_STATUSES) or passing
     if passing is None or failing is None:
@@ -213,7 +203,7 @@ def _takes_s(case: EffortCase, earlier: EarlierRuns, jobs: int) -> float | None:
 
 
 def _time_source(earlier: EarlierRuns) -> str:
-    """Return the phrase that explains which stored runs the expected times are based on, or ""."""
+    """Return a phrase about the stored runs that expected times are based on, or ""."""
     means = [
         (word, earlier.run_s(verdicts)) for word, verdicts in (("passes", (Status.PASS,)), ("fails", FAILED_STATUSES))
     ]
@@ -223,7 +213,7 @@ def _time_source(earlier: EarlierRuns) -> str:
 
 
 def show_stored(path: Path, out: Path | None) -> int:
-    """Print a stored bisection again from its bisect.json. Return the exit code. Raises StoredRunError."""
+    """Print a stored bisection again and return its exit code. Raises StoredRunError."""
     run = find_run(path, out or Path("reports"))
     search = stored_search(run)
     BisectScreen.print_lines(lambda width: stored_lines(search, run.path, width))

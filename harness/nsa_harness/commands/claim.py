@@ -1,6 +1,6 @@
-"""Test a claim: launch both sides in turn until the counts of their failures decide it.
+"""Test the claim that a change helps, by launching a program with and without the change.
 
-`core/experiment/claim.py` makes the decision.
+`core/experiment/claim.py` decides when the counts of failures are conclusive.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ClaimRequest:
 
 
 def run_claim(request: ClaimRequest) -> int:
-    """Test the claim, write the documents, add the result to the ledger, and return the exit code.
+    """Test a claim, write the documents, and return the exit code.
 
     Raises UsageError if the two sides do not differ in exactly one key, commit or argument.
     """
@@ -85,9 +85,9 @@ def run_claim(request: ClaimRequest) -> int:
 
 
 def _sides(request: ClaimRequest, facts: MachineFacts, stack: ExitStack | None) -> LaunchSides:
-    """Return both sides of the claim.
+    """Return the two launches that a claim compares.
 
-    `stack`: keeps the worktrees of two commits until it is closed; None: no commit is checked out.
+    `stack` removes the worktrees of two commits when it is closed. If it is None, no commit is checked out.
     """
     question, commits = request.question, request.commits
     if commits is None:
@@ -101,7 +101,6 @@ def _sides(request: ClaimRequest, facts: MachineFacts, stack: ExitStack | None) 
 
 
 def _claim(request: ClaimRequest, sides: LaunchSides) -> ClaimReport:
-    """Return the report of the claim before its first trial."""
     earlier = earlier_results(request.options.parent, {sides.first.spec.spec_hash})
     must_reach_confidence = request.confidence_requested or any(run.verdict in FAILED_STATUSES for run in earlier)
     specs = (sides.first.spec, sides.second.spec)
@@ -120,12 +119,12 @@ def _claim(request: ClaimRequest, sides: LaunchSides) -> ClaimReport:
 
 
 def planned_claim(request: ClaimRequest) -> LaunchSides:
-    """Return both sides for --dry-run. Launch nothing, and check out no commit."""
+    """Return the two launches that a claim compares, for --dry-run."""
     return _sides(request, machine_facts(), None)
 
 
 def show_plan(request: ClaimRequest, sides: LaunchSides) -> None:
-    """Print both sides, their commands, and the shortest and longest time that the test can take."""
+    """Print the two launches that a claim compares, and how long the test can take."""
     claim, specs = _claim(request, sides), (sides.first.spec, sides.second.spec)
     walls_s = [[run.wall_s for run in earlier_results(request.options.parent, {spec.spec_hash})] for spec in specs]
     means_s = [sum(side_s) / len(side_s) for side_s in walls_s if side_s]
@@ -136,7 +135,7 @@ def show_plan(request: ClaimRequest, sides: LaunchSides) -> None:
 
 
 def show_ledger(parent: Path, *, as_json: bool) -> int:
-    """Print the ledger as a Markdown table, or as one JSON line per claim. Return the exit code."""
+    """Print the ledger of earlier claims, as a table or as JSON lines. Return the exit code."""
     ledger = read_ledger(parent)
     for line in map(json.dumps, map(json_object, ledger.lines)) if as_json else shown.ledger_lines(ledger.lines):
         print(line)
@@ -148,7 +147,7 @@ def show_ledger(parent: Path, *, as_json: bool) -> int:
 
 
 def _test(experiment: Experiment, request: ClaimRequest, sides: LaunchSides, claim: ClaimReport) -> int:
-    """Run trials until the test ends, and report the conclusion. Return the exit code."""
+    """Run trials until the claim is decided, and report the conclusion. Return the exit code."""
     experiment.show(lambda width: shown.header_lines(claim, width))
     files = _Files(sides, request.question.working_dir)
     test = SequentialTest(terms=claim.terms)
@@ -177,7 +176,6 @@ def _test(experiment: Experiment, request: ClaimRequest, sides: LaunchSides, cla
 
 
 def _end(experiment: Experiment, request: ClaimRequest, test: SequentialTest) -> Conclusion | None:
-    """Return the conclusion if the test must end, or None if another trial is needed."""
     if conclusion := test.conclusion():
         return conclusion
     counts = f"{test.count(FIRST)} runs failed without the change, {test.count(SECOND)} with it"
@@ -191,7 +189,7 @@ def _end(experiment: Experiment, request: ClaimRequest, test: SequentialTest) ->
 
 
 def _trial(experiment: Experiment, outcome: Outcome, side: int) -> Trial:
-    """Return the trial of one launch. Every failure counts as bad, because a crash instead of a hang is no help."""
+    """Return the trial for a finished launch. Every kind of failure counts as bad."""
     spec, attempt = experiment.configs[side], experiment.session.run.attempt(outcome.spec.scenario, outcome.attempt)
     numbers: tuple[ComputedNumber, ...] = ()
     if is_launched_by(spec):
@@ -201,7 +199,7 @@ def _trial(experiment: Experiment, outcome: Outcome, side: int) -> Trial:
 
 
 class _Files:
-    """Watches the program's own files for edits during the test. Nothing is watched if the sides are two commits."""
+    """The files of the program, which are watched for edits during a test."""
 
     def __init__(self, sides: LaunchSides, working_dir: Path) -> None:
         specs = () if sides.key == COMMIT else (sides.first.spec, sides.second.spec)
@@ -209,17 +207,15 @@ class _Files:
         self._before = self._program.file_entries()
 
     def learn_written(self, test: SequentialTest) -> None:
-        """Ignore files that change during the first trial of each side, because the program writes them itself."""
+        """Ignore files that the program itself writes during the first trial of each side."""
         if len(test.trials) <= 2:
             self._before = mark_outputs(self._before, self._program.file_entries())
 
     def edited_files(self) -> tuple[str, ...]:
-        """Return the names of files that were edited since the start."""
         return changed_entries(self._before, self._program.file_entries())
 
 
 def _line(experiment: Experiment, sides: LaunchSides, report: ClaimReport) -> LedgerLine:
-    """Return the ledger's line for a finished test."""
     assert report.conclusion is not None
     confidence, agreement = report.terms.confidence, report.number_comparison
     differences = (

@@ -1,4 +1,4 @@
-"""Experiments: launch configurations until a question is answered, and add the result to the ledger."""
+"""Experiments: launch configurations until a question is answered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nsa_harness.supervisor.storage.rundir import RunOptions
 
 @dataclass(kw_only=True)
 class Experiment:
-    """The launches and trials of a claim or a verification in progress."""
+    """A claim test or a verification in progress, with its launches and trials."""
 
     session: Session
     screen: TrialScreen
@@ -41,10 +41,11 @@ class Experiment:
         judge: Callable[[Outcome, int], Trial],
         progress: Callable[[int], str],
     ) -> Iterator[Trial]:
-        """Launch, judge and yield trials until `is_answered` returns True or the user interrupts.
+        """Launch, judge and yield trials until `is_answered` returns True.
 
-        `next_config`: returns the index of the configuration to launch next. `judge`: makes a trial from the outcome of
-        a launch and the index of its configuration. `progress`: returns the line to show during a launch.
+        An interruption by the user also ends the trials. `next_config`: returns the index of the configuration to
+        launch next. `judge`: makes a trial from the outcome of a launch and the index of its configuration. `progress`:
+        returns the line to show during a launch.
         """
         while not is_answered() and not self.session.interrupted:
             config = next_config()
@@ -70,10 +71,10 @@ class Experiment:
         self.screen.show(lambda width: [line(width)])
 
     def finish(self, line: LedgerLine, code: int) -> tuple[int, Path | None]:
-        """Add `line` to the ledger, and write the documents of the run.
+        """Write a ledger line and the documents. Return the exit code and the ledger's path.
 
-        Return the exit code, which is `code` unless the user interrupted, and the path of the ledger. The path is None
-        if there was no trial or the ledger cannot be written; the error is printed.
+        The code is `code` unless the user interrupted. The path is None if there was no trial or the ledger cannot be
+        written.
         """
         code = INTERRUPTED if self.session.interrupted else code
         ledger = self._add_to_ledger(line) if self.trials else None
@@ -90,9 +91,10 @@ class Experiment:
             return None
 
     def ledger_line(self, spec: RunSpec, runs: Sequence[str] = (), **facts: Any) -> LedgerLine:
-        """Return a line for the ledger with `facts` and the data of this session.
+        """Return a new line for the ledger of experiments.
 
         `spec`: the launch whose git commit is recorded. `runs`: the ids of earlier runs that belong to the question.
+        `facts`: further fields of the line.
         """
         git: Mapping[str, Any] = describe(spec, self.session.facts, git_diff=False)["git"] or {}
         return LedgerLine(
@@ -109,7 +111,7 @@ class Experiment:
 
 @contextmanager
 def open_experiment(options: RunOptions, configs: Sequence[RunSpec], facts: MachineFacts) -> Iterator[Experiment]:
-    """Open a run directory and a session for the launches of an experiment."""
+    """Open a run directory and a session for an experiment."""
     screen = TrialScreen(sys.stderr if options.json else sys.stdout, live=not options.json)
     with run_directory(options) as run, session(run, options, configs, screen=screen, facts=facts) as running:
         yield Experiment(session=running, screen=screen, configs=configs)
@@ -118,9 +120,9 @@ def open_experiment(options: RunOptions, configs: Sequence[RunSpec], facts: Mach
 def ledger_side(
     label: str, spec_hash: str, failures: int, runs: int, confidence: float, ends: Mapping[str, int]
 ) -> LedgerSide:
-    """Return one side of a ledger line: how many of its `runs` failed, and the confidence interval of that rate.
+    """Return the part of a ledger line about one of the compared launches.
 
-    `ends` counts how the runs ended, for example {"HANG": 3}.
+    It has the failure rate with a confidence interval. `ends` counts how the runs ended, for example {"HANG": 3}.
     """
     low, high = interval(failures, runs, confidence)
     return LedgerSide(

@@ -1,4 +1,4 @@
-"""`fit`: predict the cost of a larger step from stored sweeps, and check the prediction with a run at half its size."""
+"""`nsa-harness fit`: predict the cost of a larger training step from stored runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CHECK_STEPS = 7
 
 @dataclass(frozen=True, kw_only=True)
 class RequestedSize:
-    """The size to predict. A part that is None is taken from the largest run of the sweep."""
+    """The size of the training step to predict. A value of None is taken from the largest stored run."""
 
     tokens: int | None
     layers: int | None
@@ -36,7 +36,7 @@ class Answer:
 
 
 def fit(run_paths: Sequence[Path], size: RequestedSize, parent: Path) -> Answer:
-    """Fit each sweep in the stored runs, and predict the cost of a step of the requested size.
+    """Predict the cost of a larger training step from stored runs of several sizes.
 
     Without `run_paths`, the latest run below `parent` is used. Raises UsageError if there is no sweep.
     """
@@ -61,7 +61,7 @@ def _outcomes(path: Path | None, parent: Path) -> Sequence[Outcome]:
 
 
 def _add_sweep(sweep: Sweep, requested_size: RequestedSize, answer: Answer) -> None:
-    """Append the sweep's measurements and fit to the answer, and the prediction if a size was requested.
+    """Add the measurements, the fit and the prediction of one sweep to the answer.
 
     If the sweep has a run at half the requested size, that run is excluded from the fit and checks its prediction.
     Otherwise the answer shows the command for such a run.
@@ -86,7 +86,6 @@ def _add_sweep(sweep: Sweep, requested_size: RequestedSize, answer: Answer) -> N
 
 
 def _size(sweep: Sweep, requested_size: RequestedSize) -> Size | None:
-    """Return the size to predict, or None if no size was requested."""
     if requested_size.tokens is None and requested_size.layers is None:
         return None
     cost = sweep.cells[-1].cost
@@ -95,14 +94,14 @@ def _size(sweep: Sweep, requested_size: RequestedSize) -> Size | None:
 
 
 def _half(sweep: Sweep, size: Size) -> Size:
-    """Return `size` with half the layers if the sweep varies the layers, or else with half the tokens."""
+    """Return half of `size`: half the layers if the sweep varies the layers, else half the tokens."""
     regime = sweep.regimes[-1]
     over = regime.fits[0].keys if regime.fits else ()
     return Size(tokens=size.tokens, layers=max(1, size.layers // 2)) if over == (LAYERS,) else size.half()
 
 
 def _check(sweep: Sweep, check: Outcome, answer: Answer) -> None:
-    """Compare what the sweep predicts for the size of the run `check` with the measurements of that run."""
+    """Compare the measurements of the run `check` with the prediction of the sweep."""
     cost = check.cost
     assert cost is not None
     prediction = sweep.predict(size_of(cost))
@@ -121,7 +120,7 @@ def _check(sweep: Sweep, check: Outcome, answer: Answer) -> None:
 
 
 def _check_command(sweep: Sweep, half: Size) -> Iterator[str]:
-    """Yield the lines with the command for a run at half the size, and how long its steps should take."""
+    """Yield lines with the command that checks the prediction at half the size."""
     prediction: Mapping[Quantity, Interval] | NoPrediction = sweep.predict(half)
     name = sweep.cells[-1].spec.scenario.partition("@")[0]
     keys = f"--matrix model.seq_len={half.tokens} --matrix model.layers={half.layers} train.steps={_CHECK_STEPS}"

@@ -1,4 +1,4 @@
-"""Judge an attempt that has ended from its files only. `run` does this at once, and `report` may do it again later.
+"""Judge an attempt that has ended from its files only.
 
 `collect` reads the files, `judge` decides on PASS, FAIL, HANG or ERROR, `diagnose` finds the cause, and `in_words`
 writes the sentences.
@@ -55,7 +55,7 @@ def judge_evidence(
     repeat: str | None,
     own_rules: tuple[Rule, ...] = (),
 ) -> Outcome:
-    """Judge the evidence of one attempt and return its outcome, with verdict, cause and sentences.
+    """Judge the evidence of one attempt and return its outcome.
 
     `directory`: name of the attempt's directory. `repeat`: a command that repeats the attempt, or None. `own_rules`:
     further diagnosis rules for the program that ran.
@@ -82,10 +82,10 @@ def judge_evidence(
 def judge_attempt(
     attempt: AttemptDir, spec: RunSpec, node: str, number: int, *, read_budget: Budget | None = None
 ) -> Outcome:
-    """Collect the evidence of an attempt, judge it, and write its files: evidence, profile, repro, verdict and result.
+    """Judge an attempt from its files, write the results, and return its outcome.
 
-    `node`: name of the machine it ran on. `number`: its number among the attempts of the scenario. `read_budget`: what
-    is left of the budget for reading the files of a stored run; None for an attempt that was just launched.
+    `node`: name of the machine it ran on. `number`: the number of the attempt within its scenario. `read_budget`: what
+    is left of the budget for reading the files of a stored run, or None for an attempt that was just launched.
     """
     attempt.redaction.learn_launch(spec)
     attempt.redaction.suspect_environment(os.environ)
@@ -123,7 +123,7 @@ def judge_attempt(
 
 
 def write_file(attempt: AttemptDir, path: Path, text: str) -> tuple[Trouble, ...]:
-    """Write a file of the attempt. If that fails, for example in a read-only directory, return the reason."""
+    """Write a file of the attempt. Return the error if that fails."""
     try:
         attempt.directory.write(path, text)
     except OSError as error:
@@ -132,7 +132,7 @@ def write_file(attempt: AttemptDir, path: Path, text: str) -> tuple[Trouble, ...
 
 
 def record_skip(attempt: AttemptDir, skip: Skip) -> Outcome:
-    """Create the directory and result file of a skipped scenario, and return its outcome."""
+    """Write the result file of a skipped scenario, and return its outcome."""
     outcome = skipped_outcome(skip)
     try:
         attempt.directory.make_directory(attempt.path)
@@ -142,7 +142,6 @@ def record_skip(attempt: AttemptDir, skip: Skip) -> Outcome:
 
 
 def _write_trace(attempt: AttemptDir, evidence: Evidence, outcome: Outcome) -> tuple[Trouble, ...]:
-    """Write the trace of the attempt. If that fails, return the reason, because the verdict must not depend on it."""
     try:
         text = attempt.redaction.json(trace_json(evidence, outcome))
     except Exception as error:
@@ -151,7 +150,7 @@ def _write_trace(attempt: AttemptDir, evidence: Evidence, outcome: Outcome) -> t
 
 
 def _write_repro(attempt: AttemptDir, spec: RunSpec, evidence: Evidence, outcome: Outcome) -> tuple[Artifact, ...]:
-    """Write repro/ and return its files. If that fails, return an artifact with the reason instead."""
+    """Write repro/ and return its files, or the reason why it cannot be written."""
     try:
         redacted_spec = attempt.redaction.spec(spec)
         command = attempt.redaction.command(command_line(spec, sys.executable, None))
@@ -163,7 +162,7 @@ def _write_repro(attempt: AttemptDir, spec: RunSpec, evidence: Evidence, outcome
 def judge_stored(attempt: AttemptDir, budget: Budget | None = None) -> Outcome:
     """Judge an attempt of a stored run from its files. Raises ScenarioError if its spec cannot be read.
 
-    `budget`: what is left of the budget for reading the run's files; None: a new budget.
+    `budget`: what is left of the budget for reading the run's files, or None for a new budget.
     """
     attempt.directory.budget = budget = budget or Budget()
     spec = load_judged_spec(attempt)
@@ -173,7 +172,7 @@ def judge_stored(attempt: AttemptDir, budget: Budget | None = None) -> Outcome:
 
 
 def error_outcome(attempt: AttemptDir, plan: Sequence[RunSpec | Skip], error: Exception) -> Outcome:
-    """Return the ERROR outcome of an attempt that cannot be judged because of `error`.
+    """Return an outcome for an attempt that cannot be judged because of `error`.
 
     `plan`: the plan of the run, which may still contain the spec of the attempt.
     """
@@ -189,12 +188,10 @@ def error_outcome(attempt: AttemptDir, plan: Sequence[RunSpec | Skip], error: Ex
 
 
 def _name_and_number(attempt: AttemptDir) -> tuple[str, int]:
-    """Return the scenario's name and the attempt's number, from the name of the directory. Without a number: 1."""
     name, _, number = attempt.path.name.partition("~")
     return name, int(number) if number.isascii() and number.isdigit() and len(number) < _NUMBER_DIGITS else 1
 
 
 def _relative_path(path: Path) -> str:
-    """Return the path relative to the working directory, or the absolute path if it is elsewhere."""
     absolute = path.resolve()
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)

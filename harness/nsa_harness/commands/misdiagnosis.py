@@ -1,6 +1,6 @@
-"""`export --as misdiagnosis`: pack a wrong answer and the correct one into one file, which can be judged again.
+"""`export --as misdiagnosis`: pack a wrong answer and the correct one into one file.
 
-The file has the same format as a round in `evaluation/rounds`: evidence, true answers and given answers. It contains
+The file has the same format as the files in `evaluation/rounds`: evidence, true answers and given answers. It contains
 the redacted evidence and excerpts of the program, with made-up directory names, but no logs, environment or command.
 """
 
@@ -44,7 +44,7 @@ Word = TypeVar("Word", Cause, Status)
 
 @dataclass(frozen=True, kw_only=True)
 class StatedTruth:
-    """The correct answer, as the user states it. A part that is None or empty is unknown to the user."""
+    """The correct answer according to the user. A value that the user does not know is None or empty."""
 
     line: str | None = None
     cause: str | None = None
@@ -55,7 +55,7 @@ class StatedTruth:
 
 @dataclass(frozen=True, kw_only=True)
 class _Truth:
-    """The correct answer after it was checked against the evidence."""
+    """The correct answer, after it was checked against the evidence."""
 
     verdict: Status
     cause: Cause | None
@@ -64,7 +64,6 @@ class _Truth:
     line: int | None
 
     def values(self, project: str) -> dict[str, Any]:
-        """Return the truth as values for JSON. The file is made relative to the directory `project` if it is inside."""
         is_inside = project and self.file and self.file.startswith("/")
         return {
             "verdict": self.verdict.value,
@@ -83,10 +82,10 @@ def record_misdiagnosis(
     out: Path | None = None,
     redact: bool = True,
 ) -> Iterator[str]:
-    """Write the file, and yield lines that describe it.
+    """Write a wrong answer and the correct one to a file, and yield lines about this file.
 
-    `run_path`: a run, or one attempt of it. `to`: the file to write; None: next to the run. Raises UsageError if the
-    stated truth does not fit the run, or if it equals the answer that was given.
+    `run_path`: a run, or one attempt of it. `to`: the file to write; by default, a new file next to the run. Raises
+    UsageError if the stated truth does not fit the run, or if it equals the answer that was given.
     """
     run = find_run(run_path, out or Path("reports"), redact=redact)
     with refuse_if_running(run):
@@ -130,7 +129,7 @@ def record_misdiagnosis(
 def answer_values(outcome: Mapping[str, Any], directory: str) -> dict[str, Any]:
     """Return the answer in an outcome of report.json, in the format that `evaluation` scores.
 
-    The file is made relative to `directory`, the directory of the program.
+    `directory`: the directory of the program, to which file paths are made relative.
     """
     culprit, findings = outcome.get("culprit") or {}, outcome.get("findings") or []
     place = culprit.get("place") or (findings[0].get("place") if findings else None) or {}
@@ -151,9 +150,9 @@ def answer_values(outcome: Mapping[str, Any], directory: str) -> dict[str, Any]:
 
 
 def without_paths(text: str, places: Sequence[tuple[str, str]]) -> str:
-    """Return `text` without directory names of this machine. `places`: pairs of a path and its replacement.
+    """Return `text` without directory names of this machine.
 
-    Library directories become /usr/lib/pythonX.Y, so that library files are still recognized.
+    `places`: pairs of a path and its replacement. Library directories become /usr/lib/pythonX.Y.
     """
     text = _LIBRARIES.sub(r"/usr/lib/\1/", text)
     for path, instead in places:
@@ -165,7 +164,7 @@ def without_paths(text: str, places: Sequence[tuple[str, str]]) -> str:
 
 
 def _attempt(run: RunDir, run_path: Path | None) -> AttemptDir:
-    """Return the attempt that `run_path` names, or the only one. Raises UsageError if there are several."""
+    """Return the attempt that `run_path` names, or else the only attempt of the run."""
     attempts = list(run.attempts())
     inside = [
         attempt
@@ -182,7 +181,6 @@ def _attempt(run: RunDir, run_path: Path | None) -> AttemptDir:
 
 
 def _stored_outcome(run: RunDir, attempt: AttemptDir) -> tuple[str, Outcome]:
-    """Return the version of nsa-harness that judged the attempt, and the outcome. Raises StoredRunError."""
     try:
         text = run.directory.read_whole_file(run.report, _MAX_BYTES).decode("utf-8", errors="replace")
     except (OSError, ValueError) as error:
@@ -197,7 +195,6 @@ def _stored_outcome(run: RunDir, attempt: AttemptDir) -> tuple[str, Outcome]:
 
 
 def _evidence(attempt: AttemptDir) -> Evidence:
-    """Return the stored evidence of the attempt. Raises StoredRunError if it cannot be read."""
     files = attempt.directory.list_files(attempt.evidence, "*.json")
     if not files:
         raise StoredRunError(
@@ -212,14 +209,13 @@ def _evidence(attempt: AttemptDir) -> Evidence:
 
 
 def _project(evidence: Evidence) -> str:
-    """Return the common directory of the program's files in the evidence, or "" if the evidence names none."""
+    """Return the common directory of the program's files, or "" if it is unknown."""
     files = (*program_lines(evidence), *(source.file for source in evidence.sources))
     absolute = sorted({str(PurePosixPath(file).parent) for file in files if file.startswith("/")})
     return os.path.commonpath(absolute) if absolute else ""
 
 
 def _environment(attempt: AttemptDir) -> dict[str, Any]:
-    """Return the packages and the git commit of the attempt. Values that cannot be read are None."""
     try:
         environment = json.loads(attempt.directory.read_whole_file(attempt.env, _MAX_BYTES))
         git = environment.get("git") or {}
@@ -234,7 +230,10 @@ def _environment(attempt: AttemptDir) -> dict[str, Any]:
 def _check_truth(
     stated_truth: StatedTruth, attempt: AttemptDir, evidence: Evidence, outcome: Outcome
 ) -> tuple[_Truth, Evidence]:
-    """Check what the user stated. Return the truth, and the evidence with the source code around the stated line."""
+    """Check the answer that the user stated, and return it with evidence about its line.
+
+    Raises UsageError if the answer does not fit the run.
+    """
     verdict = _word("--verdict", stated_truth.verdict, Status) or outcome.verdict.status
     cause = _word("--cause", stated_truth.cause, Cause)
     if unknown_ranks := [rank for rank in stated_truth.ranks if not 0 <= rank < evidence.world_size]:
@@ -249,7 +248,7 @@ def _check_truth(
 
 
 def _word(option: str, text: str | None, choices: type[Word]) -> Word | None:
-    """Return the cause or verdict named `text`, in any case. None for None. Raises UsageError."""
+    """Return the cause or verdict with this name, ignoring case. Raises UsageError."""
     if text is None:
         return None
     for word in choices:
@@ -264,7 +263,7 @@ def _word(option: str, text: str | None, choices: type[Word]) -> Word | None:
 def _line(
     location: str | None, attempt: AttemptDir, evidence: Evidence
 ) -> tuple[str | None, int | None, tuple[Source, ...]]:
-    """Parse --line. Return the file, the line, and source excerpts that the evidence does not have yet.
+    """Return the file and line that --line names, with source excerpts that the evidence lacks.
 
     Excerpts are read from the file itself if it has not changed since the launch. Raises UsageError if the line is
     neither in the evidence nor in such a file.
@@ -300,10 +299,7 @@ def _line(
 
 
 def _file(name: str, local_file: str, evidence_files: Sequence[str]) -> str:
-    """Return the file of the evidence whose path is or ends with `name`, or else `local_file` if it exists.
-
-    Raises UsageError if there is no such file, or more than one.
-    """
+    """Return the full path of the file that the user named. Raises UsageError if it is ambiguous."""
     exact = [file for file in evidence_files if file in (name, local_file)]
     matches = exact or [file for file in evidence_files if file.endswith(f"/{name.removeprefix('./')}")]
     if len(matches) == 1:
@@ -318,7 +314,7 @@ def _file(name: str, local_file: str, evidence_files: Sequence[str]) -> str:
 
 
 def _is_reported(truth: _Truth, outcome: Outcome) -> bool:
-    """Whether the reported outcome already agrees with everything that the user states."""
+    """Whether the reported outcome already agrees with the correct answer."""
     verdict, culprit = outcome.verdict, outcome.culprit
     place = culprit.place if culprit else None
     return (
@@ -333,7 +329,6 @@ def _is_reported(truth: _Truth, outcome: Outcome) -> bool:
 
 
 def _truth_entry(attempt: AttemptDir, evidence: Evidence, true: Mapping[str, Any], note: str) -> dict[str, Any]:
-    """Return the truth as an entry of truth.json, as in `evaluation/rounds`."""
     healthy = true["verdict"] == Status.PASS and true["cause"] is None
     return {
         "program": f"{attempt.path.name}.py",
@@ -350,7 +345,7 @@ def _truth_entry(attempt: AttemptDir, evidence: Evidence, true: Mapping[str, Any
 
 
 def _answer_text(answer: Mapping[str, Any]) -> str:
-    """Return an answer or truth on one line: verdict, cause, ranks and location. Unknown parts are omitted."""
+    """Return an answer on one line: its verdict, cause, ranks and location."""
     place = f"{answer['file']}:{answer['line']}" if answer["line"] else ""
     culprits = ranks(answer["ranks"]) if answer["ranks"] else ""
     return " · ".join(part for part in (answer["verdict"], answer["cause"], culprits, place) if part)

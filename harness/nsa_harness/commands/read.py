@@ -54,7 +54,7 @@ class ReadRequest:
 
 
 def read(request: ReadRequest) -> int:
-    """Report how the job ended. Return 124 for a HANG, 1 for a FAIL, and 125 if the files do not show it.
+    """Report how a dead job ended. Return 124 for a HANG, 1 for a FAIL, and 125 if unknown.
 
     Raises UsageError if none of the files can be used.
     """
@@ -82,7 +82,7 @@ def read(request: ReadRequest) -> int:
 
 
 def _nothing_usable(job_files: JobFiles) -> str:
-    """Return the error message for the case that no file can be used. It gives the reason for each file."""
+    """Return an error message that says why none of the files can be used."""
     lines = [f"{gap.what}: {gap.why}" for gap in job_files.trouble]
     lines += [f"{file.name}: {file.reason}" for file in job_files.files]
     reasons = [escape(line) for line in lines[:_MAX_FILE_LINES]]
@@ -98,7 +98,6 @@ def _outcome(
     useful: Mapping[JobFileKind, int],
     missing: Sequence[MissingData],
 ) -> Outcome:
-    """Judge the evidence of the files, and return the outcome with notes about unused and missing files."""
     absent = (Trouble(what=file.name, why=f"missing; next time: {' · '.join(file.how)}") for file in missing)
     evidence = replace(post_mortem.evidence, trouble=(*job_files.trouble, *post_mortem.evidence.trouble, *absent))
     since_s = job_files.latest_change_ns / 1e9
@@ -118,7 +117,7 @@ def _outcome(
 
 
 def _with_files(outcome: Outcome, post_mortem: PostMortem) -> Outcome:
-    """Replace the proofs, which are paths in a run directory, by the absolute paths of the files that were read."""
+    """Return the outcome with proofs that name the files that were read."""
     files = {proof: os.path.abspath(name) for proof, name in post_mortem.files.items()}
 
     def files_read(proofs: Sequence[str]) -> Iterator[str]:
@@ -155,7 +154,6 @@ def _report(request: ReadRequest, run: RunDir | None, redaction: Redaction, outc
 
 
 def _print_answer(request: ReadRequest, report: Report, run: RunDir | None, missing: Sequence[MissingData]) -> None:
-    """Print the files that could not be used or are missing, then the answer."""
     (outcome,) = report.outcomes
     width = min(shutil.get_terminal_size((_COLUMNS, 24)).columns, _MAX_COLUMNS)
     if not request.verbose:
@@ -171,7 +169,7 @@ def _print_answer(request: ReadRequest, report: Report, run: RunDir | None, miss
 
 
 def _file_lines(unusable: Sequence[Trouble], missing: Sequence[MissingData], width: int) -> Iterator[str]:
-    """Yield lines about files that could not be used, and missing files with how to get them the next time."""
+    """Yield notes about unused files, and how to get the missing ones next time."""
     for number, gap in enumerate(unusable[:_MAX_FILE_LINES]):
         yield from labelled("note" if number == 0 else "", escape(words.trouble(gap)), width, ANSWER_LABEL_WIDTH)
     if len(unusable) > _MAX_FILE_LINES:

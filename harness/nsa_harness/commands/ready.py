@@ -1,4 +1,4 @@
-"""`nsa-harness ready`: run the phases of a checklist one after another, and decide GO or NO-GO.
+"""`nsa-harness ready`: run the phases of a checklist, and decide GO or NO-GO.
 
 A phase is skipped if a phase that it depends on has failed.
 """
@@ -83,7 +83,7 @@ class ReadyPlan:
 
 
 def run_readiness(request: ReadyRequest) -> int:
-    """Run the checklist, or the rest of it, and write the documents. Return the exit code."""
+    """Run a readiness check and write its documents. Return the exit code."""
     facts = machine_facts()
     plan = _plan_phases(request, facts)
     specs = [spec for phase_plan in plan.phases for spec in phase_plan.specs if isinstance(spec, RunSpec)]
@@ -97,7 +97,7 @@ def run_readiness(request: ReadyRequest) -> int:
 
 
 def show_plan(request: ReadyRequest) -> int:
-    """Print the plan for --dry-run. Launch nothing. Return the exit code."""
+    """Print what a readiness check would launch, for --dry-run. Return the exit code."""
     facts = machine_facts()
     plan = _plan_phases(request, facts)
     phases = [(phase_plan.phase, phase_plan.specs) for phase_plan in plan.phases]
@@ -107,7 +107,7 @@ def show_plan(request: ReadyRequest) -> int:
 
 
 def _plan_phases(request: ReadyRequest, facts: MachineFacts) -> ReadyPlan:
-    """Read the checklist and plan the launches of its phases. Raises HarnessError for any mistake in them."""
+    """Read the checklist and plan its launches. Raises HarnessError for any mistake."""
     if request.shape not in SHAPES:
         names = ", ".join(SHAPES)
         raise UsageError(f"no shape {request.shape!r}{did_you_mean(request.shape, SHAPES)}; known: {names}")
@@ -118,7 +118,7 @@ def _plan_phases(request: ReadyRequest, facts: MachineFacts) -> ReadyPlan:
 
 
 def _cache_key(request: ReadyRequest, plan: ReadyPlan, program: LaunchedProgram) -> CacheKey:
-    """Return everything that must be unchanged for the finished runs of an interrupted check to be reused.
+    """Return everything that must be unchanged to continue an interrupted check.
 
     Criteria are not part of the key, because they only read the results. The hash of a launch covers the program's
     content.
@@ -139,7 +139,6 @@ def _key_of_launch(spec: RunSpec | Skip) -> object:
 
 
 def _check_in(folder: SearchDirectory, request: ReadyRequest, plan: ReadyPlan, facts: MachineFacts) -> int:
-    """Run the check in its run directory. Return the exit code."""
     run, options = folder.run, request.options
     before = judge_attempts(run) if folder.is_continued else []
     first_attempts = {name: str(run.path / name) for phase_plan in plan.phases for name in phase_plan.names}
@@ -193,7 +192,7 @@ class Check:
         self._print(header_lines(self.request.shape, self.plan.checklist, takes, note, self.screen.width))
 
     def carry_out(self) -> Readiness:
-        """Run every phase that no failed phase blocks, and return the result. An interruption ends this early."""
+        """Run every phase whose required phases have passed, and return the result."""
         result = judge_checklist(self.plan.checklist, self.phase_runs, self.facts)
         for number, phase_plan in enumerate(self.plan.phases):
             if self.execution.session.interrupted:
@@ -208,12 +207,12 @@ class Check:
         return result
 
     def end(self, result: Readiness, *, ended: bool) -> None:
-        """Write the readiness record and print the decision. `ended`: whether the check was not interrupted."""
+        """Write the readiness record and print the decision. `ended`: the check was not interrupted."""
         record = self._write(result, ended=ended)
         self._print(result_lines(record, self.run.path, self.screen.width))
 
     def _run_phase(self, number: int, plan: PhasePlan) -> None:
-        """Launch the runs of a phase that have no final attempt yet, and store their outcomes and measurements."""
+        """Launch the runs of a phase that have no result yet, and store the results."""
         earlier = [outcome for phase in self.phase_runs for outcome in phase.outcomes if outcome.dir]
         specs = plan.launches(
             self.facts, {outcome.spec.scenario: str(self.run.path / outcome.dir) for outcome in earlier}
@@ -236,13 +235,11 @@ class Check:
         self._store(number, plan)
 
     def _store(self, number: int, plan: PhasePlan) -> None:
-        """Store the outcomes and the measurements of a phase."""
         outcomes = tuple(outcome for name in plan.names if (outcome := self._final(name)) is not None)
         numbers = {outcome.spec.scenario: self._numbers(outcome) for outcome in outcomes}
         self.phase_runs[number] = PhaseRuns(names=plan.names, outcomes=outcomes, numbers=numbers)
 
     def _final(self, name: str) -> Outcome | None:
-        """Return the final attempt of a run, or None if no attempt has ended."""
         attempts = [attempt for attempt in self.execution.attempts[name] if not is_interrupted(attempt)]
         return next((attempt for attempt in with_flakiness(attempts) if attempt.final), None)
 
@@ -255,7 +252,6 @@ class Check:
         return numbers_of(outcome, self._evidence(outcome) if needs_evidence and outcome.dir else None)
 
     def _evidence(self, outcome: Outcome) -> Evidence | None:
-        """Return the stored evidence of a run, or None if it cannot be read. Its measurements are then missing."""
         attempt = self.run.attempt(outcome.spec.scenario, outcome.attempt)
         for file in attempt.directory.list_files(attempt.evidence, "*.json"):
             try:
@@ -267,7 +263,7 @@ class Check:
         return None
 
     def _about_s(self, specs: Sequence[RunSpec | Skip]) -> float | None:
-        """Return the expected time of the runs without a final attempt, in seconds. None: nothing was measured yet."""
+        """Return the expected time of the remaining runs in seconds, or None if unknown."""
         remaining = [
             dict(spec.settings) for spec in specs if isinstance(spec, RunSpec) and self._final(spec.scenario) is None
         ]
@@ -276,9 +272,9 @@ class Check:
         return expected_s(steps, [outcome for phase in self.phase_runs for outcome in phase.outcomes])
 
     def _at_most_s(self, begin: int, end: int | None = None) -> float | None:
-        """Return the longest possible time of the phases begin:end, from the deadlines of their runs, in seconds.
+        """Return the longest possible time of the phases begin:end in seconds.
 
-        None: a run has no deadline.
+        Returns None if one of their runs has no deadline.
         """
         total_s = 0.0
         for plan in self.plan.phases[begin:end]:
@@ -290,7 +286,6 @@ class Check:
         return total_s
 
     def _write(self, result: Readiness, *, ended: bool) -> ReadinessRecord:
-        """Write readiness.md and readiness.json, and return the record that they show."""
         record = self.run.redaction.value(
             ReadinessRecord(
                 verdict=result.decision,
@@ -312,7 +307,6 @@ class Check:
         return record
 
     def _print(self, lines: Iterable[str]) -> None:
-        """Print lines on the screen and to the run's log."""
         all_lines = list(lines)
         with self.execution.session.broadcast.lock:
             self.screen.tell(all_lines)

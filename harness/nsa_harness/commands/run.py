@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 
 def run_all(request: RunRequest, screen: Listener | None = None) -> int:
-    """Run every spec of the request, write the documents, and return the exit code.
+    """Run everything that was requested, write the documents, and return the exit code.
 
     `screen`: a listener that replaces the terminal output.
     """
@@ -76,7 +76,6 @@ def run_all(request: RunRequest, screen: Listener | None = None) -> int:
 
 
 def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> Report:
-    """Run the request in the directory `run` and return the report. A resumed run keeps its finished attempts."""
     before = [] if request.resume_in is None else judge_attempts(run)
     plan_file = request.plan_file or (shipped_plan() if request.resume_in is None else None)
     with session(
@@ -90,7 +89,7 @@ def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> Report
 
 
 class ReportFormat(Enum):
-    """Format in which `report` prints a stored run."""
+    """Format in which `nsa-harness report` prints a stored run."""
 
     LINES = "lines"
     JSON = "json"
@@ -106,7 +105,7 @@ def rejudge(
     redact: bool = True,
     verbose: bool = False,
 ) -> int:
-    """Judge a stored run again from its files and print the report. Return the exit code that `run` would return.
+    """Judge a stored run again and print the report. Return the exit code that `run` would return.
 
     `path`: the run directory, or None for the latest run below `out`. `redact`: whether to remove secrets. Raises
     StillRunning, and writes nothing, if the run has not ended.
@@ -124,7 +123,7 @@ def rejudge(
 
 
 def _report_again(run: RunDir) -> Report:
-    """Judge all attempts of a stored run, and write its documents again unless the directory is read-only."""
+    """Judge a stored run again, and update its documents unless they are read-only."""
     from nsa_harness.core.outcome.outcome import skipped_outcome
 
     record = read_record(run)
@@ -139,7 +138,6 @@ def _report_again(run: RunDir) -> Report:
 
 
 def _search(run: RunDir) -> BisectReport | None:
-    """Return the stored bisection of a run, or None if there is none. If it cannot be read, print a note."""
     if not run.directory.is_file(run.search):
         from nsa_harness.supervisor.experiments.journal import unfinished_search_text
 
@@ -168,9 +166,9 @@ def failed_specs(path: Path | None, out: Path | None) -> tuple[RunSpec, ...]:
 
 
 def request_to_resume(path: Path | None, request: RunRequest) -> RunRequest:
-    """Return `request` with the plan and options of a stored run, so that it continues in the same directory.
+    """Return a request that continues a stored run in the same directory.
 
-    Raises StoredRunError if the run cannot be continued.
+    The plan and its options come from the stored run. Raises StoredRunError if the run cannot be continued.
     """
     run = find_run(path, request.options.parent)
     record = plan_to_resume(run)
@@ -187,12 +185,12 @@ def request_to_resume(path: Path | None, request: RunRequest) -> RunRequest:
 
 
 def stored_plan_file(path: Path | None, out: Path | None) -> PlanText | None:
-    """Return the plan file that a stored run was started with, or None for the shipped plan file."""
+    """Return the plan file of a stored run, or None if the default plan file was used."""
     return read_record(find_run(path, out or Path("reports"))).plan_text
 
 
 def judge_attempts(run: RunDir) -> list[Outcome]:
-    """Judge every attempt of a stored run and return the outcomes. Raises HarnessError if one cannot be judged."""
+    """Judge every attempt of a stored run. Raises HarnessError if one cannot be judged."""
     from nsa_harness.commands.judge import judge_stored
 
     budget = Budget()
@@ -200,7 +198,7 @@ def judge_attempts(run: RunDir) -> list[Outcome]:
 
 
 def _judge_or_error(run: RunDir, record: RunRecord) -> list[Outcome]:
-    """Judge every attempt of a stored run. An attempt that cannot be judged gets the verdict ERROR."""
+    """Judge every attempt of a stored run. One that cannot be judged gets the verdict ERROR."""
     from nsa_harness.commands.judge import error_outcome, judge_stored
     from nsa_harness.render.documents.documents import log_fault
 

@@ -1,4 +1,4 @@
-"""Launch the scenarios of a plan, one after another or in parallel, each as often as the policy requires."""
+"""Launch the scenarios of a plan, one after another or in parallel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nsa_harness.texts.sentences import with_words
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """Everything that one run needs to know: its launches and its options."""
+    """The launches that a user requested, and the options."""
 
     specs: tuple[RunSpec | Skip, ...]
     options: RunOptions
@@ -48,7 +48,10 @@ class Execution:
     attempts: dict[str, list[Outcome]] = field(default_factory=dict)  # by scenario name
 
     def outcomes_after(self, before: Sequence[Outcome]) -> list[Outcome]:
-        """Launch the missing attempts and return all attempts. `before` has the attempts of an earlier session."""
+        """Launch the attempts that are still missing, and return the outcomes of all attempts.
+
+        `before`: the outcomes of an earlier session.
+        """
         self.remember(before)
         launches = [spec for spec in self.request.specs if isinstance(spec, RunSpec)]
         waiting = [spec for spec in launches if self._wanted(spec) or self._open_question(spec)]
@@ -69,8 +72,8 @@ class Execution:
     def carry_out(self, specs: Sequence[RunSpec | Skip], jobs: int | None, *, crowded: bool = False) -> None:
         """Launch each scenario as often as the policy requires.
 
-        `jobs`: how many run in parallel; None: as many as cores, GPUs and memory allow. `crowded`: run all of them in
-        parallel, even if memory or cores do not suffice.
+        `jobs`: how many run in parallel, or None for as many as cores, GPUs and memory allow. `crowded`: run all of
+        them in parallel, even if memory or cores do not suffice.
         """
         for skip in specs:
             if isinstance(skip, Skip):
@@ -99,20 +102,19 @@ class Execution:
             self._scenario(spec, devices or None)
 
     def _scenario(self, spec: RunSpec, devices: tuple[int, ...] | None) -> None:
-        """Run all attempts of one scenario, then the diagnostic reruns that may explain its failure."""
         while not self._must_stop() and self._wanted(spec):
             self._add(self.session.launch(spec, self._next_number(spec), devices=devices))
         while not self.session.interrupted and (change := self._open_question(spec)) is not None:
             self._add(self._rerun(spec, *change, devices))
 
     def _rerun(self, spec: RunSpec, open_attempt: Outcome, change: Change, devices: tuple[int, ...] | None) -> Outcome:
-        """Launch a diagnostic rerun: the same scenario with one change. It does not count as a repetition."""
+        """Launch a scenario again with one change, to explain its failure."""
         changed_spec = with_change(spec, change, open_attempt.attempt)
         deeper = self.session.launch(changed_spec, self._next_number(spec), devices=devices)
         return with_words(with_diagnostic_reruns([open_attempt, replace(deeper, final=False)]))[1]
 
     def _open_question(self, spec: RunSpec) -> tuple[Outcome, Change] | None:
-        """Return the failed attempt to explain and the change to try next, or None if no rerun is useful."""
+        """Return the failed attempt to explain and the change to try, or None."""
         if not self.request.deepen:
             return None
         attempts = with_flakiness(self.attempts[spec.scenario])
@@ -156,7 +158,10 @@ class Execution:
 
 
 def room_of(facts: MachineFacts, jobs: int | None, *, cores: int | None) -> Room:
-    """Return the resources of this machine that parallel launches may use. `jobs` or `cores` None: no such limit."""
+    """Return the resources of this machine that parallel launches may use.
+
+    If `jobs` or `cores` is None, there is no such limit.
+    """
     return Room(jobs=jobs, cores=cores, gpus=len(facts.gpus), memory_bytes=memory_bytes()[1])
 
 

@@ -1,4 +1,4 @@
-"""`nsa-harness selftest`: run scenarios with planted faults, and compare the reports with the faults."""
+"""`nsa-harness selftest`: run scenarios with planted faults and check the reports."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SelftestRequest:
 
 
 def selftest(request: SelftestRequest, faults: Sequence[SelftestFault] = SELFTEST_FAULTS) -> int:
-    """Plant faults, run them, and compare each report with its fault.
+    """Run scenarios with planted faults, and check that each report names its fault.
 
     Return 0 if every report is right, 1 if one is wrong or missing, and 130 if the run was interrupted.
     """
@@ -67,7 +67,10 @@ def selftest(request: SelftestRequest, faults: Sequence[SelftestFault] = SELFTES
 
 
 def draw_plantings(faults: Iterable[SelftestFault], seed: int) -> tuple[Planting, ...]:
-    """Return each fault at a random rank, layer and step, followed by its healthy twin if it has one."""
+    """Return the faults to plant, each at a random rank, layer and step.
+
+    Some faults are followed by a healthy twin, in which nothing must be found.
+    """
     return tuple(planting for kind in faults for planting in _at_random_place(kind, seed))
 
 
@@ -79,7 +82,6 @@ def _at_random_place(kind: SelftestFault, seed: int) -> tuple[Planting, ...]:
 
 
 def _spec(planting: Planting) -> RunSpec:
-    """Return the launch of a planting. It ignores ./scenarios and NSA_* variables of the user."""
     root = shipped_root()
     words = (str(root / _PARENT), *planting.overrides())
     (spec,) = plan_launches(Invocation(arguments=words, working_dir=root, environ={}), machine_facts()).specs
@@ -88,7 +90,7 @@ def _spec(planting: Planting) -> RunSpec:
 
 
 class _Screen(Listener):
-    """Prints one line per outcome, as soon as it is judged."""
+    """Listener that prints one line per outcome as soon as it is judged."""
 
     def __init__(self, plantings: Sequence[Planting]) -> None:
         self.run_dir: Path | None = None
@@ -105,7 +107,6 @@ class _Screen(Listener):
 
 
 def _compare(plantings: Sequence[Planting], run_dir: Path | None) -> list[PlantingResult]:
-    """Compare each planting with its final outcome in report.json. A planting that did not run has no result."""
     if run_dir is None:
         return []
     run = RunDir(run_dir)

@@ -1,7 +1,6 @@
 """Sessions: the period in which a command launches runs into one run directory.
 
-Every command that launches something opens a session. The session writes run.json, sends events to the listeners,
-handles Ctrl-C, and writes the documents of the run at the end.
+A session writes run.json, sends events to the listeners, handles Ctrl-C, and writes the documents at the end.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ INTERRUPTED = 130  # exit code after Ctrl-C or SIGTERM
 
 @dataclass(kw_only=True)
 class Session:
-    """A run directory in use by a command, and everything that its launches share."""
+    """A run directory in use by a command, with the state that its launches share."""
 
     run: RunDir
     options: RunOptions
@@ -78,7 +77,7 @@ class Session:
         server: ForkServer | None = None,
         should_stop: ShouldStop | None = None,
     ) -> Outcome:
-        """Launch attempt `number` of the spec's scenario and return its outcome. The options are those of `run_one`."""
+        """Launch one attempt and return its outcome. The options are those of `run_one`."""
         return run_one(
             spec, self.run.attempt(spec.scenario, number), number=number, probe=self.options.probe, facts=self.facts,
             notify=self.broadcast, interruption=self.interruption, log=self.run.log, devices=devices, server=server,
@@ -86,12 +85,12 @@ class Session:
         )  # fmt: skip
 
     def announce(self, outcome: Outcome) -> None:
-        """Send the outcome of an attempt to all listeners."""
+        """Send an outcome to all listeners."""
         self.broadcast(lambda listener: listener.on_outcome(outcome, self.run.path))
 
     @contextmanager
     def devices_of(self, spec: RunSpec) -> Iterator[tuple[int, ...] | None]:
-        """Reserve GPUs for one launch if launches may run in parallel. Yield None if the launch may see all GPUs."""
+        """Reserve GPUs for one launch and yield them, or None if it may see all GPUs."""
         if spec.device != "cuda" or not self.interruption.in_parallel:
             yield None
             return
@@ -123,7 +122,7 @@ class Session:
         """Write run.json and every document of the run, and return the report.
 
         `plan`: all launches, if they were not known at the start. `search`: the bisection, if this is one.
-        `interrupted`: whether to record an interruption; None: whether Ctrl-C or SIGTERM came.
+        `was_interrupted`: whether to record an interruption; by default, whether a signal has arrived.
         """
         self.record = replace(
             self.record,
@@ -183,7 +182,6 @@ def session(
 
 
 def _log_trouble(screen: ExperimentScreen, run: RunDir) -> None:
-    """Write the display errors of the screen to the run's log, because its terminal may have been closed."""
     from nsa_harness.render.documents.documents import log_fault
 
     for trouble in screen.trouble:
@@ -195,7 +193,7 @@ def _log_trouble(screen: ExperimentScreen, run: RunDir) -> None:
 
 @dataclass(kw_only=True)
 class Interruption:
-    """Handles Ctrl-C, SIGTERM, SIGQUIT and a closed terminal.
+    """Signal handler for Ctrl-C, SIGTERM, SIGQUIT and a closed terminal.
 
     After the first signal, the running attempts are ended and judged. After the second, they are killed at once. In
     both cases every attempt that has ended is judged, and the report is written.
@@ -217,7 +215,7 @@ class Interruption:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Return a context in which a second signal raises KeyboardInterrupt, unless attempts run in parallel."""
+        """Return a context in which a second signal raises KeyboardInterrupt."""
         self._watching = not self.in_parallel
         try:
             yield
@@ -225,7 +223,7 @@ class Interruption:
             self._watching = False
 
     def lost_terminal(self) -> None:
-        """Treat a closed terminal as an interruption. No signal comes if it belonged to another process session."""
+        """Treat a closed terminal as an interruption."""
         self.count = max(self.count, 1)
 
 
@@ -271,7 +269,7 @@ def _discard_lost_terminals() -> None:
 
 @contextmanager
 def listeners(options: RunOptions, run: RunDir, screen: Listener | None) -> Iterator[Broadcast]:
-    """Open the listeners of a run: the screen, the log, events.jsonl and, with --json, events on stdout.
+    """Open the screen, the log and the event files of a run.
 
     With --json, the human-readable lines go to stderr.
     """
@@ -298,7 +296,10 @@ def listeners(options: RunOptions, run: RunDir, screen: Listener | None) -> Iter
 
 @contextmanager
 def _redacted_at_the_end(run: RunDir) -> Iterator[None]:
-    """Redact all files of the run again at the end, because a later attempt may reveal a secret of an earlier one."""
+    """Remove secrets from all files of the run when the context ends.
+
+    A later attempt may reveal a secret of an earlier one.
+    """
     try:
         yield
     finally:
@@ -317,7 +318,7 @@ def _terminal(options: RunOptions) -> Terminal:
 
 
 def report_of(run: RunDir, record: RunRecord, outcomes: Sequence[Outcome]) -> Report:
-    """Return the redacted report of these attempts.
+    """Return the report of these outcomes, without secrets.
 
     It includes conclusions that need several attempts: flakiness, diagnostic reruns, growth in sweeps, and decisions.
     """
@@ -337,7 +338,6 @@ def report_of(run: RunDir, record: RunRecord, outcomes: Sequence[Outcome]) -> Re
 
 
 def _plan_file(run: RunDir, record: RunRecord) -> PlanFile:
-    """Return the plan file with the contents it had at the start of the run. If it is invalid, print a note."""
     parsed_plan = read_stored_plan(record.plan_text or shipped_plan())
     for mistake in parsed_plan.mistakes[:1]:
         print(f"note: {run.record}: {mistake}; the decision rules are not applied", file=sys.stderr)

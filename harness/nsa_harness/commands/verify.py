@@ -1,4 +1,4 @@
-"""`run --verify`: repeat a failed run after an edit, until it fails again or has passed often enough to be fixed."""
+"""`run --verify`: repeat a failed run after an edit, to see whether the failure is fixed."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class VerifyRequest:
 
 
 def run_verify(request: VerifyRequest) -> int:
-    """Repeat the failed run until the answer is known. Write the documents and a line of the ledger.
+    """Repeat a failed run until it is clear whether the failure is fixed. Return the exit code.
 
-    Return the exit code. Raises UsageError if the run has no failure, or several that could be meant.
+    Raises UsageError if the run has no failure, or several that could be meant.
     """
     run = find_run(request.run_path, request.options.parent)
     with refuse_if_running(run):
@@ -75,17 +75,15 @@ class _Before:
     report: VerifyReport
 
     def fails_alike(self, outcome: Outcome) -> bool:
-        """Whether an outcome is the same failure: the same verdict, and the same cause or line.
-
-        The line alone does not decide, because an edit may move lines.
-        """
+        """Whether an outcome is the same failure as before the edit."""
         signature = failure_signature(outcome)
+        # The line alone does not decide, because an edit may move lines.
         same_line = signature.place is not None and signature.place == self.signature.place
         return signature.verdict == self.signature.verdict and (signature.cause == self.signature.cause or same_line)
 
 
 def _before(run: RunDir, request: VerifyRequest) -> _Before:
-    """Return the failure of the stored run, with its rate in that run and in earlier runs."""
+    """Return the failure of a stored run, and how often it occurs."""
     attempts = [outcome for outcome in judge_attempts(run) if outcome.spec.deepening is None]
     last = _failed_attempts(run, request.run_path, attempts)[-1]
     same = [attempt for attempt in attempts if attempt.spec.spec_hash == last.spec.spec_hash]
@@ -108,13 +106,13 @@ def _before(run: RunDir, request: VerifyRequest) -> _Before:
 
 
 def _count_failures(verdicts: Iterable[str]) -> tuple[int, int]:
-    """Return how many runs failed, and how many runs got a verdict."""
+    """Return the number of failed runs and the number of runs with a verdict."""
     judged_ends = [verdict for verdict in verdicts if verdict in (Status.PASS, *FAILED_STATUSES)]
     return sum(verdict in FAILED_STATUSES for verdict in judged_ends), len(judged_ends)
 
 
 def _failed_attempts(run: RunDir, path: Path, attempts: Sequence[Outcome]) -> list[Outcome]:
-    """Return the failed attempts of the scenario that `path` names, or else of the only scenario that failed.
+    """Return the failed attempts of the only scenario that failed, or of the one that `path` names.
 
     Raises UsageError if no scenario failed, or if several failed and `path` names none of them.
     """
@@ -134,7 +132,7 @@ def _failed_attempts(run: RunDir, path: Path, attempts: Sequence[Outcome]) -> li
 
 
 def _verify(experiment: Experiment, before: _Before) -> int:
-    """Run trials until the fix is verified or refuted, and report the result. Return the exit code."""
+    """Run trials until it is clear whether the failure is fixed. Return the exit code."""
     report, needed_passes = before.report, before.report.passes_needed
     experiment.show(lambda width: shown.verify_header(report, width))
     for _ in experiment.trials_until(
@@ -153,7 +151,6 @@ def _verify(experiment: Experiment, before: _Before) -> int:
 
 
 def _ledger_line(experiment: Experiment, before: _Before, report: VerifyReport) -> LedgerLine:
-    """Return the ledger's line for a verification. Its two sides are the runs before and after the edit."""
     confidence, passes, bad, of = report.confidence, report.passes, *report.lowest_count
     failures = sum(trial.judged and not trial.passed for trial in report.trials)
     ends = {report.last_end: failures} if failures else {}

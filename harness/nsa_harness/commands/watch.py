@@ -1,4 +1,4 @@
-"""`nsa-harness watch` and `attach`: observe jobs of the user, and judge them like runs of nsa-harness.
+"""`nsa-harness watch` and `attach`: observe jobs of the user, and judge them.
 
 `watch` starts a command and observes it until it ends. `attach` inspects a job that is already running.
 """
@@ -100,7 +100,7 @@ def watch(request: WatchRequest) -> int:
 
 @dataclass(kw_only=True)
 class WatchSession:
-    """One watched command with its attempts. A new attempt begins whenever the job restarts its ranks."""
+    """A watched command and its attempts. An attempt begins whenever the job restarts its ranks."""
 
     request: WatchRequest
     run: RunDir
@@ -126,7 +126,7 @@ class WatchSession:
         write_record(self.run, self.record)
 
     def run_command(self) -> int:
-        """Run the command with all listeners open. Return its exit status, or 124 if nsa-harness ended it."""
+        """Run the command. Return its exit status, or 124 if nsa-harness ended it."""
         began = time.monotonic()
         clock: Callable[[], float] = lambda: time.monotonic() - began  # noqa: E731
         directory = self.run.directory
@@ -139,7 +139,6 @@ class WatchSession:
         return status
 
     def _attempts(self) -> int:
-        """Start the command, and observe it until it ends. Return its exit status, or 124."""
         attempt = self.run.attempt(self.spec.scenario)
         self.broadcast(lambda listener: listener.on_plan(self.facts, [self.run.redaction.spec(self.spec)]))
         prepare(attempt, self.spec, self.facts)
@@ -154,7 +153,7 @@ class WatchSession:
         return status
 
     def _observe(self, child_command: WatchedCommand, attempt: AttemptDir) -> bool:
-        """Observe and judge every attempt until the job ends. Return whether nsa-harness ended it."""
+        """Observe and judge the job until it ends. Return whether nsa-harness ended it."""
         while True:
             self.broadcast(lambda listener: listener.on_launch(self.run.redaction.spec(self.spec)))
             observation = self._observation(child_command, attempt)
@@ -186,10 +185,6 @@ class WatchSession:
         return observation
 
     def _next_attempt(self, child_command: WatchedCommand, observation: ObservedJob) -> AttemptDir:
-        """Begin the next attempt, after torchrun's agent or the program itself has restarted the ranks.
-
-        Judge the attempt that has ended, and return the directory of the new one.
-        """
         ended_number = self.number
         if observation.ranks.restarted_by_agent:
             self.number += 1
@@ -205,7 +200,6 @@ class WatchSession:
         return attempt
 
     def _spec(self) -> RunSpec:
-        """Return the spec of this attempt. Its hash is new for each restart, because a restart is no repetition."""
         command = self.request.command
         name = job_name(command) if self.starts == 1 else f"{job_name(command)}-{self.starts}"
         launch = json.dumps([command, os.getcwd(), self.number, self.starts]).encode()
@@ -216,7 +210,6 @@ class WatchSession:
         return judge_attempt(observation.attempt, observation.store_spec(), self.facts.host, number=number)
 
     def _report(self, outcome: Outcome, *, is_final: bool = False) -> None:
-        """Write the documents. Announce the outcome and the end of the run if it is final."""
         report = report_of(self.run, self.record, [*self.outcomes, outcome])
         write_report(self.run, report)
         if is_final:
@@ -224,7 +217,7 @@ class WatchSession:
             self.broadcast(lambda listener: listener.on_done(report, self.run.path))
 
     def _report_running(self, observation: ObservedJob, ending: Ending) -> None:
-        """Report a proven HANG or a passed deadline while the job keeps running. Start the --on-hang command."""
+        """Report a hang or a passed deadline while the job is still running."""
         outcome = self._judge(observation, self.number)
         self._report(outcome)
         self.broadcast(lambda listener: listener.on_outcome(outcome, self.run.path))
@@ -234,7 +227,7 @@ class WatchSession:
             self._call_hook(observation)
 
     def _call_hook(self, observation: ObservedJob) -> None:
-        """Start the user's command of `--on-hang=exec`. It reads the verdict file from its standard input."""
+        """Start the user's command of `--on-hang=exec`, with the verdict file as its input."""
 
         def report_failure(reason: str) -> None:
             option = self.run.redaction.text(f"--on-hang=exec {self.request.hook}")
@@ -251,10 +244,13 @@ _COLUMNS = 100  # widest line; the lines appear among the job's own output
 
 
 class WatchedCommandOutput(Listener):
-    """Prints lines that begin with "nsa-harness:" among the output of the job. Write errors are ignored."""
+    """Listener that prints lines among the output of the job, marked with "nsa-harness:"."""
 
     def __init__(self, stream: TextIO, *, quiet: bool) -> None:
-        """`quiet`: print neither the start line nor a FAIL, which the job reports itself."""
+        """Prepare the output.
+
+        `quiet`: print neither the start line nor a FAIL, which the job reports itself.
+        """
         self._stream = stream
         self._quiet = quiet
         self._last_answer: tuple[str, Status, str | None] | None = None  # its attempt, status and cause
@@ -271,7 +267,7 @@ class WatchedCommandOutput(Listener):
         self.print_line(f"recovered: {text}")
 
     def on_outcome(self, outcome: Outcome, run_dir: Path) -> None:
-        """Print the answer. If the same answer was printed while the job was running, print one line instead."""
+        """Print the answer, or only one line if this answer was printed before."""
         verdict = outcome.verdict
         if verdict.status is not Status.HANG and (verdict.status is not Status.FAIL or self._quiet):
             return
@@ -284,7 +280,7 @@ class WatchedCommandOutput(Listener):
             self._write(line)
 
     def print_verdict(self, outcome: Outcome, run_dir: Path, job_state: str) -> None:
-        """Print one line with the verdict, the state of the job, and the path of the report."""
+        """Print the verdict, the state of the job and the path of the report on one line."""
         name = outcome.verdict.status if outcome.verdict.status is Status.HANG else f"{outcome.verdict.cause}"
         self.print_line(f"{name}; {job_state}; report: {run_dir}/SUMMARY.md")
 
@@ -313,7 +309,10 @@ class AttachRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ObserverAudience(AttemptAudience):
-    """Passes phases to the listeners only if the job has status files. Without them, phases are unknown."""
+    """Adapter that passes the events of an observed job to all listeners.
+
+    Phases are passed only if the job has status files.
+    """
 
     def report_progress(self, progress: Progress) -> None:
         if any(rank.no_progress_s is not None for rank in progress.ranks):
@@ -321,7 +320,7 @@ class ObserverAudience(AttemptAudience):
 
 
 def chosen_job(ask: Callable[[Sequence[str]], int | None]) -> int:
-    """Return the process ID of this user's only job, or of the job that `ask` chooses among several.
+    """Return the process ID of this user's only job, or let `ask` choose one of several.
 
     `ask` gets one line of text per job. Raises NoSuchJob if there is no job, or if none was chosen.
     """
@@ -331,9 +330,9 @@ def chosen_job(ask: Callable[[Sequence[str]], int | None]) -> int:
 
 
 def attach(request: AttachRequest) -> int:
-    """Observe a running job and report on it.
+    """Observe a running job and report on it. Raises NoSuchJob.
 
-    Return 124 for a HANG, 0 if the job makes progress, and 125 if neither could be shown. Raises NoSuchJob.
+    Return 124 for a HANG, 0 if the job makes progress, and 125 if neither could be shown.
     """
     job = find_job(request.pid)
     spec, facts = _spec_of_job(request, job), machine_facts()
@@ -367,7 +366,7 @@ def attach(request: AttachRequest) -> int:
 
 
 def _spec_of_job(request: AttachRequest, job: RunningJob) -> RunSpec:
-    """Return the spec of a running job, with notes about what cannot be known about it."""
+    """Return a spec for a running job that nsa-harness did not start."""
     command = command_line(request.pid) or [str(request.pid)]
     spec = observed_spec(job_name(command), f"attached to process {request.pid}", command, request.limits, "")
     spec = with_ranks(spec, max(job.ranks) + 1)

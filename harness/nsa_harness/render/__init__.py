@@ -1,1 +1,4 @@
-"""Terminal output and documents. Each module turns a report, or the events of a run, into text."""
+"""Terminal output and documents.
+
+Each module turns a report, or the events of a run, into text.
+"""

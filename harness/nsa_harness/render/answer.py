@@ -1,4 +1,4 @@
-"""The parts of the explanation of one run that all formats share: title, sentence, call stacks and table of ranks."""
+"""The parts of an explanation that all formats share: title, sentence, call stacks and table of ranks."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ from nsa_harness.texts import words
 
 
 def title(outcome: Outcome) -> str:
-    """Return the text after the verdict and name in the heading of a run.
-
-    Example: "deadlock · likely cause · 7.0 s after the last progress".
-    """
+    """Return a title for a run, such as "deadlock · likely cause · 7.0 s after the last progress"."""
     verdict, timing = outcome.verdict, outcome.timing
     if words.verdict(outcome) != verdict.status.value:
         return {SUSPECTED: "not proven", INCONCLUSIVE: "nothing proven"}.get(
@@ -45,7 +42,7 @@ def title(outcome: Outcome) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return `text` as a sentence, with a capital letter at the start and a full stop at the end.
+    """Return `text` with a capital letter at the start and a full stop at the end.
 
     If its first word is a name, such as `all_reduce`, the case of that word does not change.
     """
@@ -55,11 +52,9 @@ def sentence(text: str) -> str:
 
 
 def stack_lines(stack: CallStack, omit_outermost: int = 0) -> Iterator[str]:
-    """Yield the lines of a call stack: its owner, and then its frames, innermost first.
+    """Yield the lines of a call stack, starting with the innermost frame.
 
-    Source lines are shown around the innermost line.
-
-    `omit_outermost`: the number of outermost frames that are left out, because they are shown elsewhere.
+    `omit_outermost`: the number of outermost frames to leave out, because they are shown elsewhere.
     """
     yield stack_owner(stack)
     for number, frame in enumerate(stack.frames[: len(stack.frames) - omit_outermost]):
@@ -76,10 +71,7 @@ def stack_lines(stack: CallStack, omit_outermost: int = 0) -> Iterator[str]:
 
 
 def stack_owner(stack: CallStack) -> str:
-    """Return a name for the ranks, thread or process that a call stack belongs to.
-
-    Examples: "ranks 0, 2, 3", "thread reader of rank 1", "process 4711 of rank 0", "ValueError on rank 1".
-    """
+    """Return whose call stack this is, such as "ranks 0, 2, 3" or "thread reader of rank 1"."""
     ranks = words.ranks(stack.ranks)
     if not stack.of:
         return ranks
@@ -87,31 +79,27 @@ def stack_owner(stack: CallStack) -> str:
 
 
 def side_by_side(outcome: Outcome) -> Divergence | None:
-    """Return the collectives around the first call where the ranks diverge, or None if none are stored.
-
-    None is also returned if a stored row does not have one cell per rank.
-    """
+    """Return the collectives around the first call where the ranks diverge, or None if unknown."""
     calls = outcome.divergence
     is_complete = calls is not None and calls.rows and all(len(row) == len(calls.ranks) > 0 for row in calls.rows)
     return calls if is_complete else None
 
 
 def cause_of(outcome: Outcome) -> Finding | None:
-    """Return the finding that explains why the run did not pass, or None if no finding explains it."""
+    """Return the finding that explains why the run did not pass, or None."""
     return next((finding for finding in outcome.findings if finding.code == outcome.verdict.cause), None)
 
 
 def other_findings(outcome: Outcome) -> tuple[Finding, ...]:
-    """Return all findings of the run except the one that is the cause of its verdict."""
+    """Return all findings except the one that explains the verdict."""
     cause = cause_of(outcome)
     return tuple(finding for finding in outcome.findings if finding is not cause)
 
 
 def outcomes_in_full(report: Report) -> list[tuple[int, Outcome]]:
-    """Return the outcomes that get a section of their own, worst first.
+    """Return the outcomes to explain in full, worst first, each with its number in the report.
 
-    Each comes with its number in the report, counted from 1. Outcomes that went well are left out, because a table row
-    is enough for them. A single outcome is always returned.
+    Outcomes that went well are left out. A single outcome is always returned.
     """
     worst_first = words.bad_news_first(report)
     if len(worst_first) == 1:
@@ -120,7 +108,7 @@ def outcomes_in_full(report: Report) -> list[tuple[int, Outcome]]:
 
 
 def went_well(outcome: Outcome) -> bool:
-    """Whether the outcome is an expected PASS or SKIP without silent faults, or a diagnostic rerun with a result."""
+    """Whether a row in a table is enough to report this outcome."""
     if outcome.spec.deepening and outcome.rerun_answer:
         return True
     has_good_status = outcome.verdict.status in (Status.PASS, Status.SKIP)
@@ -128,18 +116,15 @@ def went_well(outcome: Outcome) -> bool:
 
 
 def frame_namer(stacks: Sequence[CallStack]) -> Callable[[Place], str]:
-    """Return a function that turns a frame of these stacks into a short name such as "train.py:41".
-
-    It works like the function that `short_names` returns.
-    """
+    """Return a function that shortens a frame of these stacks to a name like "train.py:41"."""
     return short_names([frame for stack in stacks for frame in stack.frames])
 
 
 def short_names(places: Iterable[Place]) -> Callable[[Place], str]:
-    """Return a function that turns a place into a short name such as "train.py:41".
+    """Return a function that shortens a code location to a name like "train.py:41".
 
-    The directory is added ("data/train.py:3") if several files among `places` have the same name. The name of a place
-    without a file is "".
+    The directory is added ("data/train.py:3") if several files in `places` have the same name. The name is "" if the
+    file is unknown.
     """
     files_per_name = Counter(_path_end(file, 1) for file in {place.file for place in places if place.file})
 
@@ -154,21 +139,19 @@ def short_names(places: Iterable[Place]) -> Callable[[Place], str]:
 
 
 def _path_end(file: str, parts: int) -> str:
-    """Return the last `parts` components of a path."""
     return "/".join(file.split("/")[-parts:])
 
 
 def position_head(outcome: Outcome) -> str:
-    """Return the name of the table column that shows where a rank is: "blocked in" for a HANG, else "last seen"."""
+    """Return the heading of the column that shows where a rank is."""
     return "blocked in" if outcome.verdict.status is Status.HANG else "last seen"
 
 
 def rank_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[bool]]:
-    """Return the table of ranks: its column names, its rows, and for each row whether its ranks are culprits.
+    """Return the table of ranks: its column names, its rows, and whether each row shows a culprit.
 
-    Ranks that are in the same call and wait for the same ranks share a row. It shows the longest time without progress
-    among them. A column name that ends in a colon aligns the column to the right. Columns without any known value are
-    left out.
+    Ranks in the same call that wait for the same ranks share a row. A column name that ends in a colon aligns the
+    column to the right. Columns without any known value are left out.
     """
     groups: dict[tuple[str, str, bool], list[RankStatus]] = {}
     for row in outcome.rank_statuses:
@@ -187,7 +170,7 @@ def rank_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]
 
 
 def _rank_cell(rows: Sequence[RankStatus]) -> str:
-    """Return the text of the rank column: a single rank with its mesh coordinates, or the numbers of several ranks."""
+    """Return the ranks of a table row as text. A single rank is shown with its mesh coordinates."""
     if len(rows) == 1:
         return words.rank_with_coordinates(rows[0])
     return words.rank_numbers(row.rank for row in rows)

@@ -1,4 +1,4 @@
-"""The summary of several CI jobs, as Markdown with the failures first and as JSON (schema 1)."""
+"""The summary of several CI jobs, as Markdown and as JSON (schema 1)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCHEMA = 1
 
 
 def ci_summary_json(summary: NightSummary) -> str:
-    """Return the summary as a JSON object that ends in a newline."""
+    """Return the summary as a JSON object."""
     summary = escaped(summary)
     values = {
         "schema": SCHEMA,
@@ -55,9 +55,9 @@ MOST_BYTES = 1_000_000  # GitHub does not show a job summary that is larger than
 
 
 def ci_summary_md(summary: NightSummary) -> str:
-    """Return the summary as Markdown.
+    """Return the summary as Markdown, with failures first.
 
-    Its first line is a heading that starts with RED if the exit code is not 0, and otherwise with GREEN.
+    The heading starts with RED if the exit code is not 0, and otherwise with GREEN.
     """
     summary = escaped(summary)
     sections = (
@@ -71,7 +71,7 @@ def ci_summary_md(summary: NightSummary) -> str:
 
 
 def cut(text: str, limit_bytes: int = MOST_BYTES) -> str:
-    """Return the text, shortened to `limit_bytes` if it is longer.
+    """Return the text, shortened to at most `limit_bytes` bytes.
 
     A shortened text ends with a note that says how many lines were left out.
     """

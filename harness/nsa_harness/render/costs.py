@@ -1,4 +1,4 @@
-"""Texts about the cost of a training step: a row per run of a sweep, how each quantity grows, and predictions."""
+"""Texts about the cost of a training step: the cost table, growth with the size, and predictions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ _FLAT = 0.005  # a smaller exponent is shown as "does not grow", because it woul
 
 
 def cost_row(cost: StepCost) -> tuple[str, ...]:
-    """Return the cells of a run in the cost table.
-
-    There is one cell per column of `COST_HEAD`, except the first column, which contains the name of the run.
-    """
+    """Return the cells of the cost table for one run, without the name of the run."""
     return (
         words.seconds(cost.seconds),
         words.seconds(cost.cpu_s),
@@ -29,7 +26,7 @@ def cost_row(cost: StepCost) -> tuple[str, ...]:
 
 
 def fit_lines(sweep: Sweep) -> Iterator[str]:
-    """Yield one sentence per range of sizes: how the cost grows, or why no curve could be fitted.
+    """Yield sentences that say how the cost of a training step grows with its size.
 
     Example: "Time grows as T^1.1 (1.0 to 1.2), autograd nodes do not grow, from 256 to 2048 tokens."
     """
@@ -43,10 +40,7 @@ def fit_lines(sweep: Sweep) -> Iterator[str]:
 
 
 def _grows(fit: Fit) -> str:
-    """Return how one quantity grows with the size.
-
-    Example: "time grows as T^1.1 (1.0 to 1.2)", where T is the number of tokens.
-    """
+    """Return how one quantity grows, such as "time grows as T^1.1 (1.0 to 1.2)" for T tokens."""
     verb = "grow" if fit.quantity is Quantity.NODES else "grows"
     exponent = fit.exponent
     if exponent is None:
@@ -60,7 +54,7 @@ def _grows(fit: Fit) -> str:
 
 
 def _range(regime: Regime) -> str:
-    """Return the range of sizes to which the curve was fitted: ", from 256 to 2048 tokens". It ends a sentence."""
+    """Return the range of sizes to which a curve was fitted, such as ", from 256 to 2048 tokens"."""
     over = regime.fits[0].keys
     layers = sorted(cost.layers for cost in regime.costs)
     of_layers = f"{layers[0]} to {layers[-1]} layers"
@@ -70,10 +64,7 @@ def _range(regime: Regime) -> str:
 
 
 def prediction_lines(size: Size, prediction: Mapping[Quantity, Interval] | NoPrediction) -> Iterator[str]:
-    """Yield the predicted cost of a step of this size, one line per quantity.
-
-    If no prediction is possible, yield a line with the reason.
-    """
+    """Yield the predicted cost of a training step, or why no prediction is possible."""
     label = size_words(size)
     if isinstance(prediction, NoPrediction):
         yield f"{label}: no prediction, because {prediction.reason}"
@@ -83,28 +74,25 @@ def prediction_lines(size: Size, prediction: Mapping[Quantity, Interval] | NoPre
 
 
 def size_words(size: Size) -> str:
-    """Return the size of a step as text: "2048 tokens, 4 layers"."""
+    """Return the size of a step as text, such as "2048 tokens, 4 layers"."""
     return f"{size.tokens} tokens, {words.plural(size.layers, 'layer')}"
 
 
 def interval_text(quantity: Quantity, interval: Interval) -> str:
-    """Return the value with its lower and upper bound: "1.4 s (1.3 s to 1.5 s)".
-
-    If all three are equal after rounding, return only the value.
-    """
+    """Return a value with its lower and upper bound, such as "1.4 s (1.3 s to 1.5 s)"."""
     value, low, high = (amount_text(quantity, amount) for amount in (interval.value, interval.low, interval.high))
     return value if low == value == high else f"{value} ({low} to {high})"
 
 
 def amount_text(quantity: Quantity, amount: float) -> str:
-    """Return the amount as text with the unit of its quantity: seconds, bytes, or no unit for a count."""
+    """Return an amount with its unit."""
     if quantity in (Quantity.SECONDS, Quantity.PROCESSOR):
         return words.seconds(amount)
     return words.size(amount, tenths=True) if quantity is Quantity.BYTES else f"{amount:.0f}"
 
 
 def checked_lines(cost: StepCost, checks: Mapping[Quantity, tuple[Interval, float]]) -> Iterator[str]:
-    """Yield lines that compare the predicted with the measured cost of a run. This run was not used to fit the curves.
+    """Yield lines that compare the predicted with the measured cost of a run.
 
     `checks`: the prediction and the measured value of each quantity.
     """
@@ -119,7 +107,7 @@ def checked_lines(cost: StepCost, checks: Mapping[Quantity, tuple[Interval, floa
 
 
 def cells_text(cells: Sequence[Outcome]) -> Iterator[str]:
-    """Yield the cost table of a sweep as lines for the terminal, with one line per run."""
+    """Yield the cost table of several runs as aligned lines for the terminal."""
     rows = [COST_HEAD, *((cell.spec.scenario, *cost_row(cell.cost)) for cell in cells if cell.cost)]
     widths = [max(len(row[column].rstrip(":")) for row in rows) for column in range(len(COST_HEAD))]
     for name, *numbers in rows:

@@ -23,7 +23,7 @@ SCHEMA = 1
 
 
 class Events(Listener):
-    """Listener that writes each event to `stream` as one line of JSON and flushes it at once.
+    """Listener that writes each event to a stream as one line of JSON.
 
     There is no event for Ctrl-C. The `done` event of an interrupted run has exit code 130.
     """
@@ -44,7 +44,7 @@ class Events(Listener):
         self._write("launch", spec.scenario, **_planned_run(escaped(spec)))
 
     def on_phase(self, scenario: str, phase: str, progress: Progress) -> None:
-        """Write a `phase` event, but only if the phase of this run has changed since the last call."""
+        """Write a `phase` event if the phase of this run has changed."""
         if self._phases.get(scenario) == phase:
             return
         self._phases[scenario] = phase

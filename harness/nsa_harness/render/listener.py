@@ -1,4 +1,4 @@
-"""The base class of listeners, which are objects that are told about the events of a run.
+"""Listeners, which are objects that are told about the events of a run.
 
 An exception in a listener does not affect the run.
 """
@@ -21,8 +21,7 @@ class Listener:
 
     A subclass overrides the methods for the events that it needs. The methods are called one at a time and in order;
     only `on_interrupt` may be called during another call. If attempts run in parallel, the calls come from several
-    threads and the events of the attempts are mixed. `attempt` is the name of the attempt's directory, as in
-    `Outcome.dir`.
+    threads. `attempt` is the name of the attempt's directory, as in `Outcome.dir`.
     """
 
     def on_plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:
@@ -41,16 +40,16 @@ class Listener:
         """
 
     def on_first_snapshot(self, attempt: str, rows: Sequence[FirstSnapshot]) -> None:
-        """Handle the first stack snapshot of a running job, taken when nsa-harness attaches to the job."""
+        """Handle the first stack snapshot of a job to which nsa-harness attaches."""
 
     def on_stall(self, attempt: str, text: str) -> None:
-        """Handle a stall: no rank makes progress, but it is not proven to be a hang. `text` describes it."""
+        """Handle a stall, in which no rank makes progress. `text` describes it."""
 
     def on_progress_again(self, attempt: str, text: str) -> None:
-        """Handle the end of a stall: a rank has made progress again."""
+        """Handle the end of a stall."""
 
     def on_interrupt(self, count: int) -> None:
-        """Handle Ctrl-C (SIGINT) or SIGTERM. `count`: how many of these signals have arrived so far.
+        """Handle Ctrl-C or SIGTERM. `count`: how many of these signals have arrived so far.
 
         A signal handler may call this method, so it must not take a lock or write to a stream.
         """
@@ -62,14 +61,11 @@ class Listener:
         """Handle the report of all attempts, after the last one has ended."""
 
     def close(self) -> None:
-        """Stop the output and restore the terminal. This method may be called at any time, and more than once."""
+        """Stop the output and restore the terminal. Can be called more than once."""
 
 
 def notify(listeners: Sequence[Listener], call: Callable[[Listener], None]) -> tuple[Trouble, ...]:
-    """Call `call` with every listener.
-
-    Return the exceptions that were raised; the other listeners are called nevertheless.
-    """
+    """Call `call` with every listener. Return the exceptions that were raised."""
     trouble = []
     for listener in listeners:
         try:
@@ -82,7 +78,7 @@ def notify(listeners: Sequence[Listener], call: Callable[[Listener], None]) -> t
 
 @dataclass(kw_only=True)
 class Broadcast:
-    """Function object that passes an event to all listeners. Events from several threads are passed one at a time."""
+    """Function object that passes an event to all listeners, one event at a time."""
 
     listeners: tuple[Listener, ...]
     # Reentrant: the signal handler for Ctrl-C may interrupt the main thread while it holds the lock.

@@ -1,4 +1,4 @@
-"""The types of the sections that reports consist of, and the sections about one run.
+"""The sections that reports consist of.
 
 `run_section` builds the sections of a run. Each writer (documents/summary_md.py, documents/html.py, terminal/screen.py)
 decides what each kind of section looks like in its format and escapes the text for that format. A writer skips the
@@ -22,10 +22,9 @@ _MAX_RANK_ROWS = 8  # if there are more ranks, they are grouped by call, and the
 
 
 class Span(NamedTuple):
-    """A piece of a line that is shown in one style.
+    """A piece of a line in one style.
 
-    `run`: the number of the run that this piece links to, or None if it is not a link. `status`: the verdict of that
-    run.
+    `run`: the number of the run that this piece links to, or None. `status`: the verdict of that run.
     """
 
     text: str
@@ -40,7 +39,7 @@ Line = tuple[Span, ...]  # writers put a space between two spans
 
 
 def line(text: str) -> Line:
-    """Return a line that shows the whole text in the default style."""
+    """Return a line that shows the text in the default style."""
     return (Span(text),)
 
 
@@ -61,17 +60,14 @@ def join_texts(texts: Iterable[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """The heading of a report about several runs.
-
-    It shows how many runs there are, and how many of them have each verdict.
-    """
+    """The heading of a report, which shows how many runs have each verdict."""
 
     report: Report
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunDetails:
-    """The section about one run, with a heading that shows its verdict and name.
+    """The section of a report about one run.
 
     `number`: its number in the report, counted from 1. `alone`: whether the report has no other run.
     """
@@ -98,17 +94,14 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class RunAnswer:
-    """What happened in a run: one sentence, the source line to look at, and the call stacks."""
+    """What happened in a run, as a sentence with a source line and call stacks."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """The pictures of a run, for the HTML page only.
-
-    They show the collectives around the call where the ranks diverge, and the ranks over time.
-    """
+    """The pictures of a run on the HTML page."""
 
     outcome: Outcome
 
@@ -130,7 +123,7 @@ class Sentence:
 class Search:
     """The bisection that launched the runs of the report.
 
-    Only the HTML page shows this section; BISECT.md has the same content as Markdown.
+    Only the HTML page shows this section.
     """
 
     report: BisectReport
@@ -140,8 +133,8 @@ class Search:
 class Table:
     """A table of text cells.
 
-    `head`: the column names. A name that ends in a colon aligns its column to the right.
-    `extra`: the names of columns that may be left out on a small screen.
+    `head`: the column names. A name that ends in a colon aligns its column to the right. `extra`: the names of columns
+    that may be left out on a small screen.
     """
 
     title: str  # read aloud by screen readers
@@ -173,25 +166,21 @@ class Bullets:
 
 @dataclass(frozen=True, kw_only=True)
 class FactList:
-    """A list of facts about what was run: the scenario, the launch, remarks and notes. Each fact is one line."""
+    """A list of facts about a run, such as its scenario and launch, one per line."""
 
     items: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grounds:
-    """The observations that a verdict is based on, as lists with a label each."""
+    """The observations that a verdict is based on, in labelled lists."""
 
     rows: tuple[tuple[str, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FindingDetails:
-    """A finding with the files that prove it.
-
-    If it is the cause of the verdict, its advice and open questions are left out, because they are shown at the start
-    of the run's section.
-    """
+    """A finding with the files that prove it."""
 
     finding: Finding
     severity: Severity
@@ -206,7 +195,7 @@ class Command:
 
 
 class File(NamedTuple):
-    """An entry in a list of files. `remark`: a text such as the number of entries in the file."""
+    """A file in a list of files. `remark`: a text such as its number of entries."""
 
     path: str
     address: str | None  # relative URL; None if the path is a pattern or leads out of the run directory
@@ -240,7 +229,7 @@ Section = (
 
 
 def run_section(number: int, outcome: Outcome, *, alone: bool) -> RunDetails:
-    """Return the section about one run: what happened, the evidence, how to repeat the run, and its files.
+    """Return the section of a report about one run.
 
     `number`: the number of the run in the report, counted from 1. `alone`: whether the report has no other run.
     """
@@ -265,7 +254,7 @@ def _what_to_do(outcome: Outcome) -> Iterator[Section]:
 
 
 def evidence_sections(outcome: Outcome) -> Iterator[Section]:
-    """Yield the sections that contain the evidence for the verdict of a run."""
+    """Yield the sections that contain the evidence for a verdict."""
     if facts := tuple(filter(None, (*words.run_facts(outcome), words.culprit_line(outcome)))):
         yield FactList(items=facts)
     proof = (("why a hang", outcome.proof_reason or ""), ("last shared", words.last_shared(outcome)))

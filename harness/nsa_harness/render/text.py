@@ -1,4 +1,4 @@
-"""Functions that make text from programs under test safe to show, for every format and in addition for Markdown.
+"""Functions that make text from programs under test safe to show.
 
 Messages, paths and source lines come from programs that nsa-harness does not trust. `escape` turns a text into one line
 of bounded length without control characters, terminal sequences, text-direction overrides, invisible characters or lone
@@ -23,31 +23,28 @@ T = TypeVar("T")
 
 
 def escape(text: str) -> str:
-    """Return the text as one line that is safe to show. Line breaks become " / ", and a long text is cut in the middle.
+    """Return the text as one line that is safe to show. A long text is cut in the middle.
 
-    Escaping an escaped text does not change it.
+    Line breaks become " / ". Escaping an escaped text does not change it.
     """
     lines = _SEQUENCE.sub("", text).splitlines()
     return _cut(_visible(" / ".join(content for line in lines if (content := line.strip()))))
 
 
 def escape_block(text: str) -> str:
-    """Return the text as several lines that are safe to show.
-
-    Only the last `BLOCK_LINES` lines are kept, with their indentation.
-    """
+    """Return the text, safe to show. Only its last `BLOCK_LINES` lines are kept."""
     lines = _SEQUENCE.sub("", text).splitlines()
     safe_lines = [_cut(_visible(line.expandtabs(4).rstrip())) for line in lines[-BLOCK_LINES:]]
     return "\n".join(safe_lines).strip("\n")
 
 
 def escaped(value: T) -> T:
-    """Return a copy of the value in which every string is escaped, at any depth of dataclasses and collections."""
+    """Return a copy of the value in which every string is escaped, at any depth."""
     return cast(T, _escape_value(value))
 
 
 def markdown(text: str) -> str:
-    """Return Markdown that is rendered as exactly this text, in a paragraph or in a table cell.
+    """Return Markdown that is rendered as exactly this text.
 
     Only characters that have a meaning in Markdown are escaped, so that the Markdown itself stays readable.
     """
@@ -55,7 +52,10 @@ def markdown(text: str) -> str:
 
 
 def markdown_link(text: str, target: str) -> str:
-    """Return a Markdown link. `target` is not escaped: it must come from `link_target` or be a fixed anchor."""
+    """Return a Markdown link.
+
+    `target` is not escaped, so it must come from `link_target` or be a fixed anchor.
+    """
     label = _MARKDOWN_LABEL.sub(_markdown_character, escape(text))
     return f"[{label}]({target})"
 
@@ -73,13 +73,13 @@ def markdown_code(text: str, *, in_table: bool = False) -> str:
 
 
 def markdown_fence(text: str, language: str) -> list[str]:
-    """Return the lines of a fenced code block. The fence is longer than any sequence of backticks in the text."""
+    """Return the lines of a fenced code block in Markdown."""
     fence = "`" * max(3, _longest_backticks(text) + 1)
     return [f"{fence}{language}", *escape_block(text).split("\n"), fence]
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table. `head` and `rows` contain Markdown, which is not escaped again.
+    """Return the lines of a Markdown table. The cells are Markdown and are not escaped.
 
     A column name that ends in a colon aligns its column to the right.
     """
@@ -89,7 +89,7 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[s
 
 
 def link_target(path: str) -> str | None:
-    """Return the relative URL of a file in the run directory, or None if the path leads out of the directory.
+    """Return the relative URL of a file in the run directory, or None if it is outside.
 
     A line number at the end of the path (":12") is removed.
     """
@@ -100,11 +100,7 @@ def link_target(path: str) -> str | None:
 
 
 def ascii_only(text: str) -> str:
-    """Return the text in ASCII, for a terminal that cannot show symbols such as "▸".
-
-    Each symbol that nsa-harness itself prints is replaced by a similar ASCII character. All other characters become
-    backslash escapes.
-    """
+    """Return the text in ASCII, for a terminal that cannot show symbols such as "▸"."""
     return text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
 
 
@@ -130,7 +126,7 @@ _ASCII = str.maketrans("━─│└▸◀·×→–—…■▒", "=-|`><-x>--~
 
 
 def _visible(text: str) -> str:
-    """Return the text with each unsafe character replaced by a backslash escape, and each tab by a space."""
+    """Return the text with unsafe characters replaced by backslash escapes."""
     return _UNSAFE.sub(_escape_character, text.replace("\t", " "))
 
 
@@ -142,7 +138,7 @@ def _escape_character(match: re.Match[str]) -> str:
 
 
 def _cut(text: str) -> str:
-    """Return the text. If it is longer than `LIMIT` characters, cut out its middle."""
+    """Return the text, shortened in the middle if it is longer than `LIMIT` characters."""
     if len(text) <= LIMIT:
         return text
     head, tail = text[: LIMIT * 3 // 4].rstrip(), text[-LIMIT // 6 :].lstrip()

@@ -18,10 +18,7 @@ from nsa_harness.texts.words import meaning
 
 
 def junit_xml(report: Report) -> str:
-    """Return junit.xml as text: a test suite with one case per final outcome.
-
-    If a scenario was attempted several times, the output of its case also lists the earlier attempts.
-    """
+    """Return junit.xml as text, with one test case per final outcome."""
     report = escaped(report)
     suite = ElementTree.Element("testsuite", _attributes(report))
     _properties(suite, run_id=report.run_id, command=report.command, machine=words.machine_line(report.machine))
@@ -65,18 +62,11 @@ def _case(report: Report, outcome: Outcome, *, unique: bool) -> ElementTree.Elem
 
 
 def _name(outcome: Outcome, *, unique: bool) -> str:
-    """Return the name of a test case: the scenario, followed by the number of the attempt if needed.
-
-    `unique`: whether the scenario has only one final outcome. The attempt is then left out.
-    """
     return outcome.spec.scenario if unique else f"{outcome.spec.scenario}~{outcome.attempt}"
 
 
 def _result_element(outcome: Outcome) -> str | None:
-    """Return the name of the XML element for a case that did not pass, or None if it passed.
-
-    The possible names are "error", "skipped" and "failure".
-    """
+    """Return the JUnit element for an outcome that did not pass, such as "failure", or None."""
     status = outcome.verdict.status
     if status is Status.ERROR:
         return "error"
@@ -86,7 +76,7 @@ def _result_element(outcome: Outcome) -> str | None:
 
 
 def _explanation(outcome: Outcome) -> Iterator[str]:
-    """Yield lines that explain why a run did not pass: what happened, where, what to do, and the other findings."""
+    """Yield lines that explain why a run did not pass and what to do."""
     yield answer.title(outcome)
     yield answer.sentence(outcome.verdict.summary)
     place, cause = outcome.culprit.place if outcome.culprit else None, answer.cause_of(outcome)

@@ -1,4 +1,4 @@
-"""Findings in the formats that code hosts show next to source lines: SARIF, and annotations for GitHub Actions."""
+"""Findings in formats that code hosts show next to source lines: SARIF and GitHub annotations."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _PROPERTY = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ","
 
 
 def github_annotations(report: Report, workspace: str) -> Iterator[str]:
-    """Yield one GitHub workflow command (`::error file=…,line=…::…`) per unexpected outcome, worst first.
+    """Yield GitHub workflow commands (`::error file=…,line=…::…`) for unexpected outcomes, worst first.
 
-    `workspace`: the directory of the checkout. Paths of files in it are made relative to it.
+    `workspace`: the directory of the checkout, to which file paths are made relative.
     """
     bad = [outcome for outcome in escaped(report).outcomes if outcome.final and not outcome.expected]
     for outcome in sorted(bad, key=words.severity_key)[:MOST]:
@@ -36,7 +36,7 @@ def github_annotations(report: Report, workspace: str) -> Iterator[str]:
 
 
 def _place(outcome: Outcome, workspace: str) -> dict[str, str]:
-    """Return the properties "file" and "line" of a GitHub annotation for the culprit, or {} if its file is unknown."""
+    """Return the file and line of a GitHub annotation, or {} if they are unknown."""
     place = outcome.culprit.place if outcome.culprit else None
     if place is None or place.file is None:
         return {}
@@ -45,7 +45,7 @@ def _place(outcome: Outcome, workspace: str) -> dict[str, str]:
 
 
 def _below(file: str, root: str) -> str | None:
-    """Return the path of `file` relative to the directory `root`, or None if the file is not in that directory."""
+    """Return the path of `file` relative to `root`, or None if it is not inside."""
     path = PurePosixPath(file)
     return str(path.relative_to(root)) if root and path.is_relative_to(root) else None
 
@@ -60,10 +60,9 @@ _Json = dict[str, Any]
 
 
 def sarif(report: Report, checkout: str = "") -> str:
-    """Return a SARIF log as text, with one result per finding of each final outcome.
+    """Return a SARIF log as text, with one result per finding.
 
-    `checkout`: the root directory of the Git repository, or "" if unknown. Paths of files in it are made relative to
-    it.
+    `checkout`: the root directory of the Git repository, to which file paths are made relative, or "" if unknown.
     """
     report = escaped(report)
     findings = [(outcome, finding) for outcome in report.outcomes if outcome.final for finding in _findings(outcome)]
@@ -78,6 +77,7 @@ def sarif(report: Report, checkout: str = "") -> str:
                 "commandLine": report.command,
                 "exitCode": exit_code(report),
                 "executionSuccessful": not report.interrupted,
+                # An ERROR says nothing about the program under test.
                 "toolExecutionNotifications": [_notification(outcome) for outcome in _errors(report)],
             }
         ],
@@ -89,10 +89,7 @@ def sarif(report: Report, checkout: str = "") -> str:
 
 
 def _findings(outcome: Outcome) -> Iterator[Finding]:
-    """Yield the findings of the outcome.
-
-    If the run failed and none of them is the cause, first yield a finding made from the verdict.
-    """
+    """Yield the findings of an outcome. A failure without a cause gets a finding made from its verdict."""
     verdict = outcome.verdict
     if verdict.status in (Status.HANG, Status.FAIL) and answer.cause_of(outcome) is None:
         yield Finding(
@@ -108,10 +105,6 @@ def _findings(outcome: Outcome) -> Iterator[Finding]:
 
 
 def _errors(report: Report) -> Iterator[Outcome]:
-    """Yield the final outcomes with the verdict ERROR.
-
-    They become notifications in SARIF, because they say nothing about the program under test.
-    """
     yield from (outcome for outcome in report.outcomes if outcome.final and outcome.verdict.status is Status.ERROR)
 
 
@@ -120,7 +113,7 @@ def _notification(outcome: Outcome) -> _Json:
 
 
 def _rule(code: str) -> _Json:
-    """Return the SARIF rule for a cause code, with the same texts that `nsa-harness explain` prints."""
+    """Return the SARIF rule for a cause code, with the texts of `nsa-harness explain`."""
     row = row_of(code)
     means, proven_by, remedy = (text_of(code, key) for key in ("means", "proven_by", "remedy"))
     more = f"nsa-harness explain {code}"
@@ -141,7 +134,7 @@ def _rule(code: str) -> _Json:
 def _result(outcome: Outcome, finding: Finding, rule: int, checkout: str) -> _Json:
     """Return the SARIF result for a finding.
 
-    `rule`: the index of the finding's rule in the list of rules of the log.
+    `rule`: the index of its rule in the log's list of rules.
     """
     is_cause = finding.code == outcome.verdict.cause
     stacks = outcome.stacks if is_cause else ()
@@ -173,11 +166,8 @@ def _result(outcome: Outcome, finding: Finding, rule: int, checkout: str) -> _Js
 
 
 def _look_at(outcome: Outcome, finding: Finding, stacks: Sequence[CallStack]) -> Place | None:
-    """Return the source line to show for the finding, or None if no line is known.
-
-    Code hosts show only results with a line. This is the line of the culprit if the finding is the cause, else the line
-    of the finding, else the innermost line of a stack.
-    """
+    """Return the source line to show for a finding, or None if no line is known."""
+    # Code hosts show only results with a line.
     culprit = outcome.culprit.place if outcome.culprit and finding.code == outcome.verdict.cause else None
     places = (culprit, finding.place, *(stack.frames[0] for stack in stacks))
     return next((place for place in places if place is not None and place.file), None)
@@ -191,10 +181,7 @@ def _message(outcome: Outcome, finding: Finding, *, is_cause: bool) -> str:
 
 
 def _innermost(stacks: Sequence[CallStack], checkout: str) -> list[_Json]:
-    """Return the innermost frame of each stack as a dictionary.
-
-    Its keys are "place", and "location" with the SARIF location.
-    """
+    """Return the innermost frame of each stack, as a place and as a SARIF location."""
     return [
         {"place": stack.frames[0], "location": _location(stack.frames[0], checkout, answer.stack_owner(stack))}
         for stack in stacks
@@ -232,14 +219,14 @@ def _stack(stack: CallStack, checkout: str) -> _Json:
 
 
 def _thread_flow(stack: CallStack, checkout: str) -> _Json:
-    """Return the call stack as a SARIF thread flow, which lists its frames from the outermost to the innermost."""
+    """Return a call stack as a SARIF thread flow, from its outermost to its innermost frame."""
     steps = [{"location": _location(frame, checkout)} for frame in reversed(stack.frames) if frame.file]
     owner = answer.stack_owner(stack)
     return {"id": owner, "message": {"text": f"how {owner} got there"}, "locations": steps}
 
 
 def _fingerprint(outcome: Outcome, finding: Finding, place: Place | None, checkout: str) -> str:
-    """Return a hash by which code hosts recognize the same finding in later runs.
+    """Return a hash that stays the same for the same finding in later runs.
 
     It does not depend on line numbers, ranks or times.
     """

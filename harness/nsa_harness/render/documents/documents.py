@@ -1,4 +1,7 @@
-"""Write the documents of a run. If one document cannot be written, the others are written nevertheless."""
+"""Write the documents of a run.
+
+If one document cannot be written, the others are written nevertheless.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +37,10 @@ _STACK_LINES, _STACK_COLUMNS = 1000, 4000  # lines of a stack file and character
 def write_documents(
     run: RunDir, report: Report, playbook: Playbook, search: BisectReport | None = None
 ) -> tuple[Trouble, ...]:
-    """Write all documents of a run. Return one Trouble for each document that could not be written.
+    """Write all documents of a run. Return the errors of those that could not be written.
 
     `playbook`: the hypotheses and decision rules for runs of nsa-harness's own program. `search`: the bisection that
-    launched the runs in the report, or None if there was no bisection. It is written to bisect.json and BISECT.md.
+    launched the runs in the report, or None if there was no bisection.
     """
     report = replace(report, files=tuple(_collected_files(run, report)))
     documents: list[tuple[Path, Callable[[], str]]] = [
@@ -65,10 +68,7 @@ def write_documents(
 
 
 def _checkout(run: RunDir) -> str:
-    """Return the root directory of the Git repository in which the programs were started, as stored in env.json.
-
-    Return "" if it is unknown.
-    """
+    """Return the Git repository in which the programs were started, or "" if unknown."""
     for attempt in run.attempts():
         try:
             environment = json.loads(attempt.directory.read_whole_file(attempt.env, _MAX_ENV_BYTES))
@@ -82,16 +82,13 @@ def _checkout(run: RunDir) -> str:
 
 
 def log_fault(run: RunDir, text: str) -> None:
-    """Append a text to the run's log. Do nothing if the log is not writable, for instance in another user's run."""
+    """Append a text to the run's log if it is writable."""
     with suppress(OSError):
         run.directory.append(run.log, run.redaction.text(text))
 
 
 def _stacks(run: RunDir, search: BisectReport) -> dict[str, str]:
-    """Return the texts of the stack files of the last failing and the last passing probe.
-
-    The keys are the paths of the files relative to the run directory.
-    """
+    """Return the stack files of the last failing and the last passing test run, by path."""
     # A stored bisection may come from somebody else, so only names of the run's own attempts are followed.
     attempts = {attempt.path.name: attempt for attempt in run.attempts()}
     stacks: dict[str, str] = {}
@@ -109,10 +106,7 @@ _MISSING, _BUCKET = "  - MISSING: ", "[DDP] "
 
 
 def _collected_files(run: RunDir, report: Report) -> Iterator[Artifact]:
-    """Yield an entry for each document that collects log lines from all attempts (missing parameters and DDP buckets).
-
-    The entry of an empty document has the reason.
-    """
+    """Yield the documents that collect certain log lines from all attempts."""
     has_gradient_trace = any(outcome.missing_gradients is not None for outcome in report.outcomes)
     none_missing = "no gradient was missing" if has_gradient_trace else "no run traced its gradients (trace.grads)"
     for path, marker, reason in (
@@ -124,10 +118,7 @@ def _collected_files(run: RunDir, report: Report) -> Iterator[Artifact]:
 
 
 def _collected_text(run: RunDir, report: Report, marker: str) -> str:
-    """Return the lines that contain `marker` from the traces.log of every attempt.
-
-    Each line starts with the name of its attempt.
-    """
+    """Return the lines with `marker` from the logs of all attempts."""
     return "".join(islice(_collected_lines(run, report, marker), _MAX_COLLECTED))
 
 

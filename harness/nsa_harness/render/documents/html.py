@@ -1,4 +1,4 @@
-"""report.html: a report as one HTML page, without scripts and without references to the network."""
+"""report.html: a report as one HTML page, without scripts and external references."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INNER_FRAMES = 3  # frames of a node of the stack tree that are shown; further 
 
 
 def report_html(report: Report, playbook: Playbook, search: BisectReport | None = None) -> str:
-    """Return report.html as text, with pictures of the ranks and of the bisection, if there was one.
+    """Return report.html as text.
 
     Equal reports give equal pages.
     """
@@ -41,12 +41,12 @@ def report_html(report: Report, playbook: Playbook, search: BisectReport | None 
 
 
 def _kind(section: Section) -> str:
-    """Return the class name of the section, which is also the name of the template macro that renders it."""
+    """Return the name of the template macro that renders this section."""
     return type(section).__name__
 
 
 def _tally(report: Report) -> tuple[str, list[tuple[str, int]]]:
-    """Return the heading, such as "7 runs", and the number of runs per verdict, the most important verdict first."""
+    """Return a heading such as "7 runs", and the number of runs per verdict."""
     by_verdict = counts(report.outcomes)
     total = sum(by_verdict.values())
     heading = words.plural(total, "run") if total else words.counts_line(report)
@@ -54,10 +54,9 @@ def _tally(report: Report) -> tuple[str, list[tuple[str, int]]]:
 
 
 def _with_code(text: str) -> Iterator[tuple[str, bool]]:
-    """Split the text at its backticks.
+    """Split the text at its backticks. Yield each piece and whether it is code.
 
-    Yield each piece, and whether it was enclosed in backticks and is to be shown as code. If the number of backticks is
-    odd, they are treated as ordinary characters.
+    If the number of backticks is odd, they are treated as ordinary characters.
     """
     parts = text.split("`")
     if len(parts) % 2 == 0:
@@ -67,32 +66,25 @@ def _with_code(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _below(stack: CallStack) -> str:
-    """Return the text below the innermost frame of a stack: "calls barrier · 2 library frames not shown"."""
+    """Return the text below a call stack, such as "calls barrier · 2 library frames not shown"."""
     calls = f"calls {stack.innermost}" if stack.innermost else ""
     library = f"{words.plural(stack.library, 'library frame')} not shown" if stack.library else ""
     return " · ".join(part for part in (calls, library) if part)
 
 
 def _outer_and_inner(node: StackNode) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-    """Return the outer frames of the node, which the page hides until the reader opens them, and its inner frames.
-
-    If the node has few frames, all of them are inner frames.
-    """
+    """Split the frames into outer frames, which the page hides at first, and inner frames."""
     inner_count = _INNER_FRAMES if len(node.frames) > _INNER_FRAMES + 1 else len(node.frames)
     split = len(node.frames) - inner_count
     return node.frames[:split], node.frames[split:]
 
 
 def _all_culprits(ranks: Collection[int], culprits: Collection[int]) -> bool:
-    """Whether `ranks` is not empty and each of these ranks is a culprit."""
     return bool(ranks) and set(ranks) <= set(culprits)
 
 
 class _Differences(NamedTuple):
-    """Which details the page shows for the calls in one row of the table of collectives.
-
-    The details are the source line, the tensor size and the peer rank.
-    """
+    """The details to show for the calls in one row of the table of collectives."""
 
     place: bool
     size: bool
@@ -100,7 +92,7 @@ class _Differences(NamedTuple):
 
 
 def _differences(row: Sequence[EnteredCall | None]) -> _Differences:
-    """Return which details the page shows for the calls in this row of the table of collectives."""
+    """Return which details to show for these collective calls."""
     calls = [call for call in row if call]
     return _Differences(
         place=any(call.place for call in calls),
@@ -115,7 +107,7 @@ def _call_names(divergence: Divergence) -> object:
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """A section of a horizontal bar. The sections of a bar are drawn from left to right."""
+    """A section of a horizontal bar."""
 
     percent: float
     kind: str  # CSS class: "launch", "moving", "still" or "steps"
@@ -123,7 +115,7 @@ class Stretch:
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """A horizontal bar that shows one rank, or several ranks that are in the same call."""
+    """A horizontal bar for one rank, or for several ranks in the same call."""
 
     label: str
     stretches: tuple[Stretch, ...]
@@ -133,7 +125,7 @@ class Lane:
 
 @dataclass(frozen=True, kw_only=True)
 class Lanes:
-    """A bar chart of the ranks: progress over time for a HANG, otherwise the number of finished steps."""
+    """A bar chart of the ranks, which shows time for a HANG and finished steps otherwise."""
 
     title: str
     lanes: tuple[Lane, ...]
@@ -142,7 +134,7 @@ class Lanes:
 
 
 def lanes(outcome: Outcome) -> Lanes | None:
-    """Return a bar chart of the ranks in a run, or None if neither times nor steps are known."""
+    """Return a bar chart of the ranks in a run, or None if there is nothing to show."""
     still_s = {row.rank: row.no_progress_s for row in outcome.rank_statuses if row.no_progress_s is not None}
     shows_time = outcome.verdict.status is Status.HANG and bool(still_s)
     if not shows_time and not any(outcome.last_step.values()):
@@ -186,10 +178,9 @@ def _end_labels(outcome: Outcome, end_s: float) -> tuple[str, str]:
 
 
 def _time(outcome: Outcome, end_s: float, still_s: float | None) -> tuple[Stretch, ...]:
-    """Return the sections of a bar that shows time: the launch, the time with progress, and the time without progress.
+    """Return the sections of a bar that shows the time with and without progress.
 
-    `end_s`: the time at the end of the bar. `still_s`: the seconds without progress, or None if unknown; the bar is
-    then empty.
+    `end_s`: the time at the end of the bar. `still_s`: the seconds without progress, or None if unknown.
     """
     if still_s is None:
         return ()
@@ -199,16 +190,16 @@ def _time(outcome: Outcome, end_s: float, still_s: float | None) -> tuple[Stretc
 
 
 def _steps(outcome: Outcome, rank: int, last_step: int) -> tuple[Stretch, ...]:
-    """Return the single section of a bar that shows how many steps the rank finished.
+    """Return a bar that shows how many steps a rank finished.
 
-    Its length is relative to `last_step`, the highest number over all ranks. Return () if no step was finished.
+    Its length is relative to `last_step`, the highest number over all ranks.
     """
     step = outcome.last_step.get(rank)
     return (Stretch(percent=round(100 * step / last_step, 1), kind="steps"),) if step and step > 0 else ()
 
 
 def _caption(outcome: Outcome, rank: int, still_s: float | None) -> str:
-    """Return the text next to a bar: "11 steps done · 7.0 s in all_reduce #13, waits for rank 0".
+    """Return the text next to a bar, such as "11 steps done · 7.0 s in all_reduce #13, waits for rank 0".
 
     `still_s`: the seconds without progress, or None to leave them out.
     """

@@ -1,4 +1,4 @@
-"""Plain-text documents: the description of one failure, to paste into an issue or a prompt, and profile.txt."""
+"""Plain-text documents: the description of one failure, and profile.txt."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ _CUT = "\n[cut here: the rest is in report.json]\n"
 
 
 def prompt_text(report: Report) -> str:
-    """Return a description of the worst run of the report, to paste into an issue or a prompt.
-
-    A text longer than `MOST` characters is cut at its end.
-    """
+    """Return a description of the worst run, to paste into an issue or a prompt."""
     report = escaped(report)
     in_full = answer.outcomes_in_full(report)
     if not in_full:
@@ -72,10 +69,7 @@ def _sections(report: Report, outcome: Outcome) -> Iterator[list[str]]:
 
 
 def profile_text(evidence: Evidence) -> Iterator[str]:
-    """Yield the lines of profile.txt, which says how often each line of the program was seen in stack samples.
-
-    Yield nothing if there are no samples.
-    """
+    """Yield the lines of profile.txt, which shows where the program spent its time."""
     ranks = profiles(evidence)
     if not ranks:
         return

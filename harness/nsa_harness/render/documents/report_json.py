@@ -61,7 +61,7 @@ Phase = Annotated[str, WithJsonSchema({"type": "string", "enum": list(protocol.K
 
 
 class PlaceText(TypedDict):
-    """The source lines of the places of the culprit and of the findings.
+    """The source lines of the culprit and of the findings.
 
     They are stored apart from the places, because programs should not rely on them.
     """
@@ -90,7 +90,7 @@ class _FirstDetail(TypedDict):
 
 
 class OutcomeDetail(_FirstDetail, total=False):
-    """The keys of an outcome that only people need.
+    """The keys of an outcome that are meant for people, not for programs.
 
     The keys of this class may be missing in reports that earlier versions wrote.
     """
@@ -167,7 +167,7 @@ class StoredOutcome(TypedDict):
 
 
 class ReportDetail(TypedDict):
-    """The keys of a report that only people need."""
+    """The keys of a report that are meant for people, not for programs."""
 
     command: Annotated[str, doc("the command as typed, without secrets")]
     interrupted: Annotated[bool, doc("whether Ctrl-C or a signal ended the run early")]
@@ -219,7 +219,7 @@ def to_json(report: Report, playbook: Playbook | None = None) -> str:
 
 
 def outcome_values(outcome: Outcome) -> dict[str, Any]:
-    """Return an outcome as a JSON object, as it appears in report.json and in the `--json` stream."""
+    """Return an outcome as a JSON object."""
     values = to_stored(escaped(outcome))
     values |= values.pop("spec")
     verdict = values.pop("verdict")
@@ -234,10 +234,9 @@ def outcome_values(outcome: Outcome) -> dict[str, Any]:
 
 
 def from_json(text: str, where: str = "report.json") -> Report:
-    """Return the report that is stored as `text`, the contents of a report.json.
+    """Parse the contents of a report.json. Raise StoredRunError if they are invalid.
 
-    `where`: the name of the file, for messages. Raise StoredRunError, which lists every wrong value, if the text is
-    invalid.
+    `where`: the name of the file, for error messages.
     """
     try:
         values: Any = json.loads(text, parse_constant=_finite_number, parse_float=_finite_number)
@@ -262,13 +261,13 @@ def from_json(text: str, where: str = "report.json") -> Report:
 
 
 class _WrongShapeError(Exception):
-    """Raised if two values of a stored report contradict each other, such as lists that should have the same length."""
+    """Raised if two values of a stored report contradict each other."""
 
 
 def _outcome(values: Any, where: str) -> Outcome:
-    """Convert a validated `StoredOutcome` to an Outcome.
+    """Convert a validated `StoredOutcome` to an Outcome. Raise _WrongShapeError.
 
-    `where`: its path in the file, for messages. Raise _WrongShapeError if its values contradict each other.
+    `where`: its path in the file, for error messages.
     """
     values = {**values, **values["detail"]}
     del values["detail"]
@@ -284,15 +283,12 @@ def _outcome(values: Any, where: str) -> Outcome:
 
 
 def _with_text(holder: HasPlace, text: str | None) -> HasPlace:
-    """Return a copy of the culprit or finding with `text` as the source line of its place."""
+    """Return a copy of the culprit or finding with `text` as its source line."""
     return replace(holder, place=holder.place and replace(holder.place, text=text))
 
 
 def _take_text(holder: dict[str, Any] | None) -> str | None:
-    """Remove the source line from the place of a culprit or finding and return it.
-
-    Return None if there is no place or its source line is unknown.
-    """
+    """Remove the source line from a culprit or finding and return it."""
     place = holder["place"] if holder else None
     text: str | None = place.pop("text") if place else None
     return text
@@ -316,7 +312,7 @@ def _side(side: Arm | None) -> dict[str, Any] | None:
 
 
 def _finite_number(text: str) -> float:
-    """Convert the text to a float. Raise ValueError for NaN and infinity, which Python's JSON reader would accept."""
+    """Convert the text to a float. Raise ValueError for NaN and infinity."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text} is not a finite number")

@@ -53,12 +53,7 @@ _RULE_RESULTS = {
 
 
 def report_sections(report: Report, playbook: Playbook, search: BisectReport | None = None) -> Iterator[Section]:
-    """Yield the sections of a report.
-
-    The report of a single run starts with the explanation of this run. The report of several runs starts with the
-    counts of verdicts and a table of all runs. The table of hypotheses follows the table of runs if a run is described
-    in full, and precedes it otherwise.
-    """
+    """Yield the sections of a report, in reading order."""
     in_full = outcomes_in_full(report)
     alone = len(report.outcomes) == 1
     if not alone:
@@ -92,7 +87,7 @@ def _overview(report: Report, in_full: frozenset[int]) -> Iterator[Section]:
 
 
 def _files_over_all_attempts(report: Report) -> Iterator[Section]:
-    """Yield a list of the documents that collect log lines from every attempt, if there are any."""
+    """Yield a list of the documents that collect log lines from all attempts."""
     if report.files:
         yield Sentence(line=line("Collected from all attempts:"))
         yield Files(
@@ -101,7 +96,7 @@ def _files_over_all_attempts(report: Report) -> Iterator[Section]:
 
 
 def _origin(report: Report) -> Iterator[Section]:
-    """Yield a remark with the run ID, the machine and the version of nsa-harness, and the command that was typed."""
+    """Yield a remark that says where the report comes from."""
     machine = f"on {report.machine.host} · {words.machine_line(report.machine)} · nsa-harness {report.harness}"
     yield Sentence(line=(Span("Run"), Span(report.run_id, code=True), Span(machine)), quiet=True)
     yield Command(text=report.command)
@@ -117,11 +112,10 @@ def _chapter(
     after: Sequence[str] = (),
     folded: bool = False,
 ) -> Part:
-    """Return a part of the report that contains sentences, a command to run, a table and remarks, in this order.
+    """Return a part of the report with sentences, a command, a table and remarks.
 
-    Empty items are left out.
-
-    `before`, `after`: the sentences and the remarks. `folded`: hide the part until the reader opens it.
+    Empty items are left out. `before`, `after`: the sentences and the remarks. `folded`: hide the part until the reader
+    opens it.
     """
     sections: list[Section] = [Sentence(line=line(text)) for text in before]
     sections += [Command(text=command)] if command else []
@@ -131,10 +125,7 @@ def _chapter(
 
 
 def _hypotheses(report: Report, playbook: Playbook) -> Iterator[Part]:
-    """Yield the table of hypotheses about the failures.
-
-    It shows whether these runs support or refute each hypothesis, or leave it undecided.
-    """
+    """Yield a table that shows which hypotheses about the failures these runs support or refute."""
     rows = hypothesis_rows(report.outcomes, playbook_for(playbook, report.outcomes).hypotheses)
     visible, numbers = [row for row in rows if is_row_shown(row)], _numbers(report)
     any_failed = any(map(has_failed, report.outcomes))
@@ -164,7 +155,7 @@ def _chapters(report: Report, playbook: Playbook) -> Iterator[Part]:
 
 
 def _numbers(report: Report) -> dict[int, int]:
-    """Return the number of each outcome in the report, counted from 1. The keys are the values of `id(outcome)`."""
+    """Return the number of each outcome in the report, counted from 1, by `id(outcome)`."""
     return {id(outcome): number for number, outcome in enumerate(report.outcomes, start=1)}
 
 
@@ -177,9 +168,9 @@ def _command(command: str | None) -> Line:
 
 
 def _decisions(report: Report) -> Iterator[Part]:
-    """Yield the table of decision rules with their results for these runs, and what the rules that matched recommend.
+    """Yield a table of the decision rules and their results for these runs.
 
-    Rules compare runs. In the report of a single run, only the rules that matched are shown.
+    The report of a single run shows only the rules that matched.
     """
     counting = [outcome for outcome in report.outcomes if outcome.final]
     matching, certain_causes = matched_rules(report.gates), tuple(_certain_causes(counting))
@@ -203,10 +194,7 @@ def _decisions(report: Report) -> Iterator[Part]:
 
 
 def _certain_causes(counting: Sequence[Outcome]) -> Iterator[str]:
-    """Yield one sentence for each cause that is certain, with its remedy.
-
-    They are shown before the recommendations of decision rules, because they take precedence.
-    """
+    """Yield one sentence for each certain cause and its remedy."""
     by_remedy: dict[str, list[Outcome]] = {}
     for outcome, finding in explained_failures(counting):
         by_remedy.setdefault(f"{finding.code}. {sentence(finding.advice)}", []).append(outcome)
@@ -236,7 +224,7 @@ def _no_recommendation(report: Report) -> str:
 
 
 def _recommendation(gate: RuleAnswer) -> str:
-    """Return what a decision rule that matched recommends, with the reason, as a sentence."""
+    """Return what a decision rule recommends, as a sentence."""
     reason = f" Why: {gate.because}." if gate.because else ""
     return f"{gate.when[:1].upper()}{gate.when[1:]} ({gate.why}): {gate.then}.{reason}"
 
@@ -248,7 +236,7 @@ def _decision_row(gate: RuleAnswer) -> tuple[Line, ...]:
 
 
 def _tree(report: Report) -> Iterator[Part]:
-    """Yield the answered questions of the decision tree, and the command that answers the first open question."""
+    """Yield the answered questions of the decision tree, and the command that answers the next one."""
     path = report.tree
     if path is None:
         return
@@ -263,10 +251,7 @@ def _tree(report: Report) -> Iterator[Part]:
 
 
 def _path_end(path: Walk) -> Iterator[str]:
-    """Yield sentences about the conclusion of the decision tree.
-
-    They say which conclusion was reached, how many questions are open, and which runs the answers come from.
-    """
+    """Yield sentences about the conclusion of the decision tree."""
     open_questions = words.plural(len(path.open), "question")
     if not path.steps:
         yield f"The tree is not needed: the cause of {path.made_from} is certain."
@@ -295,10 +280,7 @@ def _tree_row(step: TreeStep) -> tuple[Line, ...]:
 
 
 def _untested_hypotheses(report: Report, playbook: Playbook) -> Iterator[Part]:
-    """Yield a table of the hypotheses that these runs do not test.
-
-    Each row has a command that tests the hypothesis, and its minimum cost.
-    """
+    """Yield a table of the hypotheses that these runs do not test, with commands that test them."""
     rows = hypothesis_rows(report.outcomes, playbook.hypotheses)
     rest = [row for row in rows if row.command and not is_row_shown(row)]
     if not rest:
@@ -333,7 +315,7 @@ def _run(outcome: Outcome, numbers: dict[int, int]) -> Line:
 
 
 def _matrix(report: Report, numbers: dict[int, int]) -> Iterator[Part]:
-    """Yield a table of verdicts: one row per combination of settings, one column per way to parallelize the ranks."""
+    """Yield a table of verdicts for each combination of settings and parallelism."""
     matrix = config_matrix(report.outcomes)
     if matrix is None:
         return
@@ -362,10 +344,7 @@ def _matrix_cell(runs: Sequence[Outcome], numbers: dict[int, int]) -> Line:
 
 
 def _costs(report: Report, numbers: dict[int, int]) -> Iterator[Part]:
-    """Yield one table for each scenario that was run at several sizes.
-
-    It shows the cost of a training step and how this cost grows.
-    """
+    """Yield tables that show how the cost of a training step grows with its size."""
     sweeps_by_name: dict[str, list[Outcome]] = {}
     for outcome in report.outcomes:
         if outcome.final and outcome.cost is not None and "@" in outcome.spec.scenario:

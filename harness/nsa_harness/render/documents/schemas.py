@@ -1,8 +1,9 @@
-"""JSON Schemas (2020-12) of the documents that programs read, generated from the types of their writers and readers.
+"""JSON Schemas (2020-12) of the documents that programs read.
 
-Every object has exactly the keys of its type, except the objects below `detail`, whose keys may change. In the `detail`
-of an outcome, `standings` and `why` are always present. The description of a key comes from the annotation of its field
-or from descriptions.toml. A test fails if a key has no description.
+They are generated from the types of the writers and readers. Every object has exactly the keys of its type, except the
+objects below `detail`, whose keys may change. In the `detail` of an outcome, `standings` and `why` are always present.
+The description of a key comes from the annotation of its field or from descriptions.toml. A test fails if a key has no
+description.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def json_schema(document: Document) -> Schema:
 
 
 def _report_types(**values: Any) -> dict[str, Schema]:
-    """Return the schemas of all types in report.json by name. Strings with a fixed set of values list these values.
+    """Return the schemas of all types in report.json, by name.
 
     `values`: further types to include, by the names of their schemas.
     """
@@ -83,10 +84,7 @@ def _report_types(**values: Any) -> dict[str, Schema]:
 
 
 def _bisect_types() -> dict[str, Schema]:
-    """Return the schemas of all types in bisect.json by name. Strings with a fixed set of values list these values.
-
-    `p_hang` is the only key of an answer that may be missing.
-    """
+    """Return the schemas of all types in bisect.json, by name."""
     types = _types(bisect=bisect_json.SearchRecord)
     for name, verdicts in (("StoredProbe", Status), ("Signature", (*Status, SLOW))):
         types[name]["properties"]["verdict"] = _one_of(*verdicts, or_null=name == "StoredProbe")
@@ -146,17 +144,13 @@ def _events_schema() -> Schema:
 
 
 class _Plain(GenerateJsonSchema):
-    """Schema generator without titles, which would only repeat the keys."""
-
+    # Titles would only repeat the keys.
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 - the name of the parameter is pydantic's
         return False
 
 
 def _types(**values: Any) -> dict[str, Schema]:
-    """Return the schemas of the given types and of all types that they refer to, by name.
-
-    Objects allow no additional keys.
-    """
+    """Return the schemas of these types and of all types that they use, by name."""
     inputs = [(name, "serialization", TypeAdapter(value)) for name, value in values.items()]
     schemas, definitions = TypeAdapter.json_schemas(inputs, schema_generator=_Plain)  # type: ignore[arg-type]  # str for Literal
     types = {name.lstrip("_"): _rename_references(schema, "_", "") for name, schema in definitions["$defs"].items()}
@@ -168,16 +162,13 @@ def _types(**values: Any) -> dict[str, Schema]:
 
 
 def _rename_references(schema: Schema, before: str, after: str) -> Schema:
-    """Return a copy of the schema with other names in its references to types.
-
-    Every referenced name that starts with `before` starts with `after` instead.
-    """
+    """Return a copy of the schema whose references start with `after` instead of `before`."""
     result: Schema = json.loads(json.dumps(schema).replace(f'"#/$defs/{before}', f'"#/$defs/{after}'))
     return result
 
 
 def _closed_object(keys: Schema, description: str = "") -> Schema:
-    """Return the schema of an object that must have all of these keys and no others."""
+    """Return the schema of an object with exactly these keys."""
     return {
         "type": "object",
         **({"description": description} if description else {}),
@@ -193,10 +184,7 @@ def _one_of(*values: str, or_null: bool) -> Schema:
 
 
 def _document_schema(document: Document, title: str, schema: int, types: dict[str, Schema], top: Schema) -> Schema:
-    """Return the complete schema of a document: `top` with the definitions of all types that it refers to.
-
-    Raise KeyError if a key has no description.
-    """
+    """Return the complete schema of a document. Raise KeyError if a key has no description."""
     source = files("nsa_harness.render.documents").joinpath("descriptions.toml")
     texts = tomllib.loads(source.read_text(encoding="utf-8"))
 
@@ -223,9 +211,9 @@ def _document_schema(document: Document, title: str, schema: int, types: dict[st
 
 
 def _used_types(node: Any, types: dict[str, Schema], names: frozenset[str] = frozenset()) -> frozenset[str]:
-    """Return the names of all types that the schema `node` refers to, directly or indirectly.
+    """Return the names of all types that a schema uses, directly or indirectly.
 
-    `names`: the names that were found before. They are included in the result.
+    `names`: the names that were found before, which are included in the result.
     """
     if isinstance(node, dict):
         name = str(node.get("$ref", "")).rpartition("/")[2]

@@ -24,24 +24,24 @@ from nsa_harness.texts import words
 
 
 def summary_md(report: Report, playbook: Playbook) -> str:
-    """Return SUMMARY.md as text. Equal reports give equal texts."""
+    """Return SUMMARY.md as text.
+
+    Equal reports give equal texts.
+    """
     return "\n".join(_section_lines(report_sections(escaped(report), playbook))) + "\n"
 
 
 def proof_link(path: str) -> str:
     """Return a Markdown link to a file of the run directory.
 
-    If the path leads out of the run directory, return the path as code instead.
+    A path that leads out of the run directory becomes code instead.
     """
     target = link_target(path)
     return markdown_link(path, target) if target else markdown_code(path)
 
 
 def _section_lines(parts: Iterable[Section]) -> Iterator[str]:
-    """Yield the lines of the sections, with an empty line between two sections.
-
-    There is no empty line between two adjacent lists, so that Markdown renders them as one list.
-    """
+    """Yield the sections as lines of Markdown."""
     before: Section | None = None
     for section in parts:
         if lines := list(_lines(section)):
@@ -161,10 +161,7 @@ def _file(file: sections.File) -> str:
 
 
 def _stack_texts(stacks: tuple[CallStack, ...]) -> Iterator[list[str]]:
-    """Yield the lines of each call stack as one list.
-
-    Frames that several stacks have in common are yielded once, as a separate list after these stacks.
-    """
+    """Yield the lines of each call stack. Frames that several stacks share are yielded once."""
     for tree in stack_trees(stacks):
         yield from (list(answer.stack_lines(stack, len(tree.frames))) for stack in _stacks_below(tree))
         if tree.call_stack is None:
@@ -175,7 +172,7 @@ def _stack_texts(stacks: tuple[CallStack, ...]) -> Iterator[list[str]]:
 
 
 def _stacks_below(node: StackNode) -> Iterator[CallStack]:
-    """Yield the call stacks of all leaves below this node of the stack tree."""
+    """Yield the call stacks of all leaves below this node."""
     if node.call_stack is not None:
         yield node.call_stack
     for subtree in node.subtrees:

@@ -33,7 +33,7 @@ _Event = dict[str, Any]  # a trace event, or some of its keys
 
 @dataclass(frozen=True, kw_only=True)
 class _Lanes:
-    """The trace threads of one rank. They are numbered in the order in which they are first used."""
+    """The trace threads of one rank, numbered in the order of their first use."""
 
     rank: int
     numbers: dict[str, int] = field(default_factory=dict)
@@ -43,12 +43,12 @@ class _Lanes:
         return self.rank + 1  # process 0 is the kernel
 
     def at(self, name: str) -> _Event:
-        """Return the keys "pid" and "tid" for an event on the trace thread `name`. Create this thread if needed."""
+        """Return the keys "pid" and "tid" for an event on the trace thread `name`."""
         number = self.numbers.setdefault(name, len(self.numbers))
         return {"pid": self.pid, "tid": self.pid * _THREADS + min(number, _THREADS - 1)}
 
     def names(self) -> Iterator[_Event]:
-        """Yield metadata events that tell the viewer the names and the order of the rank and its trace threads."""
+        """Yield events that tell the trace viewer the names of the rank and its threads."""
         yield _metadata("process_name", {"pid": self.pid}, {"name": f"rank {self.rank}"})
         yield _metadata("process_sort_index", {"pid": self.pid}, {"sort_index": self.rank})
         for number, name in enumerate(list(self.numbers)):
@@ -57,10 +57,7 @@ class _Lanes:
 
 
 def trace_json(evidence: Evidence, outcome: Outcome) -> str:
-    """Return trace.json as text.
-
-    `outcome`: the outcome that was determined from `evidence`.
-    """
+    """Return trace.json as text."""
     limit = max(_MIN_RANK_EVENTS, _MAX_EVENTS // max(1, len(evidence.ranks)))
     events: list[_Event] = []
     slices: _CollectiveSlices = {}
@@ -93,9 +90,9 @@ _CollectiveSlices = dict[tuple[str, int], list[tuple[float, _Event]]]
 
 
 def _rank_events(rank: RankEvidence, lanes: _Lanes, limit: int, slices: _CollectiveSlices) -> Iterator[_Event]:
-    """Yield the events of one rank, and add its collectives to `slices`.
+    """Yield the trace events of one rank, and add its collectives to `slices`.
 
-    `limit`: how many calls and how many collectives to include at most; the latest ones are kept.
+    `limit`: how many calls and how many collectives to include at most. The latest ones are kept.
     """
     if rank.exception is not None and rank.exception.at_s is not None:
         yield _instant(f"raised {rank.exception.type}", rank.exception.at_s, lanes, {"message": rank.exception.message})
@@ -120,12 +117,9 @@ def _rank_events(rank: RankEvidence, lanes: _Lanes, limit: int, slices: _Collect
 
 
 def _steps(status_file: StatusFile, lanes: _Lanes) -> Iterator[_Event]:
-    """Yield one slice per training step of a rank.
-
-    The start of the oldest stored step is not known, so this step is left out unless it is step 1.
-    """
+    """Yield one trace slice per training step of a rank."""
     ends_s = status_file.steps_s
-    if ends_s and ends_s[0][0] == 1:
+    if ends_s and ends_s[0][0] == 1:  # the start of a later step is not known
         ends_s = ((0, status_file.created_s), *ends_s)
     for (_, began_s), (step, done_s) in pairwise(ends_s):
         yield _slice(f"step {step}", began_s, done_s, lanes.at(_STEPS), "step", {})
@@ -136,15 +130,12 @@ def _steps(status_file: StatusFile, lanes: _Lanes) -> Iterator[_Event]:
 
 
 def _latest_events(status_file: StatusFile, lanes: _Lanes) -> Iterator[_Event]:
-    """Yield the latest progress event of each thread of the program.
-
-    A running collective is left out, because `_call` draws it.
-    """
+    """Yield the latest progress event of each thread."""
     in_collective = any(call.left_s is None for call in status_file.calls)
     latest = {event.tid: event for event in reversed(status_file.events)}
     for event in latest.values():
         if in_collective and event.kind == "collective":
-            continue
+            continue  # drawn by `_call`
         args = {"name": event.name, "step": event.step}
         if event.kind in ("exit", "returned", "raised"):
             yield {**_instant(event.kind, event.at_s, lanes, args), **_thread(event.tid, status_file, lanes), "s": "t"}
@@ -173,7 +164,7 @@ def _call(call: Call, status_file: StatusFile, lanes: _Lanes) -> _Event:
 
 
 def _collective(collective: Collective, at_s: float, call: Call | None, lanes: _Lanes) -> _Event:
-    """Return the slice of a collective that the flight recorder has recorded.
+    """Return the trace slice of a collective in the flight recorder.
 
     The slice starts when the collective was enqueued. It ends when the Python call returned, because gloo's flight
     recorder does not record the end of a collective.
@@ -195,9 +186,9 @@ def _collective(collective: Collective, at_s: float, call: Call | None, lanes: _
 
 
 def _arrows(slices: _CollectiveSlices) -> Iterator[_Event]:
-    """Yield arrows that connect the slices of a collective on different ranks, in the order of their start times.
+    """Yield arrows that connect the same collective on different ranks.
 
-    Slices are connected if their process group and number are equal, even if the ranks called different operations.
+    Two collectives are the same if their process group and number are equal, even if their operations differ.
     """
     several = ((key, sorted(ranks, key=lambda rank: rank[0])) for key, ranks in slices.items() if len(ranks) > 1)
     for number, ((group, seq), members) in enumerate(several, 1):
@@ -210,10 +201,7 @@ def _arrows(slices: _CollectiveSlices) -> Iterator[_Event]:
 
 
 def _sample_events(evidence: Evidence, lanes: _Lanes) -> Iterator[_Event]:
-    """Yield one event per stack snapshot of the rank.
-
-    It shows whether the rank made progress, and its innermost frame.
-    """
+    """Yield one event per stack snapshot of a rank."""
     for sample in evidence.samples:
         if sample.rank == lanes.rank:
             leaf = f"{sample.leaf.function} {sample.leaf.file}:{sample.leaf.line}" if sample.leaf else None
@@ -221,7 +209,7 @@ def _sample_events(evidence: Evidence, lanes: _Lanes) -> Iterator[_Event]:
 
 
 def _run_events(evidence: Evidence, outcome: Outcome) -> Iterator[_Event]:
-    """Yield the events that concern the whole attempt: its start, the last stall, signals and the verdict."""
+    """Yield the events of the whole attempt: its start, the last stall, signals and the verdict."""
     yield _global_instant(f"attempt {outcome.attempt} of {outcome.spec.scenario} starts", 0.0, {})
     # Snapshots before the last progress belong to a stall that has ended.
     since_s = -math.inf if evidence.last_progress_s is None else evidence.last_progress_s
@@ -239,9 +227,7 @@ def _run_events(evidence: Evidence, outcome: Outcome) -> Iterator[_Event]:
 
 
 def _slice(name: str, began_s: float, ended_s: float | None, where: _Event, kind: str, args: _Event) -> _Event:
-    """Return a slice from `began_s` to `ended_s`.
-
-    If `ended_s` is None, the slice has no end and is marked as unfinished.
+    """Return a trace slice, which is unfinished if `ended_s` is None.
 
     `where`: the keys "pid" and "tid". `kind`: the category of the event in the trace.
     """
@@ -252,13 +238,13 @@ def _slice(name: str, began_s: float, ended_s: float | None, where: _Event, kind
 
 
 def _instant(name: str, at_s: float, lanes: _Lanes, args: _Event) -> _Event:
-    """Return an event of one rank that has no duration."""
+    """Return a trace event of one rank that has no duration."""
     where = {"pid": lanes.pid, "tid": lanes.at(_STEPS)["tid"]}
     return {"name": name, "ph": "I", "ts": _us(at_s), "s": "p", "cat": "event", **where, "args": _without_empty(args)}
 
 
 def _global_instant(name: str, at_s: float, args: _Event) -> _Event:
-    """Return an event that has no duration and that the viewer draws across all ranks."""
+    """Return a trace event without duration that is drawn across all ranks."""
     where = {"pid": 1, "tid": _THREADS}
     return {"name": name, "ph": "I", "ts": _us(at_s), "s": "g", "cat": "event", **where, "args": _without_empty(args)}
 
@@ -272,7 +258,7 @@ def _without_empty(args: _Event) -> _Event:
 
 
 def _us(seconds: float) -> float:
-    """Convert seconds to microseconds. Return 0 if the time is unknown (not finite)."""
+    """Convert seconds to microseconds. Return 0 for an unknown time."""
     return round(seconds * 1e6, 1) if math.isfinite(seconds) else 0.0
 
 

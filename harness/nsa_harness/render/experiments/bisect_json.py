@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def _check_spans(value: Spans, info: ValidationInfo) -> Spans:
-    """Return `value`, or raise PydanticCustomError if it contains an index outside the subject's items.
+    """Return `value`, or raise PydanticCustomError if an index is out of range.
 
     Without this check, one large number in the file could make the reader use up the memory.
     """
@@ -76,7 +76,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeEvent:
-    """The keys of a probe that programs may rely on. The `probe` event of the `--json` stream has the same keys."""
+    """The values of one test run that programs may rely on."""
 
     n: int
     config: dict[str, Any]
@@ -87,7 +87,7 @@ class ProbeEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredProbe(ProbeReport, ProbeEvent):
-    """A probe as stored in bisect.json: all fields of ProbeReport, and its configuration."""
+    """A test run of a bisection (a probe), as stored in bisect.json."""
 
     subset: Annotated[Spans, AfterValidator(_check_spans)]
     open: Annotated[tuple[int, int], AfterValidator(_check_bounds)]
@@ -95,7 +95,7 @@ class StoredProbe(ProbeReport, ProbeEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What is known about an answer that could not be decided.
+    """What is known about an undecided answer.
 
     Each field lists items in the same format as `items` of the answer.
     """
@@ -108,7 +108,7 @@ class Bounds:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerEntry:
-    """The answer in the form that programs may rely on, with the items themselves instead of their indices."""
+    """The answer of a bisection, in the format for programs."""
 
     kind: AnswerKind
     items: tuple[Any, ...]
@@ -119,7 +119,7 @@ class AnswerEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class ControlDirectories:
-    """The directories of the last control runs with the expected results. None: there is none."""
+    """The directories of the runs that confirmed the good and the bad configuration."""
 
     good: str | None
     bad: str | None
@@ -127,7 +127,7 @@ class ControlDirectories:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredSubject(Subject):
-    """The subject of the bisection as stored in bisect.json.
+    """What a bisection varies, as stored in bisect.json.
 
     Its values have the type Any because they may be any JSON value, and pydantic has no strict type for that.
     """
@@ -140,7 +140,7 @@ class StoredSubject(Subject):
 
 @dataclass(frozen=True, kw_only=True)
 class StoredAnswer(SearchAnswer):
-    """The answer as stored in bisect.json.
+    """The answer of a bisection, as stored in bisect.json.
 
     It refers to items of the subject by index and writes a set of indices as spans.
     """
@@ -182,10 +182,9 @@ def bisect_json(report: BisectReport) -> str:
 
 
 def from_json(text: str, where: str = "bisect.json") -> BisectReport:
-    """Return the bisection that is stored as `text`, the contents of a bisect.json.
+    """Parse the contents of a bisect.json. Raise StoredRunError if they are invalid.
 
-    `where`: the name of the file, for messages. Raise StoredRunError, which lists every wrong value, if the text is
-    invalid.
+    `where`: the name of the file, for error messages.
     """
     try:
         items = len(json.loads(text)["detail"]["subject"]["items"])
@@ -200,10 +199,7 @@ def from_json(text: str, where: str = "bisect.json") -> BisectReport:
 
 
 def stored_search(run: RunDir) -> BisectReport:
-    """Return the bisection that is stored in a run directory.
-
-    Raise StoredRunError if its bisect.json is missing or invalid.
-    """
+    """Return the bisection stored in a run directory. Raise StoredRunError if there is none."""
     try:
         text = run.directory.read_whole_file(run.search, _MAX_BYTES).decode("utf-8", errors="replace")
     except OSError as error:
@@ -215,21 +211,21 @@ def stored_search(run: RunDir) -> BisectReport:
 
 
 def probe_event(subject: Subject, probe: ProbeReport) -> dict[str, object]:
-    """Return the `probe` event of the `--json` stream for a finished probe. Its keys are the same as in bisect.json."""
+    """Return the `probe` event of the `--json` stream for a finished test run."""
     stored = _stored_probe(subject, escaped(probe))
     values = type_adapter(ProbeEvent).dump_python(_as_base_type(ProbeEvent, stored), mode="json")
     return {"event": "probe", "scenario": stored.dir, **values}
 
 
 def answer_event(report: BisectReport, run_dir: str) -> dict[str, object]:
-    """Return the `done` event, which ends the `--json` stream of a bisection and contains its answer."""
+    """Return the `done` event of the `--json` stream, which contains the answer."""
     report = escaped(report)
     answer = _without_null_rate(type_adapter(AnswerEntry).dump_python(_answer(report), mode="json"))
     return {"event": "done", "scenario": report.scenario, "answer": answer, "run_dir": escape(run_dir)}
 
 
 def answer_items(subject: Subject, answer: SearchAnswer) -> list[Any]:
-    """Return the items of an answer as JSON values for programs.
+    """Return the items of an answer as JSON values.
 
     They are the items themselves (layer numbers, values or names), start and stop for a range of layers, and a single
     number for an answer of the kind COUNT.
@@ -283,7 +279,7 @@ def _report(record: SearchRecord) -> BisectReport:
 
 
 def _as_base_type(of: type[T], value: T) -> T:
-    """Return a copy of `value` that has exactly the type `of`, without the fields that its subclass adds."""
+    """Return a copy of `value` with the type `of`, a base class of its own type."""
     return of(**{field.name: getattr(value, field.name) for field in fields(of)})  # type: ignore[arg-type]
 
 
@@ -299,11 +295,7 @@ def _answer(report: BisectReport) -> AnswerEntry:
 
 
 def _bounds(report: BisectReport) -> Bounds:
-    """Return the largest set of items known to pass, the smallest known to fail, and the items that are still open.
-
-    The first two are taken from the answer, or from the probes if the search ended too early to put them into the
-    answer.
-    """
+    """Return what is known about an undecided answer."""
     answer, subject, open_ = report.answer, report.subject, sorted(open_indices(report))
     good = [probe.indices for probe in report.probes if probe.counts_as is ProbeResult.GOOD]
     bad = [probe.indices for probe in report.probes if probe.counts_as is ProbeResult.BAD]
@@ -328,7 +320,6 @@ def _items_of(subject: Subject, places: Subset) -> tuple[Any, ...]:
 
 
 def _without_null_rate(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer without its key `p_hang` if the value of this key is null."""
     return {key: value for key, value in answer.items() if key != "p_hang" or value is not None}
 
 
@@ -337,7 +328,7 @@ def _stored_probe(subject: Subject, probe: ProbeReport) -> StoredProbe:
 
 
 def _control(report: BisectReport, purpose: Purpose) -> str | None:
-    """Return the directory of the last control run for `purpose` that ended as expected, or None if none did."""
+    """Return the directory of the last control run that ended as expected, or None."""
     expected_result = ProbeResult.GOOD if purpose is Purpose.CONTROL_GOOD else ProbeResult.BAD
     # If no failing value was known, the first failing probe is one with the purpose GALLOP.
     purposes = (purpose, Purpose.GALLOP) if expected_result is ProbeResult.BAD else (purpose,)

@@ -1,4 +1,4 @@
-"""BISECT.md, to paste into an issue: the answer of a bisection, its proof, and the commands that reproduce it."""
+"""BISECT.md: the answer of a bisection, to paste into an issue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OMITTED = (
 def bisect_md(report: BisectReport, stacks: Mapping[str, str] | None = None) -> str:
     """Return BISECT.md as text.
 
-    `stacks`: the contents of the stack files of the last failing and the last passing probe, by file name.
+    `stacks`: the contents of the stack files of the last failing and the last passing test run, by file name.
     """
     report = escaped(report)
     probe_rows, facts = tuple(rows(report)), tuple(bisect_words.facts(report))
@@ -72,10 +72,7 @@ def _facts_section(report: BisectReport, facts: Sequence[bisect_words.Fact]) -> 
 
 
 def _proof_section(report: BisectReport, probe_rows: Sequence[ProbeText]) -> list[str]:
-    """Return the lines of the section "Proof", or [] if there is nothing to show.
-
-    The section is a table of the control runs and of the probes that prove the answer.
-    """
+    """Return the lines of the section "Proof", or [] if there is nothing to show."""
     proof_rows = [
         row for row, probe in zip(probe_rows, report.probes, strict=True) if probe.purpose in (*PROOFS, *CONTROLS)
     ]
@@ -158,19 +155,13 @@ def _cells(row: ProbeText) -> tuple[str, ...]:
 
 
 def _clean(text: str) -> str:
-    """Return the text of a stack file, safe to show.
-
-    Each line is escaped separately, because `escape_block` would keep only the last lines of a long text.
-    """
-    lines = text.splitlines()
+    """Escape the text of a stack file."""
+    lines = text.splitlines()  # escaped one by one, because `escape_block` keeps only the last lines of a long text
     return "\n".join(escape_block(line) if line.strip() else "" for line in lines).strip("\n")
 
 
 def _join_within_limit(sections: Sequence[str]) -> str:
-    """Return the sections as one text of at most `MAX_CHARACTERS`, the size limit of a GitHub issue.
-
-    Sections that do not fit are left out as a whole, and a note says so.
-    """
+    """Join the sections, leaving out those that exceed the size limit of a GitHub issue."""
     whole = "\n\n".join(sections) + "\n"
     if len(whole) <= MAX_CHARACTERS:
         return whole

@@ -36,7 +36,7 @@ _ROW = 11  # width of the name of a side
 
 
 def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
-    """Yield the header of a claim: its text, the configurations of both sides, and the rules for deciding."""
+    """Yield the header of a claim, which says what is compared and how it is decided."""
     report, terms = escaped(report), report.terms
     yield from paragraph(f"CLAIM  {report.scenario}   {report.text}", width, "", "       ")
     for name, label in zip(SIDES, report.labels, strict=True):
@@ -55,9 +55,9 @@ def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
 
 
 def trial_line(report: ClaimReport, width: int) -> str:
-    """Return a line about the latest trial: "  3  without it  HANG  14.5 s   2/2 against 0/1   deadlock · model.py:40".
+    """Return one line of text about the latest trial.
 
-    After each pair of trials, the line also shows how many more pairs may follow at most.
+    Example: "  3  without it  HANG  14.5 s   2/2 against 0/1   deadlock · model.py:40".
     """
     trial = escaped(report.trials[-1])
     first, second = report.counts
@@ -73,21 +73,22 @@ def trial_line(report: ClaimReport, width: int) -> str:
 
 
 def left_text(report: ClaimReport) -> str:
-    """Return how many more pairs of trials may follow, and how long they may take: "at most 9 more pairs, 2 min"."""
+    """Return how long the test may still take, such as "at most 9 more pairs, 2 min"."""
     pairs = max(0, report.terms.max_pairs - min(count.judged for count in report.counts))
     time_left = "" if report.left_s is None else f", {words.seconds(report.left_s)}"
     return f"at most {words.plural(pairs, 'more pair')}{time_left}"
 
 
 def progress_text(report: ClaimReport, side: int) -> str:
-    """Return which trial is running and how many pairs may follow: "run 4, with it; at most 9 more pairs, 2 min".
+    """Return a status text such as "run 4, with it; at most 9 more pairs, 2 min".
+
     `side`: the index of the trial's side in `SIDES`.
     """
     return f"run {len(report.trials) + 1}, {SIDES[side]}; {left_text(report)}"
 
 
 def answer_lines(report: ClaimReport, run_dir: Path, ledger: Path | None, width: int) -> Iterator[str]:
-    """Yield the answer of a claim, the number of failures on each side, and each measurement in which the sides differ.
+    """Yield the answer of a claim.
 
     `ledger`: the file to which the result was added, or None.
     """
@@ -111,7 +112,7 @@ def answer_lines(report: ClaimReport, run_dir: Path, ledger: Path | None, width:
 
 
 def count_text(side_count: FailureCount, confidence: float) -> str:
-    """Return the number of failures on one side, with its confidence interval and the kinds of failure.
+    """Return how often one side of a claim failed, with a confidence interval.
 
     Example: "failed 4 of 30 (4 % to 31 %): 3 HANG · deadlock, 1 FAIL · raised".
     """
@@ -122,7 +123,7 @@ def count_text(side_count: FailureCount, confidence: float) -> str:
 
 
 def fixed_text(report: ClaimReport) -> str:
-    """Return whether the change has removed the failure, and why: "yes: …", "no: …" or "not yet: …".
+    """Return a text that says whether the change has fixed the failure, and why.
 
     A failure that has only become rarer is not fixed. Return "" if the runs without the change never failed.
     """
@@ -147,7 +148,7 @@ def fixed_text(report: ClaimReport) -> str:
 
 
 def computes_text(report: ClaimReport) -> str:
-    """Return whether both sides compute the same numbers, with the largest difference."""
+    """Return a text that says whether the program computes the same numbers with the change."""
     comparison, must_be_same = report.number_comparison, report.terms.must_compute_same
     if comparison.is_same is None:
         sides_with_numbers = {trial.config for trial in report.trials if trial.computed}
@@ -167,7 +168,10 @@ def _passes(number: int) -> str:
 
 
 def effect_text(effect: Effect) -> str:
-    """Return one quantity on both sides as text: "1.2 s (3 passes) without it, 1.5 s (3 passes) with it: +25 %"."""
+    """Return a text that says how the change affects one quantity.
+
+    Example: "1.2 s (3 passes) without it, 1.5 s (3 passes) with it: +25 %".
+    """
     first, second = (_spread(effect, spread) for spread in (effect.first, effect.second))
     change = effect.change
     change_text = "" if change is None else f": {change:+.0%}".replace("%", " %")
@@ -190,17 +194,14 @@ def _quantity(unit: str, value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """Return the value as whole percent, such as "95 %".
-
-    Values between 99 % and 100 % get one decimal place, so that 99.9 % is not shown as 100 %.
-    """
+    """Return a share as percent, such as "95 %"."""
     return f"{value * 100:.{int(0.99 < value < 1)}f} %"
 
 
 def plan_lines(report: ClaimReport, commands: Sequence[str], pair_s: float | None, width: int) -> Iterator[str]:
-    """Yield the output of `claim --dry-run`: the header, the command of each side, and the expected time.
+    """Yield the output of `claim --dry-run`.
 
-    `pair_s`: the seconds that one run of each side takes together, or None if no run of them is stored.
+    `pair_s`: the seconds that one run of each side takes together, or None if unknown.
     """
     yield from header_lines(report, width)
     for name, text in zip(SIDES, commands, strict=True):
@@ -224,10 +225,7 @@ _LONGEST_PLAN = 10**6
 
 
 def verify_header(report: VerifyReport, width: int) -> Iterator[str]:
-    """Yield the header of a verification: the failure, how often it occurred, and how many passes are needed.
-
-    After that many passing runs without this failure, it counts as fixed.
-    """
+    """Yield the header of a verification, which shows the failure and the number of passes needed."""
     report = escaped(report)
     yield from paragraph(f"VERIFY  {report.scenario} of {report.run_id}   {report.end}", width, "", "        ")
     (bad, of), (more_bad, more) = report.count_in_run, report.count_in_all_runs
@@ -238,7 +236,7 @@ def verify_header(report: VerifyReport, width: int) -> Iterator[str]:
 
 
 def needs_text(report: VerifyReport) -> str:
-    """Return how many passes are needed until the failure counts as fixed, with the reason."""
+    """Return how many passes are needed until the failure counts as fixed, and why."""
     bad, of = report.lowest_count
     passes = _passes(report.passes_needed)
     if bad == of:
@@ -250,7 +248,7 @@ def needs_text(report: VerifyReport) -> str:
 
 
 def verify_line(report: VerifyReport, width: int) -> str:
-    """Return a line about the latest trial of a verification: "  3  PASS   7.6 s   3 of 14 passes"."""
+    """Return one line about the latest trial, such as "  3  PASS   7.6 s   3 of 14 passes"."""
     verdict, _, rest = escape(report.last_end).partition(" · ")
     took = words.seconds(report.trials[-1].wall_s)
     line = f"{len(report.trials):>3}  {verdict:<5} {took:>7}   {report.passes} of {report.passes_needed} passes"
@@ -270,7 +268,7 @@ def verify_why(report: VerifyReport) -> str:
 
 
 def verify_answer(report: VerifyReport, run_dir: Path, ledger: Path | None, width: int) -> Iterator[str]:
-    """Yield the result of a verification with its reason, and the paths of the documents."""
+    """Yield the result of a verification and the paths of its documents."""
     report = escaped(report)
     result = report.result or VerificationResult.UNDECIDED
     yield from paragraph(f"{result.value.upper()}  {verify_why(report)}", width, "", "  ")
@@ -288,7 +286,7 @@ _HEAD = ("date", "claim", "result", "without it", "with it", "fixed", "computes"
 
 
 def ledger_lines(lines: Iterable[LedgerLine]) -> Iterator[str]:
-    """Yield the ledger as a Markdown table with one row per claim, the latest claim last."""
+    """Yield the ledger of claims as a Markdown table, the latest claim last."""
     yield f"| {' | '.join(_HEAD)} |"
     yield f"| {' | '.join('---' for _ in _HEAD)} |"
     for line in lines:
@@ -315,6 +313,6 @@ STYLES = (
 
 
 class TrialScreen(ExperimentScreen):
-    """Terminal output of a running claim or verification, with its colours."""
+    """Terminal output of a running claim or verification."""
 
     styles = STYLES

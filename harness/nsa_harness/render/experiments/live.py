@@ -1,4 +1,4 @@
-"""The terminal output of an experiment: printed lines, and a status line that is redrawn while a run is in progress."""
+"""The terminal output of an experiment: printed lines and a status line."""
 
 from __future__ import annotations
 
@@ -57,20 +57,17 @@ class ExperimentScreen(Listener):
 
     @classmethod
     def print_lines(cls, lines: Callable[[int], Iterable[str]]) -> None:
-        """Print lines to stdout without a status line. `lines` is called with the width of the terminal in columns."""
+        """Print lines to stdout. `lines` gets the width of the terminal in columns."""
         with closing(cls(sys.stdout, live=False)) as screen:
             screen.show(lines)
 
     def show(self, lines: Callable[[int], Iterable[str]]) -> None:
-        """Print lines. `lines` is called with the width of the terminal in columns."""
+        """Print lines. `lines` gets the width of the terminal in columns."""
         with self._harmless():
             self._print(lines(self._width))
 
     def running(self, text: str | None) -> None:
-        """Show `text` and the time that has passed since this call in the status line.
-
-        If `text` is None, remove the status line.
-        """
+        """Show `text` and the elapsed time in the status line, or remove it if `text` is None."""
         with self._harmless():
             with self._lock:
                 self._running = None if text is None else (escape(text), self._clock_s())
@@ -93,10 +90,7 @@ class ExperimentScreen(Listener):
             self._writer.close(_PATIENCE_S if self._interrupts > 1 else None)
 
     def frame(self) -> list[str]:
-        """Return the status line as a list of lines, which is empty if nothing is running.
-
-        The writer calls this method in its own thread.
-        """
+        """Return the status line as a list, which is empty if nothing is running."""
         with self._lock:
             running = self._running
         if running is None:

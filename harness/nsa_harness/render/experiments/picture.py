@@ -1,4 +1,4 @@
-"""The picture of a bisection: its items and the result of each probe, as lines of text and as shapes for HTML."""
+"""The picture of a bisection, as lines of text and as shapes for HTML."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ NextProbe = Round | ProbeReport  # the next round of probes, or the first probe 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeText:
-    """The texts in the row of one probe.
+    """The texts in the table row of one test run.
 
-    If the probe could not be launched, `took` is empty and its items are not shown.
+    If the run could not be launched, `took` is empty and its items are not shown.
     """
 
     n: int
@@ -48,7 +48,7 @@ class ProbeText:
     dir: str | None  # relative to the run directory; None: there is none
 
     def signs(self, columns: Sequence[range]) -> list[str]:
-        """Return one character per column that shows whether all, some or none of its items were switched on.
+        """Return one character per column that shows whether its items are switched on.
 
         `columns`: the indices of the items in each column.
         """
@@ -56,13 +56,13 @@ class ProbeText:
 
     @property
     def title(self) -> str:
-        """The texts of the row joined to one line, for the tooltip on the HTML page."""
+        """The tooltip of the row on the HTML page."""
         parts = (f"probe {self.n}", self.step, self.config, self.verdict, self.took, self.value, self.remark)
         return " · ".join(filter(None, parts))
 
 
 def rows(report: BisectReport) -> Iterator[ProbeText]:
-    """Yield the row of each probe, for a bisection that has ended."""
+    """Yield the table row of each test run."""
     for index, probe in enumerate(report.probes):
         # Probes of one round are adjacent; the first probe of the next round shows what this round left open.
         following = (other for other in report.probes[index + 1 :] if _round(other) != _round(probe))
@@ -70,10 +70,9 @@ def rows(report: BisectReport) -> Iterator[ProbeText]:
 
 
 def row(report: BisectReport, probe: ProbeReport, following: NextProbe | None) -> ProbeText:
-    """Return the row of a probe.
+    """Return the table row of a test run.
 
-    `following`: the round or the probe that comes next, which shows what this probe left open, or None if there is none
-    or it is not known yet.
+    `following`: the next test run or round, which shows what this one left open, or None if unknown.
     """
     subject = report.subject
     step_time = "" if probe.step_s is None else f"{bisect_words.step_time_text(probe.step_s)} a step"
@@ -95,16 +94,13 @@ def row(report: BisectReport, probe: ProbeReport, following: NextProbe | None) -
 
 
 def column_groups(count: int, max_columns: int) -> tuple[range, ...]:
-    """Return the indices of the items in each column.
-
-    If there are more than `max_columns` items, several items share a column.
-    """
+    """Distribute the indices of `count` items over at most `max_columns` columns."""
     size = max(1, -(-count // max_columns))
     return tuple(range(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def sign(on: Sequence[bool]) -> str:
-    """Return the character for a group of items. `on`: whether each of them is switched on."""
+    """Return the character that shows whether all, some or none of these items are on."""
     return ON if all(on) else PARTLY if any(on) else OFF
 
 
@@ -141,9 +137,7 @@ def _purpose(subject: Subject, probe: ProbeReport) -> str:
 
 
 def _short_items(subject: Subject, indices: Sequence[int]) -> str:
-    """Return the items as a text for a narrow column: their numbers, or only how many there are if the text would be
-    too long.
-    """
+    """Return the items as a text for a narrow column."""
     if subject.form is SubjectForm.LAYERS:
         shorter = describe_layers([int(str(subject.items[index])) for index in indices])
         return shorter if len(shorter) <= 8 else f"{len(indices)}"
@@ -151,10 +145,7 @@ def _short_items(subject: Subject, indices: Sequence[int]) -> str:
 
 
 def _result_text(report: BisectReport, probe: ProbeReport) -> str:
-    """Return whether the probe failed in the way that the search looks for, or why it could not be judged.
-
-    Return "" if it passed.
-    """
+    """Return a remark about the result of a test run, or "" if it passed."""
     if probe.early:
         return "same wait, stopped early"
     if probe.counts_as is ProbeResult.UNRESOLVED and probe.verdict == Status.PASS:
@@ -186,10 +177,7 @@ def _where(probe: ProbeReport) -> str:
 
 
 def _repeats_text(report: BisectReport, probe: ProbeReport) -> str:
-    """Return how many of the probes of this configuration so far had the same result as `probe`: "2 of 3".
-
-    Return "" for the first probe of a configuration.
-    """
+    """Return how many repeated test runs had the same result, such as "2 of 3", or ""."""
     repeats = [other for other in report.probes if other.subset == probe.subset and other.n <= probe.n]
     equal = sum(other.counts_as is probe.counts_as for other in repeats)
     return f"{equal} of {len(repeats)}" if len(repeats) > 1 else ""
@@ -207,19 +195,16 @@ _TICK = 10  # distance between labels above the columns, if not every column has
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Table of probes for the terminal.
+    """Table of test runs for the terminal.
 
-    The column widths are fixed in advance, so that each row can be printed as soon as its probe has ended.
+    The column widths are fixed in advance, so that each row can be printed as soon as its run has ended.
     """
 
     subject: Subject
     width: int
 
     def head(self) -> Iterator[str]:
-        """Yield the line above the rows, which shows the items.
-
-        If the names of the items are too long for that line, also yield a legend.
-        """
+        """Yield the lines above the rows, which show the items that the bisection varies."""
         if self.subject.ordered:
             return
         noun = escape(self.subject.noun)
@@ -231,7 +216,7 @@ class Grid:
         yield from self._legend()
 
     def row(self, row: ProbeText) -> Iterator[str]:
-        """Yield the line of one probe, and further lines for texts that do not fit."""
+        """Yield the lines of one row."""
         step, remark, number = escape(row.step), escape(row.remark), f"{row.n:>{_NUMBER}}  "
         cells, verdict = self._cells(row), cropped(escape(row.verdict), _VERDICT)
         if self._narrow:
@@ -245,7 +230,7 @@ class Grid:
         yield from self._with_remark(f"{line} {row.took:>{_TIME}}".rstrip(), remark)
 
     def whole(self, rows: Iterable[ProbeText]) -> Iterator[str]:
-        """Yield the lines above the rows, and then the lines of all rows."""
+        """Yield the lines of the whole table."""
         yield from self.head()
         for row in rows:
             yield from self.row(row)
@@ -271,7 +256,7 @@ class Grid:
 
     @property
     def _name(self) -> str:
-        """The name to show before a value, with a space after it, or "" for a commit."""
+        """The name of the varied setting, to show before its value."""
         return "" if self.subject.form is SubjectForm.COMMIT else f"{self.subject.key.rpartition('.')[2]} "
 
     @property
@@ -280,13 +265,13 @@ class Grid:
 
     @cached_property
     def _step(self) -> int:
-        """The width, in columns of the terminal, of the table column that describes the step of a probe."""
+        """The width of the column that describes a step of the search, in terminal columns."""
         whole = bisect_words.range_text(self.subject, (0, len(self.subject.items)))
         return min(max(2 * cell_len(escape(whole)) + 3, _LEAST_STEP), _MOST_STEP)
 
     @property
     def _room(self) -> int:
-        """The width, in columns of the terminal, that the other table columns leave for the items."""
+        """The width that is left for the items, in terminal columns."""
         beside = 0 if self._narrow else self._step + 2
         return max(self.width - len(_INDENT) - beside - 3 - _VERDICT - 1 - _TIME, 8)
 
@@ -304,7 +289,7 @@ class Grid:
 
     @cached_property
     def _labels(self) -> tuple[str, ...]:
-        """The labels above the columns: the names of the items, or numbers that the legend explains."""
+        """The labels above the columns, which are names or numbers of items."""
         fits = sum(map(cell_len, self._names)) + len(self._names) - 1 <= self._room
         if self.subject.form is SubjectForm.LAYERS or fits:
             return self._names
@@ -312,7 +297,7 @@ class Grid:
 
     @cached_property
     def _numbered(self) -> bool:
-        """Whether there is enough room for one column with a label per item."""
+        """Whether there is enough room for one labelled column per item."""
         return sum(map(cell_len, self._labels)) + len(self._labels) - 1 <= self._room
 
     @cached_property
@@ -362,7 +347,7 @@ _ROLES = {ON: "on", PARTLY: "partly", OFF: "off"}
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A rectangle in a row of the picture, in units of GRID_WIDTH."""
+    """A rectangle in one row of the picture."""
 
     x: float
     width: float
@@ -371,9 +356,9 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRow:
-    """The shapes that show one probe on the HTML page.
+    """The shapes that show one test run on the HTML page.
 
-    `open_x` and `open_width`: where to draw the range of items that were still open before the probe.
+    `open_x` and `open_width`: where to draw the range of items that were still open before the run.
     """
 
     row: ProbeText
@@ -396,7 +381,7 @@ class Picture:
 
 
 def picture(report: BisectReport) -> Picture | None:
-    """Return the shapes of the picture of a bisection, or None if it has no probes."""
+    """Return the picture of a bisection, or None if nothing was launched."""
     if not report.probes:
         return None
     subject, answer = report.subject, _answer(report)
@@ -426,10 +411,7 @@ def _draw_row(subject: Subject, row: ProbeText) -> ProbeRow:
 
 
 def _cells(subject: Subject, switched_on: frozenset[int]) -> tuple[Cell, ...]:
-    """Return one shape per item, or, if there are many items, one shape per group of items.
-
-    For an ordered subject, return a single shape at the position of the chosen value.
-    """
+    """Return rectangles that show which items are switched on."""
     if subject.ordered:
         # The good end lies before the first item.
         position = _x(max(switched_on, default=-1) + 1, subject)
@@ -448,7 +430,7 @@ def _cells(subject: Subject, switched_on: frozenset[int]) -> tuple[Cell, ...]:
 
 
 def _zones(report: BisectReport) -> tuple[Cell, ...]:
-    """Return one shape per range of values with the same result. Each ends where the next range starts."""
+    """Return one rectangle per range of values with the same result."""
     edges = [(_x(max(zone.start - 1, 0), report.subject), zone) for zone in report.answer.zones]
     ends = [x for x, _ in edges[1:]] + [float(GRID_WIDTH)] * bool(edges)
     pairs = zip(edges, ends, strict=True)
@@ -475,16 +457,13 @@ def _labels(subject: Subject) -> tuple[tuple[float, str], ...]:
 
 
 def legend(report: BisectReport) -> tuple[str, ...]:
-    """Return the names of the items if the columns of the picture are only numbered. Otherwise return ()."""
+    """Return the names of the items if the picture shows only their numbers, else ()."""
     subject = report.subject
     items = tuple(bisect_words.item_text(subject, index) for index in range(len(subject.items)))
     return () if subject.ordered or all(label in items for _, label in _labels(subject)) else items
 
 
 def _answer(report: BisectReport) -> frozenset[int]:
-    """Return the indices of the items that the answer names.
-
-    If there are several culprits, return the items of all of them.
-    """
+    """Return the indices of the items that the answer names."""
     groups = report.answer.groups or (report.answer.failing or (),)
     return frozenset().union(*groups) if report.answer.items else frozenset()

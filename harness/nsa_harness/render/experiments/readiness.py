@@ -1,7 +1,4 @@
-"""READINESS.md, readiness.json and the terminal output of a readiness check.
-
-Each of them shows the verdict and then every criterion.
-"""
+"""READINESS.md, readiness.json and the terminal output of a readiness check."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ _LARGE = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 @dataclass(frozen=True, kw_only=True)
 class ReadinessRecord:
-    """The contents of readiness.json. Each field is a key of the file."""
+    """The contents of readiness.json."""
 
     schema: int = SCHEMA
     verdict: Decision
@@ -94,7 +91,7 @@ def readiness_md(record: ReadinessRecord) -> str:
 
 
 def headline(record: ReadinessRecord) -> str:
-    """Return the reason for the verdict, such as "7 of 7 criteria met, none missed". For NO_GO, return what failed."""
+    """Return the reason for the verdict, such as "7 of 7 criteria met, none missed"."""
     if record.verdict is Decision.NO_GO:
         missed_texts = _missed_texts(record)
         return "; ".join(missed_texts[:_MAX_NAMED]) + (
@@ -122,10 +119,7 @@ _MAX_NAMED = 3  # at most this many reasons are listed in the headline
 
 
 def _missed_texts(record: ReadinessRecord) -> list[str]:
-    """Return the reasons for NO_GO, the most important first.
-
-    The order is: runs that did not pass, missed criteria, and runs that passed but showed a fault.
-    """
+    """Return the reasons for the verdict NO_GO, the most important first."""
     missed_criteria = [row for row in record.criteria if row.result is CriterionResult.MISSED]
     failed_runs = [
         run for row in record.phases if row.result is CriterionResult.MISSED for run in row.runs if not run.as_it_should
@@ -141,10 +135,7 @@ def _missed_texts(record: ReadinessRecord) -> list[str]:
 
 
 def failure_reasons(record: ReadinessRecord) -> list[FailureReason]:
-    """Return why runs did not end as they should, with one reason per run.
-
-    Reasons of failed runs come before those of missed criteria.
-    """
+    """Return why runs did not end as they should, with one reason per run."""
     run_reasons = [run.blame for row in record.phases for run in row.runs if run.blame is not None]
     criterion_reasons = [
         row.blame for row in record.criteria if row.result is CriterionResult.MISSED and row.blame is not None
@@ -157,7 +148,7 @@ def limit_text(row: CriterionRow) -> str:
 
 
 def measured_text(row: CriterionRow) -> str:
-    """Return the measured number with its unit and interval. Without a number, return the result."""
+    """Return the measured number with its unit, or the result if there is no number."""
     number = row.measured
     if number is None:
         return row.result.value
@@ -172,10 +163,7 @@ def _interval(number: Measurement, unit: str) -> str:
 
 
 def margin_text(row: CriterionRow) -> str:
-    """Return how far a measurement is inside its limit, as a share of the limit, such as "12%".
-
-    If the criterion is missed, return how far it is outside. Return "" without a measurement.
-    """
+    """Return how far a measurement is from its limit, such as "12%", or "" if unknown."""
     if row.margin is None or row.measured is None:
         return ""
     from_below = any(key in ("gt", "ge") for key, _ in row.limit)
@@ -187,7 +175,7 @@ def margin_text(row: CriterionRow) -> str:
 
 
 def amount_text(value: float, unit: str) -> str:
-    """Return the value with its unit, such as "28.4 GB", "95.7 kB a step" or "812 tokens/s"."""
+    """Return a value with its unit, such as "28.4 GB" or "812 tokens/s"."""
     if not unit.startswith(_BYTES):
         return f"{value:.4g} {unit}".strip()
     size, letters = next(((size, letters) for size, letters in _LARGE if abs(value) >= size), (1.0, _BYTES))
@@ -243,7 +231,7 @@ def _reason_section(reason: FailureReason, title: str = "## Cause") -> list[str]
 
 @dataclass(frozen=True, kw_only=True)
 class TimeEstimate:
-    """How long a phase or a whole check is expected to take, and how long it may take at most."""
+    """The expected and the longest possible time of a phase or a whole check."""
 
     about_s: float | None  # None if no similar run has ended
     at_most_s: float | None  # None if a run has no deadline
@@ -271,7 +259,7 @@ def phase_lines(
     takes_in_all: TimeEstimate,
     width: int,
 ) -> Iterator[str]:
-    """Yield the lines to print when a phase starts: its name, how long it may take, and which phase comes next.
+    """Yield the lines to print when a phase starts.
 
     `number` and `of`: the number of the phase from 1, and how many phases there are. `takes_in_all`: the time for all
     remaining phases.
@@ -295,7 +283,7 @@ _PARALLELISM = {
 
 
 def plan_lines(shape: str, phases: Sequence[tuple[ChecklistPhase, Sequence[RunSpec | Skip]]]) -> Iterator[str]:
-    """Yield the output of `ready --dry-run`: each phase, and the runs in it."""
+    """Yield the output of `ready --dry-run`, which shows each phase and its runs."""
     for phase, specs in phases:
         after = f" · after {', '.join(phase.needs)}" if phase.needs else ""
         yield f"{phase.name} ({shape}) · {_PARALLELISM[phase.together]}{after}"
@@ -305,7 +293,7 @@ def plan_lines(shape: str, phases: Sequence[tuple[ChecklistPhase, Sequence[RunSp
 
 
 def result_lines(record: ReadinessRecord, run_dir: Path, width: int) -> Iterator[str]:
-    """Yield the last lines of a check: criteria, what was not reached or tested, the first cause, and the verdict."""
+    """Yield the last lines of a readiness check, which end with the verdict."""
     record = escaped(record)
     yield ""
     rows = [
@@ -335,7 +323,7 @@ def result_lines(record: ReadinessRecord, run_dir: Path, width: int) -> Iterator
 
 
 class ReadyScreen(Terminal):
-    """Terminal output of a readiness check: one line per run.
+    """Terminal output of a readiness check, with one line per run.
 
     The command itself prints the lines before and after each phase with `tell`.
     """

@@ -1,4 +1,4 @@
-"""The terminal output of a bisection: functions that return lines, and `BisectScreen`, which prints them."""
+"""The terminal output of a bisection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LABEL = 11
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedControl:
-    """A control run (a launch of the good or the bad configuration) as `bisect --dry-run` shows it."""
+    """A run of the good or the bad configuration, as `bisect --dry-run` shows it."""
 
     name: str  # "good" or "bad"; "up to" for an end that is not known to fail
     config: str  # the configuration as text: "no layer"
@@ -33,7 +33,7 @@ class PlannedControl:
 
 
 def header_lines(report: BisectReport, width: int) -> Iterator[str]:
-    """Yield the header of a bisection: its question, what is launched, and the choices that nsa-harness made."""
+    """Yield the header of a bisection, which shows its question and what is launched."""
     report = escaped(report)
     yield from paragraph(f"BISECT  {report.scenario}   {bisect_words.question(report)}", width, "", "        ")
     for line in filter(None, (report.what, *report.notes)):
@@ -43,7 +43,7 @@ def header_lines(report: BisectReport, width: int) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseTime:
-    """A possible result of the search, and how long the search would take to reach it."""
+    """A possible result of a search, and the time to reach it."""
 
     case: EffortCase
     takes_s: float | None  # None if the time of a run is not known
@@ -57,10 +57,10 @@ def plan_lines(
     width: int,
     times_text: str = "",
 ) -> Iterator[str]:
-    """Yield the output of `bisect --dry-run`: the question, the control runs, and the expected effort.
+    """Yield the output of `bisect --dry-run`.
 
-    `parts`: the stages of the search. `cases`: the possible results, with the number of probes and the time for each.
-    `times_text`: from which stored runs the expected times were taken.
+    `parts`: the stages of the search. `cases`: the possible results. `times_text`: from which stored runs the expected
+    times were taken.
     """
     report, controls = escaped((report, tuple(controls)))
     yield from header_lines(report, width)
@@ -95,9 +95,10 @@ def _case_text(case_time: CaseTime, longest: int) -> str:
 def progress_line(
     report: BisectReport, running: Round, elapsed_s: float, width: int, left_s: float | None = None
 ) -> str:
-    """Return the status line: "layers [0,12) → [4,8), about 2 probes; 40 s left in all   probe 5, 3.1 s".
+    """Return the status line of a running bisection.
 
-    `running`: the probes that are running. `left_s`: the expected remaining time of the search, or None if unknown.
+    Example: "layers [0,12) → [4,8), about 2 probes; 40 s left in all   probe 5, 3.1 s". `running`: the test runs in
+    progress. `left_s`: the expected remaining time of the search, or None if unknown.
     """
     return cropped(
         f"  {escape(_state_text(report, running, left_s))}   {_running_text(report, running, elapsed_s)}", width
@@ -105,10 +106,9 @@ def progress_line(
 
 
 def waiting_text(waiting: Waiting, since_s: float = 0.0) -> str:
-    """Return why the search still waits for a probe that makes no progress, and for how long.
+    """Return why the search still waits for a test run that makes no progress.
 
-    The text also names the limit that would shorten the wait. `since_s`: the seconds that have passed since `waiting`
-    was determined.
+    `since_s`: the seconds that have passed since `waiting` was determined.
     """
     quiet = f"no progress for {_round_seconds(waiting.no_progress_s + since_s)}"
     if waiting.until_s is None:
@@ -121,7 +121,7 @@ def waiting_text(waiting: Waiting, since_s: float = 0.0) -> str:
 
 
 def answer_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[str]:
-    """Yield the answer with its confidence, the commands that reproduce it, other facts, and paths of documents."""
+    """Yield the answer of a bisection, and how to reproduce it."""
     report = escaped(report)
     open_ = report.answer.kind is AnswerKind.UNDECIDED
     tag = "UNDECIDED" if open_ else "ANSWER"
@@ -139,7 +139,7 @@ def answer_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[st
 
 
 def stored_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[str]:
-    """Yield the output of `bisect --log RUN`: what the screen showed when this stored bisection ran."""
+    """Yield the output of `bisect --log` for a stored bisection."""
     report = escaped(report)
     yield from header_lines(report, width)
     yield from Grid(subject=report.subject, width=width).whole(rows(report))
@@ -148,7 +148,7 @@ def stored_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[st
 
 
 def _state_text(report: BisectReport, running: Round, left_s: float | None) -> str:
-    """Return what the search is doing: all items, the range that is still open, and the expected remaining effort."""
+    """Return what the search is doing, and what is left to do."""
     subject = report.subject
     whole = bisect_words.range_text(subject, (0, len(subject.items)))
     now = bisect_words.range_text(subject, running.open)
@@ -192,7 +192,7 @@ STYLES = (
 
 
 class BisectScreen(ExperimentScreen):
-    """Terminal output of a running bisection: one row per finished probe, and a status line below the rows."""
+    """Terminal output of a running bisection, with one row per finished test run."""
 
     styles = STYLES
     interruptions = (
@@ -209,14 +209,14 @@ class BisectScreen(ExperimentScreen):
         self._pending: tuple[ProbeReport, BisectReport] | None = None  # a finished probe whose row is not printed yet
 
     def show_header(self, report: BisectReport) -> None:
-        """Print the header of the bisection and the line above the rows of the probes."""
+        """Print the header of the bisection and of its table."""
         with self._harmless():
             self._grid = Grid(subject=report.subject, width=self._width)
             self._print(header_lines(report, self._width))
             self._print(self._grid.head())
 
     def show_round(self, round_: Round, report: BisectReport, left_s: float | None = None) -> None:
-        """Show in the status line that the probes of `round_` are being launched.
+        """Show in the status line which test runs are being launched.
 
         `report`: all results so far. `left_s`: the expected remaining time of the search, or None if unknown.
         """
@@ -231,10 +231,7 @@ class BisectScreen(ExperimentScreen):
                 self._writer.start()
 
     def add_probe(self, probe: ProbeReport, report: BisectReport) -> None:
-        """Record that `probe` has ended.
-
-        Its row is printed only when the next round starts, because the row also shows what this round left open.
-        """
+        """Record a finished test run. Its row is printed when the next round starts."""
         with self._harmless():
             self._row(None)
             self._pending = (probe, report)
@@ -253,10 +250,7 @@ class BisectScreen(ExperimentScreen):
             self._writer.settle()
 
     def show_wait(self, n: int, waiting: Waiting | None) -> None:
-        """Show that probe number `n` makes no progress.
-
-        If `waiting` is None, stop showing it, because the probe makes progress again or its state is not known.
-        """
+        """Show that test run `n` makes no progress, or stop showing it if `waiting` is None."""
         with self._harmless():
             with self._lock:
                 self._waits.pop(n, None)
@@ -268,7 +262,7 @@ class BisectScreen(ExperimentScreen):
                 self.note(f"probe {n}: {waiting_text(waiting)}")
 
     def note(self, text: str) -> None:
-        """Print a paragraph, such as a choice that nsa-harness made for the user or a new finding about the search."""
+        """Print a paragraph of text."""
         with self._harmless():
             self._row(None)
             self._print(paragraph(escape(text), self._width, "  ", "    "))
@@ -291,9 +285,9 @@ class BisectScreen(ExperimentScreen):
             self._round = None
 
     def _row(self, following: NextProbe | None) -> None:
-        """Print the row of the latest finished probe, if it is not printed yet.
+        """Print the row of the latest finished test run, if it is not printed yet.
 
-        `following`: the round that comes next, or None if not known.
+        `following`: the round that comes next, or None if unknown.
         """
         pending, self._pending = self._pending, None
         if pending is not None and self._grid is not None:
@@ -303,7 +297,7 @@ class BisectScreen(ExperimentScreen):
 
 @dataclass(kw_only=True)
 class _Running:
-    """The round of probes that is running."""
+    """The test runs that are in progress."""
 
     round: Round
     report: BisectReport

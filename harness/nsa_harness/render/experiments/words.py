@@ -1,4 +1,4 @@
-"""Phrases that describe a bisection: its question, its answer, the confidence of the answer, and supporting facts."""
+"""Phrases that describe a bisection, such as its question and its answer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GC_LAYERS = "gc.layers"
 
 
 def question(report: BisectReport) -> str:
-    """Return the question that the bisection answers, such as "which checkpointed layers make it HANG?"."""
+    """Return the question of a bisection, such as "which checkpointed layers make it HANG?"."""
     subject = report.subject
     fail = "fail" if report.signature is None else report.signature.verdict
     nouns = plural(subject.noun)
@@ -59,21 +59,21 @@ def question(report: BisectReport) -> str:
 
 
 def failure_verb(signature: Signature | None) -> str:
-    """Return the verb that describes the failure: "hangs", "fails" or "is slow"."""
+    """Return the verb for a failure, such as "hangs" or "is slow"."""
     if signature is not None and signature.verdict == SLOW:
         return "is slow"
     return "hangs" if signature is not None and signature.verdict == Status.HANG else "fails"
 
 
 def count_text(count: int, noun: str) -> str:
-    """Return a number of items as text: "1 layer", "12 layers"."""
+    """Return a number with its noun, such as "1 layer" or "12 layers"."""
     return f"{count} {noun if count == 1 else plural(noun)}"
 
 
 def range_text(subject: Subject, open_: tuple[int, int]) -> str:
-    """Return a range of items as a short text: "[4,9)" for layers, "(64, 128]" for values, "3-5" for other items.
+    """Return a range of items as a short text, such as "[4,9)" for layers.
 
-    `open_`: the half-open range of their indices. Other items are numbered from 1.
+    `open_`: the half-open range of their indices.
     """
     first, stop = open_
     if stop <= first:
@@ -87,7 +87,7 @@ def range_text(subject: Subject, open_: tuple[int, int]) -> str:
 
 
 def value_below(subject: Subject, index: int) -> str:
-    """Return the value before the item with index `index`.
+    """Return the value before the item with this index.
 
     Before the first item, this is the good value, with which the program is expected to pass.
     """
@@ -97,13 +97,13 @@ def value_below(subject: Subject, index: int) -> str:
 
 
 def last_value(subject: Subject, probe: ProbeReport) -> str:
-    """Return the value that the probe was launched with, for a subject whose items are ordered values."""
+    """Return the value that was launched in this test run."""
     last = last_index(probe.subset)
     return value_below(subject, 0) if last is None else subject.label(last)
 
 
 def headline(report: BisectReport) -> str:
-    """Return the answer as a short phrase: "layer 7 alone", "layers 3 and 8, only together", "any 5 layers"."""
+    """Return the answer as a short phrase, such as "layer 7 alone"."""
     subject, answer = report.subject, report.answer
     match answer.kind:
         case AnswerKind.SINGLE:
@@ -137,7 +137,7 @@ def headline(report: BisectReport) -> str:
 
 
 def sentence(report: BisectReport) -> str:
-    """Return the answer as one full sentence, such as "It hangs with layer 7 alone." for a hang."""
+    """Return the answer as a full sentence."""
     verb, answer = failure_verb(report.signature), report.answer
     match answer.kind:
         case AnswerKind.NONE:
@@ -154,7 +154,7 @@ def sentence(report: BisectReport) -> str:
 
 
 def certainty_text(answer: SearchAnswer) -> str:
-    """Return the confidence of the answer, such as "certain" or "97 % sure". Return "" if the answer is not decided."""
+    """Return the confidence of the answer, such as "certain" or "97 % sure"."""
     if answer.kind is AnswerKind.UNDECIDED:
         return ""
     if answer.confidence >= 1:
@@ -163,9 +163,7 @@ def certainty_text(answer: SearchAnswer) -> str:
 
 
 def failure_rate_text(report: BisectReport) -> str:
-    """Return how often a flaky program fails in the two configurations compared, with confidence intervals.
-
-    Return "" if the program is not flaky.
+    """Return how often a flaky program fails with and without the cause, or "" if it is not flaky.
 
     Example: "hangs in 9 of 16 runs (30 % to 80 %) with layer 7, in 0 of 12 (0 % to 26 %) at the good end".
     """
@@ -183,7 +181,7 @@ def failure_rate_text(report: BisectReport) -> str:
 
 
 def count_failures(report: BisectReport, indices: Subset) -> tuple[int, int]:
-    """Return how often a configuration failed as sought, and how many of its runs could be judged.
+    """Return how often a configuration failed, and how many of its runs were judged.
 
     `indices`: the indices of the items that are switched on in this configuration.
     """
@@ -195,25 +193,19 @@ def count_failures(report: BisectReport, indices: Subset) -> tuple[int, int]:
 
 
 def zones_text(report: BisectReport) -> str:
-    """Return the results for all tested values as ranges.
-
-    Example: "passes up to 249, fails in another way (ImportError) from 250 to 400, hangs from 401".
-    """
+    """Return which tested values pass and fail, such as "passes up to 249, hangs from 250"."""
     subject, in_order = report.subject, report.answer.zones
     return ", ".join(f"{_zone_verb(report, zone)} {_zone_span(subject, zone, in_order[-1])}" for zone in in_order)
 
 
 def effort_text(report: BisectReport) -> str:
-    """Return how many probes were launched and how long they took: "9 probes (4 for the search), 54 s in all"."""
+    """Return the effort of the search, such as "9 probes (4 for the search), 54 s in all"."""
     probes = words.plural(len(report.probes), "probe")
     return f"{probes} ({report.search_probes} for the search), {words.seconds(report.elapsed_s)} in all"
 
 
 def setting_text(report: BisectReport) -> str:
-    """Return the setting that reproduces the failure, or "" if the answer cannot be written as a setting.
-
-    Examples: "NSA_GC_RANGE=7:8", "gc.mode: reentrant instead of non_reentrant".
-    """
+    """Return the setting that reproduces the failure, such as "NSA_GC_RANGE=7:8", or ""."""
     subject, failing = report.subject, report.answer.failing
     if report.answer.kind not in _EXACT or not failing:
         return ""
@@ -228,10 +220,7 @@ def setting_text(report: BisectReport) -> str:
 
 
 def open_indices(report: BisectReport) -> Collection[int]:
-    """Return the indices of the items that may still belong to the answer.
-
-    If the search ended early, they are what its last probe left open.
-    """
+    """Return the indices of the items that may still belong to the answer."""
     if report.answer.open or report.answer.known:
         return report.answer.open
     narrowed_ranges = [range(*range_left_open(probe, report)) for probe in report.probes if probe.purpose in SEARCHING]
@@ -239,10 +228,7 @@ def open_indices(report: BisectReport) -> Collection[int]:
 
 
 def open_text(report: BisectReport) -> str:
-    """Return what is not decided yet, such as "layer 2 is needed; layers 6-11 [6:12] are still open".
-
-    For ordered items, return which values may be the first that fails.
-    """
+    """Return what is still undecided, such as "layers 6-11 [6:12] are still open"."""
     indices = sorted(open_indices(report))
     if report.answer.zones or report.subject.form is SubjectForm.COMMIT:
         first = f"the first {report.subject.noun} that {failure_verb(report.signature)}"
@@ -256,10 +242,7 @@ def open_text(report: BisectReport) -> str:
 
 
 def _needed_text(report: BisectReport) -> str:
-    """Return which items are known to be needed for the failure, or "" if no such item is known.
-
-    Examples: "layer 2 is needed; ", "one of layers 6-11 [6:12] is needed; ".
-    """
+    """Return which items the failure needs, such as "layer 2 is needed; ", or ""."""
     subject, answer = report.subject, report.answer
     if answer.known:
         return f"{items_text(subject, answer.known)} {'is' if len(answer.known) == 1 else 'are'} needed; "
@@ -270,10 +253,9 @@ def _needed_text(report: BisectReport) -> str:
 
 
 def _possible_first(report: BisectReport, indices: Sequence[int]) -> str:
-    """Return which values may be the first that fails: "be any value between 64 and 128", "only be 96", or "be any of:"
-    with a list of commits.
+    """Return the end of a sentence about the first failing value, such as "only be 96".
 
-    `indices`: the indices of these values, in ascending order.
+    `indices`: the indices of the values that may be the first, in ascending order.
     """
     first, *others = [report.subject.label(index) for index in indices]
     if not others:
@@ -285,10 +267,7 @@ def _possible_first(report: BisectReport, indices: Sequence[int]) -> str:
 
 
 def range_left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]:
-    """Return the range of items that may still belong to the answer after this probe.
-
-    A probe of a flaky program does not narrow the range, because its result is not final.
-    """
+    """Return the range of items that may still belong to the answer after this test run."""
     good, bad = (
         {other.subset for other in report.probes if other.counts_as is counts_as}
         for counts_as in (ProbeResult.GOOD, ProbeResult.BAD)
@@ -302,10 +281,7 @@ def range_left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]
 
 
 def items_text(subject: Subject, indices: Collection[int]) -> str:
-    """Return the items with these indices as text.
-
-    Examples: "layers 4-8 [4:9]", "variable NCCL_P2P_DISABLE", "keys gc.mode and train.batch".
-    """
+    """Return the items with these indices as text, such as "layers 4-8 [4:9]"."""
     indices_in_order = sorted(indices)
     noun = subject.noun if len(indices_in_order) == 1 else plural(subject.noun)
     if subject.form is SubjectForm.LAYERS:
@@ -314,10 +290,7 @@ def items_text(subject: Subject, indices: Collection[int]) -> str:
 
 
 def item_text(subject: Subject, index: int) -> str:
-    """Return the name of the item with index `index`.
-
-    If it is a key with a bad and a good value, add both values: "gc.mode: reentrant instead of non_reentrant".
-    """
+    """Return the name of an item, such as "gc.mode: reentrant instead of non_reentrant"."""
     if not subject.has_keys:
         return subject.label(index)
     name = subject.label(index).removeprefix(ENV)
@@ -337,15 +310,12 @@ def value_text(value: Plain) -> str:
 
 
 def config_text(config: Config) -> str:
-    """Return a configuration as "key=value" words, such as "gc.layers=4:9", or "nothing set" if it is empty."""
+    """Return a configuration as text, such as "gc.layers=4:9", or "nothing set"."""
     return " ".join(format_override(key, value) for key, value in config.items()) or "nothing set"
 
 
 def round_text(purpose: Purpose) -> str:
-    """Return a name for a round of probes with this purpose, such as "controls first" or "proof".
-
-    It is used for rounds that do not narrow the search.
-    """
+    """Return a name for test runs with this purpose, such as "controls first" or "proof"."""
     if purpose in CONTROLS:
         return "controls first"
     return PURPOSES.get(purpose, "one item" if purpose is Purpose.ALONE else "proof").partition(":")[0]
@@ -377,10 +347,7 @@ def _zone_verb(report: BisectReport, zone: Zone) -> str:
 
 
 def _failure_name(probe: ProbeReport) -> str | None:
-    """Return the name of the exception class in the summary of the probe, or else the cause code.
-
-    Return None if neither is known.
-    """
+    """Return the exception class or the cause of a failed test run, or None."""
     exception = _EXCEPTION.search(probe.summary)
     return exception[0] if exception else probe.cause
 
@@ -393,7 +360,6 @@ def _zone_span(subject: Subject, zone: Zone, last: Zone) -> str:
 
 
 def _short_value(subject: Subject, length: int) -> str:
-    """Return the value in which the first `length` items are included. For a commit, return only its hash."""
     whole = value_below(subject, length)
     return whole.partition(" ")[0] if subject.form is SubjectForm.COMMIT else whole
 
@@ -408,10 +374,6 @@ def _rate_interval(bad: int, judged: int) -> str:
 
 
 def _percent(share: float) -> str:
-    """Return the share as whole percent, between "1 %" and "99 %".
-
-    An answer that is not certain is never shown as 100 %.
-    """
     return f"{min(max(round(share * 100), 1), 99)} %"
 
 
@@ -438,7 +400,7 @@ PURPOSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """A label, such as "took", and the texts that documents show after it."""
+    """A labelled piece of text in a document, such as the elapsed time after the label "took"."""
 
     label: str
     texts: tuple[str, ...]
@@ -446,10 +408,7 @@ class Fact:
 
 
 def facts(report: BisectReport) -> Iterator[Fact]:
-    """Yield what every document shows below the answer, in reading order.
-
-    The commands that reproduce the answer come first.
-    """
+    """Yield what every document shows below the answer, in reading order."""
     answer, fails = report.answer, failure_verb(report.signature)
     open_ = answer.kind is AnswerKind.UNDECIDED
     commands = ((fails, report.commands.bad), ("passes", report.commands.good), ("alone", report.commands.alone))
@@ -480,12 +439,12 @@ def _unjudged_text(report: BisectReport) -> str:
 
 
 def step_time_text(step_s: float) -> str:
-    """Return a step time in milliseconds ("12.4 ms"), or in seconds if it is at least one second."""
+    """Return a step time as text, such as "12.4 ms"."""
     return f"{step_s * 1000:.3g} ms" if step_s < 0.9995 else words.seconds(step_s)
 
 
 def slow_limit_text(slow_from_s: float, baseline_s: Sequence[float]) -> str:
-    """Return from which step time a step counts as slow, and how long steps normally take.
+    """Return a text that says which step times count as slow.
 
     `baseline_s`: the step times of the runs in the good configuration.
     """
@@ -495,10 +454,7 @@ def slow_limit_text(slow_from_s: float, baseline_s: Sequence[float]) -> str:
 
 
 def _step_times(report: BisectReport) -> Iterator[str]:
-    """Yield a sentence with the median step times of the failing and the passing configuration.
-
-    Yield nothing if no step time is known.
-    """
+    """Yield a sentence about the step times of the failing and the passing configuration."""
     texts = []
     for subset in (report.answer.failing, report.answer.passing):
         spans = None if subset is None else spans_of(subset)
@@ -510,10 +466,7 @@ def _step_times(report: BisectReport) -> Iterator[str]:
 
 
 def place_parts(report: BisectReport) -> tuple[str, ...]:
-    """Return where the program failed: module, source line, function, ranks and phase. Unknown parts are left out.
-
-    The parts are taken from the last failed probe.
-    """
+    """Return the module, source line and ranks where the program failed, as texts."""
     probe = failing_probe(report)
     if probe is None or (report.signature is not None and report.signature.verdict == SLOW):
         return ()
@@ -525,10 +478,9 @@ def place_parts(report: BisectReport) -> tuple[str, ...]:
 
 
 def failing_probe(report: BisectReport) -> ProbeReport | None:
-    """Return the last failed probe of the configuration that the answer names.
+    """Return the last test run that shows the failure, or None.
 
-    If there is none, return the last failed probe of any configuration, or None if no probe failed. Probes that were
-    stopped early are returned only if there are no others, because they have no details.
+    Test runs that were stopped early are returned only if there are no others, because they have no details.
     """
     bad = [probe for probe in report.probes if probe.counts_as is ProbeResult.BAD]
     bad = [probe for probe in bad if not probe.early] or bad
@@ -538,10 +490,7 @@ def failing_probe(report: BisectReport) -> ProbeReport | None:
 
 
 def proven_claims(report: BisectReport) -> Iterator[str]:
-    """Yield a sentence for each statement that the probes prove about the answer.
-
-    Example: "with layer 7 it hangs: 3 of 3 under torchrun". Statements that could not be tested are listed as not run.
-    """
+    """Yield what the test runs prove, such as "with layer 7 it hangs: 3 of 3 under torchrun"."""
     answer, verb = report.answer, failure_verb(report.signature)
     if answer.kind is AnswerKind.UNDECIDED or answer.kind in _WITHOUT_CULPRIT:
         return
@@ -578,7 +527,7 @@ def _each_value(report: BisectReport, verb: str) -> Iterator[str]:
 
 
 def advice(report: BisectReport) -> str:
-    """Return what the user can do to get an answer if the bisection is undecided or if the failure never occurred."""
+    """Return what the user can do if the bisection found no answer."""
     if report.answer.kind is AnswerKind.NONE:
         return "to find a rarer failure, launch it more often with --confidence 0.95 or higher"
     results = {probe.counts_as for probe in report.probes}
@@ -597,10 +546,9 @@ def advice(report: BisectReport) -> str:
 
 
 def _claim(report: BisectReport, subset: Collection[int], counts_as: ProbeResult, verb: str) -> str:
-    """Return how often a configuration had the expected result: "with layer 7 it hangs: 3 of 3 under torchrun".
+    """Return how often a configuration had the expected result, such as "with layer 7 it hangs: 3 of 3".
 
-    `subset`: the indices of its items. `counts_as`: the expected result. `verb`: the expected result as a verb, such as
-    "hangs".
+    `subset`: the indices of its items. `counts_as`: the expected result. `verb`: the expected result as a verb.
     """
     spans = spans_of(subset)
     probes = [probe for probe in report.probes if probe.subset == spans]

@@ -55,12 +55,15 @@ _BUDGETS = (
 
 
 def headline(outcome: Outcome) -> str:
-    """Return the heading of a run: "HANG  train   deadlock · likely cause · 7.0 s after the last progress"."""
+    """Return the heading of a run.
+
+    Example: "HANG  train   deadlock · likely cause · 7.0 s after the last progress".
+    """
     return f"{words.verdict(outcome)}  {outcome.spec.scenario}   {answer.title(outcome)}"
 
 
 def answer_lines(outcome: Outcome, width: int) -> list[str]:
-    """Return lines that say what is wrong, where, which rank waits for which, and what to do.
+    """Return lines that say what went wrong and what to do.
 
     Parts are shortened or left out until the lines fit into `MAX_LINES`.
     """
@@ -74,7 +77,7 @@ def answer_lines(outcome: Outcome, width: int) -> list[str]:
 
 
 def _lines_within(outcome: Outcome, budget: _Budget, width: int) -> list[str]:
-    """Return the lines of the explanation. No part is longer than `budget` allows."""
+    """Return the lines of the explanation, with each part within its budget."""
     sentence = paragraph(answer.sentence(outcome.verdict.summary), width, "  ")
     parts = (
         list(at_most(2, paragraph(headline(outcome), width, "", "      "), width)),
@@ -89,7 +92,7 @@ def _lines_within(outcome: Outcome, budget: _Budget, width: int) -> list[str]:
 
 
 def at_most(limit: int, lines: Iterable[str], width: int) -> Iterator[str]:
-    """Yield the first `limit` lines. If there are more lines, the last line that is yielded ends in "…"."""
+    """Yield the first `limit` lines. If lines are left out, the last one ends in "…"."""
     every_line = list(lines)
     yield from every_line[: limit - 1]
     if len(every_line) > limit:
@@ -99,10 +102,7 @@ def at_most(limit: int, lines: Iterable[str], width: int) -> Iterator[str]:
 
 
 def _look_at(outcome: Outcome, width: int) -> Iterator[str]:
-    """Yield a line that shows the source line to change.
-
-    Yield nothing if it is unknown or if it is the innermost line of the first stack, which is shown anyway.
-    """
+    """Yield a line that shows the source line to change, unless a stack shows it."""
     place = outcome.culprit.place if outcome.culprit else None
     if place is None:
         return
@@ -119,10 +119,7 @@ def _look_at(outcome: Outcome, width: int) -> Iterator[str]:
 
 
 def _stacks(outcome: Outcome, budget: _Budget, width: int) -> Iterator[str]:
-    """Yield the innermost frames of each call stack as a table without a head.
-
-    The first frame of a stack also shows which ranks the stack belongs to.
-    """
+    """Yield the innermost frames of each call stack as a table."""
     stacks = outcome.stacks[: budget.stacks]
     name = answer.frame_namer(stacks)
     rows = [
@@ -145,9 +142,10 @@ def _stacks(outcome: Outcome, budget: _Budget, width: int) -> Iterator[str]:
 
 
 def ranks_table(outcome: Outcome, max_rows: int, width: int, *, shorten: bool = False) -> Iterator[str]:
-    """Yield the lines of the table of ranks. If there are more than `max_rows` rows, rows of culprits are kept first.
+    """Yield the lines of the table of ranks, at most `max_rows` rows.
 
-    `shorten`: cut the middle out of long cells, so that the table fits the width.
+    If rows are left out, those of culprits are kept. `shorten`: cut the middle out of long cells, so that the table
+    fits the width.
     """
     head, rows, culprits = answer.rank_table(outcome)
     head = (*head, "")
@@ -163,10 +161,7 @@ def ranks_table(outcome: Outcome, max_rows: int, width: int, *, shorten: bool = 
 
 
 def _with_shorter_cells(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Sequence[Sequence[str]]:
-    """Return the rows of a table, shortened if the table is too wide.
-
-    The middle of the cells in the widest column is cut out.
-    """
+    """Return the rows of a table, shortened in the widest column if the table is too wide."""
     too_many = table_width(head, rows) - width
     if too_many <= 0:
         return rows
@@ -177,10 +172,7 @@ def _with_shorter_cells(head: Sequence[str], rows: Sequence[Sequence[str]], widt
 
 
 def _what_to_do(outcome: Outcome, budget: _Budget, width: int) -> Iterator[str]:
-    """Yield the advice, the open questions and the cause.
-
-    If the budget allows, also yield one other finding and how the run ended.
-    """
+    """Yield the advice, the open questions and the cause."""
     cause = answer.cause_of(outcome)
     if outcome.verdict.status is Status.SKIP:
         return

@@ -1,4 +1,4 @@
-"""Functions that return paragraphs, labelled paragraphs and tables as lines of a given width.
+"""Paragraphs, labelled paragraphs and tables as lines of a given width.
 
 A width is a number of screen columns; a wide character (East Asian) takes two. A word that is wider than the line stays
 in one piece, because a broken path or command cannot be copied. The terminal wraps it.
@@ -20,7 +20,7 @@ _GLUE = re.compile(r" (?=[·→] )|(?<=[0-9]) (?=(?:s|min|h|MB|GB|ranks?)\b)")
 def paragraph(text: str, width: int, first: str = "", rest: str | None = None) -> Iterator[str]:
     """Yield the text as lines of at most `width` columns.
 
-    `first`: text in front of the first line, such as a label. `rest`: text in front of every other line. Default: the
+    `first`: text in front of the first line, such as a label. `rest`: text in front of every other line, by default the
     same as `first`.
     """
     indent, hanging = first, first if rest is None else rest
@@ -37,10 +37,10 @@ def paragraph(text: str, width: int, first: str = "", rest: str | None = None) -
 
 
 def labelled(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) -> Iterator[str]:
-    """Yield a label followed by its text: "  cause        ready_twice (certain)". Long texts are wrapped.
+    """Yield a label and its text, such as "  cause        ready_twice (certain)".
 
-    On a screen narrower than `NARROW` columns, the label has a line of its own above the text. Yield nothing if `text`
-    is empty.
+    Long texts are wrapped. On a screen narrower than `NARROW` columns, the label has a line of its own above the text.
+    Nothing is yielded if `text` is empty.
     """
     if text and width >= NARROW:
         yield from paragraph(text, width, f"  {label:<{label_width}}", " " * (label_width + 2))
@@ -50,9 +50,9 @@ def labelled(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) 
 
 
 def command(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) -> Iterator[str]:
-    """Yield a label followed by a command or path, which is never wrapped so that it can be copied.
+    """Yield a label and a command or path, which is never wrapped so that it can be copied.
 
-    Yield nothing if `text` is empty.
+    Nothing is yielded if `text` is empty.
     """
     line = f"  {label:<{label_width}}{text}"
     if text and width >= NARROW and cell_len(line) <= width:
@@ -82,7 +82,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent
 
 
 def table_width(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "  ") -> int:
-    """Return how many columns of the screen the table needs if its rows are not turned into lists."""
+    """Return how many screen columns the table needs."""
     columns = _column_widths([name.rstrip(":") for name in head], rows)
     return cell_len(indent) + sum(columns) + 3 * (len(columns) - 1)
 
@@ -92,26 +92,26 @@ def _column_widths(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[
 
 
 def cropped(text: str, width: int) -> str:
-    """Return the text, cut at its end and with "…" added if it is wider than `width` columns."""
+    """Return the text, cut to `width` columns. A cut text ends in "…"."""
     return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "…"
 
 
 def bar(share: float, columns: int) -> str:
-    """Return a bar of "━" characters whose length is `share` (0 to 1) of `columns`, and at least one character."""
+    """Return a bar of "━" characters that fills a share (0 to 1) of the columns."""
     return "━" * max(1, round(min(max(share, 0.0), 1.0) * columns))
 
 
 def padded(text: str, columns: int, *, right: bool = False) -> str:
-    """Return the text filled up with spaces to `columns`. `right`: put the spaces in front of the text."""
+    """Return the text filled up with spaces to `columns`.
+
+    `right`: put the spaces in front of the text.
+    """
     space = " " * (columns - cell_len(text))
     return space + text if right else text + space
 
 
 def _rows_as_lists(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent: str) -> Iterator[str]:
-    """Yield the rows of a table as lists, for a narrow screen.
-
-    A row starts with a line for its first cell, followed by one "name  cell" line for every other column.
-    """
+    """Yield each row of a table as a list, for a narrow screen."""
     label_width = max(map(cell_len, names[1:]), default=0) + 2
     for row in rows:
         remarks = [cell for name, cell in zip(names, row, strict=True) if cell and not name]

@@ -34,7 +34,7 @@ class RunningAttempt:
 
 @dataclass(frozen=True, kw_only=True)
 class EndedAttempt:
-    """What the live view needs to know about an attempt that has ended."""
+    """An attempt that has ended, as the live view shows it."""
 
     status: Status
     expected: bool
@@ -54,7 +54,7 @@ class View:
 
 
 def view_lines(view: View, width: int, height: int) -> list[str]:
-    """Return the lines of the live view: at most `height` lines of at most `width` columns.
+    """Return the lines of the live view, which fit the size of the screen.
 
     If there is no room for every rank, the ranks that have made no progress for the longest time are shown.
     """
@@ -79,9 +79,9 @@ def view_lines(view: View, width: int, height: int) -> list[str]:
 
 
 def interrupted_lines(interrupts: int, width: int) -> list[str]:
-    """Return lines that say what nsa-harness does after Ctrl-C or SIGTERM, or [] if there was none.
+    """Return lines that say what happens after Ctrl-C, or [] if it was not pressed.
 
-    `interrupts`: how many of these signals have arrived.
+    `interrupts`: how many signals (SIGINT or SIGTERM) have arrived.
     """
     if interrupts == 0:
         return []
@@ -89,9 +89,9 @@ def interrupted_lines(interrupts: int, width: int) -> list[str]:
 
 
 def _plan_lines(view: View, width: int) -> Iterator[str]:
-    """Yield how far the plan is: "5 of 12 done · about 2 min left · 4 PASS · 1 HANG · 1 not as expected".
+    """Yield how many of the planned runs are done.
 
-    If only one run is planned, yield nothing.
+    Example: "5 of 12 done · about 2 min left · 4 PASS · 1 HANG · 1 not as expected".
     """
     final = [attempt for attempt in view.ended if attempt.counts]
     done_count = sum(attempt.status is not Status.SKIP for attempt in final)
@@ -109,15 +109,11 @@ def _plan_lines(view: View, width: int) -> Iterator[str]:
 
 
 def _rough_seconds(seconds: float) -> str:
-    """Return an estimated time as text, rounded to whole seconds and at least "1 s"."""
     return f"{max(round(seconds), 1)} s" if seconds < 99.5 else words.seconds(float(round(seconds)))
 
 
 def _head(running: RunningAttempt, width: int) -> str:
-    """Return the first line of an attempt: name, phase, elapsed time and remaining time.
-
-    If the line is too narrow, the remaining time is left out first, then the elapsed time, then the phase.
-    """
+    """Return the first line of an attempt, which shows its name, phase and time."""
     progress = running.progress
     remarks = [escape(running.phase), words.seconds(progress.elapsed_s)]
     if progress.deadline_s is not None:
@@ -142,10 +138,7 @@ def _stall_lines(running: RunningAttempt, width: int) -> list[str]:
 
 
 def _rank_lines(ranks: Sequence[RankProgress], max_lines: int, width: int) -> Iterator[str]:
-    """Yield one row per rank, and at most `max_lines` lines.
-
-    If not all ranks fit, show those that have made no progress for the longest time, and say how many others there are.
-    """
+    """Yield one row per rank. If not all ranks fit, those with the least progress are shown."""
     all_fit = len(ranks) <= min(max_lines, MAX_RANKS)
     row_count = len(ranks) if all_fit else max(max_lines - 1, min(max_lines, 1))
     slowest = sorted(ranks, key=lambda rank: -(rank.no_progress_s or 0.0))[:row_count]
@@ -156,10 +149,7 @@ def _rank_lines(ranks: Sequence[RankProgress], max_lines: int, width: int) -> It
 
 
 def _rows(ranks: Sequence[RankProgress], width: int) -> Iterator[str]:
-    """Yield one row per rank, with aligned columns.
-
-    On a narrow screen, the module is left out first, then the memory, then the step.
-    """
+    """Yield one row per rank, with as many columns as fit the width."""
     gap = "   " if width >= NARROW else "  "
     indent = " " * (len(gap) + 1)
     columns = [
@@ -178,14 +168,14 @@ def _rows(ranks: Sequence[RankProgress], width: int) -> Iterator[str]:
 
 
 def _columns_that_fit(columns: Sequence[list[str]], gap: str, width: int) -> Sequence[list[str]]:
-    """Return as many of the columns, from the left, as fit the width, but at least three."""
+    """Return as many of the columns as fit the width, but at least three."""
     while len(columns) > 3 and 1 + sum(len(gap) + cell_len(column[0]) for column in columns if column) > width:
         columns = columns[:-1]
     return columns
 
 
 def _column(cells: Sequence[str], min_width: int) -> list[str]:
-    """Return the cells filled up with spaces to the width of the widest cell, and at least to `min_width`.
+    """Return the cells filled up with spaces to the same width.
 
     The minimum keeps the width of the column the same from frame to frame.
     """

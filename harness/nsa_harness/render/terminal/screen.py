@@ -34,7 +34,7 @@ MAX_ROWS = 16  # rows of a table; SUMMARY.md contains the whole table
 
 
 def plan_lines(version: str, facts: MachineFacts, specs: Sequence[RunSpec | Skip], width: int) -> Iterator[str]:
-    """Yield the version of nsa-harness, the machine, and the number of runs if there are several."""
+    """Yield the version of nsa-harness, the machine, and the number of runs."""
     facts, specs = escaped((facts, tuple(specs)))
     yield from paragraph(f"nsa-harness {version} · {words.machine_line(facts)}", width, "", "  ")
     skip_count = sum(isinstance(spec, Skip) for spec in specs)
@@ -44,7 +44,7 @@ def plan_lines(version: str, facts: MachineFacts, specs: Sequence[RunSpec | Skip
 
 
 def launched_lines(spec: RunSpec, width: int) -> Iterator[str]:
-    """Yield the lines for the start of a run: its name, ranks and backend, and the choices that nsa-harness made."""
+    """Yield the lines to print when a run starts."""
     spec = escaped(spec)
     launch = words.launch_line(spec.ranks, spec.backend, spec.subject)
     yield from paragraph(f"{spec.scenario}   {launch}", width, "", "  ")
@@ -53,11 +53,7 @@ def launched_lines(spec: RunSpec, width: int) -> Iterator[str]:
 
 
 def news_line(attempt: str, phase: str, progress: Progress, width: int) -> Iterator[str]:
-    """Yield a line about a running attempt: its phase, the elapsed time, the deadline, and the slowest rank.
-
-    This is the rank with the longest time without progress. It is left out if this time is shorter than `MIN_SHOWN_S`.
-    The line is wrapped if it is too long.
-    """
+    """Yield a line about a running attempt, with its phase, time and slowest rank."""
     limit = "" if progress.deadline_s is None else f" of at most {words.seconds(progress.deadline_s)}"
     waiting = [rank for rank in progress.ranks if (rank.no_progress_s or 0.0) >= MIN_SHOWN_S]
     slowest = max(waiting, key=lambda rank: rank.no_progress_s or 0.0, default=None)
@@ -69,8 +65,7 @@ def news_line(attempt: str, phase: str, progress: Progress, width: int) -> Itera
 def first_snapshot_lines(rows: Sequence[FirstSnapshot], width: int) -> Iterator[str]:
     """Yield the first stack snapshot of a job as a table.
 
-    There is one row per group of ranks that are at the same place. It shows the place, the time without progress and
-    the CPU time.
+    Ranks at the same place share a row.
     """
     rows = escaped(tuple(rows))
     age_s = max((row.age_s for row in rows), default=None)
@@ -91,7 +86,7 @@ def first_snapshot_lines(rows: Sequence[FirstSnapshot], width: int) -> Iterator[
 
 
 def outcome_lines(outcome: Outcome, width: int, *, verbose: bool = False) -> Iterator[str]:
-    """Yield the lines about a run that has ended. The explanation comes last, so that it stays visible.
+    """Yield the lines about a run that has ended, with the explanation last.
 
     `verbose`: yield the evidence above the explanation, unless the verdict is PASS.
     """
@@ -167,7 +162,7 @@ def _times(outcome: Outcome, width: int) -> Iterator[str]:
 
 
 def _with_remark(line: str, remark: str, width: int) -> Iterator[str]:
-    """Yield the line with `remark` after it. If the screen is narrow, the remark has lines of its own below."""
+    """Yield the line with a remark after it, or below it on a narrow screen."""
     indent = " " * (len(line) + 3)
     if not remark or len(indent) + 24 > width:
         yield line
@@ -189,7 +184,7 @@ def _finding(outcome: Outcome, finding: Finding, width: int) -> Iterator[str]:
 
 
 def _lists(outcome: Outcome, width: int) -> Iterator[str]:
-    """Yield lines about what was ruled out, checked, not covered by this run, and not captured."""
+    """Yield lines about what was ruled out, checked, not covered and not captured."""
     lists = (
         ("ruled out", outcome.ruled_out_causes),
         ("checked", outcome.passed_checks),
@@ -204,10 +199,7 @@ def _lists(outcome: Outcome, width: int) -> Iterator[str]:
 
 
 def outcome_line(outcome: Outcome, width: int) -> Iterator[str]:
-    """Yield a short description of one of several runs.
-
-    It is the heading of the run, followed by a sentence if the run did not go well. Long lines are wrapped.
-    """
+    """Yield a short description of one of several runs."""
     outcome = escaped(outcome)
     if not answer.went_well(outcome) and outcome.verdict.status is not Status.PASS:
         yield from paragraph(headline(outcome), width, "", "      ")
@@ -224,10 +216,7 @@ def outcome_line(outcome: Outcome, width: int) -> Iterator[str]:
 
 
 def _silent_faults(outcome: Outcome, width: int) -> Iterator[str]:
-    """Yield the silent faults of a run that passed. SUMMARY.md has the details.
-
-    A silent fault is a finding that does not change the verdict.
-    """
+    """Yield lines about faults in a run that passed."""
     for finding in silent_faults(outcome):
         text = f"but {finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
         yield from at_most(2, paragraph(text, width, "      "), width)
@@ -237,7 +226,7 @@ MAX_FAILURES = 8  # failures that are listed after several runs
 
 
 def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) -> Iterator[str]:
-    """Yield the last lines of the output: the next command to run and the path of the HTML page.
+    """Yield the last lines of the output, which name the next command and the HTML page.
 
     For several runs, the lines start with the failures, worst first, and the counts of verdicts.
     """
@@ -262,17 +251,13 @@ def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) ->
 
 
 def _page_line(path: str, width: int) -> Iterator[str]:
-    """Yield a line with the path of the HTML page. If there is room, it also names SUMMARY.md."""
     both = f"{path} · SUMMARY.md"
     has_room = width >= NARROW and cell_len(both) + ANSWER_LABEL_WIDTH + 2 <= width
     yield from command("page", both if has_room else path, width, ANSWER_LABEL_WIDTH)
 
 
 def _hypotheses(report: Report, playbook: Playbook, width: int) -> Iterator[str]:
-    """Yield the hypotheses about the failures as a table. If the table is too wide, yield one paragraph per result.
-
-    A paragraph gives the reasons only for hypotheses that are supported or undecided.
-    """
+    """Yield the hypotheses about the failures, as a table or as paragraphs on a narrow screen."""
     rows = [
         row
         for row in hypothesis_rows(report.outcomes, playbook_for(playbook, report.outcomes).hypotheses)
@@ -293,7 +278,7 @@ def _hypotheses(report: Report, playbook: Playbook, width: int) -> Iterator[str]
 
 
 def _failures(report: Report, width: int) -> Iterator[str]:
-    """Yield the full explanation if one run failed. If several runs failed, yield a short description of each."""
+    """Yield the full explanation of a single failure, or short descriptions of several."""
     bad = sorted(filter(_is_failure, report.outcomes), key=words.severity_key)
     if len(bad) == 1:
         yield from answer_lines(bad[0], width)
@@ -307,15 +292,12 @@ def _failures(report: Report, width: int) -> Iterator[str]:
 
 
 def _is_failure(outcome: Outcome) -> bool:
-    """Whether the outcome is final, is not a SKIP, and differs from what its scenario expects."""
+    """Whether the outcome is final and not as expected."""
     return outcome.final and not outcome.expected and outcome.verdict.status is not Status.SKIP
 
 
 def _expectations(report: Report) -> str:
-    """Return how many runs ended as expected, such as "every run" or "3 of 4 runs".
-
-    Return "" if every run was expected to pass and did.
-    """
+    """Return how many runs ended as expected, such as "3 of 4 runs"."""
     final = [outcome for outcome in report.outcomes if outcome.final and outcome.verdict.status is not Status.SKIP]
     as_expected = sum(outcome.expected for outcome in final)
     if not final:
@@ -326,11 +308,7 @@ def _expectations(report: Report) -> str:
 
 
 def _next_command(report: Report, playbook: Playbook, run_dir: Path) -> tuple[str, str]:
-    """Return a label and the command that the user should run next. The command is "" if there is none.
-
-    After an interruption, the command resumes the run. Otherwise it is the command of a decision rule, or a command for
-    the worst outcome: the one stored with the outcome, or the one that checks whether an edit has fixed the failure.
-    """
+    """Return a label and the command that the user should run next."""
     if any(outcome.ending_text == RUNS_ON for outcome in report.outcomes):
         return "next", ""  # nsa-harness did not start this job, so it has no command to repeat or resume it
     if report.interrupted:

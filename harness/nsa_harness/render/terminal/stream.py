@@ -22,7 +22,7 @@ Styles = Sequence[tuple[str, str]]  # regular expressions with the rich style of
 
 
 class Paint:
-    """Adds colours to lines for an output stream, if the stream supports colours.
+    """Painter that adds colours to lines if the output stream supports colours.
 
     `supports_live_view`: whether a live view can be drawn on the stream.
     """
@@ -44,10 +44,7 @@ class Paint:
 
     @property
     def size(self) -> tuple[int, int]:
-        """The number of columns and rows of the terminal.
-
-        They are read again each time, because a window can be resized.
-        """
+        """The current number of columns and rows of the terminal."""
         if self.supports_live_view:
             try:
                 columns, rows = os.get_terminal_size(self._stream.fileno())
@@ -58,21 +55,21 @@ class Paint:
         return self._console.width, self._console.height
 
     def without_colour(self, line: str) -> str:
-        """Return the line in characters that the stream can encode, without colours.
+        """Return the line without colours, in characters that the stream can encode.
 
         This method does not use the console, so a signal handler may call it.
         """
         return ascii_only(line) if self._ascii else line
 
     def colour(self, line: str) -> str:
-        """Return the line with colours as escape sequences, in characters that the stream can encode."""
+        """Return the line with colours as escape sequences."""
         with self._console.capture() as capture:
             self._console.print(styled(self.without_colour(line), self._styles), soft_wrap=True, end="")
         return capture.get()
 
 
 def styled(line: str, styles: Styles) -> Text:
-    """Return the line as rich text. Everything that matches a pattern of `styles` gets the style of this pattern."""
+    """Return the line as rich text, with the parts that match `styles` in colour."""
     text = Text(line)
     for pattern, style in styles:
         text.highlight_regex(pattern, style)
@@ -80,10 +77,7 @@ def styled(line: str, styles: Styles) -> Text:
 
 
 def _supports_live_view(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether a live view can be drawn on the stream.
-
-    This requires a terminal whose cursor can be moved. NO_COLOR must not be set, and the process must not run in CI.
-    """
+    """Whether the stream is a terminal on which a live view can be drawn."""
     if not stream.isatty() or environ.get("NO_COLOR"):
         return False
     in_ci = environ.get("CI", "").lower() not in ("", "0", "false")
@@ -107,7 +101,7 @@ _Frame = Callable[[], Sequence[str]]
 
 
 class Writer:
-    """Thread that writes texts to a stream, in order, and redraws the lines of a live view below them."""
+    """Thread that writes texts to a stream and redraws a live view below them."""
 
     def __init__(self, stream: TextIO, frame: _Frame | None = None) -> None:
         """Prepare the writer. Its thread is started when the first text is written.
@@ -124,18 +118,12 @@ class Writer:
         self._frame_lines: tuple[str, ...] = ()  # the lines that are on the screen now
 
     def write(self, text: str) -> None:
-        """Add a text to the queue of texts to write.
-
-        If writing an earlier text failed, raise the exception of that failure.
-        """
+        """Add a text to the queue. Raise the exception of an earlier write if that failed."""
         self._queue.put(text)
         self.start()
 
     def start(self) -> None:
-        """Start the thread if it is not running.
-
-        If an earlier text or frame failed, raise the exception of that failure.
-        """
+        """Start the thread if it is not running. Raise the exception of an earlier write if that failed."""
         if self._thread is None:
             self._thread = Thread(target=self._work, name="terminal", daemon=True)
             self._thread.start()
@@ -174,10 +162,7 @@ class Writer:
                 return
 
     def _next_items(self) -> list[str | Event | None]:
-        """Wait for a queued item and return all items in the queue.
-
-        Return an empty list if there is none when the live view has to be redrawn.
-        """
+        """Wait for queued items and return them, or [] when it is time to redraw the live view."""
         items: list[str | Event | None] = []
         try:
             items.append(self._queue.get(timeout=None if self._frame is None else REDRAW_S))
@@ -202,7 +187,7 @@ class Writer:
             return ()
 
     def _put(self, text: str, lines: tuple[str, ...]) -> None:
-        """Write the text and the new live view in a single call, so that no half-drawn view is visible."""
+        """Write the text and the new live view in a single call."""
         has_frame = bool(self._frame_lines)
         before = f"\r{_ERASE_BELOW}" if text and has_frame else ""
         cursor = _HIDE_CURSOR if lines and not has_frame else _SHOW_CURSOR if has_frame and not lines else ""
@@ -213,10 +198,7 @@ class Writer:
 
 
 def _frame_text(lines: Sequence[str]) -> str:
-    """Return the lines of the live view with escape sequences.
-
-    They overwrite the previous live view and then move the cursor back to its first line.
-    """
+    """Return the live view with escape sequences that draw it over the previous one."""
     if not lines:
         return ""
     up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""

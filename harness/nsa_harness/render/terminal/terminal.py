@@ -65,7 +65,7 @@ STYLES = (
 
 
 class Terminal(Listener):
-    """Listener that prints the events of a run as text for people. All output goes through a `Writer`."""
+    """Listener that prints the events of a run for people."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Terminal(Listener):
         self._print(plan_lines(self._version, facts, specs, self._width))
 
     def expect_runs(self, count: int, *, several: bool = True) -> None:
-        """Set the number of runs, which is needed to estimate the remaining time.
+        """Set the number of runs, to estimate the remaining time.
 
         `several`: print one line per run instead of a full explanation.
         """
@@ -119,10 +119,7 @@ class Terminal(Listener):
         self._print(["", *launched_lines(spec, self._width)])
 
     def on_phase(self, attempt: str, phase: str, progress: Progress) -> None:
-        """Update the live view.
-
-        If there is no live view, print a line whenever `next_news` finds something worth printing.
-        """
+        """Update the live view. Without a live view, print a line if there is news."""
         with self._lock:
             previous = self._running.get(attempt)
             stall = previous[0].stall if previous else None
@@ -138,7 +135,7 @@ class Terminal(Listener):
         self._print(["", *first_snapshot_lines(rows, self._width)])
 
     def on_stall(self, attempt: str, text: str) -> None:
-        """Show the stall in the live view until it ends. If there is no live view, print a line."""
+        """Show the stall in the live view until it ends. Without a live view, print a line."""
         if not self._set_stall(attempt, text):
             self._print(paragraph(escape(f"stall  {attempt}   {text}"), self._width, "", "       "))
 
@@ -147,7 +144,7 @@ class Terminal(Listener):
         self._print(paragraph(escape(f"moving {attempt}   {text}"), self._width, "", "       "))
 
     def on_interrupt(self, count: int) -> None:
-        """Show in the live view that Ctrl-C was pressed. If there is no live view, print it."""
+        """Show that Ctrl-C was pressed."""
         self._interrupts = count
         if not (self._paint.supports_live_view and self._running):
             self._writer.write(self._interruption_text())
@@ -191,10 +188,7 @@ class Terminal(Listener):
         self._writer.close(_KILLED_PATIENCE_S if is_killed else None)
 
     def _set_stall(self, attempt: str, stall: str | None) -> bool:
-        """Set or remove the description of a stall in the live view. Return whether the live view will show it.
-
-        `stall`: the description, or None if the stall has ended.
-        """
+        """Set or remove the text about a stall. Return whether the live view will show it."""
         with self._lock:
             if attempt not in self._running:
                 return False
@@ -203,7 +197,7 @@ class Terminal(Listener):
         return self._paint.supports_live_view
 
     def frame(self) -> list[str]:
-        """Return the current lines of the live view. The writer calls this method in its own thread.
+        """Return the current lines of the live view, in the thread of the writer.
 
         The elapsed times keep growing while nsa-harness takes snapshots and sends no events.
         """
