@@ -451,6 +451,41 @@ def test_who_is_in_a_loop_of_a_later_step_has_not_been_left_in_it(*, optimizer: 
     assert ("left the loop" in found.claim) is left
 
 
+SKIPS = """\
+def step(rank):
+    for step in range(9):
+        if step == 4 and rank == 1:
+            continue
+        dist.all_reduce(loss)
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line_at_fault"),
+    [(SKIPS, 3), (SKIPS.replace("rank == 1", "loss < 2"), 3), (SKIPS.replace(" and rank == 1", ""), 2)],
+    ids=["condition on the rank", "another condition", "equal on all ranks"],
+)
+def test_a_condition_that_skips_a_call_goes_before_the_line_of_the_loop(text: str, line_at_fault: int) -> None:
+    reduced, barrier = frame(75, function="step"), frame(76, function="step")
+    made = [[Made(line=75)] * 6, [*[Made(line=75)] * 5, Made(op="barrier", line=76)]]
+    seen = stood(run(*made), [reduced], [barrier])
+    chains = [[(reduced,)] * 6, [*[(reduced,)] * 5, (barrier,)]]
+    finding = main(replace(with_chains(seen, chains), sources=(Source(file=USER, first=71, text=text),)))
+    assert (finding.ranks, finding.place and finding.place.line) == ((1,), 70 + line_at_fault)
+
+
+def with_chains(seen: Evidence, chains: Sequence[Sequence[Sequence[Frame]]]) -> Evidence:
+    """The evidence with the lines that led to each call of each rank."""
+    ranks = []
+    for one in seen.ranks:
+        assert one.status_file is not None
+        pairs = zip(one.status_file.calls, chains[one.rank], strict=False)
+        calls = tuple(replace(each, chain=tuple(chain)) for each, chain in pairs)
+        ranks.append(replace(one, status_file=replace(one.status_file, calls=calls)))
+    return replace(seen, ranks=tuple(ranks))
+
+
 NEW_BEST = """\
 def share(value):
     dist.all_reduce(value)
@@ -479,27 +514,12 @@ def test_a_call_in_a_helper_is_found_where_only_one_rank_made_it() -> None:
     ran = run(made[0], [*made[1], Made(op="barrier", line=after.line)])
     seen = stood(ran, [share, keep, frame(first + 8, function="train")], [after])
     chains[1].append((after,))
-    ranks = tuple(
-        replace(
-            one,
-            status_file=replace(
-                one.status_file,
-                calls=tuple(
-                    replace(each, chain=chain)
-                    for each, chain in zip(one.status_file.calls, chains[one.rank], strict=False)
-                ),
-            ),
-        )
-        for one in seen.ranks
-        if one.status_file
-    )
     functions = NEW_BEST.split("def ")[1:]
     sources, at = [], first
     for text in functions:
         sources.append(Source(file=USER, first=at, text=f"def {text}"))
         at += text.count("\n")
-    found = diagnosed(replace(seen, ranks=ranks, sources=tuple(sources)))
-    finding = found.findings[0]
+    finding = main(replace(with_chains(seen, [chains[0], chains[1]]), sources=tuple(sources)))
     assert finding.code == Cause.RANK_CONDITIONAL_COLLECTIVE
     assert (finding.ranks, finding.place and finding.place.line) == ((0,), first + 3)
     assert "left the loop" not in finding.claim

@@ -54,8 +54,8 @@ def repairs(
     that rank may only be late. Edits that later events confirm take precedence. The result is empty if the sequences
     are compatible.
 
-    `consecutive` contains pairs of call lines that one rank can pass one after the other. Any two other lines may be the
-    branches of one condition.
+    `consecutive` contains pairs of call lines that one rank can pass one after the other. Any other two lines may
+    be the branches of one condition.
     """
     begin = next(
         (

@@ -410,14 +410,26 @@ def _loop_exit(
     own_origin = (
         origin_of_loop(context.program, Place(file=loop.file, line=loop.line), ()) if loop.exits_by_exception else None
     )
+    skips = _skipping_branches(context, difference, loop)
+    rank_skip = next((branch for branch in skips if branch.reads_rank), None)
+    if rank_skip is not None and not any(exit.reads_rank for exit in loop.exits):
+        return rank_skip.place
     line = next(
         (jump.line for jump in (*loop.exits, *loop.skips, *(() if own_origin else loop.exits_by_exception))), None
     )
     others = [rank for rank in difference.all_ranks if rank not in ranks] if has_left and not loop.exits else []
     origin = next((origin for rank in others if (origin := _iteration_count_origin(context, loop, rank))), None)
-    if origin is not None and line is None:
-        return origin.place
+    if line is None and (origin is not None or skips):
+        return origin.place if origin is not None else skips[0].place
     return Place(file=loop.file, line=loop.line if line is None else line, function=loop.function)
+
+
+def _skipping_branches(context: DiagnosisContext, difference: Difference, loop: Loop) -> list[Branch]:
+    """Return the conditions that may differ between ranks and let an iteration of `loop` skip the call."""
+    frames = difference.expected.chain if difference.expected else ()
+    branches = (branch for frame in frames if loop.contains(frame) for branch in context.program.branches(frame))
+    inside = (branch for branch in branches if loop.line < branch.line <= loop.last)
+    return [branch for branch in inside if branch.may_differ and not branch.leaves_function]
 
 
 def _iteration_count_origin(context: DiagnosisContext, outer_loop: Loop, rank: int) -> ValueOrigin | None:
