@@ -87,6 +87,13 @@ PROGRAM = dedent(
             for k in range(chosen.rounds):
                 self.train(k)
 
+        def slices(self, items):
+            mine = dist.get_rank()
+            part = items[mine :: self.world]
+            count = len(part)
+            for k in range(count):
+                self.train(k)
+
         def gossip(self):
             order = self.everyone()
             random.shuffle(order)
@@ -134,6 +141,11 @@ def test_what_is_shared_out_by_rank_comes_before_what_lies_as_near() -> None:
 def test_of_helpers_that_the_rank_is_handed_to_the_one_that_shares_out_by_it_comes_before_the_call() -> None:
     assert rounds("for row in self.reader") == "return sorted(self.rows)[rank :: self.world]"
     assert rounds("for row in self.opened") == "for row in self.opened(self.rank):", "it shows nothing of it"
+
+
+def test_the_line_that_slices_by_rank_is_named_and_not_the_one_that_reads_the_rank() -> None:
+    """Every rank reads its own rank, which is right. What is made of it makes the difference."""
+    assert rounds("for k in range(count)") == "part = items[mine :: self.world]"
 
 
 def test_an_attribute_leads_to_the_method_that_made_it_and_not_to_its_counter() -> None:

@@ -18,6 +18,7 @@ _CHANCE = re.compile(r"\brandom\b|\bsecrets\b|\buuid\d?\b|environ\b|getenv\b")
 _COLLECTIVES = re.compile(r"\b(?:all_reduce|all_gather|broadcast|reduce_scatter|all_to_all)\w*\(")
 _WORLD = re.compile(r"\bget_world_size\(")  # the same on every rank
 _OPTIONS = re.compile(r"\.parse_(?:known_)?args\(")  # its result is the same on every rank
+_DOTTED_NAME = re.compile(r"[\w.]+")
 _MAX_STEPS = 12  # assignments between a use and the origin
 _FURTHER = 3  # an origin that differs by rank is preferred if it is at most this many steps further away
 _MAX_USES = 200  # uses that one search inspects
@@ -48,6 +49,7 @@ class _Use:
     outer: Chain = ()  # frames around the function, innermost first
     in_callee: bool = False  # the expression is in a function that was called to make the value
     is_argument: bool = False  # the expression is an argument: conditions around the call do not decide its value
+    used_at: Place | None = None  # the nearest expression on the way here that does more than hand on a value
 
 
 def origin_of_loop(program: ProgramSource, line: Place | Frame, outer: Chain) -> ValueOrigin | None:
@@ -118,18 +120,20 @@ class _Search:
     def _follow(self, depth: int, use: _Use) -> None:
         """Add the assignments and called functions that an expression depends on to the search."""
         calls, inputs = self._inputs(use)
+        place = Place(file=use.excerpt.file, line=use.line, function=use.excerpt.name)
+        used_at = use.used_at if _is_handed_on(use.value) else place
         for function, call in calls:
             if not _is_equal_on_ranks(function):
                 for line, value in _results(function):
                     result = _Use(excerpt=function, line=line, value=value, callers=(call,), in_callee=True)
-                    self._add(depth, result, line)
+                    self._add(depth, replace(result, used_at=used_at), line)
         for name in inputs:
             key = (use.excerpt.first, hash((use.excerpt.file, use.line)), name)
             if key in self.seen:
                 continue
             self.seen.add(key)
             for definition in self._definitions(use, name):
-                self._add(depth, definition, definition.line)
+                self._add(depth, replace(definition, used_at=used_at), definition.line)
 
     def _add(self, depth: int, use: _Use, line: int) -> None:
         """Add an expression to the search, and record its line if it produces the value."""
@@ -146,6 +150,9 @@ class _Search:
         handed_on = not use.in_callee and any(self._has_argument(use, name) for name in inputs)
         if of_rank or not (plain or handed_on):
             place = Place(file=use.excerpt.file, line=line, function=use.excerpt.name)
+            reads_rank = self.own_rank and names_rank(text) and not called and _is_handed_on(use.value)
+            if reads_rank and use.used_at is not None and not use.is_argument and not _is_conditional(use):
+                place = use.used_at  # every rank has its own rank: what is made of it makes the difference
             self.origins.append(
                 (depth + (0 if of_rank else _FURTHER), ValueOrigin(place=place, differs_by_rank=of_rank))
             )
@@ -255,6 +262,17 @@ class _Search:
         text = ast.unparse(use.value)
         by_text = _CHANCE.search(text) is not None or (self.own_rank and names_rank(text))
         return by_text or (not use.is_argument and _is_conditional(use))
+
+
+def _is_handed_on(value: ast.expr) -> bool:
+    """Whether an expression only reads a value, such as `args.rank`, `get_rank()` or `int(os.environ["RANK"])`."""
+    if isinstance(value, ast.Call):
+        converts = isinstance(value.func, ast.Name) and value.func.id in ("int", "str")
+        is_read = not value.args and not value.keywords and _DOTTED_NAME.fullmatch(ast.unparse(value.func)) is not None
+        return is_read or (converts and len(value.args) == 1 and _is_handed_on(value.args[0]))
+    if isinstance(value, ast.Subscript):
+        return ast.unparse(value.value).endswith("environ")
+    return isinstance(value, ast.Name | ast.Attribute | ast.Constant)
 
 
 def _use_at(use: _Use, value: ast.expr) -> _Use:
