@@ -139,7 +139,7 @@ def test_a_program_that_takes_a_range_is_never_asked_for_anything_else(workspace
     stored = _answer(ran)
     assert _items(ran) == ("range", [5, 7]), ran.out + ran.err
     assert all(one["verdict"] for one in stored["probes"]), "each of them was launched"
-    assert "GC_RANGE='5:7'" in stored["commands"]["bad"].replace("'\"'\"'", "'")
+    assert "GC_RANGE=5:7" in stored["commands"]["bad"]
 
 
 @pytest.mark.slow
@@ -377,4 +377,4 @@ def test_ctrl_c_ends_the_probe_and_the_same_command_goes_on(workspace: Workspace
         psutil.wait_procs([psutil.Process(process.pid)], timeout=0.05)
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130
-    assert "the same command goes on" in (workspace.directory / "out.txt").read_text()
+    assert "the same command continues the search" in (workspace.directory / "out.txt").read_text()

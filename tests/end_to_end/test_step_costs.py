@@ -27,7 +27,7 @@ def test_the_seeds_loop_over_tokens_is_told_by_its_first_step(workspace: Workspa
 def test_the_seeds_memory_is_told_as_a_square_and_as_more_than_the_shape_needs(workspace: Workspace) -> None:
     told = codes(workspace, "model.impl=dense", "model.seq_len=1440")
     assert set(told) == {"quadratic_cost", "memory_excess"}
-    assert "are of tensors with a row and a column for each of 1440 tokens" in told["quadratic_cost"]
+    assert "are tensors with a row and a column for each of 1440 tokens" in told["quadratic_cost"]
 
 
 @pytest.mark.slow

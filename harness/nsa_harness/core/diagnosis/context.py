@@ -150,7 +150,7 @@ class DiagnosisContext:
         return differences(self.timelines, self._groups, self.status_files, self._are_alternatives)
 
     def _are_alternatives(self, event: Event, other: Event) -> bool:
-        """Whether the two calls may be the branches of one condition of the program."""
+        """Whether the two calls may be the alternatives of one condition."""
         path, other_path = ((*reversed(each.chain),) or (each.place,) for each in (event, other))
         return self.program.are_alternatives(path, other_path)
 
