@@ -365,7 +365,7 @@ def test_commits_that_a_broken_one_hides_are_named_as_git_names_those_it_skipped
     last, first, broken = listed.stdout.splitlines()
     told = " ".join(done.stdout.split())
     assert f"the first commit that fails can be any of: {broken}; {first}" in told
-    assert f"fails otherwise (ImportError) at {broken.split()[0]}, fails from {first.split()[0]}" in told
+    assert f"fails in another way (ImportError) at {broken.split()[0]}, fails from {first.split()[0]}" in told
     assert last not in told.partition("UNDECIDED")[2]
 
 
