@@ -585,6 +585,42 @@ def test_groups_taken_in_opposite_order_are_a_deadlock_of_both_ranks() -> None:
     assert found.culprit.collective == CollectiveRef(group="1", seq=2, op="all_reduce")
 
 
+UNDER_RANK = """\
+def step(rank):
+    dist.all_reduce(before)
+    if rank == 0:
+        dist.barrier(group=nodes)
+    dist.all_reduce(loss)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "other_line", "cause", "ranks"),
+    [
+        (UNDER_RANK, 74, "rank0_only_collective", (0,)),
+        (UNDER_RANK, 71, "cross_group_deadlock", (0, 1)),
+        (UNDER_RANK.replace("rank == 0", "loss < 2"), 74, "cross_group_deadlock", (0, 1)),
+    ],
+    ids=["passed by", "not reached yet", "another condition"],
+)
+def test_a_call_under_a_condition_on_the_rank_that_the_other_rank_passed_by_is_the_one_at_fault(
+    text: str, other_line: int, cause: str, ranks: tuple[int, ...]
+) -> None:
+    seen = groups_crossed(place=line(other_line))
+    first = seen.ranks[0].status_file
+    assert first is not None
+    first = replace(first, calls=(replace(first.calls[0], place=line(73)),))
+    seen = replace(seen, ranks=(replace(seen.ranks[0], status_file=first), *seen.ranks[1:]))
+    stands = (frame(73, function="step"),), (frame(other_line, function="step"),)
+    looks = tuple(
+        replace(look, ranks=tuple(standing(rank, *above) for rank, above in zip(look.ranks, stands, strict=True)))
+        for look in seen.snapshots
+    )
+    found = main(replace(seen, snapshots=looks, sources=(Source(file=USER, first=70, text=text),)))
+    assert (found.code, found.ranks) == (cause, ranks)
+    assert (found.place and found.place.line) == (72 if cause == "rank0_only_collective" else 73)
+
+
 TABLES = """\
 def embed(tables, batch):
     for name, ids in batch.items():

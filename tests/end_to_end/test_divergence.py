@@ -81,13 +81,20 @@ def test_a_no_sync_mismatch_is_named_by_the_step_in_which_it_began(workspace):
 @pytest.mark.slow
 def test_the_rank_with_one_batch_less_is_blamed_and_not_the_one_that_still_trains(workspace):
     outcome = outcome_of(workspace, "uneven")
-    assert blamed(outcome) == ("HANG", "uneven_inputs", [1], 8, line_of("dist.barrier", "main"))
+    assert blamed(outcome) == ("HANG", "uneven_inputs", [1], 8, line_of("for _ in DataLoader", "uneven"))
 
 
 @pytest.mark.slow
 def test_a_barrier_on_rank_0_only_is_named_on_rank_0(workspace):
     outcome = outcome_of(workspace, "barrier")
     assert blamed(outcome) == ("HANG", "rank0_only_collective", [0], 3, line_of("if step == 3", "barrier"))
+
+
+@pytest.mark.slow
+def test_a_barrier_of_another_group_on_rank_0_only_is_named_on_rank_0(workspace):
+    verdict, cause, ranks, _, line = blamed(outcome_of(workspace, "barrier_of_group"))
+    assert (verdict, cause, ranks) == ("HANG", "rank0_only_collective", [0])
+    assert line == line_of("if step == 3", "barrier_of_group")
 
 
 @pytest.mark.slow

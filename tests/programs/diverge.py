@@ -81,6 +81,13 @@ def barrier(job: Job, step: int) -> None:
         dist.barrier()
 
 
+def barrier_of_group(job: Job, step: int) -> None:
+    """Rank 0 alone enters a barrier of another group, and rank 1 goes on to a collective of the default group."""
+    if step == 3 and job.rank == 0:
+        dist.barrier(group=job.first)
+    dist.all_reduce(torch.ones(4))
+
+
 def forgotten(job: Job, step: int) -> None:
     if step == 3 and job.rank == 0:
         dist.all_reduce(torch.ones(4), async_op=True)
@@ -133,7 +140,7 @@ def healthy(job: Job, step: int) -> None:
 
 
 def main() -> None:
-    kinds = (order, shape, dtype, groups, no_sync, uneven, barrier, forgotten, branch, best, healthy)
+    kinds = (order, shape, dtype, groups, no_sync, uneven, barrier, barrier_of_group, forgotten, branch, best, healthy)
     kind = next(kind for kind in kinds if kind.__name__ == sys.argv[1])
     job = Job()
     for step in range(1, STEPS + 1):

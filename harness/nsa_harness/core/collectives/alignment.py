@@ -87,7 +87,7 @@ def differences(
     """Return the first differing call of each process group, ordered by time.
 
     `groups` has the members of each group; see `groups_of`. Differences of kind LATE come last, because other
-    differences may explain them. `are_alternatives` tells whether two calls may be the alternatives of one condition, so
+    differences may explain them. `are_alternatives` tells whether two calls may be alternatives of one condition, so
     that a rank makes only one of them.
     """
     per_group = [

@@ -60,6 +60,10 @@ class Loop:
     exits_by_exception: tuple[Branch, ...]  # exits by an exception that is not named an error, which a caller catches
     skips: tuple[Branch, ...]  # handlers around the requested line that continue with the next iteration
 
+    @property
+    def place(self) -> Place:
+        return Place(file=self.file, line=self.line, function=self.function)
+
     def contains(self, line: Frame) -> bool:
         return line.file == self.file and self.line <= line.line <= self.last
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from nsa_harness.core.collectives.alignment import Difference, minority
+from nsa_harness.core.collectives.alignment import Difference, DifferenceKind, minority
 from nsa_harness.core.collectives.reasons import (
     StepDifference,
     abandoned_batch,
@@ -21,7 +21,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.context import DiagnosisContext, event_place, program_frames, ranks_by_facts
 from nsa_harness.core.evidence.evidence import CaughtException, ModuleCall, StatusFile
 from nsa_harness.core.report import Facts, Place
-from nsa_harness.core.source_code.excerpt import Branch
+from nsa_harness.core.source_code.excerpt import Branch, Loop
 
 _ERROR_LINE = re.compile(r"error|exception|warn|skip", re.IGNORECASE)
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor"})
@@ -194,11 +194,14 @@ def out_of_batches(context: DiagnosisContext, positions: RelativePositions | Non
         or not others_got_more_batches(context.status_files, shortage)
     ):
         return None
-    left_loops = positions.left_loops if positions and positions.has_source else None
-    if left_loops is not None and not all(
-        rank in left_loops and left_loops[rank].iterates_items for rank in shortage.ranks
-    ):
-        return None
+    inner_loop = None
+    if positions is not None and positions.has_source:
+        left_loops = [positions.left_loops.get(rank) for rank in shortage.ranks]
+        item_loops = [loop and _item_loop(context, loop, shortage.others) for loop in left_loops]
+        if None in item_loops:
+            return None
+        # Of several loops that a rank left, the one over its batches shows where it ran out of them.
+        inner_loop = next((loop for loop in item_loops if loop not in left_loops), None)
     open_call = shortage.open_call
     return Reason(
         cause=Cause.UNEVEN_INPUTS,
@@ -209,10 +212,26 @@ def out_of_batches(context: DiagnosisContext, positions: RelativePositions | Non
             "last_step": shortage.step,
             "instead": {"op": open_call.op, "line": open_call.place} if open_call else None,
         },
-        place=open_call.place if open_call else None,
+        place=inner_loop.place if inner_loop else open_call.place if open_call else None,
+        decides_place=inner_loop is not None,
         step=shortage.step + 1,
         proof=("step_ledger.txt",),
     )
+
+
+def _item_loop(context: DiagnosisContext, left_loop: Loop, others: Sequence[int]) -> Loop | None:
+    """Return `left_loop` if it iterates over items, or such a loop inside it in which one of `others` still is."""
+    if left_loop.iterates_items:
+        return left_loop
+    stacks = [program_frames(context, rank) for rank in others]
+    below = (
+        frame
+        for frames in stacks
+        for at, frame in enumerate(frames)
+        if any(left_loop.contains(outer) for outer in frames[:at])
+    )
+    loops = (loop for frame in below for loop in context.program.loops_around(frame))
+    return next((loop for loop in loops if loop.iterates_items), None)
 
 
 def _different_batch_counts(context: DiagnosisContext) -> Reason | None:
@@ -399,6 +418,8 @@ def _skipped_iteration(
 
 def step_of_difference(difference: Difference) -> int | None:
     """Return the training step in which the ranks' calls diverge, or None if it is unknown."""
-    by_others_first = sorted(difference.entered_events, key=lambda entry: entry[0] in difference.ranks)
-    events = [difference.expected, *(event for _, event in by_others_first)]
+    # An additional call is in the step of its own rank; a missing one in the step of the ranks that made it.
+    is_extra = difference.kind is DifferenceKind.EXTRA
+    entries = sorted(difference.entered_events, key=lambda entry: (entry[0] in difference.ranks) is not is_extra)
+    events = [None if is_extra else difference.expected, *(event for _, event in entries)]
     return next((event.step for event in events if event is not None and event.step is not None), None)

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nsa_harness.core.collectives.alignment import Difference, broke_pattern
+from nsa_harness.core.collectives.alignment import Difference, Link, broke_pattern
 from nsa_harness.core.collectives.alignment import DifferenceKind as Kind
 from nsa_harness.core.collectives.call_history import diverged_before_history
 from nsa_harness.core.collectives.timeline import UNKNOWN_GROUP, Event, Field, field_value
@@ -101,6 +101,13 @@ def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
     links = context.cycle if _ended_by_mutual_wait(context) and context.difference is None else ()
     if not links:
         return None
+    skipped_calls = [found for link in links if (found := _call_under_rank_condition(context, link))]
+    if len(skipped_calls) == 1:
+        difference, branch = skipped_calls[0]
+        reason = _rank_condition_reason(context, difference, branch)
+        cause = _cause_of(difference, reason, is_under_rank=True)
+        positions = RelativePositions(left_loops={}, has_source=True)
+        return _explain(context, difference, reason, cause, positions, is_certain=True)
     everyone = tuple(sorted(link.rank for link in links))
     odd_ranks = tuple(link.rank for link in links if broke_pattern(context.timelines[link.rank], link.event))
     ranks = tuple(sorted(odd_ranks)) or everyone
@@ -128,6 +135,44 @@ def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
         proof=flight_proof(context, everyone),
         left_open=open_questions,
     )
+
+
+def _call_under_rank_condition(context: DiagnosisContext, link: Link) -> tuple[Difference, Branch] | None:
+    """Return the call of a link as an additional call, with the condition on the rank that the awaited rank passed by.
+
+    Return None if there is no such condition, or if the awaited rank may still reach it.
+    """
+    branch = _rank_branch(context, link.rank, link.event)
+    frames = program_frames(context, link.waits_for)
+    inside = (
+        [frame for frame in frames if (frame.file, frame.function) == (branch.file, branch.function)] if branch else []
+    )
+    awaited = context.timelines[link.waits_for].events
+    has_called = any(event.site == link.event.site for event in awaited)
+    if branch is None or has_called or not any(_is_behind(context, branch, frame) for frame in inside):
+        return None
+    entered = [awaited[-1:], (link.event,)]
+    events = zip((link.waits_for, link.rank), entered, strict=True)
+    difference = Difference(
+        kind=Kind.EXTRA,
+        group=link.event.group,
+        ranks=(link.rank,),
+        expected=None,
+        entered_events=tuple(
+            (rank, event) for rank, own in sorted(events, key=lambda entry: entry[0]) for event in own
+        ),
+        absent=(),
+        place_is_certain=True,
+        culprit_is_certain=False,
+        is_new_event=True,
+    )
+    return difference, branch
+
+
+def _is_behind(context: DiagnosisContext, branch: Branch, frame: Frame) -> bool:
+    """Return whether the line of the frame comes after the whole body of the condition."""
+    is_inside = any(other.line == branch.line for other in context.program.branches(frame) if not other.leaves_block)
+    return frame.line > branch.line and not is_inside
 
 
 def _order_change_place(context: DiagnosisContext, ranks: Sequence[int], everyone: Sequence[int]) -> Place | None:
