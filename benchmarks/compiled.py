@@ -59,7 +59,7 @@ class Launch:
         return str(self.kernel.__name__)
 
     def argument(self, name: str) -> Any:
-        """Return the value of the kernel argument with this name."""
+        """Return the value of the kernel argument called `name`."""
         return dict(zip(self.kernel.arg_names, self.arguments, strict=False))[name]
 
 
@@ -92,7 +92,7 @@ def launches(
     *,
     separate: bool = False,
 ) -> list[Launch]:
-    """Return all kernel launches of one forward and backward pass, in order.
+    """Return all kernel launches in one forward and backward pass, in order.
 
     Each kernel is launched with its first `tiles_per_kernel` candidate tiles, or with its tile in `tiles`, by kernel
     name. Descriptors are used as on a GPU of this compute capability (90 means 9.0). With `separate`, each branch and
@@ -108,7 +108,7 @@ def launches(
 def without_kernels(
     tiles: dict[str, Tile] | None = None, tiles_per_kernel: int = 1, capability: int = 90
 ) -> Iterator[list[Launch]]:
-    """Record kernel launches in the yielded list instead of executing them.
+    """Within the `with` block, record kernel launches in the yielded list instead of executing them.
 
     Parameters are as in `launches`.
     """
@@ -153,13 +153,13 @@ def without_kernels(
 
 
 def _part_of(name: str) -> str:
-    """Return the part of the operation that a kernel belongs to, such as "selected"."""
+    """Return the part of the operation to which a kernel belongs, such as "selected"."""
     first = name.split()[0].split("_")[0]
     return {"ranked": "importance"}.get(first, first)
 
 
 def _joint_operator(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[], None]]:
-    """Yield a function that runs the full operation as one operator."""
+    """Yield a function that runs the full operation as a single operator."""
     inputs = _Inputs.of(shape, dtype)
 
     def whole() -> None:
@@ -171,7 +171,7 @@ def _joint_operator(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[], N
 
 
 def _separate_operators(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[], None]]:
-    """Yield a function for each part of the operation. Each runs forward and backward."""
+    """Yield one function for each part of the operation, which runs its forward and backward pass."""
     inputs, backend = _Inputs.of(shape, dtype), FusedBackend()
     q, selection = inputs.q, inputs.selection
     compressed_pair, selected_pair, sliding_pair = inputs.pairs
@@ -207,7 +207,7 @@ def _separate_operators(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[
 
 @dataclass(frozen=True, kw_only=True)
 class _Inputs:
-    """The uninitialized input tensors and the block selection parameters of the operation."""
+    """The uninitialized input tensors, and the parameters for block selection."""
 
     q: Tensor
     pairs: tuple[tuple[Tensor, Tensor], ...]
@@ -239,7 +239,7 @@ def _leaf(dtype: torch.dtype, heads: int, length: int, width: int) -> Tensor:
 
 @contextmanager
 def _replace_functions(**functions: Callable[..., Any]) -> Iterator[None]:
-    """Replace functions in all modules of the fused kernels within the `with` block."""
+    """Within the `with` block, replace functions in all modules of the fused kernels."""
     originals = {
         "launch": launching.launch,
         "run_best": tuning.run_best,
@@ -260,12 +260,12 @@ def _replace_functions(**functions: Callable[..., Any]) -> Iterator[None]:
 
 
 def compile_and_read(launch: Launch, capability: int) -> CompiledKernel:
-    """Compile a kernel launch for a compute capability (90 means 9.0) and return its properties."""
+    """Compile a launched kernel for a compute capability (90 means 9.0), and return its properties."""
     return read_compiled(compile_launch(launch, capability))
 
 
 def read_compiled(result: Any) -> CompiledKernel:
-    """Return the properties of a kernel that was compiled by `compile_launch`."""
+    """Return the properties of a kernel compiled by `compile_launch`."""
     cubin = result.asm["cubin"]
     instructions = sass.parse(disassemble(cubin))
     registers, stack = register_usage(cubin)
@@ -284,7 +284,7 @@ def read_compiled(result: Any) -> CompiledKernel:
 
 
 def compile_launch(launch: Launch, capability: int) -> Any:
-    """Compile a kernel launch with Triton for a compute capability (90 means 9.0)."""
+    """Compile a launched kernel with Triton for a compute capability (90 means 9.0)."""
     target = GPUTarget("cuda", capability, 32)
     backend = make_backend(target)
     kernel = launch.kernel
@@ -306,7 +306,7 @@ def disassemble(cubin: bytes) -> str:
 
 
 def register_usage(cubin: bytes) -> tuple[int, int]:
-    """Return the number of registers and stack bytes for each thread."""
+    """Return the numbers of registers and of stack bytes per thread."""
     text = _tool("cuobjdump", "-res-usage", cubin=cubin)
     keywords = dict(word.split(":", 1) for line in text.splitlines() if "REG:" in line for word in line.split())
     return int(keywords["REG"]), int(keywords["STACK"])
@@ -332,7 +332,7 @@ def main_loop_body(ttgir: str) -> list[str]:
 
 
 def dot_operations(lines: Sequence[str]) -> int:
-    """Count the arithmetic operations of the matrix products in lines of Triton's code."""
+    """Count the arithmetic operations for the matrix products in lines of Triton's intermediate code."""
     total = 0
     for line in filter(_is_product, lines):
         (rows, depth, _), (_, columns, _) = _tiles(line)[:2]
@@ -341,7 +341,7 @@ def dot_operations(lines: Sequence[str]) -> int:
 
 
 def described_bytes(lines: Sequence[str]) -> int:
-    """Count the bytes that tensor descriptors copy in lines of Triton's code."""
+    """Count the bytes copied through tensor descriptors in lines of Triton's intermediate code."""
     total = 0
     for line in lines:
         if "async_tma_copy_global_to_local" in line or "async_tma_gather" in line:

@@ -1,4 +1,4 @@
-"""Compute the cost of decoding a token from a paged cache, without a GPU.
+"""Compute the cost of decoding a token with a paged cache, without a GPU.
 
     python benchmarks/decode_cost.py                    1 and 32 sequences of 8k and 64k tokens, for sm_90
     python benchmarks/decode_cost.py --arch 80 90       for an A100 as well
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
 def kernel_rows(
     shape: Shape, architectures: list[int], dtype: torch.dtype = torch.bfloat16, tiles_per_kernel: int = 1
 ) -> Iterator[dict[str, Any]]:
-    """Yield the machine code properties of each decoding kernel."""
+    """Yield, for each decoding kernel, the properties of its machine code."""
     for architecture in architectures:
         for launch in paged_launches(shape, 1, dtype, tiles_per_kernel, architecture):
             result = compile_launch(launch, architecture)
@@ -94,7 +94,7 @@ def kernel_rows(
 def paged_launches(
     shape: Shape, sequences: int, dtype: torch.dtype = torch.bfloat16, tiles_per_kernel: int = 1, capability: int = 90
 ) -> list[Launch]:
-    """Return the kernel launches of one layer that decodes one token for each sequence.
+    """Return the kernel launches made in one layer to decode one token per sequence.
 
     The tensors are uninitialized, so they take no physical memory.
     """
@@ -127,7 +127,7 @@ def _attention_config(shape: Shape) -> PagedAttentionConfig:
 
 
 def layer_bytes(shape: Shape, sequences: int, size: int = 2) -> dict[str, Any]:
-    """Return the memory traffic of one layer and decoding step in MB."""
+    """Return the memory traffic, in MB, caused by one layer in one decoding step."""
     row = sequences * shape.groups * (shape.width + shape.value_width) * size
     first, _ = paged_launches(shape, sequences)
     scores, partial = (first.argument(name).numel() * 4 for name in ("p_scores", "p_partial"))
@@ -143,7 +143,7 @@ def layer_bytes(shape: Shape, sequences: int, size: int = 2) -> dict[str, Any]:
 
 
 def host_rows() -> dict[str, dict[str, int]]:
-    """Count the torch operations and kernel launches of one layer, for each kind of cache."""
+    """Return, for each kind of cache, the number of torch operations and kernel launches per layer."""
 
     def paged_cache(config: Any) -> PagedCache:
         return PagedCache(config, sequences=2, pages=64)
@@ -164,7 +164,7 @@ def host_rows() -> dict[str, dict[str, int]]:
 
 
 def _host_work(layers: int, implementation: Implementation, make: Any) -> dict[str, int]:
-    """Count the torch operations and kernel launches of one decoding step."""
+    """Count the torch operations and kernel launches in one decoding step."""
     config = replace(CI, layers=layers)
     model, cache = TinyLM.from_config(config, implementation), make(config)
     with torch.no_grad(), without_kernels() as noted_launches, force_triton_on_cpu(), _like_on_a_gpu():
@@ -178,7 +178,7 @@ def _host_work(layers: int, implementation: Implementation, make: Any) -> dict[s
 
 @contextmanager
 def _like_on_a_gpu() -> Iterator[None]:
-    """Use the GPU code path on CPU tensors within the `with` block."""
+    """Within the `with` block, use the GPU code path for CPU tensors."""
     originals = [(module, module.is_eager_on_cpu) for module in (attention, backends)]
     for module, _ in originals:
         module.is_eager_on_cpu = lambda *_: False

@@ -1,4 +1,4 @@
-"""Predict the execution time of a GPU kernel from its machine code, without measuring anything.
+"""Predict the execution time of a GPU kernel from its machine code, without any measurement.
 
 A multiprocessor holds a few programs at a time. One pass of a program through its loop uses several stations: tensor
 cores, issue slots (including slower pipes), shared memory, L2 and memory. A single program uses the stations one after
@@ -88,7 +88,7 @@ STATIONS = ("tensor", "issue", "shared", "l2", "memory")
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The predicted execution time of a kernel, in total and by hardware unit.
+    """The predicted execution time of a kernel, in total and for each hardware unit.
 
     `waiting_ms` is the part of the time that the busiest unit does not explain.
     """
@@ -141,7 +141,7 @@ def predict(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Const
 
 
 def programs_at_once(registers: int, shared_bytes: int, warps: int, constants: Constants = FIRST) -> int:
-    """Return how many programs (thread blocks) can run on one multiprocessor at the same time."""
+    """Return the number of programs (thread blocks) that fit on one multiprocessor at the same time."""
     of_warp = -(-max(registers, 24) * 32 // 256) * 256
     by_shared = constants.shared_bytes // (shared_bytes + constants.reserved_bytes)
     return max(1, min(constants.registers // of_warp // warps, by_shared, constants.warps // warps, 32))
@@ -149,13 +149,13 @@ def programs_at_once(registers: int, shared_bytes: int, warps: int, constants: C
 
 @dataclass(frozen=True)
 class Cycles:
-    """The number of clock cycles that a part of a kernel takes on one multiprocessor."""
+    """The number of clock cycles that a part of a kernel needs on one multiprocessor."""
 
     stations: dict[str, float]  # busy cycles of each station
     alone: float  # cycles if only one program runs
 
     def cycles_per_pass(self, at_once: int, constants: Constants) -> float:
-        """Return the cycles of one pass if `at_once` programs share the multiprocessor."""
+        """Return the clock cycles per loop pass if `at_once` programs share the multiprocessor."""
         busiest = max(self.stations.values(), default=0.0)
         return busiest + (1 - constants.overlap) * max(0.0, self.alone - busiest) / at_once
 
@@ -183,7 +183,7 @@ def _step(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constan
 
 
 def _counts_of_pass(kernel: Mapping[str, Any], work: Mapping[str, Any]) -> dict[str, float]:
-    """Return the average instruction counts of one pass through the main loop."""
+    """Return the average instruction counts for one pass through the main loop."""
     regions = [(kernel["loop"], kernel["conditional"])] * 2
     if kernel.get("edge_loop"):
         regions[1] = (kernel["edge_loop"], kernel["edge_conditional"])
@@ -197,7 +197,7 @@ def _counts_of_pass(kernel: Mapping[str, Any], work: Mapping[str, Any]) -> dict[
 
 
 def _outside(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constants) -> Cycles:
-    """Return the clock cycles of a program before and after its main loop."""
+    """Return the clock cycles that a program spends before and after its main loop."""
     moved_bytes = work["own_bytes"] / max(1, work["programs"])
     per_cycle = constants.multiprocessors * constants.clock_hz
     issue = kernel["outside_instructions"] * kernel["warps"] / constants.schedulers
@@ -210,7 +210,7 @@ def _outside(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Cons
 
 
 def _missed_bytes(work: Mapping[str, Any], loaded_bytes: float, at_once: int, constants: Constants) -> float:
-    """Return the number of bytes that must be read from memory because they are not in the L2 cache.
+    """Return the number of bytes that must be read from memory because the L2 cache does not hold them.
 
     The first read of each byte always counts. Other reads count in part if the data in use exceed the L2 cache.
     """
@@ -222,7 +222,7 @@ def _missed_bytes(work: Mapping[str, Any], loaded_bytes: float, at_once: int, co
 
 
 def _product_cycles(mma: Mapping[str, int], warps: int, constants: Constants) -> float:
-    """Return the clock cycles of the matrix products."""
+    """Return the clock cycles needed for the matrix products."""
     rate = constants.operations_per_s / constants.multiprocessors / constants.clock_hz
     total = 0.0
     for name, number in mma.items():
@@ -250,7 +250,7 @@ SORT_PASSES = 8  # passes of torch's radix sort over 64-bit keys, 8 bits each
 
 
 def torch_ms(operations: Mapping[str, Any], constants: Constants) -> float:
-    """Return the predicted device time of the torch operations around the kernels, in milliseconds.
+    """Return the predicted device time, in milliseconds, of the torch operations outside the kernels.
 
     `operations` is a result of host_cost.host_cost for one direction.
     """
@@ -262,7 +262,7 @@ def torch_ms(operations: Mapping[str, Any], constants: Constants) -> float:
 
 
 def host_ms(operations: Mapping[str, Any], constants: Constants) -> float:
-    """Return the time that the host needs to launch all operations, in milliseconds."""
+    """Return the time, in milliseconds, that the host needs to launch all operations."""
     launches = operations["launches"] * constants.kernel_launch_us
     around = operations["own_operators"] * constants.own_operator_us
     return 1e-3 * (launches + around + operations["operations"] * constants.torch_operation_us)

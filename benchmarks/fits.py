@@ -1,4 +1,4 @@
-"""Measure how accurately the cost of long sequences is predicted from shorter ones.
+"""Measure the accuracy of predicting the cost of long sequences from shorter ones.
 
     python benchmarks/fits.py                    measure every implementation, into benchmarks/results/fits.json
     python benchmarks/fits.py --only vanilla     measure one implementation and keep the results of the others
@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def measure_side(side: Side) -> dict[str, Any]:
-    """Measure one implementation, and compare its predicted cost with the measured cost."""
+    """Measure one implementation, and compare its predicted cost with its measured cost."""
     context = measurement_context(__file__, sys.argv[1:])
     cells = [run(side.keys, tokens, side.steps) for tokens in LENGTHS]
     truth = run(side.keys, TARGET, side.target_steps)
@@ -92,7 +92,7 @@ def measure_side(side: Side) -> dict[str, Any]:
 
 
 def run(keys: Sequence[str], tokens: int, steps: int) -> Outcome:
-    """Run the training with one sequence length. Raises SystemExit if the run does not pass."""
+    """Train with sequences of `tokens` tokens. Raise SystemExit if the run does not pass."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "nsa_harness", "run", "sweep_seq_len", "--out", folder),
@@ -107,7 +107,7 @@ def run(keys: Sequence[str], tokens: int, steps: int) -> Outcome:
 
 
 def _outcome_from_cost(cell: Mapping[str, Any]) -> Outcome:
-    """Return a passed outcome with the recorded cost."""
+    """Return an outcome that passed and has the recorded cost."""
     cost = StepCost(**{**cell, "implementations": tuple(cell["implementations"])})
     plain = skipped_outcome(Skip(scenario=f"sweep_seq_len@model.seq_len={cost.tokens}", about="", reason=""))
     return replace(
@@ -116,7 +116,7 @@ def _outcome_from_cost(cell: Mapping[str, Any]) -> Outcome:
 
 
 def compare_fit_with_truth(cells: Sequence[Outcome], truth: Outcome) -> dict[str, Any]:
-    """Fit the cost of short runs, and compare the prediction with the measured long run.
+    """Fit the costs of short runs, and compare the prediction with the measured cost of a long run.
 
     Runs at the shortest lengths may use another implementation. They are fitted separately, to record why their
     prediction is refused.
@@ -146,7 +146,7 @@ def compare_fit_with_truth(cells: Sequence[Outcome], truth: Outcome) -> dict[str
 
 
 def compare_prediction(quantity: Quantity, prediction: Any, truth: Outcome) -> dict[str, Any]:
-    """Return the predicted and measured values of a quantity, and the relative error."""
+    """Return the predicted value and the measured value of a quantity, and the relative error."""
     assert truth.cost is not None
     value = cell_value(truth.cost, quantity)
     assert value is not None, f"the run of {TARGET} tokens has no {quantity}"
@@ -169,7 +169,7 @@ def _cell(cell: Outcome) -> dict[str, Any]:
 
 
 def table(result: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a Markdown table of predictions and errors."""
+    """Return the lines of a Markdown table with predictions and errors."""
     lines = ["| | | from T | grows as | form | predicted (95 %) | measured | miss |", "| --- " * 8 + "|"]
     for name, side in result["sides"].items():
         for key, row in side["predicted"].items():

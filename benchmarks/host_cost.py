@@ -1,4 +1,4 @@
-"""Count the work of the host (CPU) for one pass of the full NSA operation.
+"""Count the work done by the host (CPU) for one pass of the full NSA operation.
 
 The operation runs on CPU tensors with the same checks and lists as on a GPU, but without its kernels. Every torch
 operation that computes or copies is counted, also inside this package's own operators. Views and allocations are
@@ -31,7 +31,7 @@ _VIEWS = ("aten::_reshape_alias", "aten::detach", "aten::_unsafe_view", "aten::l
 
 
 class OperationCounter(TorchDispatchMode):
-    """Counter of torch operations and the bytes that they move."""
+    """A counter of torch operations and of the bytes that they move."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class OperationCounter(TorchDispatchMode):
 
 
 def host_cost(shape: Shape) -> dict[str, dict[str, Any]]:
-    """Return the number of operations and kernel launches of the forward and backward pass.
+    """Return the number of operations and kernel launches in the forward and backward pass.
 
     Torch operations are listed by name with their count and bytes. Views and allocations are counted separately.
     """
@@ -124,7 +124,7 @@ def _pairs(branches: KeysAndValues) -> list[tuple[Tensor, Tensor]]:
 
 @contextmanager
 def force_triton_on_cpu() -> Iterator[None]:
-    """Use the Triton implementation for CPU tensors within the `with` block.
+    """Within the `with` block, use the Triton implementation for CPU tensors.
 
     The kernel launches must be recorded instead of executed.
     """

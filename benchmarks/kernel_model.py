@@ -94,13 +94,13 @@ def parse_tile(text: str) -> Tile:
 
 
 def read_states(path: Path) -> list[dict[str, Any]]:
-    """Return the predictions recorded in a file, or [] if it does not exist."""
+    """Return the predictions recorded in a file, or [] if the file does not exist."""
     states: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["states"] if path.exists() else []
     return states
 
 
 def predicted_state(options: argparse.Namespace) -> dict[str, Any]:
-    """Analyse the current source code, and return the data from which execution times are predicted.
+    """Analyse the current source code, and return the data needed to predict execution times.
 
     Times are computed from them later, by kernel_model_report.milliseconds.
     """
@@ -116,7 +116,7 @@ def predicted_state(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def kernel_rows(launches_by_capability: Mapping[int, Sequence[Launch]]) -> dict[str, Any]:
-    """Return the tile size and machine code properties of each kernel, by its name."""
+    """Map the name of each kernel to its tile size and the properties of its machine code."""
     return {
         f"{launches_of_kernel[0].part}/{launches_of_kernel[0].name}": {
             "tile": list(asdict(launches_of_kernel[0].tile).values()) if launches_of_kernel[0].tile else None,
@@ -131,7 +131,7 @@ def kernel_rows(launches_by_capability: Mapping[int, Sequence[Launch]]) -> dict[
 
 
 def _row_of(launch: Launch, capability: int) -> dict[str, Any]:
-    """Return the machine code properties of a kernel, or the error if it cannot be compiled.
+    """Return the properties of a kernel's machine code, or the error if it cannot be compiled.
 
     Real runs on such a GPU try the next tile.
     """
@@ -181,7 +181,7 @@ def _scenarios(lengths: Sequence[int], shares: Sequence[float]) -> Iterator[dict
 
 
 def print_kernel(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    """Print the loops and predicted execution times of one kernel."""
+    """Print the loops and the predicted execution times of one kernel."""
     shape = Shape(tokens=TOKENS[-1])
     tiles = {options.kernel: options.tile} if options.tile else None
     for capability in options.arch:

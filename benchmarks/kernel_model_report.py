@@ -27,19 +27,19 @@ SHOWN_TOKENS = 65536
 
 
 def milliseconds(state: Mapping[str, Any], scenario: Mapping[str, Any], constants: Constants) -> dict[str, Prediction]:
-    """Return the predicted execution time of each kernel, by "part/kernel"."""
+    """Map the name "part/kernel" of each kernel to its predicted execution time."""
     return {
         name: predict(state["kernels"][name][ARCHITECTURE], work, constants) for name, work in scenario["work"].items()
     }
 
 
 def pass_of(kernel: str) -> str:
-    """Return "backward" or "forward" for the name of a kernel."""
+    """Return the pass, "backward" or "forward", in which the named kernel runs."""
     return "backward" if "backward" in kernel else "forward"
 
 
 def sums(state: Mapping[str, Any], scenario: Mapping[str, Any], constants: Constants) -> dict[str, dict[str, float]]:
-    """Return the total predicted milliseconds of the forward and backward pass, by part."""
+    """Return, for each pass, the predicted total time of each part in milliseconds."""
     result = {}
     for direction in PASSES:
         parts = dict.fromkeys(PARTS, 0.0)
@@ -54,7 +54,7 @@ def sums(state: Mapping[str, Any], scenario: Mapping[str, Any], constants: Const
 
 
 def floor_ms(work: Mapping[str, Any], code: Mapping[str, Any], constants: Constants) -> float:
-    """Return a lower bound for the execution time of one kernel in milliseconds."""
+    """Return a lower bound, in milliseconds, for the execution time of one kernel."""
     # The operations of all passes, scaled by the fraction of visible pairs.
     needed_operations = code["written_operations"] * work["passes"] * work["seen"] / max(1, work["walked"])
     moved_bytes = work["own_bytes"] + work["walked_bytes"]
@@ -62,7 +62,7 @@ def floor_ms(work: Mapping[str, Any], code: Mapping[str, Any], constants: Consta
 
 
 def screen(state: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield the tables of one recorded prediction for the terminal."""
+    """Yield the tables that show one recorded prediction in the terminal."""
     for scenario in state["scenarios"]:
         title = f"{scenario['tokens']} tokens, {_choices(scenario)}: predicted milliseconds on an {DEVICE}"
         table = Table(title=title, title_justify="left")
@@ -237,7 +237,7 @@ def _table(head: Sequence[str], rows: Iterator[list[str]] | Sequence[list[str]])
 
 
 def choices_section(result: Mapping[str, Any]) -> str:
-    """Return a Markdown section that compares block selections of random and trained models."""
+    """Return a Markdown section that compares the block selections of random and trained models."""
     sizes = [name for name in result["rows"]["random"] if name.startswith("union_of_")]
     head = ["choices", "shared by neighbours", *(f"union of {name.removeprefix('union_of_')}" for name in sizes)]
     rows = [
@@ -253,7 +253,7 @@ def choices_section(result: Mapping[str, Any]) -> str:
 
 
 def write_page(page: Path, sections: Mapping[tuple[str, str], str]) -> None:
-    """Replace the generated sections of a page. Each section is between a pair of marks."""
+    """Replace the generated sections of a page, each of which lies between a pair of marks."""
     text = page.read_text(encoding="utf-8")
     for (begin, end), section in sections.items():
         before, _, rest = text.partition(begin)

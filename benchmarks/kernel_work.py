@@ -1,4 +1,4 @@
-"""Compute the work of each fused kernel, such as loop passes and memory traffic.
+"""Compute the amount of work in each fused kernel, such as loop passes and memory traffic.
 
 Passes are counted from the spans and lists that the host passes to the kernels. If the loop of a kernel changes, adapt
 which queries or keys a program loops over (`spans_walked`, `union_sizes`, `segment_passes`), and in which order
@@ -30,7 +30,7 @@ RUNNING = 132
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The amount of work of one kernel launch."""
+    """The amount of work done by one kernel launch."""
 
     programs: int
     passes: int  # passes through the main loop, summed over all programs
@@ -46,7 +46,7 @@ class Work:
 
 
 def work(launch: Launch, shape: Shape, indices: Tensor) -> Work:
-    """Return the amount of work of one kernel launch.
+    """Return the amount of work done by one kernel launch.
 
     `indices` [1, 1, T, n] are the selected blocks of one group. They are used for all groups.
     """
@@ -180,7 +180,7 @@ def _list_key_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
 
 
 def _list_segment_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
-    """Return the work of the kernel `selected_segments`, which does binary searches."""
+    """Return the work done by the kernel `selected_segments`, which performs binary searches."""
     blocks, places = launch.argument("blocks"), launch.argument("places")
     passes = 3 * -(-(blocks + 1) // launch.constants["BLOCKS"]) * places.bit_length()
     table = 4 * (blocks + 1) + launch.argument("segments")
@@ -241,7 +241,7 @@ _KERNELS: dict[str, Callable[[Launch, Shape, Tensor], Work]] = {
 
 
 def spans_walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int = 1) -> tuple[Tensor, Tensor]:
-    """Return the number of loop passes of each program, in total and with masks.
+    """Return the number of loop passes in each program: first all passes, then only those with masks.
 
     This repeats the plan of spanned_kernels.plan_walk. `first` and `stop` bound the span of each query or key. Passes
     with and without masks are each split over `parts` programs.
@@ -268,7 +268,7 @@ def _reduce_tiles(values: Tensor, width: int, **reduction: int) -> Tensor:
 
 
 def union_sizes(indices: Tensor, queries: int, select_len: int) -> Tensor:
-    """Return the number of distinct blocks that each tile of queries selected."""
+    """Return, for each tile of queries, the number of distinct blocks that they selected."""
     selections = _distinct_selections(indices, select_len)
     padding = -selections.shape[0] % queries
     tiles = torch.nn.functional.pad(selections, (0, 0, 0, padding), value=-1).reshape(-1, queries * selections.shape[1])
@@ -291,13 +291,13 @@ def cuts_of_blocks(indices: Tensor, select_len: int, length: int) -> Tensor:
 
 
 def _reader_counts(indices: Tensor, select_len: int) -> Tensor:
-    """Return how many queries selected each block."""
+    """Return, for each block, the number of queries that selected it."""
     selections = _distinct_selections(indices, select_len)
     return torch.bincount(selections[selections >= 0], minlength=-(-selections.shape[0] // select_len))
 
 
 def _distinct_selections(indices: Tensor, select_len: int) -> Tensor:
-    """Return the distinct blocks that each query selected, [T, n], with -1 in unused positions."""
+    """Return the distinct blocks [T, n] selected by each query. Unused positions are -1."""
     selections = indices[0, 0].long()
     own = torch.arange(selections.shape[0]) // select_len
     selections = torch.where(selections <= own[:, None], selections, -1).sort(-1).values
@@ -355,7 +355,7 @@ def _spans(part: str, shape: Shape) -> Spans:
 
 
 def _selected_pairs(indices: Tensor, shape: Shape) -> int:
-    """Return the number of visible pairs of query and key in the selected branch, per head."""
+    """Return the number of visible query-key pairs per head in the selected branch."""
     index = indices[0, 0].long()
     query = torch.arange(shape.tokens)[:, None]
     visible = (query + 1 - index * shape.select_len).clamp(0, shape.select_len)
@@ -371,7 +371,7 @@ def _pair_bytes(shape: Shape) -> int:
 
 
 def _row_bytes(shape: Shape) -> int:
-    """Return the bytes that the backward pass reads for each query position, over all heads."""
+    """Return the number of bytes, over all heads, that the backward pass reads for each query position."""
     return shape.heads * (_pair_bytes(shape) + 2 * FLOAT)
 
 

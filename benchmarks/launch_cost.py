@@ -1,4 +1,4 @@
-"""Measure how much time nsa-harness adds to a program started with torchrun.
+"""Measure the time that nsa-harness adds to a program started with torchrun.
 
     python benchmarks/launch_cost.py                    seven rounds, into benchmarks/results/
     python benchmarks/launch_cost.py --rounds 1 --out F
@@ -35,7 +35,7 @@ LIMITS = {"first_s": 1.0, "further_s": 0.5}
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    """Return the wall time of all commands in seconds, with a summary."""
+    """Return the wall times of all commands in seconds, with a summary."""
     with tempfile.TemporaryDirectory() as directory:
         _seconds(HARNESS, directory)
         bare = ["sh", "-c", (Path(directory) / "reports" / "latest" / SCENARIO / "command.txt").read_text()]

@@ -1,4 +1,4 @@
-"""Compare the speed of the data loader with the speed of the model on a CPU.
+"""Compare the speed of the data loader with that of the model on a CPU.
 
     python benchmarks/loader.py
 
@@ -34,7 +34,7 @@ TOKENS_OF_STEP = CI.batch * CI.seq_len
 
 
 def sources(directory: Path) -> dict[str, str]:
-    """Create a data source of each kind in `directory`, and return their --data options by name."""
+    """Create a data source of each kind in `directory`, and map each name to its --data option."""
     lines = "".join(json.dumps({"text": text}) + "\n" for shard in all_stories() for text in shard.records()).encode()
     (directory / "text.jsonl").write_bytes(lines)
     (directory / "text.jsonl.gz").write_bytes(gzip.compress(lines))

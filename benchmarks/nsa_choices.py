@@ -1,4 +1,4 @@
-"""Measure how much the selected blocks of neighbouring queries overlap in a trained model.
+"""Measure the overlap between blocks selected by neighbouring queries in a trained model.
 
     python benchmarks/nsa_choices.py                            train shape ci for some steps, then measure
     python benchmarks/nsa_choices.py --checkpoint DIRECTORY     measure an existing model
@@ -43,7 +43,7 @@ TILES = (2, 4, 8, 16)  # queries per tile
 def trained_selections(
     checkpoint: Path, tokens: int, *, count: int, select_len: int, device: str = "cpu"
 ) -> dict[str, Tensor]:
-    """Return the blocks selected in each layer of a checkpoint, [1, G, T, n], by layer name.
+    """Map each layer of a checkpoint to the blocks [1, G, T, n] that it selects.
 
     Raises CannotRunError if there is no checkpoint.
     """
@@ -54,7 +54,7 @@ def trained_selections(
 def selections_of_model(
     config: NSAConfig, weights: Mapping[str, Tensor], tokens: int, *, count: int, select_len: int, device: str = "cpu"
 ) -> dict[str, Tensor]:
-    """Return the blocks selected in each layer of a model with these weights, [1, G, T, n].
+    """Map each layer of a model with the given weights to the blocks [1, G, T, n] that it selects.
 
     `count` and `select_len` may differ from training, because no weight depends on them.
     """
@@ -73,7 +73,7 @@ def selections_of_model(
 
 
 def _text(tokens: int) -> Tensor:
-    """Return a part of the sample text as token ids [1, tokens], one for each byte."""
+    """Return part of the sample text as token ids [1, tokens], one for each byte."""
     whole = torch.frombuffer(bytearray(shipped_text()), dtype=torch.uint8).long()
     return whole[(torch.arange(tokens) + len(whole) // 2) % len(whole)][None]
 
@@ -128,7 +128,7 @@ def main(arguments: list[str]) -> int:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Return a Markdown table of the overlap for each layer and for random selections."""
+    """Return a Markdown table of the overlap in each layer and in random selections."""
     lines = ["| choices | shared by neighbours | " + " | ".join(f"union of {queries}" for queries in TILES) + " |"]
     lines.append("| --- |" + " ---: |" * (1 + len(TILES)))
     for name, row in result["rows"].items():

@@ -29,7 +29,7 @@ SEEDS = (0, 1)
 
 
 def losses(attention: str, seed: int, steps: int) -> list[float]:
-    """Train with nsa.train, and return the loss of each step."""
+    """Train with nsa.train, and return the loss at each step."""
     with tempfile.TemporaryDirectory() as directory:
         options = ["--attention", attention, "--seed", str(seed), "--steps", str(steps), "--data", "text"]
         program = [sys.executable, str(REPOSITORY / "nsa" / "nsa_attention"), *options, "--out-dir", directory]

@@ -1,4 +1,4 @@
-"""Check that the memory of a training step grows almost linearly with the sequence length.
+"""Check that the memory used by a training step grows almost linearly with the sequence length.
 
     python benchmarks/nsa_memory.py           every code path at both lengths, and the curve up to 32768 tokens
     python benchmarks/nsa_memory.py --table   print the recorded results as Markdown
@@ -39,7 +39,7 @@ PATHS = [
 
 
 def step_bytes(attention: str, implementation: str, mode: str, tokens: int) -> int:
-    """Run a training step in this process, and return the increase of its peak memory in bytes."""
+    """Run a training step in this process, and return the increase in peak memory, in bytes."""
     import torch
 
     from nsa_attention.config import CI, Attention, Implementation
@@ -70,7 +70,7 @@ def _status_bytes(field: str) -> int:
 
 
 def measure_in_process(path: tuple[str, str, str], tokens: int) -> int:
-    """Run a training step in a new process, and return the increase of its peak memory in bytes.
+    """Run a training step in a new process, and return the increase in peak memory, in bytes.
 
     glibc returns memory above a threshold size to the system at once, and raises the threshold when large tensors are
     freed. Resident memory then depends on the order of allocations. A fixed threshold avoids that.
@@ -99,7 +99,7 @@ def measure() -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Return a Markdown table of the memory of a training step for each sequence length."""
+    """Return a Markdown table of the memory used by a training step at each sequence length."""
     lines = ["| tokens | NSA, MiB | times | dense, MiB | times |", "|---|---|---|---|---|"]
     before: dict[str, int] = {}
     for tokens in CURVE:

@@ -1,4 +1,4 @@
-"""Measure the execution time of the full NSA operation on a GPU, compared with dense attention.
+"""Measure the execution time of the full NSA operation on a GPU, and compare it with dense attention.
 
     python benchmarks/nsa_op.py                             1k to 128k tokens on this machine's GPU
     python benchmarks/nsa_op.py --tokens 4096 65536         only these lengths
@@ -65,7 +65,7 @@ Forward = Callable[[], Tensor]
 
 
 class Inputs:
-    """Random input tensors of one size, the same for all implementations."""
+    """Random input tensors of a given size, which are the same for all implementations."""
 
     def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
         self.shape = shape
@@ -101,7 +101,7 @@ class Inputs:
 def named_selections(
     shape: Shape, device: torch.device, shares: Sequence[float], checkpoint: Path | None
 ) -> dict[str, Tensor]:
-    """Return block selections [1, G, T, n] by name, such as "random choices".
+    """Map names such as "random choices" to block selections [1, G, T, n].
 
     A synthetic selection is made for each value in `shares`, the fraction of blocks shared by neighbouring queries. If
     a checkpoint is given, the selections of its layers are added.
@@ -123,7 +123,7 @@ def named_selections(
 
 
 def with_named_selections(inputs: Inputs, selections: dict[str, Tensor]) -> Iterator[tuple[str, Forward | str]]:
-    """Yield (name, function) for the selected branch and full operation, for each block selection.
+    """Yield named functions that run the selected branch and the full operation, for each block selection.
 
     The full operation still ranks blocks, but then uses the given selection. A missing implementation has an error text
     instead of a function.
@@ -150,7 +150,7 @@ def with_named_selections(inputs: Inputs, selections: dict[str, Tensor]) -> Iter
 
 
 def _external_selected(inputs: Inputs, indices: Tensor) -> Forward | str:
-    """Return the selected branch of native-sparse-attention-triton, or an error text if it is missing."""
+    """Return native-sparse-attention-triton's selected branch, or an error message if it is missing."""
     try:
         function = importlib.import_module("native_sparse_attention.ops").topk_sparse_attention
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
@@ -173,7 +173,7 @@ def _pairs_of(branches: KeysAndValues) -> list[tuple[Tensor, Tensor]]:
 
 
 def our_parts(inputs: Inputs) -> Iterator[tuple[str, Forward]]:
-    """Yield (name, function) for the full operation and for each of its parts."""
+    """Yield (name, function) pairs for the full operation and for each of its parts."""
     shape, branches, selection = inputs.shape, inputs.branches, inputs.selection
     yield "nsa", lambda: sparse_attention(inputs.q, branches, inputs.gates, selection, window=shape.window)
     backend, used = implementation_for(Implementation.AUTO, inputs.q, *branches.selected)
@@ -203,7 +203,7 @@ def our_parts(inputs: Inputs) -> Iterator[tuple[str, Forward]]:
 
 
 def dense(inputs: Inputs) -> Iterator[tuple[str, Forward | str]]:
-    """Yield (name, function) for each dense causal attention. A missing one has an error text instead."""
+    """Yield (name, function) for each dense causal attention, or (name, error message) for a missing one."""
     q, (k, v) = inputs.q, inputs.branches.selected
 
     def by_torch(kernel: SDPBackend) -> Forward:
@@ -236,7 +236,7 @@ def _flash(module: str, inputs: Inputs) -> Forward | str:
 
 
 def _fla(inputs: Inputs) -> Forward | str:
-    """Return the NSA function of flash-linear-attention, or an error text if it is missing."""
+    """Return the NSA function from flash-linear-attention, or an error message if it is missing."""
     try:
         function = importlib.import_module("fla.ops.nsa").parallel_nsa
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
@@ -262,7 +262,7 @@ def _fla(inputs: Inputs) -> Forward | str:
 
 
 def measure(name: str, forward: Forward, inputs: Inputs, repeats: int) -> dict[str, Any]:
-    """Return the forward and backward times of a function in milliseconds, and its peak memory."""
+    """Return the forward and backward times of a function, in milliseconds, and its peak memory."""
     device = inputs.q.device
     try:
         with torch.no_grad():
@@ -345,7 +345,7 @@ def measure_length(
 
 @contextmanager
 def _tuning_enabled(device: torch.device) -> Iterator[None]:
-    """Enable the tuning of the fused kernels within the `with` block."""
+    """Within the `with` block, enable tuning of the fused kernels."""
     if device.type != "cuda":
         yield
         return

@@ -1,4 +1,4 @@
-"""Show the results of benchmarks/nsa_op.py as Markdown tables and as a plot."""
+"""Show the results from benchmarks/nsa_op.py as Markdown tables and as a plot."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _best_dense(rows: dict[str, dict[str, Any]]) -> tuple[str, float, float] | N
 
 
 def _remarks(result: dict[str, Any]) -> Iterator[str]:
-    """Yield remarks on the results, for example whether the goals were met."""
+    """Yield remarks on the results, for example on whether the goals were met."""
     even = break_even(result)
     yield "Break-even, forward and backward, against the best dense one: " + (
         "none" if even is None else f"{even:.0f} tokens"
@@ -146,7 +146,7 @@ def _remarks(result: dict[str, Any]) -> Iterator[str]:
 
 
 def break_even(result: dict[str, Any]) -> float | None:
-    """Return the sequence length from which NSA is faster than dense attention, or None.
+    """Return the sequence length above which NSA is faster than dense attention, or None if there is none.
 
     It is interpolated linearly between two measured lengths.
     """
@@ -166,7 +166,7 @@ def break_even(result: dict[str, Any]) -> float | None:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Plot the execution times over the sequence length, and save the figure to `path`."""
+    """Plot the execution times against the sequence length, and save the figure to `path`."""
     pyplot = importlib.import_module("matplotlib.pyplot")
     figure, axes = pyplot.subplots(figsize=(7, 4.5))
     names = dict.fromkeys(row["name"] for length in result["lengths"] for row in length["rows"])

@@ -1,4 +1,4 @@
-"""Measure the execution time of the parts of an NSA layer and a vanilla layer.
+"""Measure the execution times of the parts of an NSA layer and of a vanilla layer.
 
 Each part runs on its own several times, on tensors with the shapes they have in the layer; the median counts. Both
 layers have projections with rotary embeddings, attention, MLP, and (once per model) the head with the loss. The
@@ -41,7 +41,7 @@ SHARED = 0.95
 
 
 def parts(config: NSAConfig, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the forward and backward times of each part of both layers in seconds."""
+    """Return the forward and backward times, in seconds, of each part of both layers."""
     nsa, vanilla = (
         Block(replace(config, attention=kind), Implementation.AUTO).attn for kind in (Attention.NSA, Attention.VANILLA)
     )
@@ -170,7 +170,7 @@ def _projection_run(
 def _median_seconds(
     run: Run, inputs: Sequence[Tensor], repeats: int, module: nn.Module | None = None
 ) -> dict[str, float]:
-    """Return the median wall and CPU times of forward and backward in seconds."""
+    """Return the median wall and CPU times, in seconds, of the forward and backward pass."""
     leaves = [*inputs, *(module.parameters() if module is not None else ())]
     samples = [_once(run, inputs, leaves) for _ in range(repeats + 1)][1:]
     return {name: statistics.median(sample[name] for sample in samples) for name in samples[0]}

@@ -50,7 +50,7 @@ CLOCKS = ("wall_s", "cpu_s")
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
-    """The settings for measuring one sequence length."""
+    """The settings for measurements at one sequence length."""
 
     tokens: int
     layers: int
@@ -79,7 +79,7 @@ class TimedTraining:
         self._tokens = torch.randint(config.vocab, (1, config.seq_len + 1))
 
     def step(self) -> dict[str, float]:
-        """Run one training step, and return its wall and CPU time in seconds."""
+        """Run one training step, and return its wall and CPU times in seconds."""
         wall, processor = time.perf_counter(), time.process_time()
         hidden = self.model(self._tokens[:, :-1])
         hidden.backward(self._gradient_of_loss(hidden.detach()))
@@ -88,7 +88,7 @@ class TimedTraining:
         return {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - processor}
 
     def attention(self) -> dict[str, float]:
-        """Run the attention of one layer, and return its wall and CPU time in seconds."""
+        """Run the attention of one layer, and return its wall and CPU times in seconds."""
         config, layer = self.model.config, self.model.blocks[0].attn
         cos_sin = rotary_cos_sin(rotary_frequencies(config.d_k), config.seq_len)
         x = torch.randn(1, config.seq_len, config.dim, requires_grad=True)
@@ -156,7 +156,7 @@ def _summary(samples: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
 
 
 def over_limit(result: dict[str, Any]) -> list[str]:
-    """Return the measurements of full steps in which NSA was slower than allowed."""
+    """Return the measurements in which a full training step with NSA was slower than allowed."""
     limit = result["limit"]
     ratios = {name: result["summary"][f"{name}_wall_s_ratio_median"] for name in _of_steps(result)}
     return [name for name, ratio in ratios.items() if limit is not None and ratio > limit]
@@ -198,7 +198,7 @@ def table_md(result: dict[str, Any]) -> str:
 
 
 def _parts_md(lengths: list[dict[str, Any]]) -> list[str]:
-    """Return a Markdown table with the execution time of each part of a layer."""
+    """Return the lines of a Markdown table with the execution time of each part of a layer."""
     rows = [(side, part) for side, names in lengths[0]["parts"].items() for part in names]
     heads = [f"T={length['tokens']}" for length in lengths]
     return [
@@ -216,7 +216,7 @@ def _both_ways(part: dict[str, float]) -> str:
 
 
 def measure_all(plan: tuple[Length, ...]) -> dict[str, Any]:
-    """Return the measurements of all sequence lengths, with a summary of the production length."""
+    """Return the measurements for all sequence lengths, with a summary for the production length."""
     lengths = []
     for length in plan:
         repeats = 3 if length.tokens <= PRODUCTION.seq_len else 1
@@ -251,7 +251,7 @@ def main(arguments: list[str]) -> int:
 def adjust_plan(
     plan: tuple[Length, ...], tokens: int | None, layers: int | None, pairs: int | None
 ) -> tuple[Length, ...]:
-    """Return the measurement plan changed by the given command-line options.
+    """Return the measurement plan with the given command-line options applied.
 
     With `tokens`, return only the entry of that length, or a new entry if the plan has none.
     """

@@ -1,4 +1,4 @@
-"""Measure the time and memory that the probe of nsa-harness costs in a training process.
+"""Measure the time and memory that the nsa-harness probe costs in a training process.
 
     python benchmarks/probe_cost.py                      the full measurement, into benchmarks/results/
     python benchmarks/probe_cost.py --pairs 2 --out F    a quick measurement
@@ -60,7 +60,7 @@ print(open("/proc/self/smaps_rollup").read())
 
 
 class Training:
-    """A small model and its optimizer, trained on one thread."""
+    """Single-threaded training of a small model."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -70,7 +70,7 @@ class Training:
         self._tokens = torch.randint(config.vocab, (2, config.seq_len))
 
     def seconds(self, steps: int) -> tuple[float, float]:
-        """Run several training steps, and return their wall and CPU time in seconds."""
+        """Run several training steps, and return their total wall and CPU times in seconds."""
         wall, processor = time.perf_counter(), time.process_time()
         for _ in range(steps):
             logits = self._model(self._tokens)
@@ -81,7 +81,7 @@ class Training:
 
 
 def measure(*, pairs: int, steps: int, repeats: int) -> dict[str, Any]:
-    """Return all measurements and a summary."""
+    """Return all measurements, with a summary."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         board = StatusFileWriter(os.path.join(directory, "bench.board"), rank=0, world_size=1)
@@ -104,7 +104,7 @@ def measure(*, pairs: int, steps: int, repeats: int) -> dict[str, Any]:
 
 
 def _memory(directory: str) -> dict[str, int]:
-    """Return the private memory of a training process in bytes, with and without the probe."""
+    """Return the private memory, in bytes, of a training process with and without the probe."""
     environment = {
         name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "PYTHONPATH")
     }
@@ -148,7 +148,7 @@ def _both_calls(board: StatusFileWriter, trouble: TroubleLog) -> tuple[Any, Any]
 
 
 def _call_ns(with_hook: Any, without_hook: Any, depth: int = CALL_DEPTH) -> float:
-    """Return the CPU time that the hook adds to one call, in nanoseconds.
+    """Return the CPU time, in nanoseconds, that the hook adds to one call.
 
     The call is made below `depth` additional stack frames.
     """

@@ -1,4 +1,4 @@
-"""Describe how and when a benchmark result was measured."""
+"""Describe the circumstances in which a benchmark result was measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def measurement_context(script: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the command, commit, date, versions and machine load of a measurement.
+    """Return the command, commit, date, versions and machine load for a measurement.
 
     Nothing in the result identifies the machine. `script` is the path of the benchmark.
     """

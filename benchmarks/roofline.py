@@ -17,7 +17,7 @@ _STAT_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes of an NSA operation on one sequence.
+    """The sizes of an NSA operation on a single sequence.
 
     Lengths are in tokens. The comments give the letters of the NSA paper.
     """
@@ -40,7 +40,7 @@ class Shape:
 
 
 def pairs(shape: Shape) -> dict[str, int]:
-    """Return the number of visible query-key pairs per head, for each kind of attention."""
+    """Return, for each kind of attention, the number of visible query-key pairs per head."""
     tokens = shape.tokens
     compressed_pairs = sum(
         min(shape.blocks, max(0, (t + 1 - shape.block_len) // shape.block_stride + 1)) for t in range(tokens)
@@ -58,7 +58,7 @@ def pairs(shape: Shape) -> dict[str, int]:
 
 
 def floors_ms(shape: Shape, device: str) -> dict[str, dict[str, float]] | None:
-    """Return a lower bound for the time of each part in milliseconds, or None for an unknown GPU."""
+    """Return a lower bound for the time of each part, in milliseconds, or None if the GPU is unknown."""
     peak = next((numbers for name, numbers in DEVICES.items() if name in device), None)
     if peak is None:
         return None
@@ -83,7 +83,7 @@ def floors_ms(shape: Shape, device: str) -> dict[str, dict[str, float]] | None:
 
 
 def _traffic(shape: Shape, keys: int) -> float:
-    """Return the number of bytes that attention must read and write at least."""
+    """Return the minimum number of bytes that attention must read and write."""
     rows = shape.tokens * shape.heads
     own = rows * (shape.width + shape.value_width) * _BYTES + rows * _STAT_BYTES
     return own + keys * shape.groups * (shape.width + shape.value_width) * _BYTES

@@ -39,7 +39,7 @@ _SIDES = ("bare_s", "watched_s")  # per step: wall and CPU seconds
 
 
 def measure(pairs: int, repeats: int) -> dict[str, Any]:
-    """Return all measurements and a summary."""
+    """Return all measurements, with a summary."""
     with tempfile.TemporaryDirectory() as directory:
         runs = (("bare", _bare_command(max(RANKS))), ("watched", _watched_command(max(RANKS), 0)))
         paired_runs = [
@@ -68,7 +68,7 @@ def _watched_command(ranks: int, pairs: int) -> list[str]:
 
 
 def _ranks(command: Sequence[str], directory: Path, count: int) -> list[dict[str, Any]]:
-    """Run a command, and return the results that its ranks wrote."""
+    """Run a command, and return the results written by its ranks."""
     result_directory = directory / "said"
     result_directory.mkdir(exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RUN_COST_SAID": str(result_directory)}
@@ -94,7 +94,7 @@ def _compare_runs(paired_runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _slowdown(steps: list[dict[str, Any]]) -> dict[str, float]:
-    """Return how much slower training steps are under nsa-harness, in percent.
+    """Return the slowdown of training steps under nsa-harness, in percent.
 
     CPU time depends less on other processes.
     """
@@ -119,7 +119,7 @@ def _p99(values: Sequence[float]) -> float:
 
 
 def inside(pairs: int) -> None:
-    """Train in one rank, and measure `pairs` pairs of steps with and without nsa-harness."""
+    """Train in one rank, and measure `pairs` pairs of rounds, one with and one without nsa-harness."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel

@@ -41,7 +41,7 @@ class Instruction:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """The work of one warp for executing some instructions once.
+    """The work done by one warp to execute some instructions once.
 
     Bytes are summed over all lanes of the warp.
     """
@@ -78,7 +78,7 @@ class Loop:
 
 
 def parse(text: str) -> list[Instruction]:
-    """Return the instructions in the output of nvdisasm, which must contain one function."""
+    """Return the instructions in nvdisasm's output, which must contain exactly one function."""
     labels: dict[str, int] = {}
     pending_labels: list[str] = []
     matches: list[tuple[re.Match[str], int]] = []
@@ -101,7 +101,7 @@ def _instruction(match: re.Match[str], address: int, labels: dict[str, int]) -> 
 
 
 def loops(instructions: Sequence[Instruction]) -> list[Loop]:
-    """Return all loops, the longest first. Short spin loops are left out."""
+    """Return all loops, longest first, without short spin loops."""
     blocks = _blocks(instructions)
     successors = _successors(blocks)
     dominators = _dominators(successors)
@@ -135,7 +135,7 @@ def loops(instructions: Sequence[Instruction]) -> list[Loop]:
 
 
 def main_loop(all_loops: Sequence[Loop]) -> Loop | None:
-    """Return the innermost loop with the most matrix products, or else the longest one.
+    """Return the innermost loop with the most matrix products, or else the longest innermost loop.
 
     Of several loops with equally many products the shortest is returned. If a kernel has a loop with masks and one
     without, the one without masks is shorter and runs more often.
@@ -150,7 +150,7 @@ def main_loop(all_loops: Sequence[Loop]) -> Loop | None:
 
 
 def edge_loop(all_loops: Sequence[Loop]) -> Loop | None:
-    """Return the loop with masks of a kernel that has loops with and without masks, or None.
+    """Return the loop with masks if the kernel has loops with and without masks, or else None.
 
     It is the longest other innermost loop with as many products as the main loop.
     """
@@ -165,7 +165,7 @@ def edge_loop(all_loops: Sequence[Loop]) -> Loop | None:
 
 
 def count(instructions: Iterable[Instruction]) -> Counts:
-    """Return the work of one warp for executing these instructions once."""
+    """Return the work done by one warp to execute `instructions` once."""
     names: Counter[str] = Counter()
     mma: Counter[str] = Counter()
     sums: Counter[str] = Counter()
@@ -208,7 +208,7 @@ _SHAPES = {"16816": (16, 8, 16), "1688": (16, 8, 8), "16832": (16, 8, 32), "884"
 
 
 def mma_operations(opcode: str) -> int:
-    """Return the number of arithmetic operations of a matrix product instruction, for one warp.
+    """Return the number of arithmetic operations per warp in a matrix product instruction.
 
     Return 0 for other instructions, and for products whose shape is not part of the opcode.
     """
@@ -223,7 +223,7 @@ def mma_operations(opcode: str) -> int:
 
 
 def _shared_operand_bytes(instruction: Instruction) -> int:
-    """Return the size in bytes of the operands that a matrix product reads from shared memory.
+    """Return the number of operand bytes that a matrix product reads from shared memory.
 
     The right operand of a warpgroup's product is always there, the left one unless it is in registers.
     """
@@ -231,7 +231,7 @@ def _shared_operand_bytes(instruction: Instruction) -> int:
 
 
 def operand_bytes(product: str) -> int:
-    """Return the bytes per warp that a matrix product reads from shared memory.
+    """Return the number of operand bytes per warp that a matrix product reads from shared memory.
 
     `product` is a key of `Counts.mma`.
     """
@@ -253,7 +253,7 @@ def _width(opcode: str) -> int:
 
 
 def _matrices(opcode: str) -> int:
-    """Return the number of bytes that LDSM and STSM instructions move for each lane (thread)."""
+    """Return the number of bytes that an LDSM or STSM instruction moves for each lane (thread)."""
     last = opcode.split(".")[-1]
     return 4 * int(last) if last.isdigit() and int(last) <= 4 else 4
 
@@ -294,7 +294,7 @@ def _successors(blocks: Sequence[Sequence[Instruction]]) -> list[list[int]]:
 
 
 def _dominators(successors: Sequence[Sequence[int]]) -> list[set[int]]:
-    """Return the dominators of each basic block.
+    """Return the set of dominators of each basic block.
 
     These are the blocks on every path from the entry to it. Unreachable blocks are dominated by all blocks.
     """

@@ -15,7 +15,7 @@ FORCED = 3  # block 0, the query's own, and the one before it
 def make_selections(
     tokens: int, *, groups: int = 1, count: int = 16, select_len: int = 64, shared: float = 0.0, seed: int = 0
 ) -> Tensor:
-    """Return the selected blocks of each query, [1, G, T, n], with -1 in unused positions.
+    """Return the blocks [1, G, T, n] selected by each query. Unused positions are -1.
 
     `shared` is the average fraction of its n blocks that a query shares with the previous query. With 0, every query
     draws its blocks independently, except for the blocks that are always selected.

@@ -1,4 +1,4 @@
-"""Measure the time that the telemetry of nsa.train costs in a training step.
+"""Measure the time that telemetry in nsa.train costs per training step.
 
     python benchmarks/telemetry_cost.py                     twenty runs, into benchmarks/results/
     python benchmarks/telemetry_cost.py --runs 2 --out F    a quick measurement
@@ -69,7 +69,7 @@ def steps_of(*, steps: int, directory: Path) -> list[tuple[str, float, float]]:
 
 
 def measure(*, runs: int, rounds: int) -> list[dict[str, Any]]:
-    """Return the wall and CPU times of all steps of each run, with and without telemetry."""
+    """Return, for each run, the wall and CPU times of all steps with and without telemetry."""
     results = []
     for _ in range(runs):
         load = os.getloadavg()[0]
@@ -85,7 +85,7 @@ def measure(*, runs: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def percent_more(run: dict[str, Any], clock: str) -> float:
-    """Return the increase of the step time caused by telemetry, in percent.
+    """Return the increase in step time caused by telemetry, in percent.
 
     A typical step is the mean over the ten positions within a round of the median over all rounds. A delayed step
     then does not matter, and the sampled step of each round counts as one of ten.
@@ -99,14 +99,14 @@ def _typical(samples: list[float]) -> float:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Return the confidence interval of the mean."""
+    """Return the confidence interval for the mean."""
     middle, spread = statistics.fmean(values), statistics.stdev(values) / sqrt(len(values))
     reach = student_quantile(CONFIDENCE, len(values) - 1) * spread
     return middle - reach, middle + reach
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the mean, median and confidence interval of the telemetry cost in percent."""
+    """Return the mean, median and confidence interval of the cost of telemetry, in percent."""
     result: dict[str, float] = {"runs": len(runs)}
     for clock in ("wall_s", "cpu_s"):
         percentages = [percent_more(run, clock) for run in runs]

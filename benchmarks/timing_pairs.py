@@ -37,19 +37,19 @@ T = TypeVar("T")
 
 
 def alternate(number: int, sides: Sequence[T]) -> Sequence[T]:
-    """Return the two items in reversed order for every other pair of measurements."""
+    """Return `sides` in order if the measurement has an odd number, and reversed if the number is even."""
     return sides if number % 2 else sides[::-1]
 
 
 def percent_more(
     statistic: Callable[[Sequence[float]], float], changed: Sequence[float], before: Sequence[float]
 ) -> float:
-    """Return by how many percent a statistic of `changed` exceeds that of `before`."""
+    """Return the percentage by which `statistic` of `changed` exceeds that of `before`."""
     return 100 * (statistic(changed) / statistic(before) - 1)
 
 
 class HookTables:
-    """PyTorch's global hooks, from which the hooks of nsa-harness can be removed and restored."""
+    """PyTorch's global hooks, from which nsa-harness's own hooks can be removed and restored."""
 
     def __init__(self) -> None:
         from torch.nn.modules import module
@@ -74,7 +74,7 @@ class HookTables:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedPair:
-    """The durations of one run without and one run with nsa-harness."""
+    """The durations of two runs, one without and one with nsa-harness."""
 
     bare_s: float
     harness_s: float  # from the start until the report is written
@@ -82,19 +82,19 @@ class TimedPair:
 
     @property
     def more_s(self) -> float:
-        """The additional time with nsa-harness in seconds."""
+        """The additional time, in seconds, of the run with nsa-harness."""
         return self.harness_s - self.bare_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead:
-    """The measured overhead of nsa-harness for a command."""
+    """The measured overhead that nsa-harness adds to a command."""
 
     command: str
     pairs: tuple[TimedPair, ...]
 
     def median(self, name: str) -> float:
-        """Return the median of a field of `TimedPair`."""
+        """Return the median of the field `name` of `TimedPair`."""
         return statistics.median(getattr(pair, name) for pair in self.pairs)
 
     @property
@@ -104,7 +104,7 @@ class Overhead:
 
     @property
     def is_certain(self) -> bool:
-        """Whether all measurements agree on which of the two is faster."""
+        """Whether all pairs of runs agree on which side is faster."""
         return all(pair.more_s > 0 for pair in self.pairs) or all(pair.more_s < 0 for pair in self.pairs)
 
     def lines(self) -> Iterator[str]:
@@ -119,7 +119,7 @@ class Overhead:
             yield "  within the noise: the pairs disagree about which of the two is faster"
 
     def values(self) -> dict[str, object]:
-        """Return all measurements and the medians, for storing as JSON."""
+        """Return all measurements and the medians, ready to be stored as JSON."""
         return {
             "command": self.command,
             "pairs": [vars(pair) for pair in self.pairs],
@@ -134,7 +134,7 @@ class Overhead:
 
 
 def measure_pairs(command: Sequence[str], say: Callable[[str], None]) -> Overhead:
-    """Measure the duration of a command with and without nsa-harness. Raises SystemExit if it fails."""
+    """Measure the duration of a command with and without nsa-harness. Raise SystemExit if the command fails."""
     with tempfile.TemporaryDirectory(prefix="nsa-overhead-") as directory:
         spec = _spec(command, Path(directory))
         count = number_of_pairs(_bare_s(command, spec))
@@ -144,7 +144,7 @@ def measure_pairs(command: Sequence[str], say: Callable[[str], None]) -> Overhea
 
 
 def number_of_pairs(first_s: float) -> int:
-    """Return how many pairs of runs to measure, given the duration of one run."""
+    """Return the number of pairs of runs to measure, given the duration of one run."""
     return max(FEWEST_PAIRS, min(MOST_PAIRS, int(BUDGET_S / (2 * max(first_s, 0.001)))))
 
 
@@ -155,7 +155,7 @@ def ranks_of(command: Sequence[str]) -> int:
 
 
 def _spec(command: Sequence[str], directory: Path) -> RunSpec:
-    """Return the specification for running the command under nsa-harness."""
+    """Return a specification for running the command under nsa-harness."""
     from nsa_harness.supervisor.launch.machine import machine_facts
     from nsa_harness.supervisor.launch.planning import Invocation, plan_launches
 
@@ -197,7 +197,7 @@ def _bare_s(command: Sequence[str], spec: RunSpec) -> float:
 
 
 def _harness_s(spec: RunSpec, directory: Path) -> tuple[float, float]:
-    """Return the duration of a run under nsa-harness, and the part after the command ended, in seconds."""
+    """Return the duration in seconds of a run under nsa-harness, and of the part after the command ended."""
     from nsa_harness.commands.run import run_all
     from nsa_harness.commands.scheduler import RunRequest
     from nsa_harness.core.report import Outcome, Status

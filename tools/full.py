@@ -1,4 +1,4 @@
-"""Run all tests that work on a CPU, and skip those that already have a result for this commit.
+"""Run all tests that work on a CPU, except those that already have a result for this commit.
 
     python tools/full.py                  run until every test has a result
     python tools/full.py --minutes 30     run one slice; the same command continues with the next slice
@@ -31,7 +31,7 @@ SELECTED = ["-m", "not gpu and not multi_gpu"]
 
 
 class Results:
-    """A pytest plugin that records the outcome of each test and stops at a time limit.
+    """A pytest plugin that records the outcome of each test, and stops at a time limit.
 
     The outcome of a test is the worst outcome of its phases. Tests that already have a result are skipped.
     """
@@ -69,7 +69,7 @@ def test_files() -> list[str]:
 
 
 def stored(commit: str) -> dict[str, Any]:
-    """Return the stored test results for this commit, or an empty dictionary if there are none."""
+    """Return the stored test results for this commit, or a new record without results if there are none."""
     if RESULTS.exists():
         results: dict[str, Any] = json.loads(RESULTS.read_text())
         if results["commit"] == commit and not results["uncommitted_changes"]:
@@ -78,7 +78,7 @@ def stored(commit: str) -> dict[str, Any]:
 
 
 def run_file(file: str, known: Sequence[str], limit_s: float) -> tuple[dict[str, dict[str, Any]], bool]:
-    """Run the tests of one file in a new process. Return the results, and whether they are complete.
+    """Run the tests in one file in a new process. Return the results, and whether they are complete.
 
     If the process crashes, only the results of this file are lost.
     """

@@ -1,4 +1,4 @@
-"""Rebuild the tables of run costs in the documentation from stored benchmark results.
+"""Rebuild the cost tables in the documentation from stored benchmark results.
 
 python tools/make_costs.py
 """
@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def with_costs(name: str, document: str) -> str:
-    """Return the document with an updated table of costs for the page `name`."""
+    """Return the document with the cost table for the page `name` updated."""
     before, _, rest = document.partition(BEGIN)
     _, _, after = rest.partition(END)
     head, rows = TABLES[name]()

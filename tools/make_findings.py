@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def with_causes(name: str, document: str) -> str:
-    """Return the document with updated lists of causes."""
+    """Return the document with its lists of causes updated."""
     before, _, rest = document.partition(BEGIN)
     _, _, after = rest.partition(END)
     return "\n".join([f"{before}{BEGIN}", *GENERATORS[name](), f"{END}{after}"])
@@ -47,7 +47,7 @@ def _findings() -> Iterator[str]:
 
 
 def _causes_by_verdict() -> Iterator[tuple[str, str, str]]:
-    """Yield (verdict, kind of hang, links to causes) for each row of a table."""
+    """Yield the rows (verdict, kind of hang, links to causes) of a table."""
     for status in Status:
         for kind in HangKind if status is Status.HANG else (None,):
             causes = [
@@ -93,7 +93,7 @@ def _links(causes: Iterable[Cause]) -> str:
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
-    """Return the lines of the text, wrapped without breaking text in backticks."""
+    """Return the text as wrapped lines, without breaking any part in backticks."""
     one_line = " ".join(text.split())
     unbreakable = _CODE.sub(lambda code: code[0].replace(_SPACE, _UNBREAKABLE_SPACE), one_line)
     lines = textwrap.wrap(unbreakable, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -115,14 +115,14 @@ def draw_bisection(work: Path) -> None:
 
 
 def _launch(work: Path, *command: str) -> Path:
-    """Run nsa-harness in `work` and return the directory of the run."""
+    """Run nsa-harness in `work`, and return the run directory."""
     work.mkdir(exist_ok=True)
     _nsa_harness(work, *command)
     return (work / "reports" / "latest").resolve()
 
 
 def _nsa_harness(work: Path, *command: str, capture: bool = False) -> str:
-    """Run nsa-harness of this checkout, and return its output if `capture` is set.
+    """Run nsa-harness from this checkout, and return its output if `capture` is set.
 
     Raises SystemExit if nsa-harness itself fails. A run with the verdict FAIL or HANG is not an error.
     """
@@ -144,7 +144,7 @@ def _remove_files(attempt: Path) -> None:
 
 
 def _render_again(run: Path) -> None:
-    """Write the documents of a run again with a neutral host name."""
+    """Write the output files of a run again, with a neutral host name."""
     from nsa_harness.render.documents.documents import write_documents
     from nsa_harness.render.documents.report_json import from_json
     from nsa_harness.subject.playbook import PLAYBOOK
@@ -159,7 +159,7 @@ def _render_again(run: Path) -> None:
 
 
 def _without_paths(text: str, work: Path) -> str:
-    """Return the text with the directories of this machine replaced by neutral ones."""
+    """Return the text with directory names of this machine replaced by neutral ones."""
     directories = {
         str(work.resolve()): "/home/user/work",
         sys.prefix: f"{HOME}/.venv",

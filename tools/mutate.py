@@ -76,7 +76,7 @@ class Answer:
 
 @contextlib.contextmanager
 def copied() -> Iterator[Path]:
-    """Copy the tree to a temporary directory, in which mutations can be applied, and yield its path."""
+    """Yield a temporary copy of the source tree, in which mutations can be applied."""
     with tempfile.TemporaryDirectory(prefix="mutated-") as folder:
         place = Path(folder)
         for name in COPIED:
@@ -91,7 +91,7 @@ def copied() -> Iterator[Path]:
 
 
 def import_paths(place: Path) -> list[str]:
-    """Return the directories to import packages and test helpers from."""
+    """Return the directories from which to import packages and test helpers."""
     return [str(place), str(place / "harness"), str(place / "nsa")]
 
 
@@ -110,7 +110,7 @@ class Worker:
         )
 
     def run(self, tests: Sequence[str], *, keep_bytecode: bool) -> dict[str, Any]:
-        """Run these tests in a fork. Return the exit code, the failed tests, and the output."""
+        """Run the tests in a fork, and return the exit code, the failed tests and the output."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps({"tests": tests, "keep_bytecode": keep_bytecode}), file=self._process.stdin, flush=True)
@@ -129,7 +129,7 @@ class Worker:
 
 
 def serve(libraries: Sequence[str]) -> None:
-    """Run as a worker process that reads requests from stdin and writes results to stdout.
+    """Act as a worker process that reads requests from stdin and writes results to stdout.
 
     Each request is one line with tests to run in a fork. `libraries` are imported before the first fork.
     """
@@ -159,7 +159,7 @@ def _forked(question: dict[str, Any], out: Path) -> dict[str, Any]:
 
 
 def _test(question: dict[str, Any], out: Path) -> None:
-    """Run the tests of one request in a forked process, write the result to `out`, and exit."""
+    """Run the tests for one request in a forked process, write the result to `out`, and exit."""
     import pytest
 
     os.setsid()
@@ -189,7 +189,7 @@ class Failures:
 
 
 def _ended(child: int, until_s: float) -> int | None:
-    """Wait for a forked process and return its exit code, or None if it was killed at the time limit."""
+    """Wait for a forked process, and return its exit code, or None if it was killed at the time limit."""
     while time.monotonic() < until_s:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -201,7 +201,7 @@ def _ended(child: int, until_s: float) -> int | None:
 
 
 def answers(worker: Worker, batch: Sequence[Mutation]) -> Iterator[Answer]:
-    """Yield the result of each mutation in a batch whose tests are in one file."""
+    """Yield the result for each mutation in a batch, whose tests are all in one file."""
     # All tests first run without a mutation. This leaves bytecode for all files except the mutated one.
     whole = worker.run(sorted({one.test for one in batch}), keep_bytecode=True)
     for one in batch:
@@ -237,7 +237,7 @@ def broken(place: Path, mutation: Mutation) -> Iterator[None]:
 
 
 def ask(mutations: Sequence[Mutation], jobs: int, until_s: float) -> Iterator[Answer]:
-    """Yield the results of all mutations as they finish.
+    """Yield the results for all mutations as they become available.
 
     No mutation is started after the time `until_s`.
     """
@@ -278,7 +278,7 @@ def _work(
 
 
 def stored(commit: str) -> dict[str, Any]:
-    """Return the stored mutation results for this commit, or an empty dictionary if there are none."""
+    """Return the stored mutation results for this commit, or a new record without results if there are none."""
     if RESULTS.exists():
         results: dict[str, Any] = json.loads(RESULTS.read_text())
         if results["commit"] == commit and not results["uncommitted_changes"]:

@@ -1,4 +1,4 @@
-"""Find the statement that each mutation changes, and produce the changed source code.
+"""Find the statement changed by each mutation, and produce the changed source code.
 
     python tools/mutating.py          sort the entries, and list those whose statement is not found
     python tools/mutating.py --fix    first correct entries whose statement moved to another file or function, or in
@@ -96,7 +96,7 @@ class Unclear(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One change of a mutation, such as removing an operand from an expression.
+    """One of the changes that make up a mutation, such as removing an operand from an expression.
 
     The docstring of the module explains the fields.
     """
@@ -140,7 +140,7 @@ def _read_entry(*, file: str, test: str, also: Sequence[dict[str, Any]] = (), **
 
 
 def written(mutations: Sequence[Mutation]) -> str:
-    """Return the text of mutations.json, with one entry per line in sorted order.
+    """Return the text of mutations.json, with one entry per line, in sorted order.
 
     This avoids merge conflicts when two people add entries.
     """
@@ -164,7 +164,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """One statement of the code with its expressions, without nested statements."""
+    """A statement in the code with its expressions, but without nested statements."""
 
     node: ast.AST
     function: str
@@ -187,7 +187,7 @@ class Statement:
 
 
 class Anchors:
-    """The statements of one file, and the position of each syntax node."""
+    """The statements in one file, and the position of each syntax node."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
@@ -206,7 +206,7 @@ class Anchors:
             self._by_text.setdefault(unquoted(found.text), []).append(found)
 
     def find(self, change: Change) -> ast.AST:
-        """Return the syntax node to change. Raises Unclear unless exactly one node matches."""
+        """Return the syntax node to change. Raise Unclear unless exactly one node matches."""
         statements = self.matching(change)
         nodes = [node for statement in statements for node in statement.nodes(change.expression)]
         if change.nth:
@@ -264,7 +264,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _header(node: ast.AST) -> str:
-    """Return the text of a statement without nested statements.
+    """Return the source text of a statement without its nested statements.
 
     For a definition, return only its keyword and name.
     """
@@ -296,13 +296,13 @@ def _matches(text: str, wanted: str) -> bool:
 
 
 def unquoted(text: str) -> str:
-    """Return the text without quotation marks, which differ between Python versions in f-strings."""
+    """Return the text without quotation marks, which differ between Python versions inside f-strings."""
     return text.replace("'", "").replace('"', "")
 
 
 @functools.lru_cache(maxsize=8192)
 def _normal(statement: str) -> str:
-    """Return the statement as formatted by `ast.unparse`, or unchanged if it is incomplete."""
+    """Return the statement in the format of `ast.unparse`, or unchanged if it is incomplete."""
     with contextlib.suppress(SyntaxError):
         body = ast.parse(f"{statement}\n    pass" if statement.endswith(":") else statement).body
         return _header(body[0]) if len(body) == 1 else statement
@@ -311,7 +311,7 @@ def _normal(statement: str) -> str:
 
 @functools.lru_cache(maxsize=8192)
 def _normal_expression(expression: str) -> str:
-    """Return the expression as formatted by `ast.unparse`."""
+    """Return the expression in the format of `ast.unparse`."""
     with contextlib.suppress(SyntaxError):
         return unparsed(ast.parse(expression, mode="eval"))
     with contextlib.suppress(SyntaxError):
@@ -320,7 +320,7 @@ def _normal_expression(expression: str) -> str:
 
 
 def _given(node: ast.AST) -> str | None:
-    """Return the name to which the statement assigns a value, or None."""
+    """Return the name of the variable that the statement assigns, or None if it assigns none."""
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     return targets[0].id if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(targets[0], ast.Name) else None
 
@@ -338,7 +338,7 @@ def _ordinal(number: int) -> str:
 
 
 def mutated(text: str, changes: Sequence[Change]) -> str:
-    """Return the source code with these changes. Raises Unclear if a change does not match."""
+    """Return the source code with `changes` applied. Raise Unclear if a change does not match."""
     anchors = parsed(text)
     nodes = [anchors.find(change) for change in changes]
     paths = [anchors.path(node) for node in nodes]
@@ -390,7 +390,7 @@ class _Work:
         self._touched: set[int] = set()  # statements of the module
 
     def twin(self, node: ast.AST) -> ast.AST:
-        """Return the corresponding node of the second tree. Call this before any change is applied."""
+        """Return the corresponding node in the second tree. Call this before any change is applied."""
         if node not in self.twins:
             place = self.old.places[node]
             parent = self.twin(place.parent)
@@ -402,7 +402,7 @@ class _Work:
         return self.twins[node]
 
     def dumped(self, tree: ast.Module) -> list[str]:
-        """Return the parts of the tree that may have changed as text, for comparison."""
+        """Return the parts of the tree that could have changed, as text for comparison."""
         few = [tree.body[index] for index in sorted(self._touched) if index < len(tree.body)]
         return [str(len(tree.body)), *map(ast.dump, few)]
 
@@ -513,7 +513,7 @@ def _swap(node: ast.AST) -> None:
 
 
 def parsed_like(node: ast.AST, source: str) -> list[ast.AST]:
-    """Parse the source text into nodes that can replace `node`."""
+    """Parse `source` into nodes that can replace `node`."""
     match node:
         case ast.stmt():
             return list(ast.parse(source).body)
@@ -539,7 +539,7 @@ def parsed_like(node: ast.AST, source: str) -> list[ast.AST]:
 
 
 def _expression(anchors: Anchors, node: ast.AST) -> ast.AST:
-    """Return the smallest enclosing expression or statement that can be written again."""
+    """Return the smallest enclosing expression or statement that can be converted to source code on its own."""
     while not isinstance(node, (ast.expr, ast.stmt)) or isinstance(node, (ast.Slice, ast.Starred)):
         node = anchors.places[node].parent
     return node
@@ -552,7 +552,7 @@ def _statement(anchors: Anchors, node: ast.AST) -> ast.AST:
 
 
 def _spliced(text: str, old: Anchors, work: _Work, units: list[ast.AST]) -> str:
-    """Return the source text in which only the changed parts are generated again."""
+    """Return the source text with only the changed parts regenerated."""
     spans = []
     for unit in units:
         # If an expression was removed, the expression around it is written again.

@@ -1,4 +1,4 @@
-"""Correct mutations whose statements were moved or renamed."""
+"""Correct mutations whose statements have been moved or renamed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from mutating import (
 
 
 def change_of(anchors: Anchors, node: ast.AST, do: str, is_common: Callable[[str], bool]) -> Change:
-    """Return the shortest description of a change that identifies the node.
+    """Return the shortest description of a change to `node` that identifies the node.
 
     `is_common` tells which statements occur in several places.
     """
@@ -65,7 +65,7 @@ class Sources:
         return self._counts[unquoted(cut(statement))] > 1
 
     def problem(self, mutation: Mutation) -> str | None:
-        """Return why the mutation does not match exactly one place in its file, or None if it does."""
+        """Return the reason why the mutation does not match exactly one place in its file, or None if it does."""
         if (anchors := self.files.get(mutation.file)) is None:
             return "no such file"
         try:
@@ -76,7 +76,7 @@ class Sources:
         return None
 
     def follow(self, mutation: Mutation, old: Anchors | None = None) -> Mutation | None:
-        """Return the mutation adapted to the current code, or None unless it matches exactly one place.
+        """Return the mutation adapted to the current code, or None unless exactly one place matches.
 
         The search looks for the statement in its own function and file, then in a function of the same name in another
         file, then in another function, and finally with other names. `old` is the file for which the entry was written.
@@ -107,7 +107,7 @@ Fit = Callable[[Anchors, Change], Change | None]
 
 
 def _nearest(mutations: Sequence[Mutation], file: str) -> list[Mutation]:
-    """Return the mutations whose file path has the most trailing parts in common with `file`."""
+    """Return the mutations whose file paths share the most trailing parts with `file`."""
 
     def likeness(mutation: Mutation) -> int:
         pairs = zip(reversed(Path(mutation.file).parts), reversed(Path(file).parts), strict=False)
@@ -130,7 +130,7 @@ def _fits_anywhere(anchors: Anchors, change: Change) -> Change | None:
 
 
 def _fits_renamed(anchors: Anchors, change: Change, *, old: Anchors | None) -> Change | None:
-    """Return the change adapted to a statement that differs only in names, or None."""
+    """Return the change adapted to a statement that differs only in names, or None if there is no such statement."""
     was = _statement_of(old, change) if old else None
     fitting: dict[int, list[Change]] = {}
     for now in anchors.statements:
@@ -164,7 +164,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _renaming(was: str, now: str) -> dict[str, str] | None:
-    """Return the new name for each changed name, or None if the texts differ too much."""
+    """Map each changed name to its new name. Return None if the two texts differ too much."""
     old, new = _words(was.removesuffix(CUT)), _words(now)
     if was.endswith(CUT):
         old = old[:-1]

@@ -30,7 +30,7 @@ _FONT_FACE = re.compile(r"@font-face \{.*?\}\n\s*", re.DOTALL)
 
 
 def save_terminal(lines: Iterable[str], styles: Styles, path: Path, *, command: str) -> None:
-    """Save an SVG picture of a terminal with these lines and with `command` in its title bar."""
+    """Save an SVG picture of a terminal that shows `lines`, with `command` in its title bar."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, highlight=False)
     for line in (*lines, ""):  # without an empty line at the end, the last line is clipped
         console.print(styled(line, styles), soft_wrap=True)
@@ -39,7 +39,7 @@ def save_terminal(lines: Iterable[str], styles: Styles, path: Path, *, command: 
 
 
 def save_page(page: Path, path: Path, *, width: int, height: int) -> None:
-    """Save a PNG picture of the top of an HTML page.
+    """Save a PNG picture of the top part of an HTML page.
 
     The size is in pixels. Without Chromium, the old file is kept.
     """
@@ -72,7 +72,7 @@ def save_part(page: Path, pattern: str, path: Path, *, width: int, height: int) 
 
 
 def _write(path: Path, content: bytes, limit_bytes: int) -> None:
-    """Write the file, or raise SystemExit if the content is too large."""
+    """Write the file. Raise SystemExit if the content is too large."""
     if len(content) > limit_bytes:
         raise SystemExit(f"{path.name}: {len(content)} bytes, more than {limit_bytes}")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Count language faults in docstrings and names.
+"""Count language errors in docstrings and names.
 
 python tools/plain_english.py            print the counts for each folder
 python tools/plain_english.py --list     also print every place
@@ -38,7 +38,7 @@ _ALLOWED = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageFault:
-    """A language fault in a docstring or name, with its location."""
+    """A language error in a docstring or name, with its location."""
 
     kind: str
     path: str
@@ -47,7 +47,7 @@ class LanguageFault:
 
 
 def faults() -> Iterator[LanguageFault]:
-    """Yield every language fault in the code of this repository."""
+    """Yield every language error in the code of this repository."""
     for folder in FOLDERS:
         classes: dict[str, list[tuple[str, int]]] = defaultdict(list)
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -118,14 +118,14 @@ def _defined(node: ast.AST) -> Iterator[tuple[str, str, int]]:
 
 
 def names_nothing(word: str) -> bool:
-    """Whether the word is only a participle or pronoun, and so says nothing as a name."""
+    """Whether the word is only a participle or pronoun, and therefore says nothing as a name."""
     if word in _PRONOUNS or (word in _IRREGULAR and word not in _ALLOWED):
         return True
     return len(word) > 4 and word.endswith("ed") and word not in _ALLOWED
 
 
 def main() -> None:
-    """Print the number of faults in each folder and, with `--list`, every fault."""
+    """Print the number of language errors in each folder and, with `--list`, every error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="print every place")
     places = list(faults())

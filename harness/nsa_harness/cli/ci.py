@@ -47,7 +47,7 @@ def summary(
 
 
 def _night(directories: Sequence[Path], matrix_file: Path | None) -> NightSummary:
-    """Return a summary of the reports in `directories`.
+    """Return a summary of the reports found in `directories`.
 
     `matrix_file`: a workflow whose matrix lists the expected jobs, or None. Jobs without a report count as missing.
     """

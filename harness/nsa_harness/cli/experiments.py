@@ -1,4 +1,4 @@
-"""The commands `nsa-harness bisect`, `claim` and `ready`, which launch many runs to answer one question."""
+"""The commands `nsa-harness bisect`, `claim` and `ready`, each of which answers one question with many runs."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def claim(
 
 
 def _split_pair(option: str, value: str, separator: str, example: str) -> tuple[str, str]:
-    """Split the value of an option into its two parts. Raise UsageError unless there are exactly two.
+    """Split an option's value at the separator. Raise UsageError unless there are exactly two parts.
 
     `example`: a correct value, for the error message.
     """

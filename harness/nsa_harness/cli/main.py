@@ -136,7 +136,7 @@ app.add_typer(ci_app)
 
 
 def main() -> NoReturn:
-    """Run the command line of this process, and exit with its code."""
+    """Run the command line of this process, and exit with the resulting exit code."""
     for stream in (sys.stdout, sys.stderr):
         # A character that the terminal's encoding lacks must not raise UnicodeEncodeError.
         if hasattr(stream, "reconfigure"):
@@ -151,7 +151,7 @@ def main() -> NoReturn:
 
 
 def _flush_output() -> None:
-    """Flush stdout and stderr. If that fails, discard the remaining output."""
+    """Flush stdout and stderr, or discard the remaining output if that fails."""
     for stream in (sys.stdout, sys.stderr):
         if stream.closed:
             continue
@@ -195,7 +195,7 @@ def run_command_line(argv: Sequence[str]) -> int:
 
 
 def _hint_for_foreign_options(argv: Sequence[str]) -> str | None:
-    """Return a hint if an option seems to belong to the user's program, or None."""
+    """Return a hint if an option seems to be meant for the user's program, or else None."""
     if "--" in argv or argv[:1] not in (["run"], ["watch"]):
         return None
     params = typer.main.get_command(app).commands[argv[0]].params  # type: ignore[attr-defined]
@@ -230,7 +230,7 @@ def _report_error(text: str, code: int, *, as_json: bool) -> int:
 
 
 def _check_environment(environ: os._Environ[str]) -> None:
-    """Raise UsageError if a variable NSA_HARNESS_<NAME> belongs to no option."""
+    """Raise UsageError if a variable NSA_HARNESS_<NAME> does not correspond to any option."""
     variables = sorted(name for name in environ if name.startswith("NSA_HARNESS_") and name != _DEBUG)
     if not variables:
         return

@@ -1,4 +1,4 @@
-"""Command-line options that several commands share, and how options are declared and shown in --help."""
+"""Command-line options shared by several commands, and the way in which options appear in --help."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _VARIABLES = "Every option can also be set in the environment: --dry-run is NSA_
 
 
 def option(form: str, text: str, group: str | None = None, **more: Any) -> Any:
-    """Return the typer declaration of an option.
+    """Declare an option for typer, with the help text `text`.
 
     `form`: the option as --help shows it, such as "-t --tag TAG". `text`: its description. `group`: the heading above
     it.
@@ -44,7 +44,7 @@ def option(form: str, text: str, group: str | None = None, **more: Any) -> Any:
 
 
 def argument(form: str, text: str, **more: Any) -> Any:
-    """Return the typer declaration of an argument.
+    """Declare an argument for typer, with the help text `text`.
 
     `form`: the argument as --help shows it, such as "[RUN]". `text`: its description.
     """
@@ -137,7 +137,7 @@ def typed_command() -> str:
 
 
 def run_options(out: Path | None, probe: Probe, *, as_json: bool, no_redact: bool, git_diff: bool) -> RunOptions:
-    """Return the options that all commands share as one object.
+    """Return one object with the options that all commands share.
 
     It also contains the command line that the user typed.
     """
@@ -149,7 +149,7 @@ def run_options(out: Path | None, probe: Probe, *, as_json: bool, no_redact: boo
 
 
 def is_given(context: typer.Context, name: str) -> bool:
-    """Whether the user set the option, even to its default value."""
+    """Whether the user set the option `name`, even to its default value."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 
@@ -194,7 +194,7 @@ def shape_names(incomplete: str) -> list[str]:
 
 
 def _catalog() -> Sequence[SelectedScenario]:
-    """Return all scenarios, or () if a scenario file is invalid."""
+    """Return all scenarios, or an empty tuple if a scenario file is invalid."""
     from nsa_harness.errors import HarnessError
     from nsa_harness.supervisor.launch.planning import all_scenarios
 

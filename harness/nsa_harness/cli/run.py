@@ -168,7 +168,7 @@ def invocation_from_args(
     module: str | None = None,
     ranks: int = 2,
 ) -> Invocation:
-    """Return the program or the scenarios that the command line asks to launch.
+    """Return the program or scenarios that the command line asks to launch.
 
     It launches the one program that `targets`, `script` or `module` names, or else the scenarios that `targets` select.
     Arguments after `--` are in `context.obj`. Raises UsageError if several programs are named, or if arguments follow
@@ -227,7 +227,7 @@ def _resume(request: RunRequest, run_name: str, *, dry_run: bool) -> NoReturn:
 
 
 def _launch(request: RunRequest, plan: LaunchPlan, *, dry_run: bool) -> NoReturn:
-    """Launch the runs of a plan, and exit with their exit code.
+    """Launch the runs of a plan, and exit with the resulting exit code.
 
     `dry_run`: only print the commands.
     """
@@ -249,13 +249,13 @@ def _launch(request: RunRequest, plan: LaunchPlan, *, dry_run: bool) -> NoReturn
 
 
 def _refuse_others(reason: str, conflicting: Sequence[str]) -> None:
-    """Raise UsageError if there are conflicting arguments. `reason` starts the error message."""
+    """Raise UsageError if there are any conflicting arguments. `reason` starts the error message."""
     if conflicting:
         raise UsageError(f"{reason}; remove {conflicting[0]}")
 
 
 def _parse_shard(text: str | None) -> tuple[int, int] | None:
-    """Return the numbers K and N of --shard=K/N, or None. Raise UsageError if they are invalid."""
+    """Parse --shard=K/N into K and N, or None if it is not set. Raise UsageError if it is invalid."""
     if text is None:
         return None
     parts = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", text)

@@ -1,4 +1,4 @@
-"""The texts that `nsa-harness list`, `explain` and `run --dry-run` print."""
+"""The text that `nsa-harness list`, `explain` and `run --dry-run` print."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def cause_lines(cause: Cause, width: int) -> Iterator[str]:
 
 
 def kind_lines(kind: HangKind, width: int) -> Iterator[str]:
-    """Yield the output of `nsa-harness explain` for a kind of HANG."""
+    """Yield the output of `nsa-harness explain` for one kind of hang."""
     yield kind.value
     yield from labelled("means", MEANING[kind], width, len("causes") + 2)
     yield from labelled(

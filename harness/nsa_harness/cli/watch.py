@@ -80,7 +80,7 @@ def watch(
 
 
 def _parse_on_hang(text: str) -> tuple[OnHang, str]:
-    """Return the value of --on-hang and the command after `exec`. Raise UsageError if it is invalid."""
+    """Parse --on-hang into its action and the command after `exec`. Raise UsageError if it is invalid."""
     from nsa_harness.commands.watch import OnHang
 
     kind, _, hook = text.strip().partition(" ")

@@ -1,4 +1,4 @@
-"""The functions behind the commands.
+"""The functions that implement the commands.
 
 Only these modules connect planning, launching, judging and rendering.
 """

@@ -20,7 +20,7 @@ from nsa_harness.supervisor.storage.rundir import RunOptions
 def plan(
     *words: str, script: str | os.PathLike[str] | None = None, ranks: int = 2, args: Sequence[str] = ()
 ) -> tuple[RunSpec | Skip, ...]:
-    """Return the launches for a script or for the scenarios that `words` select. Nothing is launched.
+    """Plan the launches of a script, or of the scenarios selected by `words`, without launching anything.
 
     `words` takes the same arguments as `nsa-harness run`: scenario names, globs, paths of YAML files, and overrides
     such as "train.steps=2". `script` is a Python file that torchrun will start with `ranks` processes and `args`. For a

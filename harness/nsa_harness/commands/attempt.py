@@ -33,13 +33,13 @@ ShouldStop = Callable[..., bool]  # takes the arguments of `prove`
 
 
 class Interrupts(Protocol):
-    """How many Ctrl-C and SIGTERM signals have arrived so far."""
+    """A counter of the Ctrl-C and SIGTERM signals that have arrived so far."""
 
     @property
     def count(self) -> int: ...
 
     def watching(self) -> AbstractContextManager[None]:
-        """Return a context in which a second signal raises KeyboardInterrupt."""
+        """Return a context manager: within its `with` block, a second signal raises KeyboardInterrupt."""
 
 
 def run_one(
@@ -56,7 +56,7 @@ def run_one(
     server: ForkServer | None = None,
     should_stop: ShouldStop | None = None,
 ) -> Outcome:
-    """Run one attempt and return its outcome.
+    """Launch a run once, judge it, and return its outcome.
 
     `number`: the number of the attempt within its scenario. `devices`: the GPUs that the ranks can see, or None for
     all. `server`: the fork server for a spec with the launcher FORK. `should_stop`: called for each snapshot of a stall
@@ -143,7 +143,7 @@ def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptAudience:
-    """Adapter that passes the events of one attempt to all listeners."""
+    """An adapter that passes the events of one attempt to all listeners."""
 
     name: str
     notify: Notify
@@ -163,7 +163,7 @@ class AttemptAudience:
 
 
 def phase_name(progress: Progress) -> str:
-    """Return the phase of the slowest rank as shown on the screen: "launch", "step N" or "finish"."""
+    """Return the phase of the slowest rank for display: "launch", "step N" or "finish"."""
     if not progress.ranks or any(rank.phase in _STARTUP_PHASES for rank in progress.ranks):
         return "launch"
     if all(rank.phase == "exit" for rank in progress.ranks):

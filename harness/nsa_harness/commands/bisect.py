@@ -72,7 +72,7 @@ _PROOFS = (Purpose.PROOF_BAD, Purpose.PROOF_GOOD)
 
 
 class _LauncherDecides(Exception):
-    """Raised if a forked test run and one under torchrun give different results."""
+    """Raised if a forked test run and a run under torchrun give different results."""
 
 
 class _SearchInterrupted(OutOfBudget):
@@ -83,7 +83,7 @@ class _SearchInterrupted(OutOfBudget):
 
 
 def run_bisection(request: BisectRequest) -> int:
-    """Run a bisection and write its documents. Return the exit code."""
+    """Run a bisection, write its output files, and return the exit code."""
     facts = machine_facts()
     launches = Launches(request=request, facts=facts)
     program = launched_program(request, launches)
@@ -107,7 +107,7 @@ def run_bisection(request: BisectRequest) -> int:
 def _open(
     request: BisectRequest, folder: SearchDirectory, launches: Launches, facts: MachineFacts
 ) -> Iterator[Bisection]:
-    """Open everything that a search needs, and close it at the end."""
+    """Open everything that a bisection needs, yield the bisection, and close everything at the end."""
     run, options = folder.run, request.options
     with ExitStack() as stack:
         screen = BisectScreen(sys.stderr if options.json else sys.stdout, live=not options.json)
@@ -157,7 +157,7 @@ class Bisection(SearchProgress):
         self.began_s = time.monotonic() - ended_s(self.journal.stored)
 
     def carry_out(self) -> int:
-        """Search for the answer, prove it and write it. Return the exit code."""
+        """Search for the answer, confirm it and write it, then return the exit code."""
         self.screen.show_header(report_so_far(self))
         answer = answer_for_subject(self.request.subject, self._search())
         if not self.was_interrupted:
@@ -174,7 +174,7 @@ class Bisection(SearchProgress):
         return UNDECIDED if answer.kind is AnswerKind.UNDECIDED else ANSWERED
 
     def _search(self) -> SearchAnswer:
-        """Search for the answer. Search again without forks if forking changes the results."""
+        """Search for the answer, and search again without forks if forking changes the results."""
         question = self._question()
         self.stages = worst_case_stages(question)
         try:
@@ -191,7 +191,7 @@ class Bisection(SearchProgress):
         return replace(search_question(self.request, self.earlier), bad_cost=self._bad_cost, at_once=self._at_once())
 
     def _at_once(self) -> int:
-        """Return how many test runs can run in parallel on this machine, at most `--jobs`."""
+        """Return the number of test runs that can run in parallel on this machine, at most `--jobs`."""
         requested_jobs = self.request.jobs
         spec = self.launches.spec_or_reason(range(len(self.request.subject.items)))
         if isinstance(spec, str):
@@ -207,7 +207,7 @@ class Bisection(SearchProgress):
     # Probes.
 
     def probe(self, round_: Round) -> list[ProbeResult]:
-        """Launch every configuration of the round and return the results.
+        """Run the program with each configuration of the round, and return the results.
 
         A result that an earlier session has stored is used instead of a new launch.
         """
@@ -227,7 +227,7 @@ class Bisection(SearchProgress):
         return [probe.counts_as for probe in probes]
 
     def _probe_again(self, subset: Subset, purpose: Purpose, *, in_full: bool = True) -> ProbeReport:
-        """Launch a configuration again.
+        """Run the program again with the configuration `subset`.
 
         `in_full`: under torchrun and with the full limits, like the printed command.
         """
@@ -236,7 +236,7 @@ class Bisection(SearchProgress):
         return self._probe(next(self._numbers), round_, in_full=in_full)
 
     def _probe(self, n: int, round_: Round, *, in_full: bool | None = None) -> ProbeReport:
-        """Return the stored report for a configuration, or launch it.
+        """Return the stored report for the configuration of `round_`, or do a new test run.
 
         `round_` must have a single configuration.
         """
@@ -255,13 +255,13 @@ class Bisection(SearchProgress):
         return probe
 
     def _in_full(self, subset: Subset, purpose: Purpose) -> bool:
-        """Whether the configuration must run under torchrun, because it is a proof."""
+        """Whether this test run must use torchrun, because it counts as a proof of the answer."""
         spans = spans_of(subset)
         proof_count = sum(probe.in_full and probe.subset == spans for probe in self.journal.session_probes)
         return purpose in _PROOFS and proof_count < self.request.repeat
 
     def _new_probe(self, n: int, subset: Subset, round_: Round, *, in_full: bool) -> ProbeReport:
-        """Launch a configuration and store its report. Raises OutOfBudget if the budget is used up."""
+        """Run the program with `subset` and store the report. Raise OutOfBudget if the time budget is used up."""
         self._raise_if_interrupted()
         if self.request.budget_s is not None and sum(probe.wall_s for probe in self.probes) >= self.request.budget_s:
             self.out_of_budget = True
@@ -281,7 +281,7 @@ class Bisection(SearchProgress):
         return probe
 
     def _launch(self, spec: RunSpec, blank: ProbeReport) -> ProbeReport:
-        """Launch a configuration and return `blank` with the result filled in."""
+        """Launch `spec` and return `blank` with the result filled in."""
         name = self._free_name(blank.n)
         about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.describe(blank.indices)}"
         spec = self.launches.with_learned_limits(replace(spec, scenario=name, about=about), in_full=blank.in_full)
@@ -360,7 +360,7 @@ class Bisection(SearchProgress):
         raise _LauncherDecides
 
     def _confirm_commands(self, answer: SearchAnswer) -> None:
-        """Launch the failing and the passing configuration under torchrun, if this is still missing.
+        """Run the failing and the passing configuration under torchrun, unless this was already done.
 
         The report prints a command only if its last launch under torchrun had the result that the answer claims.
         """
@@ -394,7 +394,7 @@ class Bisection(SearchProgress):
             self.signature = Signature(verdict=verdict, cause=cause, place=place)
 
     def _learn_step_time(self, good: ProbeReport) -> None:
-        """Record the step time of a passing run, to compute which step time counts as slow.
+        """Record the step time of a passing run, from which the limit for slow steps is computed.
 
         The threshold must not change after a test run was compared with it. The caller must hold the lock.
         """
@@ -415,7 +415,7 @@ class Bisection(SearchProgress):
         self.screen.show_round(round_, report_so_far(self), left_s)
 
     def note(self, text: str) -> None:
-        """Print a note and store it for the documents. A repeated note is ignored."""
+        """Print a note and store it for the output files. A repeated note is ignored."""
         with self._lock:
             is_new = text not in self.notes
             if is_new:
@@ -424,7 +424,7 @@ class Bisection(SearchProgress):
             self.screen.note(text)
 
     def _bad_cost(self) -> float:
-        """Return the ratio between the run times of failing and passing test runs."""
+        """Return the run time of a failing test run, divided by that of a passing one."""
         each = self._costs()
         return max(0.1, each.bad_s / each.good_s) if each and each.good_s else 1.0
 

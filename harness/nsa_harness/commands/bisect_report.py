@@ -1,4 +1,4 @@
-"""Reports of a bisection: the plan, the documents at the end, and a stored bisection."""
+"""Reports for a bisection: the plan, the output files at the end, and a stored bisection."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NOTHING_YET = SearchAnswer(kind=AnswerKind.UNDECIDED, confidence=0.0)
 
 @dataclass(kw_only=True)
 class SearchProgress:
-    """The request of a bisection, and its results so far."""
+    """A requested bisection, and its results so far."""
 
     request: BisectRequest
     run: RunDir | None = None  # None with --dry-run: nothing is written
@@ -90,7 +90,7 @@ def write_answer(
     *,
     cut_short: bool,
 ) -> BisectReport:
-    """Write every document of the bisection, and return its report.
+    """Write all output files for the bisection, and return its report.
 
     `outcomes`: the outcomes of this session by directory name. Test runs of earlier sessions are judged again.
     """
@@ -115,7 +115,7 @@ def _any_spec(launches: Launches) -> RunSpec | None:
 
 
 def _commands(state: SearchProgress, answer: SearchAnswer, alone: str | None) -> Commands:
-    """Return the commands that reproduce the answer, if they were confirmed."""
+    """Return the commands that reproduce the answer, without those that no run has confirmed."""
 
     def command(subset: Subset | None, counts: ProbeResult) -> str | None:
         if subset is None or not shown_in_full(state.probes, subset, counts):
@@ -140,7 +140,7 @@ def _last_in_full(probes: Sequence[ProbeReport], subset: Subset) -> ProbeReport 
 
 
 def _write_repro(state: SearchProgress, run: RunDir, answer: SearchAnswer) -> str | None:
-    """Write a script that reproduces the failure. Return the command that runs it, or None."""
+    """Write a script that reproduces the failure. Return the command that runs it, or None if there is no script."""
     if answer.failing is None or state.request.subject.form is SubjectForm.COMMIT:
         return None
     spec = state.launches.spec_or_reason(answer.failing)
@@ -156,7 +156,7 @@ def _write_repro(state: SearchProgress, run: RunDir, answer: SearchAnswer) -> st
 
 
 def _judge_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
-    """Judge stored test runs again, and return their outcomes by directory name."""
+    """Judge stored test runs again, and map each directory name to the resulting outcome."""
     from nsa_harness.commands.judge import judge_stored
 
     outcomes = {}
@@ -167,7 +167,7 @@ def _judge_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
 
 
 def show_plan(request: BisectRequest) -> int:
-    """Print what a bisection would launch and how long it may take, for --dry-run."""
+    """Print what a bisection would launch and how long it could take, for --dry-run."""
     facts, subject = machine_facts(), request.subject
     launches = Launches(request=request, facts=facts)
     earlier = find_earlier_runs(launches, request.options.parent)
@@ -187,7 +187,7 @@ def show_plan(request: BisectRequest) -> int:
 
 
 def _control(launches: Launches, name: str, subset: Sequence[int]) -> PlannedControl:
-    """Return the good or the bad configuration as --dry-run shows it."""
+    """Return the good or the bad configuration in the form that --dry-run shows."""
     config, spec = launches.subject.describe(subset), launches.spec_or_reason(subset)
     if isinstance(spec, str):
         return PlannedControl(name=name, config=config, command=None, reason=spec)
@@ -203,7 +203,7 @@ def _takes_s(case: EffortCase, earlier: EarlierRuns, jobs: int) -> float | None:
 
 
 def _time_source(earlier: EarlierRuns) -> str:
-    """Return a phrase about the stored runs that expected times are based on, or ""."""
+    """Return a phrase that says how long the stored runs took, or "" if that is unknown."""
     means = [
         (word, earlier.run_s(verdicts)) for word, verdicts in (("passes", (Status.PASS,)), ("fails", FAILED_STATUSES))
     ]
@@ -213,7 +213,7 @@ def _time_source(earlier: EarlierRuns) -> str:
 
 
 def show_stored(path: Path, out: Path | None) -> int:
-    """Print a stored bisection again and return its exit code. Raises StoredRunError."""
+    """Print a stored bisection again and return its exit code. Raise StoredRunError if it cannot be read."""
     run = find_run(path, out or Path("reports"))
     search = stored_search(run)
     BisectScreen.print_lines(lambda width: stored_lines(search, run.path, width))

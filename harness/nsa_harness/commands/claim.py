@@ -57,7 +57,7 @@ EXIT = {ClaimResult.SUPPORTED: 0, ClaimResult.REFUTED: 1, ClaimResult.UNDECIDED:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimRequest:
-    """The claim to test, and the options of the test."""
+    """A claim to test, and the options for the test."""
 
     question: Invocation
     options: RunOptions
@@ -71,7 +71,7 @@ class ClaimRequest:
 
 
 def run_claim(request: ClaimRequest) -> int:
-    """Test a claim, write the documents, and return the exit code.
+    """Test a claim, write the output files, and return the exit code.
 
     Raises UsageError if the two sides do not differ in exactly one key, commit or argument.
     """
@@ -85,7 +85,7 @@ def run_claim(request: ClaimRequest) -> int:
 
 
 def _sides(request: ClaimRequest, facts: MachineFacts, stack: ExitStack | None) -> LaunchSides:
-    """Return the two launches that a claim compares.
+    """Return the two launches, with and without the change, that a claim compares.
 
     `stack` removes the worktrees of two commits when it is closed. If it is None, no commit is checked out.
     """
@@ -119,12 +119,12 @@ def _claim(request: ClaimRequest, sides: LaunchSides) -> ClaimReport:
 
 
 def planned_claim(request: ClaimRequest) -> LaunchSides:
-    """Return the two launches that a claim compares, for --dry-run."""
+    """Return the two launches that a claim compares, without a checkout of any commit, for --dry-run."""
     return _sides(request, machine_facts(), None)
 
 
 def show_plan(request: ClaimRequest, sides: LaunchSides) -> None:
-    """Print the two launches that a claim compares, and how long the test can take."""
+    """Print the two launches that a claim compares, and the longest duration of the test."""
     claim, specs = _claim(request, sides), (sides.first.spec, sides.second.spec)
     walls_s = [[run.wall_s for run in earlier_results(request.options.parent, {spec.spec_hash})] for spec in specs]
     means_s = [sum(side_s) / len(side_s) for side_s in walls_s if side_s]
@@ -135,7 +135,7 @@ def show_plan(request: ClaimRequest, sides: LaunchSides) -> None:
 
 
 def show_ledger(parent: Path, *, as_json: bool) -> int:
-    """Print the ledger of earlier claims, as a table or as JSON lines. Return the exit code."""
+    """Print the ledger of earlier claims, as a table or as JSON lines, and return the exit code."""
     ledger = read_ledger(parent)
     for line in map(json.dumps, map(json_object, ledger.lines)) if as_json else shown.ledger_lines(ledger.lines):
         print(line)
@@ -147,7 +147,7 @@ def show_ledger(parent: Path, *, as_json: bool) -> int:
 
 
 def _test(experiment: Experiment, request: ClaimRequest, sides: LaunchSides, claim: ClaimReport) -> int:
-    """Run trials until the claim is decided, and report the conclusion. Return the exit code."""
+    """Run trials until the claim is decided, report the conclusion, and return the exit code."""
     experiment.show(lambda width: shown.header_lines(claim, width))
     files = _Files(sides, request.question.working_dir)
     test = SequentialTest(terms=claim.terms)
@@ -199,7 +199,7 @@ def _trial(experiment: Experiment, outcome: Outcome, side: int) -> Trial:
 
 
 class _Files:
-    """The files of the program, which are watched for edits during a test."""
+    """The program's files, which are watched for edits during a test."""
 
     def __init__(self, sides: LaunchSides, working_dir: Path) -> None:
         specs = () if sides.key == COMMIT else (sides.first.spec, sides.second.spec)
@@ -207,7 +207,7 @@ class _Files:
         self._before = self._program.file_entries()
 
     def learn_written(self, test: SequentialTest) -> None:
-        """Ignore files that the program itself writes during the first trial of each side."""
+        """Ignore the files that the program itself writes during the first trial of each side."""
         if len(test.trials) <= 2:
             self._before = mark_outputs(self._before, self._program.file_entries())
 

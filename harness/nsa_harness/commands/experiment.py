@@ -1,4 +1,4 @@
-"""Experiments: launch configurations until a question is answered."""
+"""Experiments: launch a program with several configurations until a question is answered."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Experiment:
         self.screen.show(lambda width: [line(width)])
 
     def finish(self, line: LedgerLine, code: int) -> tuple[int, Path | None]:
-        """Write a ledger line and the documents. Return the exit code and the ledger's path.
+        """Write a ledger line and the output files, and return the exit code and the ledger's path.
 
         The code is `code` unless the user interrupted. The path is None if there was no trial or the ledger cannot be
         written.
@@ -105,7 +105,7 @@ class Experiment:
 
     @property
     def took_s(self) -> float:
-        """The total time of all launches in seconds, including an interrupted one."""
+        """Total time of all launches in seconds, including an interrupted launch."""
         return sum(outcome.timing.wall_s for outcome in self._outcomes)
 
 
@@ -120,7 +120,7 @@ def open_experiment(options: RunOptions, configs: Sequence[RunSpec], facts: Mach
 def ledger_side(
     label: str, spec_hash: str, failures: int, runs: int, confidence: float, ends: Mapping[str, int]
 ) -> LedgerSide:
-    """Return the part of a ledger line about one of the compared launches.
+    """Return one side of a ledger line, which describes one of the compared launches.
 
     It has the failure rate with a confidence interval. `ends` counts how the runs ended, for example {"HANG": 3}.
     """

@@ -21,7 +21,7 @@ _CHECK_STEPS = 7
 
 @dataclass(frozen=True, kw_only=True)
 class RequestedSize:
-    """The size of the training step to predict. A value of None is taken from the largest stored run."""
+    """The size of the training step to predict. A field that is None is copied from the largest stored run."""
 
     tokens: int | None
     layers: int | None
@@ -29,7 +29,7 @@ class RequestedSize:
 
 @dataclass(kw_only=True)
 class Answer:
-    """The lines to print, and the exit code."""
+    """The lines to print, and the exit code to return."""
 
     lines: list[str]
     code: int = CONFIRMED
@@ -61,7 +61,7 @@ def _outcomes(path: Path | None, parent: Path) -> Sequence[Outcome]:
 
 
 def _add_sweep(sweep: Sweep, requested_size: RequestedSize, answer: Answer) -> None:
-    """Add the measurements, the fit and the prediction of one sweep to the answer.
+    """Add the measurements, the fit and the prediction from one sweep to the answer.
 
     If the sweep has a run at half the requested size, that run is excluded from the fit and checks its prediction.
     Otherwise the answer shows the command for such a run.
@@ -94,14 +94,14 @@ def _size(sweep: Sweep, requested_size: RequestedSize) -> Size | None:
 
 
 def _half(sweep: Sweep, size: Size) -> Size:
-    """Return half of `size`: half the layers if the sweep varies the layers, else half the tokens."""
+    """Return `size` with half the layers if the sweep varies the layers, or else with half the tokens."""
     regime = sweep.regimes[-1]
     over = regime.fits[0].keys if regime.fits else ()
     return Size(tokens=size.tokens, layers=max(1, size.layers // 2)) if over == (LAYERS,) else size.half()
 
 
 def _check(sweep: Sweep, check: Outcome, answer: Answer) -> None:
-    """Compare the measurements of the run `check` with the prediction of the sweep."""
+    """Compare the measurements of the run `check` with the prediction from the sweep."""
     cost = check.cost
     assert cost is not None
     prediction = sweep.predict(size_of(cost))
@@ -120,7 +120,7 @@ def _check(sweep: Sweep, check: Outcome, answer: Answer) -> None:
 
 
 def _check_command(sweep: Sweep, half: Size) -> Iterator[str]:
-    """Yield lines with the command that checks the prediction at half the size."""
+    """Yield lines with the command that checks the prediction at the size `half`."""
     prediction: Mapping[Quantity, Interval] | NoPrediction = sweep.predict(half)
     name = sweep.cells[-1].spec.scenario.partition("@")[0]
     keys = f"--matrix model.seq_len={half.tokens} --matrix model.layers={half.layers} train.steps={_CHECK_STEPS}"

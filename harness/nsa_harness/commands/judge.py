@@ -1,4 +1,4 @@
-"""Judge an attempt that has ended from its files only.
+"""Judge an attempt that has ended, using only its files.
 
 `collect` reads the files, `judge` decides on PASS, FAIL, HANG or ERROR, `diagnose` finds the cause, and `in_words`
 writes the sentences.
@@ -123,7 +123,7 @@ def judge_attempt(
 
 
 def write_file(attempt: AttemptDir, path: Path, text: str) -> tuple[Trouble, ...]:
-    """Write a file of the attempt. Return the error if that fails."""
+    """Write a file of the attempt. Return the error, or an empty tuple if there was none."""
     try:
         attempt.directory.write(path, text)
     except OSError as error:
@@ -150,7 +150,7 @@ def _write_trace(attempt: AttemptDir, evidence: Evidence, outcome: Outcome) -> t
 
 
 def _write_repro(attempt: AttemptDir, spec: RunSpec, evidence: Evidence, outcome: Outcome) -> tuple[Artifact, ...]:
-    """Write repro/ and return its files, or the reason why it cannot be written."""
+    """Write repro/ and return its files. If that fails, a placeholder gives the reason."""
     try:
         redacted_spec = attempt.redaction.spec(spec)
         command = attempt.redaction.command(command_line(spec, sys.executable, None))
@@ -160,7 +160,7 @@ def _write_repro(attempt: AttemptDir, spec: RunSpec, evidence: Evidence, outcome
 
 
 def judge_stored(attempt: AttemptDir, budget: Budget | None = None) -> Outcome:
-    """Judge an attempt of a stored run from its files. Raises ScenarioError if its spec cannot be read.
+    """Judge an attempt of a stored run from its files. Raise ScenarioError if its spec cannot be read.
 
     `budget`: what is left of the budget for reading the run's files, or None for a new budget.
     """

@@ -44,7 +44,7 @@ Word = TypeVar("Word", Cause, Status)
 
 @dataclass(frozen=True, kw_only=True)
 class StatedTruth:
-    """The correct answer according to the user. A value that the user does not know is None or empty."""
+    """The correct answer according to the user. A field that the user does not know is None or empty."""
 
     line: str | None = None
     cause: str | None = None
@@ -55,7 +55,7 @@ class StatedTruth:
 
 @dataclass(frozen=True, kw_only=True)
 class _Truth:
-    """The correct answer, after it was checked against the evidence."""
+    """The correct answer, after a check against the evidence."""
 
     verdict: Status
     cause: Cause | None
@@ -82,7 +82,7 @@ def record_misdiagnosis(
     out: Path | None = None,
     redact: bool = True,
 ) -> Iterator[str]:
-    """Write a wrong answer and the correct one to a file, and yield lines about this file.
+    """Write a wrong answer and the correct one to a file, and yield lines that describe this file.
 
     `run_path`: a run, or one attempt of it. `to`: the file to write; by default, a new file next to the run. Raises
     UsageError if the stated truth does not fit the run, or if it equals the answer that was given.
@@ -127,7 +127,7 @@ def record_misdiagnosis(
 
 
 def answer_values(outcome: Mapping[str, Any], directory: str) -> dict[str, Any]:
-    """Return the answer in an outcome of report.json, in the format that `evaluation` scores.
+    """Extract the answer from an outcome in report.json, in the format that `evaluation` scores.
 
     `directory`: the directory of the program, to which file paths are made relative.
     """
@@ -150,7 +150,7 @@ def answer_values(outcome: Mapping[str, Any], directory: str) -> dict[str, Any]:
 
 
 def without_paths(text: str, places: Sequence[tuple[str, str]]) -> str:
-    """Return `text` without directory names of this machine.
+    """Return `text` with the directory names of this machine replaced.
 
     `places`: pairs of a path and its replacement. Library directories become /usr/lib/pythonX.Y.
     """
@@ -209,7 +209,7 @@ def _evidence(attempt: AttemptDir) -> Evidence:
 
 
 def _project(evidence: Evidence) -> str:
-    """Return the common directory of the program's files, or "" if it is unknown."""
+    """Return the common parent directory of the program's files, or "" if it is unknown."""
     files = (*program_lines(evidence), *(source.file for source in evidence.sources))
     absolute = sorted({str(PurePosixPath(file).parent) for file in files if file.startswith("/")})
     return os.path.commonpath(absolute) if absolute else ""
@@ -230,7 +230,7 @@ def _environment(attempt: AttemptDir) -> dict[str, Any]:
 def _check_truth(
     stated_truth: StatedTruth, attempt: AttemptDir, evidence: Evidence, outcome: Outcome
 ) -> tuple[_Truth, Evidence]:
-    """Check the answer that the user stated, and return it with evidence about its line.
+    """Check the user's answer, and return it with evidence that includes the source of its line.
 
     Raises UsageError if the answer does not fit the run.
     """
@@ -248,7 +248,7 @@ def _check_truth(
 
 
 def _word(option: str, text: str | None, choices: type[Word]) -> Word | None:
-    """Return the cause or verdict with this name, ignoring case. Raises UsageError."""
+    """Return the member of `choices` that is named `text`, ignoring case. Raise UsageError if there is none."""
     if text is None:
         return None
     for word in choices:
@@ -263,7 +263,7 @@ def _word(option: str, text: str | None, choices: type[Word]) -> Word | None:
 def _line(
     location: str | None, attempt: AttemptDir, evidence: Evidence
 ) -> tuple[str | None, int | None, tuple[Source, ...]]:
-    """Return the file and line that --line names, with source excerpts that the evidence lacks.
+    """Return the file and line named by --line, with source excerpts that the evidence lacks.
 
     Excerpts are read from the file itself if it has not changed since the launch. Raises UsageError if the line is
     neither in the evidence nor in such a file.
@@ -299,7 +299,7 @@ def _line(
 
 
 def _file(name: str, local_file: str, evidence_files: Sequence[str]) -> str:
-    """Return the full path of the file that the user named. Raises UsageError if it is ambiguous."""
+    """Return the full path of the file that the user named. Raise UsageError if it is ambiguous or unknown."""
     exact = [file for file in evidence_files if file in (name, local_file)]
     matches = exact or [file for file in evidence_files if file.endswith(f"/{name.removeprefix('./')}")]
     if len(matches) == 1:

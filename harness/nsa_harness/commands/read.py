@@ -43,7 +43,7 @@ _COLUMNS, _MAX_COLUMNS = 80, 120
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRequest:
-    """The files to read, and the options."""
+    """The files to read, and the options of the command."""
 
     paths: tuple[Path, ...]
     out: Path | None  # None: write no files
@@ -54,7 +54,7 @@ class ReadRequest:
 
 
 def read(request: ReadRequest) -> int:
-    """Report how a dead job ended. Return 124 for a HANG, 1 for a FAIL, and 125 if unknown.
+    """Report how a dead job ended. Return 124 for a HANG, 1 for a FAIL, and 125 if the end is unknown.
 
     Raises UsageError if none of the files can be used.
     """
@@ -82,7 +82,7 @@ def read(request: ReadRequest) -> int:
 
 
 def _nothing_usable(job_files: JobFiles) -> str:
-    """Return an error message that says why none of the files can be used."""
+    """Return an error message that explains why none of the files can be used."""
     lines = [f"{gap.what}: {gap.why}" for gap in job_files.trouble]
     lines += [f"{file.name}: {file.reason}" for file in job_files.files]
     reasons = [escape(line) for line in lines[:_MAX_FILE_LINES]]
@@ -117,7 +117,7 @@ def _outcome(
 
 
 def _with_files(outcome: Outcome, post_mortem: PostMortem) -> Outcome:
-    """Return the outcome with proofs that name the files that were read."""
+    """Return the outcome with each proof replaced by the path of the file that was read."""
     files = {proof: os.path.abspath(name) for proof, name in post_mortem.files.items()}
 
     def files_read(proofs: Sequence[str]) -> Iterator[str]:
@@ -169,7 +169,7 @@ def _print_answer(request: ReadRequest, report: Report, run: RunDir | None, miss
 
 
 def _file_lines(unusable: Sequence[Trouble], missing: Sequence[MissingData], width: int) -> Iterator[str]:
-    """Yield notes about unused files, and how to get the missing ones next time."""
+    """Yield notes about unused files, and instructions for getting the missing ones next time."""
     for number, gap in enumerate(unusable[:_MAX_FILE_LINES]):
         yield from labelled("note" if number == 0 else "", escape(words.trouble(gap)), width, ANSWER_LABEL_WIDTH)
     if len(unusable) > _MAX_FILE_LINES:

@@ -76,14 +76,14 @@ class ReadyRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadyPlan:
-    """A checklist, and the launches of each of its phases."""
+    """A checklist, and the launches for each of its phases."""
 
     checklist: Checklist
     phases: tuple[PhasePlan, ...]
 
 
 def run_readiness(request: ReadyRequest) -> int:
-    """Run a readiness check and write its documents. Return the exit code."""
+    """Run a readiness check, write its output files, and return the exit code."""
     facts = machine_facts()
     plan = _plan_phases(request, facts)
     specs = [spec for phase_plan in plan.phases for spec in phase_plan.specs if isinstance(spec, RunSpec)]
@@ -97,7 +97,7 @@ def run_readiness(request: ReadyRequest) -> int:
 
 
 def show_plan(request: ReadyRequest) -> int:
-    """Print what a readiness check would launch, for --dry-run. Return the exit code."""
+    """Print what a readiness check would launch, for --dry-run, and return the exit code."""
     facts = machine_facts()
     plan = _plan_phases(request, facts)
     phases = [(phase_plan.phase, phase_plan.specs) for phase_plan in plan.phases]
@@ -107,7 +107,7 @@ def show_plan(request: ReadyRequest) -> int:
 
 
 def _plan_phases(request: ReadyRequest, facts: MachineFacts) -> ReadyPlan:
-    """Read the checklist and plan its launches. Raises HarnessError for any mistake."""
+    """Read the checklist and plan its launches. Raise HarnessError if the checklist or the request is invalid."""
     if request.shape not in SHAPES:
         names = ", ".join(SHAPES)
         raise UsageError(f"no shape {request.shape!r}{did_you_mean(request.shape, SHAPES)}; known: {names}")
@@ -118,7 +118,7 @@ def _plan_phases(request: ReadyRequest, facts: MachineFacts) -> ReadyPlan:
 
 
 def _cache_key(request: ReadyRequest, plan: ReadyPlan, program: LaunchedProgram) -> CacheKey:
-    """Return everything that must be unchanged to continue an interrupted check.
+    """Return everything that must be unchanged for an interrupted check to continue.
 
     Criteria are not part of the key, because they only read the results. The hash of a launch covers the program's
     content.
@@ -134,7 +134,7 @@ def _cache_key(request: ReadyRequest, plan: ReadyPlan, program: LaunchedProgram)
 
 
 def _key_of_launch(spec: RunSpec | Skip) -> object:
-    """Return the part of a launch that must be unchanged for its result to be reused."""
+    """Return the properties of a launch that must be unchanged for its result to be reused."""
     return spec.reason if isinstance(spec, Skip) else (spec.spec_hash, spec.expect, spec.limits)
 
 
@@ -183,7 +183,7 @@ class Check:
         return self.execution.session.facts
 
     def begin(self, before: Sequence[Outcome], folder: SearchDirectory) -> None:
-        """Take over the attempts of an interrupted check, and print the header."""
+        """Adopt the attempts of an interrupted check, and print the header."""
         self.execution.remember(before)
         self.phase_runs = [PhaseRuns(names=phase_plan.names) for phase_plan in self.plan.phases]
         reused_runs = sum(not is_interrupted(outcome) for outcome in before)
@@ -207,7 +207,7 @@ class Check:
         return result
 
     def end(self, result: Readiness, *, ended: bool) -> None:
-        """Write the readiness record and print the decision. `ended`: the check was not interrupted."""
+        """Write the readiness record and print the decision. `ended` is False after an interruption."""
         record = self._write(result, ended=ended)
         self._print(result_lines(record, self.run.path, self.screen.width))
 
@@ -244,7 +244,7 @@ class Check:
         return next((attempt for attempt in with_flakiness(attempts) if attempt.final), None)
 
     def _numbers(self, outcome: Outcome) -> Measurements:
-        """Return the measurements of a run that the criteria need."""
+        """Return the measurements that the criteria need from a run."""
         criteria = self.plan.checklist.criteria.values()
         needs_evidence = any(
             criterion.metric in EVIDENCE_METRICS and criterion.reads(outcome.spec.scenario) for criterion in criteria
@@ -263,7 +263,9 @@ class Check:
         return None
 
     def _about_s(self, specs: Sequence[RunSpec | Skip]) -> float | None:
-        """Return the expected time of the remaining runs in seconds, or None if unknown."""
+        """Return the expected time, in seconds, of the runs in `specs` that have no result, or None if it is
+        unknown.
+        """
         remaining = [
             dict(spec.settings) for spec in specs if isinstance(spec, RunSpec) and self._final(spec.scenario) is None
         ]
@@ -272,7 +274,7 @@ class Check:
         return expected_s(steps, [outcome for phase in self.phase_runs for outcome in phase.outcomes])
 
     def _at_most_s(self, begin: int, end: int | None = None) -> float | None:
-        """Return the longest possible time of the phases begin:end in seconds.
+        """Return the longest possible total time, in seconds, of the phases in the slice [begin:end].
 
         Returns None if one of their runs has no deadline.
         """

@@ -1,4 +1,4 @@
-"""Run the resolved scenarios and write their documents, or judge a stored run again.
+"""Run the resolved scenarios and write their output files, or judge a stored run again.
 
 Five modules share the work: `session` has the state of a run in progress, `scheduler` chooses the next launch,
 `attempt` launches it and watches it until it ends, `judge` judges the attempt from its files, and this module connects
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 
 def run_all(request: RunRequest, screen: Listener | None = None) -> int:
-    """Run everything that was requested, write the documents, and return the exit code.
+    """Run everything that was requested, write the output files, and return the exit code.
 
     `screen`: a listener that replaces the terminal output.
     """
@@ -89,7 +89,7 @@ def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> Report
 
 
 class ReportFormat(Enum):
-    """Format in which `nsa-harness report` prints a stored run."""
+    """The format in which `nsa-harness report` prints a stored run."""
 
     LINES = "lines"
     JSON = "json"
@@ -105,7 +105,7 @@ def rejudge(
     redact: bool = True,
     verbose: bool = False,
 ) -> int:
-    """Judge a stored run again and print the report. Return the exit code that `run` would return.
+    """Judge a stored run again, print the report, and return the exit code that `run` would return.
 
     `path`: the run directory, or None for the latest run below `out`. `redact`: whether to remove secrets. Raises
     StillRunning, and writes nothing, if the run has not ended.
@@ -123,7 +123,7 @@ def rejudge(
 
 
 def _report_again(run: RunDir) -> Report:
-    """Judge a stored run again, and update its documents unless they are read-only."""
+    """Judge a stored run again, and update its output files unless they are read-only."""
     from nsa_harness.core.outcome.outcome import skipped_outcome
 
     record = read_record(run)
@@ -185,12 +185,12 @@ def request_to_resume(path: Path | None, request: RunRequest) -> RunRequest:
 
 
 def stored_plan_file(path: Path | None, out: Path | None) -> PlanText | None:
-    """Return the plan file of a stored run, or None if the default plan file was used."""
+    """Return the plan file that a stored run used, or None if it used the default one."""
     return read_record(find_run(path, out or Path("reports"))).plan_text
 
 
 def judge_attempts(run: RunDir) -> list[Outcome]:
-    """Judge every attempt of a stored run. Raises HarnessError if one cannot be judged."""
+    """Judge every attempt of a stored run. Raise HarnessError if one cannot be judged."""
     from nsa_harness.commands.judge import judge_stored
 
     budget = Budget()
@@ -198,7 +198,7 @@ def judge_attempts(run: RunDir) -> list[Outcome]:
 
 
 def _judge_or_error(run: RunDir, record: RunRecord) -> list[Outcome]:
-    """Judge every attempt of a stored run. One that cannot be judged gets the verdict ERROR."""
+    """Judge every attempt of a stored run. An attempt that cannot be judged gets the verdict ERROR."""
     from nsa_harness.commands.judge import error_outcome, judge_stored
     from nsa_harness.render.documents.documents import log_fault
 

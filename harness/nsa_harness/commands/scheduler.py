@@ -23,7 +23,7 @@ from nsa_harness.texts.sentences import with_words
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """The launches that a user requested, and the options."""
+    """The launches that a user requested, and their options."""
 
     specs: tuple[RunSpec | Skip, ...]
     options: RunOptions
@@ -41,7 +41,7 @@ _RANK_BYTES = 600 << 20  # assumed until a rank was measured: torch, gloo and a 
 
 @dataclass(kw_only=True)
 class Execution:
-    """The launches of one request, and the attempts made so far."""
+    """The launches for one request, and the attempts made so far."""
 
     session: Session
     request: RunRequest
@@ -63,7 +63,7 @@ class Execution:
         return [outcome for outcomes in self.attempts.values() for outcome in outcomes]
 
     def remember(self, before: Sequence[Outcome]) -> None:
-        """Store the attempts of an earlier session, so that they are not launched again."""
+        """Store the attempts made by an earlier session, so that they are not launched again."""
         names = [*(spec.scenario for spec in self.request.specs), *(outcome.spec.scenario for outcome in before)]
         self.attempts = {name: [] for name in names}
         for outcome in sorted(before, key=lambda outcome: outcome.attempt):
@@ -108,13 +108,13 @@ class Execution:
             self._add(self._rerun(spec, *change, devices))
 
     def _rerun(self, spec: RunSpec, open_attempt: Outcome, change: Change, devices: tuple[int, ...] | None) -> Outcome:
-        """Launch a scenario again with one change, to explain its failure."""
+        """Launch a scenario again with one change, in order to explain its failure."""
         changed_spec = with_change(spec, change, open_attempt.attempt)
         deeper = self.session.launch(changed_spec, self._next_number(spec), devices=devices)
         return with_words(with_diagnostic_reruns([open_attempt, replace(deeper, final=False)]))[1]
 
     def _open_question(self, spec: RunSpec) -> tuple[Outcome, Change] | None:
-        """Return the failed attempt to explain and the change to try, or None."""
+        """Return the failed attempt to explain and the change to try, or None if nothing is left to try."""
         if not self.request.deepen:
             return None
         attempts = with_flakiness(self.attempts[spec.scenario])
@@ -158,7 +158,7 @@ class Execution:
 
 
 def room_of(facts: MachineFacts, jobs: int | None, *, cores: int | None) -> Room:
-    """Return the resources of this machine that parallel launches may use.
+    """Return the resources of this machine that parallel launches can use.
 
     If `jobs` or `cores` is None, there is no such limit.
     """

@@ -35,7 +35,7 @@ _PARENT = "base/fault.yaml"
 
 @dataclass(frozen=True, kw_only=True)
 class SelftestRequest:
-    """The options of a selftest."""
+    """The options of a self-test."""
 
     seed: int  # decides where each fault is planted
     out: Path | None
@@ -90,7 +90,7 @@ def _spec(planting: Planting) -> RunSpec:
 
 
 class _Screen(Listener):
-    """Listener that prints one line per outcome as soon as it is judged."""
+    """A listener that prints one line for each outcome as soon as it is judged."""
 
     def __init__(self, plantings: Sequence[Planting]) -> None:
         self.run_dir: Path | None = None

@@ -1,4 +1,4 @@
-"""Sessions: the period in which a command launches runs into one run directory.
+"""Sessions: the time during which a command launches runs into one run directory.
 
 A session writes run.json, sends events to the listeners, handles Ctrl-C, and writes the documents at the end.
 """
@@ -50,7 +50,7 @@ INTERRUPTED = 130  # exit code after Ctrl-C or SIGTERM
 
 @dataclass(kw_only=True)
 class Session:
-    """A run directory in use by a command, with the state that its launches share."""
+    """A run directory that a command is using, with the state that its launches share."""
 
     run: RunDir
     options: RunOptions
@@ -77,7 +77,7 @@ class Session:
         server: ForkServer | None = None,
         should_stop: ShouldStop | None = None,
     ) -> Outcome:
-        """Launch one attempt and return its outcome. The options are those of `run_one`."""
+        """Launch one attempt and return its outcome. The options are the same as for `run_one`."""
         return run_one(
             spec, self.run.attempt(spec.scenario, number), number=number, probe=self.options.probe, facts=self.facts,
             notify=self.broadcast, interruption=self.interruption, log=self.run.log, devices=devices, server=server,
@@ -90,7 +90,7 @@ class Session:
 
     @contextmanager
     def devices_of(self, spec: RunSpec) -> Iterator[tuple[int, ...] | None]:
-        """Reserve GPUs for one launch and yield them, or None if it may see all GPUs."""
+        """Reserve GPUs for one launch and yield their indices, or None if the launch can use all GPUs."""
         if spec.device != "cuda" or not self.interruption.in_parallel:
             yield None
             return
@@ -119,7 +119,7 @@ class Session:
         search: BisectReport | None = None,
         was_interrupted: bool | None = None,
     ) -> Report:
-        """Write run.json and every document of the run, and return the report.
+        """Write run.json and all other output files of the run, and return the report.
 
         `plan`: all launches, if they were not known at the start. `search`: the bisection, if this is one.
         `was_interrupted`: whether to record an interruption; by default, whether a signal has arrived.
@@ -193,7 +193,7 @@ def _log_trouble(screen: ExperimentScreen, run: RunDir) -> None:
 
 @dataclass(kw_only=True)
 class Interruption:
-    """Signal handler for Ctrl-C, SIGTERM, SIGQUIT and a closed terminal.
+    """A signal handler for Ctrl-C, SIGTERM, SIGQUIT and a closed terminal.
 
     After the first signal, the running attempts are ended and judged. After the second, they are killed at once. In
     both cases every attempt that has ended is judged, and the report is written.
@@ -215,7 +215,7 @@ class Interruption:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Return a context in which a second signal raises KeyboardInterrupt."""
+        """Return a context manager: within its `with` block, a second signal raises KeyboardInterrupt."""
         self._watching = not self.in_parallel
         try:
             yield
@@ -229,7 +229,7 @@ class Interruption:
 
 @contextmanager
 def interruptible(broadcast: Broadcast, *, in_parallel: bool = False) -> Iterator[Interruption]:
-    """Install the signal handlers for a run, and restore the previous handlers at the end."""
+    """Install the signal handlers for a run, and restore the previous ones at the end."""
     interruption = Interruption(broadcast=broadcast, in_parallel=in_parallel)
     broadcast.lost_terminal = interruption.lost_terminal
     if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread only
@@ -269,7 +269,7 @@ def _discard_lost_terminals() -> None:
 
 @contextmanager
 def listeners(options: RunOptions, run: RunDir, screen: Listener | None) -> Iterator[Broadcast]:
-    """Open the screen, the log and the event files of a run.
+    """Open the screen, the log and the event files for a run.
 
     With --json, the human-readable lines go to stderr.
     """
@@ -296,7 +296,7 @@ def listeners(options: RunOptions, run: RunDir, screen: Listener | None) -> Iter
 
 @contextmanager
 def _redacted_at_the_end(run: RunDir) -> Iterator[None]:
-    """Remove secrets from all files of the run when the context ends.
+    """Remove secrets from all files of the run at the end of the `with` block.
 
     A later attempt may reveal a secret of an earlier one.
     """
@@ -318,7 +318,7 @@ def _terminal(options: RunOptions) -> Terminal:
 
 
 def report_of(run: RunDir, record: RunRecord, outcomes: Sequence[Outcome]) -> Report:
-    """Return the report of these outcomes, without secrets.
+    """Return a report on the outcomes, without secrets.
 
     It includes conclusions that need several attempts: flakiness, diagnostic reruns, growth in sweeps, and decisions.
     """
@@ -345,7 +345,7 @@ def _plan_file(run: RunDir, record: RunRecord) -> PlanFile:
 
 
 def write_report(run: RunDir, report: Report, search: BisectReport | None = None) -> None:
-    """Write every document of the run. Print a line for each document that cannot be written."""
+    """Write all output files of the run, and print a line for each one that cannot be written."""
     from nsa_harness.render.documents.documents import write_documents
 
     for trouble in write_documents(run, report, PLAYBOOK, search):

@@ -41,7 +41,7 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyRequest:
-    """The failed run to repeat, and the options."""
+    """The failed run to repeat, and the options of the command."""
 
     run_path: Path  # a run, or one attempt of it
     min_passes: int  # from --repeat
@@ -50,7 +50,7 @@ class VerifyRequest:
 
 
 def run_verify(request: VerifyRequest) -> int:
-    """Repeat a failed run until it is clear whether the failure is fixed. Return the exit code.
+    """Repeat a failed run until it is clear whether the failure is fixed, and return the exit code.
 
     Raises UsageError if the run has no failure, or several that could be meant.
     """
@@ -67,7 +67,7 @@ def run_verify(request: VerifyRequest) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Before:
-    """The failure before the edit, and how often it occurred."""
+    """The failure before the edit, and the number of times that it occurred."""
 
     spec: RunSpec  # the launch to repeat, with a new hash
     spec_hash: str  # the hash of the stored launch
@@ -83,7 +83,7 @@ class _Before:
 
 
 def _before(run: RunDir, request: VerifyRequest) -> _Before:
-    """Return the failure of a stored run, and how often it occurs."""
+    """Return the failure of a stored run, and the number of times that it occurred."""
     attempts = [outcome for outcome in judge_attempts(run) if outcome.spec.deepening is None]
     last = _failed_attempts(run, request.run_path, attempts)[-1]
     same = [attempt for attempt in attempts if attempt.spec.spec_hash == last.spec.spec_hash]
@@ -106,7 +106,7 @@ def _before(run: RunDir, request: VerifyRequest) -> _Before:
 
 
 def _count_failures(verdicts: Iterable[str]) -> tuple[int, int]:
-    """Return the number of failed runs and the number of runs with a verdict."""
+    """Return the number of failed runs, and the number of runs that failed or passed."""
     judged_ends = [verdict for verdict in verdicts if verdict in (Status.PASS, *FAILED_STATUSES)]
     return sum(verdict in FAILED_STATUSES for verdict in judged_ends), len(judged_ends)
 
@@ -132,7 +132,7 @@ def _failed_attempts(run: RunDir, path: Path, attempts: Sequence[Outcome]) -> li
 
 
 def _verify(experiment: Experiment, before: _Before) -> int:
-    """Run trials until it is clear whether the failure is fixed. Return the exit code."""
+    """Run trials until it is clear whether the failure is fixed, and return the exit code."""
     report, needed_passes = before.report, before.report.passes_needed
     experiment.show(lambda width: shown.verify_header(report, width))
     for _ in experiment.trials_until(

@@ -1,4 +1,4 @@
-"""`nsa-harness watch` and `attach`: observe jobs of the user, and judge them.
+"""`nsa-harness watch` and `attach`: observe and judge the user's own jobs.
 
 `watch` starts a command and observes it until it ends. `attach` inspects a job that is already running.
 """
@@ -126,7 +126,7 @@ class WatchSession:
         write_record(self.run, self.record)
 
     def run_command(self) -> int:
-        """Run the command. Return its exit status, or 124 if nsa-harness ended it."""
+        """Run the command, and return its exit status, or 124 if nsa-harness ended it."""
         began = time.monotonic()
         clock: Callable[[], float] = lambda: time.monotonic() - began  # noqa: E731
         directory = self.run.directory
@@ -153,7 +153,7 @@ class WatchSession:
         return status
 
     def _observe(self, child_command: WatchedCommand, attempt: AttemptDir) -> bool:
-        """Observe and judge the job until it ends. Return whether nsa-harness ended it."""
+        """Observe and judge the job until it ends, and return whether nsa-harness ended it."""
         while True:
             self.broadcast(lambda listener: listener.on_launch(self.run.redaction.spec(self.spec)))
             observation = self._observation(child_command, attempt)
@@ -227,7 +227,7 @@ class WatchSession:
             self._call_hook(observation)
 
     def _call_hook(self, observation: ObservedJob) -> None:
-        """Start the user's command of `--on-hang=exec`, with the verdict file as its input."""
+        """Start the user's command from `--on-hang=exec`, with the verdict file as its input."""
 
         def report_failure(reason: str) -> None:
             option = self.run.redaction.text(f"--on-hang=exec {self.request.hook}")
@@ -244,7 +244,7 @@ _COLUMNS = 100  # widest line; the lines appear among the job's own output
 
 
 class WatchedCommandOutput(Listener):
-    """Listener that prints lines among the output of the job, marked with "nsa-harness:"."""
+    """A listener that prints lines marked with "nsa-harness:" between the job's own output."""
 
     def __init__(self, stream: TextIO, *, quiet: bool) -> None:
         """Prepare the output.
@@ -267,7 +267,7 @@ class WatchedCommandOutput(Listener):
         self.print_line(f"recovered: {text}")
 
     def on_outcome(self, outcome: Outcome, run_dir: Path) -> None:
-        """Print the answer, or only one line if this answer was printed before."""
+        """Print the answer in full, or on one line if the same answer was printed before."""
         verdict = outcome.verdict
         if verdict.status is not Status.HANG and (verdict.status is not Status.FAIL or self._quiet):
             return
@@ -309,7 +309,7 @@ class AttachRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ObserverAudience(AttemptAudience):
-    """Adapter that passes the events of an observed job to all listeners.
+    """An adapter that passes the events of an observed job to all listeners.
 
     Phases are passed only if the job has status files.
     """
@@ -320,7 +320,7 @@ class ObserverAudience(AttemptAudience):
 
 
 def chosen_job(ask: Callable[[Sequence[str]], int | None]) -> int:
-    """Return the process ID of this user's only job, or let `ask` choose one of several.
+    """Return the process ID of this user's only job, or let `ask` choose if there are several.
 
     `ask` gets one line of text per job. Raises NoSuchJob if there is no job, or if none was chosen.
     """
@@ -330,7 +330,7 @@ def chosen_job(ask: Callable[[Sequence[str]], int | None]) -> int:
 
 
 def attach(request: AttachRequest) -> int:
-    """Observe a running job and report on it. Raises NoSuchJob.
+    """Observe a running job and report on it. Raise NoSuchJob if the job cannot be found.
 
     Return 124 for a HANG, 0 if the job makes progress, and 125 if neither could be shown.
     """
@@ -366,7 +366,7 @@ def attach(request: AttachRequest) -> int:
 
 
 def _spec_of_job(request: AttachRequest, job: RunningJob) -> RunSpec:
-    """Return a spec for a running job that nsa-harness did not start."""
+    """Return a spec for a running job that was not started by nsa-harness."""
     command = command_line(request.pid) or [str(request.pid)]
     spec = observed_spec(job_name(command), f"attached to process {request.pid}", command, request.limits, "")
     spec = with_ranks(spec, max(job.ranks) + 1)

@@ -1,4 +1,4 @@
-"""Terminal output and documents.
+"""Terminal output and output files.
 
 Each module turns a report, or the events of a run, into text.
 """

@@ -1,4 +1,4 @@
-"""The parts of an explanation that all formats share: title, sentence, call stacks and table of ranks."""
+"""The parts of an explanation shared by all formats: title, sentence, call stacks and rank table."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def stack_lines(stack: CallStack, omit_outermost: int = 0) -> Iterator[str]:
 
 
 def stack_owner(stack: CallStack) -> str:
-    """Return whose call stack this is, such as "ranks 0, 2, 3" or "thread reader of rank 1"."""
+    """Return the owner of a call stack, such as "ranks 0, 2, 3" or "thread reader of rank 1"."""
     ranks = words.ranks(stack.ranks)
     if not stack.of:
         return ranks
@@ -79,14 +79,14 @@ def stack_owner(stack: CallStack) -> str:
 
 
 def side_by_side(outcome: Outcome) -> Divergence | None:
-    """Return the collectives around the first call where the ranks diverge, or None if unknown."""
+    """Return the collectives around the first call at which the ranks diverge, or None if that call is unknown."""
     calls = outcome.divergence
     is_complete = calls is not None and calls.rows and all(len(row) == len(calls.ranks) > 0 for row in calls.rows)
     return calls if is_complete else None
 
 
 def cause_of(outcome: Outcome) -> Finding | None:
-    """Return the finding that explains why the run did not pass, or None."""
+    """Return the finding that explains why the run did not pass, or None if there is none."""
     return next((finding for finding in outcome.findings if finding.code == outcome.verdict.cause), None)
 
 
@@ -116,12 +116,12 @@ def went_well(outcome: Outcome) -> bool:
 
 
 def frame_namer(stacks: Sequence[CallStack]) -> Callable[[Place], str]:
-    """Return a function that shortens a frame of these stacks to a name like "train.py:41"."""
+    """Return a function that shortens a frame of `stacks` to a name such as "train.py:41"."""
     return short_names([frame for stack in stacks for frame in stack.frames])
 
 
 def short_names(places: Iterable[Place]) -> Callable[[Place], str]:
-    """Return a function that shortens a code location to a name like "train.py:41".
+    """Return a function that shortens each location in `places` to a name such as "train.py:41".
 
     The directory is added ("data/train.py:3") if several files in `places` have the same name. The name is "" if the
     file is unknown.
@@ -143,12 +143,12 @@ def _path_end(file: str, parts: int) -> str:
 
 
 def position_head(outcome: Outcome) -> str:
-    """Return the heading of the column that shows where a rank is."""
+    """Return the heading for the column with each rank's position."""
     return "blocked in" if outcome.verdict.status is Status.HANG else "last seen"
 
 
 def rank_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[bool]]:
-    """Return the table of ranks: its column names, its rows, and whether each row shows a culprit.
+    """Return the column names and rows of the rank table, and whether each row shows a culprit.
 
     Ranks in the same call that wait for the same ranks share a row. A column name that ends in a colon aligns the
     column to the right. Columns without any known value are left out.
@@ -170,7 +170,7 @@ def rank_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]
 
 
 def _rank_cell(rows: Sequence[RankStatus]) -> str:
-    """Return the ranks of a table row as text. A single rank is shown with its mesh coordinates."""
+    """Return the ranks of a table row as text, with mesh coordinates if there is only one rank."""
     if len(rows) == 1:
         return words.rank_with_coordinates(rows[0])
     return words.rank_numbers(row.rank for row in rows)

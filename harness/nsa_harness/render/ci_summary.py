@@ -1,4 +1,4 @@
-"""The summary of several CI jobs, as Markdown and as JSON (schema 1)."""
+"""A summary of several CI jobs, as Markdown and as JSON (schema 1)."""
 
 from __future__ import annotations
 

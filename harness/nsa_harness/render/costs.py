@@ -1,4 +1,4 @@
-"""Texts about the cost of a training step: the cost table, growth with the size, and predictions."""
+"""Text about the cost of a training step: the cost table, its growth with size, and predictions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cost_row(cost: StepCost) -> tuple[str, ...]:
 
 
 def fit_lines(sweep: Sweep) -> Iterator[str]:
-    """Yield sentences that say how the cost of a training step grows with its size.
+    """Yield sentences that describe how the cost of a training step grows with its size.
 
     Example: "Time grows as T^1.1 (1.0 to 1.2), autograd nodes do not grow, from 256 to 2048 tokens."
     """
@@ -40,7 +40,7 @@ def fit_lines(sweep: Sweep) -> Iterator[str]:
 
 
 def _grows(fit: Fit) -> str:
-    """Return how one quantity grows, such as "time grows as T^1.1 (1.0 to 1.2)" for T tokens."""
+    """Describe the growth of one quantity, such as "time grows as T^1.1 (1.0 to 1.2)" for T tokens."""
     verb = "grow" if fit.quantity is Quantity.NODES else "grows"
     exponent = fit.exponent
     if exponent is None:
@@ -64,7 +64,7 @@ def _range(regime: Regime) -> str:
 
 
 def prediction_lines(size: Size, prediction: Mapping[Quantity, Interval] | NoPrediction) -> Iterator[str]:
-    """Yield the predicted cost of a training step, or why no prediction is possible."""
+    """Yield the predicted cost of a training step, or the reason why no prediction is possible."""
     label = size_words(size)
     if isinstance(prediction, NoPrediction):
         yield f"{label}: no prediction, because {prediction.reason}"
@@ -74,25 +74,25 @@ def prediction_lines(size: Size, prediction: Mapping[Quantity, Interval] | NoPre
 
 
 def size_words(size: Size) -> str:
-    """Return the size of a step as text, such as "2048 tokens, 4 layers"."""
+    """Return the size of a training step as text, such as "2048 tokens, 4 layers"."""
     return f"{size.tokens} tokens, {words.plural(size.layers, 'layer')}"
 
 
 def interval_text(quantity: Quantity, interval: Interval) -> str:
-    """Return a value with its lower and upper bound, such as "1.4 s (1.3 s to 1.5 s)"."""
+    """Return a value with its lower and upper bounds, such as "1.4 s (1.3 s to 1.5 s)"."""
     value, low, high = (amount_text(quantity, amount) for amount in (interval.value, interval.low, interval.high))
     return value if low == value == high else f"{value} ({low} to {high})"
 
 
 def amount_text(quantity: Quantity, amount: float) -> str:
-    """Return an amount with its unit."""
+    """Return an amount with the unit of the quantity."""
     if quantity in (Quantity.SECONDS, Quantity.PROCESSOR):
         return words.seconds(amount)
     return words.size(amount, tenths=True) if quantity is Quantity.BYTES else f"{amount:.0f}"
 
 
 def checked_lines(cost: StepCost, checks: Mapping[Quantity, tuple[Interval, float]]) -> Iterator[str]:
-    """Yield lines that compare the predicted with the measured cost of a run.
+    """Yield lines that compare the predicted cost of a run with the measured one.
 
     `checks`: the prediction and the measured value of each quantity.
     """
@@ -107,7 +107,7 @@ def checked_lines(cost: StepCost, checks: Mapping[Quantity, tuple[Interval, floa
 
 
 def cells_text(cells: Sequence[Outcome]) -> Iterator[str]:
-    """Yield the cost table of several runs as aligned lines for the terminal."""
+    """Yield the cost table for several runs as aligned lines for the terminal."""
     rows = [COST_HEAD, *((cell.spec.scenario, *cost_row(cell.cost)) for cell in cells if cell.cost)]
     widths = [max(len(row[column].rstrip(":")) for row in rows) for column in range(len(COST_HEAD))]
     for name, *numbers in rows:

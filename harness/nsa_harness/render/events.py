@@ -23,7 +23,7 @@ SCHEMA = 1
 
 
 class Events(Listener):
-    """Listener that writes each event to a stream as one line of JSON.
+    """A listener that writes each event to a stream as one line of JSON.
 
     There is no event for Ctrl-C. The `done` event of an interrupted run has exit code 130.
     """
@@ -44,7 +44,7 @@ class Events(Listener):
         self._write("launch", spec.scenario, **_planned_run(escaped(spec)))
 
     def on_phase(self, scenario: str, phase: str, progress: Progress) -> None:
-        """Write a `phase` event if the phase of this run has changed."""
+        """Write a `phase` event if the run's phase has changed."""
         if self._phases.get(scenario) == phase:
             return
         self._phases[scenario] = phase
@@ -82,7 +82,7 @@ class Events(Listener):
 
 
 class PlannedRun(TypedDict):
-    """A run as the `plan` event describes it.
+    """A planned run in the format of the `plan` event.
 
     If this machine cannot run it, `skip` is the reason and all later keys are null.
     """

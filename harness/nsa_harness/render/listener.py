@@ -1,4 +1,4 @@
-"""Listeners, which are objects that are told about the events of a run.
+"""Listeners: objects that are notified of the events of a run.
 
 An exception in a listener does not affect the run.
 """
@@ -17,7 +17,7 @@ from nsa_harness.core.report import MachineFacts, Outcome, Report, Trouble
 
 
 class Listener:
-    """Base class of objects that are told about the events of a run.
+    """The base class for objects that are notified of the events of a run.
 
     A subclass overrides the methods for the events that it needs. The methods are called one at a time and in order;
     only `on_interrupt` may be called during another call. If attempts run in parallel, the calls come from several
@@ -43,13 +43,13 @@ class Listener:
         """Handle the first stack snapshot of a job to which nsa-harness attaches."""
 
     def on_stall(self, attempt: str, text: str) -> None:
-        """Handle a stall, in which no rank makes progress. `text` describes it."""
+        """Handle a stall, during which no rank makes progress. `text` describes it."""
 
     def on_progress_again(self, attempt: str, text: str) -> None:
         """Handle the end of a stall."""
 
     def on_interrupt(self, count: int) -> None:
-        """Handle Ctrl-C or SIGTERM. `count`: how many of these signals have arrived so far.
+        """Handle Ctrl-C or SIGTERM. `count` is the number of these signals so far.
 
         A signal handler may call this method, so it must not take a lock or write to a stream.
         """
@@ -61,11 +61,11 @@ class Listener:
         """Handle the report of all attempts, after the last one has ended."""
 
     def close(self) -> None:
-        """Stop the output and restore the terminal. Can be called more than once."""
+        """Stop the output and restore the terminal. This can be called more than once."""
 
 
 def notify(listeners: Sequence[Listener], call: Callable[[Listener], None]) -> tuple[Trouble, ...]:
-    """Call `call` with every listener. Return the exceptions that were raised."""
+    """Call `call` with every listener, and return the exceptions that were raised."""
     trouble = []
     for listener in listeners:
         try:
@@ -78,7 +78,7 @@ def notify(listeners: Sequence[Listener], call: Callable[[Listener], None]) -> t
 
 @dataclass(kw_only=True)
 class Broadcast:
-    """Function object that passes an event to all listeners, one event at a time."""
+    """A function object that passes an event to all listeners, one event at a time."""
 
     listeners: tuple[Listener, ...]
     # Reentrant: the signal handler for Ctrl-C may interrupt the main thread while it holds the lock.

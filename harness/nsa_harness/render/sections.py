@@ -1,4 +1,4 @@
-"""The sections that reports consist of.
+"""The sections that make up a report.
 
 `run_section` builds the sections of a run. Each writer (documents/summary_md.py, documents/html.py, terminal/screen.py)
 decides what each kind of section looks like in its format and escapes the text for that format. A writer skips the
@@ -22,7 +22,7 @@ _MAX_RANK_ROWS = 8  # if there are more ranks, they are grouped by call, and the
 
 
 class Span(NamedTuple):
-    """A piece of a line in one style.
+    """A piece of a line with a single style.
 
     `run`: the number of the run that this piece links to, or None. `status`: the verdict of that run.
     """
@@ -39,12 +39,12 @@ Line = tuple[Span, ...]  # writers put a space between two spans
 
 
 def line(text: str) -> Line:
-    """Return a line that shows the text in the default style."""
+    """Return a line that shows `text` in the default style."""
     return (Span(text),)
 
 
 def lines(rows: Iterable[Iterable[str]]) -> tuple[tuple[Line, ...], ...]:
-    """Convert the cells of a table from texts to lines in the default style."""
+    """Convert the cells of a table from strings to lines in the default style."""
     return tuple(tuple(map(line, row)) for row in rows)
 
 
@@ -60,7 +60,7 @@ def join_texts(texts: Iterable[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """The heading of a report, which shows how many runs have each verdict."""
+    """The heading of a report, which shows the number of runs with each verdict."""
 
     report: Report
 
@@ -94,7 +94,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class RunAnswer:
-    """What happened in a run, as a sentence with a source line and call stacks."""
+    """A sentence that says what happened in a run, with a source line and call stacks."""
 
     outcome: Outcome
 
@@ -147,7 +147,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """A table with one row per run, worst first.
+    """A table with one row for each run, worst first.
 
     `in_full`: the numbers of the runs that have a section of their own. Their rows link to it.
     """
@@ -166,14 +166,14 @@ class Bullets:
 
 @dataclass(frozen=True, kw_only=True)
 class FactList:
-    """A list of facts about a run, such as its scenario and launch, one per line."""
+    """A list of facts about a run, such as its scenario and launch, each on its own line."""
 
     items: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grounds:
-    """The observations that a verdict is based on, in labelled lists."""
+    """The observations on which a verdict is based, in labelled lists."""
 
     rows: tuple[tuple[str, tuple[str, ...]], ...]
 
@@ -195,7 +195,7 @@ class Command:
 
 
 class File(NamedTuple):
-    """A file in a list of files. `remark`: a text such as its number of entries."""
+    """An entry in a list of files. `remark` is a short text, such as the number of lines."""
 
     path: str
     address: str | None  # relative URL; None if the path is a pattern or leads out of the run directory
@@ -229,7 +229,7 @@ Section = (
 
 
 def run_section(number: int, outcome: Outcome, *, alone: bool) -> RunDetails:
-    """Return the section of a report about one run.
+    """Return the section about one run for a report.
 
     `number`: the number of the run in the report, counted from 1. `alone`: whether the report has no other run.
     """

@@ -1,4 +1,4 @@
-"""Functions that make text from programs under test safe to show.
+"""Functions that make text from the tested program safe to display.
 
 Messages, paths and source lines come from programs that nsa-harness does not trust. `escape` turns a text into one line
 of bounded length without control characters, terminal sequences, text-direction overrides, invisible characters or lone
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def escape(text: str) -> str:
-    """Return the text as one line that is safe to show. A long text is cut in the middle.
+    """Return the text as one line that is safe to display. Long text is cut in the middle.
 
     Line breaks become " / ". Escaping an escaped text does not change it.
     """
@@ -32,19 +32,19 @@ def escape(text: str) -> str:
 
 
 def escape_block(text: str) -> str:
-    """Return the text, safe to show. Only its last `BLOCK_LINES` lines are kept."""
+    """Return text that is safe to display, with only its last `BLOCK_LINES` lines."""
     lines = _SEQUENCE.sub("", text).splitlines()
     safe_lines = [_cut(_visible(line.expandtabs(4).rstrip())) for line in lines[-BLOCK_LINES:]]
     return "\n".join(safe_lines).strip("\n")
 
 
 def escaped(value: T) -> T:
-    """Return a copy of the value in which every string is escaped, at any depth."""
+    """Return a copy of the value with every string in it escaped, at any depth."""
     return cast(T, _escape_value(value))
 
 
 def markdown(text: str) -> str:
-    """Return Markdown that is rendered as exactly this text.
+    """Return Markdown that is rendered as exactly `text`.
 
     Only characters that have a meaning in Markdown are escaped, so that the Markdown itself stays readable.
     """
@@ -79,7 +79,7 @@ def markdown_fence(text: str, language: str) -> list[str]:
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table. The cells are Markdown and are not escaped.
+    """Return the lines of a Markdown table. The cells must already be Markdown.
 
     A column name that ends in a colon aligns its column to the right.
     """
@@ -89,7 +89,7 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[s
 
 
 def link_target(path: str) -> str | None:
-    """Return the relative URL of a file in the run directory, or None if it is outside.
+    """Return the relative URL of a file in the run directory, or None if `path` is outside it.
 
     A line number at the end of the path (":12") is removed.
     """
@@ -100,7 +100,7 @@ def link_target(path: str) -> str | None:
 
 
 def ascii_only(text: str) -> str:
-    """Return the text in ASCII, for a terminal that cannot show symbols such as "▸"."""
+    """Return the text in ASCII, for terminals that cannot show symbols such as "▸"."""
     return text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
 
 

@@ -1,1 +1,1 @@
-"""Everything in the harness that is specific to nsa.train, such as its options and files."""
+"""Everything in nsa-harness that is specific to nsa.train, such as its options and files."""

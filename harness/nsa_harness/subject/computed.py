@@ -1,4 +1,4 @@
-"""Decide whether two runs of nsa.train must compute the same numbers.
+"""Decide whether two runs of nsa.train should compute the same numbers.
 
 If two runs differ in other keys, different numbers may be intended and prove nothing.
 """
@@ -35,12 +35,12 @@ _COARSEST = max(_TOLERANCES.values())
 
 
 def decides_only_how(key: str) -> bool:
-    """Whether runs that differ only in this scenario key must compute the same numbers."""
+    """Whether runs that differ only in this scenario key should compute the same numbers."""
     return key not in _WHAT and any(key == how or (how.endswith(".") and key.startswith(how)) for how in _HOW)
 
 
 def tolerance(spec: RunSpec) -> float:
-    """Return the relative difference that rounding may cause, depending on the dtype of the run.
+    """Return the relative difference that rounding can cause with the dtype of the run.
 
     The largest tolerance is returned if the dtype is unknown, as for programs other than nsa.train.
     """
@@ -50,7 +50,7 @@ def tolerance(spec: RunSpec) -> float:
 
 
 def computed_numbers(table: Table) -> tuple[ComputedNumber, ...]:
-    """Return the loss and gradient norm of each training step."""
+    """Return the loss and the gradient norm at each training step."""
     return tuple(_numbers(table))
 
 

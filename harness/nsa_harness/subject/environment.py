@@ -85,14 +85,14 @@ def is_read_by_program(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentOverride:
-    """A scenario value set by an environment variable, with the note that reports it."""
+    """A scenario value set by an environment variable, with a note for the report."""
 
     override: Override
     note: str
 
 
 def environment_overrides(environ: Mapping[str, str]) -> tuple[EnvironmentOverride, ...]:
-    """Return the scenario values set by NSA_* variables. Raises UsageError for invalid variables."""
+    """Return the scenario values set by NSA_* variables. Raise UsageError if a variable is invalid."""
     mistakes = list(_unknown(environ))
     if "NSA_GC_RANGE" in environ and "NSA_GC_LAYERS" in environ:
         mistakes.append("environment NSA_GC_LAYERS: NSA_GC_RANGE is set too, and both choose gc.layers; unset one")

@@ -1,4 +1,4 @@
-"""List the files that nsa.train writes, and explain why a file may be absent."""
+"""List the files that nsa.train writes, and explain why a file might be absent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_launched_by(spec: RunSpec) -> bool:
 
 
 def program_files(spec: RunSpec, evidence: Evidence) -> tuple[ProgramFile, ...]:
-    """Return the files that nsa.train writes, with reasons why they may be absent.
+    """Return the files that nsa.train writes, with reasons why each could be absent.
 
     The reasons are left out if the run launches another program.
     """
@@ -40,7 +40,7 @@ def program_files(spec: RunSpec, evidence: Evidence) -> tuple[ProgramFile, ...]:
 
 
 def _reasons(spec: RunSpec, evidence: Evidence) -> Iterator[tuple[str, CountedIn, str, str]]:
-    """Yield (file pattern, counted unit, preceding file, reason for absence) for each file."""
+    """Yield (file pattern, counted unit, preceding file, reason for its absence) for each file."""
     words, steps = spec.program, "heartbeat_rank*.jsonl"
     has_steps = any(rank.status_file and rank.status_file.steps_s for rank in evidence.ranks)
     late = "the program did not write it" if has_steps else "not reached: no optimizer step was done"

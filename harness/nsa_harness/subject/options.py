@@ -1,4 +1,4 @@
-"""Build the complete command line of nsa.train, so that a stored run can be repeated.
+"""Build the complete command line for nsa.train, so that a stored run can be repeated.
 
 The sizes of the named model shapes are repeated in this module, because the harness never imports nsa. A test compares
 them with nsa.config.
@@ -57,7 +57,7 @@ DEPENDENT_KEYS = (
 
 
 def branch_subject(scenario: Scenario) -> Subject:
-    """Return the subject of a bisection that searches for a faulty attention branch."""
+    """Return a bisection subject that searches for a faulty attention branch."""
     if not scenario.is_ours or scenario.model.attention is not Attention.NSA:
         raise UsageError("--branch: only nsa.train with model.attention: nsa has branches")
     branch = scenario.model.branch

@@ -1,4 +1,4 @@
-"""Hypotheses about failures of nsa.train, and the changes that its diagnostic reruns can make."""
+"""Hypotheses about failures of nsa.train, and the changes that diagnostic reruns of it can make."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BRANCHES = ("cmp", "sel", "win")
 
 
 def branch(name: str) -> Variable:
-    """Return the experiment variable that switches one attention branch on or off.
+    """Return the experiment variable that switches the attention branch `name` on or off.
 
     The changed run has this branch in addition to those of its control run, or each of the two runs has a single
     branch.
@@ -72,7 +72,7 @@ _SECOND_RANK = Variable(
 
 
 def _would_miss_gradients(run: Outcome) -> bool:
-    """Whether a missing gradient would be noticed in this DDP run."""
+    """Whether this DDP run would notice a missing gradient."""
     if setting(run, "parallel.wrapper") != "ddp":
         return False
     return not has_passed(run) or run.missing_gradients == () or setting(run, "train.steps") != "1"
@@ -128,7 +128,7 @@ _CHANGES: tuple[tuple[str, Variable], ...] = (
 
 
 def _hypotheses() -> Iterator[Hypothesis]:
-    """Yield all hypotheses. The initial hypotheses of the project are shown even if they were not tested."""
+    """Yield all hypotheses. The project's initial ones are shown even if they were not tested."""
     for text, variable in _BLAMED_BY_THE_SEEDS:
         yield Hypothesis(text=text, kind=HypothesisKind.CAUSE, variable=variable, always_shown=True)
     yield Hypothesis(
@@ -151,7 +151,7 @@ _VANILLA = "vanilla"
 
 
 def second_runs(spec: RunSpec) -> tuple[Change, ...]:
-    """Return the changes that a diagnostic rerun of nsa.train can make, or () for another program."""
+    """Return the changes that a diagnostic rerun can make, or () if the program is not nsa.train."""
     if not is_launched_by(spec):
         return ()
     words = spec.program
@@ -180,6 +180,6 @@ def second_runs(spec: RunSpec) -> tuple[Change, ...]:
 
 
 def _with_option(words: tuple[str, ...], option: str, old: str, new: str) -> tuple[str, ...]:
-    """Return the command line with an option changed from the `old` value to the `new` value."""
+    """Return the command line `words` with the value of an option changed from `old` to `new`."""
     pairs = zip(("", *words), words, strict=False)
     return tuple(new if (before, word) == (option, old) else word for before, word in pairs)

@@ -1,4 +1,4 @@
-"""Turn a scenario of nsa.train into the launch of a process on this machine."""
+"""Turn a scenario for nsa.train into the launch of a process on this machine."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _telemetry(scenario: Scenario) -> Contradictions:
 
 
 def fault_outside_model(scenario: Scenario, facts: MachineFacts) -> Contradictions:
-    """Yield (key, mistake) for each setting that names a layer or step that does not exist."""
+    """Yield (key, error message) for each setting that names a layer or step that does not exist."""
     choice, fault = machine_choice(scenario, facts), scenario.fault
     model = f"the model has layers 0-{choice.layers - 1} (shape {choice.shape}); set model.layers"
     highest = max(layers_of(scenario.gc.layers, choice.layers), default=0)
@@ -136,7 +136,7 @@ def missing_need(scenario: Scenario, facts: MachineFacts) -> str | None:
 
 
 def launch(spec: RunSpec, scenario: Scenario, facts: MachineFacts, surroundings: Surroundings) -> RunSpec:
-    """Return the complete specification of a run of nsa.train on this machine.
+    """Return the complete specification for a run of nsa.train on this machine.
 
     `spec` contains the parts that do not depend on the machine.
     """
@@ -162,7 +162,7 @@ def launch(spec: RunSpec, scenario: Scenario, facts: MachineFacts, surroundings:
 
 
 def _as_launched(settings: tuple[tuple[str, str], ...], choice: MachineChoice) -> tuple[tuple[str, str], ...]:
-    """Return the settings with the actual number of training steps."""
+    """Return the settings with the number of training steps that are actually run."""
     return tuple((key, str(choice.steps) if key == "train.steps" else value) for key, value in settings)
 
 
@@ -199,7 +199,7 @@ def _without_effect(scenario: Scenario) -> Iterator[str]:
 
 
 def _not_covered(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:
-    """Return the features that a run on the CPU cannot test, such as "nccl"."""
+    """Return the features that a run with these choices cannot test, such as "nccl" on the CPU."""
     if choice.device != "cpu":
         return ()
     missing = []

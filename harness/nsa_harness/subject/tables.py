@@ -24,12 +24,12 @@ _SHUT, _SATURATED = 0.01, 0.99
 
 
 def reported_values(table: Table) -> tuple[dict[str, float], tuple[Row, ...]]:
-    """Return the metrics of a run, and the table rows that diagnosis rules read."""
+    """Return the metrics of a run, and the table rows used by diagnosis rules."""
     return _metrics(table), (*_gates(table), *_step_cost(table))
 
 
 def _metrics(table: Table) -> dict[str, float]:
-    """Return the metrics from training.csv and evaluation.csv by name."""
+    """Map the name of each metric in training.csv and evaluation.csv to its value."""
     rows = table("training.csv")
     if rows is None:
         return {}
@@ -50,7 +50,7 @@ def _metrics(table: Table) -> dict[str, float]:
 
 
 def _of_steps(rows: Sequence[Row]) -> dict[str, list[float]]:
-    """Return step time and token rate metrics. The first step is left out as warm-up."""
+    """Return the metrics for step time and token rate, leaving out the first step as a warm-up."""
     after = rows[1:] or rows
     seconds, rates = ([value for row in after if isinstance(value := row.get(name), float)] for name in _RATES)
     return {
@@ -91,7 +91,7 @@ def _step_cost(table: Table) -> Iterator[Row]:
 
 
 def _implementations(table: Table) -> Row:
-    """Return the kernel implementations used, and the token count up to which they are valid."""
+    """Return the kernel implementations that were used, and the token count up to which they are valid."""
     counters = table("fallback_counters.csv") or table(f"fallback_counters{SHARDED}.csv") or ()
     rows = [row for row in counters if "implementation" in row][:_MAX_PARTS]
     names = sorted({f"{row['part']} {row['implementation']}"[:40] for row in rows if "part" in row})
@@ -100,7 +100,7 @@ def _implementations(table: Table) -> Row:
 
 
 def _time(table: Table) -> Row:
-    """Return the median time of a training step and its relative standard error."""
+    """Return the median time of a training step, and its relative standard error."""
     rows = (table("training.csv") or ())[1:]
     wall, processor = (_median(rows, name) for name in ("seconds", "cpu_s"))
     row: Row = {"seconds": wall[0], "error": wall[1], "steps": float(len(rows))} if wall else {}
@@ -130,7 +130,7 @@ def _is_number(value: object) -> bool:
 
 
 def gate_collapse(context: DiagnosisContext) -> Explanation | None:
-    """Explain a gate that is closed for almost all tokens, or return None if there is none."""
+    """Explain a gate that is closed for almost all tokens. Return None if there is no such gate."""
     shut = [
         gate
         for gate in context.evidence.program_records
@@ -168,7 +168,7 @@ def _step_cost_numbers(context: DiagnosisContext) -> tuple[dict[str, float]] | N
 
 @rule_if(_step_cost_numbers)
 def per_token_nodes(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
-    """Explain an autograd graph whose size grows with the number of tokens, or return None.
+    """Explain an autograd graph whose size grows with the number of tokens. Return None if it does not grow.
 
     Such a graph shows that an operation loops over tokens in Python.
     """
@@ -189,7 +189,7 @@ _SQUARE_SHARE, _SQUARE_BYTES = 0.5, 16 << 20
 
 @rule_if(_step_cost_numbers)
 def quadratic_cost(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
-    """Explain memory usage that grows with the square of the number of tokens, or return None."""
+    """Explain memory usage that grows with the square of the number of tokens. Return None if it does not."""
     square, saved_bytes = cost.get("square_bytes", 0.0), cost.get("saved_bytes", 0.0)
     if square < max(_SQUARE_BYTES, _SQUARE_SHARE * saved_bytes):
         return None
@@ -207,7 +207,7 @@ _KEPT_BYTES, _GROWN_BYTES = 64 << 20, 512 << 20  # least excess of the graph, an
 
 @rule_if(_step_cost_numbers)
 def memory_excess(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
-    """Explain a higher memory usage than the model needs, or return None."""
+    """Explain memory usage that exceeds what the model needs. Return None if it does not."""
     expected_bytes = cost.get("expected_bytes", math.inf)
     saved_bytes, growth_bytes = (
         cost.get("saved_bytes", 0.0),

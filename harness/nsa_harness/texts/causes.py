@@ -1,4 +1,4 @@
-"""Read the texts about causes of failures from causes.toml."""
+"""Read the text for each cause of failure from causes.toml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARED = "shared"
 
 @cache
 def sections() -> Mapping[str, Mapping[str, str]]:
-    """Return all texts of causes.toml by section and key."""
+    """Return the contents of causes.toml: for each section, a mapping from key to text."""
     tables = tomllib.loads(files(__package__).joinpath("causes.toml").read_text(encoding="utf-8"))
     return {section: {key: " ".join(text.split()) for key, text in texts.items()} for section, texts in tables.items()}
 
@@ -30,6 +30,6 @@ def text_of(code: str | None, key: str) -> str:
 
 
 def remedy(code: str | None) -> str:
-    """Return the advice for a cause as a sentence."""
+    """Return the advice for a cause, as a sentence."""
     text = text_of(code, "remedy")
     return text[:1].upper() + text[1:]

@@ -1,4 +1,4 @@
-"""Describe the findings of a run in sentences, using the templates in causes.toml.
+"""Describe a run's findings in sentences, using the templates in causes.toml.
 
 If a template fails, the verdict does not change. The finding then shows its cause code and its facts instead of a
 sentence, and the error is recorded.
@@ -23,7 +23,7 @@ from nsa_harness.texts.words import duration, place_name, ranks, verb_for
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """The findings of a run as sentences, with errors that occurred while rendering them."""
+    """A run's findings as sentences, and the errors that occurred while they were rendered."""
 
     findings: tuple[Finding, ...]
     trouble: tuple[Trouble, ...]
@@ -40,7 +40,7 @@ def in_words(diagnosis: Diagnosis) -> Words:
 
 
 def with_words(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Return the outcomes with the sentences that depend on several attempts.
+    """Return the outcomes with sentences added that depend on several attempts.
 
     Findings without a claim get their claim and advice. The outcome of a diagnostic rerun gets `rerun_answer`, the
     claim of the finding that it led to.
@@ -74,7 +74,7 @@ def with_claim(finding: Finding, trouble: list[Trouble]) -> Finding:
 
 
 def _rerun_claim(outcome: Outcome, outcomes: Sequence[Outcome]) -> str | None:
-    """Return what a diagnostic rerun found out, or None."""
+    """Return a sentence about the result of a diagnostic rerun, or None if there is no result."""
     rerun = outcome.spec.deepening
     if rerun is None:
         return None
@@ -84,7 +84,7 @@ def _rerun_claim(outcome: Outcome, outcomes: Sequence[Outcome]) -> str | None:
 
 
 def stall_text(note: StallNote) -> str:
-    """Return a description of a stall, such as "rank 1 is blocked in read (loader.py:13) on data.fifo".
+    """Describe a stall, such as "rank 1 is blocked in read (loader.py:13) on data.fifo".
 
     It includes what could end the stall and when it will be judged a HANG.
     """
@@ -98,7 +98,7 @@ def stall_text(note: StallNote) -> str:
 
 
 def _stalled_text(row: StalledRanks) -> str:
-    """Return where some ranks are blocked, such as "ranks 0, 2 are blocked in all_reduce #3 (train.py:18)"."""
+    """Describe where some ranks are blocked, such as "ranks 0, 2 are blocked in all_reduce #3 (train.py:18)"."""
     # Only the verb depends on the number of ranks: "is blocked" changes its first word, "computes" its last letter.
     verb, _, rest = row.state.partition(" ")
     text = f"{ranks(row.ranks)} {verb_for(verb, row.ranks)}{rest and f' {rest}'}"
@@ -146,7 +146,7 @@ def _open_question(question: OpenQuestion, trouble: list[Trouble]) -> str:
 
 
 def _render(section: str, key: str, facts: Mapping[str, object], trouble: list[Trouble]) -> str:
-    """Return a rendered template. If it fails, record the error and return a substitute.
+    """Return a rendered template. If rendering fails, record the error and return a substitute.
 
     The substitute is the cause code with its facts, or "" for an advice.
     """
@@ -170,7 +170,7 @@ _STEP = re.compile(r",? (?:(?:in|of|since|after|to) )?step \d+\b|\b\d+ steps? do
 
 
 def with_coordinates(claim: str, places: Meshes) -> str:
-    """Return the sentence with mesh coordinates after the first mention of each rank."""
+    """Return the sentence `claim` with mesh coordinates after the first mention of each rank."""
     earlier_ranks: set[int] = set()
 
     def add_coordinates(number: re.Match[str]) -> str:
@@ -184,5 +184,5 @@ def with_coordinates(claim: str, places: Meshes) -> str:
 
 
 def without_steps(claim: str) -> str:
-    """Return the sentence without step numbers."""
+    """Return the sentence `claim` without step numbers."""
     return _STEP.sub("", claim)

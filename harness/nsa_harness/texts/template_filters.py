@@ -1,4 +1,4 @@
-"""Filters for the templates in causes.toml. Each one formats a fact as part of a sentence."""
+"""Filters for the templates in causes.toml, each of which formats a fact as part of a sentence."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def binary_size(size_bytes: float) -> str:
 
 
 def in_function(function: str) -> str:
-    """Return the name of a function as " in NAME", or "" for code outside of functions."""
+    """Return " in NAME" for a function, or "" for code outside functions."""
     return "" if function in ("", "<module>") else f" in {function}"
 
 
 def error_text(error: str) -> str:
-    """Return the text of an exception without a trailing colon, cut to 200 characters."""
+    """Return the message of an exception without a trailing colon, cut to 200 characters."""
     return shorten(error.rstrip(": "))
 
 
@@ -51,7 +51,7 @@ def of_group(group: str) -> str:
 
 
 def child_wait(kind: str) -> str:
-    """Return a text about what a child process waits for, given the kind of wait."""
+    """Return a phrase that says what a child process waits for."""
     waits = sections()["child_wait"]
     return waits.get(kind, waits["unknown"])
 
@@ -66,7 +66,7 @@ _NOT_BLOCKED = {"has left": "has exited", "stopped by a signal": "is stopped by 
 
 
 def blocked_rank(wait: Mapping[str, Any]) -> str:
-    """Return where one rank is blocked, such as "rank 1 is blocked in all_reduce #13 (train.py:12)"."""
+    """Describe where one rank is blocked, such as "rank 1 is blocked in all_reduce #13 (train.py:12)"."""
     if wait["blocked_in"] in _NOT_BLOCKED:
         return f"rank {wait['rank']} {_NOT_BLOCKED[wait['blocked_in']]}{location_in_brackets(wait.get('line'))}"
     half = wait.get("transfer")
@@ -75,7 +75,7 @@ def blocked_rank(wait: Mapping[str, Any]) -> str:
 
 
 def blocked_ranks(wait: Mapping[str, Any] | None) -> str:
-    """Return where several ranks are blocked, or "" for None.
+    """Describe where several ranks are blocked, or return "" if `wait` is None.
 
     Example: "; ranks 0, 2 are blocked in all_reduce (own/train.py:18)".
     """
@@ -92,19 +92,19 @@ def operation(call: Mapping[str, Any]) -> str:
 
 
 def located_call(call: Mapping[str, Any], step: int | None = None) -> str:
-    """Return a collective call and its location, such as "all_reduce #13 (own/train.py:30, step 3)"."""
+    """Return a collective call with its location, such as "all_reduce #13 (own/train.py:30, step 3)"."""
     return f"{operation(call)}{location_in_brackets(call['line'], step)}"
 
 
 def common_call(calls: Sequence[Mapping[str, Any]], step: int | None = None) -> str:
-    """Return the collective that all ranks called, with its location if all called it on the same line."""
+    """Return the collective that all ranks called, with its location if that is the same for all."""
     call, *other_calls = calls
     line = call["line"] if all(other["line"] == call["line"] for other in other_calls) else None
     return located_call({**call, "line": line}, step)
 
 
 def callers(calls: Sequence[Mapping[str, Any]], ranks: Sequence[int] | None = None) -> str:
-    """Return which rank called which collective, such as "rank 0 called all_reduce #6".
+    """Describe which rank called which collective, such as "rank 0 called all_reduce #6".
 
     `ranks` selects the ranks to include; by default all are included.
     """
@@ -116,7 +116,7 @@ _MAX_CYCLE_LINKS = 4  # waits that a sentence lists; the others are only counted
 
 
 def wait_cycle(waits: Sequence[Mapping[str, Any]]) -> str:
-    """Return which rank waits for which in a cycle of waits.
+    """Describe a cycle of waits by naming, for each rank, the rank that it waits for.
 
     Example: "rank 0 waits for rank 1 in all_reduce #3, rank 1 waits for rank 0 in barrier #9".
     """
@@ -154,7 +154,7 @@ def _fill_pattern(patterns: Sequence[str], facts: Mapping[str, Any]) -> str:
 
 
 def last_progress(event: Mapping[str, Any]) -> str:
-    """Return the last progress event of a rank as text, such as "forward blocks.0, step 3"."""
+    """Return a rank's last progress event as text, such as "forward blocks.0, step 3"."""
     if "unseen" in event:
         return sections()["unseen"][event["unseen"]]
     name = f" {event['name']}" if event["name"] else ""
@@ -162,7 +162,7 @@ def last_progress(event: Mapping[str, Any]) -> str:
 
 
 def last_line(sample: Mapping[str, Any] | None) -> str:
-    """Return where a process was shortly before its end, or "" for None.
+    """Describe where a process was shortly before its end, or return "" if `sample` is None.
 
     Example: "; 0.25 s before its end it was at own/train.py:12".
     """
@@ -175,7 +175,7 @@ _SHORT_S = 0.1  # shorter steps are shown in milliseconds
 
 
 def pace(speed: Mapping[str, Any]) -> str:
-    """Return how fast the training was, such as "3 steps done, 4.0 s per step, 20 s more for all 8"."""
+    """Describe the training speed, such as "3 steps done, 4.0 s per step, 20 s more for all 8"."""
     text, step_s = f"{number_of(speed['steps_done'], 'step')} done", speed["step_s"]
     if step_s is not None:
         text += f", {step_s * 1000:.1f} ms per step" if step_s < _SHORT_S else f", {step_s:.1f} s per step"
@@ -185,23 +185,23 @@ def pace(speed: Mapping[str, Any]) -> str:
 
 
 def hot_part(part: Mapping[str, Any]) -> str:
-    """Return the share of stack samples in one part of the program, such as "90 % in step (own/train.py:12)"."""
+    """Describe the share of stack samples in one part of the program, such as "90 % in step (own/train.py:12)"."""
     loop = "" if part["loop_line"] is None else f", in the loop at line {part['loop_line']}"
     return f"{100 * part['samples'] // part['of']} % in {part['function']}{location_in_brackets(part['line'])}{loop}"
 
 
 def refused_resource(code: str) -> str:
-    """Return the name of the resource that the machine refused."""
+    """Return a clause that explains the error code for a refused resource."""
     return sections()["refused"][code]
 
 
 def attempts_on_line(end: Mapping[str, Any]) -> str:
-    """Return how many attempts ended on the same line, such as "2 hang at own/train.py:12"."""
+    """Describe the attempts that ended on the same line, such as "2 hang at own/train.py:12"."""
     return f"{end['count']} {verb_for(end['verb'], end['count'])} at {location(end['line'])}"
 
 
 def what_follows(change: str, ending: str) -> str:
-    """Return what the result of a diagnostic rerun implies, or "" if it implies nothing.
+    """Describe what the result of a diagnostic rerun implies, or return "" if it implies nothing.
 
     `change` is what the rerun did differently, and `ending` is how it ended.
     """
@@ -210,17 +210,17 @@ def what_follows(change: str, ending: str) -> str:
 
 
 def gpu_use(gpu: Mapping[str, Any]) -> str:
-    """Return how busy a GPU is, such as "GPU 1 is at 97 % with 512 MiB in use"."""
+    """Describe the load of a GPU, such as "GPU 1 is at 97 % with 512 MiB in use"."""
     return f"GPU {gpu['index']} is at {100 * gpu['utilisation']:.0f} % with {gpu['used_bytes'] >> 20} MiB in use"
 
 
 def missing_on_rank(trace: Mapping[str, Any]) -> str:
-    """Return how many parameters have no gradient, such as "2 on rank 1"."""
+    """Return the number of parameters without a gradient, such as "2 on rank 1"."""
     return f"{trace['missing']} on rank {trace['rank']}"
 
 
 def first_few(names: Sequence[str], count: int | None = None, *, most: int = 3, of: str = "") -> str:
-    """Return the first names and how many more there are, such as "a, b, c and 2 more".
+    """Return the first names and the number of further ones, such as "a, b, c and 2 more".
 
     `count` is the number of all names, if `names` contains only some of them. `of` is a text to add after "more".
     """
@@ -229,7 +229,7 @@ def first_few(names: Sequence[str], count: int | None = None, *, most: int = 3, 
 
 
 def parameter_names(names: Sequence[str]) -> str:
-    """Return parameter names as text, such as "a.weight" or "2 parameters (a.weight, a.bias)"."""
+    """Return the parameter names as text, such as "a.weight" or "2 parameters (a.weight, a.bias)"."""
     if not names:
         return "some of its parameters"
     return f"{number_of(len(names), 'parameter')} ({first_few(names)})" if len(names) > 1 else names[0]

@@ -15,7 +15,7 @@ from nsa_harness.texts.template_filters import FILTERS
 
 
 def render_template(section: str, key: str, facts: Mapping[str, object]) -> str:
-    """Return the text of a template with these facts filled in. Raises jinja2.TemplateError on failure.
+    """Return the text of a template with `facts` filled in. Raise jinja2.TemplateError if that fails.
 
     An exception that a filter raises is passed on.
     """

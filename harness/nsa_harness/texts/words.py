@@ -1,4 +1,4 @@
-"""Format the values in reports as text, in the same way in all documents."""
+"""Format the values in reports as text, in the same way for all output files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from nsa_harness.texts.causes import text_of
 
 
 def verdict(outcome: Outcome) -> str:
-    """Return the verdict as it is shown in documents.
+    """Return the verdict as text for reports.
 
     A job that was only inspected gets MOVES, STALL or OPEN instead of its stored status.
     """
@@ -71,7 +71,7 @@ LOUDEST_FIRST = (Status.HANG, Status.FAIL, Status.ERROR, Status.SKIP, Status.PAS
 
 
 def seconds(value: float | None) -> str:
-    """Return a time with its unit, such as "0.06 s", "14.2 s", "2 min 5 s" or "2 h 1 min"."""
+    """Return a time in seconds as text, such as "0.06 s", "14.2 s", "2 min 5 s" or "2 h 1 min"."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value < 99.95:
@@ -83,7 +83,7 @@ def seconds(value: float | None) -> str:
 
 
 def size(value_bytes: float | None, *, tenths: bool = False) -> str:
-    """Return a size with its unit, such as "412 MB" or "9.1 GB".
+    """Return a size in bytes as text, such as "412 MB" or "9.1 GB".
 
     With `tenths`, sizes below 100 MB have one decimal place, such as "1.4 MB".
     """
@@ -110,7 +110,7 @@ def loss(value: float | None) -> str:
 
 
 def middle(text: str, limit: int) -> str:
-    """Return the text with its middle cut out so that it has at most `limit` characters."""
+    """Return the text, with its middle cut out if it is longer than `limit` characters."""
     if len(text) <= limit:
         return text
     tail = (limit - 1) // 2
@@ -132,7 +132,7 @@ def noun_for(count: float, noun: str) -> str:
 
 
 def listing(texts: Sequence[str]) -> str:
-    """Return the texts as a list in a sentence, such as "a, b and c"."""
+    """Join the texts into a list for a sentence, such as "a, b and c"."""
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
 
 
@@ -144,12 +144,12 @@ def certainty(confidence: float) -> str:
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """Return ranks as short text, such as "rank 1", "ranks 0, 2" or "ranks 0-511 and 3 more"."""
+    """Return the ranks as short text, such as "rank 1", "ranks 0, 2" or "ranks 0-511 and 3 more"."""
     return ranks_text(tuple(numbers))
 
 
 def rank_numbers(numbers: Iterable[int]) -> str:
-    """Return ranks as text without the word "rank", such as "1" or "0-2, 5"."""
+    """Return the ranks as text without the word "rank", such as "1" or "0-2, 5"."""
     return ranks(numbers).partition(" ")[2]
 
 
@@ -159,14 +159,14 @@ def rank_with_coordinates(row: RankStatus) -> str:
 
 
 def place_name(place: Place) -> str:
-    """Return the file and line of a location, such as "nsa/model.py:212", or "" if unknown."""
+    """Return the file and line of a location, such as "nsa/model.py:212", or "" if they are unknown."""
     if place.file is None:
         return ""
     return place.file if place.line is None else f"{place.file}:{place.line}"
 
 
 def place_details(place: Place, step: int | None = None) -> str:
-    """Return the function, layer, module, parameter and step of a location as one text."""
+    """Return the function, layer, module, parameter and step of a location as one string."""
     details = (
         place.function,
         None if place.layer is None else f"layer {place.layer}",
@@ -183,7 +183,7 @@ def statement(place: Place) -> str:
 
 
 def source_lines(place: Place) -> Iterator[str]:
-    """Yield numbered source lines that end at the given location. Its own line is marked with "▸"."""
+    """Yield numbered source lines up to the given location, whose own line is marked with "▸"."""
     lines = textwrap.dedent(place.text).split("\n") if place.text else []
     digits = len(str(place.line or ""))
     for offset, line in enumerate(lines, start=1 - len(lines)):
@@ -192,7 +192,7 @@ def source_lines(place: Place) -> Iterator[str]:
 
 
 def numbered_lines(around: Place, marked_line: int | None) -> Iterator[str]:
-    """Yield numbered source lines, one of them marked with "▸".
+    """Yield numbered source lines, one of which is marked with "▸".
 
     `around` contains the source lines, and its own line is the last of them.
     """
@@ -204,7 +204,7 @@ def numbered_lines(around: Place, marked_line: int | None) -> Iterator[str]:
 
 
 def headline_tag(outcome: Outcome) -> str:
-    """Return the word shown next to the verdict, either the kind of hang or the cause code."""
+    """Return the word to show next to the verdict: either the kind of hang or the cause code."""
     kind = outcome.verdict.kind
     return kind.value if kind is not None else outcome.verdict.cause or ""
 
@@ -251,12 +251,12 @@ def severity_key(outcome: Outcome) -> tuple[bool, bool, int]:
 
 
 def bad_news_first(report: Report) -> list[tuple[int, Outcome]]:
-    """Return the numbered outcomes of a report, worst first."""
+    """Return the outcomes of a report, worst first, each with its number."""
     return sorted(enumerate(report.outcomes, start=1), key=lambda pair: severity_key(pair[1]))
 
 
 def launch_line(rank_count: int, backend: str, subject: str) -> str:
-    """Return a description of a launch, such as "2 ranks · gloo · shape ci"."""
+    """Describe a launch, such as "2 ranks · gloo · shape ci"."""
     parts = (plural(rank_count, "rank"), "" if backend == "any" else backend, subject)
     return " · ".join(word for word in parts if word)
 
@@ -270,7 +270,7 @@ def exit_word(status: int | None) -> str:
 
 
 def exit_of(outcome: Outcome, rank: int) -> str:
-    """Return the exit status of a rank as text.
+    """Return the exit status of `rank` as text.
 
     If a job was judged only from its files, a missing status means that the status is unknown.
     """
@@ -295,7 +295,7 @@ def step(value: int | None) -> str:
 
 
 def culprit_line(outcome: Outcome) -> str:
-    """Return a line about the culprit and its victims, such as "culprit rank 1 · step 3 · victims: rank 0"."""
+    """Return a line that names the culprit and its victims, such as "culprit rank 1 · step 3 · victims: rank 0"."""
     culprit = outcome.culprit
     collective = culprit.collective if culprit else None
     seq = "" if collective is None or collective.seq is None else f" #{collective.seq}"
@@ -310,7 +310,7 @@ def culprit_line(outcome: Outcome) -> str:
 
 
 def last_shared(outcome: Outcome) -> str:
-    """Return a text about the last collective that all ranks completed, or "" if unknown.
+    """Describe the last collective that all ranks completed, or return "" if it is unknown.
 
     Only collectives called from Python count. DDP calls its own collectives below Python.
     """
@@ -347,7 +347,7 @@ _OF_ALL_STEPS = (
 
 
 def row_sentence(outcome: Outcome) -> str:
-    """Return the text that describes an outcome in a table row."""
+    """Return the text that summarizes an outcome in a table row."""
     shows_steps = outcome.verdict.status is Status.PASS and "steps" in outcome.metrics
     steps_and_loss = " · ".join(islice(numbers(outcome), 2)) if shows_steps else ""
     return steps_and_loss or outcome.verdict.summary
@@ -391,7 +391,7 @@ _MOMENTS = {"boot": "at boot", "dump": "in the latest dump", "end": "at the end"
 
 
 def memory(outcome: Outcome) -> Iterator[str]:
-    """Yield one line about the memory of the ranks for each recorded moment of the run."""
+    """Yield one line about the ranks' memory usage for each recorded moment of the run."""
     is_shown = any(row.moment == "end" or row.allocated_bytes is not None for row in outcome.memory)
     for moment, name in _MOMENTS.items() if is_shown else ():
         rows = [row for row in outcome.memory if row.moment == moment]
@@ -438,7 +438,7 @@ def nccl(info: NcclInfo) -> Iterator[str]:
 
 
 def line_count(file: Artifact) -> str:
-    """Return the number of lines in a file, such as "12 lines", or why the file is absent."""
+    """Return the number of lines in a file, such as "12 lines", or the reason for its absence."""
     return file.absent or plural(file.count or 0, "line")
 
 
@@ -471,7 +471,7 @@ def vital_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]
 
 
 def ending_counts(endings: FailureCounts) -> str:
-    """Return how many attempts failed, such as "3 of 4 failed".
+    """Describe the number of failed attempts, such as "3 of 4 failed".
 
     Return "4 of 4" if none of four failed, and "" for a single attempt.
     """
@@ -485,7 +485,7 @@ def ending_counts(endings: FailureCounts) -> str:
 
 
 def hypothesis_reason(row: HypothesisRow) -> str:
-    """Return why a hypothesis was judged as it was.
+    """Return the reason for the judgement on a hypothesis.
 
     If several pairs of runs were compared, add how many of them agree, such as "(2 of 3 contrasts)".
     """
@@ -494,7 +494,7 @@ def hypothesis_reason(row: HypothesisRow) -> str:
 
 
 def cost(row: HypothesisRow) -> str:
-    """Return the cost of testing a hypothesis, such as "2 or more runs of 8.1 s each", or "" if unknown."""
+    """Return the cost of testing a hypothesis, such as "2 or more runs of 8.1 s each", or "" if it is unknown."""
     return "" if row.cost_s is None else f"2 or more runs of {seconds(row.cost_s)} each"
 
 
@@ -514,7 +514,7 @@ def hypothesis_in_line(row: HypothesisRow) -> str:
 
 
 def hypothesis_because(row: HypothesisRow) -> str:
-    """Return why a hypothesis was judged as it was, and the runs or command for checking it."""
+    """Return the reason for the judgement on a hypothesis, and the runs or command for checking it."""
     runs = [f"{side.run.spec.scenario}{_counts_in_brackets(side)}" for side in (row.control, row.changed) if side]
     evidence = f": {', '.join(runs)}" if runs else f": {row.command}" if row.command else ""
     return f"{hypothesis_reason(row)}{evidence}"
@@ -532,7 +532,7 @@ def duration(value_s: float) -> str:
 
 
 def verb_for(verb: str, subject: int | Sized) -> str:
-    """Return the verb in singular or plural, such as "waits" for one rank and "wait" for several.
+    """Return the verb in the singular or plural, such as "waits" for one rank and "wait" for several.
 
     `subject` is the number of ranks, or a collection of them.
     """
@@ -547,7 +547,7 @@ _MAX_TEXTS = 4  # texts that a sentence lists; the ranks with other texts are on
 
 
 def ranks_by_text(texts: Iterable[tuple[int, str]], most: int | None = _MAX_TEXTS) -> list[tuple[str, str]]:
-    """Group ranks that have the same text, such as [("ranks 0, 2", "all_reduce")].
+    """Group the ranks that have the same text, such as [("ranks 0, 2", "all_reduce")].
 
     The groups are in the order of their lowest ranks. If there are more than `most` groups, one last item counts the
     other ranks.

@@ -20,7 +20,7 @@ _AROUND = 1  # lines before and after the innermost line
 
 @dataclass(frozen=True, kw_only=True)
 class StackNode:
-    """A node in a tree of call stacks, with frames that several ranks share."""
+    """A node in a tree of call stacks. It holds frames that several ranks share."""
 
     ranks: tuple[int, ...]
     frames: tuple[Place, ...]  # outermost first, without the frames of parent nodes; may be empty
@@ -49,7 +49,7 @@ def _is_whole(stack: CallStack) -> bool:
 
 
 def _tree(stacks: Sequence[CallStack], shown_frames: int) -> StackNode:
-    """Merge call stacks into one tree, below the `shown_frames` outermost frames."""
+    """Merge the call stacks into one tree, leaving out the `shown_frames` outermost frames."""
     ranks = tuple(sorted({rank for stack in stacks for rank in stack.ranks}))
     outer = [stack.frames[::-1][shown_frames:] for stack in stacks]
     if len(stacks) == 1:
@@ -69,7 +69,7 @@ def _line(place: Place) -> tuple[str | None, int | None, str | None]:
 
 
 def call_stacks(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -> tuple[CallStack, ...]:
-    """Return the call stacks for the report, starting with those of the culprit.
+    """Return the call stacks for the report, with the culprit's stacks first.
 
     A FAIL has only the traceback of the first failure; a PASS has no stacks. Ranks with the same stack share one entry.
     """
@@ -95,7 +95,7 @@ def call_stacks(evidence: Evidence, judgement: Judgement, culprit: Culprit | Non
 
 
 def _stack_of_other_thread(evidence: Evidence, culprits: Sequence[int], place: Place) -> list[CallStack]:
-    """Return the stack of a thread or child process of the culprit that contains `place`, if any."""
+    """Return the stack of the thread or child process of a culprit that contains `place`, if there is one."""
     for rank in evidence.snapshots[-1].ranks if evidence.snapshots else ():
         for owner, stack in _named_stacks(rank) if rank.rank in culprits else ():
             if _contains(stack.frames, place):
@@ -127,7 +127,7 @@ def _own(frames: Sequence[Frame]) -> tuple[Frame, ...]:
 def _call_stack(
     sources: Sequence[Source], ranks: tuple[int, ...], frames: Sequence[Frame], of: str, proof: str | None
 ) -> CallStack:
-    """Return one call stack in the form that the report stores.
+    """Return a call stack in the form in which the report stores it.
 
     `of` names the thread, process or exception type; it is empty for the training thread. `proof` is the file that
     contains the stack.

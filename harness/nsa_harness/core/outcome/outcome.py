@@ -94,7 +94,7 @@ def passed_checks(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
 
 
 def _checked_by_kernel(evidence: Evidence) -> Iterator[str]:
-    """Yield a phrase for each passed check that uses the process data of the operating system."""
+    """Yield a phrase for each passed check that relies on process data from the operating system."""
     processes = [rank.process for snapshot in evidence.snapshots[-1:] for rank in snapshot.ranks]
     alive = [process for process in processes if process is not None and process.state not in "ZX"]
     if evidence.ranks and len(alive) == len(evidence.ranks):
@@ -113,7 +113,7 @@ def _complete_snapshots(evidence: Evidence) -> int:
 
 
 def _runs_on(evidence: Evidence) -> bool:
-    """Whether the job is still running because the harness only observed it."""
+    """Whether the job is still running, because nsa-harness only observed it."""
     return evidence.ending is Ending.DETACHED or (evidence.is_observed and not evidence.teardown_s)
 
 
@@ -121,7 +121,7 @@ _FILES = frozenset({WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.LOADER, WaitKind.C
 
 
 def ruled_out_causes(evidence: Evidence, judgement: Judgement) -> Iterator[str]:
-    """Yield the kinds of causes that a proven hang rules out, such as "network"."""
+    """Yield the kinds of causes, such as "network", that a proven hang rules out."""
     if judgement.status is not Status.HANG or judgement.proof is None:
         return
     kinds = {wait.kind for wait in judgement.proof.graph.waits}
@@ -136,7 +136,7 @@ def ruled_out_causes(evidence: Evidence, judgement: Judgement) -> Iterator[str]:
 
 
 def rank_statuses(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -> Iterator[RankStatus]:
-    """Yield what each rank waited for or did last at the end of the run.
+    """Yield the status of each rank at the end of the run: what it waited for, or what it did last.
 
     Yield nothing for a PASS without waits.
     """
@@ -158,7 +158,7 @@ def rank_statuses(evidence: Evidence, judgement: Judgement, culprit: Culprit | N
 
 
 def _unproven_waits(evidence: Evidence, judgement: Judgement) -> Sequence[Wait]:
-    """Return the waits of a job that was only observed. They do not prove a hang."""
+    """Return the waits in a job that was only observed. They do not prove a hang."""
     last_two = evidence.snapshots[-2:]
     if evidence.ending is Ending.POST_MORTEM and judgement.status is Status.ERROR:
         return post_mortem_graph(evidence).waits
@@ -349,7 +349,7 @@ def outcome_of(
 
 
 def memory_at(evidence: Evidence, judgement: Judgement) -> Iterator[MemoryAt]:
-    """Yield the memory usage of each rank at several moments of the run."""
+    """Yield the memory usage of each rank at several moments during the run."""
     for rank in evidence.ranks:
         yield from (
             MemoryAt(
@@ -376,7 +376,7 @@ def memory_at(evidence: Evidence, judgement: Judgement) -> Iterator[MemoryAt]:
 
 
 def _memory_at_end(snapshot_rank: RankSnapshot, rank: RankEvidence | None, gpus: Sequence[Gpu]) -> MemoryAt:
-    """Return the memory usage of one rank at the last snapshot."""
+    """Return the memory usage of a rank when the last snapshot was taken."""
     last = rank.memory[-1] if rank and rank.memory else None
     sample = rank.health.memory[-1] if rank and rank.health and rank.health.memory else None
     has_report = last is not None and last.allocated_bytes is not None
@@ -396,7 +396,7 @@ def _memory_at_end(snapshot_rank: RankSnapshot, rank: RankEvidence | None, gpus:
 
 
 def signal_reactions(evidence: Evidence, judgement: Judgement) -> Iterator[tuple[int, str]]:
-    """Yield (rank, text) pairs that describe how the ranks of a hang handle signals.
+    """Yield, for each rank in a hang, the rank and a phrase that says how it handles signals.
 
     The harness sends no signal only to find this out.
     """
@@ -428,7 +428,7 @@ def _reaction_to_signals(evidence: Evidence, pid: int) -> str:
 
 
 def _cost(evidence: Evidence) -> StepCost | None:
-    """Return the cost of one training step from the program's tables, or None if it is unknown."""
+    """Return the cost of a training step from the program's tables, or None if it is unknown."""
     row = next((row for row in evidence.program_records if "step_cost" in row), None)
     if row is None:
         return None
@@ -491,7 +491,7 @@ def is_expected(expect: Expect, status: Status, cause: str | None, codes: Abstra
 
 
 def criteria(expect: Expect, limits: Limits) -> tuple[tuple[str, str], ...]:
-    """Return the limits and expected numbers that influence the verdict, as (name, value) pairs.
+    """Return the limits and expected numbers that affect the verdict, as (name, value) pairs.
 
     Two runs can be compared only if their criteria are equal.
     """
@@ -544,7 +544,7 @@ def _violated_limits(bound: Bound, value: float) -> Iterator[tuple[str, float]]:
 
 
 def skipped_outcome(skip: Skip) -> Outcome:
-    """Return the outcome of a scenario that cannot run on this machine."""
+    """Return the outcome for a scenario that cannot run on this machine."""
     verdict = Verdict(status=Status.SKIP, kind=None, cause=Cause.MISSING_NEED, summary=skip.reason)
     return Outcome(spec=summarize_spec(skip), verdict=verdict, ending_text="nothing was started")
 
@@ -552,7 +552,7 @@ def skipped_outcome(skip: Skip) -> Outcome:
 def unjudged_outcome(
     spec: RunSpec | Skip, *, attempt: int, directory: str, error: str, disk_full: bool = False
 ) -> Outcome:
-    """Return the ERROR outcome of a run in which the harness itself failed."""
+    """Return an outcome with the verdict ERROR, for a run during which nsa-harness itself failed."""
     cause = Cause.DISK_FULL if disk_full else Cause.HARNESS_ERROR
     verdict = Verdict(status=Status.ERROR, kind=None, cause=cause, summary=error)
     spec_summary = SpecSummary(scenario=spec.scenario, about=spec.about)
@@ -569,7 +569,7 @@ def unjudged_outcome(
 
 
 def summarize_spec(spec: RunSpec | Skip) -> SpecSummary:
-    """Return the part of a run specification that a report stores."""
+    """Return the summary of a run specification that a report stores."""
     if isinstance(spec, Skip):
         return SpecSummary(scenario=spec.scenario, about=spec.about, tags=spec.tags, settings=spec.settings)
     return SpecSummary(
@@ -607,7 +607,7 @@ def _missing_gradients(evidence: Evidence) -> tuple[str, ...] | None:
 
 
 def _last_agreed(evidence: Evidence) -> str | None:
-    """Return the name of the last collective that all ranks completed, or None if unknown."""
+    """Return the name of the last collective that all ranks completed, or None if it is unknown."""
     status_files = {rank.rank: rank.status_file for rank in evidence.ranks if rank.status_file is not None}
     call = last_common_call(status_files) if len(status_files) == len(evidence.ranks) else None
     if call is None:
@@ -617,7 +617,7 @@ def _last_agreed(evidence: Evidence) -> str | None:
 
 
 def _steps_done(rank: RankEvidence) -> int | None:
-    """Return the number of optimizer steps that the rank finished, or None if unknown."""
+    """Return the number of optimizer steps that the rank finished, or None if it is unknown."""
     if rank.status_file is None or not (rank.status_file.has_optimizer or rank.status_file.steps_s):
         return None
     return rank.status_file.steps_s[-1][0] if rank.status_file.steps_s else 0
@@ -666,7 +666,7 @@ def _timing(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -
 
 
 def _last_event_s(evidence: Evidence, culprit: Culprit | None) -> float | None:
-    """Return the time of the culprit's last progress event in seconds, or None if unknown."""
+    """Return the time of the culprit's last progress event, in seconds, or None if it is unknown."""
     ranks = culprit.ranks if culprit else ()
     snapshot_ranks = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     status_files = {
@@ -699,7 +699,7 @@ _NAMED = (
 
 
 def rerun_findings(spec: RunSpec, evidence: Evidence) -> Iterator[Finding]:
-    """Yield the additional findings of a diagnostic rerun, or nothing for other attempts."""
+    """Yield the additional findings from a diagnostic rerun, or nothing for other attempts."""
     if spec.deepening is None:
         return
     kinds = {"names": (_forward_line, _parameter_names), "growth": (_forward_line, _memory_growth)}
@@ -715,7 +715,7 @@ def _failed_at_s(rank: RankEvidence) -> float:
 
 
 def _forward_line(rank: RankEvidence) -> Finding | None:
-    """Return a finding that names the line of the forward pass printed by PyTorch, or None."""
+    """Return a finding that names the forward-pass line printed by PyTorch, or None if none was printed."""
     message = rank.debug_message
     frame = user_frame(message.frames) if message else None
     if message is None or frame is None:
@@ -728,7 +728,7 @@ def _forward_line(rank: RankEvidence) -> Finding | None:
 
 
 def _parameter_names(rank: RankEvidence) -> Finding | None:
-    """Return a finding that lists the parameters named in DDP error messages, or None."""
+    """Return a finding with the parameters named in DDP error messages, or None if there are none."""
     texts = [rank.exception.message if rank.exception else "", *rank.error_lines]
     names = _names(texts)
     if not names:
@@ -742,7 +742,7 @@ _MUCH_BYTES = 1 << 20
 
 
 def _memory_growth(rank: RankEvidence) -> Finding | None:
-    """Return a finding about the line whose memory usage grew most, or None."""
+    """Return a finding about the line whose memory usage grew the most, or None if there is none."""
     most = (
         next((line for line in rank.health.memory_growth if line.size_bytes >= _MUCH_BYTES), None)
         if rank.health

@@ -111,11 +111,11 @@ class ScriptCall:
 
 
 class NotRepeatableError(Exception):
-    """Raised if a reproduction script cannot repeat one of the calls."""
+    """Raised if one of the calls cannot be repeated in a reproduction script."""
 
 
 def diverging_calls(evidence: Evidence, *, from_python: bool) -> dict[int, tuple[ScriptCall, ...]]:
-    """Return the calls of each rank from shortly before the ranks diverge.
+    """Map each rank to its calls, starting shortly before the ranks diverge.
 
     With `from_python`, use the calls recorded in Python instead of those in the flight recorder, which also contain the
     calls of DDP itself. Raises NotRepeatableError.
@@ -185,7 +185,7 @@ def _whole_steps(evidence: Evidence, status_file: StatusFile) -> Iterator[Call]:
 
 
 def _script_call(rank: int, call: Call, status_file: StatusFile, all_ranks: Members) -> ScriptCall | None:
-    """Convert a recorded call for the script, or return None if the script does not need it."""
+    """Convert a recorded call for the script. Return None if the script does not need the call."""
     if call.op in _SET_UP or call.op.startswith(protocol.WAIT):
         return None
     is_done, dtype = call.left_s is not None, DTYPES.get(call.dtype, "float32")
@@ -239,7 +239,7 @@ def _first_number(channel: Channel, calls_of: Mapping[int, Sequence[ScriptCall]]
 
 
 def _calls_agree(calls: Sequence[ScriptCall | None], *, transfer: bool) -> bool:
-    """Whether every rank finished this call, with equal arguments for a collective."""
+    """Whether every rank finished this call, with equal arguments if it is a collective."""
     finished_calls = [call for call in calls if call is not None and call.is_done]
     if len(finished_calls) < len(calls):
         return False
@@ -290,7 +290,7 @@ def _script_text(calls: Mapping[int, Sequence[ScriptCall]], cause: str) -> str:
 
 
 def _groups(calls: Mapping[int, Sequence[ScriptCall]]) -> list[tuple[str, Members]]:
-    """Return the (name, members) pair of each process group that the script creates, in sorted order."""
+    """Return (name, members), in sorted order, for each process group that the script creates."""
     return sorted({(call.group, call.members) for rank_calls in calls.values() for call in rank_calls if call.group})
 
 
@@ -371,7 +371,7 @@ _UNBROKEN = "\0"  # replaces a blank at which the line must not be broken
 
 
 def repro_script(spec: RunSpec, *, working_dir: str, about: str) -> str | None:
-    """Return a script that repeats the launch without nsa-harness, or None for launches without torchrun."""
+    """Return a script that repeats the launch without nsa-harness, or None if torchrun is not used."""
     if spec.launcher is Launcher.PLAIN:
         return None
     return "\n".join(_lines(spec, working_dir, about)) + "\n"
@@ -414,7 +414,7 @@ def _lines(spec: RunSpec, working_dir: str, about: str) -> Iterator[str]:
 
 
 def _filled_in(args: list[str], env: dict[str, str]) -> Iterator[str]:
-    """Yield the lines of the script that read secrets from environment variables."""
+    """Yield lines for the script that read secrets from environment variables."""
     for variable in placeholders((*args, *env.values())):
         yield f"secret = os.environ[{variable!a}]  # export {variable}=...: the value is in a probe's spec.json"
         yield f"sys.argv = [word.replace('${variable}', secret) for word in sys.argv]"

@@ -16,12 +16,12 @@ _MAX_SPANS = 4  # ranges and single ranks shown; the rest are counted
 
 
 def coordinates(rank: int, places: Meshes) -> str:
-    """Return the device mesh coordinates of a rank, such as "dp=1 tp=1", or "" if it has none."""
+    """Return a rank's device mesh coordinates, such as "dp=1 tp=1", or "" if it has none."""
     return _coordinates_text(places.get(rank, ()))
 
 
 def rank_names(ranks: Sequence[int], places: Meshes) -> str:
-    """Return ranks with their device mesh coordinates, such as "ranks 1 (dp=0), 3 (dp=1)"."""
+    """Return the ranks with their device mesh coordinates, such as "ranks 1 (dp=0), 3 (dp=1)"."""
     numbers = sorted(set(ranks))
     if len(numbers) <= _MAX_SPANS and any(rank in places for rank in numbers):
         return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(located_rank(rank, places) for rank in numbers)}"
@@ -37,7 +37,7 @@ def _common_coordinates(ranks: Sequence[int], places: Meshes) -> Coordinates:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ranks as short text, such as "rank 1", "ranks 0, 2" or "ranks 0-511 and 3 more"."""
+    """Return the ranks as short text, such as "rank 1", "ranks 0, 2" or "ranks 0-511 and 3 more"."""
     spans = _spans(ranks)
     texts = [str(first) if first == last else f"{first}-{last}" for first, last in spans[:_MAX_SPANS]]
     rest = sum(last - first + 1 for first, last in spans[_MAX_SPANS:])
@@ -47,14 +47,14 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def location_in_brackets(place: Place | None, step: int | None = None) -> str:
-    """Return a location and a step in brackets, such as " (own/train.py:12, step 3)", or "" if unknown."""
+    """Return a location and step in brackets, such as " (own/train.py:12, step 3)", or "" if they are unknown."""
     if place is None or place.file is None:
         return "" if step is None else f" in step {step}"
     return f" ({location(place)})" if step is None else f" ({location(place)}, step {step})"
 
 
 def location(place: Place | None) -> str:
-    """Return a location as text, such as "own/train.py:12", or "" if unknown."""
+    """Return a location as text, such as "own/train.py:12", or "" if it is unknown."""
     if place is None:
         return ""
     if place.file is not None:

@@ -1,4 +1,4 @@
-"""Select the source code of the user's program that is stored as evidence."""
+"""Select the parts of the user's source code that are stored as evidence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAY_SET = re.compile(rf"\.(?:{'|'.join(sorted(STORE_SETTERS))})\(\s*(?:f?([\"']
 
 
 def program_sources(evidence: Evidence, text_of: Callable[[str], str]) -> Iterator[Source]:
-    """Yield the functions that the evidence mentions, then related functions of the program.
+    """Yield the functions that the evidence mentions, followed by related functions from the user's program.
 
     Related functions are called by the first ones or use the same attributes. `text_of` returns the text of a file, or
     "" if the file does not belong to the program.
@@ -65,7 +65,7 @@ def program_sources(evidence: Evidence, text_of: Callable[[str], str]) -> Iterat
 
 
 def program_lines(evidence: Evidence) -> dict[str, set[int]]:
-    """Return the line numbers of the user's program that the evidence mentions, by file."""
+    """Return, for each file of the user's program, the line numbers that the evidence mentions."""
     lines: dict[str, set[int]] = {}
     for file, line in _places(evidence):
         if file.startswith("/") and not is_library(file):
@@ -89,7 +89,7 @@ def _places(value: object) -> Iterator[tuple[str, int]]:
 
 
 def _lines_setting_keys(evidence: Evidence, text: str) -> set[int]:
-    """Return the line numbers in `text` that may set a key of the distributed store."""
+    """Return the numbers of the lines in `text` that could set a key of the distributed store."""
     status_files = (rank.status_file for rank in evidence.ranks if rank.status_file)
     gave_up = any(rank.exception and "DistStoreError" in rank.exception.type for rank in evidence.ranks)
     if not gave_up and not any(call.key for status_file in status_files for call in status_file.calls):
@@ -98,7 +98,7 @@ def _lines_setting_keys(evidence: Evidence, text: str) -> set[int]:
 
 
 def excerpts(file: str, text: str, lines: set[int]) -> Iterator[Source]:
-    """Yield the functions around the given lines and the functions that call them.
+    """Yield the functions that contain the given lines, and the functions that call them.
 
     A line outside of functions gives its statement. Functions of more than `_MAX_LINES` lines are skipped.
     """
@@ -127,7 +127,7 @@ def _functions(file: str, text: str) -> Iterator[Source]:
 
 
 def _imported_files(file: str, text: str) -> Iterator[str]:
-    """Yield paths at which the modules imported by this file may be."""
+    """Yield the possible paths of the modules that this file imports."""
     folders = list(PurePosixPath(file).parents)[:_FOLDERS]
     for node in ast.walk(_module(text)):
         modules = [name.name for name in node.names] if isinstance(node, ast.Import) else []
@@ -147,7 +147,7 @@ def _names_used(function: Source) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _span(body: Sequence[ast.stmt], line: int) -> tuple[int, int] | None:
-    """Return the first and last line of the function or statement around `line`, or None."""
+    """Return the first and last line of the function or statement that contains `line`, or None if there is none."""
     span: tuple[int, int] | None = None
     while holder := next(
         (statement for statement in body if _begin(statement) <= line <= (statement.end_lineno or 0)), None

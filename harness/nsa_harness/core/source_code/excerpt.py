@@ -27,7 +27,7 @@ _Holder = ast.If | ast.ExceptHandler | LoopNode | Function
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
-    """A condition, exception handler or jump that decides whether a line is reached."""
+    """A condition, exception handler or jump that determines whether a line is reached."""
 
     file: str
     line: int
@@ -90,7 +90,7 @@ class Excerpt(Source):
 
     @cached_property
     def function(self) -> Function | None:
-        """The function in this excerpt, or None for a module-level statement."""
+        """The function in this excerpt, or None if it is a module-level statement."""
         return next((node for node in self.nodes if isinstance(node, Function)), None)
 
     @property
@@ -109,7 +109,7 @@ class Excerpt(Source):
 
     @cached_property
     def names_passed_to_calls(self) -> frozenset[str]:
-        """The names and attributes that the excerpt passes to calls as arguments."""
+        """The names and attributes that occur as call arguments in the excerpt."""
         calls = [node for node in self.nodes if isinstance(node, ast.Call)]
         values = [value for call in calls for value in (*call.args, *(keyword.value for keyword in call.keywords))]
         names = (value.attr if isinstance(value, ast.Attribute) else getattr(value, "id", "") for value in values)
@@ -127,7 +127,7 @@ class Excerpt(Source):
                 yield node
 
     def blocks_around(self, line: int) -> list[_Holder]:
-        """Return the conditions, handlers, loops and functions around a line, innermost first."""
+        """Return the conditions, handlers, loops and functions that contain a line, innermost first."""
         at = line + 1 - self.first
         blocks = [node for node in self.nodes if isinstance(node, _Holder)]
         return sorted(
@@ -136,7 +136,7 @@ class Excerpt(Source):
         )
 
     def branches(self, line: int) -> tuple[Branch, ...]:
-        """Return the branches that decide whether the line is reached.
+        """Return the branches that determine whether the line is reached.
 
         The conditions around the line come first, then the handlers around it, then earlier jumps in its loop.
         """
@@ -167,7 +167,7 @@ class Excerpt(Source):
         return False
 
     def tests_between(self, line: int, other: int) -> Iterator[ast.If]:
-        """Yield the `if` statements that have one of the lines in their body and the other one in their `else`."""
+        """Yield the `if` statements that have one line in their body and the other in their `else` part."""
         first, second = sorted(each + 1 - self.first for each in (line, other))
         for node in self.nodes:
             if isinstance(node, ast.If) and _contains(node.body, first) and _contains(node.orelse, second):
@@ -189,7 +189,9 @@ class Excerpt(Source):
                 yield replace(self._branch(guard, guard.type), line=self.line_of(jump))
 
     def handler_that_continues(self, line: int) -> Branch | None:
-        """Return the nearest handler that catches exceptions from the line without raising again, or None."""
+        """Return the nearest handler that catches exceptions from the line and does not raise, or None if there is
+        none.
+        """
         at = line + 1 - self.first
         try_blocks = [node for node in self.nodes if isinstance(node, ast.Try)]
         around = [node for node in try_blocks if node.body[0].lineno <= at <= (node.body[-1].end_lineno or 0)]
@@ -200,7 +202,7 @@ class Excerpt(Source):
         return next((self._branch(handler, handler.type) for handler in staying), None)
 
     def loops_around(self, line: int) -> tuple[Loop, ...]:
-        """Return the loops around the line, innermost first."""
+        """Return the loops that contain the line, innermost first."""
         return tuple(self._loop(block, line) for block in self.blocks_around(line) if isinstance(block, LoopNode))
 
     def _loop(self, loop: LoopNode, line: int) -> Loop:
@@ -234,7 +236,7 @@ class Excerpt(Source):
     def _jumps(
         self, block: ast.AST, line: int, kinds: tuple[type[ast.stmt], ...] = _JUMPS, *, errors: bool = True
     ) -> Iterator[Branch]:
-        """Yield the branches before the line whose jumps leave the block.
+        """Yield the branches before the line that contain a jump out of the block.
 
         With `errors` false, a `raise` of an error does not count.
         """
@@ -294,7 +296,7 @@ class Excerpt(Source):
 
     @cached_property
     def _assigned_once(self) -> tuple[tuple[str, ast.expr], ...]:
-        """The (name, value) pairs of the variables that are assigned exactly once."""
+        """The name and value of each variable that is assigned exactly once."""
         counts = Counter(
             node.id for node in self.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         )
@@ -329,7 +331,7 @@ class Excerpt(Source):
                 yield jump.lineno
 
     def early_exit(self, default: int) -> int:
-        """Return the line at which an exception handler leaves its loop or function, or `default`."""
+        """Return the line at which an exception handler leaves its loop or function, or else `default`."""
         block = next((node for node in self.nodes if isinstance(node, LoopNode)), self.body)
         exits = self._jumps(block, self.text.count("\n") + 1, (ast.Break, ast.Return))
         return next((exit.line for exit in exits if exit.is_handler), default)
@@ -337,12 +339,12 @@ class Excerpt(Source):
 
 @lru_cache(maxsize=1024)
 def parse_excerpt(text: str) -> ast.Module:
-    """Return the syntax tree of a piece of source code, which may be indented."""
+    """Return the syntax tree for a piece of source code, which can be indented."""
     return parse_python(dedent(text))
 
 
 def parse_python(text: str) -> ast.Module:
-    """Return the syntax tree of the text, which is empty if the text is not valid Python."""
+    """Return the syntax tree for the text, or an empty tree if the text is not valid Python."""
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -350,7 +352,7 @@ def parse_python(text: str) -> ast.Module:
 
 
 def calls_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
-    """Yield the line and name of each function or method called in these nodes."""
+    """Yield the line and name of each function or method called in `nodes`."""
     for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
             yield node.lineno, node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
@@ -366,7 +368,7 @@ def names_rank(text: str) -> bool:
 
 
 def _branches_of(node: ast.AST) -> list[list[ast.stmt]]:
-    """Return the statements of each branch of an `if`, `try` or `match`; empty for other nodes."""
+    """Return the statements in each branch of an `if`, `try` or `match`, or an empty list for other nodes."""
     if isinstance(node, ast.If):
         branches = [node.body, node.orelse]
     elif isinstance(node, ast.Try):
@@ -391,7 +393,7 @@ def _raises_error(jump: ast.stmt) -> bool:
 
 
 def _guards(block: ast.AST, *, nested: bool) -> Iterator[tuple[ast.If | ast.ExceptHandler, bool]]:
-    """Yield (condition or handler, whether it is in an inner loop) in source order."""
+    """Yield each condition or handler in source order, and whether it is inside an inner loop."""
     for node in ast.iter_child_nodes(block):
         if isinstance(node, ast.If | ast.ExceptHandler):
             yield node, nested
@@ -400,7 +402,7 @@ def _guards(block: ast.AST, *, nested: bool) -> Iterator[tuple[ast.If | ast.Exce
 
 
 def _varying_names(value: ast.expr, counters: Collection[str]) -> set[str]:
-    """Return the names in `value` that may differ between ranks."""
+    """Return the names in `value` that can differ between ranks."""
     settings = {id(each) for node in ast.walk(value) if isinstance(node, ast.Attribute | ast.Subscript)
                 for each in ast.walk(node.value) if is_setting(ast.unparse(node))}  # fmt: skip
     periods = (node.right for node in ast.walk(value) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod))
@@ -410,6 +412,6 @@ def _varying_names(value: ast.expr, counters: Collection[str]) -> set[str]:
 
 
 def _first_names(target: ast.expr) -> Iterator[ast.Name]:
-    """Yield the variables of a loop, or only the counter for `enumerate`."""
+    """Yield the variable of a loop, or only the first of several, such as the counter of `enumerate`."""
     first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
     return (node for node in ast.walk(first) if isinstance(node, ast.Name))

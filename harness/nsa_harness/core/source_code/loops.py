@@ -33,7 +33,7 @@ _SHARED = frozenset({"value"})  # attribute of multiprocessing.Value, which anot
 
 
 def innermost_loop(text: str, line: int) -> str:
-    """Return the source of the innermost loop around the line, or "" if there is none."""
+    """Return the source of the innermost loop that contains the line, or "" if there is none."""
     holders = (node for node in ast.walk(_tree(text)) if isinstance(node, (*_LOOPS, *_FUNCTIONS)))
     around = [node for node in holders if node.lineno <= line <= (node.end_lineno or 0)]
     inner = max(around, key=lambda node: (node.lineno, node.col_offset), default=None)

@@ -39,7 +39,7 @@ class ProgramSource:
         return tuple(map(Excerpt.from_source, self.sources))
 
     def excerpt(self, line: Line) -> Excerpt | None:
-        """Return the smallest stored excerpt that contains the line, or None."""
+        """Return the smallest stored excerpt that contains the line, or None if no excerpt does."""
         return self.excerpt_at(line.file, line.line)
 
     def excerpt_at(self, file: str | None, line: int | None) -> Excerpt | None:
@@ -49,7 +49,7 @@ class ProgramSource:
         return min(candidates, key=lambda excerpt: len(excerpt.text), default=None)
 
     def _around(self, line: Line) -> Excerpt:
-        """Return the smallest stored excerpt that contains the line, or an empty excerpt."""
+        """Return the smallest stored excerpt that contains the line, or an empty one if there is none."""
         return self.excerpt(line) or _NOWHERE
 
     @cached_property
@@ -67,7 +67,7 @@ class ProgramSource:
         return names
 
     def only_function(self, name: str | None) -> Excerpt | None:
-        """Return the function with this name, or None unless exactly one is stored."""
+        """Return the stored function with this name. Return None if there is none or more than one."""
         same = self._by_name.get(name or "", ())
         return same[0] if len(same) == 1 else None
 
@@ -89,7 +89,7 @@ class ProgramSource:
     # Branches and loops.
 
     def branches(self, place: Line) -> tuple[Branch, ...]:
-        """Return the branches that decide whether the line is reached."""
+        """Return the branches that determine whether the line is reached."""
         return self._around(place).branches(place.line or 0)
 
     def handlers(self, place: Line) -> tuple[Branch, ...]:
@@ -97,11 +97,13 @@ class ProgramSource:
         return self._around(place).handlers(place.line or 0)
 
     def handler_that_continues(self, place: Line) -> Branch | None:
-        """Return the nearest handler that catches exceptions from the line without raising again, or None."""
+        """Return the nearest handler that catches exceptions from the line and does not raise, or None if there is
+        none.
+        """
         return self._around(place).handler_that_continues(place.line or 0)
 
     def loops_around(self, place: Line) -> tuple[Loop, ...]:
-        """Return the loops around the line, innermost first."""
+        """Return the loops that contain the line, innermost first."""
         return self._around(place).loops_around(place.line or 0)
 
     def loops_left(self, inside: Line, outside: Line) -> tuple[Loop, ...]:
@@ -111,13 +113,13 @@ class ProgramSource:
         return tuple(loop for loop in self.loops_around(inside) if (outside.line or 0) > loop.last)
 
     def loop_line(self, frame: Frame) -> int | None:
-        """Return the first line of the innermost loop around the frame, or None."""
+        """Return the first line of the innermost loop that contains the frame, or None if there is none."""
         excerpt = self._around(frame)
         loop = next((block for block in excerpt.blocks_around(frame.line) if isinstance(block, LoopNode)), None)
         return excerpt.line_of(loop) if loop else None
 
     def opens_block_around(self, first: Line | None, second: Line | None) -> bool:
-        """Whether a `with` block that starts at the first line contains the second line."""
+        """Whether the first line opens a `with` block that contains the second line."""
         if first is None or second is None or not self.same_function(first, second):
             return False
         excerpt = self._around(first)
@@ -172,18 +174,18 @@ class ProgramSource:
         return True
 
     def _deciding_lines(self, line: Line, other: Line | None) -> set[int]:
-        """Return the lines of the `if` statements that have the two lines in different branches."""
+        """Return the lines of the `if` statements that place the two lines in different branches."""
         if other is None or not self.same_function(line, other):
             return set()
         excerpt = self._around(line)
         return {excerpt.line_of(test) for test in excerpt.tests_between(line.line or 0, other.line or 0)}
 
     def chooses_between(self, branch: Branch, line: Line, other: Line) -> bool:
-        """Whether the branch is an `if` with the two lines in different branches."""
+        """Whether the branch is an `if` that places the two lines in different branches."""
         return branch.line in self._deciding_lines(line, other)
 
     def condition_around_only(self, line: Line | None, other: Line) -> Branch | None:
-        """Return the nearest condition around `line` but not around `other`, or None."""
+        """Return the nearest condition that contains `line` but not `other`, or None if there is none."""
         if line is None or not self.same_function(line, other):
             return None
         shared_lines = {branch.line for branch in self.branches(other)}
@@ -212,7 +214,7 @@ class ProgramSource:
         return None
 
     def only_call_path(self, place: Place) -> Iterator[Place]:
-        """Yield the line, then the line that calls its function, and so on outwards.
+        """Yield the line, then the only line that calls its function, and so on outwards.
 
         The path ends at a function that does not have exactly one caller in its file.
         """
@@ -230,7 +232,7 @@ class ProgramSource:
             yield from (Place(file=excerpt.file, line=line, function=excerpt.name) for line in lines)
 
     def path_to_call(self, frames: Sequence[Frame], functions: Collection[str]) -> tuple[Frame, ...]:
-        """Return the outermost frames up to the first that calls one of `functions`, or () if none does.
+        """Return the outermost frames up to the first one that calls any of `functions`, or () if none does.
 
         `frames` are outermost first. The last returned frame is moved to the line of the call.
         """
@@ -242,7 +244,7 @@ class ProgramSource:
         return ()
 
     def branch_around_module(self, path: str) -> Branch | None:
-        """Return the branch that decides whether the program calls this module, or None.
+        """Return the branch that determines whether the module at `path` is called, or None if there is none.
 
         For y_embed.proj.0 this is the branch around self.proj(...), if only one line calls it.
         """
@@ -258,7 +260,7 @@ class ProgramSource:
         return None
 
     def reentrant_checkpoint(self) -> Place | None:
-        """Return the only line with `use_reentrant=True`, or None if there is not exactly one."""
+        """Return the only line with `use_reentrant=True`, or None unless there is exactly one."""
         calls = [
             excerpt.place(node)
             for excerpt in self.excerpts
@@ -269,7 +271,7 @@ class ProgramSource:
         return calls[0] if len(calls) == 1 else None
 
     def key_setters(self, key: str) -> Iterator[tuple[Place, re.Match[str]]]:
-        """Yield (location, regex match) for each line that may set this store key."""
+        """Yield the location and the regex match for each line that could set the store key."""
         for excerpt in self.excerpts:
             for call in (node for node in excerpt.nodes if isinstance(node, ast.Call) and node.args):
                 sets_key = isinstance(call.func, ast.Attribute) and call.func.attr in STORE_SETTERS
@@ -279,13 +281,13 @@ class ProgramSource:
     # Locks and queues.
 
     def locks_taken_at(self, waiting: Line) -> frozenset[str]:
-        """Return the locks that the line takes, as written in the source."""
+        """Return the locks that the line acquires, as written in the source."""
         excerpt = self._around(waiting)
         at = (waiting.line or 0) + 1 - excerpt.first
         return frozenset(lock for lock, node in excerpt.locks() if node.lineno == at)
 
     def lock_taken_by(self, waiting: Line, frames: Sequence[Frame]) -> Place | None:
-        """Return the `with` statement in these frames that holds the lock the line waits for, or None."""
+        """Return the `with` statement in `frames` that holds a lock acquired at `waiting`, or None if none does."""
         locks = self.locks_taken_at(waiting)
         for frame in frames if locks else ():
             excerpt = self._around(frame)
@@ -295,14 +297,14 @@ class ProgramSource:
         return None
 
     def other_holder_of_lock(self, waiting: Line) -> Place | None:
-        """Return where another function takes the same lock, or None unless exactly one does."""
+        """Return the line where another function acquires the same lock, or None unless there is exactly one."""
         excerpt, locks = self.excerpt(waiting), self.locks_taken_at(waiting)
         others = [function for function in self.same_file(excerpt) if function is not excerpt] if excerpt else []
         lock_places = [function.place(by) for function in others for lock, by in function.locks() if lock in locks]
         return lock_places[0] if len({lock_place.function for lock_place in lock_places}) == 1 else None
 
     def exit_with_lock(self, waiting: Line) -> Place | None:
-        """Return where a function exits without releasing the lock that the line waits for, or None."""
+        """Return the first line that exits its function while holding a lock acquired at `waiting`, or None."""
         locks = self.locks_taken_at(waiting)
         exits = (
             Place(file=excerpt.file, line=line + excerpt.first - 1, function=excerpt.name)
@@ -314,7 +316,7 @@ class ProgramSource:
         return next(exits, None)
 
     def missing_partner(self, frames: Sequence[Frame]) -> Place | None:
-        """Return the line of another thread that should end a wait for a queue, or None.
+        """Return the line at which another thread should end a wait for a queue, or None if it is unknown.
 
         For a thread in Queue.get this is a put(). If an exception handler skips the put(), it is the line of the
         handler. `frames` are those of the waiting thread, innermost first.
@@ -342,7 +344,7 @@ class ProgramSource:
 
 
 def _pattern(name: ast.expr) -> str:
-    """Return a regular expression for the keys that the expression may produce."""
+    """Return a regular expression that matches every key that the expression could produce."""
     parts = name.values if isinstance(name, ast.JoinedStr) else [name]
     words = [re.escape(str(part.value)) if isinstance(part, ast.Constant) else "(.+)" for part in parts]
     return "".join(words) if set(words) != {"(.+)"} else "(?!)"
@@ -357,7 +359,7 @@ def _object(call: ast.Call) -> str:
 
 
 def _thread_entry(functions: Sequence[Excerpt], excerpt: Excerpt, line: int) -> tuple[Excerpt, int] | None:
-    """Return the function that a thread starts in, and the line in it that leads to `line`, or None.
+    """Return a thread's start function and the line in it that leads to `line`, or None if there is none.
 
     A thread starts in a function that is passed to a call or named `run`. Only functions with one caller are followed.
     """

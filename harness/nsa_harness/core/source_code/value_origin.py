@@ -30,7 +30,7 @@ Chain = Sequence[Frame | Place]
 
 @dataclass(frozen=True, kw_only=True)
 class ValueOrigin:
-    """The line that produced a value."""
+    """The source line that produced a value."""
 
     place: Place
     differs_by_rank: (
@@ -40,7 +40,7 @@ class ValueOrigin:
 
 @dataclass(frozen=True, kw_only=True)
 class _Use:
-    """An expression at a line of the program, with the known callers of its function."""
+    """An expression on a line of the program, with the known callers of its function."""
 
     excerpt: Excerpt
     line: int
@@ -53,7 +53,7 @@ class _Use:
 
 
 def origin_of_loop(program: ProgramSource, line: Place | Frame, outer: Chain) -> ValueOrigin | None:
-    """Return the line that decides how often the loop iterates, or None if unknown."""
+    """Return the line that determines the number of iterations of the loop, or None if it is unknown."""
     excerpt = program.excerpt(line)
     if excerpt is None or line.line is None:
         return None
@@ -66,7 +66,7 @@ def origin_of_loop(program: ProgramSource, line: Place | Frame, outer: Chain) ->
 
 
 def origin_of_arguments(program: ProgramSource, chain: Chain, *, own_rank: bool = True) -> ValueOrigin | None:
-    """Return the line that produced the arguments of the innermost call, or None if unknown.
+    """Return the line that produced the arguments of the innermost call, or None if it is unknown.
 
     With `own_rank`, a line that reads the rank is preferred, because it explains arguments that differ between ranks.
     """
@@ -97,7 +97,7 @@ class _Search:
     rank_passed_to: dict[Place, frozenset[tuple[str, str]]] = field(default_factory=dict)
 
     def origin(self, use: _Use) -> ValueOrigin | None:
-        """Return the line that produced the value, or None if unknown."""
+        """Return the line that produced the value, or None if it is unknown."""
         outer = tuple(frame for frame in use.outer if frame.function not in _WITHIN)
         self.uses.append((0, replace(use, outer=outer)))
         while self.uses and len(self.seen) < _MAX_USES:
@@ -118,7 +118,7 @@ class _Search:
         return next(inside, nearest)
 
     def _follow(self, depth: int, use: _Use) -> None:
-        """Add the assignments and called functions that an expression depends on to the search."""
+        """Add the assignments and called functions that the expression depends on to the search."""
         calls, inputs = self._inputs(use)
         place = Place(file=use.excerpt.file, line=use.line, function=use.excerpt.name)
         used_at = use.used_at if _is_handed_on(use.value) else place
@@ -172,7 +172,7 @@ class _Search:
         return visited
 
     def _inputs(self, use: _Use) -> tuple[list[tuple[Excerpt, _Use]], list[str]]:
-        """Return the program's functions that the expression calls, and the other names that it reads."""
+        """Return the stored functions that the expression calls, and the other names that it reads."""
         calls: list[tuple[Excerpt, _Use]] = []
         names: dict[str, None] = {}
 
@@ -204,7 +204,7 @@ class _Search:
         ]
 
     def _function_called(self, call: ast.Call) -> Excerpt | None:
-        """Return the called function, or None unless exactly one with this name is stored."""
+        """Return the function that is called, or None unless exactly one stored function has its name."""
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
         return self.program.only_function(name)
 
@@ -235,7 +235,7 @@ class _Search:
         yield from (node for node in uses if not isinstance(node.value, ast.Constant) or _is_conditional(node))
 
     def _arguments(self, use: _Use, name: str, at: int) -> Iterator[_Use]:
-        """Yield the arguments that callers pass for the parameter."""
+        """Yield the arguments that callers pass for the parameter `name`."""
         for call in use.callers or tuple(self._callers(use)):
             if not isinstance(call.value, ast.Call):
                 continue
@@ -280,7 +280,7 @@ def _use_at(use: _Use, value: ast.expr) -> _Use:
 
 
 def _outside_calls(value: ast.expr, calls_with_uses: Sequence[tuple[Excerpt, _Use]]) -> ast.expr:
-    """Return the names in an expression that are outside of the given calls, as a tuple node."""
+    """Return a tuple node of the names in `value` that are not part of the given calls."""
     calls = [call.value for _, call in calls_with_uses]
     inside = {id(node) for call in calls for node in ast.walk(call)}
     names = [node for node in ast.walk(value) if isinstance(node, ast.Name | ast.Attribute) and id(node) not in inside]
@@ -298,7 +298,7 @@ def _results(function: Excerpt) -> Iterator[tuple[int, ast.expr]]:
 
 
 def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the syntax nodes of a function in source order, without those of nested functions."""
+    """Yield the syntax nodes of a function in source order, except those of nested functions."""
     for node in ast.iter_child_nodes(tree):
         yield node
         if not isinstance(tree, Function) or not isinstance(node, Function | ast.Lambda):
@@ -306,7 +306,7 @@ def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _latest(use: _Use, own: Sequence[tuple[str, int, ast.expr]]) -> Iterator[tuple[int, ast.expr]]:
-    """Yield (line, value) of the assignments, latest first, up to one that is always executed."""
+    """Yield the line and value of each assignment, latest first, up to one that is always executed."""
     around = {id(block) for block in use.excerpt.blocks_around(use.line)}
     counters = [
         assignment
@@ -323,7 +323,7 @@ def _latest(use: _Use, own: Sequence[tuple[str, int, ast.expr]]) -> Iterator[tup
 
 @lru_cache(maxsize=1024)
 def _assignments(excerpt: Excerpt) -> tuple[tuple[str, int, ast.expr], ...]:
-    """Return (name, line, value) for each assignment of the function, sorted by line."""
+    """Return (name, line, value) for each assignment in the function, sorted by line."""
     result: list[tuple[str, int, ast.expr]] = []
     for node in excerpt.nodes:
         pairs: list[tuple[ast.expr, ast.expr]] = []
@@ -356,7 +356,7 @@ def _bindings(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr
 
 
 def _parameter(excerpt: Excerpt, name: str) -> int | None:
-    """Return the position of the parameter without `self`, or None if there is none. *args has -1."""
+    """Return the position of the parameter, not counting `self`, or -1 for *args, or None if there is none."""
     function = excerpt.function
     if function is None:
         return None

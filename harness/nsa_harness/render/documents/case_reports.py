@@ -18,7 +18,7 @@ from nsa_harness.texts.words import meaning
 
 
 def junit_xml(report: Report) -> str:
-    """Return junit.xml as text, with one test case per final outcome."""
+    """Return junit.xml as text, with one test case for each final outcome."""
     report = escaped(report)
     suite = ElementTree.Element("testsuite", _attributes(report))
     _properties(suite, run_id=report.run_id, command=report.command, machine=words.machine_line(report.machine))
@@ -66,7 +66,7 @@ def _name(outcome: Outcome, *, unique: bool) -> str:
 
 
 def _result_element(outcome: Outcome) -> str | None:
-    """Return the JUnit element for an outcome that did not pass, such as "failure", or None."""
+    """Return the JUnit element for an outcome that did not pass, such as "failure", or else None."""
     status = outcome.verdict.status
     if status is Status.ERROR:
         return "error"

@@ -36,7 +36,7 @@ def github_annotations(report: Report, workspace: str) -> Iterator[str]:
 
 
 def _place(outcome: Outcome, workspace: str) -> dict[str, str]:
-    """Return the file and line of a GitHub annotation, or {} if they are unknown."""
+    """Return the file and line for a GitHub annotation, or {} if they are unknown."""
     place = outcome.culprit.place if outcome.culprit else None
     if place is None or place.file is None:
         return {}
@@ -45,7 +45,7 @@ def _place(outcome: Outcome, workspace: str) -> dict[str, str]:
 
 
 def _below(file: str, root: str) -> str | None:
-    """Return the path of `file` relative to `root`, or None if it is not inside."""
+    """Return the path of `file` relative to `root`, or None if it is not inside `root`."""
     path = PurePosixPath(file)
     return str(path.relative_to(root)) if root and path.is_relative_to(root) else None
 
@@ -60,7 +60,7 @@ _Json = dict[str, Any]
 
 
 def sarif(report: Report, checkout: str = "") -> str:
-    """Return a SARIF log as text, with one result per finding.
+    """Return a SARIF log as text, with one result for each finding.
 
     `checkout`: the root directory of the Git repository, to which file paths are made relative, or "" if unknown.
     """
@@ -113,7 +113,7 @@ def _notification(outcome: Outcome) -> _Json:
 
 
 def _rule(code: str) -> _Json:
-    """Return the SARIF rule for a cause code, with the texts of `nsa-harness explain`."""
+    """Return the SARIF rule for a cause code, with the text from `nsa-harness explain`."""
     row = row_of(code)
     means, proven_by, remedy = (text_of(code, key) for key in ("means", "proven_by", "remedy"))
     more = f"nsa-harness explain {code}"
@@ -181,7 +181,7 @@ def _message(outcome: Outcome, finding: Finding, *, is_cause: bool) -> str:
 
 
 def _innermost(stacks: Sequence[CallStack], checkout: str) -> list[_Json]:
-    """Return the innermost frame of each stack, as a place and as a SARIF location."""
+    """Return, for each stack, the place and the SARIF location of its innermost frame."""
     return [
         {"place": stack.frames[0], "location": _location(stack.frames[0], checkout, answer.stack_owner(stack))}
         for stack in stacks

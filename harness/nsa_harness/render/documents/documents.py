@@ -1,4 +1,4 @@
-"""Write the documents of a run.
+"""Write the output files of a run.
 
 If one document cannot be written, the others are written nevertheless.
 """
@@ -37,7 +37,7 @@ _STACK_LINES, _STACK_COLUMNS = 1000, 4000  # lines of a stack file and character
 def write_documents(
     run: RunDir, report: Report, playbook: Playbook, search: BisectReport | None = None
 ) -> tuple[Trouble, ...]:
-    """Write all documents of a run. Return the errors of those that could not be written.
+    """Write all output files of a run, and return an error for each one that could not be written.
 
     `playbook`: the hypotheses and decision rules for runs of nsa-harness's own program. `search`: the bisection that
     launched the runs in the report, or None if there was no bisection.
@@ -68,7 +68,7 @@ def write_documents(
 
 
 def _checkout(run: RunDir) -> str:
-    """Return the Git repository in which the programs were started, or "" if unknown."""
+    """Return the Git repository in which the programs were started, or "" if it is unknown."""
     for attempt in run.attempts():
         try:
             environment = json.loads(attempt.directory.read_whole_file(attempt.env, _MAX_ENV_BYTES))
@@ -82,13 +82,13 @@ def _checkout(run: RunDir) -> str:
 
 
 def log_fault(run: RunDir, text: str) -> None:
-    """Append a text to the run's log if it is writable."""
+    """Append `text` to the run's log if the log is writable."""
     with suppress(OSError):
         run.directory.append(run.log, run.redaction.text(text))
 
 
 def _stacks(run: RunDir, search: BisectReport) -> dict[str, str]:
-    """Return the stack files of the last failing and the last passing test run, by path."""
+    """Return the path and text of each stack file from the last failing and the last passing test run."""
     # A stored bisection may come from somebody else, so only names of the run's own attempts are followed.
     attempts = {attempt.path.name: attempt for attempt in run.attempts()}
     stacks: dict[str, str] = {}
@@ -106,7 +106,7 @@ _MISSING, _BUCKET = "  - MISSING: ", "[DDP] "
 
 
 def _collected_files(run: RunDir, report: Report) -> Iterator[Artifact]:
-    """Yield the documents that collect certain log lines from all attempts."""
+    """Yield the output files that contain selected log lines from all attempts."""
     has_gradient_trace = any(outcome.missing_gradients is not None for outcome in report.outcomes)
     none_missing = "no gradient was missing" if has_gradient_trace else "no run traced its gradients (trace.grads)"
     for path, marker, reason in (
@@ -118,7 +118,7 @@ def _collected_files(run: RunDir, report: Report) -> Iterator[Artifact]:
 
 
 def _collected_text(run: RunDir, report: Report, marker: str) -> str:
-    """Return the lines with `marker` from the logs of all attempts."""
+    """Return the log lines of all attempts that contain `marker`."""
     return "".join(islice(_collected_lines(run, report, marker), _MAX_COLLECTED))
 
 

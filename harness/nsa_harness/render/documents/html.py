@@ -1,4 +1,4 @@
-"""report.html: a report as one HTML page, without scripts and external references."""
+"""report.html: a report as one HTML page without scripts or external references."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _kind(section: Section) -> str:
 
 
 def _tally(report: Report) -> tuple[str, list[tuple[str, int]]]:
-    """Return a heading such as "7 runs", and the number of runs per verdict."""
+    """Return a heading such as "7 runs", and the number of runs with each verdict."""
     by_verdict = counts(report.outcomes)
     total = sum(by_verdict.values())
     heading = words.plural(total, "run") if total else words.counts_line(report)
@@ -54,7 +54,7 @@ def _tally(report: Report) -> tuple[str, list[tuple[str, int]]]:
 
 
 def _with_code(text: str) -> Iterator[tuple[str, bool]]:
-    """Split the text at its backticks. Yield each piece and whether it is code.
+    """Split the text at its backticks, and yield each piece with a flag that says whether it is code.
 
     If the number of backticks is odd, they are treated as ordinary characters.
     """
@@ -66,7 +66,7 @@ def _with_code(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _below(stack: CallStack) -> str:
-    """Return the text below a call stack, such as "calls barrier · 2 library frames not shown"."""
+    """Return the text to show below a call stack, such as "calls barrier · 2 library frames not shown"."""
     calls = f"calls {stack.innermost}" if stack.innermost else ""
     library = f"{words.plural(stack.library, 'library frame')} not shown" if stack.library else ""
     return " · ".join(part for part in (calls, library) if part)
@@ -84,7 +84,7 @@ def _all_culprits(ranks: Collection[int], culprits: Collection[int]) -> bool:
 
 
 class _Differences(NamedTuple):
-    """The details to show for the calls in one row of the table of collectives."""
+    """The details to show for the calls in one row of a table of collectives."""
 
     place: bool
     size: bool
@@ -92,7 +92,7 @@ class _Differences(NamedTuple):
 
 
 def _differences(row: Sequence[EnteredCall | None]) -> _Differences:
-    """Return which details to show for these collective calls."""
+    """Return the decision on which details to show for the calls in `row`."""
     calls = [call for call in row if call]
     return _Differences(
         place=any(call.place for call in calls),
@@ -125,7 +125,7 @@ class Lane:
 
 @dataclass(frozen=True, kw_only=True)
 class Lanes:
-    """A bar chart of the ranks, which shows time for a HANG and finished steps otherwise."""
+    """A bar chart of the ranks. It shows time for a HANG, and finished steps otherwise."""
 
     title: str
     lanes: tuple[Lane, ...]
@@ -178,7 +178,7 @@ def _end_labels(outcome: Outcome, end_s: float) -> tuple[str, str]:
 
 
 def _time(outcome: Outcome, end_s: float, still_s: float | None) -> tuple[Stretch, ...]:
-    """Return the sections of a bar that shows the time with and without progress.
+    """Return the sections of a bar that shows time with and without progress.
 
     `end_s`: the time at the end of the bar. `still_s`: the seconds without progress, or None if unknown.
     """
@@ -190,7 +190,7 @@ def _time(outcome: Outcome, end_s: float, still_s: float | None) -> tuple[Stretc
 
 
 def _steps(outcome: Outcome, rank: int, last_step: int) -> tuple[Stretch, ...]:
-    """Return a bar that shows how many steps a rank finished.
+    """Return a bar that shows the number of steps that a rank finished.
 
     Its length is relative to `last_step`, the highest number over all ranks.
     """

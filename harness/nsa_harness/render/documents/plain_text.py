@@ -1,4 +1,4 @@
-"""Plain-text documents: the description of one failure, and profile.txt."""
+"""Plain-text output: the description of one failure, and profile.txt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CUT = "\n[cut here: the rest is in report.json]\n"
 
 
 def prompt_text(report: Report) -> str:
-    """Return a description of the worst run, to paste into an issue or a prompt."""
+    """Return a description of the worst run that can be pasted into an issue or a prompt."""
     report = escaped(report)
     in_full = answer.outcomes_in_full(report)
     if not in_full:

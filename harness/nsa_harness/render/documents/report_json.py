@@ -61,7 +61,7 @@ Phase = Annotated[str, WithJsonSchema({"type": "string", "enum": list(protocol.K
 
 
 class PlaceText(TypedDict):
-    """The source lines of the culprit and of the findings.
+    """The source lines at the locations of the culprit and of the findings.
 
     They are stored apart from the places, because programs should not rely on them.
     """
@@ -90,7 +90,7 @@ class _FirstDetail(TypedDict):
 
 
 class OutcomeDetail(_FirstDetail, total=False):
-    """The keys of an outcome that are meant for people, not for programs.
+    """The keys of an outcome that are meant for people rather than programs.
 
     The keys of this class may be missing in reports that earlier versions wrote.
     """
@@ -167,7 +167,7 @@ class StoredOutcome(TypedDict):
 
 
 class ReportDetail(TypedDict):
-    """The keys of a report that are meant for people, not for programs."""
+    """The keys of a report that are meant for people rather than programs."""
 
     command: Annotated[str, doc("the command as typed, without secrets")]
     interrupted: Annotated[bool, doc("whether Ctrl-C or a signal ended the run early")]
@@ -234,7 +234,7 @@ def outcome_values(outcome: Outcome) -> dict[str, Any]:
 
 
 def from_json(text: str, where: str = "report.json") -> Report:
-    """Parse the contents of a report.json. Raise StoredRunError if they are invalid.
+    """Parse the contents of a report.json file. Raise StoredRunError if they are invalid.
 
     `where`: the name of the file, for error messages.
     """
@@ -261,11 +261,11 @@ def from_json(text: str, where: str = "report.json") -> Report:
 
 
 class _WrongShapeError(Exception):
-    """Raised if two values of a stored report contradict each other."""
+    """Raised if two values in a stored report contradict each other."""
 
 
 def _outcome(values: Any, where: str) -> Outcome:
-    """Convert a validated `StoredOutcome` to an Outcome. Raise _WrongShapeError.
+    """Convert a validated `StoredOutcome` to an Outcome. Raise _WrongShapeError if its values are inconsistent.
 
     `where`: its path in the file, for error messages.
     """
@@ -283,7 +283,7 @@ def _outcome(values: Any, where: str) -> Outcome:
 
 
 def _with_text(holder: HasPlace, text: str | None) -> HasPlace:
-    """Return a copy of the culprit or finding with `text` as its source line."""
+    """Return a copy of a culprit or finding with `text` as its source line."""
     return replace(holder, place=holder.place and replace(holder.place, text=text))
 
 
@@ -312,7 +312,7 @@ def _side(side: Arm | None) -> dict[str, Any] | None:
 
 
 def _finite_number(text: str) -> float:
-    """Convert the text to a float. Raise ValueError for NaN and infinity."""
+    """Convert the text to a float. Raise ValueError if it is NaN or infinite."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text} is not a finite number")

@@ -1,4 +1,4 @@
-"""The sections of a whole report: one section per run, and tables that compare the runs."""
+"""The sections of a complete report: one section per run, and tables that compare the runs."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _overview(report: Report, in_full: frozenset[int]) -> Iterator[Section]:
 
 
 def _files_over_all_attempts(report: Report) -> Iterator[Section]:
-    """Yield a list of the documents that collect log lines from all attempts."""
+    """Yield a list of the output files that contain log lines from all attempts."""
     if report.files:
         yield Sentence(line=line("Collected from all attempts:"))
         yield Files(
@@ -112,7 +112,7 @@ def _chapter(
     after: Sequence[str] = (),
     folded: bool = False,
 ) -> Part:
-    """Return a part of the report with sentences, a command, a table and remarks.
+    """Return a part of the report that consists of sentences, a command, a table and remarks.
 
     Empty items are left out. `before`, `after`: the sentences and the remarks. `folded`: hide the part until the reader
     opens it.
@@ -125,7 +125,7 @@ def _chapter(
 
 
 def _hypotheses(report: Report, playbook: Playbook) -> Iterator[Part]:
-    """Yield a table that shows which hypotheses about the failures these runs support or refute."""
+    """Yield a table that shows which hypotheses about the failures the report's runs support or refute."""
     rows = hypothesis_rows(report.outcomes, playbook_for(playbook, report.outcomes).hypotheses)
     visible, numbers = [row for row in rows if is_row_shown(row)], _numbers(report)
     any_failed = any(map(has_failed, report.outcomes))
@@ -143,7 +143,7 @@ def _hypotheses(report: Report, playbook: Playbook) -> Iterator[Part]:
 
 
 def _chapters(report: Report, playbook: Playbook) -> Iterator[Part]:
-    """Yield the parts that follow the sections of the runs, the most important part first."""
+    """Yield the parts that follow the sections about the runs, with the most important part first."""
     playbook = playbook_for(playbook, report.outcomes)
     numbers = _numbers(report)
     yield from _decisions(report)
@@ -155,7 +155,7 @@ def _chapters(report: Report, playbook: Playbook) -> Iterator[Part]:
 
 
 def _numbers(report: Report) -> dict[int, int]:
-    """Return the number of each outcome in the report, counted from 1, by `id(outcome)`."""
+    """Map the `id()` of each outcome in the report to its number, counted from 1."""
     return {id(outcome): number for number, outcome in enumerate(report.outcomes, start=1)}
 
 
@@ -168,7 +168,7 @@ def _command(command: str | None) -> Line:
 
 
 def _decisions(report: Report) -> Iterator[Part]:
-    """Yield a table of the decision rules and their results for these runs.
+    """Yield a table of the decision rules and their results for the report's runs.
 
     The report of a single run shows only the rules that matched.
     """
@@ -194,7 +194,7 @@ def _decisions(report: Report) -> Iterator[Part]:
 
 
 def _certain_causes(counting: Sequence[Outcome]) -> Iterator[str]:
-    """Yield one sentence for each certain cause and its remedy."""
+    """Yield one sentence for each cause that is known for certain, with its remedy."""
     by_remedy: dict[str, list[Outcome]] = {}
     for outcome, finding in explained_failures(counting):
         by_remedy.setdefault(f"{finding.code}. {sentence(finding.advice)}", []).append(outcome)
@@ -224,7 +224,7 @@ def _no_recommendation(report: Report) -> str:
 
 
 def _recommendation(gate: RuleAnswer) -> str:
-    """Return what a decision rule recommends, as a sentence."""
+    """Return the recommendation from a decision rule, as a sentence."""
     reason = f" Why: {gate.because}." if gate.because else ""
     return f"{gate.when[:1].upper()}{gate.when[1:]} ({gate.why}): {gate.then}.{reason}"
 
@@ -251,7 +251,7 @@ def _tree(report: Report) -> Iterator[Part]:
 
 
 def _path_end(path: Walk) -> Iterator[str]:
-    """Yield sentences about the conclusion of the decision tree."""
+    """Yield sentences about the conclusion that the decision tree reached."""
     open_questions = words.plural(len(path.open), "question")
     if not path.steps:
         yield f"The tree is not needed: the cause of {path.made_from} is certain."
@@ -280,7 +280,7 @@ def _tree_row(step: TreeStep) -> tuple[Line, ...]:
 
 
 def _untested_hypotheses(report: Report, playbook: Playbook) -> Iterator[Part]:
-    """Yield a table of the hypotheses that these runs do not test, with commands that test them."""
+    """Yield a table of the hypotheses that the report's runs do not test, with commands for testing them."""
     rows = hypothesis_rows(report.outcomes, playbook.hypotheses)
     rest = [row for row in rows if row.command and not is_row_shown(row)]
     if not rest:
@@ -315,7 +315,7 @@ def _run(outcome: Outcome, numbers: dict[int, int]) -> Line:
 
 
 def _matrix(report: Report, numbers: dict[int, int]) -> Iterator[Part]:
-    """Yield a table of verdicts for each combination of settings and parallelism."""
+    """Yield a table with the verdict for each combination of settings and parallelism."""
     matrix = config_matrix(report.outcomes)
     if matrix is None:
         return
@@ -377,7 +377,7 @@ def _files(report: Report) -> Iterator[Part]:
 
 
 def file_rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield one table row per file name.
+    """Yield one table row for each file name.
 
     Its cells are the name, how many attempts have this file, the number of entries, and why other attempts lack it.
     """

@@ -1,4 +1,4 @@
-"""JSON Schemas (2020-12) of the documents that programs read.
+"""JSON Schemas (2020-12) for the files that programs read.
 
 They are generated from the types of the writers and readers. Every object has exactly the keys of its type, except the
 objects below `detail`, whose keys may change. In the `detail` of an outcome, `standings` and `why` are always present.
@@ -33,7 +33,7 @@ Schema = dict[str, Any]
 
 
 class Document(StrEnum):
-    """The name of a document whose schema `nsa-harness schema` can print."""
+    """The name of a file format whose schema `nsa-harness schema` can print."""
 
     SCENARIO = "scenario"
     PLAN = "plan"
@@ -43,7 +43,7 @@ class Document(StrEnum):
 
 
 def json_schema(document: Document) -> Schema:
-    """Return the JSON Schema of a document."""
+    """Return the JSON Schema of a file format."""
     match document:
         case Document.REPORT:
             types = _report_types()
@@ -65,7 +65,7 @@ def json_schema(document: Document) -> Schema:
 
 
 def _report_types(**values: Any) -> dict[str, Schema]:
-    """Return the schemas of all types in report.json, by name.
+    """Map the name of each type in report.json to its schema.
 
     `values`: further types to include, by the names of their schemas.
     """
@@ -84,7 +84,7 @@ def _report_types(**values: Any) -> dict[str, Schema]:
 
 
 def _bisect_types() -> dict[str, Schema]:
-    """Return the schemas of all types in bisect.json, by name."""
+    """Map the name of each type in bisect.json to its schema."""
     types = _types(bisect=bisect_json.SearchRecord)
     for name, verdicts in (("StoredProbe", Status), ("Signature", (*Status, SLOW))):
         types[name]["properties"]["verdict"] = _one_of(*verdicts, or_null=name == "StoredProbe")
@@ -150,7 +150,7 @@ class _Plain(GenerateJsonSchema):
 
 
 def _types(**values: Any) -> dict[str, Schema]:
-    """Return the schemas of these types and of all types that they use, by name."""
+    """Map the names of the given types, and of all types that they use, to their schemas."""
     inputs = [(name, "serialization", TypeAdapter(value)) for name, value in values.items()]
     schemas, definitions = TypeAdapter.json_schemas(inputs, schema_generator=_Plain)  # type: ignore[arg-type]  # str for Literal
     types = {name.lstrip("_"): _rename_references(schema, "_", "") for name, schema in definitions["$defs"].items()}
@@ -162,13 +162,13 @@ def _types(**values: Any) -> dict[str, Schema]:
 
 
 def _rename_references(schema: Schema, before: str, after: str) -> Schema:
-    """Return a copy of the schema whose references start with `after` instead of `before`."""
+    """Return a copy of the schema in which references that start with `before` start with `after` instead."""
     result: Schema = json.loads(json.dumps(schema).replace(f'"#/$defs/{before}', f'"#/$defs/{after}'))
     return result
 
 
 def _closed_object(keys: Schema, description: str = "") -> Schema:
-    """Return the schema of an object with exactly these keys."""
+    """Return the schema of an object that has exactly the given keys."""
     return {
         "type": "object",
         **({"description": description} if description else {}),
@@ -184,7 +184,7 @@ def _one_of(*values: str, or_null: bool) -> Schema:
 
 
 def _document_schema(document: Document, title: str, schema: int, types: dict[str, Schema], top: Schema) -> Schema:
-    """Return the complete schema of a document. Raise KeyError if a key has no description."""
+    """Return the complete schema of a file format. Raise KeyError if a key has no description."""
     source = files("nsa_harness.render.documents").joinpath("descriptions.toml")
     texts = tomllib.loads(source.read_text(encoding="utf-8"))
 

@@ -32,7 +32,7 @@ def summary_md(report: Report, playbook: Playbook) -> str:
 
 
 def proof_link(path: str) -> str:
-    """Return a Markdown link to a file of the run directory.
+    """Return a Markdown link to a file in the run directory.
 
     A path that leads out of the run directory becomes code instead.
     """
@@ -41,7 +41,7 @@ def proof_link(path: str) -> str:
 
 
 def _section_lines(parts: Iterable[Section]) -> Iterator[str]:
-    """Yield the sections as lines of Markdown."""
+    """Yield the sections as Markdown lines."""
     before: Section | None = None
     for section in parts:
         if lines := list(_lines(section)):
@@ -161,7 +161,7 @@ def _file(file: sections.File) -> str:
 
 
 def _stack_texts(stacks: tuple[CallStack, ...]) -> Iterator[list[str]]:
-    """Yield the lines of each call stack. Frames that several stacks share are yielded once."""
+    """Yield the lines of each call stack. Frames shared by several stacks are included only once."""
     for tree in stack_trees(stacks):
         yield from (list(answer.stack_lines(stack, len(tree.frames))) for stack in _stacks_below(tree))
         if tree.call_stack is None:

@@ -33,7 +33,7 @@ _Event = dict[str, Any]  # a trace event, or some of its keys
 
 @dataclass(frozen=True, kw_only=True)
 class _Lanes:
-    """The trace threads of one rank, numbered in the order of their first use."""
+    """The trace threads of one rank, numbered in the order in which they are first used."""
 
     rank: int
     numbers: dict[str, int] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class _Lanes:
         return self.rank + 1  # process 0 is the kernel
 
     def at(self, name: str) -> _Event:
-        """Return the keys "pid" and "tid" for an event on the trace thread `name`."""
+        """Return the keys "pid" and "tid" for an event on the trace thread called `name`."""
         number = self.numbers.setdefault(name, len(self.numbers))
         return {"pid": self.pid, "tid": self.pid * _THREADS + min(number, _THREADS - 1)}
 
@@ -117,7 +117,7 @@ def _rank_events(rank: RankEvidence, lanes: _Lanes, limit: int, slices: _Collect
 
 
 def _steps(status_file: StatusFile, lanes: _Lanes) -> Iterator[_Event]:
-    """Yield one trace slice per training step of a rank."""
+    """Yield one trace slice for each training step of a rank."""
     ends_s = status_file.steps_s
     if ends_s and ends_s[0][0] == 1:  # the start of a later step is not known
         ends_s = ((0, status_file.created_s), *ends_s)
@@ -164,7 +164,7 @@ def _call(call: Call, status_file: StatusFile, lanes: _Lanes) -> _Event:
 
 
 def _collective(collective: Collective, at_s: float, call: Call | None, lanes: _Lanes) -> _Event:
-    """Return the trace slice of a collective in the flight recorder.
+    """Return the trace slice for a collective recorded by the flight recorder.
 
     The slice starts when the collective was enqueued. It ends when the Python call returned, because gloo's flight
     recorder does not record the end of a collective.
@@ -201,7 +201,7 @@ def _arrows(slices: _CollectiveSlices) -> Iterator[_Event]:
 
 
 def _sample_events(evidence: Evidence, lanes: _Lanes) -> Iterator[_Event]:
-    """Yield one event per stack snapshot of a rank."""
+    """Yield one event for each stack snapshot of a rank."""
     for sample in evidence.samples:
         if sample.rank == lanes.rank:
             leaf = f"{sample.leaf.function} {sample.leaf.file}:{sample.leaf.line}" if sample.leaf else None
@@ -209,7 +209,7 @@ def _sample_events(evidence: Evidence, lanes: _Lanes) -> Iterator[_Event]:
 
 
 def _run_events(evidence: Evidence, outcome: Outcome) -> Iterator[_Event]:
-    """Yield the events of the whole attempt: its start, the last stall, signals and the verdict."""
+    """Yield the events that concern the whole attempt: its start, the last stall, signals and the verdict."""
     yield _global_instant(f"attempt {outcome.attempt} of {outcome.spec.scenario} starts", 0.0, {})
     # Snapshots before the last progress belong to a stall that has ended.
     since_s = -math.inf if evidence.last_progress_s is None else evidence.last_progress_s
@@ -227,7 +227,7 @@ def _run_events(evidence: Evidence, outcome: Outcome) -> Iterator[_Event]:
 
 
 def _slice(name: str, began_s: float, ended_s: float | None, where: _Event, kind: str, args: _Event) -> _Event:
-    """Return a trace slice, which is unfinished if `ended_s` is None.
+    """Return a trace slice. If `ended_s` is None, the slice is unfinished.
 
     `where`: the keys "pid" and "tid". `kind`: the category of the event in the trace.
     """
@@ -244,7 +244,7 @@ def _instant(name: str, at_s: float, lanes: _Lanes, args: _Event) -> _Event:
 
 
 def _global_instant(name: str, at_s: float, args: _Event) -> _Event:
-    """Return a trace event without duration that is drawn across all ranks."""
+    """Return a trace event that has no duration and is drawn across all ranks."""
     where = {"pid": 1, "tid": _THREADS}
     return {"name": name, "ph": "I", "ts": _us(at_s), "s": "g", "cat": "event", **where, "args": _without_empty(args)}
 
@@ -258,7 +258,7 @@ def _without_empty(args: _Event) -> _Event:
 
 
 def _us(seconds: float) -> float:
-    """Convert seconds to microseconds. Return 0 for an unknown time."""
+    """Convert seconds to microseconds. Return 0 if the time is unknown."""
     return round(seconds * 1e6, 1) if math.isfinite(seconds) else 0.0
 
 

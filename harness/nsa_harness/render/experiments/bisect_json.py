@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def _check_spans(value: Spans, info: ValidationInfo) -> Spans:
-    """Return `value`, or raise PydanticCustomError if an index is out of range.
+    """Return `value`, or raise PydanticCustomError if an index in it is out of range.
 
     Without this check, one large number in the file could make the reader use up the memory.
     """
@@ -76,7 +76,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeEvent:
-    """The values of one test run that programs may rely on."""
+    """The values of a test run that programs can rely on."""
 
     n: int
     config: dict[str, Any]
@@ -87,7 +87,7 @@ class ProbeEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredProbe(ProbeReport, ProbeEvent):
-    """A test run of a bisection (a probe), as stored in bisect.json."""
+    """A test run (a probe) in a bisection, as stored in bisect.json."""
 
     subset: Annotated[Spans, AfterValidator(_check_spans)]
     open: Annotated[tuple[int, int], AfterValidator(_check_bounds)]
@@ -95,7 +95,7 @@ class StoredProbe(ProbeReport, ProbeEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What is known about an undecided answer.
+    """The limits that are known for an undecided answer.
 
     Each field lists items in the same format as `items` of the answer.
     """
@@ -108,7 +108,7 @@ class Bounds:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerEntry:
-    """The answer of a bisection, in the format for programs."""
+    """The answer of a bisection, in the format meant for programs."""
 
     kind: AnswerKind
     items: tuple[Any, ...]
@@ -127,7 +127,7 @@ class ControlDirectories:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredSubject(Subject):
-    """What a bisection varies, as stored in bisect.json.
+    """The subject of a bisection, that is, what it varies, as stored in bisect.json.
 
     Its values have the type Any because they may be any JSON value, and pydantic has no strict type for that.
     """
@@ -155,7 +155,7 @@ class StoredAnswer(SearchAnswer):
 
 @dataclass(frozen=True, kw_only=True)
 class StoredDetail(SearchDetail):
-    """The contents of "detail" in bisect.json."""
+    """The contents of the key "detail" in bisect.json."""
 
     subject: StoredSubject
     answer: StoredAnswer
@@ -182,7 +182,7 @@ def bisect_json(report: BisectReport) -> str:
 
 
 def from_json(text: str, where: str = "bisect.json") -> BisectReport:
-    """Parse the contents of a bisect.json. Raise StoredRunError if they are invalid.
+    """Parse the contents of a bisect.json file. Raise StoredRunError if they are invalid.
 
     `where`: the name of the file, for error messages.
     """
@@ -225,7 +225,7 @@ def answer_event(report: BisectReport, run_dir: str) -> dict[str, object]:
 
 
 def answer_items(subject: Subject, answer: SearchAnswer) -> list[Any]:
-    """Return the items of an answer as JSON values.
+    """Return the items named by an answer as JSON values.
 
     They are the items themselves (layer numbers, values or names), start and stop for a range of layers, and a single
     number for an answer of the kind COUNT.
@@ -279,7 +279,7 @@ def _report(record: SearchRecord) -> BisectReport:
 
 
 def _as_base_type(of: type[T], value: T) -> T:
-    """Return a copy of `value` with the type `of`, a base class of its own type."""
+    """Return a copy of `value` with the type `of`, which is a base class of the value's own type."""
     return of(**{field.name: getattr(value, field.name) for field in fields(of)})  # type: ignore[arg-type]
 
 
@@ -295,7 +295,7 @@ def _answer(report: BisectReport) -> AnswerEntry:
 
 
 def _bounds(report: BisectReport) -> Bounds:
-    """Return what is known about an undecided answer."""
+    """Return the limits that are known for an undecided answer."""
     answer, subject, open_ = report.answer, report.subject, sorted(open_indices(report))
     good = [probe.indices for probe in report.probes if probe.counts_as is ProbeResult.GOOD]
     bad = [probe.indices for probe in report.probes if probe.counts_as is ProbeResult.BAD]
@@ -310,7 +310,7 @@ def _bounds(report: BisectReport) -> Bounds:
 
 
 def _items_of(subject: Subject, places: Subset) -> tuple[Any, ...]:
-    """Return the items with these indices.
+    """Return the items whose indices are in `places`.
 
     For an ordered subject, return only the largest one, or the good value if there are no indices.
     """
@@ -328,7 +328,7 @@ def _stored_probe(subject: Subject, probe: ProbeReport) -> StoredProbe:
 
 
 def _control(report: BisectReport, purpose: Purpose) -> str | None:
-    """Return the directory of the last control run that ended as expected, or None."""
+    """Return the directory of the last control run that ended as expected, or None if there is none."""
     expected_result = ProbeResult.GOOD if purpose is Purpose.CONTROL_GOOD else ProbeResult.BAD
     # If no failing value was known, the first failing probe is one with the purpose GALLOP.
     purposes = (purpose, Purpose.GALLOP) if expected_result is ProbeResult.BAD else (purpose,)

@@ -1,4 +1,4 @@
-"""BISECT.md: the answer of a bisection, to paste into an issue."""
+"""BISECT.md: the answer of a bisection, ready to be pasted into an issue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terminal output of `nsa-harness claim` and of the verification of a fix.
+"""The terminal output of `nsa-harness claim`, and for the verification of a fix.
 
 The output consists of a header, one line per trial, the answer, and the ledger of earlier claims. The functions return
 lines of text, and `TrialScreen` prints them while trials run.
@@ -36,7 +36,7 @@ _ROW = 11  # width of the name of a side
 
 
 def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
-    """Yield the header of a claim, which says what is compared and how it is decided."""
+    """Yield the header for a claim, which says what is compared and how the claim is decided."""
     report, terms = escaped(report), report.terms
     yield from paragraph(f"CLAIM  {report.scenario}   {report.text}", width, "", "       ")
     for name, label in zip(SIDES, report.labels, strict=True):
@@ -73,14 +73,14 @@ def trial_line(report: ClaimReport, width: int) -> str:
 
 
 def left_text(report: ClaimReport) -> str:
-    """Return how long the test may still take, such as "at most 9 more pairs, 2 min"."""
+    """Return the longest remaining duration of the test, such as "at most 9 more pairs, 2 min"."""
     pairs = max(0, report.terms.max_pairs - min(count.judged for count in report.counts))
     time_left = "" if report.left_s is None else f", {words.seconds(report.left_s)}"
     return f"at most {words.plural(pairs, 'more pair')}{time_left}"
 
 
 def progress_text(report: ClaimReport, side: int) -> str:
-    """Return a status text such as "run 4, with it; at most 9 more pairs, 2 min".
+    """Return a status message, such as "run 4, with it; at most 9 more pairs, 2 min".
 
     `side`: the index of the trial's side in `SIDES`.
     """
@@ -88,7 +88,7 @@ def progress_text(report: ClaimReport, side: int) -> str:
 
 
 def answer_lines(report: ClaimReport, run_dir: Path, ledger: Path | None, width: int) -> Iterator[str]:
-    """Yield the answer of a claim.
+    """Yield the answer to a claim.
 
     `ledger`: the file to which the result was added, or None.
     """
@@ -112,7 +112,7 @@ def answer_lines(report: ClaimReport, run_dir: Path, ledger: Path | None, width:
 
 
 def count_text(side_count: FailureCount, confidence: float) -> str:
-    """Return how often one side of a claim failed, with a confidence interval.
+    """Return the number of failures on one side of a claim, with a confidence interval.
 
     Example: "failed 4 of 30 (4 % to 31 %): 3 HANG · deadlock, 1 FAIL · raised".
     """
@@ -123,7 +123,7 @@ def count_text(side_count: FailureCount, confidence: float) -> str:
 
 
 def fixed_text(report: ClaimReport) -> str:
-    """Return a text that says whether the change has fixed the failure, and why.
+    """Return a phrase that says whether the change has fixed the failure, and why.
 
     A failure that has only become rarer is not fixed. Return "" if the runs without the change never failed.
     """
@@ -148,7 +148,7 @@ def fixed_text(report: ClaimReport) -> str:
 
 
 def computes_text(report: ClaimReport) -> str:
-    """Return a text that says whether the program computes the same numbers with the change."""
+    """Return a phrase that says whether the program computes the same numbers with the change."""
     comparison, must_be_same = report.number_comparison, report.terms.must_compute_same
     if comparison.is_same is None:
         sides_with_numbers = {trial.config for trial in report.trials if trial.computed}
@@ -168,7 +168,7 @@ def _passes(number: int) -> str:
 
 
 def effect_text(effect: Effect) -> str:
-    """Return a text that says how the change affects one quantity.
+    """Return a phrase that says how the change affects one quantity.
 
     Example: "1.2 s (3 passes) without it, 1.5 s (3 passes) with it: +25 %".
     """
@@ -194,7 +194,7 @@ def _quantity(unit: str, value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """Return a share as percent, such as "95 %"."""
+    """Return the fraction `value` as a percentage, such as "95 %"."""
     return f"{value * 100:.{int(0.99 < value < 1)}f} %"
 
 
@@ -225,7 +225,7 @@ _LONGEST_PLAN = 10**6
 
 
 def verify_header(report: VerifyReport, width: int) -> Iterator[str]:
-    """Yield the header of a verification, which shows the failure and the number of passes needed."""
+    """Yield the header for a verification, which shows the failure and the number of passes needed."""
     report = escaped(report)
     yield from paragraph(f"VERIFY  {report.scenario} of {report.run_id}   {report.end}", width, "", "        ")
     (bad, of), (more_bad, more) = report.count_in_run, report.count_in_all_runs
@@ -236,7 +236,7 @@ def verify_header(report: VerifyReport, width: int) -> Iterator[str]:
 
 
 def needs_text(report: VerifyReport) -> str:
-    """Return how many passes are needed until the failure counts as fixed, and why."""
+    """Return the number of passes needed until the failure counts as fixed, and the reason for it."""
     bad, of = report.lowest_count
     passes = _passes(report.passes_needed)
     if bad == of:
@@ -268,7 +268,7 @@ def verify_why(report: VerifyReport) -> str:
 
 
 def verify_answer(report: VerifyReport, run_dir: Path, ledger: Path | None, width: int) -> Iterator[str]:
-    """Yield the result of a verification and the paths of its documents."""
+    """Yield the result of a verification, and the paths of its output files."""
     report = escaped(report)
     result = report.result or VerificationResult.UNDECIDED
     yield from paragraph(f"{result.value.upper()}  {verify_why(report)}", width, "", "  ")
@@ -286,7 +286,7 @@ _HEAD = ("date", "claim", "result", "without it", "with it", "fixed", "computes"
 
 
 def ledger_lines(lines: Iterable[LedgerLine]) -> Iterator[str]:
-    """Yield the ledger of claims as a Markdown table, the latest claim last."""
+    """Yield the ledger of claims as a Markdown table, with the latest claim last."""
     yield f"| {' | '.join(_HEAD)} |"
     yield f"| {' | '.join('---' for _ in _HEAD)} |"
     for line in lines:
@@ -313,6 +313,6 @@ STYLES = (
 
 
 class TrialScreen(ExperimentScreen):
-    """Terminal output of a running claim or verification."""
+    """The terminal output of a running claim test or verification."""
 
     styles = STYLES

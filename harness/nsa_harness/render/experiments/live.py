@@ -22,7 +22,7 @@ _PATIENCE_S = 1.0  # how long to wait for the terminal after a second Ctrl-C; it
 
 
 class ExperimentScreen(Listener):
-    """Terminal output of a running experiment.
+    """The terminal output of a running experiment.
 
     Its methods must be called one at a time, except `on_interrupt`, which may interrupt another call. They never raise
     an exception: `trouble` lists the output that could not be shown, with the reasons.
@@ -57,12 +57,12 @@ class ExperimentScreen(Listener):
 
     @classmethod
     def print_lines(cls, lines: Callable[[int], Iterable[str]]) -> None:
-        """Print lines to stdout. `lines` gets the width of the terminal in columns."""
+        """Print lines to stdout. `lines` is called with the width of the terminal in columns."""
         with closing(cls(sys.stdout, live=False)) as screen:
             screen.show(lines)
 
     def show(self, lines: Callable[[int], Iterable[str]]) -> None:
-        """Print lines. `lines` gets the width of the terminal in columns."""
+        """Print lines. `lines` is called with the width of the terminal in columns."""
         with self._harmless():
             self._print(lines(self._width))
 
@@ -80,7 +80,7 @@ class ExperimentScreen(Listener):
             self._writer.write(f"{self._paint.without_colour(f'  {self.interruptions[min(count, 2) - 1]}')}\n")
 
     def settle(self) -> None:
-        """Wait until everything shown so far has been written to the stream."""
+        """Wait until all output so far has been written to the stream."""
         with self._harmless():
             self._writer.settle()
 
@@ -90,7 +90,7 @@ class ExperimentScreen(Listener):
             self._writer.close(_PATIENCE_S if self._interrupts > 1 else None)
 
     def frame(self) -> list[str]:
-        """Return the status line as a list, which is empty if nothing is running."""
+        """Return a list with the status line, or an empty list if nothing is running."""
         with self._lock:
             running = self._running
         if running is None:

@@ -28,7 +28,7 @@ NextProbe = Round | ProbeReport  # the next round of probes, or the first probe 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeText:
-    """The texts in the table row of one test run.
+    """The text in each cell of the table row for one test run.
 
     If the run could not be launched, `took` is empty and its items are not shown.
     """
@@ -48,7 +48,7 @@ class ProbeText:
     dir: str | None  # relative to the run directory; None: there is none
 
     def signs(self, columns: Sequence[range]) -> list[str]:
-        """Return one character per column that shows whether its items are switched on.
+        """Return, for each column, a character that shows whether its items are switched on.
 
         `columns`: the indices of the items in each column.
         """
@@ -56,13 +56,13 @@ class ProbeText:
 
     @property
     def title(self) -> str:
-        """The tooltip of the row on the HTML page."""
+        """The tooltip for the row on the HTML page."""
         parts = (f"probe {self.n}", self.step, self.config, self.verdict, self.took, self.value, self.remark)
         return " · ".join(filter(None, parts))
 
 
 def rows(report: BisectReport) -> Iterator[ProbeText]:
-    """Yield the table row of each test run."""
+    """Yield one table row for each test run."""
     for index, probe in enumerate(report.probes):
         # Probes of one round are adjacent; the first probe of the next round shows what this round left open.
         following = (other for other in report.probes[index + 1 :] if _round(other) != _round(probe))
@@ -70,7 +70,7 @@ def rows(report: BisectReport) -> Iterator[ProbeText]:
 
 
 def row(report: BisectReport, probe: ProbeReport, following: NextProbe | None) -> ProbeText:
-    """Return the table row of a test run.
+    """Return the table row for a test run.
 
     `following`: the next test run or round, which shows what this one left open, or None if unknown.
     """
@@ -100,7 +100,7 @@ def column_groups(count: int, max_columns: int) -> tuple[range, ...]:
 
 
 def sign(on: Sequence[bool]) -> str:
-    """Return the character that shows whether all, some or none of these items are on."""
+    """Return a character that shows whether all, some or none of the items are on."""
     return ON if all(on) else PARTLY if any(on) else OFF
 
 
@@ -137,7 +137,7 @@ def _purpose(subject: Subject, probe: ProbeReport) -> str:
 
 
 def _short_items(subject: Subject, indices: Sequence[int]) -> str:
-    """Return the items as a text for a narrow column."""
+    """Return the items at `indices` as text for a narrow column."""
     if subject.form is SubjectForm.LAYERS:
         shorter = describe_layers([int(str(subject.items[index])) for index in indices])
         return shorter if len(shorter) <= 8 else f"{len(indices)}"
@@ -177,7 +177,7 @@ def _where(probe: ProbeReport) -> str:
 
 
 def _repeats_text(report: BisectReport, probe: ProbeReport) -> str:
-    """Return how many repeated test runs had the same result, such as "2 of 3", or ""."""
+    """Return the number of equal results among repeated test runs, such as "2 of 3", or "" for a single run."""
     repeats = [other for other in report.probes if other.subset == probe.subset and other.n <= probe.n]
     equal = sum(other.counts_as is probe.counts_as for other in repeats)
     return f"{equal} of {len(repeats)}" if len(repeats) > 1 else ""
@@ -195,7 +195,7 @@ _TICK = 10  # distance between labels above the columns, if not every column has
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Table of test runs for the terminal.
+    """A table of test runs for the terminal.
 
     The column widths are fixed in advance, so that each row can be printed as soon as its run has ended.
     """
@@ -216,7 +216,7 @@ class Grid:
         yield from self._legend()
 
     def row(self, row: ProbeText) -> Iterator[str]:
-        """Yield the lines of one row."""
+        """Yield the lines for one row."""
         step, remark, number = escape(row.step), escape(row.remark), f"{row.n:>{_NUMBER}}  "
         cells, verdict = self._cells(row), cropped(escape(row.verdict), _VERDICT)
         if self._narrow:
@@ -230,7 +230,7 @@ class Grid:
         yield from self._with_remark(f"{line} {row.took:>{_TIME}}".rstrip(), remark)
 
     def whole(self, rows: Iterable[ProbeText]) -> Iterator[str]:
-        """Yield the lines of the whole table."""
+        """Yield all lines of the table."""
         yield from self.head()
         for row in rows:
             yield from self.row(row)
@@ -256,7 +256,7 @@ class Grid:
 
     @property
     def _name(self) -> str:
-        """The name of the varied setting, to show before its value."""
+        """The name of the varied setting, which is shown before its value."""
         return "" if self.subject.form is SubjectForm.COMMIT else f"{self.subject.key.rpartition('.')[2]} "
 
     @property
@@ -265,13 +265,13 @@ class Grid:
 
     @cached_property
     def _step(self) -> int:
-        """The width of the column that describes a step of the search, in terminal columns."""
+        """The width, in terminal columns, of the column that describes a step of the search."""
         whole = bisect_words.range_text(self.subject, (0, len(self.subject.items)))
         return min(max(2 * cell_len(escape(whole)) + 3, _LEAST_STEP), _MOST_STEP)
 
     @property
     def _room(self) -> int:
-        """The width that is left for the items, in terminal columns."""
+        """The width, in terminal columns, that is left for the items."""
         beside = 0 if self._narrow else self._step + 2
         return max(self.width - len(_INDENT) - beside - 3 - _VERDICT - 1 - _TIME, 8)
 
@@ -289,7 +289,7 @@ class Grid:
 
     @cached_property
     def _labels(self) -> tuple[str, ...]:
-        """The labels above the columns, which are names or numbers of items."""
+        """The labels above the columns, which are the names or numbers of the items."""
         fits = sum(map(cell_len, self._names)) + len(self._names) - 1 <= self._room
         if self.subject.form is SubjectForm.LAYERS or fits:
             return self._names
@@ -297,7 +297,7 @@ class Grid:
 
     @cached_property
     def _numbered(self) -> bool:
-        """Whether there is enough room for one labelled column per item."""
+        """Whether there is enough room for one labelled column for each item."""
         return sum(map(cell_len, self._labels)) + len(self._labels) - 1 <= self._room
 
     @cached_property
@@ -381,7 +381,7 @@ class Picture:
 
 
 def picture(report: BisectReport) -> Picture | None:
-    """Return the picture of a bisection, or None if nothing was launched."""
+    """Return a picture of a bisection, or None if nothing was launched."""
     if not report.probes:
         return None
     subject, answer = report.subject, _answer(report)
@@ -430,7 +430,7 @@ def _cells(subject: Subject, switched_on: frozenset[int]) -> tuple[Cell, ...]:
 
 
 def _zones(report: BisectReport) -> tuple[Cell, ...]:
-    """Return one rectangle per range of values with the same result."""
+    """Return one rectangle for each range of values that have the same result."""
     edges = [(_x(max(zone.start - 1, 0), report.subject), zone) for zone in report.answer.zones]
     ends = [x for x, _ in edges[1:]] + [float(GRID_WIDTH)] * bool(edges)
     pairs = zip(edges, ends, strict=True)
@@ -457,7 +457,7 @@ def _labels(subject: Subject) -> tuple[tuple[float, str], ...]:
 
 
 def legend(report: BisectReport) -> tuple[str, ...]:
-    """Return the names of the items if the picture shows only their numbers, else ()."""
+    """Return the names of the items if the picture shows only their numbers, or else ()."""
     subject = report.subject
     items = tuple(bisect_words.item_text(subject, index) for index in range(len(subject.items)))
     return () if subject.ordered or all(label in items for _, label in _labels(subject)) else items

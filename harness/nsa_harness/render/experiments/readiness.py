@@ -119,7 +119,7 @@ _MAX_NAMED = 3  # at most this many reasons are listed in the headline
 
 
 def _missed_texts(record: ReadinessRecord) -> list[str]:
-    """Return the reasons for the verdict NO_GO, the most important first."""
+    """Return the reasons for the verdict NO_GO, with the most important one first."""
     missed_criteria = [row for row in record.criteria if row.result is CriterionResult.MISSED]
     failed_runs = [
         run for row in record.phases if row.result is CriterionResult.MISSED for run in row.runs if not run.as_it_should
@@ -135,7 +135,7 @@ def _missed_texts(record: ReadinessRecord) -> list[str]:
 
 
 def failure_reasons(record: ReadinessRecord) -> list[FailureReason]:
-    """Return why runs did not end as they should, with one reason per run."""
+    """Return, for each run that did not end as it should, the reason."""
     run_reasons = [run.blame for row in record.phases for run in row.runs if run.blame is not None]
     criterion_reasons = [
         row.blame for row in record.criteria if row.result is CriterionResult.MISSED and row.blame is not None
@@ -148,7 +148,7 @@ def limit_text(row: CriterionRow) -> str:
 
 
 def measured_text(row: CriterionRow) -> str:
-    """Return the measured number with its unit, or the result if there is no number."""
+    """Return the measured value with its unit, or the result if nothing was measured."""
     number = row.measured
     if number is None:
         return row.result.value
@@ -163,7 +163,7 @@ def _interval(number: Measurement, unit: str) -> str:
 
 
 def margin_text(row: CriterionRow) -> str:
-    """Return how far a measurement is from its limit, such as "12%", or "" if unknown."""
+    """Return the distance of a measurement from its limit, such as "12%", or "" if it is unknown."""
     if row.margin is None or row.measured is None:
         return ""
     from_below = any(key in ("gt", "ge") for key, _ in row.limit)
@@ -231,7 +231,7 @@ def _reason_section(reason: FailureReason, title: str = "## Cause") -> list[str]
 
 @dataclass(frozen=True, kw_only=True)
 class TimeEstimate:
-    """The expected and the longest possible time of a phase or a whole check."""
+    """The expected and the longest possible duration of a phase or of a whole check."""
 
     about_s: float | None  # None if no similar run has ended
     at_most_s: float | None  # None if a run has no deadline
@@ -259,7 +259,7 @@ def phase_lines(
     takes_in_all: TimeEstimate,
     width: int,
 ) -> Iterator[str]:
-    """Yield the lines to print when a phase starts.
+    """Yield the lines to print at the start of a phase.
 
     `number` and `of`: the number of the phase from 1, and how many phases there are. `takes_in_all`: the time for all
     remaining phases.
@@ -293,7 +293,7 @@ def plan_lines(shape: str, phases: Sequence[tuple[ChecklistPhase, Sequence[RunSp
 
 
 def result_lines(record: ReadinessRecord, run_dir: Path, width: int) -> Iterator[str]:
-    """Yield the last lines of a readiness check, which end with the verdict."""
+    """Yield the final lines of a readiness check, which end with the verdict."""
     record = escaped(record)
     yield ""
     rows = [
@@ -323,7 +323,7 @@ def result_lines(record: ReadinessRecord, run_dir: Path, width: int) -> Iterator
 
 
 class ReadyScreen(Terminal):
-    """Terminal output of a readiness check, with one line per run.
+    """The terminal output of a readiness check, with one line per run.
 
     The command itself prints the lines before and after each phase with `tell`.
     """
@@ -336,7 +336,7 @@ class ReadyScreen(Terminal):
     def on_done(self, report: Report, run_dir: Path) -> None: ...
 
     def tell(self, lines: Iterable[str]) -> None:
-        """Print lines, and return when they have been written to the stream."""
+        """Print the lines, and return as soon as they have been written to the stream."""
         self._print(lines)
         self.settle()
 

@@ -24,7 +24,7 @@ _LABEL = 11
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedControl:
-    """A run of the good or the bad configuration, as `bisect --dry-run` shows it."""
+    """A run with the good or the bad configuration, in the form that `bisect --dry-run` shows."""
 
     name: str  # "good" or "bad"; "up to" for an end that is not known to fail
     config: str  # the configuration as text: "no layer"
@@ -33,7 +33,7 @@ class PlannedControl:
 
 
 def header_lines(report: BisectReport, width: int) -> Iterator[str]:
-    """Yield the header of a bisection, which shows its question and what is launched."""
+    """Yield the header for a bisection, which shows its question and what is launched."""
     report = escaped(report)
     yield from paragraph(f"BISECT  {report.scenario}   {bisect_words.question(report)}", width, "", "        ")
     for line in filter(None, (report.what, *report.notes)):
@@ -43,7 +43,7 @@ def header_lines(report: BisectReport, width: int) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseTime:
-    """A possible result of a search, and the time to reach it."""
+    """A possible result of a search, and the time needed to reach it."""
 
     case: EffortCase
     takes_s: float | None  # None if the time of a run is not known
@@ -106,7 +106,7 @@ def progress_line(
 
 
 def waiting_text(waiting: Waiting, since_s: float = 0.0) -> str:
-    """Return why the search still waits for a test run that makes no progress.
+    """Return the reason why the search still waits for a test run that makes no progress.
 
     `since_s`: the seconds that have passed since `waiting` was determined.
     """
@@ -121,7 +121,7 @@ def waiting_text(waiting: Waiting, since_s: float = 0.0) -> str:
 
 
 def answer_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[str]:
-    """Yield the answer of a bisection, and how to reproduce it."""
+    """Yield the answer of a bisection, and the commands that reproduce it."""
     report = escaped(report)
     open_ = report.answer.kind is AnswerKind.UNDECIDED
     tag = "UNDECIDED" if open_ else "ANSWER"
@@ -148,7 +148,7 @@ def stored_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[st
 
 
 def _state_text(report: BisectReport, running: Round, left_s: float | None) -> str:
-    """Return what the search is doing, and what is left to do."""
+    """Return a phrase that says what the search is doing and how much is left to do."""
     subject = report.subject
     whole = bisect_words.range_text(subject, (0, len(subject.items)))
     now = bisect_words.range_text(subject, running.open)
@@ -192,7 +192,7 @@ STYLES = (
 
 
 class BisectScreen(ExperimentScreen):
-    """Terminal output of a running bisection, with one row per finished test run."""
+    """The terminal output of a running bisection, with one row for each finished test run."""
 
     styles = STYLES
     interruptions = (
@@ -209,7 +209,7 @@ class BisectScreen(ExperimentScreen):
         self._pending: tuple[ProbeReport, BisectReport] | None = None  # a finished probe whose row is not printed yet
 
     def show_header(self, report: BisectReport) -> None:
-        """Print the header of the bisection and of its table."""
+        """Print the header for the bisection and the header for its table."""
         with self._harmless():
             self._grid = Grid(subject=report.subject, width=self._width)
             self._print(header_lines(report, self._width))
@@ -243,7 +243,7 @@ class BisectScreen(ExperimentScreen):
                         self._round = None
 
     def show_answer(self, report: BisectReport, run_dir: Path) -> None:
-        """Print the answer, and return when it has been written to the stream."""
+        """Print the answer, and return as soon as it has been written to the stream."""
         with self._harmless():
             self._stop()
             self._print(["", *answer_lines(report, run_dir, self._width)])
@@ -285,7 +285,7 @@ class BisectScreen(ExperimentScreen):
             self._round = None
 
     def _row(self, following: NextProbe | None) -> None:
-        """Print the row of the latest finished test run, if it is not printed yet.
+        """Print the row for the latest finished test run, unless it was already printed.
 
         `following`: the round that comes next, or None if unknown.
         """

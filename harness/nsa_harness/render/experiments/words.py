@@ -59,7 +59,7 @@ def question(report: BisectReport) -> str:
 
 
 def failure_verb(signature: Signature | None) -> str:
-    """Return the verb for a failure, such as "hangs" or "is slow"."""
+    """Return the verb that describes a failure, such as "hangs" or "is slow"."""
     if signature is not None and signature.verdict == SLOW:
         return "is slow"
     return "hangs" if signature is not None and signature.verdict == Status.HANG else "fails"
@@ -71,7 +71,7 @@ def count_text(count: int, noun: str) -> str:
 
 
 def range_text(subject: Subject, open_: tuple[int, int]) -> str:
-    """Return a range of items as a short text, such as "[4,9)" for layers.
+    """Return a range of items as short text, such as "[4,9)" for layers.
 
     `open_`: the half-open range of their indices.
     """
@@ -87,7 +87,7 @@ def range_text(subject: Subject, open_: tuple[int, int]) -> str:
 
 
 def value_below(subject: Subject, index: int) -> str:
-    """Return the value before the item with this index.
+    """Return the value that precedes the item at `index`.
 
     Before the first item, this is the good value, with which the program is expected to pass.
     """
@@ -97,7 +97,7 @@ def value_below(subject: Subject, index: int) -> str:
 
 
 def last_value(subject: Subject, probe: ProbeReport) -> str:
-    """Return the value that was launched in this test run."""
+    """Return the value with which this test run was launched."""
     last = last_index(probe.subset)
     return value_below(subject, 0) if last is None else subject.label(last)
 
@@ -154,7 +154,7 @@ def sentence(report: BisectReport) -> str:
 
 
 def certainty_text(answer: SearchAnswer) -> str:
-    """Return the confidence of the answer, such as "certain" or "97 % sure"."""
+    """Return the answer's confidence as text, such as "certain" or "97 % sure"."""
     if answer.kind is AnswerKind.UNDECIDED:
         return ""
     if answer.confidence >= 1:
@@ -163,7 +163,7 @@ def certainty_text(answer: SearchAnswer) -> str:
 
 
 def failure_rate_text(report: BisectReport) -> str:
-    """Return how often a flaky program fails with and without the cause, or "" if it is not flaky.
+    """Describe how often a flaky program fails with and without the cause, or return "" if it is not flaky.
 
     Example: "hangs in 9 of 16 runs (30 % to 80 %) with layer 7, in 0 of 12 (0 % to 26 %) at the good end".
     """
@@ -181,7 +181,7 @@ def failure_rate_text(report: BisectReport) -> str:
 
 
 def count_failures(report: BisectReport, indices: Subset) -> tuple[int, int]:
-    """Return how often a configuration failed, and how many of its runs were judged.
+    """Return the number of runs with a configuration that failed, and the number that were judged.
 
     `indices`: the indices of the items that are switched on in this configuration.
     """
@@ -193,19 +193,19 @@ def count_failures(report: BisectReport, indices: Subset) -> tuple[int, int]:
 
 
 def zones_text(report: BisectReport) -> str:
-    """Return which tested values pass and fail, such as "passes up to 249, hangs from 250"."""
+    """Describe which of the tested values pass and which fail, such as "passes up to 249, hangs from 250"."""
     subject, in_order = report.subject, report.answer.zones
     return ", ".join(f"{_zone_verb(report, zone)} {_zone_span(subject, zone, in_order[-1])}" for zone in in_order)
 
 
 def effort_text(report: BisectReport) -> str:
-    """Return the effort of the search, such as "9 probes (4 for the search), 54 s in all"."""
+    """Describe the effort of the search, such as "9 probes (4 for the search), 54 s in all"."""
     probes = words.plural(len(report.probes), "probe")
     return f"{probes} ({report.search_probes} for the search), {words.seconds(report.elapsed_s)} in all"
 
 
 def setting_text(report: BisectReport) -> str:
-    """Return the setting that reproduces the failure, such as "NSA_GC_RANGE=7:8", or ""."""
+    """Return the setting that reproduces the failure, such as "NSA_GC_RANGE=7:8", or "" if there is none."""
     subject, failing = report.subject, report.answer.failing
     if report.answer.kind not in _EXACT or not failing:
         return ""
@@ -220,7 +220,7 @@ def setting_text(report: BisectReport) -> str:
 
 
 def open_indices(report: BisectReport) -> Collection[int]:
-    """Return the indices of the items that may still belong to the answer."""
+    """Return the indices of the items that can still belong to the answer."""
     if report.answer.open or report.answer.known:
         return report.answer.open
     narrowed_ranges = [range(*range_left_open(probe, report)) for probe in report.probes if probe.purpose in SEARCHING]
@@ -228,7 +228,7 @@ def open_indices(report: BisectReport) -> Collection[int]:
 
 
 def open_text(report: BisectReport) -> str:
-    """Return what is still undecided, such as "layers 6-11 [6:12] are still open"."""
+    """Describe what is still undecided, such as "layers 6-11 [6:12] are still open"."""
     indices = sorted(open_indices(report))
     if report.answer.zones or report.subject.form is SubjectForm.COMMIT:
         first = f"the first {report.subject.noun} that {failure_verb(report.signature)}"
@@ -242,7 +242,7 @@ def open_text(report: BisectReport) -> str:
 
 
 def _needed_text(report: BisectReport) -> str:
-    """Return which items the failure needs, such as "layer 2 is needed; ", or ""."""
+    """Describe the items that the failure needs, such as "layer 2 is needed; ", or return "" if they are unknown."""
     subject, answer = report.subject, report.answer
     if answer.known:
         return f"{items_text(subject, answer.known)} {'is' if len(answer.known) == 1 else 'are'} needed; "
@@ -267,7 +267,7 @@ def _possible_first(report: BisectReport, indices: Sequence[int]) -> str:
 
 
 def range_left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]:
-    """Return the range of items that may still belong to the answer after this test run."""
+    """Return the range of items that can still belong to the answer after this test run."""
     good, bad = (
         {other.subset for other in report.probes if other.counts_as is counts_as}
         for counts_as in (ProbeResult.GOOD, ProbeResult.BAD)
@@ -281,7 +281,7 @@ def range_left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]
 
 
 def items_text(subject: Subject, indices: Collection[int]) -> str:
-    """Return the items with these indices as text, such as "layers 4-8 [4:9]"."""
+    """Return the items at `indices` as text, such as "layers 4-8 [4:9]"."""
     indices_in_order = sorted(indices)
     noun = subject.noun if len(indices_in_order) == 1 else plural(subject.noun)
     if subject.form is SubjectForm.LAYERS:
@@ -290,7 +290,7 @@ def items_text(subject: Subject, indices: Collection[int]) -> str:
 
 
 def item_text(subject: Subject, index: int) -> str:
-    """Return the name of an item, such as "gc.mode: reentrant instead of non_reentrant"."""
+    """Return the name of the item at `index`, such as "gc.mode: reentrant instead of non_reentrant"."""
     if not subject.has_keys:
         return subject.label(index)
     name = subject.label(index).removeprefix(ENV)
@@ -305,7 +305,7 @@ def item_text(subject: Subject, index: int) -> str:
 
 
 def value_text(value: Plain) -> str:
-    """Return a value as it is written on the command line after KEY=."""
+    """Return a value in the form used on the command line after KEY=."""
     return format_override("", value)[1:]
 
 
@@ -315,7 +315,7 @@ def config_text(config: Config) -> str:
 
 
 def round_text(purpose: Purpose) -> str:
-    """Return a name for test runs with this purpose, such as "controls first" or "proof"."""
+    """Return a name for test runs that have this purpose, such as "controls first" or "proof"."""
     if purpose in CONTROLS:
         return "controls first"
     return PURPOSES.get(purpose, "one item" if purpose is Purpose.ALONE else "proof").partition(":")[0]
@@ -347,7 +347,7 @@ def _zone_verb(report: BisectReport, zone: Zone) -> str:
 
 
 def _failure_name(probe: ProbeReport) -> str | None:
-    """Return the exception class or the cause of a failed test run, or None."""
+    """Return the exception class or the cause of a failed test run, or None if neither is known."""
     exception = _EXCEPTION.search(probe.summary)
     return exception[0] if exception else probe.cause
 
@@ -400,7 +400,7 @@ PURPOSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """A labelled piece of text in a document, such as the elapsed time after the label "took"."""
+    """A piece of text with a label, such as the elapsed time with the label "took"."""
 
     label: str
     texts: tuple[str, ...]
@@ -408,7 +408,7 @@ class Fact:
 
 
 def facts(report: BisectReport) -> Iterator[Fact]:
-    """Yield what every document shows below the answer, in reading order."""
+    """Yield the facts that all output files show below the answer, in reading order."""
     answer, fails = report.answer, failure_verb(report.signature)
     open_ = answer.kind is AnswerKind.UNDECIDED
     commands = ((fails, report.commands.bad), ("passes", report.commands.good), ("alone", report.commands.alone))
@@ -444,7 +444,7 @@ def step_time_text(step_s: float) -> str:
 
 
 def slow_limit_text(slow_from_s: float, baseline_s: Sequence[float]) -> str:
-    """Return a text that says which step times count as slow.
+    """Return a phrase that says which step times count as slow.
 
     `baseline_s`: the step times of the runs in the good configuration.
     """
@@ -454,7 +454,7 @@ def slow_limit_text(slow_from_s: float, baseline_s: Sequence[float]) -> str:
 
 
 def _step_times(report: BisectReport) -> Iterator[str]:
-    """Yield a sentence about the step times of the failing and the passing configuration."""
+    """Yield a sentence about the step times with the failing and the passing configuration."""
     texts = []
     for subset in (report.answer.failing, report.answer.passing):
         spans = None if subset is None else spans_of(subset)
@@ -466,7 +466,7 @@ def _step_times(report: BisectReport) -> Iterator[str]:
 
 
 def place_parts(report: BisectReport) -> tuple[str, ...]:
-    """Return the module, source line and ranks where the program failed, as texts."""
+    """Return the module, source line and ranks at which the program failed, as text."""
     probe = failing_probe(report)
     if probe is None or (report.signature is not None and report.signature.verdict == SLOW):
         return ()
@@ -478,7 +478,7 @@ def place_parts(report: BisectReport) -> tuple[str, ...]:
 
 
 def failing_probe(report: BisectReport) -> ProbeReport | None:
-    """Return the last test run that shows the failure, or None.
+    """Return the last test run that shows the failure, or None if there is none.
 
     Test runs that were stopped early are returned only if there are no others, because they have no details.
     """
@@ -490,7 +490,7 @@ def failing_probe(report: BisectReport) -> ProbeReport | None:
 
 
 def proven_claims(report: BisectReport) -> Iterator[str]:
-    """Yield what the test runs prove, such as "with layer 7 it hangs: 3 of 3 under torchrun"."""
+    """Yield claims that the test runs prove, such as "with layer 7 it hangs: 3 of 3 under torchrun"."""
     answer, verb = report.answer, failure_verb(report.signature)
     if answer.kind is AnswerKind.UNDECIDED or answer.kind in _WITHOUT_CULPRIT:
         return
@@ -527,7 +527,7 @@ def _each_value(report: BisectReport, verb: str) -> Iterator[str]:
 
 
 def advice(report: BisectReport) -> str:
-    """Return what the user can do if the bisection found no answer."""
+    """Return advice for the user if the bisection found no answer."""
     if report.answer.kind is AnswerKind.NONE:
         return "to find a rarer failure, launch it more often with --confidence 0.95 or higher"
     results = {probe.counts_as for probe in report.probes}
@@ -546,7 +546,7 @@ def advice(report: BisectReport) -> str:
 
 
 def _claim(report: BisectReport, subset: Collection[int], counts_as: ProbeResult, verb: str) -> str:
-    """Return how often a configuration had the expected result, such as "with layer 7 it hangs: 3 of 3".
+    """Return the number of runs with the expected result, such as "with layer 7 it hangs: 3 of 3".
 
     `subset`: the indices of its items. `counts_as`: the expected result. `verb`: the expected result as a verb.
     """

@@ -1,4 +1,4 @@
-"""The explanation of a run that did not pass, as the last lines on a terminal.
+"""The explanation of a run that did not pass, as the last lines on the terminal.
 
 It has the same parts as in the documents, but it must fit on the smallest screen. If there is too little room, call
 stacks and table rows are dropped first; the advice is shortened last.
@@ -26,7 +26,7 @@ _MIN_CELL_COLUMNS = 16  # a table cell is not shortened below this width
 
 @dataclass(frozen=True, kw_only=True)
 class _Budget:
-    """How many lines, stacks or rows each part of the explanation may have."""
+    """The maximum number of lines, stacks or rows in each part of the explanation."""
 
     sentence: int  # lines
     stacks: int
@@ -55,7 +55,7 @@ _BUDGETS = (
 
 
 def headline(outcome: Outcome) -> str:
-    """Return the heading of a run.
+    """Return the heading for a run.
 
     Example: "HANG  train   deadlock · likely cause · 7.0 s after the last progress".
     """
@@ -77,7 +77,7 @@ def answer_lines(outcome: Outcome, width: int) -> list[str]:
 
 
 def _lines_within(outcome: Outcome, budget: _Budget, width: int) -> list[str]:
-    """Return the lines of the explanation, with each part within its budget."""
+    """Return the lines of the explanation, with each part limited by the budget."""
     sentence = paragraph(answer.sentence(outcome.verdict.summary), width, "  ")
     parts = (
         list(at_most(2, paragraph(headline(outcome), width, "", "      "), width)),
@@ -92,7 +92,7 @@ def _lines_within(outcome: Outcome, budget: _Budget, width: int) -> list[str]:
 
 
 def at_most(limit: int, lines: Iterable[str], width: int) -> Iterator[str]:
-    """Yield the first `limit` lines. If lines are left out, the last one ends in "…"."""
+    """Yield the first `limit` lines. The last of them ends in "…" if lines are left out."""
     every_line = list(lines)
     yield from every_line[: limit - 1]
     if len(every_line) > limit:
@@ -102,7 +102,7 @@ def at_most(limit: int, lines: Iterable[str], width: int) -> Iterator[str]:
 
 
 def _look_at(outcome: Outcome, width: int) -> Iterator[str]:
-    """Yield a line that shows the source line to change, unless a stack shows it."""
+    """Yield a line that shows the source line to change, unless the first stack already shows it."""
     place = outcome.culprit.place if outcome.culprit else None
     if place is None:
         return
@@ -142,7 +142,7 @@ def _stacks(outcome: Outcome, budget: _Budget, width: int) -> Iterator[str]:
 
 
 def ranks_table(outcome: Outcome, max_rows: int, width: int, *, shorten: bool = False) -> Iterator[str]:
-    """Yield the lines of the table of ranks, at most `max_rows` rows.
+    """Yield the lines of the rank table, with at most `max_rows` rows.
 
     If rows are left out, those of culprits are kept. `shorten`: cut the middle out of long cells, so that the table
     fits the width.
@@ -161,7 +161,7 @@ def ranks_table(outcome: Outcome, max_rows: int, width: int, *, shorten: bool = 
 
 
 def _with_shorter_cells(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Sequence[Sequence[str]]:
-    """Return the rows of a table, shortened in the widest column if the table is too wide."""
+    """Return the rows of a table, with the widest column shortened if the table is too wide."""
     too_many = table_width(head, rows) - width
     if too_many <= 0:
         return rows

@@ -37,7 +37,7 @@ def paragraph(text: str, width: int, first: str = "", rest: str | None = None) -
 
 
 def labelled(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) -> Iterator[str]:
-    """Yield a label and its text, such as "  cause        ready_twice (certain)".
+    """Yield lines with a label and its text, such as "  cause        ready_twice (certain)".
 
     Long texts are wrapped. On a screen narrower than `NARROW` columns, the label has a line of its own above the text.
     Nothing is yielded if `text` is empty.
@@ -50,7 +50,7 @@ def labelled(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) 
 
 
 def command(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) -> Iterator[str]:
-    """Yield a label and a command or path, which is never wrapped so that it can be copied.
+    """Yield a label and a command or path, which is never wrapped, so that it can be copied.
 
     Nothing is yielded if `text` is empty.
     """
@@ -82,7 +82,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent
 
 
 def table_width(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "  ") -> int:
-    """Return how many screen columns the table needs."""
+    """Return the width of the table in screen columns."""
     columns = _column_widths([name.rstrip(":") for name in head], rows)
     return cell_len(indent) + sum(columns) + 3 * (len(columns) - 1)
 
@@ -92,17 +92,17 @@ def _column_widths(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[
 
 
 def cropped(text: str, width: int) -> str:
-    """Return the text, cut to `width` columns. A cut text ends in "…"."""
+    """Return the text cut to `width` columns. If something is cut off, the result ends in "…"."""
     return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "…"
 
 
 def bar(share: float, columns: int) -> str:
-    """Return a bar of "━" characters that fills a share (0 to 1) of the columns."""
+    """Return a bar of "━" characters that fills the given share (0 to 1) of `columns`."""
     return "━" * max(1, round(min(max(share, 0.0), 1.0) * columns))
 
 
 def padded(text: str, columns: int, *, right: bool = False) -> str:
-    """Return the text filled up with spaces to `columns`.
+    """Return the text padded with spaces to the width `columns`.
 
     `right`: put the spaces in front of the text.
     """

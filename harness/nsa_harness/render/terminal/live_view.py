@@ -1,4 +1,4 @@
-"""The lines of the live view, which shows the running attempts.
+"""The lines of the live view, which shows the attempts in progress.
 
 The functions depend only on the state to show and the size of the screen.
 """
@@ -24,7 +24,7 @@ _TWICE = "interrupted twice: killing the processes now; the report is still writ
 
 @dataclass(frozen=True, kw_only=True)
 class RunningAttempt:
-    """An attempt that is running, as the live view shows it."""
+    """A running attempt, with the details that the live view shows."""
 
     name: str
     phase: str
@@ -34,7 +34,7 @@ class RunningAttempt:
 
 @dataclass(frozen=True, kw_only=True)
 class EndedAttempt:
-    """An attempt that has ended, as the live view shows it."""
+    """An attempt that has ended, with the details that the live view needs."""
 
     status: Status
     expected: bool
@@ -54,7 +54,7 @@ class View:
 
 
 def view_lines(view: View, width: int, height: int) -> list[str]:
-    """Return the lines of the live view, which fit the size of the screen.
+    """Return the lines of the live view, limited to the size of the screen.
 
     If there is no room for every rank, the ranks that have made no progress for the longest time are shown.
     """
@@ -89,7 +89,7 @@ def interrupted_lines(interrupts: int, width: int) -> list[str]:
 
 
 def _plan_lines(view: View, width: int) -> Iterator[str]:
-    """Yield how many of the planned runs are done.
+    """Yield lines with the number of planned runs that are done.
 
     Example: "5 of 12 done · about 2 min left · 4 PASS · 1 HANG · 1 not as expected".
     """
@@ -113,7 +113,7 @@ def _rough_seconds(seconds: float) -> str:
 
 
 def _head(running: RunningAttempt, width: int) -> str:
-    """Return the first line of an attempt, which shows its name, phase and time."""
+    """Return the first line about an attempt, which shows its name, phase and time."""
     progress = running.progress
     remarks = [escape(running.phase), words.seconds(progress.elapsed_s)]
     if progress.deadline_s is not None:
@@ -138,7 +138,7 @@ def _stall_lines(running: RunningAttempt, width: int) -> list[str]:
 
 
 def _rank_lines(ranks: Sequence[RankProgress], max_lines: int, width: int) -> Iterator[str]:
-    """Yield one row per rank. If not all ranks fit, those with the least progress are shown."""
+    """Yield one row for each rank. If not all ranks fit, the rows show those with the least progress."""
     all_fit = len(ranks) <= min(max_lines, MAX_RANKS)
     row_count = len(ranks) if all_fit else max(max_lines - 1, min(max_lines, 1))
     slowest = sorted(ranks, key=lambda rank: -(rank.no_progress_s or 0.0))[:row_count]
@@ -149,7 +149,7 @@ def _rank_lines(ranks: Sequence[RankProgress], max_lines: int, width: int) -> It
 
 
 def _rows(ranks: Sequence[RankProgress], width: int) -> Iterator[str]:
-    """Yield one row per rank, with as many columns as fit the width."""
+    """Yield one row for each rank, with as many columns as fit the width."""
     gap = "   " if width >= NARROW else "  "
     indent = " " * (len(gap) + 1)
     columns = [
@@ -175,7 +175,7 @@ def _columns_that_fit(columns: Sequence[list[str]], gap: str, width: int) -> Seq
 
 
 def _column(cells: Sequence[str], min_width: int) -> list[str]:
-    """Return the cells filled up with spaces to the same width.
+    """Return the cells padded with spaces to the same width.
 
     The minimum keeps the width of the column the same from frame to frame.
     """

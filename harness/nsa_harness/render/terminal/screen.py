@@ -1,4 +1,4 @@
-"""The lines that the terminal prints for each event of a run.
+"""The lines printed on the terminal for each event of a run.
 
 The functions depend only on the event and the width of the screen.
 """
@@ -34,7 +34,7 @@ MAX_ROWS = 16  # rows of a table; SUMMARY.md contains the whole table
 
 
 def plan_lines(version: str, facts: MachineFacts, specs: Sequence[RunSpec | Skip], width: int) -> Iterator[str]:
-    """Yield the version of nsa-harness, the machine, and the number of runs."""
+    """Yield lines with the version of nsa-harness, the machine, and the number of runs."""
     facts, specs = escaped((facts, tuple(specs)))
     yield from paragraph(f"nsa-harness {version} · {words.machine_line(facts)}", width, "", "  ")
     skip_count = sum(isinstance(spec, Skip) for spec in specs)
@@ -44,7 +44,7 @@ def plan_lines(version: str, facts: MachineFacts, specs: Sequence[RunSpec | Skip
 
 
 def launched_lines(spec: RunSpec, width: int) -> Iterator[str]:
-    """Yield the lines to print when a run starts."""
+    """Yield the lines to print at the start of a run."""
     spec = escaped(spec)
     launch = words.launch_line(spec.ranks, spec.backend, spec.subject)
     yield from paragraph(f"{spec.scenario}   {launch}", width, "", "  ")
@@ -53,7 +53,7 @@ def launched_lines(spec: RunSpec, width: int) -> Iterator[str]:
 
 
 def news_line(attempt: str, phase: str, progress: Progress, width: int) -> Iterator[str]:
-    """Yield a line about a running attempt, with its phase, time and slowest rank."""
+    """Yield a line about a running attempt that shows its phase, time and slowest rank."""
     limit = "" if progress.deadline_s is None else f" of at most {words.seconds(progress.deadline_s)}"
     waiting = [rank for rank in progress.ranks if (rank.no_progress_s or 0.0) >= MIN_SHOWN_S]
     slowest = max(waiting, key=lambda rank: rank.no_progress_s or 0.0, default=None)
@@ -86,7 +86,7 @@ def first_snapshot_lines(rows: Sequence[FirstSnapshot], width: int) -> Iterator[
 
 
 def outcome_lines(outcome: Outcome, width: int, *, verbose: bool = False) -> Iterator[str]:
-    """Yield the lines about a run that has ended, with the explanation last.
+    """Yield lines about a run that has ended, with the explanation last.
 
     `verbose`: yield the evidence above the explanation, unless the verdict is PASS.
     """
@@ -184,7 +184,7 @@ def _finding(outcome: Outcome, finding: Finding, width: int) -> Iterator[str]:
 
 
 def _lists(outcome: Outcome, width: int) -> Iterator[str]:
-    """Yield lines about what was ruled out, checked, not covered and not captured."""
+    """Yield lines about the causes ruled out, the checks passed, and what was not covered or captured."""
     lists = (
         ("ruled out", outcome.ruled_out_causes),
         ("checked", outcome.passed_checks),
@@ -199,7 +199,7 @@ def _lists(outcome: Outcome, width: int) -> Iterator[str]:
 
 
 def outcome_line(outcome: Outcome, width: int) -> Iterator[str]:
-    """Yield a short description of one of several runs."""
+    """Yield lines that briefly describe one of several runs."""
     outcome = escaped(outcome)
     if not answer.went_well(outcome) and outcome.verdict.status is not Status.PASS:
         yield from paragraph(headline(outcome), width, "", "      ")
@@ -216,7 +216,7 @@ def outcome_line(outcome: Outcome, width: int) -> Iterator[str]:
 
 
 def _silent_faults(outcome: Outcome, width: int) -> Iterator[str]:
-    """Yield lines about faults in a run that passed."""
+    """Yield lines about faults found in a run that passed."""
     for finding in silent_faults(outcome):
         text = f"but {finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
         yield from at_most(2, paragraph(text, width, "      "), width)
@@ -297,7 +297,7 @@ def _is_failure(outcome: Outcome) -> bool:
 
 
 def _expectations(report: Report) -> str:
-    """Return how many runs ended as expected, such as "3 of 4 runs"."""
+    """Return the number of runs that ended as expected, such as "3 of 4 runs"."""
     final = [outcome for outcome in report.outcomes if outcome.final and outcome.verdict.status is not Status.SKIP]
     as_expected = sum(outcome.expected for outcome in final)
     if not final:
@@ -308,7 +308,7 @@ def _expectations(report: Report) -> str:
 
 
 def _next_command(report: Report, playbook: Playbook, run_dir: Path) -> tuple[str, str]:
-    """Return a label and the command that the user should run next."""
+    """Return the command that the user should run next, with its label."""
     if any(outcome.ending_text == RUNS_ON for outcome in report.outcomes):
         return "next", ""  # nsa-harness did not start this job, so it has no command to repeat or resume it
     if report.interrupted:

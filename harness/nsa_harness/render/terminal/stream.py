@@ -1,4 +1,4 @@
-"""The output to a terminal or file: `Paint` adds colours, and `Writer` writes the text.
+"""Output to a terminal or file: `Paint` adds colours, and `Writer` writes the text.
 
 Only the thread of the writer writes to the stream, so that a slow or broken terminal does not delay the run.
 """
@@ -22,13 +22,13 @@ Styles = Sequence[tuple[str, str]]  # regular expressions with the rich style of
 
 
 class Paint:
-    """Painter that adds colours to lines if the output stream supports colours.
+    """A painter that adds colours to lines if the output stream supports them.
 
     `supports_live_view`: whether a live view can be drawn on the stream.
     """
 
     def __init__(self, stream: TextIO, environ: Mapping[str, str], styles: Styles, *, live: bool = True) -> None:
-        """Find out what the stream supports.
+        """Determine what the stream supports.
 
         `styles`: regular expressions, and the colours of the text that they match. `live`: whether a live view may be
         drawn. It must be False if another process writes to the same terminal.
@@ -62,14 +62,14 @@ class Paint:
         return ascii_only(line) if self._ascii else line
 
     def colour(self, line: str) -> str:
-        """Return the line with colours as escape sequences."""
+        """Return the line with escape sequences for its colours."""
         with self._console.capture() as capture:
             self._console.print(styled(self.without_colour(line), self._styles), soft_wrap=True, end="")
         return capture.get()
 
 
 def styled(line: str, styles: Styles) -> Text:
-    """Return the line as rich text, with the parts that match `styles` in colour."""
+    """Return the line as rich text, with the parts that match `styles` coloured."""
     text = Text(line)
     for pattern, style in styles:
         text.highlight_regex(pattern, style)
@@ -101,7 +101,7 @@ _Frame = Callable[[], Sequence[str]]
 
 
 class Writer:
-    """Thread that writes texts to a stream and redraws a live view below them."""
+    """A thread that writes text to a stream and redraws a live view below it."""
 
     def __init__(self, stream: TextIO, frame: _Frame | None = None) -> None:
         """Prepare the writer. Its thread is started when the first text is written.
@@ -118,12 +118,12 @@ class Writer:
         self._frame_lines: tuple[str, ...] = ()  # the lines that are on the screen now
 
     def write(self, text: str) -> None:
-        """Add a text to the queue. Raise the exception of an earlier write if that failed."""
+        """Add `text` to the queue. If an earlier write failed, raise its exception."""
         self._queue.put(text)
         self.start()
 
     def start(self) -> None:
-        """Start the thread if it is not running. Raise the exception of an earlier write if that failed."""
+        """Start the thread if it is not running. If an earlier write failed, raise its exception."""
         if self._thread is None:
             self._thread = Thread(target=self._work, name="terminal", daemon=True)
             self._thread.start()
@@ -162,7 +162,7 @@ class Writer:
                 return
 
     def _next_items(self) -> list[str | Event | None]:
-        """Wait for queued items and return them, or [] when it is time to redraw the live view."""
+        """Wait for queued items and return them, or [] if it is time to redraw the live view."""
         items: list[str | Event | None] = []
         try:
             items.append(self._queue.get(timeout=None if self._frame is None else REDRAW_S))
@@ -198,7 +198,7 @@ class Writer:
 
 
 def _frame_text(lines: Sequence[str]) -> str:
-    """Return the live view with escape sequences that draw it over the previous one."""
+    """Return the live view with the escape sequences that draw it over the previous one."""
     if not lines:
         return ""
     up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""

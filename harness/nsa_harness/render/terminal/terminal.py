@@ -1,4 +1,4 @@
-"""`Terminal`: the listener that prints the events of a run for people.
+"""`Terminal`: a listener that prints a run's events for people.
 
 On a terminal it draws a live view; elsewhere it prints plain lines.
 """
@@ -65,7 +65,7 @@ STYLES = (
 
 
 class Terminal(Listener):
-    """Listener that prints the events of a run for people."""
+    """A listener that prints a run's events for people."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Terminal(Listener):
         self._print(plan_lines(self._version, facts, specs, self._width))
 
     def expect_runs(self, count: int, *, several: bool = True) -> None:
-        """Set the number of runs, to estimate the remaining time.
+        """Set the number of runs, from which the remaining time is estimated.
 
         `several`: print one line per run instead of a full explanation.
         """
@@ -176,7 +176,7 @@ class Terminal(Listener):
         self._writer.settle()
 
     def settle(self) -> None:
-        """Wait until everything printed so far has been written to the stream."""
+        """Wait until all output so far has been written to the stream."""
         self._writer.settle()
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class Terminal(Listener):
         self._writer.close(_KILLED_PATIENCE_S if is_killed else None)
 
     def _set_stall(self, attempt: str, stall: str | None) -> bool:
-        """Set or remove the text about a stall. Return whether the live view will show it."""
+        """Set or remove the text about a stall, and return whether the live view will show it."""
         with self._lock:
             if attempt not in self._running:
                 return False
@@ -197,7 +197,7 @@ class Terminal(Listener):
         return self._paint.supports_live_view
 
     def frame(self) -> list[str]:
-        """Return the current lines of the live view, in the thread of the writer.
+        """Return the current lines of the live view. The writer's thread calls this method.
 
         The elapsed times keep growing while nsa-harness takes snapshots and sends no events.
         """
