@@ -1,4 +1,4 @@
-"""The Native Sparse Attention layer (arXiv 2502.11089), a gated sum of three attention branches.
+"""The Native Sparse Attention layer (arXiv 2502.11089): a gated sum of three attention branches.
 
 Dimensions: B batch, T tokens, M model width, H query heads, G groups of query heads that share keys and values, S
 compressed blocks, l tokens of a compressed block, D key width, E value width, n selected blocks per query, p pairs of
@@ -33,7 +33,7 @@ from .ops.selection import Selection
 
 
 class NSAttention(nn.Module):
-    """Native Sparse Attention layer: the sum of its attention branches, weighted by learned gates.
+    """The Native Sparse Attention layer, which sums its attention branches weighted by learned gates.
 
     It computes o = sum over branches c of gate_c * attention(q, K_c, V_c) (NSA paper, eq. 5). Raises
     MissingImplementationError if no branch of the layer would use `implementation`.
@@ -92,7 +92,7 @@ class NSAttention(nn.Module):
 
 
 class Projection(nn.Linear):
-    """Linear layer without bias whose output may have been computed in advance.
+    """A linear layer without bias whose output can be computed in advance.
 
     The product still passes through `forward`, so that forward hooks see it.
     """
@@ -108,7 +108,7 @@ Products = Sequence[Tensor | None]  # results of projections; None: the projecti
 
 
 def project_together(x_BTM: Tensor, projections: Sequence[Sequence[Projection]]) -> list[Products]:
-    """Apply several projections to the same input, on a CPU as a single matrix product.
+    """Apply several projections to the same input. On a CPU, a single matrix product computes them all.
 
     The results have the nesting of `projections`. On other devices they are all None, and each projection later
     computes its own. The weights stay separate parameters, because they are named, sharded and saved separately.
@@ -122,7 +122,7 @@ def project_together(x_BTM: Tensor, projections: Sequence[Sequence[Projection]])
 
 
 class GateMLP(nn.Linear):
-    """MLP that computes one sigmoid gate per attention branch and head.
+    """An MLP that computes one sigmoid gate per attention branch and head.
 
     The class itself is the last linear layer, so its parameters are named `gate_mlp.weight` and `gate_mlp.bias`.
     """
@@ -141,7 +141,7 @@ class GateMLP(nn.Linear):
 
 
 class BlockMean(nn.Module):
-    """Compression of each block of tokens to the mean of its vectors."""
+    """A module that compresses each block of tokens to the mean of its vectors."""
 
     def __init__(self, config: NSAConfig, _width: int) -> None:
         super().__init__()
@@ -157,7 +157,9 @@ class BlockMean(nn.Module):
 
 
 class BlockMLP(BlockMean):
-    """Compression of each block of tokens by an MLP with a learned position embedding, as in the NSA paper."""
+    """A module that compresses each block of tokens with an MLP and a learned position embedding, as in the NSA
+    paper.
+    """
 
     # Names of the two linear layers. They differ per method, so weights of one method never load into another.
     names = ("hidden", "out")
@@ -175,7 +177,7 @@ class BlockMLP(BlockMean):
 
 
 class BlockMeanMLP(BlockMLP):
-    """Compression of each block to the mean of its vectors plus the output of an MLP."""
+    """A module that compresses each block of tokens to the mean of its vectors plus the output of an MLP."""
 
     names = ("inner", "outer")
 
@@ -187,7 +189,7 @@ PHI = {Compression.MLP: BlockMLP, Compression.MEAN: BlockMean, Compression.MEAN_
 
 
 class CompressedBranch(nn.Module):
-    """Attention branch that attends to compressed blocks of tokens."""
+    """The attention branch that attends to compressed blocks of tokens."""
 
     def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
         super().__init__()
@@ -206,7 +208,7 @@ class CompressedBranch(nn.Module):
         layout: PackedLayout | None = None,
         products: Products = (None, None),
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the attention output [B, H, T, E], and the tensors that are needed to select blocks.
+        """Return the attention output [B, H, T, E] and the tensors needed to select blocks.
 
         These are the compressed keys [B, G, S, D] and the log-sum-exp of their scores [B, H, T].
         """
@@ -225,7 +227,7 @@ class CompressedBranch(nn.Module):
 
 
 class BlockSelector(nn.Module):
-    """Module that selects the blocks of tokens that each query attends to.
+    """A module that selects the blocks of tokens that each query attends to.
 
     It has no parameters. It is a module so that forward hooks can observe the selected indices.
     """
@@ -258,7 +260,7 @@ class BlockSelector(nn.Module):
 
 
 class SelectedBranch(nn.Module):
-    """Attention branch that attends to the tokens of the selected blocks."""
+    """The attention branch that attends to the tokens of the selected blocks."""
 
     def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
         super().__init__()
@@ -306,7 +308,7 @@ class SelectedBranch(nn.Module):
 
 
 class SlidingBranch(nn.Module):
-    """Attention branch that attends to the last w tokens."""
+    """The attention branch that attends to a sliding window of the most recent tokens."""
 
     def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
         super().__init__()
@@ -346,13 +348,13 @@ def keys_and_values(
 
 
 def count_run(runs: Counter[UsedImplementation], used: UsedImplementation) -> None:
-    """Count one use of an implementation, except in compiled code, which is traced only once."""
+    """Count one use of an implementation in `runs`. Compiled code is not counted, because it is traced only once."""
     if not torch.compiler.is_compiling():
         runs[used] += 1
 
 
 class VanillaAttention(nn.Module):
-    """Dense causal attention layer, the baseline for comparisons with NSAttention."""
+    """A dense causal attention layer, used as the baseline for comparisons with NSAttention."""
 
     def __init__(self, config: NSAConfig) -> None:
         super().__init__()
@@ -380,15 +382,14 @@ class VanillaAttention(nn.Module):
 
 
 def split_heads(x_BTM: Tensor, heads: int) -> Tensor:
-    """Return a view of `x` with shape [B, heads, T, M / heads]."""
+    """Return a view of `x_BTM` with shape [B, heads, T, M / heads]."""
     return x_BTM.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def split_into_blocks(x_BGTD: Tensor, length: int, stride: int, layout: PackedLayout | None = None) -> Tensor:
-    """Return the complete blocks of `length` tokens, shape [B, G, S, l, D].
+    """Return the complete blocks of `length` tokens that begin every `stride` tokens, shape [B, G, S, l, D].
 
-    A block starts every `stride` tokens. The result is a view, except for packed documents, whose blocks lie within one
-    document.
+    The result is a view, except for packed documents, whose blocks lie within one document.
     """
     if layout is not None:
         return x_BGTD.index_select(2, layout.blocks_Sl.flatten()).unflatten(2, (-1, length))
@@ -399,7 +400,7 @@ def split_into_blocks(x_BGTD: Tensor, length: int, stride: int, layout: PackedLa
 
 
 def rotate_blocks(k_BGSD: Tensor, cos_sin: Tensor, config: NSAConfig, layout: PackedLayout | None = None) -> Tensor:
-    """Apply rotary embeddings to compressed keys."""
+    """Return the compressed keys with rotary embeddings applied, shape [B, G, S, D]."""
     # Each key is rotated to the position of its block's last token, the first query that attends to it.
     if layout is not None:
         return rotate(k_BGSD, cos_sin[:, layout.blocks_Sl[:, -1]])
@@ -435,22 +436,22 @@ def rotary_cos_sin(frequencies: Tensor, tokens: int) -> Tensor:
 
 
 class RotaryTable:
-    """Cache of rotary cosines and sines that grows with the highest position requested."""
+    """A cache of rotary cosines and sines that grows with the highest position requested."""
 
     def __init__(self) -> None:
         self._cos_sin: Tensor | None = None  # None until the first call, which provides the frequencies
 
     def __call__(self, frequencies: Tensor, end: int) -> Tensor:
-        """Return the rotary cosines and sines of at least `end` positions, shape [2, end or more, p]."""
+        """Return the rotary cosines and sines of at least the first `end` positions, shape [2, positions, D/2]."""
         if self._cos_sin is None or end > self._cos_sin.shape[1]:
             self._cos_sin = rotary_cos_sin(frequencies, max(64, 1 << (end - 1).bit_length()))
         return self._cos_sin
 
 
 def rotate(x_BHTD: Tensor, cos_sin_2Tp: Tensor) -> Tensor:
-    """Apply rotary embeddings to `x`.
+    """Apply rotary embeddings to `x_BHTD`.
 
-    The pairs (i, i + D/2) of row t are rotated by the angles of cos_sin[:, t]. The result has the dtype of `x`.
+    The pairs (i, i + D/2) of row t are rotated by the angles of cos_sin[:, t]. The result has the dtype of `x_BHTD`.
     """
     if is_eager_on_cpu(x_BHTD):
         return rotate_by_tiles(x_BHTD, cos_sin_2Tp)

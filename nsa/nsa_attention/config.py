@@ -56,7 +56,7 @@ ALL_BRANCHES = (Branch.CMP, Branch.SEL, Branch.WIN)
 
 @dataclass(frozen=True, kw_only=True)
 class NSAConfig:
-    """Sizes and options of a model. Raises ValueError that lists every invalid field.
+    """The sizes and options of a model. Creating one raises a ValueError that lists every invalid field.
 
     Lengths are in tokens; comments give the letters of the NSA paper.
     """
@@ -139,7 +139,7 @@ def config_mistakes(config: NSAConfig) -> list[str]:
 
 
 def implementation_mistake(config: NSAConfig, requested: Implementation) -> str | None:
-    """Return an error message if the model cannot use the requested implementation at all, or None.
+    """Return an error message if the model cannot use the requested implementation, or None if it can.
 
     An example is --impl flash, which computes only the sliding branch, for a model without that branch.
     """

@@ -19,7 +19,7 @@ _PARAMETER_COPIES = 4  # the parameters, their gradients and two moments of the 
 
 
 def graph_nodes(loss: Tensor) -> int:
-    """Return the number of autograd nodes that loss.backward() would visit."""
+    """Return the number of autograd nodes that `loss.backward()` would visit."""
     # The set must keep each node alive: a new node could otherwise reuse the address of a collected one.
     visited, pending = set(), [loss.grad_fn]
     while pending:
@@ -31,7 +31,7 @@ def graph_nodes(loss: Tensor) -> int:
 
 
 class SavedTensorCounter:
-    """Context manager that counts the bytes autograd saves for the backward pass.
+    """A context manager that counts the bytes autograd saves for the backward pass.
 
     Each storage counts once; parameters and buffers do not count. Inside a checkpointed layer PyTorch saves nothing.
     While saved-tensor hooks are active, PyTorch does not detect in-place changes of saved tensors, so use this for
@@ -83,7 +83,7 @@ class SavedTensorCounter:
 
 
 def expected_bytes(config: NSAConfig, parameter_bytes: int, batch: int) -> int:
-    """Estimate the memory that a training step should need, in bytes.
+    """Estimate the memory that a training step needs, in bytes.
 
     The estimate is for float32 without gradient checkpointing: parameters, gradients, optimizer state and activations,
     which grow linearly with the sequence length.

@@ -50,7 +50,7 @@ MIN_CAPACITY = 64
 
 
 class GrowingRows:
-    """Append-only tensor of vectors, [B, G, count, D].
+    """An append-only tensor of vectors, [B, G, count, D].
 
     Its storage doubles when it is full, so that each vector is copied only a few times.
     """
@@ -86,17 +86,17 @@ class GrowingRows:
 
 
 class RecentRows:
-    """The latest vectors of a sequence that later tokens still need."""
+    """The latest vectors of a sequence, kept because later tokens still need them."""
 
     def __init__(self) -> None:
         self.vectors: Tensor | None = None  # [B, G, r, D]; None before the first call of `store`
 
     def concatenate(self, fresh_BGCD: Tensor) -> Tensor:
-        """Return the stored vectors followed by the new ones. Nothing is stored."""
+        """Return the stored vectors followed by the new ones, without storing the new ones."""
         return fresh_BGCD if self.vectors is None else torch.cat((self.vectors, fresh_BGCD), 2)
 
     def store(self, rows_BGCD: Tensor, start: int) -> None:
-        """Store a copy of the vectors from `start` on."""
+        """Store a copy of `rows_BGCD` from index `start` on, replacing the stored vectors."""
         self.vectors = rows_BGCD[:, :, start:].clone()  # a view would keep the memory of the whole prompt alive
 
 
@@ -123,7 +123,7 @@ class CompressedRows:
 
 
 class NSALayerCache:
-    """Cached keys and values of one NSA layer. They stay empty for branches that the layer lacks."""
+    """The cached keys and values of one NSA layer. They stay empty for branches that the layer lacks."""
 
     def __init__(self, config: NSAConfig) -> None:
         self.cmp_k, self.cmp_v = CompressedRows(config), CompressedRows(config)
@@ -134,17 +134,17 @@ class NSALayerCache:
 
 
 class VanillaLayerCache:
-    """Cached keys and values of one layer with dense attention."""
+    """The cached keys and values of one layer with dense attention."""
 
     def __init__(self) -> None:
         self.k, self.v = GrowingRows(), GrowingRows()
 
 
 class Cache:
-    """Cached keys and values of all layers of a model, for one batch."""
+    """The cached keys and values of all layers of a model, for one batch."""
 
     def __init__(self, config: NSAConfig) -> None:
-        """Create an empty cache. Raises CannotRunError for models of PyTorch's own layers."""
+        """Create an empty cache. Raise CannotRunError if the model uses PyTorch's own layers."""
         self.layers = [_layer_cache(config) for _ in range(config.layers)]
         self.tokens = 0
         self.batch: int | None = None  # number of sequences; None before the first token
@@ -170,7 +170,7 @@ MAX_CHUNK_TOKENS = 512
 
 @dataclass(frozen=True, kw_only=True)
 class NewTokens:
-    """Positions of new tokens in a sequence, with the rotary cosines and sines they need."""
+    """The positions of new tokens in a sequence, with the rotary cosines and sines they need."""
 
     first: int
     end: int
@@ -183,7 +183,7 @@ class NewTokens:
 
     @property
     def is_whole_prompt(self) -> bool:
-        """Whether the new tokens are several tokens at the start of the sequence."""
+        """Whether there is more than one new token and the sequence starts with them."""
         return self.first == 0 and self.end > 1
 
     @property
@@ -247,7 +247,7 @@ def append_tokens(model: TinyLM, tokens_BC: Tensor, cache: Cache | PagedCache) -
 
 
 def _largest_intermediate(config: NSAConfig, tokens: int) -> int:
-    """Return the size of the largest intermediate tensor of a layer, in elements per sequence and query."""
+    """Return the size of a layer's largest intermediate tensor, in elements per sequence and query."""
     if config.attention is Attention.VANILLA:
         return config.heads * tokens
     gathered_elements = config.groups * config.select_count * config.select_len * max(config.d_k, config.d_v)
@@ -334,7 +334,7 @@ def _cache_tokens(
 
 
 def _cache_window(branch: SlidingBranch, x_BCM: Tensor, cache: NSALayerCache, new: NewTokens) -> tuple[Tensor, Tensor]:
-    """Return the keys and values of the new tokens, preceded by those of the w - 1 tokens before them."""
+    """Return the keys and values of the new tokens and of the preceding tokens in their window."""
     groups, window_rows = branch.config.groups, branch.config.window - 1
     k = cache.win_k.concatenate(rotate(split_heads(branch.k_proj(x_BCM), groups), new.own_cos_sin))
     v = cache.win_v.concatenate(split_heads(branch.v_proj(x_BCM), groups))
@@ -344,7 +344,7 @@ def _cache_window(branch: SlidingBranch, x_BCM: Tensor, cache: NSALayerCache, ne
 
 
 def _attend_blocks(layer: NSAttention, q_BHCD: Tensor, cache: NSALayerCache, new: NewTokens) -> list[Tensor]:
-    """Return the outputs of the compressed and the selected branch, for the branches that the layer has."""
+    """Return the outputs of the compressed and selected branches, omitting a branch that the layer lacks."""
     config, outputs = layer.config, []
     if Branch.CMP not in config.branches and Branch.SEL not in config.branches:
         return []
@@ -387,7 +387,7 @@ def _attend_selected(
 
 
 def selected_blocks(probs_NShC: Tensor, new: NewTokens, selection: Selection) -> Tensor:
-    """Return the indices of the blocks that each new token selects, [N, C, at most n]."""
+    """Return the indices of the blocks that each new token selects, shape [N, C, n or fewer]."""
     return selected_block_indices(probs_NShC, new.positions, -(-new.end // selection.select_len), selection)
 
 

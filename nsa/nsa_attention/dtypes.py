@@ -1,4 +1,4 @@
-"""Report of the dtypes in a training run, compared with the expected ones."""
+"""A report of the dtypes in a training run, compared with the expected ones."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ HEADER = "step,loss,tokens,seconds"
 
 
 class Evaluation:
-    """Periodic evaluation of a model on held-out data.
+    """The periodic evaluation of a model on held-out data.
 
     `loss_of` returns the loss of a batch, summed over the targets that count. `model` may be wrapped.
     """

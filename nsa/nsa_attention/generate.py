@@ -39,7 +39,7 @@ def generate(
     generator: torch.Generator | None = None,
     cache: Cache | PagedCache | None = None,
 ) -> Tensor:
-    """Return the prompt followed by `new_tokens` generated tokens per sequence, [B, T + new_tokens].
+    """Return each prompt followed by `new_tokens` generated tokens, shape [B, T + new_tokens].
 
     Temperature 0 takes the most likely token (of equally likely tokens the lowest); above 0, tokens are sampled with
     `generator`, which must be on the model's device. `cache` must be empty; None creates a contiguous cache. Raises
@@ -84,7 +84,7 @@ def generate_tokens(
     generator: torch.Generator | None = None,
     cache: Cache | PagedCache | None = None,
 ) -> Iterator[Tensor]:
-    """Generate tokens like `generate`, and yield each one, [B, 1], as soon as it is known."""
+    """Generate tokens like `generate`, but yield each token [B, 1] as soon as it is known."""
     _check(prompt_BT.shape[1], temperature)
     cache, unread_BC = Cache(model.config) if cache is None else cache, prompt_BT
     for _ in range(new_tokens):
@@ -149,7 +149,7 @@ OPTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Validated arguments of the command."""
+    """The validated arguments of the command `python -m nsa_attention.generate`."""
 
     checkpoint: Path
     prompt: str

@@ -52,7 +52,7 @@ def gpu_bytes(device: torch.device) -> dict[str, int] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorGroup:
-    """Live tensors with the same shape, dtype and device: their number and total size."""
+    """The number and total size of the live tensors that share a shape, dtype and device."""
 
     bytes: int
     count: int
@@ -61,7 +61,7 @@ class TensorGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryDump:
-    """Memory use of a process at one moment.
+    """The memory use of a process at one moment.
 
     On a CPU, the three sizes of the CUDA allocator are None, and `allocator` and `summary` are empty.
     """
@@ -87,12 +87,12 @@ class MemoryDump:
         return "\n".join(lines) + "\n"
 
     def record(self) -> dict[str, Any]:
-        """Return the dump as JSON values."""
+        """Return the dump as a dictionary of JSON values."""
         return {name: value for name, value in asdict(self).items() if name != "summary"}
 
 
 def memory_dump(device: torch.device, *, step: int, rank: int) -> MemoryDump:
-    """Return the current memory use, including all live tensors. Too slow to call in every step."""
+    """Return the current memory use, including all live tensors. This is too slow to do in every step."""
     gpu = gpu_bytes(device) or {}
     return MemoryDump(
         step=step,
@@ -110,7 +110,7 @@ def memory_dump(device: torch.device, *, step: int, rank: int) -> MemoryDump:
 
 @contextmanager
 def memory_profile(path: Path, device: torch.device) -> Iterator[None]:
-    """Profile memory in the `with` block, and write a table of the operators that allocated most.
+    """Profile memory in the `with` block, and write a table of the operators that allocated the most memory.
 
     The table comes from PyTorch's profiler and has one row per operator and input shapes.
     """
@@ -123,13 +123,13 @@ def memory_profile(path: Path, device: torch.device) -> Iterator[None]:
 
 
 class AllocatorHistory:
-    """Recording of all GPU allocations with their stack traces.
+    """A recording of all GPU allocations with their stack traces.
 
     The files that `dump` writes can be viewed at https://pytorch.org/memory_viz.
     """
 
     def __init__(self, device: torch.device, allocator: Any = torch.cuda.memory) -> None:
-        """Start recording. Raises CannotRunError if `device` is not a CUDA device."""
+        """Start recording GPU allocations. Raise CannotRunError if `device` is not a CUDA device."""
         if device.type != "cuda":
             raise CannotRunError(
                 f"--mem-snapshot: the snapshot records the CUDA allocator, but the device is {device.type};"

@@ -37,7 +37,7 @@ Run = Callable[[Tensor, Tensor, Tensor | None, PackedLayout | None], Tensor]
 
 
 class TinyLM(nn.Module):
-    """Decoder-only language model that maps token ids [B, T] to logits [B, T, vocab]."""
+    """A decoder-only language model that maps token ids [B, T] to logits [B, T, vocab]."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class TinyLM(nn.Module):
 
 
 class Layer(nn.Module):
-    """Base class of the transformer blocks.
+    """The base class of the transformer blocks.
 
     Subclasses implement `run`, which may be compiled and, with gradient checkpointing, runs again in the backward pass.
     """
@@ -155,7 +155,7 @@ def _run_with_memo(
 
 
 class Block(Layer):
-    """Transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
+    """A transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class Block(Layer):
 
 
 class SwiGLU(nn.Module):
-    """SwiGLU MLP, down(silu(gate(x)) * up(x)).
+    """A SwiGLU MLP: down(silu(gate(x)) * up(x)).
 
     The hidden width is 8/3 of the model width, rounded up to a multiple of 64.
     """
@@ -190,7 +190,7 @@ class SwiGLU(nn.Module):
 
 
 class StockBlock(Layer):
-    """PyTorch's TransformerEncoderLayer with a causal mask, a baseline independent of this package."""
+    """PyTorch's own TransformerEncoderLayer with a causal mask, used as a baseline."""
 
     def __init__(self, config: NSAConfig) -> None:
         super().__init__()

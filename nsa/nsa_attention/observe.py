@@ -14,7 +14,7 @@ _WRAPPERS = frozenset({"_fsdp_wrapped_module"})
 
 
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield each module with its name, without the name parts of FSDP1 wrappers.
+    """Yield each module with its name, leaving out the parts of the name that FSDP1 wrappers add.
 
     A wrapped module is not yielded, only its wrapper, because the wrapper is what gets called.
     """
@@ -31,7 +31,7 @@ def say(line: str) -> None:
 
 
 class GradientTrace:
-    """Trace of the gradients that arrived in a step, in order of arrival.
+    """A trace of the order in which gradients arrive in a step.
 
     `buckets` returns the parameters of each DDP bucket of this step, by bucket number; without DDP it returns {}.
     """
@@ -53,7 +53,7 @@ class GradientTrace:
                 parameter.register_post_accumulate_grad_hook(self._recorder(name))
 
     def after_backward(self, step: int) -> None:
-        """Print how many gradients arrived in this step and which are missing."""
+        """Print the number of gradients that arrived in this step, and the missing ones."""
         missing = [name for name in self._parameters if name not in self._arrived]
         lines = [f"[GRAD-TRACE] after_backward_step{step} arrived={len(self._arrived)} missing={len(missing)}"]
         say("\n".join(lines + [f"  - MISSING: {name}" for name in missing]))
@@ -67,7 +67,7 @@ class GradientTrace:
         return record
 
     def _write_order(self, step: int, arrival_order: list[str], missing: list[str]) -> None:
-        """Append the order of arrival to the file if it differs from the previous step."""
+        """Append the order of arrival to the file if it differs from that of the previous step."""
         parameters_by_bucket = {
             number: [self._names[id(parameter)] for parameter in parameters if id(parameter) in self._names]
             for number, parameters in self._buckets().items()
@@ -111,13 +111,13 @@ def ready_buckets(
 
 
 class ViewGradientTrace(GradientTrace):
-    """GradientTrace for FSDP1, which computes with views of a flat parameter.
+    """A GradientTrace for FSDP1, which computes with views of a flat parameter.
 
     Hooks on the model's own parameters never fire with FSDP1, so this class hooks the views in each forward pass.
     """
 
     def __init__(self, model: nn.Module, order_file: Path) -> None:
-        """Start tracing `model`, which must not be wrapped yet, because wrapping replaces the parameter names."""
+        """Start tracing `model`. It must not be wrapped yet, because wrapping replaces the parameter names."""
         names = {parameter: name for name, parameter in model.named_parameters()}
         super().__init__(((name, parameter) for parameter, name in names.items()), order_file)
         for module in model.modules():
@@ -140,7 +140,7 @@ class ViewGradientTrace(GradientTrace):
 
 
 class ModuleBackwardTrace:
-    """Trace that prints a line when the backward pass reaches a module.
+    """A trace that prints a line when the backward pass reaches a module.
 
     It hooks autograd nodes. PyTorch's full backward hooks would wrap a module's inputs and outputs, which breaks
     programs that change them in place.

@@ -36,7 +36,7 @@ from .pages import Kind, PageTables
 
 
 class PagedCache:
-    """Cached keys and values of several sequences, which share one pool of pages.
+    """The cached keys and values of several sequences, which share one pool of pages.
 
     A sequence starts with the first token appended under its number. It owns pages for all keys and values that later
     tokens can attend to; for the sliding branch these are the pages of its window. `end` frees its pages.
@@ -55,7 +55,7 @@ class PagedCache:
 
     @property
     def batch(self) -> int:
-        """Return the maximum number of sequences."""
+        """Return the maximum number of sequences in the cache."""
         return len(self.tables.sequences)
 
     @property
@@ -64,7 +64,7 @@ class PagedCache:
         return self.tables.pool.free
 
     def lengths(self) -> list[int]:
-        """Return the number of tokens of each sequence."""
+        """Return the number of tokens in each sequence."""
         return [sequence.tokens for sequence in self.tables.sequences]
 
     def end(self, sequence: int) -> None:
@@ -73,7 +73,7 @@ class PagedCache:
 
 
 class LayerPages:
-    """Pages of one layer, and the latest uncompressed tokens of each sequence."""
+    """The pages of one layer, and the latest uncompressed tokens of each sequence."""
 
     def __init__(self, tables: PageTables, config: NSAConfig) -> None:
         self._tables, self._config = tables, config
@@ -82,7 +82,7 @@ class LayerPages:
         self._recent: tuple[Tensor, Tensor] | None = None
 
     def pages(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys [pages, G, P, D] and values [pages, G, P, E].
+        """Return the keys [pages, G, P, D] and values [pages, G, P, E].
 
         The first call allocates them with the dtype and device of `like`.
         """
@@ -98,7 +98,7 @@ class LayerPages:
     def store_recent(
         self, placement: TokenPlacement, tokens: slice, k_GND: Tensor, v_GNE: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Store uncompressed keys and values, and return the stored ones of all sequences.
+        """Store uncompressed keys and values, and return all stored ones for all sequences.
 
         They have the shapes [sequences, G, l, D] and [sequences, G, l, E]; token t is in row t % l.
         """
@@ -137,7 +137,7 @@ class TokenPlacement:
 
 @torch.no_grad()
 def append_to_pages(model: TinyLM, tokens: Mapping[int, Tensor], cache: PagedCache) -> dict[int, Tensor]:
-    """Append new tokens to some sequences, and return the output of the last block, [C, M], for each sequence.
+    """Append new tokens to some sequences. Return, for each sequence, the output [C, M] of the last block.
 
     `tokens` maps sequence numbers to tokens; other sequences do not change. The first tokens of a sequence run through
     the layers' own forward pass. Later tokens run one after another, each step with one token of every sequence that
@@ -161,7 +161,7 @@ def append_to_pages(model: TinyLM, tokens: Mapping[int, Tensor], cache: PagedCac
 
 
 def _run_prompt(model: TinyLM, tokens_T: Tensor, number: int, cache: PagedCache) -> Tensor:
-    """Append the prompt of a new sequence, and return the output of the last block, [T, M]."""
+    """Append the prompt of a new sequence, and return the output [T, M] of the last block."""
     length = len(tokens_T)
     placement = _placement(model, cache, [number] * length, range(length), tokens_T.device)
     x_1TM = model.embed(tokens_T)[None]
@@ -177,7 +177,7 @@ def _run_prompt(model: TinyLM, tokens_T: Tensor, number: int, cache: PagedCache)
 
 
 def _run_step(model: TinyLM, tokens: Mapping[int, Tensor], cache: PagedCache) -> Tensor:
-    """Append one token to each sequence, and return the output of the last block, [R, M]."""
+    """Append one token to each sequence, and return the output [R, M] of the last block."""
     sequences = [cache.tables.sequences[number] for number in tokens]
     token_R = torch.stack(list(tokens.values()))
     placement = _placement(model, cache, list(tokens), [sequence.tokens for sequence in sequences], token_R.device)
@@ -255,7 +255,7 @@ def _write_prompt_blocks(layer: NSAttention, x_1TM: Tensor, layer_pages: LayerPa
 
 @dataclass(frozen=True, kw_only=True)
 class NewBlocks:
-    """The compressed blocks that are completed by the new tokens of a step."""
+    """The compressed blocks that the new tokens of a step complete."""
 
     tokens_n: Tensor  # index of the completing token in the row
     rows_nl: Tensor  # rows of LayerPages._recent with the tokens of the block
@@ -263,7 +263,7 @@ class NewBlocks:
 
     @classmethod
     def of(cls, placement: TokenPlacement, config: NSAConfig, last_positions: Sequence[int]) -> NewBlocks | None:
-        """Return the blocks that end at these positions, or None if there are none."""
+        """Return the blocks that end at `last_positions`, or None if no block ends there."""
         length, stride = config.block_len, config.block_stride
         begins = [position + 1 - length for position in last_positions]
         tokens = [token for token, begin in enumerate(begins) if begin >= 0 and begin % stride == 0]
@@ -294,7 +294,7 @@ def _write_completed_blocks(
 
 
 def _uncompressed_keys_values(layer: NSAttention, x_1NM: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the keys and values [1, G, N, *] to compress into blocks, or None if the layer uses no blocks."""
+    """Return the keys and values [1, G, N, *] to be compressed, or None if the layer uses no blocks."""
     # Without a compressed branch these are the keys and values of the selected branch. Its block means rank the blocks,
     # and the compressed values are never read.
     config = layer.config

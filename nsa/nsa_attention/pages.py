@@ -1,4 +1,4 @@
-"""A pool of pages for cached keys and values, and tables with the pages of each sequence.
+"""A pool of pages for cached keys and values, and tables that list the pages of each sequence.
 
 A page has room for `page_len` rows of keys and values in every layer and group; its number is the same in all layers. A
 row is a token or a compressed block. Each branch of a sequence has its own pages, listed in the tables: row r of a kind
@@ -25,7 +25,7 @@ MIN_COLUMNS = 16
 
 
 class Kind(IntEnum):
-    """What the rows of a page contain.
+    """The kind of rows that a page contains.
 
     The value is the index in the second dimension of the tables.
     """
@@ -36,7 +36,7 @@ class Kind(IntEnum):
 
 
 class OutOfPagesError(CannotRunError):
-    """More pages are needed than the pool has free."""
+    """Raised if more pages are needed than are free in the pool."""
 
 
 def default_page_len(config: NSAConfig) -> int:
@@ -45,7 +45,7 @@ def default_page_len(config: NSAConfig) -> int:
 
 
 def pages_needed(config: NSAConfig, tokens: int, page_len: int | None = None) -> int:
-    """Return the maximum number of pages that a sequence of `tokens` tokens owns at a time.
+    """Return the maximum number of pages that a sequence of `tokens` tokens owns at the same time.
 
     `page_len` is the page length in rows; None means the default length.
     """
@@ -88,14 +88,14 @@ class PageRange:
 
 @dataclass(kw_only=True)
 class PagedSequence:
-    """Length of a sequence in tokens, and the pages it owns."""
+    """The length of a sequence in tokens, and the pages it owns."""
 
     tokens: int = 0
     pages_by_kind: dict[Kind, PageRange] = field(default_factory=dict)
 
 
 class Pool:
-    """The numbers of the free pages."""
+    """A pool of free pages, identified by their numbers."""
 
     def __init__(self, pages: int) -> None:
         self.size = pages
@@ -117,7 +117,7 @@ class PageTables:
     """The lengths and pages of all sequences in a batch, on the host and as a table on the device."""
 
     def __init__(self, config: NSAConfig, sequences: int, pages: int, page_len: int | None) -> None:
-        """Create tables without pages. `page_len` is in rows; None means the default length.
+        """Create empty tables. `page_len` is in rows. The default length is used if it is None.
 
         Raises CannotRunError for attention without NSA branches, and if `page_len` is not a multiple of select_len.
         """
@@ -139,7 +139,7 @@ class PageTables:
         self._not_in_table: dict[tuple[int, int, int], int] = {}
 
     def reserve(self, counts: Mapping[int, int]) -> None:
-        """Take pages for `counts[number]` more tokens of each sequence.
+        """Reserve pages for `counts[number]` more tokens in each sequence.
 
         Pages before a sequence's window are released first. Raises OutOfPagesError without taking any page if the pool
         has too few.
@@ -185,7 +185,7 @@ class PageTables:
         return self._table
 
     def first_in_window(self, tokens: int) -> int:
-        """Return the first token that is in the sliding window of token number `tokens`."""
+        """Return the position of the first token in the sliding window of token number `tokens`."""
         return max(0, tokens - self._config.window + 1)
 
     def _free_pages_before_window(self, sequence: PagedSequence) -> None:

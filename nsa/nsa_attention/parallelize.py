@@ -33,7 +33,7 @@ Hook = Callable[[Any, GradBucket], torch.futures.Future[Tensor]]
 
 
 def comm_hook_for(name: str, backend: str | None) -> Hook:
-    """Return the DDP communication hook for a value of `--comm-hook`."""
+    """Return the DDP communication hook for `name`, a value of the option `--comm-hook`."""
     # The hook for "bf16" sends gradients as bfloat16. With `backend` "nccl" it is PyTorch's hook. gloo cannot add
     # bfloat16, so other backends use `gloo_bf16_hook`.
     if name == "none":
@@ -53,7 +53,7 @@ def gloo_bf16_hook(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor
 
 
 def mean_as_bf16(values: Tensor) -> Tensor:
-    """Return the mean of a flat tensor over all ranks, sent as bfloat16."""
+    """Return the mean of a flat tensor over all ranks, communicated as bfloat16."""
     # Each rank receives one part of the tensor from all ranks, averages it in float32, and sends the mean to all ranks.
     # Values are rounded to bfloat16 before both exchanges. They are sent as bytes, because gloo does not support
     # bfloat16.
@@ -68,7 +68,7 @@ def mean_as_bf16(values: Tensor) -> Tensor:
 
 @dataclass
 class BucketTrace:
-    """The gradient buckets that DDP has reduced in a step, recorded to print them.
+    """A record of the gradient buckets that DDP has reduced in a step.
 
     Printing STEPS steps is enough. In the first step, DDP uses a single bucket while it records the order of the
     gradients. The buckets of the second step are final.
@@ -111,7 +111,7 @@ def freeze(model: nn.Module, pattern: str) -> list[str]:
 
 
 def parallelize(model: TinyLM, settings: Settings, world: World, buckets: BucketTrace | None) -> nn.Module:
-    """Apply gradient checkpointing, compilation and the wrapper of `settings`, and return the wrapped model.
+    """Apply gradient checkpointing, compilation and a distributed wrapper, and return the wrapped model.
 
     `model` itself is changed and stays usable, with the same parameters. `buckets` records DDP's buckets; None if they
     are not traced. The order ensures that a checkpointed layer recomputes with compiled code.
@@ -143,7 +143,7 @@ def compile_layers(model: TinyLM, backend: str = "inductor") -> None:
 
 
 def compute_dtype(settings: Settings, world: World) -> torch.dtype:
-    """Return the dtype that the layers compute in."""
+    """Return the dtype in which the layers compute."""
     # For `--dtype auto`, this is the dtype of the model's configuration on a GPU, and float32 on a CPU, because CPUs
     # have no fast half-precision dtype.
     if settings.dtype != "auto":
@@ -168,7 +168,7 @@ def without_reduction(model: nn.Module, wrapper: Wrapper) -> AbstractContextMana
 
 
 def clip_gradients(model: nn.Module, wrapper: Wrapper, limit: float) -> Tensor:
-    """Scale all gradients so that their joint norm is at most `limit`, and return the norm before scaling."""
+    """Scale all gradients to a joint norm of at most `limit`, and return the norm before scaling."""
     if wrapper in SHARDED:
         from . import sharding
 

@@ -1,4 +1,4 @@
-"""Command that tokenizes texts into token files for training.
+"""The command that tokenizes text into token files for training.
 
 Usage: `python -m nsa_attention.prepare shards/ --out tokens`, then `--data tokens`.
 
@@ -36,7 +36,7 @@ BAR_WIDTH = 24
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A finished token file, with the shard and the tokenizer it was made from."""
+    """A finished token file, with the shard and the tokenizer from which it was made."""
 
     file: str
     source: str
@@ -47,7 +47,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareRequest:
-    """Validated arguments of the command."""
+    """The validated arguments of the command `nsa.prepare`."""
 
     inputs: tuple[Any, ...]
     out: Path
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def prepare(request: PrepareRequest, progress: Progress) -> None:
-    """Tokenize all shards, and create the output directory.
+    """Tokenize all shards into token files in a new output directory.
 
     Raises CannotRunError if the directory exists already, or if the texts cannot be read or the tokens not written.
     Finished parts are kept and reused by the next call.
@@ -127,7 +127,7 @@ def _write_part(
     problems: DataProblems,
     progress: Progress,
 ) -> Part | None:
-    """Tokenize one shard into a file, and return its description, or None if the shard has no text."""
+    """Tokenize a shard into a file, and return the file's description, or None if the shard has no text."""
     # The part is finished when its JSON record exists. If the record of an earlier run matches the shard and the
     # tokenizer, the part is not written again.
     path = folder / f"train_{number:05d}.bin"
@@ -231,7 +231,7 @@ def _write_atomically(path: Path, content: dict[str, Any]) -> None:
 
 
 class Progress:
-    """Progress output: a line per finished shard, and a progress bar on a terminal."""
+    """The progress output: a line per finished shard, and a progress bar on a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._redrawn_s, self._started_s = stream, 0.0, time.monotonic()
@@ -300,7 +300,7 @@ def _size(shard: Shard) -> int:
 
 
 def text_source(text: str) -> Any:
-    """Parse a data source as `--data` takes it. Raises ValueError if it does not consist of texts."""
+    """Parse a value of `--data`. Raise ValueError if the data source does not consist of text."""
     source = data_source(text)
     if source is Data.SYNTHETIC:
         raise ValueError("expected texts; synthetic data consists of tokens")

@@ -1,4 +1,4 @@
-"""Reference implementation of NSA (arXiv 2502.11089) as plain loops over queries, for tests only.
+"""A reference implementation of NSA (arXiv 2502.11089) as plain loops over queries, for tests only.
 
 Each function computes in the dtype of its inputs and takes one sequence, without a batch dimension. `weights` maps the
 names of the model's state_dict to tensors.
@@ -24,7 +24,7 @@ NORM_EPSILON = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSizes:
-    """Sizes of a layer that its weights do not show."""
+    """The sizes of a layer that cannot be inferred from its weights."""
 
     heads: int
     groups: int
@@ -36,7 +36,7 @@ class LayerSizes:
 
 
 def attend_rows(q_HTD: Tensor, k_GSD: Tensor, v_GSE: Tensor, visible: list[list[list[int]]]) -> tuple[Tensor, Tensor]:
-    """Return the attention output [H, T, E] and the log-sum-exp of the scores, [H, T].
+    """Return the attention output [H, T, E] and the log-sum-exp [H, T] of the scores.
 
     `visible[group][t]` lists the keys that query t attends to. A query without keys gets output 0 and log-sum-exp -inf.
     """
@@ -84,7 +84,7 @@ def selected_attention(
 
 
 def importance(q_HTD: Tensor, k_GSD: Tensor, *, block_len: int, block_stride: int, select_len: int) -> Tensor:
-    """Return the importance of each selection block for each query, [G, T, b] (paper, eq. 8 to 10)."""
+    """Return the importance of each selection block for each query, shape [G, T, b] (paper, eq. 8 to 10)."""
     # The softmax over compressed blocks is distributed over the selection blocks in proportion to the tokens they
     # share, and summed over the heads of a group.
     heads, tokens, width = q_HTD.shape
@@ -124,7 +124,7 @@ def select_blocks(importance_GTb: Tensor, *, select_len: int, select_count: int)
 
 
 def block(x_TM: Tensor, weights: Mapping[str, Tensor], sizes: LayerSizes) -> Tensor:
-    """Return the output [T, M] of a transformer block, x + attention(norm(x)) and then x + mlp(norm(x))."""
+    """Return the output [T, M] of a transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
     normed_TM = functional.rms_norm(x_TM, x_TM.shape[-1:], weights["attn_norm.weight"], NORM_EPSILON)
     x_TM = x_TM + attention(normed_TM, _with_prefix(weights, "attn"), sizes)
     normed_TM = functional.rms_norm(x_TM, x_TM.shape[-1:], weights["mlp_norm.weight"], NORM_EPSILON)
@@ -166,7 +166,7 @@ def attention(x_TM: Tensor, weights: Mapping[str, Tensor], sizes: LayerSizes) ->
 
 
 def rotate(x_HTD: Tensor, positions: Sequence[int]) -> Tensor:
-    """Apply rotary position embeddings."""
+    """Apply rotary embeddings for `positions` to `x_HTD`."""
     # Each pair of dimensions (i, i + D/2) is rotated by position * 10000^(-2i/D).
     width = x_HTD.shape[-1]
     pairs = torch.complex(x_HTD[..., : width // 2], x_HTD[..., width // 2 :])
@@ -176,13 +176,13 @@ def rotate(x_HTD: Tensor, positions: Sequence[int]) -> Tensor:
 
 
 def angles(positions: Sequence[int], width: int) -> Tensor:
-    """Return the rotary angles at these positions in radians, float64, shape [T, D/2]."""
+    """Return the rotary angles at `positions` in radians, float64, shape [T, D/2]."""
     rows = [[position * ROTARY_BASE ** (-2 * i / width) for i in range(width // 2)] for position in positions]
     return torch.tensor(rows, dtype=torch.float64).view(len(positions), width // 2)
 
 
 def _blocks(x_GTD: Tensor, weights: Mapping[str, Tensor], side: str, sizes: LayerSizes) -> Tensor:
-    """Return one compressed vector per complete block, [G, S, D] (paper, eq. 7).
+    """Return one compressed vector per complete block, shape [G, S, D] (paper, eq. 7).
 
     The names of the weights show whether the vector is an MLP of the block, its mean, or the sum of both. `side` is "k"
     for keys or "v" for values.

@@ -1,4 +1,4 @@
-"""Command that tests resuming, by comparing an interrupted training run with an uninterrupted one.
+"""The command that tests resuming by comparing an interrupted training run with an uninterrupted one.
 
 `python -m nsa_attention.rehearse killed -- --shape ci --wrapper ddp` trains once without and once with interruptions,
 and prints how much the two runs differ. Other tests damage checkpoints or change the number of ranks. The exit code is
@@ -54,12 +54,12 @@ OPTIONS = (
 
 
 class FailedStageError(Exception):
-    """A training run of the test did not end as expected."""
+    """Raised if a training run of the test did not end as expected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """Validated arguments of the command."""
+    """The validated arguments of the command `nsa.rehearse`."""
 
     kind: RehearsalKind
     ranks: int
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _rehearse_kills(rehearsal: Rehearsal) -> None:
-    """Repeat the same training command, and kill a random rank in each run but the last.
+    """Run the same training command repeatedly, killing a random rank in every run except the last.
 
     Raises FailedStageError if a run has not saved its latest checkpoint before the kill.
     """
@@ -134,7 +134,7 @@ def _rehearse_damage(rehearsal: Rehearsal) -> None:
 
 
 def _rehearse_other_world(rehearsal: Rehearsal) -> None:
-    """Train one third of the steps each with all ranks, with half of them, and with all ranks again."""
+    """Train a third of the steps with all ranks, a third with half of them, and the rest with all ranks again."""
     # The number of micro-batches is adapted, so each step uses the same sequences and the runs can be compared.
     if rehearsal.ranks % 2:
         raise FailedStageError(f"other_world: needs an even number of ranks, got {rehearsal.ranks}")
@@ -216,7 +216,7 @@ def _cut(path: Path) -> None:
 
 
 def _compare_runs(rehearsal: Rehearsal) -> int:
-    """Print how much the interrupted and the uninterrupted run differ, and return the exit code."""
+    """Print the differences between the interrupted and the uninterrupted run, and return the exit code."""
     # nsa-harness reads the printed numbers as metrics (`expect.metrics`).
     directories = (rehearsal.uninterrupted, rehearsal.interrupted)
     losses, interrupted_losses = map(_losses, directories)

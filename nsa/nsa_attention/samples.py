@@ -1,4 +1,4 @@
-"""Statistics of sampled steps: which blocks the attention selects, and the values of the gates.
+"""Statistics of sampled steps: the blocks that attention selects, and the values of the gates.
 
 Forward hooks store tensors. They are read only after the step, so no operation waits for the GPU during the step.
 """
@@ -23,7 +23,7 @@ COLLAPSED_SHARE = 0.99  # a gate has collapsed if at least this share is saturat
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionRow:
-    """Statistics of the blocks that one layer selected in a step, as a row of k_stats.csv.
+    """Statistics of the blocks that one layer selected in a step, stored as a row of k_stats.csv.
 
     `mean`, `least` and `most` count the different blocks of a query. Forced blocks are the first, the current and the
     previous block. Distances are in tokens. A number is None if no query has the blocks that it describes.
@@ -59,7 +59,7 @@ class GateRow:
 
 
 class Observer:
-    """Recorder of selected blocks, gates and dtypes in a step, based on forward hooks.
+    """A recorder of the selected blocks, gates and dtypes in a step, based on forward hooks.
 
     The hooks are in the model only between `watch` and `release`. Compiled code does not run hooks that are added after
     compilation. For compiled models, therefore, only the dtypes of whole layers are recorded.
@@ -74,7 +74,7 @@ class Observer:
         self._handles: list[Any] = []
 
     def watch(self, *, dtypes: bool = True) -> None:
-        """Add the hooks to the model. With `dtypes`, they also record the dtypes of activations."""
+        """Add the hooks to the model. If `dtypes`, they also record the dtypes of activations."""
         for name, module in self._modules.items():
             if self._compiled and name.count(".") > 1:
                 continue
@@ -170,13 +170,13 @@ def selection_row(layer: str, indices_BGTn: Tensor, select_len: int, positions_T
 
 
 def _distances(blocks: Tensor, positions_T: Tensor, select_len: int) -> Tensor:
-    """Return the distance in tokens from each query back to the end of its selected blocks."""
+    """Return the distance, in tokens, from each query back to the end of each of its selected blocks."""
     last = blocks.long() * select_len + select_len - 1
     return (positions_T[:, None] - last).clamp(min=0)
 
 
 def _overlap(sorted_BGTn: Tensor, is_selected: Tensor, positions_T: Tensor) -> Tensor:
-    """Return the mean share of a query's blocks that the previous query selected too."""
+    """Return the mean fraction of a query's selected blocks that the previous query also selected."""
     same = sorted_BGTn[:, :, 1:, :, None] == sorted_BGTn[:, :, :-1, None, :]
     shared = (same & is_selected[:, :, 1:, :, None] & is_selected[:, :, :-1, None, :]).any(-1).sum(-1)
     own = is_selected[:, :, 1:].sum(-1)
@@ -185,7 +185,7 @@ def _overlap(sorted_BGTn: Tensor, is_selected: Tensor, positions_T: Tensor) -> T
 
 
 def _entropy_bits(blocks_BGTn: Tensor, is_free: Tensor, blocks: int) -> Tensor:
-    """Return the entropy of the marked block indices in bits, or NaN if none is marked."""
+    """Return the entropy, in bits, of the block indices selected by `is_free`, or NaN if there are none."""
     entries = torch.where(is_free, blocks_BGTn.long().clamp(max=blocks - 1), blocks).flatten()
     counts = torch.zeros(blocks + 1, dtype=torch.double, device=blocks_BGTn.device)
     counts.scatter_add_(0, entries, torch.ones_like(entries, dtype=torch.double))

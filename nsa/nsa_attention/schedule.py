@@ -1,4 +1,4 @@
-"""Learning-rate schedule with a linear warm-up and an optional decay.
+"""The learning-rate schedule, with a linear warm-up and an optional decay.
 
 The rate depends only on the step number, so a resumed run has the same rates as an uninterrupted run.
 """
@@ -12,7 +12,7 @@ from .values import Decay
 
 
 def learning_rate(settings: Settings, step: int) -> float:
-    """Return the learning rate of `step`, counted from 1."""
+    """Return the learning rate at `step`, counted from 1."""
     highest, lowest, warmup = settings.learning_rate, settings.min_lr, settings.warmup_steps
     if step <= warmup:
         return highest * (step / warmup)

@@ -1,4 +1,4 @@
-"""Settings of a training run, read from the command line, the environment and a YAML file."""
+"""The settings of a training run, read from the command line, the environment and a YAML file."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ CONFIG_ENV = "CONFIG"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the argument parser for all options. Their values remain text."""
+    """Return the argument parser for all options. It leaves their values as strings."""
     # The text is converted later, together with the values from the environment and the file.
     result = argparse.ArgumentParser(
         prog=f"python -m {__package__}.train", description="Train a small NSA language model."
@@ -352,7 +352,7 @@ _FOREIGN_PREFIX = "NSA_HARNESS_"
 
 
 class SettingsError(Exception):
-    """The settings are wrong. The message has one line per mistake."""
+    """Raised if the settings are invalid. The message has one line per error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -420,7 +420,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class _RawValue:
-    """Unparsed value of an option, with its source and parser."""
+    """The unparsed value of an option, with its source and parser."""
 
     text: str
     place: str
@@ -449,7 +449,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
 
 
 def _with_dashes(word: str) -> str:
-    """Replace underscores in an option name by dashes, so that both spellings are accepted."""
+    """Replace underscores in an option name with dashes, which allows both spellings."""
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
@@ -490,7 +490,7 @@ def _from_environment(environment: Mapping[str, str], mistakes: list[str]) -> di
 
 
 def _read_file(path: Path, mistakes: list[str]) -> tuple[dict[str, _RawValue], dict[str, int]]:
-    """Return the options and the model dimensions in a YAML file, and add its errors to `mistakes`."""
+    """Return the options and model dimensions in a YAML file. Its errors are appended to `mistakes`."""
     from ruamel.yaml import YAML  # imported only if there is a file, to save time
     from ruamel.yaml.error import YAMLError
 
@@ -520,7 +520,7 @@ def _read_file(path: Path, mistakes: list[str]) -> tuple[dict[str, _RawValue], d
 
 
 def _value(option: Option, sources: Sequence[Mapping[str, _RawValue]], mistakes: list[str]) -> Any:
-    """Return the parsed value of an option from the first source that has it, or its default."""
+    """Return the parsed value of an option from the first of `sources` that has it, or its default."""
     values = [_parse(source[option.name], mistakes) for source in sources if option.name in source]
     return values[0] if values else option.default
 
@@ -653,7 +653,7 @@ def _did_you_mean(name: str, candidates: Sequence[str]) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a value from YAML or argparse as text for the parsers."""
+    """Return a value from YAML or argparse as a string that the parsers accept."""
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, list):

@@ -47,7 +47,7 @@ def shard_by_fsdp2(model: TinyLM, world: World, dtype: torch.dtype) -> nn.Module
 
 
 def shard_by_fsdp1(model: TinyLM, world: World, dtype: torch.dtype) -> nn.Module:
-    """Return the model wrapped by FullyShardedDataParallel."""
+    """Return the model wrapped in FullyShardedDataParallel."""
     precision = MixedPrecision(param_dtype=dtype, cast_forward_inputs=False, cast_root_forward_inputs=False)
     return FullyShardedDataParallel(
         model,
@@ -62,7 +62,7 @@ def shard_by_fsdp1(model: TinyLM, world: World, dtype: torch.dtype) -> nn.Module
 
 @contextmanager
 def without_reduction(model: nn.Module) -> Iterator[None]:
-    """Accumulate gradients without reducing them across ranks.
+    """In the `with` block, accumulate gradients without reducing them across ranks.
 
     The first backward pass after the `with` block reduces the accumulated gradients.
     """
@@ -79,7 +79,7 @@ def without_reduction(model: nn.Module) -> Iterator[None]:
 
 
 def clip_gradients(model: nn.Module, limit: float) -> Tensor:
-    """Scale all gradients so that the norm of the full gradients is at most `limit`, and return the old norm."""
+    """Scale all gradients to a global norm of at most `limit`, and return the norm before scaling."""
     if isinstance(model, FullyShardedDataParallel):
         return _clip_shards(model, limit)
     norm = nn.utils.clip_grad_norm_(model.parameters(), limit)

@@ -32,7 +32,7 @@ from .world import CannotRunError, World
 
 @dataclass(kw_only=True)
 class StepParts:
-    """Seconds that the host spent in each part of a training step.
+    """The time in seconds that the host spent in each part of a training step.
 
     The GPU may still be computing afterwards.
     """
@@ -76,14 +76,14 @@ _SHARDED = frozenset({"k_stats.csv", "fallback_counters.csv", "dtypes_report.txt
 
 
 def file_name(name: str, *, sharded: bool) -> str:
-    """Return the name of a telemetry file. Some files have a different name if the model is sharded."""
+    """Return the file name for the telemetry file `name`. It can be different if the model is sharded."""
     stem, dot, ending = name.rpartition(".")
     return f"{stem}_fsdp{dot}{ending}" if sharded and name in _SHARDED else name
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepShape:
-    """Sizes that determine the cost of a training step."""
+    """The sizes that determine the cost of a training step."""
 
     config: NSAConfig
     batch: int
@@ -92,7 +92,7 @@ class StepShape:
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """Loss and timing of a finished step.
+    """The loss and timing of a finished step.
 
     `loss` is the loss of this rank, and `mean_loss` the mean over all ranks. A field is None if the phase of the run
     does not compute it.
@@ -124,10 +124,10 @@ class StepResult:
 
 
 class NoTelemetry:
-    """Interface of the telemetry, whose methods do nothing (`--telemetry off`)."""
+    """The telemetry of a run with `--telemetry off`, whose methods do nothing."""
 
     def enter(self, phase: str) -> None:
-        """Record that the run enters a phase before its first step, such as loading the data."""
+        """Record that the run enters `phase`, such as loading the data, before its first step."""
 
     def begin(self, step: int) -> None:
         """Record that `step` begins."""
@@ -136,7 +136,7 @@ class NoTelemetry:
         """Record the result of a step."""
 
     def count_graph(self, shape: StepShape, loss: Tensor, saved_tensors: SavedTensorCounter | None) -> None:
-        """Record the size of the autograd graph between the forward and the backward pass of a step.
+        """Record the size of the autograd graph of a step, after its forward pass.
 
         `saved_tensors` has counted the bytes saved for the backward pass; None if they are not counted. The record is
         on disk before the backward pass starts, so it is available even if this step never finishes.
@@ -153,7 +153,7 @@ class NoTelemetry:
 
 
 class Telemetry(NoTelemetry):
-    """Telemetry that is written to files. Most tables are written by rank 0 only."""
+    """Telemetry that is written to files. Most tables are written only by rank 0."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class Telemetry(NoTelemetry):
         tensorboard: bool = False,
         mem_snapshot: bool = False,
     ) -> None:
-        """Open the files in `directory`.
+        """Open the telemetry files in `directory`.
 
         `model` is None in phase `data`. A memory dump is written every `mem_dump_every` steps, or never if it is 0.
         `steps` is the number of steps of the whole run. `compiled` and `sharded` describe the model. Raises
@@ -200,7 +200,7 @@ class Telemetry(NoTelemetry):
         self._write_heartbeat(0, phase)
 
     def begin(self, step: int) -> None:
-        """Record that `step` begins, and sample the step if it is due."""
+        """Record that `step` begins, and sample it if it is due."""
         self._sampling = self._observer is not None and (not self._sampled or step % EVERY_STEPS == 0)
         if self._observer is not None and self._sampling:
             self._observer.watch(dtypes=not self._sampled)
@@ -233,7 +233,7 @@ class Telemetry(NoTelemetry):
         self._costs.write(moment, shape.batch, config.seq_len, config.layers, *counts, *memory)
 
     def _peak_bytes(self) -> int:
-        """Return the peak memory in bytes, allocated on a GPU or resident on a CPU."""
+        """Return the peak memory in bytes: allocated memory on a GPU, resident memory on a CPU."""
         return (gpu_bytes(self._world.device) or {}).get("peak") or peak_rss_bytes()
 
     def audit_dtypes(self, optimizer: torch.optim.Optimizer, expected: ExpectedDtypes) -> None:
@@ -343,7 +343,7 @@ def _event_writer() -> Any:
 
 
 def _scalars(result: StepResult, gpu: dict[str, int]) -> dict[str, float]:
-    """Return the TensorBoard scalars of a step by tag."""
+    """Return the TensorBoard scalars of a step, keyed by tag."""
     values: dict[str, float | None] = {
         "train/loss": result.mean_loss,
         "train/grad_norm": result.grad_norm,
@@ -358,7 +358,7 @@ def _scalars(result: StepResult, gpu: dict[str, int]) -> dict[str, float]:
 
 
 def _upgrade_table(path: Path, header: str) -> None:
-    """Prepare a CSV file of an earlier version, so that rows with the columns in `header` can be appended.
+    """Prepare a CSV file from an earlier version for new rows with the columns in `header`.
 
     If columns are missing at the end, they are added as empty. A file with different columns is renamed to
     NAME.earlier.csv.
@@ -376,7 +376,7 @@ def _upgrade_table(path: Path, header: str) -> None:
 
 
 class _Table:
-    """CSV file that is flushed after every row."""
+    """A CSV file that is flushed after every row."""
 
     def __init__(self, path: Path, header: str) -> None:
         _upgrade_table(path, header)
@@ -394,7 +394,7 @@ class _Table:
 
 
 def implementations_csv(model: nn.Module) -> str:
-    """Return the content of fallback_counters.csv: how often each implementation ran, and why it was chosen."""
+    """Return the content of fallback_counters.csv, which counts the uses of each implementation."""
     runs: dict[str, Counter[UsedImplementation]] = {}
     for name, module in model.named_modules():
         module_runs = getattr(module, "runs", None)

@@ -58,7 +58,7 @@ class Traces:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Settings, model, optimizer and helper objects of a training run."""
+    """The settings, model, optimizer and helper objects of a training run."""
 
     settings: Settings
     world: World
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(settings: Settings, world: World) -> None:
-    """Run all training steps, or only read the data in phase `data`."""
+    """Run all training steps. In phase `data`, only read the data."""
     torch.manual_seed(settings.seed)
     with closing(Batches(settings, world)) as batches:
         if settings.phase is Phase.DATA:
@@ -299,7 +299,7 @@ def _mean_over_ranks(run: Run, loss: Tensor) -> Tensor:
 
 @contextmanager
 def _debug_modes(run: Run, step: int, *, is_profiled: bool) -> Iterator[None]:
-    """Run the `with` block under the debugging tools that the settings enable."""
+    """Run the `with` block with the debugging tools that the settings enable."""
     settings = run.settings
     path = settings.out_dir / f"mem_profile_rank{run.world.rank}_step{step}.txt"
     profiler = memory_profile(path, run.world.device) if settings.profile_memory and is_profiled else nullcontext()
@@ -321,7 +321,7 @@ def _shape_line(world: World, batch: Batch) -> str:
 
 
 def _mean_target_count(world: World, batches: Sequence[Batch]) -> float | None:
-    """Return the mean number of targets per rank that count in the loss, or None if all targets count."""
+    """Return the mean number per rank of targets that count in the loss, or None if all targets count."""
     # With packed documents, the target after a document does not count, so ranks and micro-batches have different
     # numbers of targets. The loss is divided by the mean number, which gives the same loss as one process would compute
     # for the joint batch.
@@ -364,7 +364,7 @@ def _logits(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def loss_of(logits_BTV: Tensor, targets_BT: Tensor, kind: str = "cross_entropy") -> Tensor:
-    """Return the mean cross entropy of the next token for logits [B, T, V] and targets [B, T].
+    """Return the mean next-token cross entropy for logits [B, T, V] and targets [B, T].
 
     With `kind` "mean", the result is the mean of all logits instead.
     """
@@ -405,7 +405,6 @@ def _autocast(settings: Settings, world: World, *, sharded_too: bool = False) ->
 
 
 def _read_data_only(settings: Settings, world: World, batches: Batches) -> None:
-    """Read the batches of all steps without building a model, for phase `data`."""
     telemetry = _telemetry(settings, world, None)
     try:
         _wait_for_data(settings, world, batches, telemetry)

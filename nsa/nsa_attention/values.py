@@ -1,4 +1,4 @@
-"""Values of command-line options, and the parsers that read them from text.
+"""The types of command-line option values, and the parsers that read them from strings.
 
 Each parser raises ValueError with the expected and the actual text.
 """
@@ -16,7 +16,7 @@ from .config import ALL_BRANCHES, SHAPES, Branch, Implementation, NSAConfig
 
 
 class Data(StrEnum):
-    """Built-in data sources of --data."""
+    """The built-in data sources of `--data`."""
 
     SYNTHETIC = "synthetic"
     TEXT = "text"
@@ -25,7 +25,7 @@ class Data(StrEnum):
 
 @dataclass(frozen=True)
 class HubData:
-    """A data set of the Hugging Face hub, written as `hf:PATH[:CONFIG[:SPLIT]]`."""
+    """A data set on the Hugging Face hub, written as `hf:PATH[:CONFIG[:SPLIT]]`."""
 
     path: str
     config: str | None = None
@@ -40,7 +40,7 @@ FINEWEB_EDU = HubData("HuggingFaceFW/fineweb-edu", "sample-10BT")
 
 
 class Packing(StrEnum):
-    """How documents are arranged in the rows of a batch."""
+    """The arrangement of documents in the rows of a batch."""
 
     AUTO = "auto"  # `documents` if the data has documents and the model supports packing, otherwise `stream`
     DOCUMENTS = "documents"  # documents in one row do not attend to each other
@@ -48,14 +48,14 @@ class Packing(StrEnum):
 
 
 class BadShards(StrEnum):
-    """What to do with a damaged data shard: skip it, or stop the run."""
+    """The response to a damaged data shard: skip it, or stop the run."""
 
     SKIP = "skip"
     STOP = "stop"
 
 
 class Phase(StrEnum):
-    """How much of each training step a run executes."""
+    """The part of each training step that a run executes."""
 
     STEP = "step"
     DATA = "data"
@@ -64,7 +64,7 @@ class Phase(StrEnum):
 
 
 class Decay(StrEnum):
-    """How the learning rate decays after the warm-up."""
+    """The way the learning rate decays after the warm-up."""
 
     NONE = "none"
     COSINE = "cosine"
@@ -72,7 +72,7 @@ class Decay(StrEnum):
 
 
 class Wrapper(StrEnum):
-    """How the model is distributed over ranks."""
+    """The way the model is distributed over ranks."""
 
     NONE = "none"
     DDP = "ddp"
@@ -91,7 +91,7 @@ NO_LAYER = "none"
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers with gradient checkpointing."""
+    """A choice of the layers that use gradient checkpointing."""
 
     every: bool = False
     start: int = 0
@@ -110,7 +110,7 @@ class Layers:
 
 
 def layer_range(text: str) -> Layers:
-    """Parse a range of layer numbers such as "0:6", whose end is not included."""
+    """Parse a half-open range of layer numbers such as "0:6"."""
     start, colon, stop = text.partition(":")
     if not (colon and start.isdigit() and stop.isdigit() and int(start) < int(stop)):
         raise ValueError(f'expected "start:stop" with start < stop, got "{text}"')
@@ -162,7 +162,7 @@ def one_of(enum: type[StrEnum]) -> Callable[[str], Any]:
 
 
 def word(*choices: str) -> Callable[[str], str]:
-    """Return a parser that accepts only the given words."""
+    """Return a parser that accepts only the words in `choices`."""
 
     def parse(text: str) -> str:
         if text not in choices:
@@ -180,7 +180,7 @@ def switch(text: str) -> bool:
 
 
 def on_or_off(text: str) -> bool:
-    """Parse a switch that needs a value on the command line, because its default is on."""
+    """Parse a switch that needs a value on the command line, because it is on by default."""
     return switch(text)
 
 
@@ -229,7 +229,7 @@ def fraction(text: str) -> float:
 
 
 def data_source(text: str) -> Data | Path | HubData:
-    """Parse a built-in data source, a Hugging Face data set, or the path of a file, a directory or a glob pattern."""
+    """Parse a built-in data source, a Hugging Face data set, or a file, directory or glob pattern."""
     if text in set(Data):
         return Data(text)
     if text == "fineweb_edu":
@@ -246,14 +246,14 @@ def data_source(text: str) -> Data | Path | HubData:
 
 
 def tokenizer_source(text: str) -> str:
-    """Parse "bytes" or the path of a tokenizer file that exists."""
+    """Parse "bytes" or the path of an existing tokenizer file."""
     if text != "bytes" and not Path(text).is_file():
         raise ValueError(f'expected bytes or the path of a tokenizer.json or a file of ranks, got "{text}"')
     return text
 
 
 class Resume(StrEnum):
-    """Values of --resume that are not paths.
+    """The values of `--resume` that are not paths.
 
     `auto` looks in the output directory of the run.
     """
@@ -269,26 +269,26 @@ def checkpoint_source(text: str) -> Resume | Path:
 
 
 def existing_checkpoint(text: str) -> Path:
-    """Parse the path of a checkpoint, or of a directory of checkpoints, that exists."""
+    """Parse the path of an existing checkpoint or of an existing directory of checkpoints."""
     if not Path(text).exists():
         raise ValueError(f'expected the path of a checkpoint or of a folder of them, got "{text}"')
     return Path(text)
 
 
 def named_shape(text: str) -> NSAConfig:
-    """Parse the name of a configuration in SHAPES."""
+    """Parse the name of a model configuration in SHAPES."""
     if text not in SHAPES:
         raise ValueError(f'expected {_alternatives(tuple(SHAPES))}, got "{text}"')
     return SHAPES[text]
 
 
 def ddp_switch(text: str) -> Wrapper:
-    """Parse a switch for DDP, and return the wrapper that it means."""
+    """Parse a switch for DDP, and return the corresponding wrapper."""
     return Wrapper.DDP if switch(text) else Wrapper.NONE
 
 
 def flash_switch(text: str) -> Implementation:
-    """Parse a switch for flash-attn, and return the implementation that it means."""
+    """Parse a switch for flash-attn, and return the corresponding implementation."""
     return Implementation.FLASH if switch(text) else Implementation.AUTO
 
 

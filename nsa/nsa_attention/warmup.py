@@ -27,7 +27,7 @@ from .world import World
 
 
 def uses_fused_kernels(model: TinyLM, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the model's layers would run the Triton kernels on this device."""
+    """Whether the model's layers would use the Triton kernels on this device."""
     attention = getattr(model.blocks[0], "attn", None)
     if not isinstance(attention, NSAttention):
         return False
@@ -44,7 +44,7 @@ def warm_up(
     autocast: Callable[[], AbstractContextManager[object]],
     file: Path | None = None,
 ) -> str:
-    """Compile and tune the kernels for this batch size and sequence length, and return a summary line.
+    """Compile and tune the kernels for a batch size and a sequence length, and return a summary line.
 
     Rank 0 stores the tile sizes in `file`, by default `tuning_file()`. If the file cannot be written, the summary says
     so. `autocast` creates the context in which the forward pass runs.

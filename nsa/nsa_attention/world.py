@@ -1,4 +1,4 @@
-"""This process's rank and device, and joining and leaving the process group of a run."""
+"""The rank and device of this process, and functions to join and leave the process group of a run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch.distributed import HashStore
 
 
 class CannotRunError(Exception):
-    """Something that was requested is not available or does not fit. The message says what to do."""
+    """Raised if a requested feature is unavailable or unsuitable. The message says what to do."""
 
 
 class RanksDifferError(Exception):
-    """A value that must be equal on all ranks differs."""
+    """Raised if a value that must be equal on all ranks differs."""
 
 
 # Numbers below this limit can be compared across ranks: float32 represents the sum of 4000 of their squares exactly.
@@ -28,7 +28,7 @@ MAX_COMPARED = 64
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Rank, device and backend of this process."""
+    """The rank, device and backend of this process."""
 
     rank: int
     local_rank: int
@@ -42,7 +42,8 @@ class World:
         return self.rank == 0
 
     def average_over_ranks(self, value: Tensor, expected_equal: int | None = None) -> Tensor:
-        """Return the mean of a scalar over all ranks, by a single all_reduce.
+        """Return the mean of a scalar over all ranks. Raise RanksDifferError if `expected_equal` is not the same
+        everywhere.
 
         The same all_reduce checks that `expected_equal`, a number from 0 to MAX_COMPARED - 1, is equal on all ranks. If
         it is not, every rank raises RanksDifferError. Without a process group, return a copy of `value`.
@@ -67,7 +68,7 @@ class World:
 
 @contextmanager
 def join_ranks(device: str, backend: str, *, needs_group: bool) -> Iterator[World]:
-    """Join the process group that torchrun's environment describes, and leave it at the end of the `with` block.
+    """Join the process group described by torchrun's environment, and leave it at the end of the `with` block.
 
     Without torchrun, yield a world of one rank; it has a process group only if `needs_group`. Raises CannotRunError if
     `device` or `backend` ("auto" or a name) is not available.

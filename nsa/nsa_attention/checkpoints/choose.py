@@ -1,4 +1,4 @@
-"""Choice of the checkpoint that a run resumes from."""
+"""The choice of the checkpoint from which a run resumes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def find_checkpoint(path: Path) -> tuple[Path, Manifest, list[str]]:
 
 
 def read_file(path: Path, place: str, take: Callable[[Mapping[str, Any]], T]) -> T:
-    """Load a single-file checkpoint of an older version, and return what `take` extracts from its content.
+    """Load a single-file checkpoint of an older version, and return what `take` extracts from it.
 
     `place` is the prefix of the error message, such as "--resume ". Raises CannotRunError if the file cannot be read,
     is not such a checkpoint, or lacks what `take` looks up.
@@ -95,7 +95,7 @@ def read_file(path: Path, place: str, take: Callable[[Mapping[str, Any]], T]) ->
 
 
 class NoCheckpointError(CannotRunError):
-    """The directory contains no finished checkpoint."""
+    """Raised if a directory contains no finished checkpoint."""
 
 
 def _choose(settings: Settings) -> Start:

@@ -27,12 +27,12 @@ _WRITING, _REMOVING, _SET_ASIDE = ".writing", ".removing", ".set-aside"
 
 
 class DamagedError(Exception):
-    """A checkpoint is incomplete, or its files differ from what was written."""
+    """Raised if a checkpoint is incomplete or its files differ from what was written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileDigest:
-    """Size and checksum of a file."""
+    """The size and checksum of a file."""
 
     size_bytes: int
     sha256: str
@@ -40,7 +40,7 @@ class FileDigest:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Description of a checkpoint, stored in its complete.json."""
+    """The description of a checkpoint, stored in its complete.json."""
 
     step: int
     world_size: int
@@ -62,13 +62,13 @@ def writing_path(folder: Path, step: int) -> Path:
 
 
 def create_empty(aside: Path) -> None:
-    """Create an empty directory, after removing any existing one of this name."""
+    """Create the empty directory `aside`, after removing any existing one."""
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
 
 
 def finish(aside: Path, manifest: Manifest) -> Path:
-    """Write the manifest, give the checkpoint directory its final name, and return the new path."""
+    """Write the manifest to the directory `aside`, give it its final name, and return the new path."""
     draft = aside / f"{COMPLETE}.tmp"
     write_durably(draft, _text(manifest))
     draft.rename(aside / COMPLETE)
@@ -82,7 +82,7 @@ def finish(aside: Path, manifest: Manifest) -> Path:
 
 
 def recover(folder: Path) -> None:
-    """Give complete checkpoints their final name, if a process was killed before it could do so."""
+    """Rename complete checkpoints that a killed process left under their temporary names."""
     for aside in unfinished_in(folder):
         target = aside.with_name(aside.name.removesuffix(_WRITING))
         if (aside / COMPLETE).exists() and not target.exists():
@@ -150,7 +150,7 @@ def step_of(path: Path) -> int | None:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Return the finished checkpoints in a directory, the latest step first.
+    """Return the finished checkpoints in a directory, in descending order of step.
 
     Damaged checkpoints are included. The list is empty if `folder` does not exist.
     """
@@ -170,7 +170,7 @@ def keep_newest(folder: Path, count: int) -> None:
 
 
 def tidy(folder: Path, done: int) -> Iterator[str]:
-    """Clean up `folder` before a run continues after step `done`, and yield a message per renamed checkpoint."""
+    """Clean up `folder` before a run continues after step `done`. Yield a message for each renamed checkpoint."""
     # Unfinished and half-removed directories are deleted. Checkpoints of later steps belong to a different training
     # history. They are renamed to `step-<k>.set-aside`, so that no run resumes from them.
     for path in _entries(folder):
@@ -189,7 +189,7 @@ def _entries(folder: Path) -> Iterable[Path]:
 
 
 def _remove(checkpoint: Path) -> None:
-    """Delete a checkpoint without other processes seeing it half-deleted."""
+    """Delete a checkpoint in such a way that no other process sees it half-deleted."""
     removing = checkpoint.with_name(checkpoint.name + _REMOVING)
     shutil.rmtree(removing, ignore_errors=True)
     checkpoint.rename(removing)

@@ -81,7 +81,7 @@ def read_weights(path: Path) -> tuple[NSAConfig, Mapping[str, Tensor]]:
 
 
 def _read(checkpoint: Path, into: dict[str, Any], *, alone: bool) -> None:
-    """Load this rank's part of a checkpoint into the tensors of a nested state dict."""
+    """Load this rank's part of a checkpoint into the state dict `into`, without other ranks if `alone`."""
     try:
         load_by_dcp(into, storage_reader=_Reader(checkpoint), planner=_Planner(), no_dist=alone)
     except CheckpointException as error:
@@ -111,7 +111,7 @@ class _Reader(FileSystemReader):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickler that accepts only the types in DCP's metadata."""
+    """An unpickler that accepts only the types found in the metadata of torch.distributed.checkpoint."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):

@@ -1,4 +1,4 @@
-"""Random number generators and data position of a rank, as part of a checkpoint."""
+"""The random generator states and data position of a rank, as stored in a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..world import CannotRunError, World
 
 @runtime_checkable
 class HasPosition(Protocol):
-    """Protocol of a data loader that can save and restore its position.
+    """Protocol for a data loader that can save and restore its position.
 
     The state consists of plain JSON values. If all ranks read the data in one common order, their states are equal, and
     a run with a different number of ranks can resume from the state.
@@ -30,7 +30,7 @@ class HasPosition(Protocol):
 
 
 def rank_file(rank: int) -> str:
-    """Return the file name for the state of `rank` in a checkpoint."""
+    """Return the name of the file that stores the state of `rank` in a checkpoint."""
     return f"rank{rank}.json"
 
 
@@ -41,7 +41,7 @@ def rank_state_text(world: World, data: object) -> str:
 
 
 def restore_rank_state(checkpoint: Path, saved_by: int, world: World, data: object) -> list[str]:
-    """Restore this rank's data position and random generators, and return messages about what was not restored.
+    """Restore this rank's data position and random generators, and return messages about what could not be restored.
 
     `saved_by` is the number of ranks that wrote the checkpoint. If this number has changed, the random generators are
     not restored. Raises CannotRunError if it has changed and the saved ranks had different positions in the data.

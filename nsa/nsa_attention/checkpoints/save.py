@@ -41,7 +41,7 @@ _INFLUENTIAL = ("wrapper", "dtype", "batch", "accumulate", "data", "seed", "lear
 
 
 def influential_settings(settings: Settings) -> dict[str, str]:
-    """Return the options that influence the training, with their values as text."""
+    """Return the options that influence the training, with their values as strings."""
     return {name: str(getattr(settings, name)) for name in _INFLUENTIAL} | {"seq_len": str(settings.model.seq_len)}
 
 
@@ -73,14 +73,14 @@ def open_saver(settings: Settings, world: World, done: int) -> Iterator[Saver]:
 
 
 class Saver:
-    """Writer of the checkpoints of one run. Every rank must call `save` and `close`.
+    """The writer of the checkpoints of one run. Every rank must call `save` and `close`.
 
     If a checkpoint cannot be written, every rank raises CannotRunError. `save` raises it, or, if the checkpoint is
     written in the background, the next `save` or `close`.
     """
 
     def __init__(self, settings: Settings, world: World, done: int) -> None:
-        """Create and clean up the directory of checkpoints. `done` is the number of steps finished so far."""
+        """Create and clean up the checkpoint directory. `done` is the number of steps finished so far."""
         self._settings, self._world = settings, world
         self._folder = settings.out_dir / FOLDER
         self._thread = ThreadPoolExecutor(1, "checkpoint") if settings.async_checkpoint else None
@@ -202,7 +202,7 @@ class Saver:
 
 
 def first_failure(error: BaseException) -> str:
-    """Return the message of an error, without a traceback."""
+    """Return the error message, without a traceback. If several ranks failed, only the first is reported."""
     failures = getattr(error, "failures", {})
     return "; ".join(f"rank {rank}: {failure}" for rank, (failure, _) in sorted(failures.items())[:1]) or str(error)
 

@@ -1,4 +1,4 @@
-"""Dimensions of a saved model, compared with those that a run wants."""
+"""Comparison of a saved model's dimensions with those that a run wants."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def dimensions(config: NSAConfig) -> dict[str, str]:
 
 
 def config_of(saved: Mapping[str, str]) -> NSAConfig:
-    """Return the model configuration with the dimensions `saved`, and defaults for all other fields."""
+    """Return a model configuration with the dimensions in `saved` and defaults for all other fields."""
     kinds = {"attention": Attention, "branches": branches, "phi": Compression}
     fields: dict[str, Any] = {key: kinds.get(key, int)(text) for key, text in _with_phi(saved).items()}
     return NSAConfig(name="saved", compression=fields.pop("phi"), **fields)
 
 
 def differences(saved: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
-    """Yield one phrase for each value in `saved` that is missing or differs from the wanted one."""
+    """Yield one phrase for each key of `wanted` whose value is missing or different in `saved`."""
     for key, value in wanted.items():
         if saved.get(key) != value:
             yield f"saved with {key} {saved.get(key)}, this run has {value}"
 
 
 def dimension_differences(saved: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
-    """Yield one phrase for each dimension in which the saved and the wanted model differ."""
+    """Yield one phrase for each dimension in which the saved and wanted models differ."""
     saved = _with_phi(saved)
     for mistake in differences(saved, wanted):
         is_phi = mistake.startswith("saved with phi ")

@@ -1,4 +1,4 @@
-"""Training data from files, streams or generated text, in one order for all ranks."""
+"""Training data from files, streams or generated text, in an order shared by all ranks."""
 
 from .loader import IGNORED, Batch, Batches
 from .source_shards import shipped_text

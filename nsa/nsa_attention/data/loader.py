@@ -1,4 +1,4 @@
-"""Data loader of one rank, for an order of rows that all ranks share."""
+"""The data loader of one rank. All ranks share a single order of rows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _HostBatch(NamedTuple):
 
 
 class Batches:
-    """Data loader of one rank. Raises CannotRunError if the data cannot be used.
+    """The data loader of one rank. Creating it raises CannotRunError if the data cannot be used.
 
     All ranks share one order of rows. Each micro-batch takes the next rows of this order: first those of rank 0, then
     those of rank 1, and so on. Call `close` at the end, because the loader may have started threads.
@@ -88,7 +88,7 @@ class Batches:
         return 0 if self._draws_windows() else WORKERS
 
     def wait_for_first(self) -> float:
-        """Load the first batch in advance, and return how many seconds this took."""
+        """Load the first batch in advance, and return the time this took in seconds."""
         started_s = time.perf_counter()
         if self._first is None:
             self._first = self._next()
@@ -115,7 +115,7 @@ class Batches:
         return {"version": VERSION, **self._identity(), "row": self._row, "position": dict(self._position)}
 
     def position_digest(self) -> int:
-        """Return a hash of the position in the data, to compare it between ranks.
+        """Return a hash of the position in the data, used to compare ranks.
 
         The hash is equal on all ranks unless a rank has skipped data that another rank could read.
         """
@@ -204,7 +204,7 @@ class Batches:
         return next(self._prefetch)
 
     def _micro_batches(self, row: int) -> Iterator[range]:
-        """Yield the numbers of this rank's rows for each micro-batch, without end, starting at row `row`."""
+        """Yield the row numbers of this rank for each micro-batch, indefinitely, starting at row `row`."""
         size, batch = self._geometry.rows_of_micro_batch, self._settings.batch
         for first in count(row + self._world.rank * batch, size):
             yield range(first, first + batch)

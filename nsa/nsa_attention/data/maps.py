@@ -1,4 +1,4 @@
-"""Rows of tokens from binary files, the format that `nsa.prepare` and nanoGPT write.
+"""Rows of tokens from binary files in the format that `nsa.prepare` and nanoGPT write.
 
 The files are read with `os.pread` and not memory-mapped, because a process is killed by SIGBUS if a mapped file
 shrinks.
@@ -57,10 +57,10 @@ def read_meta(folder: Path) -> Meta:
 
 
 class TokenFile:
-    """One file of tokens, open for reading."""
+    """A file of tokens, open for reading."""
 
     def __init__(self, path: Path, meta: Meta, vocab: int) -> None:
-        """Open the file. Raises BadShardError if its tokens cannot be read or exceed the vocabulary."""
+        """Open the file. Raise BadShardError if its tokens cannot be read or exceed the vocabulary."""
         self.path, self._dtype = path, np.dtype(DTYPES[meta.dtype]).newbyteorder("<")
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -79,7 +79,7 @@ class TokenFile:
             self._check(vocab)
 
     def read(self, first: int, count: int) -> Tokens:
-        """Return `count` tokens, starting with token `first`. Raises BadShardError if they cannot be read."""
+        """Return `count` tokens, starting at position `first`. Raise BadShardError if they cannot be read."""
         width = self._dtype.itemsize
         try:
             content = os.pread(self._descriptor, count * width, first * width)
@@ -94,7 +94,7 @@ class TokenFile:
         os.close(self._descriptor)
 
     def _check(self, vocab: int) -> None:
-        """Read the whole file, and raise BadShardError if it has a token outside the vocabulary."""
+        """Read the whole file, and raise BadShardError if it contains a token outside the vocabulary."""
         for first in range(0, self.tokens, _CHECKED_AT_ONCE):
             part = self.read(first, min(_CHECKED_AT_ONCE, self.tokens - first))
             if (highest := int(part.max())) >= vocab:
@@ -103,7 +103,7 @@ class TokenFile:
 
 
 class TokenWindows:
-    """Data source that reads windows of T + 1 tokens from token files, in a new random order in each epoch.
+    """A data source that reads windows of T + 1 tokens from token files, in a new random order in each epoch.
 
     Consecutive windows of a file overlap by one token.
     """
@@ -156,7 +156,7 @@ class TokenWindows:
         """Do nothing, because a row depends only on its number."""
 
     def row(self, number: int) -> Row:
-        """Return row `number` of the shuffled order, or the next readable row if this one is damaged.
+        """Return row `number` of the shuffled order, or the next readable row if that row is damaged.
 
         Raises CannotRunError if no row is readable, or if the settings say that unreadable rows stop the run.
         """

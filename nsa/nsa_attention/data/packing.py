@@ -34,7 +34,7 @@ class Cursor(Generic[Place]):
 def rows(
     documents: Iterable[tuple[Place, Tokens]], length: int, skip_tokens: int = 0
 ) -> Iterator[tuple[Row, Cursor[Place]]]:
-    """Cut the concatenated documents into rows of `length` input tokens, each with the start of the next row.
+    """Yield rows cut from the concatenated documents, each with the position at which the next row starts.
 
     Each document has a place, which identifies it. The last token of a row is the first token of the next row. The
     first `skip_tokens` tokens of the first document are skipped, and an incomplete last row is dropped.
@@ -73,7 +73,7 @@ def _cut(waiting: deque[tuple[Any, Tokens, int]], length: int) -> Row:
 
 
 def row_of_window(window: Tokens, end: int | None) -> Row:
-    """Return the row for a window of T + 1 tokens that was cut from a longer sequence of tokens.
+    """Return the row for `window`, which contains T + 1 consecutive tokens of a longer sequence.
 
     `end` is the token that ends each document, or None if the sequence is a single document.
     """

@@ -1,4 +1,4 @@
-"""Prefetching with threads, with the results in the order of the items.
+"""Prefetching with threads. Results come in the order of the items.
 
 Threads are used instead of processes because the slow parts (reading, decompressing, tokenizing, copying) release
 Python's global interpreter lock. A thread cannot outlive its rank, and no process is forked next to CUDA or gloo.
@@ -16,7 +16,7 @@ JOIN_S = 2.0
 
 
 class OrderedPrefetch(Generic[Item, Result]):
-    """Iterator over `work(item)` for each item, computed by threads in advance.
+    """An iterator over the results of `work(item)`, which threads compute in advance.
 
     Free threads take the next item, one thread at a time, so `items` may be slow and need not be thread-safe. At most
     `ahead` results, or one per worker if that is more, are computed in advance. With `workers` 0, each result is

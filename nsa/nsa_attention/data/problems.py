@@ -1,4 +1,4 @@
-"""Handling of bad data, which is skipped and counted or stops the run."""
+"""Handling of bad data, which is either skipped and counted or stops the run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ MOST_PLACES = 100_000
 
 
 class BadShardError(Exception):
-    """The rest of a shard cannot be read."""
+    """Raised if the rest of a shard cannot be read."""
 
 
 class BadRecordError(Exception):
-    """A record of a shard has no usable text."""
+    """The error for a record of a shard that has no usable text."""
 
 
 class DataProblems:
-    """Thread-safe counter of the bad data that a rank skips."""
+    """A thread-safe counter of the bad data that a rank skips."""
 
     def __init__(self, policy: BadShards) -> None:
         self._policy = policy
@@ -77,7 +77,7 @@ class DataProblems:
                 self._examples.append(text)
 
     def summary(self) -> dict[str, Any]:
-        """Return the number of problems so far, with examples, for loader_rank<r>.json."""
+        """Return the counts of the problems so far, with examples, for loader_rank<r>.json."""
         with self._lock:
             return {"left_out": dict(self._counts), "slow": dict(self._slow), "examples": list(self._examples)}
 

@@ -32,7 +32,7 @@ class Shard(Protocol):
     def name(self) -> str: ...
 
     def identity(self) -> str:
-        """Return a text that identifies the shard's content, so that a resumed run can check it."""
+        """Return a string that identifies the shard's content, which allows a resumed run to check it."""
 
     def records(self) -> Iterator[Record]:
         """Yield the text of each record, or a BadRecordError for a record without usable text.
@@ -150,7 +150,7 @@ def _open_decompressed(path: Path, on_open: OnOpen | None) -> Iterator[IO[bytes]
 
 
 class _ZstdStream(io.RawIOBase):
-    """Stream that decompresses a zstd file, and raises EOFError if the file is truncated.
+    """A stream that decompresses a zstd file and raises EOFError if the file is truncated.
 
     The stream reader of the zstandard package does not report a truncated file.
     """
@@ -188,10 +188,9 @@ class _ZstdStream(io.RawIOBase):
 
 
 def import_optional(module: str, for_what: object) -> Any:
-    """Import and return a module of an optional package.
+    """Import and return `module`, which belongs to an optional package. Raise CannotRunError if it is not installed.
 
-    `for_what` is the option or file that needs the package. Raises CannotRunError, with the pip command, if the package
-    is not installed.
+    `for_what`, the option or file that needs the package, appears in the error message together with the pip command.
     """
     try:
         return importlib.import_module(module)

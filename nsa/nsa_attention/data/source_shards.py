@@ -1,4 +1,4 @@
-"""Choice of the shards for each value of `--data`."""
+"""The choice of the shards for each value of `--data`."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ _NUMBERS = ("two", "three", "four", "five", "seven", "nine", "twelve", "twenty")
 
 
 class _Dice:
-    """Random choices that are the same in every Python version.
+    """A source of random choices that are the same in every Python version.
 
     Only `random.random()` is used, because Python guarantees its sequence across versions.
     """
@@ -144,7 +144,7 @@ def _article(noun: str) -> str:
 
 @dataclass(frozen=True)
 class StoryShard:
-    """Shard of consecutively numbered generated stories."""
+    """A shard of consecutively numbered generated stories."""
 
     number: int
 

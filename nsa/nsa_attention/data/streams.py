@@ -29,12 +29,12 @@ SLOW_S = 5.0
 
 
 class _NoDocumentError(Exception):
-    """No shard has a document."""
+    """Raised if no shard contains a document."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Place:
-    """Position of a document in the stream.
+    """The position of a document in the stream.
 
     `shard` is the index in the epoch's shuffled order of shards. `block` counts the shard's blocks of BLOCK records, in
     file order. `document` is the index in the block's shuffled order of documents.
@@ -51,7 +51,7 @@ _BlockDocuments = list[tuple["Place", Tokens]]  # the documents of one block
 
 @dataclass(frozen=True, kw_only=True)
 class _Block:
-    """Up to BLOCK consecutive records of a shard."""
+    """A block of up to BLOCK consecutive records of a shard."""
 
     place: Place
     records: Sequence[Record]
@@ -60,7 +60,7 @@ class _Block:
 
 
 class DocumentStream:
-    """Data source that packs a stream of documents into rows. Its position can be saved."""
+    """A data source that packs a stream of documents into rows and can save its position."""
 
     documents = True
 
@@ -175,7 +175,7 @@ class DocumentStream:
             self._problems.shard(shard.name, "contains no text")
 
     def _next_records(self, records: Iterator[Record], name: str) -> tuple[list[Record], str | None]:
-        """Return up to BLOCK records, and an error message if the rest of the shard cannot be read."""
+        """Return up to BLOCK records of shard `name`, and an error message if the rest of it cannot be read."""
         batch: list[Record] = []
         started_s = self._clock()
         try:

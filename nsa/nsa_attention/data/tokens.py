@@ -51,7 +51,7 @@ class Tokenizer:
 
 
 def tokenizer_named(name: str) -> Tokenizer:
-    """Return the tokenizer for a value of `--tokenizer`.
+    """Return the tokenizer for `name`, a value of the option `--tokenizer`.
 
     `name` is "bytes", the path of a tokenizer.json, or the path of a .tiktoken file such as r50k_base.tiktoken. Raises
     CannotRunError if the file is not a tokenizer, or if the package that reads it is not installed.

@@ -22,7 +22,7 @@ _SEED_FACTOR = 1_000_003
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """Sizes of a training step.
+    """The sizes of a training step.
 
     Rows are numbered by step, micro-batch, rank and index in the batch, in this order.
     """
@@ -41,7 +41,7 @@ class Geometry:
 
 
 class RandomWindows:
-    """Data source of random tokens or random windows of a text.
+    """A data source of random tokens or random windows of a text.
 
     Each batch has its own seed, computed from `seed`, step, micro-batch and rank. The position contains the geometry of
     the original run, so a resumed run with a different number of ranks reads the same rows.

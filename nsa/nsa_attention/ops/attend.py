@@ -38,7 +38,7 @@ _MASKED = -torch.inf
 
 
 class Pattern(Protocol):
-    """Rule that defines which keys each query attends to.
+    """A rule that defines which keys each query attends to.
 
     `indices` [N, T, X] are the selected blocks, or the spans of keys for packed sequences. `start` and `stop` are the
     first query of a tile and the one after the last.
@@ -48,21 +48,21 @@ class Pattern(Protocol):
         """Return the maximum number of queries per tile."""
 
     def key_range(self, start: int, stop: int, indices: Tensor | None = None) -> tuple[int, int]:
-        """Return a range that contains all keys of the queries from `start` to `stop` - 1."""
+        """Return a range that contains every key to which the queries from `start` to `stop` - 1 attend."""
 
     def bias(self, start: int, stop: int, indices: Tensor | None, like: Tensor) -> Tensor:
-        """Return the mask bias of a tile: 0 for keys that a query attends to, -inf for others.
+        """Return a tile's mask bias, in the dtype of `like`: 0 for keys that a query attends to, -inf for others.
 
         It broadcasts to [N, 1, C, S] and has the dtype and device of `like`.
         """
 
     def fully_masked_rows(self, start: int, stop: int, indices: Tensor | None, device: torch.device) -> Tensor | None:
-        """Return a mask of the queries that attend to no key, or None if there are none."""
+        """Return a mask of the queries that attend to no key, or None if there are no such queries."""
 
 
 @dataclass(frozen=True)
 class CompletedBlocks:
-    """Mask of attention to compressed blocks: each query attends to the blocks that are complete at its position."""
+    """The mask of attention to compressed blocks: each query attends to the blocks complete at its position."""
 
     block_len: int
     block_stride: int
@@ -81,7 +81,7 @@ class CompletedBlocks:
         return _mask_bias(self.visible(start, stop, like.device), like)
 
     def visible(self, start: int, stop: int, device: torch.device) -> Tensor:
-        """Return which blocks each query from `start` to `stop` - 1 attends to, bool [C, S]."""
+        """Return a mask of the blocks that each query from `start` to `stop` - 1 attends to, bool [C, S]."""
         queries = torch.arange(start, stop, device=device)
         last_tokens = torch.arange(self.count(stop), device=device) * self.block_stride + self.block_len - 1
         return last_tokens <= queries[:, None]
@@ -93,7 +93,7 @@ class CompletedBlocks:
 
 @dataclass(frozen=True)
 class LastTokens:
-    """Mask of sliding-window attention: query t attends to the keys in (t - w, t]."""
+    """The mask of sliding-window attention: query t attends to the keys in (t - w, t]."""
 
     window: int
 
@@ -116,7 +116,7 @@ class LastTokens:
 
 @dataclass(frozen=True)
 class SelectedBlocks:
-    """Mask of attention to selected blocks: a query attends to the tokens of its selected blocks, up to itself.
+    """The mask of attention to selected blocks: a query attends to their tokens, up to its own position.
 
     An index of -1 stands for no block.
     """
@@ -149,7 +149,7 @@ class SelectedBlocks:
 
 @dataclass(frozen=True)
 class KeySpans:
-    """Mask for packed sequences: each query attends to one contiguous span of keys.
+    """A mask for packed sequences: each query attends to one contiguous span of keys.
 
     The two columns of `indices` are the first key of a query and the key after its last. Neither column may decrease
     from one query to the next.
@@ -175,7 +175,7 @@ class KeySpans:
 
 @dataclass(frozen=True)
 class PackedSelectedBlocks:
-    """Mask of attention to selected blocks, for packed sequences.
+    """The mask of attention to selected blocks, for packed sequences.
 
     Blocks are numbered along the row, and none spans two sequences. Columns 0 and 1 of `indices` are the first token of
     the query's sequence and the block of the query. The selected blocks follow.
@@ -216,7 +216,7 @@ PATTERNS: dict[str, Callable[..., Pattern]] = {
 
 @lru_cache(maxsize=64)
 def _window_bias(window: int, before: int, queries: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the mask bias of a sliding window for one tile."""
+    """Return the mask bias of a sliding window for one tile. `before` is the number of keys before the tile."""
     # `before` is the number of keys before the tile's first query. All tiles of a sequence share the result, except
     # those at both ends.
     with torch.inference_mode(mode=False):  # the cached tensor must also be usable outside of inference mode
@@ -364,7 +364,7 @@ def packed_selected_attention(
 
 @dataclass(frozen=True, kw_only=True)
 class _TokenPositions:
-    """The sequence that each token of a packed row belongs to, and its position in it."""
+    """The sequence to which each token of a packed row belongs, and the token's position in that sequence."""
 
     sequence_T: Tensor  # number of the token's sequence
     begin_T: Tensor  # first token of that sequence
@@ -448,7 +448,7 @@ def _attend_tiles(
     lse_NhT: Tensor,
     scale: float,
 ) -> None:
-    """Write output and log-sum-exp of all tiles. Queries that attend to no key are left unchanged."""
+    """Write the output and log-sum-exp of all tiles. Queries that attend to no key are left unchanged."""
     with autocast_disabled(q_NhTD):
         for start, stop in _tiles(q_NhTD, rule, tile_kernel, indices):
             first, last = rule.key_range(start, stop, indices)

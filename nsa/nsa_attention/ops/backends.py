@@ -36,7 +36,7 @@ Starts: TypeAlias = Tensor | None
 
 
 class Backend(Protocol):
-    """Implementation of all attention branches, of block selection and of the gated sum.
+    """An implementation of all attention branches, of block selection and of the gated sum.
 
     Queries are [B, H, T, D]. Each branch returns its output [B, H, T, E] and log-sum-exp [B, H, T].
     docs/internals/nsa/mathematics.md defines which keys a query attends to.
@@ -49,17 +49,17 @@ class Backend(Protocol):
     def attend_compressed(
         self, q: Tensor, k: Tensor, v: Tensor, *, block_len: int, block_stride: int, scale: float, starts: Starts = None
     ) -> OutputAndLse:
-        """Return output and log-sum-exp of attention to compressed blocks (paper, eq. 7)."""
+        """Return the output and log-sum-exp of attention to compressed blocks (paper, eq. 7)."""
 
     def attend_selected(
         self, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, *, select_len: int, scale: float, starts: Starts = None
     ) -> OutputAndLse:
-        """Return output and log-sum-exp of attention to the selected blocks with these indices [B, G, T, n]."""
+        """Return the output and log-sum-exp of attention to the blocks selected by `indices` [B, G, T, n]."""
 
     def attend_sliding(
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None
     ) -> OutputAndLse:
-        """Return output and log-sum-exp of attention to the last `window` tokens."""
+        """Return the output and log-sum-exp of attention to the last `window` tokens."""
 
     def select(
         self,
@@ -76,11 +76,11 @@ class Backend(Protocol):
         """
 
     def mix(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
-        """Return the sum of gate times output over the branches, shape [B, T, H, E] (paper, eq. 5)."""
+        """Return the sum of the branch outputs, weighted by their gates, shape [B, T, H, E] (paper, eq. 5)."""
 
 
 class SlidingAttention(Protocol):
-    """Implementation of sliding-window attention: a backend, or an external flash attention."""
+    """An implementation of sliding-window attention: a backend or an external flash attention."""
 
     def attend_sliding(
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None
@@ -89,7 +89,7 @@ class SlidingAttention(Protocol):
 
 
 class SelectedAttention(Protocol):
-    """Implementation of attention to the selected blocks: a backend, or the loop over tokens."""
+    """An implementation of attention to the selected blocks: a backend, or a loop over the tokens."""
 
     @property
     def name(self) -> str:
@@ -103,7 +103,7 @@ class SelectedAttention(Protocol):
 
 @dataclass(frozen=True)
 class TiledBackend:
-    """Backend in plain PyTorch that processes one tile of queries at a time."""
+    """A backend in plain PyTorch that processes one tile of queries at a time."""
 
     kernel: Kernel
 
@@ -222,7 +222,7 @@ def torch_flash_sliding(varlen_attn: Callable[..., Tensor]) -> SlidingFunction:
 
 
 def _as_one_row(attend: Callable[..., Tensor]) -> SlidingFunction:
-    """Return a function that computes attention for a whole batch as one row of packed sequences."""
+    """Return a function that calls `attend` for a whole batch as one row of packed sequences."""
 
     def sliding(
         q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, *, window: int, scale: float, starts: Tensor | None

@@ -40,7 +40,7 @@ from .kernels import (
 
 @dataclass(frozen=True, kw_only=True)
 class BlockReaders:
-    """For each block of keys, the queries that selected it.
+    """The queries that selected each block of keys.
 
     A query that selected a block twice is listed once; blocks that start after the query are ignored.
     """
@@ -54,11 +54,11 @@ class BlockReaders:
     ends: list[int]  # index in `queries` after the last query of each block, row by row
 
     def rows_with_readers(self, rows: slice) -> range:
-        """Return the given rows (batch x groups), or an empty range if no block has readers."""
+        """Return the rows (batch x groups) in the slice `rows`, or an empty range if no query selected a block."""
         return range(self.rows if len(self.queries) else 0)[rows]
 
     def chunks(self, row: int, max_queries: int) -> Iterator[Chunk]:
-        """Yield the blocks of a row with the queries that selected them, at most `max_queries` at a time."""
+        """Yield chunks of a row: one block of keys with at most `max_queries` queries that selected it."""
         blocks = -(-self.keys // self.select_len)
         for block in range(blocks):
             position = row * blocks + block
@@ -73,7 +73,7 @@ class BlockReaders:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """A block of keys, and several queries that attend to it."""
+    """A block of keys and several queries that attend to it."""
 
     queries: Tensor  # counted from query number `before`
     before: int
@@ -81,7 +81,7 @@ class Chunk:
     last: int
 
     def hide_later_(self, scores_mhL: Tensor) -> None:
-        """Set the scores of keys after their query to -inf, in place."""
+        """Set the scores of keys that come after their query to -inf, in place."""
         if int(self.queries[0]) + self.before >= self.last:
             return  # only queries inside the block have later keys
         own = self.queries[: self.last - self.first, None] + self.before
@@ -112,7 +112,7 @@ def block_readers(indices_NTn: Tensor, select_len: int, keys: int, *, separate_l
 
 
 def _unique_reads(indices_NTn: Tensor, select_len: int, blocks: int) -> Tensor:
-    """Return the distinct triples of row, block and query in the selection, encoded as sorted integers."""
+    """Return the distinct triples of row, block and selecting query, encoded as sorted integers."""
     rows, queries, _ = indices_NTn.shape
     block = indices_NTn.long()
     query = torch.arange(queries)[:, None]
@@ -161,7 +161,7 @@ def blockwise(
 
 
 def reason_blockwise_is_slower(queries: int, places: int, select_len: int) -> str | None:
-    """Return the reason why a mask over all keys is faster than `blockwise`, or None if it is not.
+    """Return the reason why a mask over all keys is faster than `blockwise`, or None if it is not faster.
 
     `places` is the number of selected blocks per query.
     """
@@ -173,7 +173,9 @@ def reason_blockwise_is_slower(queries: int, places: int, select_len: int) -> st
 
 
 def minimum_tokens(places: int, select_len: int) -> int:
-    """Return the shortest sequence length for which `blockwise` is faster than a mask."""
+    """Return the minimum sequence length for which `blockwise`, with `places` blocks per query, is faster than a
+    mask.
+    """
     return max(MIN_TOKENS, 2 * places * select_len)
 
 
@@ -273,7 +275,7 @@ _blockwise.register_autograd(_backward, setup_context=_save_context)
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """Queries, keys and values of one sequence and group, in the accumulation dtype."""
+    """The queries, keys and values of one sequence and group, in the accumulation dtype."""
 
     q: Tensor  # [T, h * D], multiplied by the scale
     k: Tensor  # [S, D]
@@ -296,7 +298,7 @@ class _Group:
         return max(1, MAX_CHUNK_ROWS // self.heads)
 
     def gather(self, name: str, x_Tw: Tensor, chunk: Chunk, like_SX: Tensor) -> Tensor:
-        """Return the rows of `x_Tw` for the chunk's queries and heads.
+        """Return the rows of `x_Tw` for the chunk's queries, reshaped to the width of `like_SX`.
 
         The result is in the buffer `name` and valid until the buffer is used again.
         """
@@ -307,19 +309,19 @@ class _Group:
         return torch.mm(left_rX, right_XY, out=self.scratch.buffer(name, left_rX.shape[0], right_XY.shape[1]))
 
     def add_to(self, sums_Tw: Tensor, chunk: Chunk, left_rL: Tensor, right_LX: Tensor) -> None:
-        """Add a matrix product to the rows of the chunk's queries."""
+        """Add the product of `left_rL` and `right_LX` to the rows of `sums_Tw` for the chunk's queries."""
         # A query occurs at most once in a chunk, so the result does not depend on the order of additions.
         sums_Tw.index_add_(0, chunk.queries, self.matmul("product", left_rL, right_LX).view(-1, sums_Tw.shape[1]))
 
     def scores(self, q_rD: Tensor, chunk: Chunk) -> Tensor:
-        """Return the masked scores of the chunk, [r, L], one row per query and head."""
+        """Return the masked scores of the chunk, shape [r, L], with one row per query and head."""
         scores = self.matmul("scores", q_rD, self.k[chunk.first : chunk.last].t())
         chunk.hide_later_(scores.view(len(chunk.queries), self.heads, -1))
         return scores
 
 
 class _Scratch:
-    """Reusable buffers for intermediate tensors."""
+    """A set of reusable buffers for intermediate tensors."""
 
     def __init__(self, like: Tensor) -> None:
         self._like = like
@@ -357,7 +359,7 @@ def _row_forward(row: _Group, chunks: Iterator[Chunk]) -> tuple[Tensor, Tensor]:
 
 
 def _rescale(o: Tensor, total: Tensor, chunk: Chunk, factor_mh: Tensor) -> None:
-    """Multiply the sums of the chunk's queries by `factor_mh`."""
+    """Multiply `o` and `total` by `factor_mh`, in the rows of the chunk's queries."""
     o_mhE = o.index_select(0, chunk.queries).view(*factor_mh.shape, -1).mul_(factor_mh.unsqueeze(-1))
     o.index_copy_(0, chunk.queries, o_mhE.flatten(1))
     total.index_copy_(0, chunk.queries, total.index_select(0, chunk.queries).mul_(factor_mh))

@@ -18,7 +18,7 @@ WorkShare = tuple[slice, slice]
 
 
 def run_in_threads(pieces: Sequence[Callable[[], _T]]) -> list[_T]:
-    """Run functions in parallel, one thread each, and return their results in order."""
+    """Run functions in parallel, each in its own thread, and return their results in order."""
     cores = torch.get_num_threads()
     if cores == 1 or len(pieces) < 2:
         return [piece() for piece in pieces]

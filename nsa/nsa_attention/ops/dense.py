@@ -22,7 +22,7 @@ from .packed import apply_per_sequence, compressed_starts
 
 @dataclass(frozen=True)
 class DenseBackend(TiledBackend):
-    """Backend that computes full score matrices."""
+    """A backend that computes full score matrices."""
 
     name = "dense"
 

@@ -1,4 +1,4 @@
-"""Choice of an implementation for each part of the operation, with the reason for it.
+"""The choice of an implementation for each part of the operation, with the reason for it.
 
 Dimensions: B batch, H query heads, G groups, T tokens, S keys, R new tokens, p pages, P rows of a page, D key width, E
 value width, c branches.
@@ -37,7 +37,7 @@ _import_reasons: list[str | None] = []  # the result of triton_import_reason, on
 
 @dataclass(frozen=True)
 class UsedImplementation:
-    """The implementation that was chosen, and why."""
+    """The implementation that was chosen, with the reason for the choice."""
 
     name: str
     reason: str
@@ -45,7 +45,7 @@ class UsedImplementation:
 
 
 class MissingImplementationError(Exception):
-    """The requested implementation cannot be used. The message says why."""
+    """Raised if the requested implementation cannot be used. The message gives the reason."""
 
 
 _EAGER, _FUSED_CPU, _BLOCKWISE = (
@@ -57,7 +57,7 @@ _DENSE = DenseBackend(KERNELS[EagerKernel.name])
 def implementation_for(
     requested: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor
 ) -> tuple[Backend, UsedImplementation]:
-    """Return the backend for a branch with these tensors, and why it was chosen.
+    """Return the backend for a branch with these tensors, and the reason for choosing it.
 
     Raises MissingImplementationError if an implementation requested by name does not support the tensors.
     """
@@ -79,7 +79,7 @@ def implementation_for(
 def implementation_for_select_and_mix(
     requested: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor
 ) -> tuple[Backend, UsedImplementation]:
-    """Return the backend for block selection and the gated sum, and why it was chosen."""
+    """Return the backend for block selection and the gated sum, and the reason for choosing it."""
     backend, used = implementation_for(requested, q_BHTD, k_BGSD, v_BGSE)
     return (
         (_EAGER, UsedImplementation("eager", "auto: the only one on a CPU"))
@@ -97,7 +97,7 @@ def implementation_for_selected(
     select_len: int,
     longest: int | None = None,
 ) -> tuple[SelectedAttention, UsedImplementation]:
-    """Return the implementation of attention to the selected blocks, and why it was chosen.
+    """Return the implementation of attention to the selected blocks, and the reason for choosing it.
 
     On a CPU, long sequences use the blockwise kernel. `longest` is the length in tokens of the longest packed sequence;
     None means one sequence per row. The loop over tokens runs on every device, but only if it is requested. Raises the
@@ -118,7 +118,7 @@ def implementation_for_selected(
 def implementation_for_sliding(
     requested: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor
 ) -> tuple[SlidingAttention, UsedImplementation]:
-    """Return the implementation of sliding-window attention, and why it was chosen."""
+    """Return the implementation of sliding-window attention, and the reason for choosing it."""
     backend, used = implementation_for(requested, q_BHTD, k_BGSD, v_BGSE)
     if requested is Implementation.FLASH:
         return SlidingBackend(flash_attn_sliding(_flash_attn())), UsedImplementation("flash_attn", "asked for")
@@ -128,7 +128,7 @@ def implementation_for_sliding(
 
 
 def combined_operator(*used: UsedImplementation) -> Callable[..., Tensor] | None:
-    """Return the fused operator for all branches, or None if one of them does not use the Triton kernels."""
+    """Return the fused operator for all branches, or None if any of `used` is not a Triton implementation."""
     if any(implementation.name != "triton" for implementation in used):
         return None
     operator: Callable[..., Tensor] = importlib.import_module(".fused.gated_attention", __package__).gated_attention
@@ -152,7 +152,7 @@ PagedAttention = Callable[[Tensor, Tensor, PagedRows, PagedAttentionConfig], Ten
 def implementation_for_paged(
     requested: Implementation, q_1HRD: Tensor, k_pGPD: Tensor, v_pGPE: Tensor
 ) -> tuple[PagedAttention, UsedImplementation]:
-    """Return the function for attention to keys and values in pages, and why it was chosen.
+    """Return the function for attention to keys and values in pages, and the reason for choosing it.
 
     The function returns the gated sum of the branches, [1, R, H, E]. Raises MissingImplementationError if the requested
     implementation cannot read pages or does not support the tensors.

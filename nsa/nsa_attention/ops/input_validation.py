@@ -1,4 +1,4 @@
-"""Validation of the arguments of `sparse_attention`, the same for every implementation.
+"""Validation of the arguments of `sparse_attention`, shared by all implementations.
 
 The code behind it does not check again. With invalid arguments, a kernel would read beyond the end of a tensor.
 
@@ -33,7 +33,7 @@ def validate_inputs(
     window: int,
     cu_seqlens: Tensor | None,
 ) -> Tensor | None:
-    """Check the arguments of `sparse_attention`, and return the starts of packed sequences, or None.
+    """Check the arguments of `sparse_attention`, and return the starts of packed sequences, or None if not packed.
 
     Raises ValueError that lists every mistake with the parameter, the expected and the actual value. Values of
     `cu_seqlens` on a CPU are checked as well. On a GPU, reading them would block the stream in each pass; instead the
@@ -65,7 +65,7 @@ def validate_inputs(
 
 
 def _is_readable_on_host(starts: Tensor) -> bool:
-    """Whether `starts` is a list of integers on the CPU, which can be read without waiting for a device."""
+    """Whether `starts` is an integer tensor on the CPU, which can be read without waiting for a device."""
     if torch.compiler.is_compiling() or type(starts) is not Tensor:
         return False
     return starts.device.type == "cpu" and starts.dim() == 1 and starts.shape[0] > 1 and not starts.is_floating_point()
@@ -156,7 +156,7 @@ def _layout_problems(q_BHTD: Tensor, starts: Tensor) -> list[str]:
 
 
 def cu_seqlens_problems(starts: list[int], tokens: int, blocks: int, block_len: int, block_stride: int) -> list[str]:
-    """Return one message per mistake in the values of `cu_seqlens`."""
+    """Return one message per error in the values of `cu_seqlens`."""
     lengths = [stop - start for start, stop in pairwise(starts)]
     problems = []
     if starts[0] != 0 or starts[-1] != tokens:

@@ -21,7 +21,7 @@ SHORTEST_TILE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class TileState:
-    """Tensors of one tile that its backward pass needs."""
+    """The tensors of one tile that its backward pass needs."""
 
     q: Tensor  # [N, h, C, D]
     k: Tensor  # [N, S, D]
@@ -31,7 +31,7 @@ class TileState:
 
 
 class Kernel(Protocol):
-    """Interface of code that computes attention for one tile of queries.
+    """Interface of the code that computes attention for one tile of queries.
 
     `bias` has the shape [N or 1, 1, C, S] and is 0 for visible keys and -inf for others. A query without visible keys
     gets output 0.
@@ -53,7 +53,7 @@ class Kernel(Protocol):
 
 
 def tiles(queries: int, elements_per_query: int, longest: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges [start, stop) of queries, such that the intermediate tensors of a tile stay small."""
+    """Yield ranges [start, stop) of queries that are short enough to keep intermediate tensors small."""
     length = max(SHORTEST_TILE, min(longest, TILE_ELEMENTS // max(1, elements_per_query)))
     for start in range(0, queries, length):
         yield start, min(start + length, queries)
@@ -127,7 +127,7 @@ class FusedCpuKernel:
 
 
 class BlockwiseKernel(FusedCpuKernel):
-    """FusedCpuKernel, but with attention to selected blocks computed by blockwise.py."""
+    """A FusedCpuKernel that computes attention to selected blocks with `blockwise`."""
 
     name = "blockwise"
 
@@ -138,7 +138,7 @@ def causal_forward(q_NhTD: Tensor, k_NTD: Tensor, v_NTE: Tensor, scale: float) -
 
 
 def causal_backward(grad: Tensor, state: TileState, scale: float) -> tuple[Tensor, ...]:
-    """Return the gradients of queries, keys and values of `causal_forward`."""
+    """Return the gradients of the queries, keys and values of `causal_forward`."""
     return _flash_backward(grad, state, scale, is_causal=True)
 
 
@@ -187,7 +187,7 @@ def _scores(q_NhCD: Tensor, k_NSD: Tensor, bias: Tensor, scale: float) -> Tensor
 
 
 def _matmul_per_group(left_NhCX: Tensor, right_NXY: Tensor) -> Tensor:
-    """Multiply the queries of all heads of a group in one matrix product per group."""
+    """Multiply the queries of all heads by the matrix of their group, with one matrix product per group."""
     heads, queries = left_NhCX.shape[1:3]
     return (left_NhCX.flatten(1, 2) @ right_NXY).unflatten(1, (heads, queries))
 

@@ -31,14 +31,14 @@ def block_probabilities(q_NhCD: Tensor, k_NSD: Tensor, positions_XC: Tensor, sel
 
 
 def compressed_output(probs_NShC: Tensor, v_NSE: Tensor) -> Tensor:
-    """Return the output [N, h, C, E] of attention to compressed blocks from its attention probabilities."""
+    """Return the output [N, h, C, E] of attention to compressed blocks, given the attention probabilities."""
     with autocast_disabled(v_NSE):
         output_NrE = probs_NShC.flatten(2).transpose(1, 2) @ v_NSE.to(probs_NShC.dtype)
     return output_NrE.unflatten(1, probs_NShC.shape[2:]).to(v_NSE.dtype)
 
 
 def selected_block_indices(probs_NShC: Tensor, positions_XC: Tensor, blocks: int, selection: Selection) -> Tensor:
-    """Return the indices of the selected blocks, int32, shape [N, C, at most n].
+    """Return the indices of the selected blocks, int32, shape [N, C, n or fewer].
 
     `blocks` is the number of selection blocks up to the highest position.
     """
@@ -46,7 +46,7 @@ def selected_block_indices(probs_NShC: Tensor, positions_XC: Tensor, blocks: int
 
 
 def tokens_of_blocks(indices_NCn: Tensor, positions_XC: Tensor, select_len: int) -> tuple[Tensor, Tensor]:
-    """Return the tokens of the selected blocks and a mask of the visible ones, [N, C, n*l'] each."""
+    """Return the tokens of the selected blocks and a mask of the visible ones, each of shape [N, C, n*l']."""
     inside = torch.arange(select_len, device=indices_NCn.device)
     tokens_NCs = (indices_NCn.unsqueeze(-1) * select_len + inside).flatten(2)
     visible_NCs = (indices_NCn != EMPTY).repeat_interleave(select_len, -1) & (tokens_NCs <= positions_XC[:, :, None])

@@ -21,7 +21,7 @@ from .rotary import TILE_ELEMENTS
 
 
 def mix_by_tiles(outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
-    """Return the sum of gate times output over the branches, contiguous, shape [B, T, H, E]."""
+    """Return the contiguous sum of the branch outputs, weighted by their gates, shape [B, T, H, E]."""
     mixed_BTHE: Tensor = _mix(list(outputs), gates_cBHT)
     return mixed_BTHE
 

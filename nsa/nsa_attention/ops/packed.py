@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class PackedLayout(NamedTuple):
-    """Positions of the documents packed into one row."""
+    """The positions of the documents packed into one row."""
 
     lengths: tuple[int, ...]  # in tokens, on the host, so that no code has to read them from the device
     starts: Tensor  # [documents + 1] int32
@@ -25,12 +25,12 @@ class PackedLayout(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """Return the length of the longest document in tokens."""
+        """Return the length of the longest document, in tokens."""
         return max(self.lengths)
 
 
 def packed_layout(lengths: Sequence[int], block_len: int, block_stride: int, device: torch.device) -> PackedLayout:
-    """Return the layout of consecutive documents with these lengths in tokens."""
+    """Return the layout of consecutive documents whose lengths in tokens are `lengths`."""
     lengths_D = torch.tensor(lengths)
     starts = torch.nn.functional.pad(lengths_D.cumsum(0), (1, 0))
     positions_T = torch.arange(int(starts[-1])) - starts[:-1].repeat_interleave(lengths_D)
@@ -51,7 +51,7 @@ def single_sequence_starts(tokens: int, device: torch.device) -> Tensor:
 
 
 def sequence_numbers(starts: Tensor, count: int) -> Tensor:
-    """Return the sequence number of each of the first `count` tokens, [count].
+    """Return the sequence number of each of the first `count` tokens, shape [count].
 
     `starts` may also count blocks instead of tokens.
     """
@@ -60,14 +60,14 @@ def sequence_numbers(starts: Tensor, count: int) -> Tensor:
 
 
 def compressed_starts(starts: Tensor, block_len: int, block_stride: int) -> Tensor:
-    """Return where each sequence starts in the row of compressed blocks."""
+    """Return the index at which each sequence starts in the row of compressed blocks."""
     lengths = starts.diff()
     counts = torch.div(lengths - block_len, block_stride, rounding_mode="floor") + 1
     return _cumulative_starts(torch.where(lengths < block_len, 0, counts), starts)
 
 
 def selection_starts(starts: Tensor, select_len: int) -> Tensor:
-    """Return where each sequence starts in the row of selection blocks."""
+    """Return the index at which each sequence starts in the row of selection blocks."""
     return _cumulative_starts(torch.div(starts.diff() + select_len - 1, select_len, rounding_mode="floor"), starts)
 
 

@@ -32,7 +32,7 @@ BLOCKS, TOKENS, WINDOW = range(3)
 
 @dataclass(frozen=True, kw_only=True)
 class PagedRows:
-    """Cached keys and values of a layer, for the sequences that have a new token.
+    """The cached keys and values of a layer, for the sequences that have a new token.
 
     They include the new token. `keys` and `values` are contiguous. Table entries for pages that a sequence does not own
     may be any valid page.
@@ -47,7 +47,7 @@ class PagedRows:
 
 @dataclass(frozen=True, kw_only=True)
 class PagedAttentionConfig:
-    """Parameters that determine which cached tokens and blocks a new token attends to."""
+    """The parameters that determine which cached tokens and blocks a new token attends to."""
 
     selection: Selection
     window: int
@@ -55,7 +55,7 @@ class PagedAttentionConfig:
 
     @property
     def ranks_blocks(self) -> bool:
-        """Whether the layer has a selected branch, for which blocks are ranked."""
+        """Whether the layer has a selected branch, which needs the blocks to be ranked."""
         return Branch.SEL in self.branches
 
     def blocks(self, tokens: int) -> int:
@@ -108,7 +108,7 @@ def _attend_window(q_NhCD: Tensor, positions_N1: Tensor, rows: PagedRows, config
 
 
 def _gather_rows(tensor_pGPW: Tensor, rows: PagedRows, kind: int, row_Ns: Tensor) -> Tensor:
-    """Copy the rows `row_Ns` from the pages, and return them as [N, s, W]."""
+    """Copy the rows `row_Ns` from the pages, and return them with shape [N, s, W]."""
     _, groups, page_len, _ = tensor_pGPW.shape
     tables_Nc = rows.tables[:, kind].repeat_interleave(groups, 0)
     page_Ns = tables_Nc.gather(1, row_Ns // page_len).long()
@@ -117,5 +117,5 @@ def _gather_rows(tensor_pGPW: Tensor, rows: PagedRows, kind: int, row_Ns: Tensor
 
 
 def _as_one_row(output_NhCE: Tensor, groups: int) -> Tensor:
-    """Return the outputs of all sequences as tokens of one row, shape [1, H, R, E]."""
+    """Return the outputs of all sequences, arranged as the tokens of one row, shape [1, H, R, E]."""
     return output_NhCE.squeeze(2).unflatten(0, (-1, groups)).flatten(1, 2).transpose(0, 1)[None]

@@ -22,7 +22,7 @@ NAME = "per_token"
 
 
 class PerTokenLoop:
-    """Implementation of attention to the selected blocks as a Python loop over tokens."""
+    """An implementation of attention to the selected blocks as a Python loop over tokens."""
 
     name = "per_token"
 
@@ -80,7 +80,7 @@ def _row(
 
 
 def _visible_lengths(slots: Sequence[int], token: int, select_len: int) -> Iterator[tuple[int, int]]:
-    """Yield each selected block with the number of its keys up to `token`.
+    """Yield each selected block with the number of its keys that `token` may attend to.
 
     If no block is selected, yield block 0 with 0 keys.
     """

@@ -21,13 +21,13 @@ TILE_ELEMENTS = 1 << 16
 
 
 def is_eager_on_cpu(x_BHTD: Tensor) -> bool:
-    """Whether `x` is on a CPU and torch.compile is not tracing."""
+    """Whether `x_BHTD` is on a CPU and torch.compile is not tracing."""
     # In eager mode on a CPU, tiles are faster than whole tensors. Compiled code fuses the products on its own.
     return x_BHTD.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def rotate_by_tiles(x_BHTD: Tensor, cos_sin_2Tp: Tensor) -> Tensor:
-    """Apply rotary embeddings to `x`, and return a contiguous tensor [B, H, T, D].
+    """Apply rotary embeddings to `x_BHTD`, and return a contiguous tensor [B, H, T, D].
 
     The gradient of `x` has the memory layout [B, T, H, D], in which the backward pass of a projection reads it.
     """
@@ -52,7 +52,7 @@ def _rotate(x_BHTD: Tensor, cos_sin_2Tp: Tensor, sign: float, by_token: bool) ->
 
 
 def _rotate_tile(x_BHTD: Tensor, cosine_Tp: Tensor, sine_Tp: Tensor, sign: float, out_BHTD: Tensor) -> None:
-    """Rotate the pairs (i, i + D/2) of a tile, and write them to `out_BHTD`."""
+    """Rotate the pairs of dimensions (i, i + D/2) of a tile, and write them to `out_BHTD`."""
     (first, second), (out_first, out_second) = x_BHTD.chunk(2, -1), out_BHTD.chunk(2, -1)
     torch.mul(first, cosine_Tp, out=out_first).addcmul_(second, sine_Tp, value=-sign)
     torch.mul(second, cosine_Tp, out=out_second).addcmul_(first, sine_Tp, value=sign)
@@ -77,7 +77,7 @@ def _save_context(ctx: Any, inputs: tuple[Any, ...], **_output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad_BHTD: Tensor) -> tuple[Tensor, None, None, None]:
-    """Return the gradient of `x`, which is the upstream gradient rotated by the negative angles."""
+    """Return the gradient of the input, which is the upstream gradient rotated by the negative angles."""
     (cos_sin_2Tp,) = ctx.saved_tensors
     return _rotate(grad_BHTD, cos_sin_2Tp, -ctx.sign, True), None, None, None
 

@@ -1,4 +1,4 @@
-"""Selection of the most important blocks, which the selected branch reads (NSA paper, eq. 8 to 11).
+"""Selection of the most important blocks, to which the selected branch attends (NSA paper, eq. 8 to 11).
 
 The importance of a block is computed from the compressed keys. The n most important blocks are selected, including the
 forced ones.
@@ -34,7 +34,7 @@ LONGEST_TILE = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Parameters of block selection. Lengths are in tokens."""
+    """The parameters of block selection. Lengths are in tokens."""
 
     block_len: int  # l
     block_stride: int  # d
@@ -44,7 +44,7 @@ class Selection:
 
 
 class SelectionMemo:
-    """The blocks that a layer selected, so that gradient checkpointing can read the same blocks again.
+    """The blocks that a layer selected, stored for the recomputation in gradient checkpointing.
 
     The operator finds the memo by a number in a tensor. With different Python state in the two passes, torch.compile
     would compile each pass separately, but the recomputation must save the same tensors as the first pass.
@@ -152,7 +152,7 @@ def _select_by_tiles(
 
 
 def _select_packed(q_1HTD: Tensor, k_1GSD: Tensor, selection: Selection, starts: Tensor) -> Tensor:
-    """Return the indices of the selected blocks for packed sequences, [1, G, T, n]."""
+    """Return the indices of the selected blocks for packed sequences, shape [1, G, T, n]."""
     # A sequence with at most n blocks needs no ranking: each query selects all blocks that start at or before it.
     sequence_T = sequence_numbers(starts, q_1HTD.shape[2])
     current_T = (torch.arange(len(sequence_T), device=starts.device) - starts[sequence_T]) // selection.select_len
@@ -186,7 +186,7 @@ RANKERS: dict[str, Callable[[Tensor, Tensor, Selection, Tensor | None, Tensor | 
 
 
 def best_blocks(q_NhCD: Tensor, k_NSD: Tensor, start: int, selection: Selection) -> Tensor:
-    """Return the indices of the blocks that a tile of queries selects, best first, [N, C, at most n].
+    """Return the indices of the blocks that a tile of queries selects, best first, shape [N, C, n or fewer].
 
     The tile begins with query `start`. `k_NSD` are the compressed keys, at least those visible to its last query.
     """
@@ -228,7 +228,7 @@ def best_blocks_from_probabilities(
 def overlap_weights(
     blocks: int, compressed_blocks: int, selection: Selection, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the compressed blocks that overlap each selection block, and their weights, [b, K] each.
+    """Return the compressed blocks that overlap each selection block, and their weights, both of shape [b, K].
 
     The weight is the number of shared tokens divided by d, for example 1 2 2 2 1 for l=32, d=16, l'=64 (paper, eq. 9).
     Entries for compressed blocks that do not exist have weight 0. K does not depend on the sequence length.
@@ -246,7 +246,7 @@ def overlap_weights(
 
 
 def _importance(q_NhCD: Tensor, k_NSD: Tensor, start: int, selection: Selection) -> Tensor:
-    """Return the importance of each selection block for each query, [N, b, C] (paper, eq. 8 to 10)."""
+    """Return the importance of each selection block for each query, shape [N, b, C] (paper, eq. 8 to 10)."""
     # Queries are the last dimension, so the values of a compressed block are contiguous, and selecting overlapping
     # blocks copies whole rows.
     rows, _, queries, _ = q_NhCD.shape
@@ -272,7 +272,7 @@ def _scores(q_NhCD: Tensor, k_NSD: Tensor, scale: float) -> Tensor:
 
 
 def _sum_overlapping(probabilities_NSC: Tensor, overlapping_bK: Tensor, weight_bK: Tensor) -> Tensor:
-    """Return the importance of each selection block, the weighted sum over the overlapping blocks, [N, b, C]."""
+    """Return the importance [N, b, C] of each selection block: the weighted sum over its overlapping blocks."""
     rows, keys, queries = probabilities_NSC.shape
     importance_NbC = probabilities_NSC.new_zeros(rows, len(overlapping_bK), queries)
     if keys == 0:
@@ -283,7 +283,7 @@ def _sum_overlapping(probabilities_NSC: Tensor, overlapping_bK: Tensor, weight_b
 
 
 def _softmax_over_keys_(scores_NShC: Tensor) -> Tensor:
-    """Compute the softmax over keys in place, with 0 for a query without visible keys."""
+    """Compute the softmax over the keys in place. Queries without visible keys get 0."""
     highest = scores_NShC.amax(1, keepdim=True)
     weights = scores_NShC.sub_(highest.masked_fill_(highest == -torch.inf, 0.0)).exp_()
     total = weights.sum(1, keepdim=True)
@@ -291,7 +291,7 @@ def _softmax_over_keys_(scores_NShC: Tensor) -> Tensor:
 
 
 def _forced_and_best(importance_NCb: Tensor, positions_XC: Tensor, selection: Selection) -> Tensor:
-    """Return the indices of the blocks that are always selected and of the most important ones, best first."""
+    """Return the indices of the always selected blocks and of the most important other blocks, best first."""
     blocks = importance_NCb.shape[-1]
     current = positions_XC[:, :, None] // selection.select_len
     block = torch.arange(blocks, device=importance_NCb.device)
@@ -303,14 +303,14 @@ def _forced_and_best(importance_NCb: Tensor, positions_XC: Tensor, selection: Se
 
 
 def _top_by_sort(ranked_NCb: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return scores and indices of the `count` best blocks, by a stable sort."""
+    """Return the scores and indices of the `count` best blocks, found with a stable sort."""
     # Of equal scores the lower index comes first, which topk does not guarantee.
     score, order = torch.sort(ranked_NCb, dim=-1, descending=True, stable=True)
     return score[..., :count], order[..., :count]
 
 
 def _top_by_packed_keys(ranked_NCb: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return scores and indices of the `count` best blocks, by topk on packed integers."""
+    """Return the scores and indices of the `count` best blocks, found with topk on packed integers."""
     # Each score and its index are packed into one 64-bit integer, so no two values are equal. The bits of non-negative
     # floats are ordered like their values; -inf, the only negative value, stays negative.
     blocks = ranked_NCb.shape[-1]

@@ -1,4 +1,4 @@
-"""Native sparse attention on projected tensors, for use in your own layer.
+"""Native sparse attention on projected tensors, for use in your own attention layer.
 
 Dimensions: c branches, B batch, H query heads, G groups, T tokens, S compressed blocks, D key width, E value width.
 """
@@ -18,7 +18,7 @@ from .selection import Selection
 
 @dataclass(frozen=True, kw_only=True)
 class KeysAndValues:
-    """Keys and values of each attention branch, as pairs of tensors.
+    """The keys and values of each attention branch, as pairs of tensors.
 
     The compressed branch has keys [B, G, S, D] and values [B, G, S, E]; the others [B, G, T, D] and [B, G, T, E].
     """
@@ -38,7 +38,7 @@ def sparse_attention(
     implementation: Implementation = Implementation.AUTO,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Return the output of native sparse attention, the gated sum of its branches, shape [B, T, H, E].
+    """Return the output [B, T, H, E] of native sparse attention: the gated sum of its branches.
 
     Queries and keys must already have rotary embeddings; tensors may have any strides. Gates are in the order
     compressed, selected, sliding and may have a different float dtype; the output has the dtype of the branches.
@@ -73,7 +73,7 @@ def sparse_attention(
 
 
 def _empty_output(q_BHTD: Tensor, pairs: tuple[tuple[Tensor, Tensor], ...], gates_cBHT: Tensor) -> Tensor:
-    """Return an output [B, T, H, E] without elements."""
+    """Return an output for inputs without elements, shape [B, T, H, E]."""
     # The output is connected to the graph, so that every input gets a gradient.
     batch, heads, tokens, _ = q_BHTD.shape
     nothing = torch.stack([tensor.sum().to(q_BHTD.dtype) for pair in ((q_BHTD, gates_cBHT), *pairs) for tensor in pair])

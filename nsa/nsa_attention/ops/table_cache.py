@@ -1,4 +1,4 @@
-"""Cache of small tables that all layers of a model share.
+"""A cache of small tables that all layers of a model share.
 
 Below a few thousand tokens the host limits the speed of a pass, so tables are not computed again. Tables for single
 sequences are cached by their arguments; tables for packed sequences as long as their `starts` tensor is alive.
@@ -26,7 +26,7 @@ _by_starts = WeakIdKeyDictionary()  # starts tensor -> (its version, {key: table
 def cached_table(
     starts: Tensor | None, device: torch.device, arguments: Hashable, compute: Callable[[], Table]
 ) -> Table:
-    """Return a table from the cache, or call `compute` if it is not there.
+    """Return a table from the cache. If it is not cached yet, call `compute` to create it.
 
     `arguments` starts with the name of the table. `starts` are those of packed sequences, or None; if they were changed
     in place, the table is computed again. Nothing is cached while torch.compile traces or a CUDA graph is captured,
@@ -73,5 +73,5 @@ def _may_cache(starts: Tensor | None, device: torch.device) -> bool:
 
 
 def _stream(device: torch.device) -> int:
-    """Return a number for the current CUDA stream, because tables are cached per stream."""
+    """Return a number that identifies the current CUDA stream, because tables are cached per stream."""
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0

@@ -1,1 +1,1 @@
-"""Conclusions that are drawn by comparing several runs of a program."""
+"""Conclusions drawn from comparisons of several runs of a program."""

@@ -1,4 +1,4 @@
-"""Arrange the runs of a report in a table by their settings."""
+"""A table of the runs in a report, arranged by their settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_COLUMNS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixRow:
-    """One row of the table, with the runs of each configuration."""
+    """A row of the table, with the runs of each configuration."""
 
     name: str
     cells: tuple[tuple[Outcome, ...], ...]
@@ -26,7 +26,7 @@ class MatrixRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigMatrix:
-    """Table of runs by their settings."""
+    """A table of runs, arranged by their settings."""
 
     columns: tuple[str, ...]
     rows: tuple[MatrixRow, ...]
@@ -34,7 +34,7 @@ class ConfigMatrix:
 
 
 def config_matrix(outcomes: Sequence[Outcome]) -> ConfigMatrix | None:
-    """Return the table of runs by their settings, or None if there are fewer than two runs.
+    """Return a table of the runs, arranged by their settings, or None if there are fewer than two runs.
 
     Each column is one kind of parallelism (wrapper, backend and number of ranks). If all runs have the same
     parallelism, the columns are the values of another setting. Each row is one combination of the remaining settings.
@@ -58,7 +58,7 @@ def config_matrix(outcomes: Sequence[Outcome]) -> ConfigMatrix | None:
 
 
 def _pivot(outcomes: Sequence[Outcome], common: Mapping[str, str]) -> str | None:
-    """Return the setting whose values are the best columns because the table then has the fewest rows.
+    """Return the setting whose values are the best columns, which makes the table as short as possible.
 
     `common` are the settings that all runs share. Returns None if no setting fits.
     """
@@ -99,10 +99,10 @@ def _order(outcome: Outcome) -> tuple[object, ...]:
 
 
 def _row_order(name: str) -> tuple[object, ...]:
-    """Return a sort key that puts the row with the fewest settings first."""
+    """Return a sort key that puts rows with fewer settings first."""
     return 0 if name == PLAIN else name.count(" · ") + 1, _by_size(name)
 
 
 def _by_size(text: str) -> list[tuple[int, str]]:
-    """Return a sort key by which "T 128" comes before "T 1024"."""
+    """Return a sort key that puts "T 128" before "T 1024"."""
     return [(int(part), "") if is_number(part) else (-1, part) for part in re.split(r"([0-9]{1,15})", text)]

@@ -1,4 +1,4 @@
-"""Find pairs of runs that differ in exactly one setting, and count how often each of the two fails.
+"""Find pairs of runs that differ in exactly one setting, and count the failures on each side.
 
 Such a pair is called a contrast: a control run, and a run with a changed value. Every conclusion from several runs is
 based on contrasts.
@@ -37,7 +37,7 @@ NCCL_SETTINGS = ("run.env.NCCL_", "run.env.TORCH_NCCL_")
 
 
 class Comparison(StrEnum):
-    """How the value of a setting must relate to given values, or to the value in another run."""
+    """The required relation of a setting's value to given values, or to its value in another run."""
 
     ONE_OF = "one of"
     OTHER_THAN = "other than"
@@ -53,7 +53,7 @@ RELATIONS: Mapping[Comparison, Callable[[str, str], bool]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ValueFilter:
-    """Condition that the value of a setting is one of `values`, or none of them."""
+    """A condition that the value of a setting is one of `values`, or none of them."""
 
     comparison: Comparison = Comparison.OTHER_THAN
     values: tuple[str, ...] = ()
@@ -69,14 +69,14 @@ class ValueFilter:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyFilter(ValueFilter):
-    """Condition on the value that a run has for one setting."""
+    """A condition on the value of one setting in a run."""
 
     key: str  # dotted, such as "parallel.wrapper"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFilter:
-    """Condition that a run belongs to certain scenarios and has certain settings. Every run meets an empty filter."""
+    """A condition on the scenario and settings of a run. An empty filter allows every run."""
 
     scenarios: tuple[str, ...] = ()
     values: tuple[KeyFilter, ...] = ()
@@ -88,7 +88,7 @@ ValuePredicate = Callable[[str], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
-    """A setting that differs between two runs that are otherwise the same.
+    """A setting that differs between two otherwise identical runs.
 
     If there are several `keys`, the runs must differ in all of them and in no other. For the first key, the control run
     must have a value that meets `is_control_value`, and the changed run one that meets `is_changed_value`. `relation`
@@ -107,20 +107,20 @@ class Variable:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureCounts:
-    """How many attempts of one configuration failed."""
+    """The number of failed attempts of one configuration."""
 
     failed: int
     attempts: int
 
     @property
     def is_steady(self) -> bool:
-        """Whether all attempts failed, or none did."""
+        """Whether either all attempts failed or none did."""
         return self.failed in (0, self.attempts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """A run and a changed run that differ in exactly one setting, with their failure counts."""
+    """A pair of runs that differ in exactly one setting, with their failure counts."""
 
     control: Outcome
     changed: Outcome
@@ -129,7 +129,7 @@ class Contrast:
 
     @property
     def is_steady(self) -> bool:
-        """Whether each of the two configurations always fails or always passes."""
+        """Whether each of the two configurations either always fails or always passes."""
         return self.control_counts.is_steady and self.changed_counts.is_steady
 
     @property
@@ -144,12 +144,12 @@ class Contrast:
 
 
 def one_of(*values: str) -> ValuePredicate:
-    """Return a function that returns whether a value is one of `values`."""
+    """Return a predicate for values that are in `values`."""
     return ValueFilter(comparison=Comparison.ONE_OF, values=values).allows
 
 
 def other_than(*values: str) -> ValuePredicate:
-    """Return a function that returns whether a value is none of `values`."""
+    """Return a predicate for values that are not in `values`."""
     return ValueFilter(comparison=Comparison.OTHER_THAN, values=values).allows
 
 
@@ -164,7 +164,7 @@ def is_number(value: str) -> bool:
 
 
 def is_evidence(outcome: Outcome) -> bool:
-    """Whether conclusions may be drawn from this run."""
+    """Whether conclusions can be drawn from this run."""
     return outcome.final and outcome.verdict.status in _EVIDENCE and not outcome.flaky
 
 
@@ -173,7 +173,7 @@ def has_passed(outcome: Outcome) -> bool:
 
 
 def configuration(outcome: Outcome) -> dict[str, str]:
-    """Return the settings of a run by dotted key.
+    """Return the settings of a run, keyed by dotted key.
 
     "backend" and "device" are what the run really used. Variables that only change the log are left out.
     """
@@ -186,12 +186,12 @@ def configuration(outcome: Outcome) -> dict[str, str]:
 
 
 def setting(outcome: Outcome, key: str) -> str:
-    """Return the value that a run has for a setting, which may be the default, or "" if it has none."""
+    """Return the value of a setting in a run, including defaults, or "" if the run does not have the setting."""
     return _value(_all_settings(outcome), key)
 
 
 def failure_counts(outcomes: Sequence[Outcome]) -> Callable[[Outcome], FailureCounts]:
-    """Return a function that counts, for a run, the failed attempts of the same configuration."""
+    """Return a function that takes a run and counts the failed attempts of its configuration."""
     last_hash = {outcome.spec.scenario: outcome.spec.spec_hash for outcome in outcomes if outcome.final}
     failed_by_key: dict[object, list[bool]] = {}
     for attempt in outcomes:
@@ -210,7 +210,7 @@ def failure_counts(outcomes: Sequence[Outcome]) -> Callable[[Outcome], FailureCo
 
 
 def contrasts(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[Contrast, ...]:
-    """Return every pair of runs that differ only in this variable, those with the fewest settings first."""
+    """Return every pair of runs that differ only in this variable, with the simplest pairs first."""
     counts_of = failure_counts(outcomes)
     representatives = _one_per_configuration(
         outcome for outcome in sorted(outcomes, key=simplicity_key) if _is_judged(outcome)
@@ -280,7 +280,7 @@ def _one_per_configuration(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 
 def _candidates(variable: Variable, outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Outcome]]:
-    """Return every pair of runs that differ only in this variable, those with the fewest settings first."""
+    """Return every pair of runs that differ only in this variable, with the simplest pairs first."""
     runs_with_values = [(outcome, setting(outcome, variable.keys[0])) for outcome in outcomes]
     changed_runs = [(outcome, value) for outcome, value in runs_with_values if variable.is_changed_value(value)]
     control_runs = [(outcome, value) for outcome, value in runs_with_values if variable.is_control_value(value)]
@@ -293,7 +293,7 @@ def _candidates(variable: Variable, outcomes: Sequence[Outcome]) -> list[tuple[O
 
 
 def _differing_keys(variable: Variable, control: Outcome, changed: Outcome) -> set[str]:
-    """Return the settings in which two runs differ and that could explain different verdicts."""
+    """Return the settings that differ between two runs and could explain different verdicts."""
     differ = differences(control, changed)
     differ -= (
         {key for key in differ if key.startswith(variable.ignored_prefixes)} if variable.ignored_prefixes else set()
@@ -317,7 +317,7 @@ def _steps(outcome: Outcome) -> float:
 
 
 def differences(first: Outcome, second: Outcome) -> set[str]:
-    """Return the settings in which two runs differ."""
+    """Return the settings that differ between two runs."""
     first_settings, second_settings = _all_settings(first), _all_settings(second)
     has_skipped_run = Status.SKIP in (first.verdict.status, second.verdict.status)
     unknown_keys = {"device", *dict((*first.spec.chosen, *second.spec.chosen))} if has_skipped_run else set()
@@ -330,7 +330,7 @@ def differences(first: Outcome, second: Outcome) -> set[str]:
 
 
 def _all_settings(outcome: Outcome) -> dict[str, str]:
-    """Return all settings of a run, including those that were chosen for its shape or machine."""
+    """Return all settings of a run, including those chosen for its shape or machine."""
     return {**configuration(outcome), **dict(outcome.spec.chosen)}
 
 

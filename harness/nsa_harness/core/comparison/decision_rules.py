@@ -1,4 +1,4 @@
-"""Decide which decision rules of a plan apply to the runs.
+"""Find out which decision rules of a plan apply to the runs.
 
 A plan file calls its decision rules `gates`. Each rule has a condition, such as "a gloo run fails". The rule matched if
 the condition is true. It is unanswered if no run can decide the condition.
@@ -45,7 +45,7 @@ from nsa_harness.core.report import Finding, Outcome, RuleState, Status
 
 @dataclass(frozen=True, kw_only=True)
 class RuleResult:
-    """Whether the condition of a decision rule is true, and the runs that decide it."""
+    """The answer to whether the condition of a decision rule is true, with the runs that decide it."""
 
     state: RuleState
     why: str  # the runs that decide the condition, or what is missing, as text
@@ -70,7 +70,7 @@ def failed_from_outside(outcome: Outcome) -> bool:
 
 
 def certain_cause(outcome: Outcome) -> Finding | None:
-    """Return the finding that explains why the run failed, or None if the cause is not certain."""
+    """Return the finding that explains the failure of the run, or None if the cause is not certain."""
     cause = outcome.verdict.cause
     if not has_failed(outcome) or row_of(cause).enters_tree is not DecisionTreePolicy.UNEXPLAINED:
         return None
@@ -80,7 +80,7 @@ def certain_cause(outcome: Outcome) -> Finding | None:
 
 
 def outcome_names(outcomes: Iterable[Outcome]) -> str:
-    """Return the first few runs as text, such as "ddp_onestep HANG, ddp_static_graph PASS"."""
+    """Return the first few runs with their verdicts, such as "ddp_onestep HANG, ddp_static_graph PASS"."""
     names = list(dict.fromkeys(f"{outcome.spec.scenario} {outcome.verdict.status.value}" for outcome in outcomes))
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
@@ -94,7 +94,7 @@ def answer_condition(condition: Condition, outcomes: Sequence[Outcome]) -> RuleR
 
 
 def commands(rule: DecisionRule, answer: RuleResult) -> tuple[str, ...]:
-    """Return the commands that a decision rule suggests, with the names of the deciding runs filled in."""
+    """Return the commands that a decision rule suggests, filled in with the runs that decided it."""
     filled_commands = (_fill(words, answer, _names_its_runs(rule.condition)) for words in rule.commands)
     return tuple(dict.fromkeys(filter(None, filled_commands)))
 
@@ -155,7 +155,7 @@ def _answer_contrast(condition: Condition, outcomes: Sequence[Outcome]) -> RuleR
 
 
 def _answer_each_passes(condition: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
-    """Decide whether one run fails and similar runs with each of several other values pass."""
+    """Decide whether a run fails while similar runs with each of several other values pass."""
     pairs, key = _pairs(condition, outcomes), condition.differ_in[0]
     required_values = next(key_filter for key_filter in condition.other_runs.values if key_filter.key == key)
     complete_groups = []
@@ -229,7 +229,7 @@ def _unanswered(why: str) -> RuleResult:
 
 
 def _fails_as_required(condition: Condition, outcome: Outcome) -> bool:
-    """Whether the run failed unexpectedly, with one of the condition's causes if it names any."""
+    """Whether the run failed unexpectedly, for one of the condition's causes if it names any."""
     if not has_failed(outcome) or (condition.uncertain and certain_cause(outcome)):
         return False
     if not condition.causes:
@@ -239,7 +239,7 @@ def _fails_as_required(condition: Condition, outcome: Outcome) -> bool:
 
 
 def _pairs(condition: Condition, outcomes: Sequence[Outcome]) -> list[Contrast]:
-    """Return the pairs of runs that differ only in the settings that the condition names in `differ_in`."""
+    """Return the pairs of runs that differ only in the settings in the condition's `differ_in`."""
     ends = (condition.runs, condition.other_runs)
     # A run that the condition does not name must not represent a named run with the same settings.
     named_runs = [outcome for outcome in outcomes if any(matches_filter(outcome, end) for end in ends)]
@@ -307,10 +307,7 @@ def _causes(outcomes: Sequence[Outcome]) -> str:
 
 
 def matches_filter(outcome: Outcome, run_filter: RunFilter, *, unknown: bool = False) -> bool:
-    """Whether the run meets the filter.
-
-    A setting whose value in this run is unknown counts as `unknown`.
-    """
+    """Whether the run meets the filter. A setting whose value in this run is unknown counts as `unknown`."""
     if run_filter.scenarios and not any(_is_named(outcome, name) for name in run_filter.scenarios):
         return False
     return all(_has_value(outcome, key_filter, unknown=unknown) for key_filter in run_filter.values)
@@ -329,7 +326,7 @@ def _has_value(outcome: Outcome, key_filter: KeyFilter, *, unknown: bool) -> boo
 
 
 def _value(outcome: Outcome, key: str) -> str | None:
-    """Return the value that a run has for a setting, or None if it is unknown."""
+    """Return the value of a setting in a run, or None if it is unknown."""
     if key == "run.ranks":
         return f"{outcome.spec.ranks}"
     if is_our_key(key) and not (is_our_program(outcome) and outcome.spec.device):
@@ -338,17 +335,17 @@ def _value(outcome: Outcome, key: str) -> str | None:
 
 
 def _stored_key(key: str) -> str:
-    """Return the key under which outcomes store a setting of a plan."""
+    """Return the key under which outcomes store a plan's setting."""
     return key.removeprefix("needs.") if key in ("needs.backend", "needs.device") else key
 
 
 def fill_command(words: Sequence[str], fails: Outcome) -> str | None:
-    """Return the command with `{fails}` replaced by the failed run, or None if it does not fit the run."""
+    """Replace `{fails}` in a command with the failed run, or return None if the command does not fit the run."""
     return _fill(words, RuleResult(state=RuleState.MATCHED, why="", fails=fails), by_name=False)
 
 
 def _fill(words: Sequence[str], answer: RuleResult, by_name: bool) -> str | None:
-    """Return the command with its placeholders filled, or None if it does not fit the run.
+    """Fill in the placeholders of a command, or return None if the command does not fit the run.
 
     For a run of another program, this is the command that repeats it unchanged, because it need not be a scenario. With
     `by_name`, the plan names the run's scenario, so the plan's command is used for any program.
@@ -369,14 +366,14 @@ def _shell(words: Sequence[str]) -> str:
 
 
 def _starts_from_value(run: Outcome, word: str) -> bool:
-    """Whether OLD in the `claim` argument KEY=OLD,NEW is the value that the run has for KEY."""
+    """Whether OLD, in an argument KEY=OLD,NEW of `claim`, is the value of KEY in the run."""
     key, _, values = word.partition("=")
     value = _value(run, key)
     return value is not None and same_value(value, values.partition(",")[0])
 
 
 def _fill_word(word: str, run: Outcome) -> str | None:
-    """Return an argument with its placeholders filled, or None if the run has no value for one."""
+    """Fill in the placeholders of an argument, or return None if the run has no value for one of them."""
     for placeholder in PLACEHOLDER.finditer(word):
         key, times = placeholder[1], placeholder[2]
         value = run.spec.scenario if key in (FAILS, PASSES) else dict(run.spec.criteria).get(key) or _value(run, key)
@@ -435,7 +432,7 @@ def _runs_text(run_filter: RunFilter, conjunction: str = " or ") -> str:
 
 
 def _side_text(run_filter: RunFilter, conjunction: str = " or ") -> str:
-    """Return the runs that must fail, or those that must pass, as text."""
+    """Describe, as text, the runs that must fail or those that must pass."""
     return conjunction.join(run_filter.scenarios) or _values_text(run_filter, " and ", conjunction) or "a run"
 
 

@@ -1,4 +1,4 @@
-"""Apply the decision rules and the decision tree of a plan file to the runs.
+"""Apply the decision rules and the decision tree in a plan file to the runs.
 
 If the cause of a failure is certain, it takes precedence over the rules.
 """
@@ -31,7 +31,7 @@ from nsa_harness.core.report import Finding, Outcome, Report, RuleAnswer, RuleSt
 
 
 def with_decisions(report: Report, plan: PlanFile) -> Report:
-    """Return the report with the answers to the plan's decision rules and decision tree filled in."""
+    """Return the report, completed with the answers to the plan's decision rules and decision tree."""
     return replace(report, gates=answer_rules(report.outcomes, plan), tree=walk_tree(report.outcomes, plan))
 
 
@@ -72,7 +72,7 @@ def matched_rules(answers: Sequence[RuleAnswer]) -> tuple[RuleAnswer, ...]:
 
 
 def next_commands(answers: Sequence[RuleAnswer]) -> tuple[str, ...]:
-    """Return the commands that the matched rules suggest to run next, those of the leading rule first."""
+    """Return the commands suggested by the rules that matched, with those of the leading rule first."""
     in_order = sorted(matched_rules(answers), key=lambda answer: not answer.leads)
     if not any(answer.leads for answer in in_order):
         return ()
@@ -170,7 +170,7 @@ def _run_names(outcomes: Sequence[Outcome]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Playbook:
-    """The hypotheses that are tested in every report about one program."""
+    """The hypotheses to test in every report about one program."""
 
     hypotheses: tuple[Hypothesis, ...]
     onward: str | None = None  # the command to suggest after a single run that suggests none itself
@@ -180,5 +180,5 @@ ANY_PROGRAM = Playbook(hypotheses=(NCCL_HYPOTHESIS, *ENVIRONMENT_HYPOTHESES))
 
 
 def playbook_for(playbook: Playbook, outcomes: Sequence[Outcome]) -> Playbook:
-    """Return `playbook` if any run belongs to our own program, else the playbook for any program."""
+    """Return `playbook` if any run belongs to our own program, or else the playbook for arbitrary programs."""
     return playbook if any(map(is_our_program, outcomes)) else ANY_PROGRAM

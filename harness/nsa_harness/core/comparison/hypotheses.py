@@ -46,7 +46,7 @@ def is_our_program(outcome: Outcome) -> bool:
 
 
 class HypothesisKind(StrEnum):
-    """What kind of statement a hypothesis makes about one setting."""
+    """The kind of statement that a hypothesis makes about one setting."""
 
     CAUSE = "cause"  # a run passes without it and fails with it
     CHANGE = "change"  # a run passes on one side and fails on the other
@@ -65,7 +65,7 @@ class Hypothesis:
 
 
 def switch(key: str, on: str, *, off: str = "") -> Variable:
-    """Return a variable for a setting that changes from any other value to `on`.
+    """Return a variable for a setting that changes to `on` from any other value.
 
     `off` is the value before the change in the command that tests the variable. Without it there is no such command.
     """
@@ -135,7 +135,7 @@ ENVIRONMENT_HYPOTHESES = tuple(
 
 
 class HypothesisAnswer(StrEnum):
-    """Whether the runs support or refute a hypothesis."""
+    """The answer to whether the runs support or refute a hypothesis."""
 
     SUPPORTED = "supported"
     REFUTED = "refuted"
@@ -145,7 +145,7 @@ class HypothesisAnswer(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One of two compared configurations, with its run and the failure counts of all its attempts."""
+    """One of two compared configurations, represented by a run and the failure counts of all attempts."""
 
     run: Outcome
     counts: FailureCounts
@@ -153,7 +153,7 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class HypothesisRow:
-    """One row in the table of hypotheses. A hypothesis has several rows if pairs of runs give different answers."""
+    """A row in the table of hypotheses. A hypothesis has several rows if pairs of runs disagree."""
 
     hypothesis: Hypothesis
     answer: HypothesisAnswer
@@ -174,7 +174,7 @@ _WEIGHTIEST_FIRST = (
 
 
 def hypothesis_rows(outcomes: Sequence[Outcome], hypotheses: Sequence[Hypothesis]) -> tuple[HypothesisRow, ...]:
-    """Return the table of hypotheses with their answers, which is empty if there is only one run."""
+    """Return the table of hypotheses with their answers. It is empty if there is only one run."""
     if sum(outcome.final for outcome in outcomes) < 2:
         return ()
     counts_of = failure_counts(outcomes)
@@ -184,14 +184,14 @@ def hypothesis_rows(outcomes: Sequence[Outcome], hypotheses: Sequence[Hypothesis
 
 
 def is_row_shown(row: HypothesisRow) -> bool:
-    """Whether the report shows this row, because the hypothesis was tested or because it is always shown."""
+    """Whether the report shows this row, because its hypothesis was tested or is always shown."""
     if row.answer is not HypothesisAnswer.NOT_TESTED:
         return True
     return row.hypothesis.always_shown and (row.command is not None or row.reason != NO_CONTROL)
 
 
 def reason_not_judged(variable: Variable, outcomes: Sequence[Outcome]) -> str:
-    """Return why two runs that differ only in this variable were not compared, such as "ddp_nccl was SKIP".
+    """Return the reason why a pair of runs was not compared, such as "ddp_nccl was SKIP".
 
     Returns "" if there are no two such runs.
     """
@@ -204,14 +204,14 @@ def reason_not_judged(variable: Variable, outcomes: Sequence[Outcome]) -> str:
 
 
 def _unjudged_word(verdict: Verdict) -> str:
-    """Return "SKIP", "ERROR" or "killed" if the verdict says nothing about the program, else ""."""
+    """Return "SKIP", "ERROR" or "killed" if the verdict says nothing about the program, or else ""."""
     if verdict.status in (Status.SKIP, Status.ERROR):
         return verdict.status.value
     return "killed" if verdict.cause == Cause.KILLED else ""
 
 
 def _lowest_rate(outcomes: Sequence[Outcome], counts_of: Callable[[Outcome], FailureCounts]) -> float | None:
-    """Return the lowest failure rate of a configuration that fails only sometimes, or None."""
+    """Return the lowest failure rate of any flaky configuration, or None if there is none."""
     # If a configuration fails by chance, one pass and one failure prove nothing.
     rates = [
         counts.failed / counts.attempts
@@ -311,7 +311,7 @@ def _answer_by_counts(kind: HypothesisKind, contrast: Contrast, rate: float) -> 
 def _refuted_need(
     hypothesis: Hypothesis, outcomes: Sequence[Outcome], counts_of: Callable[[Outcome], FailureCounts]
 ) -> HypothesisRow | None:
-    """Return a row that refutes the hypothesis because every run passes without the setting, or None."""
+    """Return a row that refutes the hypothesis if every run without the setting passes, or else None."""
     key = hypothesis.variable.keys[0]
     runs = [
         run
@@ -354,7 +354,7 @@ def _not_tested(hypothesis: Hypothesis, outcomes: Sequence[Outcome]) -> Hypothes
 
 
 def _base_run(variable: Variable, outcomes: Sequence[Outcome]) -> Outcome | None:
-    """Return the run from which to start when a variable is tested, or None."""
+    """Return the run from which a test of the variable should start, or None if there is none."""
     our_runs = [outcome for outcome in outcomes if is_evidence(outcome) and is_our_program(outcome)]
     key = variable.keys[0]
     failures = [
@@ -373,7 +373,7 @@ def _fits_either_side(variable: Variable, value: str) -> bool:
 
 
 def _test_command(variable: Variable, base: Outcome) -> str | None:
-    """Return the command that tests a variable, starting from the run `base`, or None."""
+    """Return the command that tests a variable, starting from the run `base`, or None if there is none."""
     if not is_our_program(base):
         return None
     command_key, *others = (

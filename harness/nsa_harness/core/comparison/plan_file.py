@@ -1,4 +1,4 @@
-"""Read plan files, which name the scenarios to run and the decisions made in advance for their results.
+"""Read plan files, which name the scenarios to run and the decisions made in advance about their results.
 
 The models below define every key. Names of scenarios, causes, keys and commands are checked while they are read.
 """
@@ -68,7 +68,7 @@ _KNOWN_CAUSES = (*CAUSES_OF_VERDICTS, _UNCERTAIN)
 
 
 class ConditionForm(StrEnum):
-    """The kinds of conditions that a decision rule can have, depending on the keys that are written."""
+    """The kinds of conditions that a decision rule can have, depending on the keys it contains."""
 
     FLAKY = "flaky"  # the attempts of one launch end differently
     FAILS = "fails"  # at least one of the runs fails
@@ -95,7 +95,7 @@ _FORM_KEYS = frozenset({"flaky", "missing_gradients", "fails", "passes", "each_p
 
 @dataclass(frozen=True, kw_only=True)
 class _KnownNames:
-    """The names that a plan may use."""
+    """The names that a plan is allowed to use."""
 
     scenarios: Sequence[Selectable]
     runs: Sequence[Selectable]  # the scenarios that the plan runs
@@ -106,7 +106,7 @@ Mistakes = Iterator[tuple[Location, str]]  # pairs of (location inside a value, 
 
 
 def _raise_if_any(value: object, mistakes: Mistakes) -> None:
-    """Raise ValidationError if there are any mistakes in a value."""
+    """Raise ValidationError if `mistakes` contains any errors in `value`."""
     if lines := _error_lines(value, mistakes):
         raise ValidationError.from_exception_data("plan", lines)
 
@@ -127,7 +127,7 @@ def _unknown_name(noun: str, word: str, known_names: Collection[str]) -> Mistake
 
 
 class _OneOrManyMarker:
-    """Marker for a tuple field whose single item may be written without a list."""
+    """A marker for a tuple field whose only item can be written without a list."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(_as_items, handler(source))
@@ -189,7 +189,7 @@ def _check_key(key: str) -> str:
 
 
 def _read_command(text: object, info: ValidationInfo) -> tuple[str, ...]:
-    """Split a command into its arguments after `nsa-harness`, and check them."""
+    """Split a command into the arguments that follow `nsa-harness`, and check them."""
     if not isinstance(text, str) or not text:
         raise ValueError(f"expected text, got {value_text(text)}")
     try:
@@ -212,7 +212,7 @@ def _placeholder_mistakes(words: Iterable[str], permitted_names: Collection[str]
 
 
 def _override_mistakes(words: Sequence[str]) -> Mistakes:
-    """Yield the mistakes in the KEY=VALUE arguments of a command."""
+    """Yield the errors in the KEY=VALUE arguments of a command."""
     for before, word in pairwise(words):
         if not is_override(word):
             continue
@@ -242,7 +242,7 @@ _NAMES: TypeAdapter[tuple[str, ...]] = TypeAdapter(
 
 
 def _read_runs(value: object, info: ValidationInfo) -> RunFilter:
-    """Return the filter for runs that are described by `any`, by scenario names, or by settings."""
+    """Return a filter for runs described by `any`, by scenario names, or by settings."""
     if value == _ANY:
         return EVERY_RUN
     if not isinstance(value, dict):
@@ -309,13 +309,13 @@ OptionalRuns = TypeAliasType(
 
 
 class _StrictModel(BaseModel):
-    """Base class for the models of a plan file. Unknown keys are rejected."""
+    """The base class of the models in a plan file. Unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     @classmethod
     def contradictions(cls, content: Mapping[str, Any]) -> Mistakes:  # noqa: ARG003
-        """Yield the contradictions between keys of the file, whose values may be invalid."""
+        """Yield the contradictions between keys in `content`, whose values can be invalid."""
         return iter(())
 
     @model_validator(mode="wrap")
@@ -347,23 +347,23 @@ class Condition(_StrictModel):
 
     @property
     def form(self) -> ConditionForm:
-        """The kind of condition, which follows from the keys that are written."""
+        """The kind of condition, which follows from the keys it contains."""
         return _FORMS[_FORM_KEYS & self.model_fields_set]
 
     @property
     def runs(self) -> RunFilter:
-        """The runs that the condition is about. If runs are compared, these are the runs that must fail."""
+        """The runs to which the condition refers. If runs are compared, these are the runs that must fail."""
         return self.flaky or (self.passes if self.form is ConditionForm.PASSES else self.fails) or EVERY_RUN
 
     @property
     def other_runs(self) -> RunFilter:
-        """The runs that are compared with the failing ones."""
+        """The runs that are compared with the failing runs."""
         passes = self.passes if self.form is ConditionForm.CONTRAST else None
         return passes or self.each_passes or self.fails_alike or EVERY_RUN
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """The causes of failure that count. If empty, all count except those from outside the program."""
+        """The causes of failure that count. If there are none, every cause inside the program counts."""
         return tuple(cause for cause in self.cause if cause != _UNCERTAIN)
 
     @property
@@ -373,7 +373,7 @@ class Condition(_StrictModel):
 
     @property
     def placeholders(self) -> tuple[str, ...]:
-        """The placeholders that a command of this rule may use, such as "fails"."""
+        """The placeholders that a command in this rule can use, such as "fails"."""
         if self.form is ConditionForm.PASSES:
             return (PASSES,)
         return (FAILS, PASSES) if self.form in (ConditionForm.CONTRAST, ConditionForm.EACH) else (FAILS,)
@@ -431,7 +431,7 @@ class DecisionRule(_StrictModel):
 
 
 class TreeQuestion(_StrictModel):
-    """One question in the decision tree of a plan. The answer is yes if a certain decision rule matched."""
+    """A question in the decision tree of a plan. The answer is yes if its decision rule matched."""
 
     gate: RuleName  # the decision rule that answers the question
     asks: Text
@@ -443,7 +443,7 @@ class TreeQuestion(_StrictModel):
 
 
 class PlanFile(_StrictModel):
-    """The content of a plan file: the scenarios to run and the decisions for their results."""
+    """The content of a plan file: the scenarios to run and the decisions about their results."""
 
     schema_: Literal[1] = Field(1, alias="schema")
     about: Text = ""
@@ -464,7 +464,7 @@ class PlanFile(_StrictModel):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanText:
-    """The name and the text of a plan file at the start of a run."""
+    """The name and the text that a plan file had at the start of a run."""
 
     file: str
     text: str
@@ -475,7 +475,7 @@ EMPTY_PLAN = PlanFile.model_construct(gates={})
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPlan:
-    """A plan that was read from a file. If the file has mistakes, the plan is empty."""
+    """A plan that was read from a file. The plan is empty if the file contains errors."""
 
     plan: PlanFile
     mistakes: tuple[Mistake, ...]
@@ -487,18 +487,18 @@ def is_our_key(key: str) -> bool:
 
 
 def is_plan(root: Node | None) -> bool:
-    """Whether a YAML file is a plan, which is so if it has the key `gates`."""
+    """Whether a YAML file is a plan, which means that it has the key `gates`."""
     return root is not None and isinstance(root.content, dict) and "gates" in root.content
 
 
 @lru_cache(maxsize=8)  # while a run continues, its report is made again and again from the same plan
 def read_stored_plan(plan_text: PlanText) -> ReadPlan:
-    """Return the plan of a stored run, without checking the names in it. Never raises."""
+    """Return the plan of a stored run, without checking the names in it. This never raises an exception."""
     return read_plan(plan_text, None)
 
 
 def read_plan(plan_text: PlanText, scenarios: Sequence[Selectable] | None) -> ReadPlan:
-    """Return the plan in a file, with all mistakes found in it. Never raises.
+    """Return the plan in a file, with all errors found in it. This never raises an exception.
 
     `scenarios` are all known scenarios, to check the names in the plan. If it is None, names are not checked.
     """

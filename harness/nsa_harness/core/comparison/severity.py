@@ -1,4 +1,4 @@
-"""Decide how severe a finding is."""
+"""Decide on the severity of a finding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WEIGHT = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 
 
 def severity(finding: Finding, outcome: Outcome) -> Severity:
-    """Return how severe a finding is for this run.
+    """Return the severity of a finding in this run.
 
     The cause of a failure is critical, and other findings of a failed run are at most warnings. If the run did not
     fail, the severity comes from the table of causes.
@@ -23,13 +23,13 @@ def severity(finding: Finding, outcome: Outcome) -> Severity:
 
 
 def silent_faults(outcome: Outcome) -> tuple[Finding, ...]:
-    """Return the findings which show that something is wrong in a run that passed."""
+    """Return the findings that show a problem in a run that passed."""
     if outcome.verdict.status is not Status.PASS:
         return ()
     return tuple(finding for finding in outcome.findings if severity(finding, outcome) is not Severity.INFO)
 
 
 def strict_exit_code(report: Report) -> int:
-    """Return the exit code for `--strict`, which is also 1 if a run passed with a silent fault."""
+    """Return the exit code for `--strict`, which is 1 even for a run that passed with a silent fault."""
     silent = any(silent_faults(outcome) for outcome in report.outcomes if outcome.final)
     return exit_code(report, strict=True) or int(silent)

@@ -1,4 +1,4 @@
-"""Fit the cost of a training step over runs of different sizes, and predict it for other sizes.
+"""Fit the cost of a training step over runs of different sizes, and predict the cost for other sizes.
 
 The runs differ only in tokens and layers. Each run records which implementations of its operators ran. If they change
 within a sweep, each group of runs with the same implementations has its own fit. No prediction is made for a size at
@@ -23,7 +23,7 @@ _MIN_ERROR = 0.02  # minimum relative error of a time, because a slow machine af
 
 @dataclass(frozen=True, kw_only=True)
 class Regime:
-    """The runs of a sweep in which the same implementations of operators ran."""
+    """The runs of a sweep that used the same implementations of operators."""
 
     cells: tuple[Outcome, ...]  # in order of their sizes
     implementations: str  # those that other cells of the sweep do not have; empty if all cells have the same
@@ -43,7 +43,7 @@ class Regime:
         return tuple(fit for fit in fit_by_quantity.values() if fit is not None)
 
     def _points(self, quantity: Quantity) -> Sequence[Point]:
-        """Return the measured points of one quantity, or none if a run lacks the value."""
+        """Return the measured points of one quantity. The result is empty if a run lacks the value."""
         values = [(cost, cell_value(cost, quantity)) for cost in self.costs]
         points = [
             Point(size=size_of(cost), value=value, error=_error(cost, quantity)) for cost, value in values if value
@@ -62,12 +62,12 @@ class Regime:
 
     @property
     def until_tokens(self) -> int | None:
-        """The number of tokens from which other implementations run, or None if unknown."""
+        """The number of tokens at which other implementations take over, or None if it is unknown."""
         return min((cost.until_tokens for cost in self.costs if cost.until_tokens is not None), default=None)
 
     @property
     def with_text(self) -> str:
-        """The implementations as text " with X", or "" if they are the same in all runs of the sweep."""
+        """The implementations as a string " with X", or "" if they are the same in the whole sweep."""
         return f" with {self.implementations}" if self.implementations else ""
 
 
@@ -80,7 +80,7 @@ class NoPrediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Runs that differ only in tokens and layers."""
+    """A group of runs that differ only in their numbers of tokens and layers."""
 
     cells: tuple[Outcome, ...]
     regimes: tuple[Regime, ...]  # in order of their smallest numbers of tokens
@@ -126,7 +126,7 @@ def _no_fit_reason(regime: Regime) -> str:
 
 
 def no_fit_reason(regime: Regime) -> str | None:
-    """Return the reason why no cost was fitted to these runs, or None if there is a fit."""
+    """Return the reason why no cost was fitted to these runs, or None if one was fitted."""
     return None if regime.fits else _no_fit_reason(regime)
 
 
@@ -144,7 +144,7 @@ def cell_value(cost: StepCost, quantity: Quantity) -> float | None:
 
 
 def _error(cost: StepCost, quantity: Quantity) -> float:
-    """Return the relative measurement error of one quantity, which is 0 for counted quantities."""
+    """Return the relative measurement error of one quantity. It is 0 for quantities that are counted."""
     errors = {Quantity.SECONDS: cost.error, Quantity.PROCESSOR: cost.cpu_error}
     return max(errors[quantity], _MIN_ERROR) if quantity in errors else 0.0
 
@@ -154,7 +154,7 @@ def size_of(cost: StepCost) -> Size:
 
 
 def sweeps(outcomes: Iterable[Outcome]) -> tuple[Sweep, ...]:
-    """Return the groups of passing runs that differ only in tokens and layers."""
+    """Return the groups of passing runs that differ only in their numbers of tokens and layers."""
     cells_of: dict[tuple[object, ...], dict[Size, Outcome]] = {}
     for outcome in outcomes:
         if outcome.final and outcome.verdict.status is Status.PASS and outcome.cost is not None:
@@ -164,7 +164,7 @@ def sweeps(outcomes: Iterable[Outcome]) -> tuple[Sweep, ...]:
 
 
 def with_growth_findings(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Return the outcomes, with a finding added where the step time grows quadratically with the tokens.
+    """Return the outcomes, with a finding for each sweep whose step time grows quadratically with the tokens.
 
     The finding belongs to the largest run of each sweep. Calling this function again with its result adds nothing.
     """
@@ -208,7 +208,7 @@ def _by_size(size: Size) -> tuple[int, int]:
 
 
 def _settings_without_size(outcome: Outcome) -> tuple[object, ...]:
-    """Return the settings of a run except tokens, layers and number of steps."""
+    """Return the settings of a run except its tokens, layers and number of steps."""
     assert outcome.cost is not None
     settings = tuple(pair for pair in outcome.spec.settings if pair[0] not in (TOKENS, LAYERS, "train.steps"))
     return settings, outcome.spec.ranks, outcome.spec.device, outcome.spec.backend, outcome.cost.batch

@@ -1,4 +1,4 @@
-"""Decide from repeated runs whether a change to a program makes it fail less often.
+"""Decide, based on repeated runs, whether a change to a program makes it fail less often.
 
 The first side is the program without the change, the second side the program with it. Both are run alternately. This
 module decides when the failure counts are enough, when a failure counts as fixed, and what else differs between the
@@ -28,7 +28,7 @@ FIRST, SECOND = 0, 1  # indices of the side without the change, and of the side 
 
 
 class ClaimResult(StrEnum):
-    """Whether runs support the claim that a change makes a program fail less often."""
+    """The result of testing the claim that a change makes a program fail less often."""
 
     SUPPORTED = "supported"
     REFUTED = "refuted"
@@ -38,7 +38,7 @@ class ClaimResult(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FailureCount:
-    """How many runs with or without a change failed, and how."""
+    """The number of runs with or without a change that failed, and the ways in which they failed."""
 
     bad: int  # number of failed trials
     judged: int  # number of trials that could be judged
@@ -47,7 +47,7 @@ class FailureCount:
 
     @property
     def rate(self) -> float | None:
-        """The share of failed runs, or None if no run could be judged."""
+        """The fraction of runs that failed, or None if no run could be judged."""
         return self.bad / self.judged if self.judged else None
 
     def interval(self, confidence: float) -> tuple[float, float]:
@@ -59,10 +59,7 @@ class FailureCount:
 
 
 def count(trials: Iterable[Trial], side: int) -> FailureCount:
-    """Count the failed runs with or without the change.
-
-    `side` is FIRST (without the change) or SECOND (with it).
-    """
+    """Count the failed runs on one side: without the change (FIRST) or with it (SECOND)."""
     trials_of_side = [trial for trial in trials if trial.config == side]
     judged_trials = [trial for trial in trials_of_side if trial.judged]
     failures = [trial.end for trial in judged_trials if not trial.passed]
@@ -76,7 +73,7 @@ def count(trials: Iterable[Trial], side: int) -> FailureCount:
 
 
 def passes_needed(bad: int, of: int, confidence: float) -> int:
-    """Return how many runs in a row must pass before a failure counts as fixed.
+    """Return the number of consecutive runs that must pass before a failure counts as fixed.
 
     The failure occurred `bad` times in `of` runs. At this rate it would have occurred again within the returned number
     of runs, with this confidence. If it occurred in every run, one pass is enough.
@@ -86,7 +83,7 @@ def passes_needed(bad: int, of: int, confidence: float) -> int:
 
 
 def passes_to_confirm_fix(first: FailureCount, confidence: float) -> int:
-    """Return how many runs in a row must pass with the change before the failure counts as fixed.
+    """Return the number of consecutive runs with the change that must pass before the failure counts as fixed.
 
     The lowest failure rate in the confidence interval of `first` counts. This is stricter than `passes_needed`.
     """
@@ -94,7 +91,7 @@ def passes_to_confirm_fix(first: FailureCount, confidence: float) -> int:
 
 
 class FixStatus(StrEnum):
-    """Whether a change has removed a failure completely."""
+    """The answer to whether a change has removed a failure completely."""
 
     YES = "yes"  # no failure in enough runs to have shown it
     NOT_YET = "not yet"  # no failure, but too few runs
@@ -102,7 +99,7 @@ class FixStatus(StrEnum):
 
 
 def fix_status(first: FailureCount, second: FailureCount, confidence: float) -> FixStatus | None:
-    """Return whether the failure no longer occurs with the change, or None if it never occurred without it."""
+    """Return whether the change has removed the failure, or None if it never occurred without the change."""
     if not first.bad:
         return None
     if second.bad:
@@ -115,7 +112,7 @@ def fix_status(first: FailureCount, second: FailureCount, confidence: float) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class NumberComparison:
-    """Comparison of losses and other numbers that a program computes with and without a change.
+    """A comparison of the loss and other numbers that a program computes with and without a change.
 
     The fields after `steps` describe the number that differs most.
     """
@@ -131,7 +128,7 @@ class NumberComparison:
 
 
 def compare_numbers(trials: Sequence[Trial], tolerance: float) -> NumberComparison:
-    """Compare the losses and other numbers that the program computed with and without the change.
+    """Compare the loss and other numbers that the program computed with and without the change.
 
     `tolerance` is the largest relative difference that counts as rounding.
     """
@@ -159,7 +156,7 @@ _Key = tuple[int | None, str]
 
 
 def _numbers(trials: Sequence[Trial], side: int) -> dict[_Key, list[float]]:
-    """Return the values of each number in the first steps, over all runs without or with the change."""
+    """Return the values of each number in the first steps, collected from all runs on one side."""
     values: dict[_Key, list[float]] = {}
     for trial in trials:
         if trial.config != side:
@@ -188,7 +185,7 @@ def _compare(step: int | None, name: str, first: Sequence[float], second: Sequen
 
 
 def _relative_difference(first: float, second: float) -> float:
-    """Return the difference of two values as a share of the larger one.
+    """Return the difference of two values as a fraction of the larger one.
 
     If a value is not finite, the result is 0 for equal values and infinity otherwise.
     """
@@ -202,7 +199,7 @@ def _relative_difference(first: float, second: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Median and range of one measured quantity over several runs."""
+    """The median and range of one measured quantity over several runs."""
 
     middle: float  # the median
     low: float
@@ -212,7 +209,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """A quantity such as the step time, measured in passing runs with and without the change."""
+    """A quantity, such as the step time, that was measured in passing runs with and without the change."""
 
     name: str
     unit: str  # "s", "bytes", or empty
@@ -221,14 +218,14 @@ class Effect:
 
     @property
     def change(self) -> float | None:
-        """The relative change of the median that comes with the change, or None if it is not known."""
+        """The relative difference of the medians with and without the change, or None if it is unknown."""
         if self.first is None or self.second is None or not self.first.middle:
             return None
         return self.second.middle / self.first.middle - 1
 
     @property
     def overlaps(self) -> bool:
-        """Whether the values with and without the change overlap, so that a difference may be chance."""
+        """Whether the values with and without the change overlap, which means that a difference could be chance."""
         first, second = self.first, self.second
         return first is not None and second is not None and first.low <= second.high and second.low <= first.high
 
@@ -243,7 +240,7 @@ _QUANTITIES = (
 
 
 def effects(trials: Sequence[Trial]) -> Iterator[Effect]:
-    """Yield the step time, memory and other quantities, each as measured with and without the change."""
+    """Yield the step time, memory and other quantities, measured with and without the change."""
     for name, unit, attribute in _QUANTITIES:
         first, second = (_spread(trials, side, attribute) for side in (FIRST, SECOND))
         if first is not None or second is not None:
@@ -274,7 +271,7 @@ class ClaimTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion:
-    """Whether a claim is supported or refuted, with the reason."""
+    """The conclusion on whether a claim is supported or refuted, with the reason."""
 
     result: ClaimResult
     why: str  # the reason as a sentence
@@ -283,7 +280,7 @@ class Conclusion:
 
 @dataclass(kw_only=True)
 class SequentialTest:
-    """Test of the claim that a change makes a program fail less often, from pairs of runs.
+    """A test, based on pairs of runs, of the claim that a change makes a program fail less often.
 
     The conclusion may be read after each pair without losing confidence (a sequential test). It combines two tests:
     that the failure rates of the sides differ, and that the second rate is more than half of the first. Each is wrong
@@ -306,7 +303,7 @@ class SequentialTest:
 
     @property
     def next_side(self) -> int:
-        """FIRST if the program should run next without the change, or SECOND with it.
+        """FIRST if the next run should be without the change, or SECOND if it should be with the change.
 
         The sides alternate. A run that could not be judged is repeated.
         """
@@ -314,7 +311,7 @@ class SequentialTest:
         return FIRST if len(first) <= len(second) else SECOND
 
     def count(self, side: int) -> FailureCount:
-        """Return how many runs without the change (FIRST) or with it (SECOND) have failed."""
+        """Return the failure count of the runs without the change (FIRST) or with it (SECOND)."""
         return count(self.trials, side)
 
     def add_trial(self, trial: Trial) -> None:
@@ -333,7 +330,7 @@ class SequentialTest:
             self._remaining_test.add_pair(*pair)
 
     def conclusion(self) -> Conclusion | None:
-        """Return whether the claim is supported or refuted, or None if more runs are needed."""
+        """Return a conclusion on the claim, or None if more runs are needed."""
         if len(self._failures[FIRST]) != len(self._failures[SECOND]):
             return self._cannot_be_judged()
         return self._computes_differently() or self._counts_decide() or self._counts_cannot_decide()
@@ -366,7 +363,7 @@ class SequentialTest:
         return None
 
     def _counts_cannot_decide(self) -> Conclusion | None:
-        """Return the conclusion that the claim stays undecided, or None if more runs may still decide it."""
+        """Return an "undecided" conclusion, or None if more runs could still decide the claim."""
         failures = self._difference_test.first_bad + self._difference_test.second_bad
         if self.pairs >= self.terms.controls and not failures:
             why = f"nothing failed in {self.pairs} runs of each side, so there is no failure to prevent"
@@ -390,7 +387,7 @@ class SequentialTest:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimReport:
-    """The test of a claim, with all its runs so far."""
+    """A report on the test of a claim, with all its runs so far."""
 
     text: str  # the claim as the user wrote it, or made from the key
     scenario: str
@@ -404,12 +401,12 @@ class ClaimReport:
 
     @property
     def counts(self) -> tuple[FailureCount, FailureCount]:
-        """The number of failed runs without the change, and with it."""
+        """The failure counts of the runs without the change and of the runs with it."""
         return count(self.trials, FIRST), count(self.trials, SECOND)
 
     @property
     def number_comparison(self) -> NumberComparison:
-        """Comparison of the numbers that the program computes with and without the change."""
+        """A comparison of the numbers that the program computes with and without the change."""
         return compare_numbers(self.trials, self.terms.tolerance)
 
     @property
@@ -419,7 +416,7 @@ class ClaimReport:
 
     @property
     def left_s(self) -> float | None:
-        """The largest remaining time in seconds, or None if it cannot be estimated yet."""
+        """The maximum remaining time in seconds, or None if it cannot be estimated yet."""
         walls_s = [[trial.wall_s for trial in self.trials if trial.config == side] for side in (FIRST, SECOND)]
         if not all(walls_s):
             return None
@@ -440,7 +437,7 @@ def difference_text(worst: NumberComparison) -> str:
 
 
 def format_share(value: float) -> str:
-    """Return a share as percent text, such as "25 %", "0.02 %" or "0 %"."""
+    """Return a fraction as a percentage, such as "25 %", "0.02 %" or "0 %"."""
     percent = value * 100
     return f"{percent:.0f} %" if percent == 0 or percent >= 10 else f"{percent:.2g} %"
 
@@ -449,7 +446,7 @@ def format_share(value: float) -> str:
 
 
 class VerificationResult(StrEnum):
-    """Whether a failed run, repeated after a change to the program, shows that the failure is fixed."""
+    """The result of repeating a failed run, to check whether a change to the program fixed the failure."""
 
     FIXED = "fixed"
     NOT_FIXED = "not fixed"
@@ -474,13 +471,13 @@ def verification_result(trials: Sequence[Trial], required_passes: int) -> Verifi
 
 
 def lowest_failure_rate(runs: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Return the pair (failures, runs) with the lowest failure rate above 0."""
+    """Return the pair (failures, runs) with the lowest failure rate that is above 0."""
     return min((run for run in runs if run[0]), key=lambda run: (run[0] / run[1], -run[1]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """The repetition of a failed run, to check that its failure is fixed.
+    """A report on the repetition of a failed run, which checks that its failure is fixed.
 
     Counts are pairs (failures, runs).
     """
@@ -504,5 +501,5 @@ class VerifyReport:
 
     @property
     def last_end(self) -> str:
-        """How the last run ended, or "" if there was none."""
+        """The way the last run ended, or "" if there was no run."""
         return self.trials[-1].end if self.trials else ""

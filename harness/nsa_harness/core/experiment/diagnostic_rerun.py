@@ -1,4 +1,4 @@
-"""Run a failed program again with more checks, to find out what the failed run did not show.
+"""Run a failed program again with more checks, to find out what the original run did not show.
 
 This module decides which rerun is worth making, and turns its result into a finding about the original run.
 """
@@ -30,7 +30,7 @@ _CALLS_BACKWARD = re.compile(r"\bbackward\(|\.grad\(")
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A change to a launch that makes a rerun show more, such as autograd's anomaly detection."""
+    """A change to a launch that makes a rerun show more, such as anomaly detection in autograd."""
 
     name: str  # a SecondRun, or a name that only this program knows
     description: str
@@ -120,7 +120,7 @@ def with_change(spec: RunSpec, change: Change, attempt: int) -> RunSpec:
 
 
 def _suggested_reruns(outcome: Outcome, cause_reruns: Sequence[SecondRun], all_changes: Iterable[str]) -> Iterator[str]:
-    """Yield the names of useful reruns, the most useful first."""
+    """Yield the names of useful reruns, with the most useful first."""
     if _BY_INDEX.search(outcome.verdict.summary):
         yield SecondRun.NAMES
     if _RECOMPUTED.search(outcome.verdict.summary):
@@ -165,7 +165,7 @@ def _is_possible(change: Change, spec: RunSpec, outcome: Outcome, probe: str) ->
 
 
 class _RerunEnd(StrEnum):
-    """How a diagnostic rerun ended, compared with the original run."""
+    """The way a diagnostic rerun ended, compared with the original run."""
 
     PASSED = "passed"
     SAME = "the same"
@@ -173,7 +173,7 @@ class _RerunEnd(StrEnum):
 
 
 def with_diagnostic_reruns(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Return the outcomes, each with a finding for every diagnostic rerun of it.
+    """Return the outcomes, with a finding added for each diagnostic rerun.
 
     Verdicts do not change. A location that only a rerun showed becomes the location of the culprit. Calling this
     function again with its result adds nothing.
@@ -182,7 +182,7 @@ def with_diagnostic_reruns(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
 
 
 def rerun_finding(outcome: Outcome, rerun_outcome: Outcome) -> Finding:
-    """Return what a diagnostic rerun shows about the original run, as a finding."""
+    """Return a finding that says what a diagnostic rerun shows about the original run."""
     rerun = rerun_outcome.spec.deepening
     assert rerun is not None
     own_finding = _own_finding(rerun_outcome)
@@ -268,7 +268,7 @@ def _losses(outcome: Outcome, rerun_outcome: Outcome) -> Facts | None:
 
 
 def _with_place(culprit: Culprit | None, place: Place | None) -> Culprit | None:
-    """Return the culprit with the new location. Fields that the new location lacks are kept."""
+    """Return the culprit with its location replaced. Fields that the new location lacks are kept."""
     if culprit is None or place is None:
         return culprit
     old_place = culprit.place or Place()

@@ -1,4 +1,4 @@
-"""Decide whether a program is ready for production, from a checklist of runs and required numbers."""
+"""Decide whether a program is ready for production, based on a checklist of runs and required numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nsa_harness.errors import did_you_mean
 
 
 class Concurrency(StrEnum):
-    """Whether the runs of a phase are launched in parallel."""
+    """The choice of whether the runs of a phase are launched in parallel."""
 
     NEVER = "never"  # one after another, because their times are measured
     MAY = "may"  # in parallel if the machine has room
@@ -36,13 +36,13 @@ class Concurrency(StrEnum):
 
 
 class _Section(BaseModel):
-    """Base class for the sections of a checklist file. Unknown keys are rejected."""
+    """The base class of the sections in a checklist file. Unknown keys are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ChecklistPhase(_Section):
-    """One phase of a readiness checklist, with its runs and the phases that must pass before it."""
+    """A phase of a readiness checklist, with its runs and the phases that must pass before it."""
 
     name: Word
     about: Annotated[str, Field(max_length=300)] = ""
@@ -57,7 +57,7 @@ class ChecklistPhase(_Section):
 
 
 class CriterionNeeds(_Section):
-    """The devices that a criterion of a readiness checklist needs.
+    """The devices required to check a criterion of a readiness checklist.
 
     The criterion is not tested on a machine without them.
     """
@@ -66,7 +66,7 @@ class CriterionNeeds(_Section):
 
 
 class Criterion(NumberBound):
-    """A required bound for a measured number, such as the step time of certain runs.
+    """A required bound on a measured number, such as the step time of certain runs.
 
     If there are several runs, the worst number counts.
     """
@@ -79,11 +79,11 @@ class Criterion(NumberBound):
     needs: CriterionNeeds = CriterionNeeds()
 
     def reads(self, run: str) -> bool:
-        """Whether the criterion uses a number of this run, as the measured value or as the reference."""
+        """Whether the criterion uses a number from this run, as the measured value or as the reference."""
         return any(_names_run(run, word) for _, word in _named_runs(self))
 
     def bounds_run(self, run: str) -> bool:
-        """Whether the number of this run must be within the bounds.
+        """Whether the number from this run must be within the bounds.
 
         The number of a reference run need not be.
         """
@@ -110,7 +110,7 @@ _RUN_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
 def checklist_mistakes(checklist: Checklist) -> Contradictions:
-    """Yield each mistake in a checklist with its location, except mistakes in run names."""
+    """Yield each error in a checklist with its location, except errors in run names."""
     names: list[str] = []
     for number, phase in enumerate(checklist.phases):
         if phase.name in names:
@@ -130,7 +130,7 @@ def checklist_mistakes(checklist: Checklist) -> Contradictions:
 
 
 def run_name_mistakes(checklist: Checklist, runs: Sequence[Sequence[str]]) -> Contradictions:
-    """Yield each mistake in the run names of a checklist, with its location.
+    """Yield each error in the run names of a checklist, with its location.
 
     `runs` has the names of all runs of each phase.
     """
@@ -167,12 +167,12 @@ def _named_runs(criterion: Criterion) -> Iterator[tuple[Location, str]]:
 
 
 def runs_named_in(value: JsonValue) -> list[str]:
-    """Return the run names that occur as {RUN} placeholders in a text."""
+    """Return the run names that occur as {RUN} placeholders in a string. Other values contain none."""
     return _RUN_PLACEHOLDER.findall(value) if isinstance(value, str) else []
 
 
 def fill_run_directories(value: JsonValue, folders: Mapping[str, str]) -> JsonValue:
-    """Return the value with each {RUN} placeholder replaced by the directory of this run.
+    """Replace each {RUN} placeholder in `value` with the directory of that run.
 
     Placeholders for unknown runs stay.
     """
@@ -182,13 +182,13 @@ def fill_run_directories(value: JsonValue, folders: Mapping[str, str]) -> JsonVa
 
 
 def _names_run(name: str, word: str) -> bool:
-    """Whether `word` is the name of this run or of its scenario."""
+    """Whether `word` is the run name `name` or the name of its scenario."""
     return name == word or name.partition("@")[0] == word
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """A measured number, with its 95 % interval if it comes from a fit."""
+    """A measured number, with its 95 % confidence interval if it comes from a fit."""
 
     value: float
     low: float | None = None
@@ -222,7 +222,7 @@ EVIDENCE_METRICS = frozenset({"memory_slope_bytes", "gpu_slope_bytes", "replicas
 
 
 def numbers_of(outcome: Outcome, evidence: Evidence | None) -> dict[str, Measurement]:
-    """Return the measured numbers of a run by name, such as its metrics and its peak memory.
+    """Return the measured numbers of a run, keyed by name, such as its metrics and its peak memory.
 
     `evidence` is None if no criterion needs a number from it.
     """
@@ -269,7 +269,7 @@ _STUDENT = 2.447  # 95 % quantile with _BLOCKS - 2 degrees of freedom
 
 
 def slope(points: Sequence[tuple[int, int]]) -> Measurement | None:
-    """Return the slope of (step, amount) points with its 95 % interval, or None for too few points.
+    """Return the slope of (step, amount) points with its 95 % interval, or None if there are too few points.
 
     It is fitted by least squares over the means of blocks of points, without the warm-up.
     """
@@ -290,7 +290,7 @@ def slope(points: Sequence[tuple[int, int]]) -> Measurement | None:
 
 
 class CriterionResult(StrEnum):
-    """Whether a criterion or a phase of a readiness checklist is met."""
+    """The result of a criterion or a phase of a readiness checklist."""
 
     MET = "met"
     MISSED = "missed"
@@ -301,7 +301,7 @@ class CriterionResult(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FailureReason:
-    """Why a run did not end as expected, with advice and the next command."""
+    """The reason why a run did not end as expected, with advice and the next command to run."""
 
     run: str
     verdict: str
@@ -314,7 +314,7 @@ class FailureReason:
 
 @dataclass(frozen=True, kw_only=True)
 class CriterionRow:
-    """One criterion of a readiness checklist with its measured number and its result."""
+    """A criterion of a readiness checklist with its measured number and its result."""
 
     name: str
     result: CriterionResult
@@ -332,7 +332,7 @@ class CriterionRow:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRow:
-    """One run of a readiness check with its verdict."""
+    """A run of a readiness check, with its verdict."""
 
     scenario: str
     verdict: str
@@ -346,7 +346,7 @@ class RunRow:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseRow:
-    """One phase of a readiness check with its result and its runs."""
+    """A phase of a readiness check, with its result and its runs."""
 
     name: str
     about: str
@@ -356,7 +356,7 @@ class PhaseRow:
 
 
 class Decision(StrEnum):
-    """Whether a readiness check allows a program to go into production."""
+    """The decision on whether a program can go into production."""
 
     GO = "GO"
     NO_GO = "NO-GO"
@@ -365,7 +365,7 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Untested:
-    """Something that this machine could not test, with the reason."""
+    """A check that could not be run on this machine, with the reason."""
 
     what: str  # a criterion, a run, or a part of the program
     why: str
@@ -373,7 +373,7 @@ class Untested:
 
 @dataclass(frozen=True, kw_only=True)
 class Readiness:
-    """The decision of a readiness check, with the results of all criteria and phases."""
+    """The decision of a readiness check, with the results of all its criteria and phases."""
 
     decision: Decision
     criteria: tuple[CriterionRow, ...]
@@ -383,7 +383,7 @@ class Readiness:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseRuns:
-    """The finished runs of one phase, and the names of all its runs."""
+    """The finished runs of a phase, and the names of all its runs."""
 
     names: tuple[str, ...]  # the names of all its runs
     outcomes: tuple[Outcome, ...] = ()  # the final outcome of each finished run
@@ -391,7 +391,7 @@ class PhaseRuns:
 
 
 def unmet_need(results: Mapping[str, CriterionResult], phase: ChecklistPhase) -> str:
-    """Return why a phase must be skipped (a phase it depends on did not pass), or "" if it may run.
+    """Return the reason why a phase must be skipped, or "" if it can run.
 
     `results` has the results of the earlier phases by name.
     """
@@ -410,7 +410,7 @@ _NOT_MET = {
 
 
 def judge_checklist(checklist: Checklist, runs_of_phases: Sequence[PhaseRuns], facts: MachineFacts) -> Readiness:
-    """Decide whether a program is ready for production, from the runs made so far.
+    """Decide whether a program is ready for production, based on the runs so far.
 
     `runs_of_phases` has the runs of each phase in order, without outcomes if a phase has not run.
     """
@@ -491,7 +491,7 @@ def _run_row(checklist: Checklist, outcome: Outcome) -> RunRow:
 
 
 def _blame(outcome: Outcome, faults: Sequence[Finding] = ()) -> FailureReason:
-    """Return why a run did not end as expected.
+    """Return the reason why a run did not end as expected.
 
     If the run failed, this is the cause in its verdict. Otherwise it is the first of `faults`, or of the other
     findings.
@@ -531,7 +531,7 @@ def _criterion_row(
     outcomes: Mapping[str, Outcome],
     facts: MachineFacts,
 ) -> CriterionRow:
-    """Return the result of one criterion, from the run with the worst number."""
+    """Return the result of a criterion, based on the run with the worst number."""
     empty = CriterionRow(
         name=name, result=CriterionResult.OPEN, metric=criterion.metric, unit=criterion.unit, limit=criterion.bounds(),
         measured=None, margin=None, run=None, dir=None, repeat=None,
@@ -559,7 +559,7 @@ def _row_of_run(
     numbers: Mapping[str, Measurements],
     outcomes: Mapping[str, Outcome],
 ) -> CriterionRow:
-    """Return the result of one criterion for one run, or the reason why the run has no number.
+    """Return the result of a criterion for one run, or the reason why the run has no number.
 
     `empty` is the row without a measurement.
     """
@@ -615,7 +615,7 @@ def _compare(number: Measurement, criterion: Criterion) -> tuple[CriterionResult
 
 
 def _compare_with_bound(number: Measurement, key: str, limit: float) -> tuple[CriterionResult, float]:
-    """Compare a number with one bound, and return the result and the margin as a share of the limit.
+    """Compare a number with one bound, and return the result and the margin as a fraction of the limit.
 
     A number with an interval is MET if the whole interval meets the bound, MISSED if no part of it does, and OPEN
     otherwise. The margin is negative if the interval's worse end does not meet the bound.
@@ -638,7 +638,7 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
 def _not_tested(
     rows: Sequence[CriterionRow], runs_of_phases: Sequence[PhaseRuns], facts: MachineFacts
 ) -> Iterator[Untested]:
-    """Yield every criterion, run and part of the program that this machine could not test."""
+    """Yield every criterion, run and part of the program that could not be tested on this machine."""
     yield from (Untested(what=row.name, why=row.why) for row in rows if row.result is CriterionResult.NOT_TESTED)
     outcomes = [outcome for phase_runs in runs_of_phases for outcome in phase_runs.outcomes]
     skipped_outcomes = [outcome for outcome in outcomes if outcome.verdict.status is Status.SKIP]

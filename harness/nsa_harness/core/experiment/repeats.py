@@ -1,4 +1,4 @@
-"""Combine several attempts of one launch into one result, and find out whether the program is flaky."""
+"""Combine several attempts of one launch into a single result, and detect flaky programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _MAX_PLACES = 3
 
 
 def same_place_finding(attempts: Sequence[Outcome]) -> Finding | None:
-    """Return a finding that shows at which lines the attempts of one launch failed.
+    """Return a finding with the lines at which the attempts of one launch failed, or None if there is nothing to
+    report.
 
     Returns None for a single attempt, or if no attempt failed at a known line.
     """
@@ -58,7 +59,7 @@ _JUDGED = frozenset({Status.PASS, Status.FAIL, Status.HANG})  # SKIP and ERROR s
 
 
 def with_flakiness(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Return the outcomes, with attempts of the same launch that ended differently marked as flaky.
+    """Return the outcomes. Attempts of the same launch that ended differently are marked as flaky.
 
     The last attempt of a scenario is its final one; it gets a finding about where all attempts failed. The final
     attempt of a flaky launch becomes FAIL with the cause `flaky`, unless it is an ERROR. Diagnostic reruns do not count
@@ -73,7 +74,7 @@ def repetitions(attempts: Sequence[Outcome]) -> Sequence[Outcome]:
 
 
 def own_status(outcome: Outcome) -> Status:
-    """Return how this attempt ended, even if its verdict was replaced by one for all attempts together."""
+    """Return the status of this attempt, even if its verdict was replaced with one for all attempts."""
     return outcome.own_status or outcome.verdict.status
 
 
@@ -94,7 +95,7 @@ def _with_combined_verdict(outcome: Outcome, outcomes: Sequence[Outcome]) -> Out
 
 
 def _with_same_place(outcome: Outcome, same_launch: Sequence[Outcome]) -> Outcome:
-    """Return the outcome with a finding about the lines where its attempts failed."""
+    """Return the outcome with a finding about the lines at which its attempts failed."""
     place_finding = same_place_finding(same_launch)
     if place_finding is None or any(finding.code == place_finding.code for finding in outcome.findings):
         return outcome

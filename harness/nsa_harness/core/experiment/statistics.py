@@ -13,7 +13,7 @@ _PRIOR = 0.18
 
 
 def interval(bad: int, of: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the confidence interval of a failure rate after `bad` failures in `of` runs.
+    """Return the confidence interval of a failure rate, given `bad` failures in `of` runs.
 
     This is the exact Clopper-Pearson interval. Without runs it is (0, 1).
     """
@@ -24,7 +24,7 @@ def interval(bad: int, of: int, confidence: float = 0.95) -> tuple[float, float]
 
 
 def runs_to_show(rate: float, confidence: float) -> int:
-    """Return how many runs are needed to see a failure with this rate at least once, with this confidence."""
+    """Return the number of runs needed to see a failure with this rate at least once, with this confidence."""
     return ceil(log(1 - confidence) / log(1 - rate))
 
 
@@ -34,7 +34,7 @@ _CONTROLS = 3  # without a requested confidence, a configuration counts as passi
 
 
 def control_runs(confidence: float, *, insistent: bool) -> int:
-    """Return how many passing runs are needed before a configuration counts as passing.
+    """Return the number of passing runs needed before a configuration counts as passing.
 
     `insistent` means that the user has requested this confidence, or that a stored run has failed.
     """
@@ -42,7 +42,7 @@ def control_runs(confidence: float, *, insistent: bool) -> int:
 
 
 def fails_more_often(first: tuple[int, int], second: tuple[int, int], confidence: float) -> bool:
-    """Whether the first failure rate is significantly higher, by Fisher's exact one-sided test.
+    """Whether the first failure rate is significantly higher than the second (one-sided Fisher's exact test).
 
     `first` and `second` are pairs (failures, runs). The confidence only holds if the test is applied once to the data.
     """
@@ -64,7 +64,7 @@ def student_quantile(confidence: float, freedom: int) -> float:
 
 
 class RateDifferenceTest:
-    """Sequential test of whether two failure rates differ, which may be read after every pair of runs.
+    """A sequential test of whether two failure rates differ. It can be read after every pair of runs.
 
     It accumulates evidence against equal rates as an e-process (Turner, Ly and Grünwald, arXiv:2106.02693, theorem 1,
     with blocks of one run). If the rates are equal, the probability that the evidence ever exceeds 1/a is at most a.
@@ -77,7 +77,7 @@ class RateDifferenceTest:
         self._log_evidence = 0.0
 
     def add_pair(self, first_bad: bool, second_bad: bool) -> None:
-        """Add the results of one pair of runs, each given by whether the run failed."""
+        """Add the results of one pair of runs. Each argument says whether the run failed."""
         first, second = self._predicted_rate(self.first_bad), self._predicted_rate(self.second_bad)
         against = self._nearest_null(first, second)
         for rate, null, bad in ((first, against[0], first_bad), (second, against[1], second_bad)):
@@ -87,11 +87,11 @@ class RateDifferenceTest:
         self.second_bad += second_bad
 
     def is_shown(self, confidence: float) -> bool:
-        """Whether the runs so far show, with this confidence, that the failure rates differ."""
+        """Whether the runs so far show, with this confidence, that the rates differ."""
         return self._log_evidence >= -log(1 - confidence)
 
     def differs_by_less_than(self, difference: float, confidence: float) -> bool:
-        """Whether the second failure rate exceeds the first by less than `difference`.
+        """Whether the second failure rate exceeds the first by less than `difference`, with this confidence.
 
         This is decided by Newcombe's interval (1998, method 10).
         """
@@ -105,7 +105,7 @@ class RateDifferenceTest:
         return second - first + hypot(high - second, first - low) < difference
 
     def _nearest_null(self, first: float, second: float) -> tuple[float, float]:
-        """Return the two equal rates that are nearest to the given rates."""
+        """Return the pair of equal rates that is closest to the given rates."""
         common = (first + second) / 2
         return common, common
 
@@ -114,7 +114,7 @@ class RateDifferenceTest:
 
 
 class RateRatioTest(RateDifferenceTest):
-    """Sequential test of whether the second failure rate is more than `share` times the first.
+    """A sequential test of whether the second failure rate is more than `share` times the first.
 
     It may be read after every pair of runs. The pairs of rates for which this is false form a convex set, so the
     nearest pair gives an e-process (Turner and Grünwald, arXiv:2203.09785, theorem 1).
@@ -166,7 +166,7 @@ def _cosine_integral(power: int, end: float) -> float:
 
 
 def _find_rate(below: Callable[[float], bool]) -> float:
-    """Return the largest value in [0, 1] up to which `below` is true, by bisection."""
+    """Return, by bisection, the largest value in [0, 1] for which `below` is true."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""One run of a program in an experiment, and whether it failed in the way that the experiment looks for.
+"""The result of one run in an experiment, which says whether it failed in the way that is looked for.
 
 Each experiment decides when two failures are the same. A bisection compares lines, a verification compares causes or
 lines, and a claim counts every failure as the same.
@@ -27,7 +27,7 @@ FAILED_STATUSES = (Status.HANG, Status.FAIL)
 
 @dataclass(frozen=True, kw_only=True)
 class ComputedNumber:
-    """A number such as the loss that a run computed in one step."""
+    """A number, such as the loss, that a run computed in one step."""
 
     step: int
     name: str
@@ -36,7 +36,7 @@ class ComputedNumber:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One run of a program in an experiment, with its result and measurements.
+    """A run of a program in an experiment, with its result and measurements.
 
     An UNRESOLVED run could not be judged and does not count.
     """
@@ -60,7 +60,7 @@ class Trial:
 
     @property
     def judged(self) -> bool:
-        """Whether it is known if the run passed or failed."""
+        """Whether it is known that the run passed or that it failed."""
         return self.counts_as is not ProbeResult.UNRESOLVED
 
 
@@ -75,7 +75,7 @@ def make_trial(
     step_s: float | None = None,
     numbers: tuple[ComputedNumber, ...] = (),
 ) -> Trial:
-    """Return the outcome of a run as a trial of an experiment.
+    """Return a trial for the outcome of a run. `config` is the side of the experiment.
 
     `same_failure` returns whether a failed outcome is the failure that counts as bad. `config` is the index of the
     configuration, and `numbers` are the numbers that the run computed.
@@ -91,7 +91,7 @@ def make_trial(
 
 
 def classify_outcome(outcome: Outcome, same_failure: SameFailure) -> ProbeResult:
-    """Return whether a run passed, failed in the way that is looked for, or failed otherwise.
+    """Return whether a run passed, failed in the way that is looked for, or failed in another way.
 
     `same_failure` returns whether a failed outcome is the failure that counts as bad.
     """
@@ -107,7 +107,7 @@ def classify_outcome(outcome: Outcome, same_failure: SameFailure) -> ProbeResult
 
 @dataclass(frozen=True, kw_only=True)
 class SoughtFailure:
-    """The kind of failure that a bisection looks for, from the option `--outcome`."""
+    """The kind of failure that a bisection looks for, given by the option `--outcome`."""
 
     kind: str = SAME  # same (as that of the bad control), hang, fail, slow or any
     pattern: str | None = None  # for fail: a regular expression that the summary or the output must match
@@ -117,7 +117,7 @@ class SoughtFailure:
     step_s: float | None = None  # for slow: an absolute step time in seconds, independent of the good end
 
     def slow_from_s(self, good_s: Sequence[float]) -> float | None:
-        """Return the shortest step time in seconds that counts as slow.
+        """Return the minimum step time in seconds that counts as slow, or None if it is unknown.
 
         `good_s` has the step times of healthy runs. Returns None if they are needed and there are none yet, or if the
         bisection does not look for slow runs.
@@ -144,7 +144,7 @@ class SoughtFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """The verdict, cause and line of a failure, by which two failures are compared."""
+    """The verdict, cause and line of a failure, used to compare failures."""
 
     verdict: str
     cause: str | None
@@ -155,7 +155,7 @@ class Signature:
 
 
 def parse_outcome(text: str) -> SoughtFailure:
-    """Parse the value of `--outcome`, such as hang, fail:REGEX or slow:1.5. Raises ValueError."""
+    """Parse a value of `--outcome`, such as hang, fail:REGEX or slow:1.5. Raise ValueError if it is invalid."""
     how, _, pattern = text.partition(":")
     if how == SLOW:
         return _parse_slow(pattern)
@@ -226,7 +226,7 @@ def counts_as(
 
 
 def is_same_failure(first: Signature, second: Signature) -> bool:
-    """Whether two failures have the same verdict and line, or the same cause if a line is unknown."""
+    """Whether two failures have the same verdict and line. If a line is unknown, the causes are compared."""
     if first.verdict != second.verdict:
         return False
     if first.place is not None and second.place is not None:

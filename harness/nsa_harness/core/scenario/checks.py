@@ -1,4 +1,4 @@
-"""Check a scenario file and report all mistakes with file, line and column."""
+"""Check a scenario file and report all errors with file, line and column."""
 
 from __future__ import annotations
 
@@ -136,14 +136,14 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedScenario:
-    """A scenario that passed all checks, or the mistakes found in it."""
+    """A scenario that passed all checks, or the errors found in it."""
 
     scenario: Scenario | None
     mistakes: tuple[Mistake, ...]
 
 
 def check_scenario(tree: Node, program: OwnProgram | None) -> CheckedScenario:
-    """Return the scenario that a YAML tree describes, or its mistakes.
+    """Return the scenario that a YAML tree describes, or its errors.
 
     `extends` and `matrix` must be resolved. `program` checks the keys of the training program that comes with
     nsa-harness, and is None if the scenario cannot use it.
@@ -157,12 +157,12 @@ def check_scenario(tree: Node, program: OwnProgram | None) -> CheckedScenario:
 
 
 def file_mistakes(tree: Node) -> tuple[Mistake, ...]:
-    """Return the mistakes of one scenario file, without those of the file that it extends."""
+    """Return the errors in one scenario file, excluding those in the file that it extends."""
     return parse_model(ScenarioFile, tree)[1]
 
 
 def axis_mistakes(key: str, value: Node) -> Iterator[Mistake]:
-    """Yield the mistakes of one value in a matrix, for a dotted key such as gc.mode.
+    """Yield the errors in one value of a matrix, for a dotted key such as "gc.mode".
 
     A missing key is not a mistake, because the scenario or another axis may set it. The value of a key without a dot is
     checked later, in the merged scenario.
@@ -173,13 +173,13 @@ def axis_mistakes(key: str, value: Node) -> Iterator[Mistake]:
 
 
 def key_mistake(tree: Node, location: Location, message: str) -> Mistake:
-    """Return a mistake with the line and column of the key at `location`."""
+    """Return an error with the line and column of the key at `location`."""
     key = ".".join(visible(str(step)) for step in _steps_in_file(tree, location))
     return Mistake(origin=origin_of(tree, location), key=key, message=message)
 
 
 def _steps_in_file(tree: Node, location: Location) -> Iterator[str | int]:
-    """Yield those steps of a pydantic location that exist in the file."""
+    """Yield the keys and indices of a pydantic location that exist in the file."""
     here: Node | None = tree
     for step in location:
         content = here.content if here else None
@@ -192,7 +192,7 @@ def _steps_in_file(tree: Node, location: Location) -> Iterator[str | int]:
 
 
 def parse_model(model: type[ModelT], tree: Node, context: object = None) -> tuple[ModelT | None, tuple[Mistake, ...]]:
-    """Return the pydantic model that a YAML tree describes, or None and its mistakes.
+    """Return the pydantic model that a YAML tree describes, or None and the errors in the tree.
 
     `context` is passed to the validators of the model.
     """
@@ -237,7 +237,7 @@ _BOUNDS = {
 
 
 def _message(model: type[BaseModel], detail: ErrorDetails) -> str:
-    """Return what was expected and what was given, as the message for a pydantic error."""
+    """Return a message for a pydantic error that says what was expected and what was given."""
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown_key(model, _location(detail))
@@ -257,7 +257,7 @@ def _message(model: type[BaseModel], detail: ErrorDetails) -> str:
 
 
 def _shape(value: object) -> str:
-    """Return a value as text for a message, or "a list" or "keys and values"."""
+    """Describe a value in a message. Containers are described in words, such as "a list"."""
     if isinstance(value, dict):
         return "keys and values" if value else "an empty map"
     if isinstance(value, list | tuple):
@@ -266,7 +266,7 @@ def _shape(value: object) -> str:
 
 
 def _quote_hint(kind: str, value: object) -> str:
-    """Return a hint about missing or superfluous quotes, or ""."""
+    """Return a hint about missing or superfluous quotes, or "" if the quotes are not the problem."""
     if kind == "string_type" and isinstance(value, int | float):
         return "; quote it"
     if kind in ("int_type", "float_type") and isinstance(value, str) and value.replace(".", "", 1).isdigit():
@@ -290,7 +290,7 @@ def _unknown_key(model: type[BaseModel], location: Location) -> str:
 
 
 def _section(model: type[BaseModel], location: Location) -> type[BaseModel] | None:
-    """Return the pydantic model of the map at `location`, or None if there is none."""
+    """Return the pydantic model for the map at `location`, or None if there is none."""
     here: object = model
     for step in location:
         if isinstance(here, type) and issubclass(here, BaseModel):
@@ -318,6 +318,6 @@ def dotted_items(value: Plain, whole: Collection[str] = (), prefix: str = "") ->
 
 
 def as_plain(scenario: Scenario) -> Plain:
-    """Return the scenario as maps and lists, including all default values."""
+    """Return the scenario as plain maps and lists, including all default values."""
     value: Plain = scenario.model_dump(mode="json")
     return value

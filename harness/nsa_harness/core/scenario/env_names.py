@@ -1,4 +1,4 @@
-"""Check environment variables of torch, NCCL and gloo for wrong names and names without effect.
+"""Check environment variables for torch, NCCL and gloo for wrong names and names without effect.
 
 The names were taken from the binaries of torch 2.11 to 2.13 and the aliases in its source.
 """
@@ -89,7 +89,7 @@ def name_mistakes(env: Mapping[str, str], overridden: Mapping[str, str]) -> Iter
 
 
 def effect_notes(env: Mapping[str, str], *, device: str, backend: str) -> Iterator[str]:
-    """Yield notes on variables that have no effect on this device and backend, or a side effect."""
+    """Yield notes on variables that have no effect, or a side effect, with this device and backend."""
     if device == "cpu":
         unused_names, reason = [name for name in env if name.startswith(CUDA_PREFIXES)], "the device is cpu"
     else:

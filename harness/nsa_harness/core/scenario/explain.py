@@ -1,4 +1,4 @@
-"""Write what `nsa-harness explain` prints about a scenario."""
+"""The output of `nsa-harness explain` about a scenario."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BARE_WORD_STARTS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/."
 
 
 def scenario_lines(scenario: Scenario, tree: Node) -> Iterator[str]:
-    """Yield a scenario as lines of YAML, with a comment on where each value comes from.
+    """Yield a scenario as lines of YAML, with comments on the origin of each value.
 
     `tree` is the YAML tree from which the scenario was made.
     """
@@ -26,7 +26,7 @@ def scenario_lines(scenario: Scenario, tree: Node) -> Iterator[str]:
 
 
 def resolved_lines(spec: RunSpec | Skip, command: str) -> Iterator[str]:
-    """Yield YAML comments that describe the launch on this machine, or why it is skipped."""
+    """Yield YAML comments that describe the launch on this machine, or the reason why it is skipped."""
     if isinstance(spec, Skip):
         yield f"# on this machine: SKIP, {spec.reason}"
         return
@@ -40,7 +40,6 @@ def resolved_lines(spec: RunSpec | Skip, command: str) -> Iterator[str]:
 
 
 def _lines(key: str, value: Plain, node: Node | None, indent: str) -> Iterator[str]:
-    """Yield the YAML lines of one key."""
     if isinstance(value, dict) and value:
         yield f"{indent}{key}:"
         for name, item in value.items():
@@ -56,13 +55,13 @@ def _child(node: Node | None, key: str) -> Node | None:
 
 
 def _flow(value: Plain) -> str:
-    """Return a value as YAML on one line."""
+    """Return a value as a single line of YAML."""
     if isinstance(value, list):
         return f"[{', '.join(_flow(item) for item in value)}]"
     return value if isinstance(value, str) and _bare(value) else json.dumps(value)
 
 
 def _bare(text: str) -> bool:
-    """Whether YAML reads this text back unchanged if it has no quotes."""
+    """Whether YAML reads `text` back unchanged if it is written without quotes."""
     plain_word = text[:1] in _BARE_WORD_STARTS and all(c.isalnum() or c in " _./+-" for c in text)
     return plain_word and text.isascii() and text == text.strip() and scalar(text) == text

@@ -27,7 +27,7 @@ def parse_layers(value: object) -> str:
 
 
 def layers_of(choice: str, layers: int) -> tuple[int, ...]:
-    """Return the numbers of the chosen layers, for a choice such as "0:6" and a model with `layers` layers."""
+    """Return the numbers of the chosen layers in a model with `layers` layers, for a choice such as "0:6"."""
     if choice == "none":
         return ()
     if choice == "all":
@@ -39,7 +39,7 @@ def layers_of(choice: str, layers: int) -> tuple[int, ...]:
 
 
 def numbered_layers(choice: str) -> tuple[int, ...]:
-    """Return the layer numbers in a choice such as "0:6". Empty for "all" and "none"."""
+    """Return the layer numbers in a choice such as "0:6". The result is empty for "all" and "none"."""
     return () if choice in ("", "none", "all") else layers_of(choice, 0)
 
 
@@ -56,7 +56,7 @@ def _canonical_text(text: str) -> str:
 
 
 def _members(items: list[object] | tuple[object, ...]) -> set[int]:
-    """Return the layers in a list, where an item such as "0-6" is an inclusive range."""
+    """Return the layer numbers in a list. An item such as "0-6" is an inclusive range."""
     members: set[int] = set()
     for item in items:
         span = _SPAN.fullmatch(item) if isinstance(item, str) else None

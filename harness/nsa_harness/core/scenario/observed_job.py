@@ -28,7 +28,7 @@ def starts_ranks(words: Sequence[str]) -> bool:
 
 
 def observed_limits(words: Sequence[str], deadline_s: float | None = None) -> Limits:
-    """Return the time limits that arguments such as `limits.stall_s=10` set. Raises UsageError.
+    """Return the time limits set by arguments such as `limits.stall_s=10`. Raise UsageError if one is invalid.
 
     `deadline_s` is the value of --deadline. Without it, `limits.deadline_s` applies. By default there is no deadline.
     """
@@ -74,13 +74,13 @@ def observed_spec(name: str, about: str, command: Sequence[str], limits: Limits,
 
 
 def with_ranks(spec: RunSpec, rank_count: int) -> RunSpec:
-    """Return the spec with the number of ranks that were seen, and a note if there were none."""
+    """Return the spec with this number of ranks, and with a note if it is 0."""
     notes = () if rank_count else ("no rank was seen: the command did not import torch, or it exited too early",)
     return replace(spec, ranks=max(1, rank_count), notes=notes)
 
 
 def job_name(command: Sequence[str]) -> str:
-    """Return a directory name for a job, made from the first Python file in its command."""
+    """Return a directory name for a job, based on the first Python file in its command."""
     script = next((word for word in command if word.endswith(".py")), command[0])
     stem = script.rsplit("/", 1)[-1].removesuffix(".py")
     return re.sub(r"[^A-Za-z0-9_.-]", "_", stem).lstrip("_.-")[:_MAX_NAME] or "job"

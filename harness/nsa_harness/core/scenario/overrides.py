@@ -1,4 +1,4 @@
-"""Change the settings of a scenario by overrides such as `gc.layers=0:4`.
+"""Change the settings of a scenario with overrides such as `gc.layers=0:4`.
 
 Overrides come from the matrix of a scenario file, from environment variables, or from arguments.
 """
@@ -32,7 +32,7 @@ _NOT_HERE = (*FILE_ONLY, "name", "aliases")
 
 @dataclass(frozen=True, kw_only=True)
 class Override:
-    """One setting of a scenario, as a dotted key, with its new value."""
+    """A setting of a scenario, given as a dotted key, with its new value."""
 
     key: str
     value: Node
@@ -40,7 +40,7 @@ class Override:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """One setting that a scenario matrix varies, with its values."""
+    """A setting that a scenario matrix varies, with its values."""
 
     key: str
     values: tuple[Node, ...]
@@ -56,19 +56,19 @@ class Changes:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A scenario with one combination of the values in its matrix. Without a matrix, `suffix` is ""."""
+    """A scenario with one combination of values from its matrix. Without a matrix, `suffix` is ""."""
 
     suffix: str
     tree: Node
 
 
 def is_override(word: str) -> bool:
-    """Whether an argument is an override such as `gc.layers=0:4`, and not a pattern for scenario names."""
+    """Whether an argument is an override such as `gc.layers=0:4` instead of a pattern for scenario names."""
     return _OVERRIDE.match(word) is not None
 
 
 def parse_override(word: str, source: str = COMMAND_LINE) -> Override:
-    """Parse an override such as `gc.layers=0:4`. Raises UsageError. `source` is named in error messages."""
+    """Parse an override such as `gc.layers=0:4`. Raise UsageError, which names `source`, if it is malformed."""
     key, text = word.split("=", 1)
     if key.split(".")[0] in _NOT_HERE:
         raise UsageError(f"{source}: {key}: can be set only in a scenario file")
@@ -81,7 +81,9 @@ def parse_override(word: str, source: str = COMMAND_LINE) -> Override:
 
 
 def parse_axis(word: str, source: str = f"{COMMAND_LINE}: --matrix") -> Axis:
-    """Parse values for a matrix, such as `gc.mode=reentrant,non_reentrant`. Raises UsageError."""
+    """Parse the values for a matrix, such as `gc.mode=reentrant,non_reentrant`. Raise UsageError if one is
+    malformed.
+    """
     if not is_override(word):
         raise UsageError(f"{source}: expected KEY=A,B such as gc.mode=reentrant,non_reentrant, got {visible(word, 60)}")
     key, text = word.split("=", 1)
@@ -97,7 +99,7 @@ def parse_axis(word: str, source: str = f"{COMMAND_LINE}: --matrix") -> Axis:
 
 
 def with_axes(tree: Node, axes: Sequence[Axis]) -> Node:
-    """Return the scenario with these settings in its matrix."""
+    """Return the scenario with the settings in `axes` added to its matrix."""
     for axis in axes:
         values = Node(origin=axis.values[0].origin, content=axis.values)
         own = Node(origin=values.origin, content={"matrix": Node(origin=values.origin, content={axis.key: values})})
@@ -113,7 +115,7 @@ def with_overrides(tree: Node, overrides: Sequence[Override]) -> Node:
 
 
 def variants(tree: Node) -> Iterator[Variant]:
-    """Yield one scenario for each combination of the values in its matrix, in the order of the file."""
+    """Yield one scenario for each combination of values in its matrix, in the order of the file."""
     axes = _axes(tree)
     bare = without(tree, ("matrix",)) if isinstance(tree.content, dict) else tree
     for values in itertools.product(*(items for _, items in axes)):
@@ -123,7 +125,7 @@ def variants(tree: Node) -> Iterator[Variant]:
 
 
 def matrix_mistakes(tree: Node) -> Iterator[Mistake]:
-    """Yield the mistakes in a matrix, such as invalid values or values that appear twice."""
+    """Yield the errors in a matrix, such as invalid values or values that appear twice."""
     for key, items in _axes(tree):
         origin = items[0].origin
         if key.split(".")[0] in _NOT_HERE or not is_override(f"{key}="):
@@ -150,7 +152,7 @@ def _without_axis(tree: Node, key: str) -> Node:
 
 
 def _value_text(value: Node) -> str:
-    """Return a value as part of a scenario's name, with only characters that a directory name may have."""
+    """Return a value as part of a scenario's name, using only characters allowed in a directory name."""
     bare = plain(value)
     text = "+".join(str(item) for item in bare) if isinstance(bare, list) else str(bare)
     text = {"True": "true", "False": "false", "None": "null"}.get(text, text)

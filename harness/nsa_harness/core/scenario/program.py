@@ -32,7 +32,7 @@ class Surroundings:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnProgram:
-    """The functions that handle the scenario keys of the training program that comes with nsa-harness.
+    """The functions that handle the scenario keys for the training program that comes with nsa-harness.
 
     `contradictions` yields contradictions that exist on any machine, and `beyond_the_model` those that depend on the
     model chosen for a machine. `missing` returns why a machine cannot run the scenario, or None. `launch` returns the

@@ -1,4 +1,4 @@
-"""Turn a scenario into the launch for one machine, with a value chosen for every `auto`."""
+"""Turn a scenario into a launch for one machine, choosing a value for every `auto`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def resolve(
     program: OwnProgram,
     notes: tuple[str, ...] = (),
 ) -> RunSpec | Skip:
-    """Return how to launch a scenario on this machine, or a Skip if the machine lacks something.
+    """Return the launch of a scenario on this machine, or a Skip if the machine lacks something.
 
     `program` fills in the command line of our own training program, and decides every `auto`. `notes` are added to
     those of the spec.
@@ -44,7 +44,7 @@ def resolve(
 
 
 def spec_hash(spec: RunSpec, surroundings: Surroundings) -> str:
-    """Return twelve hex digits that identify what is launched, independent of paths on this machine."""
+    """Return twelve hex digits that identify the launch, independent of the paths on this machine."""
     names = {surroundings.subject_dir: OUR_PROGRAM, surroundings.python: "python"}
     head = tuple(names.get(word, word) for word in spec.program)
     head = (PurePath(head[0]).name, *head[1:])
@@ -64,7 +64,7 @@ def spec_hash(spec: RunSpec, surroundings: Surroundings) -> str:
 
 
 def settings_of(scenario: Scenario) -> tuple[tuple[str, str], ...]:
-    """Return every setting of the scenario that differs from its default, by dotted key."""
+    """Return the dotted key and value of every setting that differs from its default."""
     settings: dict[str, str] = {f"run.env.{name}": value for name, value in scenario.run.env.items()}
     for section in SETTING_SECTIONS:
         values = getattr(scenario, section).model_dump(mode="json", exclude_defaults=True, exclude={"env"})
@@ -73,14 +73,14 @@ def settings_of(scenario: Scenario) -> tuple[tuple[str, str], ...]:
 
 
 def shown_setting(value: object) -> str:
-    """Return a value as text, as an override on the command line has it."""
+    """Return a value as a string, in the form that an override on the command line uses."""
     if isinstance(value, bool):
         return str(value).lower()
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _missing(scenario: Scenario, facts: MachineFacts, program: OwnProgram) -> str | None:
-    """Return why this machine cannot run the scenario, or None if it can."""
+    """Return the reason why this machine cannot run the scenario, or None if it can."""
     have, needs, ranks = len(facts.gpus), scenario.needs, scenario.run.ranks
     here = f"this machine has {gpus_text(have)}"
     if needs.gpus > have:
@@ -95,7 +95,7 @@ def gpus_text(count: int) -> str:
 
 
 def _foreign(scenario: Scenario) -> RunSpec:
-    """Return the launch of a scenario with a program of the user."""
+    """Return the launch of a scenario that runs the user's own program."""
     run, needs = scenario.run, scenario.needs
     backend = "any" if needs.backend is Backend.AUTO else needs.backend.value
     # The environment of another program is not corrected, because the program may read names that torch does not.
@@ -109,7 +109,7 @@ def _foreign(scenario: Scenario) -> RunSpec:
 
 
 def _common(scenario: Scenario) -> RunSpec:
-    """Return the launch with all fields filled in that do not depend on the machine."""
+    """Return the launch with every machine-independent field filled in."""
     limits = scenario.limits
     return RunSpec(
         scenario=scenario.name,
@@ -142,7 +142,7 @@ def _common(scenario: Scenario) -> RunSpec:
 def expectation(
     scenario: Scenario, uniform: float = 1.0, *, steps: int | None = None, device: str | None = None
 ) -> Expect:
-    """Return which verdict, findings and metrics the scenario expects.
+    """Return the verdict, findings and metrics that the scenario expects.
 
     `uniform` is the loss of a model that guesses, which is the unit of some bounds. `steps` is the number of steps that
     the program must complete. Bounds for devices other than `device` are left out.
@@ -163,7 +163,7 @@ def expectation(
 
 
 def _to_bound(bound: MetricBound, uniform: float) -> Bound:
-    """Return the bound of a metric, with the unit `uniform` converted to plain numbers."""
+    """Return the bound on a metric, with values in the unit `uniform` converted to plain numbers."""
     factor = uniform if bound.unit is Unit.UNIFORM else 1.0
     numbers = {key: None if value is None else value * factor for key, value in bound.numbers().items()}
     return Bound(**numbers, regex=bound.regex)

@@ -1,4 +1,4 @@
-"""Pydantic models of a scenario file, which describes one run in YAML."""
+"""The Pydantic models of a scenario file, which describes one run in YAML."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _check_branch(value: str) -> str:
 
 
 def _read_auto(value: object) -> object:
-    """Return the value of a time limit, or None for `auto`."""
+    """Return the value of a time limit, or None if it is `auto`."""
     if isinstance(value, str) and value != "auto":
         raise ValueError(f"expected a number of seconds or auto, got {value_text(value)}")
     return None if value == "auto" else value
@@ -166,7 +166,7 @@ def _check_env_name(name: str) -> str:
 
 
 def _read_env_value(value: object) -> object:
-    """Return the value of an environment variable as text, because YAML reads 1 as a number."""
+    """Return the value of an environment variable as a string, because YAML reads 1 as a number."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
@@ -221,14 +221,14 @@ class _Section(BaseModel):
 
 
 class Needs(_Section):
-    """What the machine must have. Otherwise the scenario is skipped."""
+    """The requirements on the machine. If they are not met, the scenario is skipped."""
 
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0
     backend: Backend = Backend.AUTO
 
 
 class Run(_Section):
-    """Which program to run, and how to launch it."""
+    """The program to run, and the way it is launched."""
 
     ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)] = 2
     program: Annotated[str, Field(min_length=1)] = Field(default=OUR_PROGRAM, description="a Python module, or FILE.py")
@@ -241,7 +241,7 @@ class Run(_Section):
 
 
 class Model(_Section):
-    """The model of nsa.train. `auto` chooses a value for the machine."""
+    """The model of nsa.train. `auto` chooses a suitable value for the machine."""
 
     shape: ShapeName = ShapeName.AUTO
     layers: Annotated[int, Field(ge=1, le=1000)] | None = None
@@ -288,7 +288,7 @@ class Checkpointing(_Section):
 
 
 class Parallel(_Section):
-    """How nsa.train makes the model parallel."""
+    """The way nsa.train makes the model parallel."""
 
     wrapper: Wrapper = Wrapper.DDP
     static_graph: bool = False
@@ -301,7 +301,7 @@ class Parallel(_Section):
 
 
 class Trace(_Section):
-    """What nsa.train prints or writes for diagnosis."""
+    """The information that nsa.train prints or writes for diagnosis."""
 
     grads: bool = True
     module_bwd: bool = False
@@ -318,7 +318,7 @@ class Trace(_Section):
 
 
 class LimitSection(_Section):
-    """Time limits in seconds. With `auto`, nsa-harness chooses a limit for the run."""
+    """Time limits in seconds. For `auto`, nsa-harness chooses a limit suitable for the run."""
 
     stall_s: AutoSeconds = None
     busy_s: AutoSeconds = None
@@ -328,7 +328,7 @@ class LimitSection(_Section):
 
 
 class NumberBound(_Section):
-    """Bounds for a number, which must satisfy every bound that is set."""
+    """Bounds on a number, which must satisfy every bound that is set."""
 
     lt: float | None = None
     le: float | None = None
@@ -337,7 +337,7 @@ class NumberBound(_Section):
     eq: float | None = None
 
     def numbers(self) -> dict[str, float | None]:
-        """Return the bounds by name, with None for bounds that are not set."""
+        """Return the bounds, keyed by name. Bounds that are not set are None."""
         return {"lt": self.lt, "le": self.le, "gt": self.gt, "ge": self.ge, "eq": self.eq}
 
     @model_validator(mode="after")
@@ -353,7 +353,7 @@ class NumberBound(_Section):
 
 
 class MetricBound(NumberBound):
-    """Bounds for a metric, which must satisfy every bound that is set."""
+    """Bounds on a metric, which must satisfy every bound that is set."""
 
     unit: Unit = Field(default=Unit.PLAIN, description="uniform: the bounds are multiples of ln(vocabulary)")
     device: Literal["cpu", "cuda"] | None = Field(
@@ -375,7 +375,7 @@ class ExpectSection(_Section):
 
 
 class FaultWhenSection(_Section):
-    """Conditions for a planted fault, in addition to its rank and step. All of them must be true."""
+    """Conditions for a planted fault, in addition to its rank and step. All of them must be met."""
 
     recomputed: Layers | None = Field(default=None, description="all these layers were recomputed in the backward pass")
     any_recomputed: Layers | None = Field(default=None, description="one of these layers was recomputed")
@@ -400,7 +400,7 @@ class FaultWhenSection(_Section):
 
 
 class FaultSection(_Section):
-    """A fault that is planted in the program on purpose."""
+    """A fault that is deliberately planted in the program."""
 
     kind: FaultKind
     rank: Count | None = Field(default=None, description="default: every rank")
@@ -415,7 +415,7 @@ class FaultSection(_Section):
 
 
 class Scenario(_Section):
-    """One complete scenario, with a program, its settings, and the expected result."""
+    """A complete scenario, with a program, its settings, and the expected result."""
 
     name: Name
     about: Annotated[str, Field(max_length=300)] = ""
@@ -453,6 +453,6 @@ class ScenarioFile(Scenario):
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of a scenario file, which editors use for completion and checks."""
+    """Return the JSON Schema of a scenario file, which editors use for completion and checks."""
     schema = ScenarioFile.model_json_schema(by_alias=True)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "nsa-harness scenario"}

@@ -1,4 +1,4 @@
-"""Select scenarios by names, tags and expressions on the command line."""
+"""Select scenarios with names, tags and expressions on the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nsa_harness.errors import UsageError, did_you_mean
 
 
 class Selectable(Protocol):
-    """The properties of a scenario by which it can be selected."""
+    """The properties of a scenario that can be used to select it."""
 
     @property
     def name(self) -> str: ...
@@ -40,7 +40,7 @@ class Selection:
 
 
 def select_items(items: Sequence[Item], selection: Selection) -> tuple[Item, ...]:
-    """Return the scenarios that all arguments together select.
+    """Return the scenarios that the arguments select together.
 
     They are in the order of the patterns, and for one pattern by priority and name. Raises UsageError if an argument,
     or all together, match nothing.
@@ -64,7 +64,7 @@ def select_items(items: Sequence[Item], selection: Selection) -> tuple[Item, ...
 
 
 def _matching(items: Sequence[Item], word: str) -> list[Item]:
-    """Return the scenarios that one pattern selects. Raises UsageError if there are none."""
+    """Return the scenarios that one pattern selects. Raise UsageError if there are none."""
     # A name takes precedence over an alias: a user's scenario may have a name that is the alias of a shipped scenario.
     exact = [item for item in items if word in (item.name, item.family)]
     matching = exact or [item for item in items if any(_matches(name, word) for name in _names(item))]
@@ -114,7 +114,7 @@ class _Expression:
         return self._value(lambda word: word in item.tags or any(word in name for name in _names(item)))
 
     def _value(self, word_matches: Callable[[str], bool]) -> bool:
-        """Return the value of the expression, given which words are true."""
+        """Evaluate the expression. `word_matches` says which of its words are true."""
         self._tokens = [match[1] for match in self._TOKEN.finditer(self.text)]
         value = self._any_of(word_matches)
         if self._tokens:

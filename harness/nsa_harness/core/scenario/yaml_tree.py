@@ -35,7 +35,7 @@ Plain = Scalar | list["Plain"] | dict[str, "Plain"]
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a value comes from: a position in a file, or a source such as "command line"."""
+    """The origin of a value: a position in a file, or a source such as "command line"."""
 
     source: str
     line: int | None = None
@@ -55,7 +55,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
-    """A mistake in a file that the user has to fix."""
+    """An error in a file that the user has to fix."""
 
     origin: Origin
     key: str  # dotted; "" for the whole file
@@ -66,13 +66,13 @@ class Mistake:
 
 
 def in_order(mistakes: Iterable[Mistake]) -> tuple[Mistake, ...]:
-    """Return the mistakes sorted by line and column."""
+    """Return the errors sorted by line and column."""
     return tuple(sorted(mistakes, key=lambda mistake: (mistake.origin.line or 0, mistake.origin.column or 0)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedYaml:
-    """The content of a YAML text, with the mistakes found in it."""
+    """The content of a YAML document, with the errors found in it."""
 
     root: Node | None  # None: the text is not YAML
     mistakes: tuple[Mistake, ...]
@@ -80,7 +80,7 @@ class ParsedYaml:
 
 @lru_cache(maxsize=512)  # parsing is slow, and one command may read the same scenario files several times
 def parse_yaml(text: str, source: str) -> ParsedYaml:
-    """Parse a YAML text with one document. Never raises, but returns syntax errors as mistakes.
+    """Parse a YAML document. Syntax errors are returned instead of raised.
 
     `source` is the name of the file. Duplicate keys are also mistakes.
     """
@@ -96,7 +96,7 @@ def _build(builder: _Builder, text: str) -> ParsedYaml:
 
 
 def parse_verbatim(text: str, source: str) -> ParsedYaml:
-    """Parse a YAML text but keep every scalar as text, so that 1.90 stays "1.90". Never raises."""
+    """Parse a YAML document, keeping every scalar as a string. Syntax errors are returned instead of raised."""
     return _build(_VerbatimBuilder(source), text)
 
 
@@ -110,7 +110,7 @@ def plain(node: Node) -> Plain:
 
 
 def merge(under: Node, over: Node) -> Node:
-    """Return both trees merged, where values in `over` replace those in `under`."""
+    """Return a merged tree, in which values in `over` replace those in `under`."""
     if not (isinstance(under.content, dict) and isinstance(over.content, dict)):
         return over
     content = dict(under.content)
@@ -120,20 +120,20 @@ def merge(under: Node, over: Node) -> Node:
 
 
 def tree_of_key(key: str, value: Node) -> Node:
-    """Return a tree with only one key such as "gc.mode", which has this value."""
+    """Return a tree that contains only the dotted key `key`, such as "gc.mode", with this value."""
     for name in reversed(key.split(".")):
         value = Node(origin=value.origin, content={name: value})
     return value
 
 
 def without(node: Node, keys: Sequence[str]) -> Node:
-    """Return a map without these top-level keys."""
+    """Return a map without the top-level keys `keys`."""
     assert isinstance(node.content, dict)
     return replace(node, content={key: child for key, child in node.content.items() if key not in keys})
 
 
 def origin_of(node: Node, location: Sequence[str | int]) -> Origin:
-    """Return where the value at `location`, or its nearest existing parent, comes from."""
+    """Return the origin of the value at `location`, or of its nearest existing parent."""
     for step in location:
         content = node.content
         if isinstance(content, dict) and step in content:
@@ -146,7 +146,7 @@ def origin_of(node: Node, location: Sequence[str | int]) -> Origin:
 
 
 def from_plain(value: Plain, origin: Origin) -> Node:
-    """Return a tree for a plain value, with the same origin for every node."""
+    """Return a tree for a plain value, in which every node has the same origin."""
     if isinstance(value, Mapping):
         return Node(origin=origin, content={str(key): from_plain(child, origin) for key, child in value.items()})
     if isinstance(value, list):
@@ -155,7 +155,7 @@ def from_plain(value: Plain, origin: Origin) -> Node:
 
 
 class _UnreadableError(Exception):
-    """Raised for text that is not one valid YAML document."""
+    """Raised if a text is not a single valid YAML document."""
 
     def __init__(self, mistake: Mistake) -> None:
         self.mistake = mistake
@@ -163,7 +163,7 @@ class _UnreadableError(Exception):
 
 
 class _Builder:
-    """Builder of a YAML tree from parser events, which limits its size and depth."""
+    """A builder that turns parser events into a YAML tree and limits the tree's size and depth."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -171,7 +171,7 @@ class _Builder:
         self._nodes = 0
 
     def document(self, text: str) -> Node:
-        """Return the root node of a YAML text."""
+        """Return the root node of a YAML document."""
         events = self._events(text)
         if isinstance(next(event for event in events if not isinstance(event, StreamStartEvent)), StreamEndEvent):
             raise self._unreadable(
@@ -261,7 +261,7 @@ class _Builder:
 
 
 class _VerbatimBuilder(_Builder):
-    """Builder of a YAML tree that keeps every scalar as text."""
+    """A builder of a YAML tree that keeps every scalar as a string."""
 
     def _scalar(self, event: Event) -> Scalar:
         assert isinstance(event, ScalarEvent)
@@ -282,7 +282,7 @@ _SCALARS: tuple[tuple[re.Pattern[str], Callable[[str], Scalar]], ...] = (
 
 
 def scalar(text: str) -> Scalar:
-    """Return the value of an unquoted YAML scalar. Raises ValueError if an integer has too many digits."""
+    """Return the value of an unquoted YAML scalar. Raise ValueError if an integer has too many digits."""
     for pattern, convert in _SCALARS:
         if pattern.fullmatch(text):
             return convert(text)
@@ -290,7 +290,7 @@ def scalar(text: str) -> Scalar:
 
 
 def value_text(value: object, limit: int = 60) -> str:
-    """Return a value as short text for a message.
+    """Return a value as a short string for a message.
 
     Text is quoted, control characters are escaped, and the result is cut after `limit` characters.
     """
@@ -302,7 +302,7 @@ def value_text(value: object, limit: int = 60) -> str:
 
 
 def visible(text: str, limit: int = 200) -> str:
-    """Return text on one line, with control characters escaped, cut after `limit` characters."""
+    """Return `text` on one line, with control characters escaped, cut off after `limit` characters."""
     cut = text[:limit] + "..." if len(text) > limit else text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in cut)
 

@@ -1,4 +1,4 @@
-"""Search for the cause of a failure that occurs only in some runs of a program.
+"""Search for the cause of a failure that occurs in only some runs of a program.
 
 No single run decides. A configuration that contains the whole cause fails at one rate, and any other configuration at a
 lower rate. Both rates are unknown. Their priors are beta distributions, so the posterior is known in closed form.
@@ -29,7 +29,7 @@ Reference = tuple[Runs, Runs]  # the runs of sets that are known to fail, and of
 
 
 class Belief:
-    """Probability distribution over where in a sequence of growing sets of items the program starts to fail.
+    """A probability distribution over the length at which a chain of growing sets starts to fail.
 
     The sequence is a `Chain`. For each length there is the probability that it is the first failing one. The last
     probability is that no set of the chain fails.
@@ -58,12 +58,12 @@ class Belief:
             self._add_runs(inside, chain.shortest_around(subset), runs, _log_mean(*either))
 
     def learn(self, point: int, counts_as: ProbeResult) -> None:
-        """Update the distribution with the result of one more run of the first `point` items of the chain."""
+        """Update the distribution with the result `counts_as` of one more run at chain length `point`."""
         if counts_as in (GOOD, BAD):
             self._add_runs(point, point, (int(counts_as is GOOD), int(counts_as is BAD)), 0.0)
 
     def edge_probabilities(self) -> list[float]:
-        """Return for each chain length, from 1, the probability that the program starts to fail there.
+        """Return, for each chain length from 1, the probability that the program starts to fail there.
 
         The last value is the probability that no set of the chain fails.
         """
@@ -83,14 +83,14 @@ class Belief:
         return self._edge_probabilities
 
     def credible_lengths(self, doubt: float) -> tuple[int, int]:
-        """Return a chain length that passes and a longer one that fails, with an error probability of `doubt`."""
+        """Return a chain length that passes and one that fails. The probability of an error is at most `doubt`."""
         shares = list(accumulate(self.edge_probabilities()))
         low = sum(share <= doubt / 2 for share in shares)
         high = 1 + sum(share < 1 - doubt / 2 for share in shares)
         return low, min(high, len(self._chain))
 
     def best_lengths(self, at_once: int, excluded_lengths: frozenset[int]) -> list[int]:
-        """Return the `at_once` chain lengths whose parallel runs give the most information, in ascending order."""
+        """Return, in ascending order, the `at_once` chain lengths whose parallel runs give the most information."""
         futures = [(1.0, self)]
         points = [k for k in range(len(self._chain) + 1) if k not in excluded_lengths]
         lengths: list[int] = []
@@ -102,7 +102,7 @@ class Belief:
         return sorted(lengths)
 
     def information(self) -> list[float]:
-        """Return how many bits of information one more run is expected to give, for each chain length from 0."""
+        """Return, for each chain length from 0, the information in bits that one more run is expected to give."""
         rates = self._expected_rates()
         shares = self.edge_probabilities()
         bad = sum(share * lower for share, (_, lower) in zip(shares, rates, strict=True))
@@ -115,7 +115,9 @@ class Belief:
         return bits
 
     def outcomes(self, point: int) -> Iterator[tuple[float, Belief]]:
-        """Yield both possible results of a run at chain length `point`, as probability and updated distribution."""
+        """Yield the probability of each possible result of a run at chain length `point`, with the updated
+        distribution.
+        """
         rates = [
             higher if edge <= point else lower for edge, (higher, lower) in enumerate(self._expected_rates(), start=1)
         ]
@@ -160,7 +162,7 @@ def _mean(goods: int, bads: int, prior: tuple[float, float]) -> float:
 
 @lru_cache(maxsize=100_000)
 def _log_marginal(goods: int, bads: int, prior: tuple[float, float]) -> float:
-    """Return the log-probability of these runs averaged over all failure rates, up to a constant."""
+    """Return the log-probability of these passes and failures, averaged over all failure rates, up to a constant."""
     return lgamma(bads + prior[0]) + lgamma(goods + prior[1]) - lgamma(goods + bads + prior[0] + prior[1])
 
 
@@ -183,7 +185,7 @@ _MAX_UNJUDGED = 2  # a point that could not be judged this often is skipped
 
 
 class Inconclusive(Exception):
-    """Raised if the runs do not show which items cause the failure. `open_units` may still matter."""
+    """Raised if the runs do not show which items cause the failure. `open_units` could still matter."""
 
     def __init__(self, why: str, open_units: Subset = frozenset()) -> None:
         super().__init__(why)
@@ -191,7 +193,7 @@ class Inconclusive(Exception):
 
 
 class _ProvenSets:
-    """The sets of items known to fail or to pass, from which results of other sets follow."""
+    """The sets of items known to fail or to pass, from which the results of other sets follow."""
 
     def __init__(self, failing: Subset, passing: Subset) -> None:
         self.sets: dict[ProbeResult, set[Subset]] = {BAD: {failing}, GOOD: {passing}}
@@ -206,7 +208,7 @@ class _ProvenSets:
             implication_counts[counts_as] += _implies(subset, other, counts_as)
 
     def implies(self, other: Subset, counts_as: ProbeResult, without: Subset | None) -> bool:
-        """Whether the result of `other` follows from the known sets, ignoring the set `without`."""
+        """Whether `other` must have the result `counts_as` because of the known sets, except the set `without`."""
         if other not in self._implied:
             sets_by_result = self.sets.items()
             self._implied[other] = {
@@ -222,7 +224,7 @@ def _implies(known_set: Subset, other: Subset, counts_as: ProbeResult) -> bool:
 
 
 class BayesianSearch:
-    """Search strategy for flaky programs, which repeats runs until each result is likely enough.
+    """A search strategy for flaky programs, which repeats runs until each result is likely enough.
 
     `end` is a set known to fail more often than the empty set. `doubt` is the allowed probability of a wrong
     conclusion.
@@ -237,7 +239,7 @@ class BayesianSearch:
 
     @property
     def confidence(self) -> float:
-        """The probability that all conclusions so far are right. It never reaches 1."""
+        """The probability that all conclusions so far are correct. It never reaches 1."""
         chance = 1.0
         for subset, counts_as in self._claims.items():
             chance *= self._probability(subset, counts_as)
@@ -245,12 +247,12 @@ class BayesianSearch:
 
     @property
     def failure_rate(self) -> float:
-        """The share of runs that failed with the set of items that is known to fail."""
+        """The fraction of runs that failed with the set of items that is known to fail."""
         passes, failures = self._runs(self._end)
         return failures / max(passes + failures, 1)
 
     def first_failing_length(self, chain: Chain, purpose: Purpose) -> int:
-        """Return the length of the shortest set in the chain with which the program fails.
+        """Return the length of the shortest set in the chain for which the program fails.
 
         Raises Inconclusive if no length becomes likely enough, and UnjudgedGap if sets without a usable result hide it.
         """
@@ -274,13 +276,13 @@ class BayesianSearch:
         return length
 
     def failing_sets(self) -> Iterable[Subset]:
-        """Return every set of items with which the program is known to fail."""
+        """Return every set of items for which the program is known to fail."""
         return self._known.sets[BAD]
 
     def judge_sets(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
     ) -> Iterator[ProbeResult]:
-        """Yield whether the program passes or fails with each set of items, after enough runs.
+        """Yield, for each set of items, whether the program passes or fails. `among` are the items still in question.
 
         `among` has the items that may still belong to the answer. If the purpose is a proof, each set is run at least
         `times` more. Raises Inconclusive.
@@ -289,7 +291,7 @@ class BayesianSearch:
             yield self._judge(subset, purpose, tuple(among), times)
 
     def reach_confidence(self, confidence: float) -> None:
-        """Repeat the least certain runs until the whole answer is as certain as `confidence`.
+        """Repeat the least certain runs until the answer as a whole has this confidence.
 
         Raises Inconclusive if a conclusion turns out to be unlikely.
         """
@@ -325,7 +327,7 @@ class BayesianSearch:
                 list(self._probes.launch([subset] * self._probes.question.at_once, purpose, among))
 
     def _launch_undersampled_end(self, subset: Subset, reference: Reference) -> bool:
-        """Run the program once with all items on or all off, if that had fewer runs than `subset`."""
+        """Run all items on or all off if that had fewer runs than `subset`. Return whether a run was made."""
         runs = sum(self._runs(subset))
         failing, passing = reference
         ends = ((frozenset[int](), Purpose.CONTROL_GOOD, passing), (self._end, Purpose.CONTROL_BAD, failing))
@@ -339,7 +341,7 @@ class BayesianSearch:
         return self._probability_given(subset, counts_as, self._reference(subset))
 
     def _probability_given(self, subset: Subset, counts_as: ProbeResult, reference: Reference) -> float:
-        """Return the probability that a set has the result `counts_as`."""
+        """Return the probability that `subset` has the result `counts_as`."""
         own, (failing, passing) = self._runs(subset), reference
         for_bad = _log_marginal_after(own, failing, _FAILING_PRIOR) - _log_marginal_after(own, passing, _PASSING_PRIOR)
         # Few of the sets that a search launches fail, so the prior odds of a failing set are one to the number of
@@ -351,7 +353,7 @@ class BayesianSearch:
         return self._probes.count(subset, GOOD), self._probes.count(subset, BAD)
 
     def _reference(self, subset: Subset | None) -> Reference:
-        """Return how often sets known to fail and sets known to pass did so, without the runs of `subset`."""
+        """Return the results of all sets known to fail and of all sets known to pass, leaving out `subset`."""
         runs = {BAD: [0, 0], GOOD: [0, 0]}
         for other in self._probes.launched_sets():
             implied_results = [result for result in runs if self._known.implies(other, result, without=subset)]
@@ -372,7 +374,7 @@ class BayesianSearch:
             belief.learn(point, counts_as)
 
     def _next_points(self, chain: Chain, belief: Belief) -> list[int]:
-        """Return the chain lengths to run next, the most informative first.
+        """Return the chain lengths to run next, with the most informative first.
 
         Raises UnjudgedGap if every useful length was run and had no usable result.
         """
@@ -400,7 +402,7 @@ class BayesianSearch:
         return (length for length in map(chain.length_of, subsets) if length is not None)
 
     def _max_probes(self, length: int) -> int:
-        """Return the largest number of test runs to spend on a chain of `length` sets."""
+        """Return the maximum number of test runs to spend on a chain of `length` sets."""
         failing, passing = self._reference(None)
         higher, lower = _mean(*failing, _FAILING_PRIOR), _mean(*passing, _PASSING_PRIOR)
         bits_per_run = _entropy((higher + lower) / 2) - (_entropy(higher) + _entropy(lower)) / 2
@@ -409,12 +411,12 @@ class BayesianSearch:
 
 
 def _log_mean(first: float, second: float) -> float:
-    """Return the logarithm of the mean of two probabilities, which are given as logarithms."""
+    """Return the logarithm of the mean of two probabilities, given as logarithms."""
     most = max(first, second)
     return most + log((exp(first - most) + exp(second - most)) / 2)
 
 
 def _log_marginal_after(own: Runs, others: Runs, prior: tuple[float, float]) -> float:
-    """Return the log-probability of the `own` runs, given `others` with the same unknown failure rate."""
+    """Return the log-probability of the results `own`, given other results with the same unknown failure rate."""
     both = (own[0] + others[0], own[1] + others[1])
     return _log_marginal(*both, prior) - _log_marginal(*others, prior)

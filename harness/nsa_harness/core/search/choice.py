@@ -1,4 +1,4 @@
-"""Search for the values of one setting that make a program fail."""
+"""Search for the values of one setting for which a program fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_EXCESS_UNJUDGED = 2  # a value may have this many more unjudged than judged
 
 
 def among_values(probes: ProbeCache) -> SearchAnswer:
-    """Run the program with each alternative value, and return which values make it fail.
+    """Run the program with each alternative value, and return an answer that lists the values that fail.
 
     If a value both passes and fails, all values are run again until their failure rates differ, or until the largest
     number of runs is reached. Raises OutOfBudget.
@@ -48,7 +48,7 @@ def among_values(probes: ProbeCache) -> SearchAnswer:
 
 
 def max_rounds(confidence: float) -> int:
-    """Return the largest number of runs per value that a search makes.
+    """Return the maximum number of runs that a search makes for each value.
 
     It is enough to show a failure rate of MIN_RATE at this confidence.
     """
@@ -56,7 +56,7 @@ def max_rounds(confidence: float) -> int:
 
 
 def _answer_if_steady(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
-    """Run each value and return the answer, or None if one value both passed and failed."""
+    """Run each value and return the answer, or None if some value both passed and failed."""
     _launch(probes, values, Purpose.EACH)
     for _ in range(probes.question.controls - 1):
         if any(BAD in probes.answers(_single(value)) for value in values):
@@ -78,7 +78,7 @@ def _prove(probes: ProbeCache, bad: Sequence[int], good: Sequence[int]) -> None:
 
 
 def _answer_if_settled(probes: ProbeCache, values: Sequence[int], rounds: int) -> SearchAnswer | None:
-    """Return the answer for a flaky program after `rounds` runs of each value, or None if more are needed."""
+    """Return the answer for a flaky program after `rounds` runs of each value, or None if more runs are needed."""
     bad, good, silent = _sort_values(probes, values)
     if not bad:
         return _no_failure_answer(probes, good, silent) if rounds >= probes.question.controls else None
@@ -91,7 +91,7 @@ def _answer_if_settled(probes: ProbeCache, values: Sequence[int], rounds: int) -
 
 
 def _answer_by_rates(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
-    """Return the answer with all values that fail more often than the best value, or None if none does."""
+    """Return an answer with all values that fail more often than the best value, or None if there are none."""
     judged_values = [value for value in values if _judged_results(probes, value)]
     if len(judged_values) < 2:
         return None
@@ -107,7 +107,7 @@ def _answer_by_rates(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer 
 
 
 def _differ(probes: ProbeCache, pair: tuple[int, int], values: int) -> bool:
-    """Whether the failure rates of two values differ significantly."""
+    """Whether the failure rates of the two values in `pair` differ significantly."""
     separation = RateDifferenceTest()
     for first, second in zip(*(_judged_results(probes, value) for value in pair), strict=False):
         separation.add_pair(first is BAD, second is BAD)
@@ -175,7 +175,7 @@ def _no_failure_answer(probes: ProbeCache, good: Sequence[int], silent: Sequence
 
 
 def _judgeable(probes: ProbeCache, values: Sequence[int]) -> list[int]:
-    """Return the values for which enough runs gave a clear pass or failure."""
+    """Return the values that passed or failed clearly in enough runs."""
     counts = {value: (len(probes.answers(_single(value))), len(_judged_results(probes, value))) for value in values}
     return [
         value

@@ -1,4 +1,4 @@
-"""Estimate how many test runs a bisection needs and how much time is left."""
+"""Estimates of the number of test runs that a bisection needs and of the time left."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nsa_harness.core.search.report import ProbeReport
 
 @dataclass(frozen=True, kw_only=True)
 class EffortCase:
-    """One possible result of a bisection, with the number of test runs needed to find and prove it."""
+    """A possible result of a bisection, with the number of test runs needed to find and prove it."""
 
     name: str
     probes: int
@@ -95,7 +95,7 @@ def _set_cases(question: SearchQuestion) -> tuple[EffortCase, ...]:
 
 
 def _expected_flaky_probes(question: SearchQuestion, rate: float) -> int:
-    """Return the expected number of test runs for a program that fails in a share `rate` of its runs.
+    """Return the expected number of test runs for a program whose failure rate is `rate`.
 
     Passing configurations never fail. The runs are: pairs of runs until the failure rates with all items on and off
     differ, then the bits needed to locate one item divided by the bits that one run gives (the capacity of a
@@ -126,7 +126,7 @@ _SHAPE_PROBES = 4  # the probes with the purposes ALONE, ENDS_ONLY, WITHOUT_MIDD
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage of a bisection, with its largest number of test runs.
+    """A stage of a bisection, with its maximum number of test runs.
 
     `only_if` describes the case in which the stage is needed. It is empty if every bisection may need the stage.
     """
@@ -137,12 +137,12 @@ class Stage:
 
 
 def worst_case_stages(question: SearchQuestion) -> tuple[Stage, ...]:
-    """Return the stages of a bisection, each with its largest number of test runs. Flaky programs may need more."""
+    """Return the stages of a bisection with their maximum numbers of test runs. Flaky programs can need more."""
     return _WORST_CASES[question.kind](question)
 
 
 def total_probes(stages: tuple[Stage, ...]) -> int:
-    """Return the total number of test runs, without the stages that only some bisections need."""
+    """Return the total number of test runs, excluding stages that only some bisections need."""
     return sum(stage.probes for stage in stages if not stage.only_if)
 
 
@@ -177,7 +177,7 @@ def _failing_proofs(question: SearchQuestion) -> int:
 
 
 def _set_stages(question: SearchQuestion) -> tuple[Stage, ...]:
-    """Return the stages of a bisection whose items are switched on in any combination or in ranges."""
+    """Return the stages of a bisection in which items can be switched on in any combination or in ranges."""
     total, is_range = len(group_units(question)), question.kind is QuestionKind.RANGE
     right_edge = worst_case_probes(total, question.at_once)
     left_edge = worst_case_probes(max(total - 1, 1), question.at_once)
@@ -225,7 +225,7 @@ _WORST_CASES = {
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeCosts:
-    """Mean duration of a test run, depending on how it ends."""
+    """The mean duration of a test run, depending on how it ends."""
 
     good_s: float
     bad_s: float
@@ -233,7 +233,7 @@ class ProbeCosts:
 
 
 def costs(probes: Sequence[ProbeReport], early_s: float | None) -> ProbeCosts | None:
-    """Return the mean durations of the finished test runs, or None before one has passed and one has failed.
+    """Return the mean durations of the finished test runs, or None until one has passed and one has failed.
 
     `early_s` is the time without progress after which runs are stopped early, or None if they are not.
     """

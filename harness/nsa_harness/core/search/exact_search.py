@@ -1,4 +1,4 @@
-"""Find where a sequence of growing sets of items starts to fail, if the program always ends the same way.
+"""Search for the length at which a chain of growing sets starts to fail, in a program that is not flaky.
 
 Each result is final. Between the sets that pass and the sets that fail, some sets may have no usable result. The search
 then runs the borders of this zone.
@@ -16,7 +16,7 @@ from nsa_harness.core.search.question import BAD, GOOD, ProbeCache, ProbeResult,
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """A sequence of sets of items that grow by one unit at a time, from `base` to all of `order`.
+    """A sequence of growing sets of items: `base`, then one more unit of `order` at a time.
 
     The set of length k contains `base` and the first k units of `order`. The search looks for the shortest set that
     fails.
@@ -29,21 +29,21 @@ class Chain:
         return len(self.order)
 
     def set_at(self, length: int) -> Subset:
-        """Return the set with the first `length` units of the chain."""
+        """Return the set that contains `base` and the first `length` units of the chain."""
         return self.base | frozenset(self.order[:length])
 
     def longest_inside(self, subset: Subset) -> int:
-        """Return the length of the longest set in the chain that is part of `subset`, or -1."""
+        """Return the length of the longest set in the chain that `subset` contains, or -1 if there is none."""
         if not self.base <= subset:
             return -1
         return next((k for k, item in enumerate(self.order) if item not in subset), len(self))
 
     def shortest_around(self, subset: Subset) -> int:
-        """Return the length of the shortest set in the chain that contains `subset`, or len(self) + 1."""
+        """Return the length of the shortest set in the chain that contains `subset`, or len(self) + 1 if none does."""
         return max((self._lengths.get(item, len(self) + 1) for item in subset - self.base), default=0)
 
     def length_of(self, subset: Subset) -> int | None:
-        """Return the length of `subset` if it is in the chain, else None."""
+        """Return the length of `subset` in the chain, or None if it is not in the chain."""
         length = self.longest_inside(subset)
         return length if length == self.shortest_around(subset) else None
 
@@ -56,12 +56,12 @@ _LARGEST_EXACT = 128  # the cost table grows with the square of the gap; for lar
 
 
 def halvings(gap: int) -> int:
-    """Return how often `gap` possible answers must be halved until one is left."""
+    """Return the number of times that `gap` possible answers must be halved until one is left."""
     return (gap - 1).bit_length()
 
 
 def worst_case_probes(gap: int, at_once: int) -> int:
-    """Return the largest number of test runs needed to find one of `gap` possible answers.
+    """Return the maximum number of test runs needed to find one of `gap` possible answers.
 
     `at_once` test runs run in parallel.
     """
@@ -95,7 +95,7 @@ def _cheapest_cut(gap: int, rounds: int, bad_cost: float) -> int:
 
 @lru_cache(maxsize=100_000)
 def _cheapest(gap: int, rounds: int, bad_cost: float) -> tuple[float, int]:
-    """Return the lowest expected cost of finding one of `gap` possible answers, and where to run first.
+    """Return the lowest expected cost of finding one of `gap` possible answers, and the point to run first.
 
     The unit of the cost is one passing run. All answers are equally likely.
     """
@@ -117,7 +117,7 @@ _ZONE_PARTS = 4  # inside a zone, probed points are at most one quarter of its w
 
 
 def points_around_zone(low: int, high: int, others: Collection[int], count: int) -> list[int]:
-    """Return up to `count` chain lengths to run next, near lengths whose runs had no usable result.
+    """Return up to `count` chain lengths to run next, near lengths without a usable result.
 
     The list is empty if enough is known. `low` passes and `high` fails. `others` are lengths between them without a
     usable result. They are assumed to be consecutive: first both borders are located by halving, then a few lengths
@@ -130,12 +130,12 @@ def points_around_zone(low: int, high: int, others: Collection[int], count: int)
 
 
 def worst_case_zone_probes(gap: int, at_once: int) -> int:
-    """Return the largest number of extra test runs needed if some lengths have no usable result."""
+    """Return the maximum number of extra test runs needed if some lengths have no usable result."""
     return worst_case_probes(gap, at_once) + _ZONE_PARTS + at_once
 
 
 def make_zones(low: int, high: int, end: int, between: Collection[ProbeResult]) -> tuple[Zone, ...]:
-    """Return the passing values, the values without a usable result, and the failing values, as three zones.
+    """Return three zones: the passing values, the values without a usable result, and the failing values.
 
     `low` is the last length that passes, `high` the first that fails, and `end` the last length. `between` are the
     results inside the middle zone.
@@ -149,7 +149,7 @@ def make_zones(low: int, high: int, end: int, between: Collection[ProbeResult]) 
 
 
 def _halve_widest_gaps(gaps: Sequence[tuple[int, int]], narrow: int, count: int) -> list[int]:
-    """Return up to `count` points in ascending order, each in the middle of the widest remaining gap."""
+    """Return up to `count` points in ascending order, each of which halves the widest remaining gap."""
     remaining, points = list(gaps), list[int]()
     while remaining and len(points) < count:
         start, stop = max(remaining, key=lambda gap: gap[1] - gap[0])
@@ -186,7 +186,7 @@ class UnjudgedGap(Exception):
 
 
 class ExactSearch:
-    """Search strategy for programs that always end the same way, so that one run of each set is enough.
+    """A search strategy for programs that always end the same way, where one run of each set is enough.
 
     Its methods raise Contradiction if two results contradict each other.
     """
@@ -198,7 +198,7 @@ class ExactSearch:
         self._probes = probes
 
     def first_failing_length(self, chain: Chain, purpose: Purpose) -> int:
-        """Return the length of the shortest set in the chain with which the program fails.
+        """Return the length of the shortest set in the chain for which the program fails.
 
         Raises UnjudgedGap if no set that is worth running has a usable result.
         """
@@ -221,7 +221,7 @@ class ExactSearch:
     def judge_sets(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
     ) -> Iterator[ProbeResult]:
-        """Yield whether the program passes or fails with each set of items, from `times` runs.
+        """Yield, for each set of items, whether the program passes or fails, based on `times` runs.
 
         Earlier and implied results count as runs, except for purposes that always run again. `among` has the units that
         may still belong to the answer.
@@ -234,11 +234,11 @@ class ExactSearch:
             yield combine_answers([*answers, *(next(fresh) for _ in range(lack))])
 
     def failing_sets(self) -> Iterable[Subset]:
-        """Return every set of items with which the program was run and failed."""
+        """Return every set of items for which a run of the program failed."""
         return [answer.subset for answer in self._probes.observations if answer.counts_as is BAD]
 
     def reach_confidence(self, confidence: float) -> None:
-        """Do nothing, because in this search every result is final."""
+        """Do nothing, because every result of this search is final."""
 
     def _bounds(self, chain: Chain) -> tuple[int, int]:
         """Return the longest chain length known to pass and the shortest known to fail."""
@@ -266,7 +266,6 @@ class ExactSearch:
         return list(self._launch_and_check(subsets, purpose, chain.order[low:high], probes_left))
 
     def _known_answers(self, subset: Subset, purpose: Purpose, times: int) -> list[ProbeResult]:
-        """Return up to `times` results of the set that are already known."""
         if purpose in _ALWAYS_LAUNCHED:
             return []
         answers = self._probes.answers(subset)[-times:]

@@ -1,4 +1,4 @@
-"""Reduce a set of items that makes the program fail to the smallest part that still fails."""
+"""Reduce a set of items for which the program fails to the smallest part that still fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nsa_harness.core.search.question import BAD, GOOD, ProbeCache, ProbeResult,
 
 
 class LiteralJudge:
-    """Search strategy that runs the program with every set of items and infers nothing from other sets."""
+    """A search strategy that runs the program with every set of items and infers nothing from other sets."""
 
     confidence = 1.0
     failure_rate = None
@@ -33,7 +33,7 @@ _MAX_OTHER_FAILURES = 24  # `ddmin` stops after this many probes that failed in 
 
 
 def ddmin(probes: ProbeCache, failing: Subset) -> FailingSet:
-    """Reduce a set of items until the program no longer fails without any one of them.
+    """Reduce a failing set of items until the program passes if any one of them is left out.
 
     This is Zeller's delta debugging algorithm. It may need as many test runs as the square of the set's size. In the
     result, `unjudged` are the members whose removal gave no usable result. If too many runs fail in another way, the
@@ -50,7 +50,7 @@ def ddmin(probes: ProbeCache, failing: Subset) -> FailingSet:
 
 
 class _OtherFailures:
-    """Counter for the test runs that failed in another way since its creation."""
+    """A counter of the test runs that failed in a different way since the counter was created."""
 
     def __init__(self, probes: ProbeCache) -> None:
         self._probes, self._before = probes, len(probes.observations)
@@ -62,7 +62,7 @@ class _OtherFailures:
 
 
 def _reduce_once(probes: ProbeCache, failing: Subset, parts: int, others: _OtherFailures) -> tuple[Subset | None, int]:
-    """Return a smaller failing set, and the number of parts to cut it into next."""
+    """Return a smaller failing set, or None if there is none, and the number of parts for the next cut."""
     cut = _cut(failing, parts)
     if (part := _first_failing(probes, cut, failing, others)) is not None:
         return part, 2
@@ -82,7 +82,7 @@ def _first_failing(probes: ProbeCache, subsets: list[Subset], among: Subset, oth
 
 
 def _cut(failing: Subset, parts: int) -> list[Subset]:
-    """Cut a set into `parts` parts of consecutive members."""
+    """Cut a set into `parts` parts, each with consecutive members."""
     members = sorted(failing)
     bounds = [len(members) * i // parts for i in range(parts + 1)]
     return [frozenset(members[start:stop]) for start, stop in pairwise(bounds)]
@@ -98,7 +98,7 @@ _PASSING_LAUNCHES = 3  # launches in all before a set that passed once counts as
 
 
 class SetJudge(Protocol):
-    """Search strategy that decides whether the program fails with given sets of items."""
+    """A search strategy that decides whether the program fails with given sets of items."""
 
     @property
     def confidence(self) -> float: ...  # the probability that all claims proven so far hold
@@ -110,7 +110,7 @@ class SetJudge(Protocol):
 
 
 class Judge(SetJudge, Protocol):
-    """Search strategy that can also find the first set of items in a chain with which the program fails."""
+    """A search strategy that can also find the first set in a chain for which the program fails."""
 
     def first_failing_length(self, chain: Chain, purpose: Purpose) -> int: ...
     def failing_sets(self) -> Iterable[Subset]: ...  # the sets that are known to fail
@@ -119,7 +119,7 @@ class Judge(SetJudge, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class FailingSet:
-    """A set of items with which the program fails, and what is known about its members.
+    """A set of items for which the program fails, with what is known about its members.
 
     The program was also run without each member, or only without some if `sampled`. `unjudged` are the members without
     which the run gave no usable result.
@@ -141,13 +141,13 @@ def fails(judge: SetJudge, subset: Subset, purpose: Purpose, among: Iterable[int
 
 
 def find_failing_part(judge: Judge, pool: tuple[int, ...]) -> Subset:
-    """Return a small part of the items in `pool` that is enough to make the program fail."""
+    """Return a small subset of `pool` that is enough to make the program fail."""
     span = shortest_failing_span(judge, pool)
     return _reduce_span(judge, span) if len(span) > 1 else frozenset(span)
 
 
 def shortest_failing_span(judge: Judge, pool: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shortest run of consecutive items in `pool` that makes the program fail.
+    """Return the shortest span of consecutive items in `pool` for which the program fails.
 
     It ends with the last needed unit.
     """
@@ -164,7 +164,7 @@ def shortest_failing_span(judge: Judge, pool: tuple[int, ...]) -> tuple[int, ...
 
 
 def _reduce_span(judge: Judge, span: tuple[int, ...]) -> Subset:
-    """Return a smaller part of `span` that fails and contains both end units."""
+    """Return a part of `span` that still fails and contains both end units."""
     ends = frozenset({span[0], span[-1]})
     # To save runs, the two end units are tried before a wide span is reduced unit by unit.
     if fails(judge, ends, Purpose.ENDS_ONLY, span):
@@ -177,7 +177,7 @@ def _reduce_span(judge: Judge, span: tuple[int, ...]) -> Subset:
 
 
 def reduce_to_needed(judge: Judge, failing: Subset, needed_members: Subset) -> Subset:
-    """Return a smallest part of the set `failing` with which the program still fails.
+    """Return a minimal part of the set `failing` for which the program still fails.
 
     `needed_members` are already known to be needed. Each pass finds one more.
     """
@@ -190,7 +190,7 @@ def reduce_to_needed(judge: Judge, failing: Subset, needed_members: Subset) -> S
 
 
 def drop_unneeded(judge: Judge, members: Subset, sample: int) -> FailingSet:
-    """Remove items from a set until the program no longer fails without any one of them.
+    """Remove items until the program passes if any one of them is left out. `sample` limits the members to test.
 
     If there are many members, only both ends and a `sample` between them are tested. If there are few, each is tested
     several times, because a flaky run that passes by chance makes a member look needed.
@@ -209,10 +209,10 @@ def drop_unneeded(judge: Judge, members: Subset, sample: int) -> FailingSet:
 def first_unneeded(
     judge: SetJudge, members: Subset, candidates: Sequence[int], times: int
 ) -> tuple[int | None, Subset, Subset]:
-    """Look for a member without which the set still fails.
+    """Return an unneeded member or None, the members found to be needed, and those that could not be judged.
 
-    Returns this member or None, the members found to be needed, and those whose runs gave no usable result. Only the
-    members in `candidates` are tested, each in `times` runs.
+    Only the members in `candidates` are tested, each in `times` runs. A member cannot be judged if its runs gave no
+    usable result.
     """
     without = [members - {member} for member in candidates]
     needed_members, unjudged_members = set[int](), set[int]()
@@ -225,7 +225,7 @@ def first_unneeded(
 
 
 def _drop_candidates(members: Subset, sample: int) -> list[int]:
-    """Return the members to test: a `sample` from the middle, then both ends."""
+    """Return the members to test: up to `sample` members from the middle, then both ends."""
     first, *between, last = sorted(members)
     step = max(len(between) / sample, 1.0)
     # The ends come last because the search has already shown that they are needed.
@@ -233,7 +233,7 @@ def _drop_candidates(members: Subset, sample: int) -> list[int]:
 
 
 def only_count_matters(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
-    """Whether the program fails with any set of this many items, no matter which they are.
+    """Whether the program fails with any set of as many items as `members`.
 
     If `members` are not the first units in `among`, the answer is False without a run: a search that adds units one by
     one ends at the first units if only the number matters. `sample` is the number of other sets to run.
@@ -242,7 +242,7 @@ def only_count_matters(judge: Judge, members: Subset, among: tuple[int, ...], sa
 
 
 def other_sets_fail_too(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
-    """Whether the program also fails with other sets of as many items."""
+    """Whether the program also fails with other sets that have as many items as `members`."""
     other = next(iter(_other_sets(members, among, 1)), None)
     if len(members) == 1 or other is None or not fails(judge, other, Purpose.ELSEWHERE, among):
         return False
@@ -250,7 +250,7 @@ def other_sets_fail_too(judge: Judge, members: Subset, among: tuple[int, ...], s
 
 
 def _every_set_of_size_fails(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
-    """Whether other sets of this size all fail, and sets with one unit less all pass."""
+    """Whether other sets of this size all fail and sets with one unit fewer all pass."""
     others = _other_sets(members, among, sample)
     smaller = _spread_sets(among, len(members) - 1, sample) if len(members) > 1 else []
     return (
@@ -269,12 +269,12 @@ def _other_sets(members: Subset, among: tuple[int, ...], sample: int) -> list[Su
 
 
 def _fails_in_repeats(judge: Judge, subset: Subset, purpose: Purpose, among: tuple[int, ...]) -> bool:
-    """Whether a set fails. A set that passes is run again, because a flaky program may pass by chance."""
+    """Whether a set fails. A set that passes is run again, because a flaky program can pass by chance."""
     return fails(judge, subset, purpose, among) or fails(judge, subset, purpose, among, times=_PASSING_LAUNCHES)
 
 
 def _spread_sets(among: tuple[int, ...], count: int, sample: int) -> list[Subset]:
-    """Return up to `sample` different sets of `count` units that overlap little."""
+    """Return up to `sample` different sets of `count` units that overlap only a little."""
     total = len(among)
     stride = next(step for step in range(round(total * 0.618) or 1, 2 * total) if gcd(step, total) == 1)
     spread_units = [among[(1 + i * stride) % total] for i in range(total)]
@@ -287,7 +287,7 @@ def _spread_sets(among: tuple[int, ...], count: int, sample: int) -> list[Subset
 
 
 def drop_unneeded_ends(judge: Judge, members: Subset, sample: int) -> FailingSet:
-    """Shrink a range of items until the program no longer fails without its first or its last item.
+    """Shrink a range of items until the program passes if either end is left out.
 
     Items between them cannot be tested, because a range without an inner item is not a range. `sample` is the number of
     test runs for both ends together.
@@ -302,7 +302,7 @@ def drop_unneeded_ends(judge: Judge, members: Subset, sample: int) -> FailingSet
 
 
 def ranges_without(total: int, culprits: Collection[Subset]) -> tuple[Subset, ...]:
-    """Return the largest ranges of units that contain none of the `culprits`, the last range first.
+    """Return the maximal ranges of units that contain none of the `culprits`, in reverse order.
 
     A culprit is a range that fails. If all returned ranges pass, there is no other culprit.
     """
@@ -314,7 +314,7 @@ def ranges_without(total: int, culprits: Collection[Subset]) -> tuple[Subset, ..
 
 
 def only_length_matters(judge: Judge, members: Subset, total: int, sample: int) -> bool:
-    """Whether the program fails with every range of this many items and passes with shorter ones.
+    """Whether the program fails with every range as long as `members` and passes with shorter ones.
 
     If `members` are not the first units, the answer is False without a run. `total` is the number of units, and
     `sample` the number of ranges to run of each length.
@@ -333,12 +333,12 @@ def only_length_matters(judge: Judge, members: Subset, total: int, sample: int) 
 
 
 def tests_every_window(total: int, count: int, sample: int) -> bool:
-    """Whether `only_length_matters` would run every range of this length, and not only a sample."""
+    """Whether `only_length_matters` would run every range of `count` units instead of a sample."""
     return total - count + 1 <= sample + 1 and (count == 1 or total - count + 2 <= sample)
 
 
 def shrink_range(probes: ProbeCache, failing: Subset) -> FailingSet:
-    """Shrink a range of items until the program no longer fails without its first or its last one.
+    """Shrink a range of items until the program passes if either end is left out.
 
     Every range is run. In the result, `unjudged` are the end units whose removal gave no usable result.
     """
@@ -360,7 +360,7 @@ def _shorter_failing(probes: ProbeCache, failing: Subset, step: int) -> Subset |
 
 
 def _windows(total: int, count: int, most: int) -> list[Subset]:
-    """Return up to `most` ranges of `count` units, evenly spread over `total` units."""
+    """Return up to `most` ranges of `count` units, spread evenly over `total` units."""
     last = total - count
     starts = dict.fromkeys(last * i // max(most - 1, 1) for i in range(most))
     return [frozenset(range(start, start + count)) for start in starts]

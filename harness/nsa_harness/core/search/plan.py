@@ -1,4 +1,4 @@
-"""Run a bisection, from the first checks to the proof of its answer.
+"""The complete course of a bisection, from the first checks to the proof of its answer.
 
 The good end is the configuration with all items switched off, and the bad end the one with all items switched on.
 """
@@ -62,7 +62,7 @@ _FAILURES = (BAD, ProbeResult.DIFFERENT)
 
 
 def find_smallest_difference(question: SearchQuestion, probe: Probe) -> SearchAnswer:
-    """Search for the smallest set of items that makes the program fail, and prove it.
+    """Search for the smallest set of items for which the program fails, and prove it.
 
     If the search cannot decide, or the probe raises OutOfBudget, the answer is UNDECIDED and contains what is known so
     far. Any other exception of `probe` is passed on.
@@ -101,7 +101,7 @@ def _between_ends(probes: ProbeCache) -> SearchAnswer:
 
 
 def _never_failed_answer(probes: ProbeCache, end: Subset) -> SearchAnswer:
-    """Return the answer that the configuration with all items switched on never failed."""
+    """Return an answer saying that the program never failed with all items switched on."""
     times, confidence = len(probes.answers(end)), probes.question.confidence
     rarer = 1 - (1 - confidence) ** (1 / times)
     return SearchAnswer(
@@ -128,7 +128,7 @@ def _search(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
 
 
 def _find_and_prove(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
-    """Find and prove the answer, and check that both ends still behave as before."""
+    """Find and prove the answer. Check that all items on and all items off still give the same results."""
     is_ordered = probes.question.kind is QuestionKind.ORDERED
     answer = _find_threshold(probes, judge, end) if is_ordered else _find_culprits(probes, judge)
     _recheck_ends(probes, judge, end)
@@ -137,12 +137,12 @@ def _find_and_prove(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> S
 
 
 def half_doubt_confidence(question: SearchQuestion) -> float:
-    """Return the confidence needed from each of two steps that together reach the question's confidence."""
+    """Return the confidence that each of two steps needs if both together must reach the question's confidence."""
     return 1 - (1 - question.confidence) / 2
 
 
 def _find_threshold(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
-    """Find and prove the first value that fails."""
+    """Find and prove the first failing value."""
     length = judge.first_failing_length(Chain(base=frozenset(), order=end), Purpose.RIGHT_EDGE)
     failing, passing = frozenset(end[:length]), frozenset(end[: length - 1])
     # The last passing value is run most: one pass by chance would move the answer.
@@ -161,7 +161,7 @@ def _find_threshold(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> S
 
 
 def _find_culprits(probes: ProbeCache, judge: Judge) -> SearchAnswer:
-    """Find and prove every smallest set of items that makes the program fail on its own."""
+    """Find and prove every minimal set of items that makes the program fail on its own."""
     if probes.question.kind is QuestionKind.RANGE:
         return _find_ranges(probes, judge)
     sample = runs_to_show(HALF_RATE, half_doubt_confidence(probes.question))
@@ -188,13 +188,13 @@ def _find_culprits(probes: ProbeCache, judge: Judge) -> SearchAnswer:
 
 
 def _unexplained_set(judge: Judge, culprits: Sequence[FailingSet]) -> Subset | None:
-    """Return the smallest failing set that the known culprits do not explain, or None."""
+    """Return the smallest failing set that the culprits do not explain, or None if there is no such set."""
     others = (subset for subset in judge.failing_sets() if not any(culprit.members <= subset for culprit in culprits))
     return min(others, key=_size_order, default=None)
 
 
 def _find_ranges(probes: ProbeCache, judge: Judge) -> SearchAnswer:
-    """Find and prove every smallest range of items that makes the program fail on its own."""
+    """Find and prove every minimal range of items that makes the program fail on its own."""
     sample = runs_to_show(HALF_RATE, half_doubt_confidence(probes.question))
     counts_as = cache(partial(_launch_rest, probes, judge))
     culprits: list[FailingSet] = []
@@ -214,7 +214,7 @@ def _find_ranges(probes: ProbeCache, judge: Judge) -> SearchAnswer:
 
 
 def _sets_without(probes: ProbeCache, culprits: Sequence[FailingSet]) -> tuple[Subset, ...]:
-    """Return the largest sets that contain none of the culprits."""
+    """Return the maximal sets that contain none of the culprits."""
     member_sets = [culprit.members for culprit in culprits]
     if probes.question.kind is QuestionKind.RANGE:
         return ranges_without(len(probes.units), member_sets)
@@ -222,7 +222,7 @@ def _sets_without(probes: ProbeCache, culprits: Sequence[FailingSet]) -> tuple[S
 
 
 def _prove_count(probes: ProbeCache, judge: Judge, first: Subset, sample_confidence: float) -> SearchAnswer:
-    """Prove and return the answer that only the number of items matters."""
+    """Prove and return an answer saying that only the number of items matters."""
     _require_failure(probes, judge, first)
     _launch_rest(probes, judge, sorted(first)[1:])
     return SearchAnswer(
@@ -237,7 +237,7 @@ def _prove_count(probes: ProbeCache, judge: Judge, first: Subset, sample_confide
 
 
 def _prove_alone(probes: ProbeCache, judge: Judge, culprit: FailingSet) -> FailingSet:
-    """Run only the items of a culprit, and raise Inconclusive if it passes or if it has unjudged members."""
+    """Run only the items of a culprit. Raise Inconclusive if they pass or if some members were not judged."""
     _require_failure(probes, judge, culprit.members)
     if culprit.unjudged:
         raise Inconclusive(
@@ -247,7 +247,7 @@ def _prove_alone(probes: ProbeCache, judge: Judge, culprit: FailingSet) -> Faili
 
 
 def _launch_proofs_ahead(probes: ProbeCache, failing: Subset, passing: Subset, at_least: int = MIN_PASSES) -> None:
-    """Run in parallel what is needed to prove that one set fails and another passes."""
+    """Run, in parallel, the proofs that `failing` fails and that `passing` passes."""
     bad = [(failing, Purpose.PROOF_BAD)] * _times_to_fail(probes, failing)
     good = [(passing, Purpose.PROOF_GOOD)] * max(probes.question.repeat, at_least)
     probes.launch_ahead([*bad, *good], probes.all_units)
@@ -258,7 +258,7 @@ def _times_to_fail(probes: ProbeCache, subset: Subset) -> int:
 
 
 def _require_failure(probes: ProbeCache, judge: SetJudge, subset: Subset) -> None:
-    """Run the program with this set of items as a proof, and raise Inconclusive unless it fails."""
+    """Run the program with a set of items as a proof. Raise Inconclusive if it does not fail."""
     if not fails(judge, subset, Purpose.PROOF_BAD, times=_times_to_fail(probes, subset)):
         raise Inconclusive("the items found do not fail on their own when they are launched again", subset)
 
@@ -268,7 +268,7 @@ def _launch_rest(probes: ProbeCache, judge: SetJudge, subset: Iterable[int], at_
 
 
 def _recheck_ends(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...]) -> None:
-    """Run the program with all items off and on again, and raise Inconclusive if a result has changed."""
+    """Run the program with all items off and on again. Raise Inconclusive if a result has changed."""
     # The machine may have changed during the search. An end that cannot be judged now is accepted.
     ends = (("good", frozenset[int](), Purpose.RECHECK_GOOD, GOOD), ("bad", frozenset(end), Purpose.RECHECK_BAD, BAD))
     probes.launch_ahead([(subset, purpose) for _, subset, purpose, _ in ends], end)
@@ -279,7 +279,7 @@ def _recheck_ends(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...]) -> 
 
 
 def _gallop(probes: ProbeCache) -> tuple[int, ...] | None:
-    """Switch on the first 1, 2, 4, ... units until the program fails, and return these units.
+    """Switch on the first 1, 2, 4, ... units until the program fails. Return these units, or None if no set fails.
 
     Returns None if a failing value is known from the start, or if no set fails. A failure in another way also ends
     this.
@@ -294,7 +294,7 @@ def _gallop(probes: ProbeCache) -> tuple[int, ...] | None:
 
 
 def _launch_control(probes: ProbeCache, end: Subset, purpose: Purpose, expected_result: ProbeResult) -> ProbeResult:
-    """Run the program with all items on or off until it ends as expected, a limited number of times."""
+    """Run the program with all items on or all off until it ends as expected, for a limited number of runs."""
     first = next(probes.launch([end], purpose, probes.all_units))
     if first in (expected_result, ProbeResult.UNRESOLVED):
         return first
@@ -305,7 +305,7 @@ def _launch_control(probes: ProbeCache, end: Subset, purpose: Purpose, expected_
 
 
 def _is_flaky(probes: ProbeCache, contradiction: Contradiction) -> bool:
-    """Whether one of two contradictory results changes if the program is run again."""
+    """Whether one of two contradictory results changes when the program is run again."""
     if contradiction.good == contradiction.bad:
         return True
     often = [contradiction.good] * runs_to_show(HALF_RATE, probes.question.confidence)
@@ -315,7 +315,7 @@ def _is_flaky(probes: ProbeCache, contradiction: Contradiction) -> bool:
 
 
 def _among_flaky_runs(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
-    """Search for the answer in a program that fails only in some runs."""
+    """Search for the answer in a program that fails in only some runs."""
     failing = frozenset(end)
     if (same_rate_answer := _compare_ends(probes, failing)) is not None:
         return same_rate_answer
@@ -337,7 +337,7 @@ def _find_and_prove_if_judged(probes: ProbeCache, judge: Judge, end: tuple[int, 
 
 
 def _compare_ends(probes: ProbeCache, end: Subset) -> SearchAnswer | None:
-    """Run the program with all items off and on in turn until it is clear whether the failure rates differ.
+    """Run the program with all items off and on alternately until it is clear whether the failure rates differ.
 
     Returns None if they differ. If they differ by less than _SMALLEST_DIFFERENCE, returns the answer INDEPENDENT: the
     failure does not depend on what was varied. Raises Inconclusive if the runs show neither.
@@ -394,7 +394,7 @@ def _how_often(probes: ProbeCache, end: Subset, counts_as: ProbeResult) -> str:
 
 
 def _search_without_order(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
-    """Search in a program in which switching on more items may turn a failure into a pass."""
+    """Search in a program in which switching on more items can turn a failure into a pass."""
     if probes.question.kind is QuestionKind.ORDERED:
         raise Inconclusive("it fails at a smaller value and passes at a larger one: there is no threshold")
     failing = min((observation.subset for observation in probes.observations if observation.counts_as is BAD), key=len)
@@ -413,7 +413,7 @@ _UNJUDGED_GAP_TEXT = "everything between the passing and the failing end could n
 
 
 def _prove_zones(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...], gap: UnjudgedGap) -> SearchAnswer:
-    """Return an undecided answer that lists which values pass, which fail, and which could not be judged."""
+    """Return an undecided answer that lists the passing, the failing and the unjudged values."""
     _require_failure(probes, judge, gap.failing)
     if _launch_rest(probes, judge, gap.passing) is not GOOD:
         raise Inconclusive("the last passing value does not pass when it is launched again")
@@ -463,7 +463,7 @@ def _result_text(counts_as: ProbeResult) -> str:
 
 
 def undecided_answer(probes: ProbeCache, why: str, open_units: Subset = frozenset()) -> SearchAnswer:
-    """Return an answer that the cause was not found, with everything that is known so far.
+    """Return an answer saying that the cause was not found, with everything known so far.
 
     `why` is the reason for stopping. `open_units` may still matter; if empty, they are derived from the results.
     """
@@ -491,7 +491,7 @@ def undecided_answer(probes: ProbeCache, why: str, open_units: Subset = frozense
 
 
 def _needed_members(probes: ProbeCache, failing: Subset | None) -> Subset:
-    """Return the members without which the program passed, or none if results contradict each other."""
+    """Return the members without which the program passed. The set is empty if results contradict each other."""
     bad = [observation.subset for observation in probes.observations if observation.counts_as is BAD]
     good = [observation.subset for observation in probes.observations if observation.counts_as is GOOD]
     is_contradicted = probes.question.flaky or any(
@@ -510,7 +510,7 @@ def culprits_answer(
     sample_confidence: float,
     caveat: str = "",
 ) -> SearchAnswer:
-    """Return the answer that each of `culprits` is enough to make the program fail.
+    """Return an answer saying that each of `culprits` is enough to make the program fail.
 
     If the remaining items did not pass, the answer says that there may be more culprits. `sample_confidence` is the
     confidence if only a sample of the members was tested. `caveat` replaces all other limitations that the answer would
@@ -549,7 +549,7 @@ _NOT_MONOTONE_TEXT = (
 
 
 def _passing_set(probes: ProbeCache, culprits: Sequence[FailingSet]) -> Subset | None:
-    """Return a large set of items with which the program passed, or None."""
+    """Return a large set of items for which the program passed, or None if there is none."""
     rests_first = sorted(_sets_without(probes, culprits), key=len, reverse=True)
     without = (culprit.members - {member} for culprit in culprits for member in sorted(culprit.members))
     passing_sets = (subset for subset in (*rests_first, *without) if GOOD in probes.answers(subset))

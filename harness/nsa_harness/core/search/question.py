@@ -15,7 +15,7 @@ from itertools import chain, groupby, islice, pairwise
 
 
 class ProbeResult(StrEnum):
-    """How one test run of a bisection ended.
+    """The way one test run of a bisection ended.
 
     GOOD: it passed. BAD: it failed in the way that the search looks for. DIFFERENT: it failed in another way.
     UNRESOLVED: it could not be judged, for instance because it could not be launched.
@@ -31,7 +31,7 @@ Subset = frozenset[int]  # the numbers of the items that are switched on
 
 
 class Purpose(StrEnum):
-    """Why a bisection makes a test run."""
+    """The reason for a test run of a bisection."""
 
     CONTROL_GOOD = "control_good"
     CONTROL_BAD = "control_bad"
@@ -71,7 +71,7 @@ PROOFS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """The test runs to make at the same time, each given as a set of switched-on items.
+    """A group of test runs to make at the same time, each given as a set of switched-on items.
 
     A set that appears again must be run again. To continue a killed search, answer the n-th request for a set with its
     n-th stored result. `open` is the half-open range of items that may still belong to the answer. `probes_left` is the
@@ -101,14 +101,14 @@ class Observation:
 
 
 class OutOfBudget(Exception):
-    """Raised when no further test run is allowed.
+    """Raised if no further test run is allowed.
 
     The text gives the reason. The search then reports what is known.
     """
 
 
 class QuestionKind(StrEnum):
-    """Which combinations of items a bisection may switch on.
+    """The combinations of items that a bisection can switch on.
 
     `SET`: any combination, for instance of layers, variables or changed keys. `ORDERED`: only the first k items,
     because a value includes all smaller values. `RANGE`: only consecutive items or none, because the program takes a
@@ -123,7 +123,7 @@ class QuestionKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchQuestion:
-    """The question which of several items make a program fail.
+    """The question of which items make a program fail.
 
     The items are numbered from 0. The good end (all items off) is expected to pass, and the bad end (all items on) to
     fail. In an ORDERED question, the first k items stand for the k-th value above the good value. The items of each
@@ -169,7 +169,7 @@ class AnswerKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Zone:
-    """Consecutive values of a setting with which the program ends in the same way.
+    """A range of consecutive values of a setting for which the program ends in the same way.
 
     The values are numbered from `start` up to, but not including, `stop`. 0 is the value of the good end.
     """
@@ -181,7 +181,7 @@ class Zone:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchAnswer:
-    """The answer of a bisection, which tells the items that make the program fail.
+    """The answer of a bisection, which names the items that make the program fail.
 
     The meaning of `items` depends on `kind`. SINGLE: the one item. RANGE: start and stop. SET and SEVERAL: all items.
     THRESHOLD: the number of the first failing value. COUNT: the smallest failing number of items. CHOICE: the values
@@ -218,7 +218,7 @@ def spans_of(indices: Iterable[int]) -> Spans:
 
 
 def indices_in(spans: Spans) -> frozenset[int]:
-    """Return every index in the half-open ranges. This is the inverse of `spans_of`."""
+    """Return every index in the half-open ranges `spans`. This is the inverse of `spans_of`."""
     return frozenset(chain.from_iterable(range(start, stop) for start, stop in spans))
 
 
@@ -228,7 +228,7 @@ def last_index(spans: Spans) -> int | None:
 
 
 def are_valid_spans(spans: Collection[tuple[int, int]], items: int) -> bool:
-    """Whether these are ascending half-open ranges of the numbers from 0 to `items` - 1, with gaps between them."""
+    """Whether `spans` are ascending, separate half-open ranges of the numbers from 0 to `items` - 1."""
     edges = list(chain((-1,), chain.from_iterable(spans)))
     return edges[-1] <= items and all(before < after for before, after in pairwise(edges))
 
@@ -237,7 +237,7 @@ GOOD, BAD = ProbeResult.GOOD, ProbeResult.BAD
 
 
 class ProbeCache:
-    """Launcher for the test runs of one bisection, which keeps all their results.
+    """A launcher for the test runs of one bisection that keeps all their results.
 
     A unit is an item, or a group of items that are switched on together. Sets contain the numbers of units, in the
     order of their first items.
@@ -260,13 +260,13 @@ class ProbeCache:
         return tuple(range(len(self.units)))
 
     def items(self, subset: Iterable[int]) -> Subset:
-        """Return the items of the units in `subset`."""
+        """Return all items that belong to the units in `subset`."""
         return frozenset(item for unit in subset for item in self.units[unit])
 
     def launch(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], probes_left: int = 0
     ) -> Iterator[ProbeResult]:
-        """Run the program with each set of items switched on, and yield the results in order.
+        """Run the program with each set of items, and yield the results. `among` are the items still in question.
 
         At most the question's `at_once` sets run in parallel, and only when their results are read. `among` has the
         units that may still belong to the answer. `probes_left` is the largest number of test runs that may follow.
@@ -282,7 +282,7 @@ class ProbeCache:
     def launch_missing(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int]
     ) -> Iterator[ProbeResult]:
-        """Yield the result for each set of items, running the program only for sets without a result."""
+        """Yield the result for each set of items. The program runs only for sets without a known result."""
         known_answers = [self.answers(subset) for subset in subsets]
         missing = [subset for subset, answers in zip(subsets, known_answers, strict=True) if not answers]
         fresh = self.launch(missing, purpose, among)
@@ -290,19 +290,19 @@ class ProbeCache:
             yield combine_answers(answers) if answers else next(fresh)
 
     def answers(self, subset: Subset) -> list[ProbeResult]:
-        """Return the results of all runs with this set of items, the earliest first."""
+        """Return the results of all runs with this set of items, in order of time."""
         return list(self._answers.get(subset, ()))
 
     def launched_sets(self) -> Iterable[Subset]:
-        """Return every set of items with which the program was run."""
+        """Return every set of items for which the program was run."""
         return self._answers.keys()
 
     def count(self, subset: Subset, counts_as: ProbeResult) -> int:
-        """Return how many runs with this set of items had the result `counts_as`."""
+        """Return the number of runs with this set of items that had the result `counts_as`."""
         return self._counts[subset, counts_as]
 
     def implied_result(self, subset: Subset) -> ProbeResult | None:
-        """Return the result for this set of items that follows from other results, or None.
+        """Return the result for this set of items that follows from other results, or None if none follows.
 
         It is assumed that switching on more items never turns a failure into a pass. Then a superset of a failing set
         fails, and a subset of a passing set passes.
@@ -314,7 +314,7 @@ class ProbeCache:
         return None
 
     def launch_ahead(self, requests: Sequence[tuple[Subset, Purpose]], among: Iterable[int]) -> None:
-        """Run the program in parallel with sets of items whose results the search will need later.
+        """Run the program, in parallel, with sets of items whose results the search will need later.
 
         `launch` returns these results. If the question allows only one run at a time, nothing is run. `among` has the
         units that may still belong to the answer.
@@ -369,7 +369,7 @@ class ProbeCache:
 
 
 def combine_answers(answers: Sequence[ProbeResult]) -> ProbeResult:
-    """Return one result for several runs of the same set.
+    """Combine the results of several runs of the same set into one result.
 
     The first GOOD or BAD decides, otherwise the last result. `answers` must not be empty.
     """
@@ -377,7 +377,7 @@ def combine_answers(answers: Sequence[ProbeResult]) -> ProbeResult:
 
 
 def group_units(question: SearchQuestion) -> tuple[Subset, ...]:
-    """Return the sets of items that can only be switched on together, in the order of their first items.
+    """Return the groups of items that can only be switched on together, ordered by their first items.
 
     An item in no group is a set on its own. Groups that share an item are merged.
     """

@@ -57,7 +57,7 @@ class ProbeReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Commands:
-    """Shell commands that reproduce the answer of a bisection, or None where there is no such configuration."""
+    """Shell commands that reproduce the answer of a bisection. A command is None if no such configuration is known."""
 
     bad: str | None  # runs the failing configuration
     good: str | None  # runs the passing configuration
@@ -66,7 +66,7 @@ class Commands:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchDetail:
-    """Everything in a bisection report except its test runs, as stored below "detail" in bisect.json."""
+    """Everything in a bisection report except its test runs, as stored under "detail" in bisect.json."""
 
     run_id: str
     harness: str  # version of nsa-harness
@@ -85,7 +85,7 @@ class SearchDetail:
 
 @dataclass(frozen=True, kw_only=True)
 class BisectReport(SearchDetail):
-    """The report of a bisection that is running or has ended."""
+    """The report of a bisection, which is still running or has ended."""
 
     signature: Signature | None  # the failure that counts as bad; None until the first failure
     probes: tuple[ProbeReport, ...]
@@ -100,12 +100,12 @@ class BisectReport(SearchDetail):
 
 
 def ended_s(probes: Iterable[ProbeReport]) -> float:
-    """Return when the last of these test runs ended, in seconds."""
+    """Return the time at which the last of these test runs ended, in seconds."""
     return max((probe.started_s + probe.wall_s for probe in probes if probe.started_s is not None), default=0.0)
 
 
 def with_outcome(probe: ProbeReport, outcome: Outcome) -> ProbeReport:
-    """Return a copy of the test run, completed with the verdict and other results of its launch."""
+    """Return a copy of the test run, completed with the verdict and other results in `outcome`."""
     culprit, verdict = outcome.culprit, outcome.verdict
     gaps_s = [vital.longest_gap_s for vital in outcome.rank_summaries if vital.longest_gap_s is not None]
     return replace(
@@ -125,7 +125,7 @@ def with_outcome(probe: ProbeReport, outcome: Outcome) -> ProbeReport:
 
 
 def floor_probes(answer: SearchAnswer, items: int) -> int:
-    """Return the smallest number of test runs in which any search can find such an answer.
+    """Return the minimum number of test runs in which any search can find such an answer.
 
     It is the base-2 logarithm of the number of possible answers of this kind.
     """
@@ -142,7 +142,7 @@ def floor_probes(answer: SearchAnswer, items: int) -> int:
 
 
 def contradicted_fork(new: ProbeReport, before: Sequence[ProbeReport]) -> ProbeReport | None:
-    """Return the forked test run whose result may be wrong, so that it must be repeated, or None.
+    """Return the forked test run that `new` contradicts and that must be repeated, or None if there is none.
 
     This is either a forked run of the good or bad end with an unexpected result, or the forked one of two contradictory
     runs. If one launcher gave different results for one configuration, the program is flaky, and None is returned.
@@ -159,7 +159,7 @@ def contradicted_fork(new: ProbeReport, before: Sequence[ProbeReport]) -> ProbeR
 
 
 def without_forks(probes: Iterable[ProbeReport]) -> list[ProbeReport]:
-    """Return the test runs, with the result of each forked one set to UNRESOLVED."""
+    """Return the test runs, with the results of forked runs replaced with UNRESOLVED."""
     reason = "a forked launch of this program ends differently than under torchrun"
     return [
         replace(probe, counts_as=ProbeResult.UNRESOLVED, summary=reason) if probe.launcher == Launcher.FORK else probe
@@ -171,7 +171,7 @@ _EXPECTED_RESULT = {Purpose.CONTROL_GOOD: ProbeResult.GOOD, Purpose.CONTROL_BAD:
 
 
 def _contradict(larger: ProbeReport, smaller: ProbeReport) -> bool:
-    """Whether one configuration gave both results, or `larger` passed although `smaller` failed."""
+    """Whether one configuration both passed and failed, or `larger` passed although `smaller` failed."""
     if ProbeResult.UNRESOLVED in (larger.counts_as, smaller.counts_as) or "none" in (larger.launcher, smaller.launcher):
         return False
     if larger.subset == smaller.subset:

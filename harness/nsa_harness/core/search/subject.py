@@ -20,7 +20,7 @@ _LAYER_LIST = re.compile(r"[0-9]+(,[0-9]+)*", re.ASCII)  # the form in which sce
 
 
 class SubjectForm(StrEnum):
-    """How a set of switched-on items becomes a configuration."""
+    """The way a set of switched-on items is turned into a configuration."""
 
     LAYERS = "layers"  # a list of the layer numbers in the set
     VALUE = "value"  # the largest value in the set
@@ -37,7 +37,7 @@ ORDERED = (SubjectForm.VALUE, SubjectForm.COMMIT)
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What a bisection varies, as a list of items that it switches on and off."""
+    """The subject of a bisection: a list of items that can be switched on and off."""
 
     form: SubjectForm
     key: str  # "gc.layers"; a human-readable name if several keys are varied
@@ -55,12 +55,12 @@ class Subject:
 
     @property
     def ordered(self) -> bool:
-        """Whether each item includes all earlier ones, as with values and commits."""
+        """Whether each item includes all earlier ones, as values and commits do."""
         return self.form in ORDERED
 
     @property
     def one_value(self) -> bool:
-        """Whether a configuration contains exactly one of the items."""
+        """Whether every configuration contains exactly one of the items."""
         return self.ordered or self.form is SubjectForm.CHOICE
 
     @property
@@ -75,7 +75,7 @@ class Subject:
 
     @property
     def question(self) -> str:
-        """The question as a short text, such as "gc.layers in [0,12)"."""
+        """The question as a short string, such as "gc.layers in [0,12)"."""
         if self.open_end:
             return f"{self.key} above {self._value_text(self.good)}, at most {self.label(len(self.items) - 1)}"
         if self.ordered:
@@ -88,7 +88,7 @@ class Subject:
         return f"{self.key} of {', '.join(self.label(index) for index in range(len(self.items)))}"
 
     def label(self, index: int) -> str:
-        """Return the name of an item for people."""
+        """Return the human-readable name of an item."""
         return self.labels[index] if self.labels else self._value_text(self.items[index])
 
     def config(self, subset: Collection[int]) -> Config:
@@ -114,12 +114,12 @@ class Subject:
         return frozenset(key.removeprefix(ENV) for key in unset)
 
     def packages(self, subset: Collection[int]) -> Config:
-        """Return the required version of each package by name. None means that it must not be installed."""
+        """Return the required version of each package. None means that the package must not be installed."""
         config = self.config(subset).items()
         return {key.removeprefix(PACKAGE): value for key, value in config if key.startswith(PACKAGE)}
 
     def overrides(self, subset: Collection[int]) -> tuple[str, ...]:
-        """Return the configuration as KEY=VALUE arguments, except variables that must be unset."""
+        """Return the configuration as KEY=VALUE arguments, leaving out variables that must be unset."""
         if self.form is SubjectForm.FILE:
             return ()
         unset = self.unset_variables(subset)
@@ -128,7 +128,7 @@ class Subject:
         return tuple(word(key, value) for key, value in config if key.removeprefix(ENV) not in unset)
 
     def describe(self, subset: Collection[int]) -> str:
-        """Return a set of items as text, such as "layers 0-5 [0:6]" or "no layer"."""
+        """Return a human-readable description of a set of items, such as "layers 0-5 [0:6]" or "no layer"."""
         if self.ordered:
             return f"{self.key} {self.label(max(subset)) if subset else self._value_text(self.good)}"
         indices = sorted(subset)
@@ -154,7 +154,7 @@ class Subject:
 
 
 def plural(noun: str) -> str:
-    """Return the plural of an English noun, such as "layers" or "branches"."""
+    """Return the plural of an English noun, such as "layers" for "layer"."""
     return f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
 
 
@@ -167,7 +167,7 @@ _SEED_MEANINGS = {
 
 
 def answer_for_subject(subject: Subject, answer: SearchAnswer) -> SearchAnswer:
-    """Return the answer in terms of what was varied.
+    """Return the answer, adapted to the kind of items that the bisection varied.
 
     Only layers form a range; for other items a RANGE becomes a SET. For seeds, `why` also explains what the answer says
     about the program.
@@ -180,7 +180,7 @@ def answer_for_subject(subject: Subject, answer: SearchAnswer) -> SearchAnswer:
 
 
 def _seed_meaning(answer: SearchAnswer) -> str:
-    """Return what an answer about seeds says about the cause, or ""."""
+    """Return what an answer about seeds says about the cause, or "" if it says nothing."""
     if answer.kind is AnswerKind.INDEPENDENT and answer.p_bad is None:
         return "the cause is neither the data nor a race: it fails with every seed"
     if answer.kind is AnswerKind.CHOICE and answer.p_bad is not None:
@@ -210,7 +210,7 @@ def format_layers(value: Plain) -> str:
 
 
 def describe_layers(numbers: Collection[int]) -> str:
-    """Return layer numbers as text for people, such as "0-5 [0:6]" or "3 and 8"."""
+    """Return a human-readable list of layer numbers, such as "0-5 [0:6]" or "3 and 8"."""
     layers_in_order = sorted(numbers)
     spans = _spans(layers_in_order)
     if len(layers_in_order) > 1 and len(spans) == 1:

@@ -1,4 +1,4 @@
-"""Stop a test run of a bisection early if its ranks hang as in an earlier test run."""
+"""Early stopping of test runs whose ranks hang in the same way as in an earlier test run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROOF_FACTOR, PROOF_FLOOR_S = 20.0, 60.0
 
 
 def stall_after_s(longest_quiet_s: float) -> float:
-    """Return the time without progress after which stack snapshots are taken, in seconds.
+    """Return the time without progress, in seconds, after which stack snapshots are taken.
 
     `longest_quiet_s` is the longest time without progress in a healthy run.
     """
@@ -36,7 +36,7 @@ def stall_after_s(longest_quiet_s: float) -> float:
 
 
 def early_after_s(longest_quiet_s: float) -> float:
-    """Return the time without progress after which a hang that was seen before is stopped, in seconds.
+    """Return the time without progress, in seconds, after which a hang seen before is stopped.
 
     `longest_quiet_s` is the longest time without progress in a healthy run.
     """
@@ -44,7 +44,7 @@ def early_after_s(longest_quiet_s: float) -> float:
 
 
 def proof_after_s(longest_quiet_s: float) -> float:
-    """Return the time without progress after which a wait counts as a hang, in seconds.
+    """Return the time without progress, in seconds, after which a wait counts as a hang.
 
     `longest_quiet_s` is the longest time without progress in a healthy run.
     """
@@ -53,7 +53,7 @@ def proof_after_s(longest_quiet_s: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class RankWait:
-    """What one rank waits for, in a form that can be compared between launches."""
+    """A description of what one rank waits for, which can be compared between launches."""
 
     rank: int
     kind: WaitKind
@@ -65,7 +65,7 @@ WaitSignature = tuple[RankWait, ...]  # one wait per rank, in order
 
 @dataclass(frozen=True, kw_only=True)
 class OpenWait:
-    """A test run whose ranks wait but are not yet proven to hang."""
+    """A wait of all ranks in a test run that is not yet proven to be a hang."""
 
     signature: WaitSignature | None  # None: not every rank is known to wait
     no_progress_s: float  # time without progress so far
@@ -108,7 +108,7 @@ def open_wait(
 
 
 def seen_before(wait: OpenWait, proven_hangs: Collection[WaitSignature], longest_quiet_s: float | None) -> bool:
-    """Whether every rank has long been blocked as in a hang of an earlier test run.
+    """Whether the ranks have long been blocked in the same way as in one of `proven_hangs`.
 
     `longest_quiet_s` is the longest time without progress in a healthy run. If it is None, the answer is False. The
     answer is also False for a sleep that ends on its own.
@@ -134,7 +134,7 @@ def _computes(wait: Wait) -> bool:
 
 
 def _lines(frames: Sequence[Frame]) -> tuple[str, ...]:
-    """Return the frames of the program as text, such as "train.py:13 step"."""
+    """Return the lines of the program in a stack as strings, such as "train.py:13 step"."""
     # The frames outside the program depend on the launcher.
     program_depths = [number for number, frame in enumerate(frames, start=1) if _is_the_programs(frame)]
     return tuple(
@@ -149,7 +149,7 @@ def _is_the_programs(frame: Frame) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """Why a bisection still waits for a test run without progress, and how long it will wait."""
+    """A wait of a bisection for a test run without progress, with its reason and duration."""
 
     no_progress_s: float  # time without progress so far
     until_s: float | None  # the probe ends after this time without progress; None: only when it makes progress again
@@ -158,12 +158,12 @@ class Waiting:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the wait ends, or 0 if unknown."""
+        """The time in seconds until the wait ends, or 0 if it is unknown."""
         return 0.0 if self.until_s is None else self.until_s - self.no_progress_s
 
 
 def waiting_for(wait: OpenWait, proven_hangs: Collection[WaitSignature], longest_quiet_s: float | None) -> Waiting:
-    """Return why and how long a bisection still waits for a test run without progress.
+    """Return the reason why a bisection still waits for a test run without progress, and the time left.
 
     `proven_hangs` has the waits of earlier test runs that were proven to hang. `longest_quiet_s` is the longest time
     without progress in a healthy run, or None if it was not observed.
@@ -177,7 +177,7 @@ def waiting_for(wait: OpenWait, proven_hangs: Collection[WaitSignature], longest
 
 @dataclass(kw_only=True)
 class EarlyStop:
-    """Callback that decides at each snapshot whether to stop a test run early.
+    """A callback that decides at each snapshot whether to stop a test run early.
 
     It returns True if the ranks wait as in a hang that an earlier test run has proven.
     """

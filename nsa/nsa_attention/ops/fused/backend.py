@@ -1,4 +1,4 @@
-"""Backend that runs the Triton kernels."""
+"""A backend that runs the Triton kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .spanned import cached_block_spans, cached_window_spans, spanned_attention
 
 
 class FusedBackend:
-    """Backend that runs the Triton kernels on a GPU."""
+    """A backend that runs the Triton kernels on a GPU."""
 
     name = "triton"
 
@@ -67,7 +67,7 @@ class FusedBackend:
 def _select_with_fused_kernel(
     q: Tensor, k: Tensor, selection: Selection, lse: Tensor | None, starts: Tensor | None
 ) -> Tensor:
-    """Return the indices of the selected blocks, after computing `lse` if it is missing."""
+    """Return the indices of the selected blocks. If `lse` is None, it is computed first."""
     if lse is None:
         lengths = {"block_len": selection.block_len, "block_stride": selection.block_stride}
         _, lse = FusedBackend().attend_compressed(q, k, k, **lengths, scale=selection.scale, starts=starts)

@@ -1,4 +1,4 @@
-"""Tensor descriptors, with which newer GPUs copy a tile of a tensor by one instruction (TMA).
+"""Tensor descriptors, which let newer GPUs copy a tile of a tensor with a single instruction (TMA).
 
 They exist since compute capability 9.0. The hardware requires dense rows, and an address and strides that are multiples
 of 16 bytes. Kernels load other tensors, and all tensors on older GPUs, row by row through pointers.

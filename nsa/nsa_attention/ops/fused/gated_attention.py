@@ -48,7 +48,7 @@ def gated_attention(
     window: int,
     starts: Tensor | None = None,
 ) -> Tensor:
-    """Return the output of native sparse attention, the gated sum of three branches, [B, T, H, E].
+    """Return the output [B, T, H, E] of native sparse attention: the gated sum of its three branches.
 
     There must be at least one token, and `selection.select_count` must be at least 3. Raises CannotLaunchError for
     tensors that the kernels do not support.
@@ -89,7 +89,7 @@ def _gated_attention(
     window: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gated sum, followed by the results that the backward pass needs."""
+    """Return the gated sum, followed by the tensors that the backward pass needs."""
     compressed_pair, selected_pair, sliding_pair = _pairs(keys_values)
     spans_by_branch = _spans(spans, block_len, block_stride, window)
     selection = Selection(
@@ -125,7 +125,7 @@ def _gated_attention_backward(
     scale: float,
     needs_grad: list[bool],
 ) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Return the gradients of queries, of keys and values, and of gates.
+    """Return the gradients of the queries, of the keys and values, and of the gates.
 
     `needs_grad` has a bool for the queries, six for keys and values, and one for the gates. Gradients that are not
     needed are empty.

@@ -1,4 +1,4 @@
-"""How gates are applied in the backward pass of an attention branch.
+"""The use of gates in the backward pass of an attention branch.
 
 The gradient of the branch's output is never written to memory. The gated sum is y = g1 o1 + g2 o2 + g3 o3 (NSA paper,
 eq. 5). If y has the gradient dy, the output of a branch has the gradient g dy. The gradient of a row's gate is sum(o
@@ -62,7 +62,7 @@ def empty_gradients(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def tuning_name(name: str, branch: GatedBranch | None) -> str:
-    """Return the name under which a kernel's tile size is stored."""
+    """Return the name under which the tile size of kernel `name` is stored."""
     return name if branch is None else f"{name}, gated"
 
 
@@ -109,7 +109,7 @@ def _bits_of(b_delta):
 
 @triton.jit
 def encode_sign(b_delta, m_below):
-    """Set the last bit of `b_delta` for negative gates, and clear it for others."""
+    """Set the last bit of `b_delta` in rows whose gate is negative (`m_below`), and clear it in the others."""
     b_bits = _bits_of(b_delta)
     return ((b_bits & -2) | m_below.to(b_bits.dtype)).to(b_delta.dtype, bitcast=True)
 

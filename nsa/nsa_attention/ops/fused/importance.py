@@ -92,7 +92,7 @@ def _pattern(selection: Selection) -> str:
 
 
 def candidate_tiles(tuning_key: TuningKey) -> list[Tile]:
-    """Return the tile sizes to try."""
+    """Return the tile sizes to try for a kernel."""
     # Each program reads all keys before its queries, so memory traffic is proportional to T / rows. The number of
     # queries is limited, because ranking their blocks takes registers as well. None of these tiles spills registers
     # when compiled for sm_90 with keys of width 128.
@@ -301,7 +301,7 @@ def ranked_blocks(
 
 @triton.jit
 def block_of_tap(o_selected, tap, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr):
-    """Return compressed block number `tap` of those that overlap each selection block."""
+    """For each selection block, return the `tap`-th of the compressed blocks that overlap it."""
     # SHIFT keeps the dividend of the first tap positive, because integer division in kernels rounds towards zero.
     SHIFT: tl.constexpr = (BLOCK_LEN + BLOCK_STRIDE - 1) // BLOCK_STRIDE
     return (o_selected * SELECT_LEN - BLOCK_LEN + SHIFT * BLOCK_STRIDE) // BLOCK_STRIDE + (1 - SHIFT + tap)
@@ -355,7 +355,7 @@ def with_chunk(
     b_best, b_importance, o_selected, b_current,
     QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr, LOG_PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Merge the blocks of a chunk into the best ones so far, and return their ranks [Q, N], ascending."""
+    """Merge a chunk of blocks into the best blocks so far, and return the ranks [Q, N] in ascending order."""
     b_rank = _rank(b_importance.to(tl.float32), o_selected, b_current)
     # In long sequences, most chunks contain no block that is better than the worst of the best so far.
     if tl.max((b_rank > tl.min(b_best, 1)[:, None]).to(tl.int32)) > 0:

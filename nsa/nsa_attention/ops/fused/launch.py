@@ -30,12 +30,12 @@ launches: Counter[str] = Counter()
 
 
 class CannotLaunchError(Exception):
-    """A kernel does not support these tensors. The message says which tensor, and what to do."""
+    """Raised if a kernel does not support the given tensors. The message says which tensor, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """Tile size of a kernel, with the number of warps and pipeline stages."""
+    """The tile size of a kernel, with the number of warps and pipeline stages."""
 
     rows: int  # query rows: queries x heads of a group, with the heads padded to a power of two
     keys: int
@@ -44,7 +44,7 @@ class Tile:
 
 
 def for_any_length(function: Callable[..., None]) -> Any:
-    """Decorate a kernel with `triton.jit`, such that it is compiled once for all sequence lengths."""
+    """Decorate a kernel with `triton.jit`, so that it is compiled only once for all sequence lengths."""
     # By default Triton compiles a separate kernel for each integer argument that is 1 or divisible by 16. Sizes change
     # from step to step, so they are excluded from this specialization, as are the strides of gates (`s_g?`), which are
     # read element by element. Row strides stay specialized: if 16 divides the row width, it always divides the stride,
@@ -74,7 +74,7 @@ def _for_any_stride(kernel: Any) -> Any:
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, warps: int = 4, stages: int = 2, **constants: Any) -> None:
-    """Launch a kernel with `programs` programs on one grid axis, and count the launch."""
+    """Launch `kernel` on a one-dimensional grid of `programs` programs, and count the launch."""
     if not programs:
         return
     launches[kernel.__name__] += 1
@@ -85,7 +85,7 @@ def launch(kernel: Any, programs: int, *arguments: Any, warps: int = 4, stages: 
 
 
 def is_interpreted(kernel: Any) -> bool:
-    """Whether a kernel runs in Triton's interpreter."""
+    """Whether `kernel` runs in Triton's interpreter."""
     return isinstance(kernel, InterpretedFunction)
 
 
@@ -95,7 +95,7 @@ def is_interpreting() -> bool:
 
 
 def check_dtypes(kernel: Any, *tensors: Tensor) -> None:
-    """Raise CannotLaunchError for tensors of different dtypes, and for bfloat16 in Triton's interpreter."""
+    """Raise CannotLaunchError if dtypes differ, or if they are bfloat16 and the kernel runs in Triton's interpreter."""
     # The interpreter silently multiplies the bit patterns of bfloat16 (triton #11584).
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1:
@@ -117,17 +117,17 @@ def check_attention(kernel: Any, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor)
 
 
 def triton_accumulator_dtype(dtype: torch.dtype) -> tl.dtype:
-    """Return the Triton dtype for sums, float64 for float64 tensors and otherwise float32."""
+    """Return the Triton dtype for sums: float64 for float64 tensors, otherwise float32."""
     return tl.float64 if dtype is torch.float64 else tl.float32
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype for sums, float64 for float64 tensors and otherwise float32."""
+    """Return the dtype for sums: float64 for float64 tensors, otherwise float32."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def next_power_of_two(width: int, least: int = MIN_DOT_WIDTH) -> int:
-    """Return the smallest power of two that is at least `width` and `least`."""
+    """Return the smallest power of two that is not less than `width` or `least`."""
     # Triton's own function is meant for kernels and takes fifty times as long on the host.
     return max(least, 1 << max(0, width - 1).bit_length())
 
@@ -160,7 +160,7 @@ def kernel_constants(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, scale: floa
 
 
 def empty_outputs(q_BHTD: Tensor, v_BGSE: Tensor) -> tuple[Tensor, Tensor]:
-    """Return uninitialized tensors for output [B, H, T, E] and log-sum-exp [B, H, T]."""
+    """Return uninitialized tensors for the output [B, H, T, E] and the log-sum-exp [B, H, T]."""
     lse_BHT = q_BHTD.new_empty(q_BHTD.shape[:3], dtype=accumulator_dtype(q_BHTD.dtype))
     return empty_token_major(q_BHTD, v_BGSE.shape[-1]), lse_BHT
 

@@ -37,7 +37,7 @@ _BLOCKS_PER_STEP = 1024  # constant, because a size that fits the number of bloc
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
-    """The start of each token's sequence in a row of packed sequences."""
+    """The position where each token's sequence starts, in a row of packed sequences."""
 
     first_T: Tensor  # int32, the first token of the token's sequence
     block_T: Tensor  # int32, the number of the first block of that sequence
@@ -78,7 +78,7 @@ class Segments:
 
 
 def unions(indices_BGTn: Tensor, *, select_len: int, queries: int, starts: Tensor | None) -> Tensor:
-    """Return the blocks that any query of a tile selected, for each tile of neighbouring queries.
+    """Return, for each tile of neighbouring queries, the blocks that at least one of its queries selected.
 
     The result is int32 [N, x, 2 U + 2]. A row has U first tokens of blocks, ascending; U bit masks of the queries that
     selected the block (bit i is query i of the tile); the number of blocks; and the number of blocks that end before
@@ -167,7 +167,7 @@ def segments(indices_BGTn: Tensor, *, select_len: int, starts: Tensor | None, le
 
 
 def _first_tokens(starts: Tensor, select_len: int, tokens: int) -> Tensor:
-    """Return the first token of each block, int32 [b + 1]."""
+    """Return the first token of each block, followed by the number of tokens, int32 [b + 1]."""
     block_begins = selection_starts(starts, select_len)
     bound = (tokens + (starts.shape[0] - 1) * (select_len - 1)) // select_len
     sequence_b = sequence_numbers(block_begins, bound + 1)
@@ -186,7 +186,7 @@ def selected_unions(
     SELECT_LEN: tl.constexpr, PLACES: tl.constexpr,
     LOG_QUERIES: tl.constexpr, LOG_WIDTH: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Write the blocks that any query of a tile selected, for TILES tiles per program."""
+    """Write, for each tile of queries, the blocks that any of them selected. Each program processes TILES tiles."""
     QUERIES: tl.constexpr = 1 << LOG_QUERIES
     WIDTH: tl.constexpr = 1 << LOG_WIDTH
     shares = tl.cdiv(tiles, TILES)
@@ -240,7 +240,7 @@ def selected_keys(
     tokens, blocks,
     SELECT_LEN: tl.constexpr, PLACES: tl.constexpr, PLACES_PADDED: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
-    """Write block * T + query as a sort key for each selected block.
+    """Write the sort key block * T + query for each selected block.
 
     Indices that select nothing and repeated blocks of a query get blocks * T.
     """
@@ -271,7 +271,7 @@ def selected_segments(
     tokens, places, blocks, segments, length, batch_groups,
     SELECT_LEN: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Cut the queries that selected each block into segments, one row per program."""
+    """Cut the queries that selected each block into segments. Each program processes one row."""
     i_n = tl.program_id(0).to(tl.int64)
     p_key += i_n * places
     p_block += i_n * segments
@@ -310,7 +310,7 @@ def selected_segments(
 
 @triton.jit
 def _count_below(p_key, b_key, places, BLOCKS: tl.constexpr):
-    """Return how many of the ascending keys are less than each element of `b_key`."""
+    """Return, for each element of `b_key`, the number of smaller values among the ascending keys at `p_key`."""
     b_low = tl.zeros([BLOCKS], tl.int32)
     b_high = b_low + places
     span = places

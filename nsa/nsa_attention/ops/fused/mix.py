@@ -35,7 +35,7 @@ WARPS = 4
 
 
 def mix_branches(outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
-    """Return the sum of gate times output over at most three branches, shape [B, T, H, E].
+    """Return the sum of at most three branch outputs, weighted by their gates, shape [B, T, H, E].
 
     Sums are accumulated in float32 (float64 for float64 tensors) and rounded once. Gates may have a different dtype, as
     under autocast. Raises CannotLaunchError for a wrong number of gates and for dtypes that the kernel does not
@@ -111,13 +111,13 @@ _mix.register_autograd(_backward, setup_context=_save_context)
 
 
 def empty_sum(outputs: list[Tensor]) -> Tensor:
-    """Return an uninitialized tensor for the gated sum, [B, T, H, E]."""
+    """Return an uninitialized tensor for the gated sum, shape [B, T, H, E]."""
     batch, heads, tokens, width = outputs[0].shape
     return outputs[0].new_empty((batch, tokens, heads, width))
 
 
 def _like_the_inputs(outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Return uninitialized tensors for the gradients of outputs and gates."""
+    """Return uninitialized tensors for the gradients of the outputs and gates."""
     # In the gradients of outputs, the heads of a token are adjacent in memory, because their readers load one token at
     # a time.
     grads = [empty_sum(outputs).transpose(1, 2) for _ in outputs]
@@ -140,7 +140,7 @@ def _plan(outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[int, dict[str, Any
 
 
 def _for_three(outputs: list[Tensor]) -> list[Any]:
-    """Return outputs and strides as kernel arguments, with placeholders for missing branches."""
+    """Return the outputs and their strides as kernel arguments, with placeholders for missing branches."""
     return [part for output in (outputs * MAX_BRANCHES)[:MAX_BRANCHES] for part in with_strides(output)]
 
 
@@ -170,7 +170,7 @@ def mix_forward(
 
 @triton.jit
 def _term(p_o, o_row, p_gate, m_row, E: tl.constexpr, E_PADDED: tl.constexpr, ACC: tl.constexpr):
-    """Return one branch's output multiplied by its gate, [R, E]."""
+    """Return one branch's output multiplied by its gate, shape [R, E]."""
     b_gate = tl.load(p_gate, mask=m_row, other=0.0).to(ACC)  # [R]
     return load_heads(p_o, o_row, m_row, E, E_PADDED).to(ACC) * b_gate[:, None]  # [R, E]
 
@@ -187,7 +187,7 @@ def mix_backward(
     HEADS: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, BRANCHES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write ROWS rows of the gradients of outputs and gates per program."""
+    """Write ROWS rows of the gradients of the outputs and gates per program."""
     i_b, o_row, o_head, o_token, m_row = _rows(tokens, HEADS, ROWS)
     b_dy = load_heads(p_dy, i_b * s_dyb + o_head * s_dyh + o_token * s_dyt, m_row, E, E_PADDED).to(ACC)  # [R, E]
     p_gate = p_g + i_b * s_gb + o_head * s_gh + o_token * s_gt  # [R]
@@ -222,7 +222,7 @@ def _term_gradients(
 
 @triton.jit
 def _rows(tokens, HEADS: tl.constexpr, ROWS: tl.constexpr):
-    """Return the batch index, rows, heads, tokens and mask of this program."""
+    """Return the batch index, rows, heads, tokens and mask of the current program."""
     row_tiles = tl.cdiv(tokens * HEADS, ROWS)
     i_b = (tl.program_id(0) // row_tiles).to(tl.int64)
     o_row = (tl.program_id(0) % row_tiles) * ROWS + tl.arange(0, ROWS)  # [R]

@@ -48,7 +48,7 @@ _INFINITE = tl.constexpr(float("inf"))
 def attend_pages(
     q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, config: PagedAttentionConfig, *, tile: Tile | None = None
 ) -> Tensor:
-    """Return the gated sum of the branches for one new token per sequence, [1, R, H, E].
+    """Return the gated sum [1, R, H, E] of the branches for one new token per sequence.
 
     Raises CannotLaunchError for tensors that the kernels do not support.
     """
@@ -87,7 +87,7 @@ def _pattern(config: PagedAttentionConfig) -> str:
 
 
 def candidate_tiles(tuning_key: TuningKey) -> list[Tile]:
-    """Return the tile sizes to try."""
+    """Return the tile sizes to try for a kernel."""
     return tuning_key.tiles((MIN_DOT_WIDTH, 64, 4, 3), (MIN_DOT_WIDTH, 64, 4, 2), (MIN_DOT_WIDTH, 32, 4, 2))
 
 
@@ -151,13 +151,13 @@ def _launch(
 
 
 def _keys_per_step(most: int, page_len: int) -> int:
-    """Return how many keys to load per step, if possible a divisor of the page length."""
+    """Return the number of keys to load per step, preferably a divisor of the page length."""
     in_one_page = min(most, page_len & -page_len)
     return in_one_page if in_one_page >= MIN_DOT_WIDTH else max(MIN_DOT_WIDTH, most)
 
 
 def _rows_per_part(programs: int, rows: int, keys: int) -> int:
-    """Return how many rows each program processes, such that there are enough programs for a GPU."""
+    """Return the number of rows per program that gives a GPU enough programs."""
     parts = -(-MIN_PROGRAMS // max(1, programs))
     return max(MIN_PART_ROWS, -(-rows // parts // keys) * keys)
 
@@ -196,7 +196,7 @@ def cached_parts(
     ACC: tl.constexpr, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, KEYS: tl.constexpr,
     PAGE_LEN: tl.constexpr, COMPRESSES: tl.constexpr, SELECTS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """Attend to some blocks or some tokens of the window, and write a partial softmax."""
+    """Attend to some of the blocks or of the tokens in the window, and write a partial softmax."""
     i_part = tl.program_id(0) % parts
     i_rg = (tl.program_id(0) // parts).to(tl.int64)
     i_r = i_rg // groups
@@ -359,7 +359,7 @@ def _select_best(
     BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr,
     PLACES: tl.constexpr, LOG_PLACES: tl.constexpr, TAPS: tl.constexpr, LOG_CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Rank the blocks by importance, and write the indices of the n best ones."""
+    """Rank the blocks by importance, and write the indices of the n most important ones."""
     CHUNK: tl.constexpr = 1 << LOG_CHUNK
     PLACES_PADDED: tl.constexpr = 1 << LOG_PLACES
     b_highest = tl.full([HEADS_PADDED], -_INFINITE, dtype=ACC)  # [h]

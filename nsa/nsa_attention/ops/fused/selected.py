@@ -88,12 +88,12 @@ def fused_selected_attention(
 
 
 def segment_length(select_len: int, indices_BGTn: Tensor) -> int:
-    """Return the default number of queries per block that one program of the backward pass processes."""
+    """Return the default number of a block's queries that one program of the backward pass processes."""
     return FAIR_SHARE * select_len * max(1, indices_BGTn.shape[3])
 
 
 def tile_queries(q_BHTD: Tensor, k_BGTD: Tensor, tile: Tile | None = None) -> int:
-    """Return the number of neighbouring queries in a tile, from 1 to 32."""
+    """Return the number of neighbouring queries per tile, from 1 to 32."""
     heads = next_power_of_two(q_BHTD.shape[1] // k_BGTD.shape[1], least=1)
     exact = q_BHTD.dtype not in (torch.float16, torch.bfloat16)
     rows = tile.rows if tile is not None else ROWS_EXACT if exact else ROWS
@@ -315,14 +315,14 @@ def _rows_of_tile(i_list, tokens, tiles, ROWS: tl.constexpr, HEADS: tl.constexpr
 
 @triton.jit
 def _step_of_walk(p_first, p_members, i, o_query, PIECES: tl.constexpr, KEYS: tl.constexpr):
-    """Return the first key of loop step `i`, and a mask of the rows whose query selected the block."""
+    """Return the first key of loop step `i`, and a mask of the rows whose query selected the key's block."""
     first = tl.load(p_first + i // PIECES) + i % PIECES * KEYS
     return first, ((tl.load(p_members + i // PIECES) >> o_query) & 1) != 0
 
 
 @triton.jit
 def _keys_of_step(i, first, m_member, o_token, tokens, SELECT_LEN: tl.constexpr, KEYS: tl.constexpr):
-    """Return the keys of loop step `i`, which of them exist, and which of them each row attends to."""
+    """Return the keys of loop step `i`, a mask of those that exist, and a mask of those that each row attends to."""
     PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
     o_inside = i % PIECES * KEYS + tl.arange(0, KEYS)  # [K]
     o_key = first + tl.arange(0, KEYS)  # [K]
@@ -344,7 +344,7 @@ def selected_forward(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Compute output and log-sum-exp of one tile of queries, with all heads of a group."""
+    """Compute the output and log-sum-exp of one tile of queries, for all heads of a group."""
     PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
     # Tiles of one group are adjacent, so its keys and values stay in the cache.
     i_list = tl.program_id(0)
@@ -396,7 +396,7 @@ def selected_backward_queries(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the queries, and the per-row values that `selected_backward_keys` needs.
+    """Compute the gradient of the queries, and the values per row that `selected_backward_keys` needs.
 
     With gates, `do` is the gradient of the gated sum of all branches (gates.py). With ADDS, the gradient is added to
     `p_dq`.
@@ -456,7 +456,7 @@ def _first_of_block(p_first, i_block, tokens, SELECT_LEN: tl.constexpr):
 
 @triton.jit
 def _query_of_place(p_key, o_place, stop, first_key):
-    """Return the queries at these positions of a block's list, clamped to the end of the list."""
+    """Return the queries at positions `o_place` of a block's list. Positions beyond the end are clamped."""
     # The int32 difference is right even if both operands are truncated.
     return tl.load(p_key + tl.maximum(tl.minimum(o_place, stop - 1), 0)).to(tl.int32) - first_key
 
@@ -467,7 +467,7 @@ def _rows_of_list(
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Return queries, upstream gradients, log-sum-exp and delta of the rows in a list."""
+    """Return the queries, upstream gradients, log-sum-exp and delta of the rows in a list."""
     # Rows that do not exist get an infinite log-sum-exp, so they contribute 0. Their queries and gradients are those of
     # an existing row, so these loads need no mask.
     o_width, o_value = tl.arange(0, D_PADDED), tl.arange(0, E_PADDED)

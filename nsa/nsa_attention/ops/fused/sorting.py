@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def sort_ascending(b_rank, ROWS: tl.constexpr, LOG_WIDTH: tl.constexpr):
-    """Return each row of 2^LOG_WIDTH integers in ascending order."""
+    """Sort each row of 2^LOG_WIDTH integers in ascending order."""
     for log_sorted in tl.static_range(1, LOG_WIDTH):
         b_rank = merge_runs(b_rank, ROWS, LOG_WIDTH, log_sorted, 0)
     return merge_runs(b_rank, ROWS, LOG_WIDTH, LOG_WIDTH, 1)
@@ -37,7 +37,7 @@ def _compare_exchange(
     LOG_APART: tl.constexpr,
     ASCENDING: tl.constexpr,
 ):
-    """Compare integers that are 2^LOG_APART apart, and exchange those in the wrong order."""
+    """Compare integers that are 2^LOG_APART positions apart, and exchange those in the wrong order."""
     WIDTH: tl.constexpr = 1 << LOG_WIDTH
     o_rank = tl.arange(0, WIDTH)  # [C]
     b_pairs = tl.reshape(b_rank, [ROWS * WIDTH >> (LOG_APART + 1), 2, 1 << LOG_APART])

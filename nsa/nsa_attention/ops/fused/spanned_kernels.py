@@ -1,4 +1,4 @@
-"""Triton kernels of the compressed and the sliding branch.
+"""The Triton kernels of the compressed and sliding branches.
 
 Each query attends to one contiguous span of keys. For the forward pass and the gradient of the queries, a program holds
 a tile of queries with all heads of their group, and loops over the keys from the first to the last that any of them
@@ -36,7 +36,7 @@ def tile_rows(i_tile, p_first, p_stop, tokens, ROWS: tl.constexpr, HEADS: tl.con
 
 @triton.jit
 def plan_walk(b_first, b_stop, m_span, STEP: tl.constexpr):
-    """Plan the loop over the spans of a tile, in steps of STEP keys or queries.
+    """Plan the loop over the spans of a tile in steps of STEP keys or queries.
 
     Return the first position, the position after the last, the number of steps, `lead` and `inner`. In the steps [lead,
     lead + inner), every span contains the whole step, so no mask is needed.
@@ -51,7 +51,7 @@ def plan_walk(b_first, b_stop, m_span, STEP: tl.constexpr):
 
 @triton.jit
 def is_inside(o_place, b_first, b_stop):
-    """Return which positions are in [first, stop)."""
+    """Return a mask of the positions `o_place` that lie in [b_first, b_stop)."""
     # A single unsigned comparison is enough, because positions before `first` become huge numbers.
     b_length = (b_stop - b_first).to(tl.uint32, bitcast=True)
     return (o_place - b_first).to(tl.uint32, bitcast=True) < b_length
@@ -59,7 +59,7 @@ def is_inside(o_place, b_first, b_stop):
 
 @triton.jit
 def group_pointer(p_tensor, i_b, i_g, s_b, s_g, DESCRIBED: tl.constexpr):
-    """Return the pointer to the rows of a group, or the descriptor unchanged."""
+    """Return a pointer to the rows of a group. A tensor descriptor is returned unchanged."""
     if DESCRIBED:
         p_group = p_tensor
     else:
@@ -72,7 +72,7 @@ def load_keys(
     p_rows, i_b, i_g, s_row, start, last, MASKED: tl.constexpr,
     KEYS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Load the keys or values [start, start + KEYS) of a group."""
+    """Load the keys or values at positions [start, start + KEYS) of a group."""
     if DESCRIBED:
         b_rows = tl.reshape(p_rows.load([i_b, i_g, start, 0]), [KEYS, WIDTH_PADDED])
     else:
@@ -85,7 +85,7 @@ def load_key_rows(
     p_rows, s_row, start, last,
     MASKED: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Load the rows [start, start + KEYS) through pointers. With MASKED, rows from `last` on are 0."""
+    """Load the rows [start, start + KEYS) through pointers. If MASKED, rows from `last` on are 0."""
     o_row, o_column = tl.arange(0, KEYS), tl.arange(0, WIDTH_PADDED)
     p_tile = p_rows + start.to(tl.int64) * s_row + (o_row.to(tl.int64) * s_row)[:, None] + o_column[None, :]
     if MASKED:
@@ -160,7 +160,7 @@ def spanned_forward(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Compute output and log-sum-exp of one tile of queries, with all heads of a group."""
+    """Compute the output and log-sum-exp of one tile of queries, for all heads of a group."""
     # The last queries attend to most keys, so their programs start first. Tiles of one group are adjacent and share its
     # keys in the cache.
     i_tile = tiles - 1 - tl.program_id(0) % tiles
@@ -228,7 +228,7 @@ def spanned_backward_queries(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the queries, and the per-row values that `spanned_backward_keys` needs.
+    """Compute the gradient of the queries, and the values per row that `spanned_backward_keys` needs.
 
     These are delta = sum(o * do), and the log-sum-exp in the base that `power` uses. With gates, `do` is the gradient
     of the gated sum of all branches (gates.py), and delta is the gradient of the gate. With ADDS, the gradient of the

@@ -24,7 +24,7 @@ _INFINITE = tl.constexpr(float("inf"))
 
 @triton.jit
 def load_existing_rows(p_rows, s_row, first, ROWS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr):
-    """Load ROWS rows from `first` on, without a mask."""
+    """Load ROWS rows, starting at row `first`, without a mask."""
     o_row = tl.arange(0, ROWS).to(tl.int64)
     o_column = tl.arange(0, WIDTH_PADDED)
     # Only a scalar depends on `first`, so the other offsets stay the same in every step.

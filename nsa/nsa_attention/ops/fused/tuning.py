@@ -1,4 +1,4 @@
-"""Choice of the tile size for each kernel, from measurements of a warm-up.
+"""The choice of the tile size for each kernel, based on measurements during a warm-up.
 
 Tile sizes are measured only within `measuring()`. A training step therefore never pauses to time candidates, which
 would look like a hang if only some ranks did it. A step does not compile kernels either: a length that was not measured
@@ -67,7 +67,7 @@ class TuningKey:
         return self.dtype in ("float16", "bfloat16")
 
     def tiles(self, *sizes: tuple[int, int, int, int]) -> list[Tile]:
-        """Return tiles of the given sizes, each with at least as many rows as a group has heads."""
+        """Return tiles of the given sizes, with at least one row for each head of a group."""
         # For float32 and float64, `sizes` are replaced by small ones: without tensor cores, large tiles take minutes to
         # compile.
         if not self.is_half:
@@ -103,7 +103,7 @@ def run_best(
 
 
 def _nearest(tuning_key: TuningKey) -> TuningKey:
-    """Return the key with the nearest lengths that ran in this process, or the given key."""
+    """Return the key with the most similar lengths that ran in this process, or `tuning_key` if there is none."""
 
     def distance(other: TuningKey) -> int:
         lengths = (tuning_key.tokens, other.tokens), (tuning_key.keys, other.keys)
@@ -125,7 +125,7 @@ def is_measuring() -> bool:
 
 @contextmanager
 def measuring() -> Iterator[None]:
-    """Within the `with` block, time all tile sizes at the first call of each kernel."""
+    """In the `with` block, time all candidate tile sizes at the first call of each kernel."""
     global _is_measuring
     before, _is_measuring = _is_measuring, True
     try:
@@ -135,19 +135,19 @@ def measuring() -> Iterator[None]:
 
 
 def clear() -> None:
-    """Forget all tile sizes."""
+    """Forget all tile sizes found so far."""
     _tiles.clear()
     _compiled_for.clear()
 
 
 def table() -> list[list[object]]:
-    """Return all tile sizes for GPUs as JSON values."""
+    """Return all tile sizes for GPUs as lists of JSON values."""
     rows = (row for row in _tiles.items() if row[0].device != "cpu")
     return [[asdict(tuning_key), list(astuple(tile))] for tuning_key, tile in rows]
 
 
 def adopt(rows: object) -> None:
-    """Add the tile sizes of another process's `table()`. Unreadable rows are skipped."""
+    """Add the tile sizes that another process's `table()` returned. Unreadable rows are skipped."""
     for row in rows if isinstance(rows, list) else []:
         try:
             tuning_key, (tile_rows, keys, warps, stages) = row
@@ -165,7 +165,7 @@ def load(path: Path) -> None:
 
 
 def save(path: Path) -> None:
-    """Add this process's tile sizes to a file. Raises OSError."""
+    """Add this process's tile sizes to a file. Raise OSError if it cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
         measured_here = dict(_tiles)
@@ -177,7 +177,7 @@ def save(path: Path) -> None:
 
 
 def is_unsupported_tile(error: RuntimeError | OutOfResources | PTXASError) -> bool:
-    """Whether an error means that the tile does not work on this device."""
+    """Whether `error` means that the tile does not work on this device."""
     # The compiler reports a tile that it cannot compile with a plain RuntimeError.
     return isinstance(error, OutOfResources | PTXASError) or "PassManager::run failed" in str(error)
 
@@ -196,7 +196,7 @@ def _fastest(run: Callable[[Tile], None], candidates: Sequence[Tile]) -> Tile:
 
 
 def _milliseconds(run: Callable[[Tile], None], tile: Tile) -> float:
-    """Return the time of the fastest of several calls, in milliseconds."""
+    """Return the shortest time of several calls of `run`, in milliseconds."""
     run(tile)
     best = float("inf")
     for _ in range(_TIMED_CALLS):
