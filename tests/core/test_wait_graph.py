@@ -27,6 +27,7 @@ from builders import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from lockstep import ZERO_NS, entered
 
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot
 from nsa_harness.core.verdict.group_waits import missing_rank
@@ -62,6 +63,19 @@ def host(syscall: str, *others: Any, line: Frame = STEP, timed: bool | None = Fa
 
 
 # What one rank stands in.
+
+
+@pytest.mark.parametrize(("zero_ns", "text"), [(ZERO_NS, "reduce_scatter #2"), (None, "all_reduce #2")])
+def test_a_collective_has_the_name_of_the_call_from_python_and_not_that_of_gloos_record(
+    zero_ns: int | None, text: str
+) -> None:
+    """Without a common clock, nothing shows which call made the record."""
+    made = call(2, "reduce_scatter", entered_s=2.0, left_s=None)
+    ranks = [
+        in_all_reduce(rank, *entries, status_file=board(calls=(made,), zero_ns=zero_ns))
+        for rank, entries in enumerate([[entered(1, 1.0, retired=True), entered(2)], [entered(1, 1.0, retired=True)]])
+    ]
+    assert only(*ranks).blocked_in == text
 
 
 def test_a_rank_that_moves_waits_for_nothing() -> None:

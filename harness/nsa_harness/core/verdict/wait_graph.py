@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nsa_harness.core.evidence.evidence import ChildSample, Evidence, Frame, RankSnapshot, Sample, Snapshot, Stack
+from nsa_harness.core.evidence.evidence import (
+    ChildSample,
+    Evidence,
+    Frame,
+    RankSnapshot,
+    Sample,
+    Snapshot,
+    Stack,
+    StatusFile,
+)
 from nsa_harness.core.evidence.stacks import debugger, group_call, in_function, thread_wait, user_frame
+from nsa_harness.core.evidence.steps import python_calls
 from nsa_harness.core.verdict.group_waits import TRANSFERS, JobState, group_wait, job_state, operation
 from nsa_harness.core.verdict.host_waits import host_wait, is_library
 from nsa_harness.core.verdict.motion import (
@@ -183,7 +193,7 @@ def _blocked_in(rank: RankSnapshot, stack: Stack | None, state: WaitState) -> st
     """Return a text for what a rank is blocked in, such as "all_reduce #14" or "a sleep in load"."""
     frames = stack.frames if stack else ()
     if state.kind in RANK_WAITS:
-        return _group_wait_text(state, frames)
+        return _group_wait_text(state, frames, rank.status_file)
     task, user = task_of(rank, stack), user_frame(frames)
     text = thread_wait(frames).call if state.kind is WaitKind.LOCK else _TEXTS.get(state.kind)
     if state.kind in _AT_A_PROMPT and (debugger_name := debugger(frames)):
@@ -192,11 +202,14 @@ def _blocked_in(rank: RankSnapshot, stack: Stack | None, state: WaitState) -> st
     return text + (f" in {user.function}" if user else "")
 
 
-def _group_wait_text(state: WaitState, frames: Sequence[Frame]) -> str:
+def _group_wait_text(state: WaitState, frames: Sequence[Frame], status_file: StatusFile | None) -> str:
     """Return a text for what a rank that waits for other ranks is blocked in."""
     call = state.call
     if state.collective is not None:
-        return f"{state.collective.op} #{state.collective.seq}"
+        # gloo records some operations under another name: the call from Python has the name that the program uses.
+        calls = python_calls(status_file, [state.collective]) if status_file else {}
+        name = next((operation(entered) for entered in calls.values()), state.collective.op)
+        return f"{name} #{state.collective.seq}"
     if call is None:
         stack_call = group_call(frames)
         return stack_call.text if stack_call else frames[0].function if frames else "a collective"
