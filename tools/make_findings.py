@@ -40,7 +40,7 @@ def _findings() -> Iterator[str]:
         yield ""
         yield f"## {cause}"
         yield ""
-        for name, key in (("Means", "means"), ("Proven by", "proven_by"), ("Try", "remedy")):
+        for name, key in (("Meaning", "means"), ("Evidence", "proven_by"), ("What to try", "remedy")):
             text = text_of(cause, key)
             yield from _wrapped(f"- **{name}:** {text[:1].upper()}{text[1:]}", "  ")
     yield ""
@@ -55,7 +55,8 @@ def _causes_by_verdict() -> Iterator[tuple[str, str, str]]:
             ]
             if causes:
                 yield status, kind or "", _links(causes)
-    yield "any, also PASS", "", f"noted next to the cause: {_links(cause for cause in Cause if cause.row.is_noted)}"
+    noted = _links(cause for cause in Cause if cause.row.is_noted)
+    yield "any", "", f"noted in addition to the cause, also if the run passed: {noted}"
 
 
 def _severities() -> Iterator[str]:
