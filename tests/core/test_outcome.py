@@ -34,7 +34,7 @@ from nsa_harness.commands.judge import judge_evidence
 from nsa_harness.core.comparison.severity import strict_exit_code
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence
 from nsa_harness.core.evidence.gradients import RankTraces
-from nsa_harness.core.outcome.outcome import skipped_outcome, summarize_rank, unjudged_outcome
+from nsa_harness.core.outcome.outcome import ruled_out_causes, skipped_outcome, summarize_rank, unjudged_outcome
 from nsa_harness.core.plan import Bound, Expect, Fault, Skip
 from nsa_harness.core.report import (
     Artifact,
@@ -54,6 +54,7 @@ from nsa_harness.core.report import (
     counts,
     exit_code,
 )
+from nsa_harness.core.verdict.verdict import judge
 
 CRITERIA = (("expect.verdict", "PASS"), ("limits.deadline_s", "600.0"))
 HUNG = (in_all_reduce(0, collective(6)), locked_in_backward(1))
@@ -395,6 +396,12 @@ def test_what_a_hang_shows_is_not_ruled_out() -> None:
         "data and files (no rank is blocked in a read or write)",
         "errors (no rank raised, none died)",
     )
+
+
+def test_data_is_not_ruled_out_beside_the_finding_that_training_waits_for_its_input() -> None:
+    seen = stalled(in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6)), at_s=400.0)
+    without, with_finding = (set(ruled_out_causes(seen, judge(seen), codes)) for codes in ((), ("input_bound",)))
+    assert without - with_finding == {"data and files (no rank is blocked in a read or write)"}
 
 
 def test_whom_a_rank_waits_for_is_said_in_words() -> None:

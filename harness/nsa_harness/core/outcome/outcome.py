@@ -6,7 +6,7 @@ import math
 import operator
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, replace
 
@@ -120,7 +120,7 @@ def _runs_on(evidence: Evidence) -> bool:
 _FILES = frozenset({WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.LOADER, WaitKind.CHILD, WaitKind.PIPE})
 
 
-def ruled_out_causes(evidence: Evidence, judgement: Judgement) -> Iterator[str]:
+def ruled_out_causes(evidence: Evidence, judgement: Judgement, codes: Collection[str] = ()) -> Iterator[str]:
     """Yield the kinds of causes, such as "network", that a proven hang rules out."""
     if judgement.status is not Status.HANG or judgement.proof is None:
         return
@@ -129,7 +129,7 @@ def ruled_out_causes(evidence: Evidence, judgement: Judgement) -> Iterator[str]:
         yield "slow (no rank computes)"
     if WaitKind.TRANSPORT not in kinds:
         yield "network (the ranks are not all in the same collective)"
-    if not kinds & _FILES:
+    if not kinds & _FILES and Cause.INPUT_BOUND not in codes:
         yield "data and files (no rank is blocked in a read or write)"
     if not any(rank.exception for rank in evidence.ranks):
         yield "errors (no rank raised, none died)"
@@ -325,7 +325,7 @@ def outcome_of(
         usage=_usage(evidence, metrics),
         dir=directory,
         passed_checks=tuple(passed_checks(evidence, verdict)),
-        ruled_out_causes=tuple(ruled_out_causes(evidence, judgement)),
+        ruled_out_causes=tuple(ruled_out_causes(evidence, judgement, codes)),
         rank_statuses=tuple(rank_statuses(evidence, judgement, culprit)),
         rank_summaries=tuple(map(summarize_rank, evidence.ranks)),
         metrics=dict(metrics),
