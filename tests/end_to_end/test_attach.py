@@ -65,25 +65,36 @@ def hung_job(workspace: Workspace) -> Iterator[tuple[subprocess.Popen[bytes], Pa
         yield job, pipe
 
 
-RANK0_BARRIER = PROGRAMS.parent / "faults" / "groups_rank0_barrier.py"
+RANK0_BARRIER = (str(PROGRAMS.parent / "faults" / "groups_rank0_barrier.py"), "fault")
+SKIPPED_CALL = (str(PROGRAMS / "diverge.py"), "skips")
 
 
 @pytest.mark.slow
-def test_stacks_alone_name_the_line_that_a_run_with_marks_names(workspace: Workspace) -> None:
-    with running([*TORCHRUN, str(RANK0_BARRIER), "fault"], workspace) as job:
+@pytest.mark.parametrize(
+    ("program", "cause", "line", "stands_in"),
+    [
+        (RANK0_BARRIER, "rank0_only_collective", None, ["barrier", "all_reduce (DDP)"]),
+        (SKIPPED_CALL, "rank_conditional_collective", "if number == 4 and", ["all_reduce", "barrier"]),
+    ],
+)
+def test_stacks_alone_name_the_line_that_a_run_with_marks_names(
+    workspace: Workspace, program: tuple[str, str], cause: str, line: str | None, stands_in: list[str]
+) -> None:
+    """A run has more evidence than a look from outside, so it never names a worse line."""
+    with running([*TORCHRUN, *program], workspace) as job:
         stands = lambda one: procfs.program_idle_s(one.pid) > 3.0  # noqa: E731
         until(lambda: len(ranks_of(job)) == 2 and all(map(stands, ranks_of(job))), "both ranks stand")
         ran = workspace.harness("attach", str(job.pid), "limits.stall_s=3", "--json", "--out", "looked")
-    watched = workspace.outcome_of_script(RANK0_BARRIER, 2, "fault")
+    watched = workspace.outcome_of_script(Path(program[0]), 2, program[1])
 
     (outcome,) = json.loads((workspace.directory / "looked" / "latest" / "report.json").read_text())["outcomes"]
     told, place = watched["culprit"], watched["culprit"]["place"]
-    assert (ran.code, outcome["verdict"], outcome["cause"]) == (124, "HANG", "rank0_only_collective")
+    assert (ran.code, outcome["verdict"], outcome["cause"]) == (124, "HANG", cause)
+    assert line is None or line in Path(program[0]).read_text().splitlines()[place["line"] - 1]
     assert (outcome["cause"], outcome["culprit"]["ranks"]) == (watched["cause"], told["ranks"])
     assert [outcome["culprit"]["place"][key] for key in ("file", "line")] == [place[key] for key in ("file", "line")]
-    assert outcome["findings"][0]["confidence"] < watched["findings"][0]["confidence"]
-    stands_in = [row["stands_in"] for row in outcome["detail"]["standings"]]
-    assert stands_in == ["barrier", "all_reduce (DDP)"]
+    assert outcome["findings"][0]["confidence"] <= watched["findings"][0]["confidence"]
+    assert [row["stands_in"] for row in outcome["detail"]["standings"]] == stands_in
     events = {event["event"]: event for line in ran.out.splitlines() if (event := json.loads(line))}
     assert [row["blocked_in"] for row in events["look"]["rows"]] == stands_in
     assert outcome["detail"]["repeat"] is None

@@ -124,6 +124,14 @@ def best(job: Job, step: int) -> None:
     keep_best(job, 10.0 - step if job.rank == 0 and step in (3, 6) else 9.0)
 
 
+def skips(job: Job, step: int) -> None:
+    """Rank 1 leaves out one of many equal calls, which shows only at the end of the loop."""
+    for number in range(9 if step == 1 else 0):
+        if number == 4 and job.rank == 1:
+            continue
+        dist.all_reduce(torch.ones(4))
+
+
 def healthy(job: Job, step: int) -> None:
     """Everything above in its right form: the ranks call the same, and differ only where they may."""
     job.train_step(alone=step % 4 != 0)
@@ -140,7 +148,21 @@ def healthy(job: Job, step: int) -> None:
 
 
 def main() -> None:
-    kinds = (order, shape, dtype, groups, no_sync, uneven, barrier, barrier_of_group, forgotten, branch, best, healthy)
+    kinds = (
+        order,
+        shape,
+        dtype,
+        groups,
+        no_sync,
+        uneven,
+        barrier,
+        barrier_of_group,
+        forgotten,
+        branch,
+        best,
+        skips,
+        healthy,
+    )
     kind = next(kind for kind in kinds if kind.__name__ == sys.argv[1])
     job = Job()
     for step in range(1, STEPS + 1):

@@ -471,9 +471,14 @@ def _loop_exit(
 
 def _skipping_branches(context: DiagnosisContext, difference: Difference, loop: Loop) -> list[Branch]:
     """Return the conditions that may differ between ranks and let an iteration of `loop` skip the call."""
-    frames = difference.expected.chain if difference.expected else ()
-    branches = (branch for frame in frames if loop.contains(frame) for branch in context.program.branches(frame))
-    inside = (branch for branch in branches if loop.line < branch.line <= loop.last)
+    chain = difference.expected.chain if difference.expected else ()
+    at = next((at for at, frame in enumerate(chain) if loop.contains(frame)), None)
+    if at is None:
+        return []
+    program = context.program
+    inside = [branch for branch in program.branches(chain[at]) if loop.line < branch.line <= loop.last]
+    # The functions that the loop calls may have loops of their own, in which an iteration is skipped.
+    inside += [branch for frame in chain[:at] for branch in program.branches(frame)]
     return [branch for branch in inside if branch.may_differ and not branch.leaves_function]
 
 
