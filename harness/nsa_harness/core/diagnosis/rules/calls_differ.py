@@ -343,7 +343,7 @@ def _explain(
         or reason.place
         or _difference_place(context, difference, ranks),
         step=reason.step or step_of_difference(difference),
-        collective=_collective_ref(difference.expected or difference.entered_events[0][1]),
+        collective=_collective_ref(_call_at_fault(difference, ranks)),
         proof=(
             *reason.proof,
             *(path for rank in ranks for path in ledger_proof(context, rank)),
@@ -357,6 +357,15 @@ def _explain(
             ),
         ),
     )
+
+
+def _call_at_fault(difference: Difference, ranks: Sequence[int]) -> Event:
+    """Return the wrong call of `ranks`, the ranks at fault, or the call that they skipped."""
+    own_event = difference.event(ranks[0]) if ranks else None
+    first_event = difference.entered_events[0][1]
+    if difference.kind in (Kind.EXTRA, Kind.ORDER):
+        return own_event or difference.expected or first_event
+    return difference.expected or first_event
 
 
 def _collective_ref(event: Event) -> CollectiveRef | None:
