@@ -486,8 +486,8 @@ def _skipping_branches(context: DiagnosisContext, difference: Difference, loop: 
         return []
     program = context.program
     inside = [branch for branch in program.branches(chain[at]) if loop.line < branch.line <= loop.last]
-    # The functions that the loop calls may have loops of their own, in which an iteration is skipped.
-    inside += [branch for frame in chain[:at] for branch in program.branches(frame)]
+    # A condition on the rank may also be in a function that the loop calls.
+    inside += [branch for frame in chain[:at] for branch in program.branches(frame) if branch.reads_rank]
     return [branch for branch in inside if branch.may_differ and not branch.leaves_function]
 
 
