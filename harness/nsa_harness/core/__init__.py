@@ -1,1 +1,1 @@
-"""Pure functions and immutable values, which read no file, process, clock or environment."""
+"""Pure functions and immutable values. Nothing here reads files, processes, clocks or the environment."""

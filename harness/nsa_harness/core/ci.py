@@ -22,7 +22,7 @@ class JobReport:
 
 @dataclass(frozen=True, kw_only=True)
 class UnreadFile:
-    """One report file that is missing or cannot be read, with the reason."""
+    """One report file that is missing or cannot be read, and the reason."""
 
     file: str
     why: str
@@ -30,7 +30,7 @@ class UnreadFile:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSummary:
-    """All runs of one CI job. A job without a report has exit code 125."""
+    """All runs in one CI job. A job without a report is given exit code 125."""
 
     job: str
     outcomes: tuple[Outcome, ...]
@@ -46,7 +46,7 @@ class JobSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class NightSummary:
-    """Summary of all jobs of a nightly CI run."""
+    """A summary of all jobs in a nightly CI run."""
 
     jobs: tuple[JobSummary, ...]
     missing: tuple[str, ...]  # expected jobs without a report
@@ -55,7 +55,7 @@ class NightSummary:
     reasons: tuple[str, ...]
 
     def outcomes(self) -> Iterator[tuple[str, Outcome]]:
-        """Yield every final outcome with the name of its job."""
+        """Yield each final outcome, preceded by the name of its job."""
         for job in self.jobs:
             yield from ((job.job, outcome) for outcome in job.outcomes if outcome.final)
 
@@ -72,7 +72,7 @@ class SkipReason:
 def night_summary(
     reports: Sequence[JobReport], unread: Sequence[UnreadFile] = (), expected_jobs: Sequence[str] = ()
 ) -> NightSummary:
-    """Return the summary of all reports of a nightly CI run.
+    """Return a summary of all reports from a nightly CI run.
 
     `expected_jobs` are the names of the jobs that should have stored a report, or empty if unknown.
     """
@@ -94,7 +94,7 @@ def night_summary(
 
 
 def surprises(summary: NightSummary) -> tuple[tuple[str, Outcome], ...]:
-    """Return each outcome that is not as expected, with the name of its job, worst first."""
+    """Return, for each unexpected outcome, the name of its job and the outcome, worst first."""
     items = [item for item in summary.outcomes() if _is_surprising(item[1])]
     return tuple(sorted(items, key=lambda item: _WORST_FIRST.index(item[1].verdict.status)))
 

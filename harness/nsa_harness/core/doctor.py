@@ -1,4 +1,4 @@
-"""The checks that `nsa-harness doctor` makes on a machine."""
+"""The checks that `nsa-harness doctor` performs on a machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CheckState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckLine:
-    """One check of the machine with its result, the measured facts and some advice."""
+    """One check of the machine, with its result, the measured facts and advice."""
 
     name: str
     state: CheckState
@@ -56,7 +56,7 @@ _FOR_GPU, _FOR_FLASH = "pip install 'nsa-harness[gpu]'", "pip install 'nsa-harne
 
 
 def check_lines(facts: MachineCheckFacts) -> tuple[CheckLine, ...]:
-    """Return the result of every check, in the order in which `doctor` prints them."""
+    """Return the results of all checks, in the order in which `doctor` prints them."""
     torch, gpu, limits = facts.torch, facts.gpu, facts.limits
     if isinstance(torch, UnknownFacts):
         install = (
@@ -100,7 +100,7 @@ def check_lines(facts: MachineCheckFacts) -> tuple[CheckLine, ...]:
 
 
 def is_healthy(lines: Sequence[CheckLine]) -> bool:
-    """Whether runs work on this machine and lose no evidence."""
+    """Whether programs can run on this machine without losing evidence."""
     return all(line.state is not CheckState.BROKEN for line in lines)
 
 
@@ -120,12 +120,12 @@ def lines_text(lines: Sequence[CheckLine]) -> Iterator[str]:
 
 
 def lines_for_json(lines: Sequence[CheckLine]) -> dict[str, object]:
-    """Return what `doctor --json` prints, as a dict."""
+    """Return the output of `doctor --json` as a dict."""
     return {"schema": 1, "healthy": is_healthy(lines), "lines": [vars(line) for line in lines]}
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size as text, such as "23.9 GiB", "64 MiB" or "512 B"."""
+    """Return a size as a string, such as "23.9 GiB", "64 MiB" or "512 B"."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if size_bytes >= unit:
             amount = size_bytes / unit
@@ -134,9 +134,9 @@ def size_text(size_bytes: int) -> str:
 
 
 def _check_amount(amount: int, fact: str, advice: str, *levels: tuple[CheckState, int, str]) -> CheckResult:
-    """Compare an amount with thresholds (state, least amount, consequence), the worst first.
+    """Compare `amount` with thresholds, worst first. Each is (state, minimal amount, consequence).
 
-    Returns the state of the first threshold that is not reached, with its consequence.
+    Return the state of the first threshold that is not reached, with its consequence.
     """
     for state, least, consequence in levels:
         if amount < least:
@@ -145,7 +145,7 @@ def _check_amount(amount: int, fact: str, advice: str, *levels: tuple[CheckState
 
 
 def _count_names(names: Sequence[str]) -> str:
-    """Return how often each name occurs as text, such as "2 x A100, 1 x T4"."""
+    """Return a string with the number of occurrences of each name, such as "2 x A100, 1 x T4"."""
     return ", ".join(f"{names.count(kind)} x {kind}" for kind in dict.fromkeys(names))
 
 
@@ -161,7 +161,7 @@ class UnknownFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class PythonFacts:
-    """The Python version, and whether the probe loads into its child processes."""
+    """The Python version, and whether the probe is loaded into child processes."""
 
     version: str
     probe_trouble: str | None  # why the probe does not load into a child process; None: it loads
@@ -256,7 +256,7 @@ class TorchFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleFacts:
-    """The version of an optional package, and whether it can be imported."""
+    """The version of an optional package, and whether the package can be imported."""
 
     version: str | None  # None: it is not installed
     trouble: str | None  # why it cannot be imported
@@ -272,7 +272,7 @@ class ModuleFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class PySpyFacts:
-    """Whether py-spy is installed and can read the stacks of a child process."""
+    """The result of checking whether py-spy is installed and can read the stacks of a child process."""
 
     path: str | None  # None: it was not found
     threads: int  # how many threads of a child process it could read; 0: it failed
@@ -296,7 +296,7 @@ class PySpyFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class SpaceFacts:
-    """A directory for files of nsa-harness, with its free space."""
+    """A directory in which nsa-harness stores files, with its free space."""
 
     path: str
     trouble: str | None  # why a file could not be written
@@ -338,7 +338,7 @@ class SpaceFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitFacts:
-    """Resource limits of this process, or None for a limit that is unknown or not set."""
+    """The resource limits of this process. A limit that is unknown or not set is None."""
 
     processes: int | None  # including threads
     processes_used: int
@@ -392,7 +392,7 @@ class LimitFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryFacts:
-    """The memory of the machine, or of the control group if that is less."""
+    """The memory of the machine, or of the control group if that has less."""
 
     total_bytes: int
     available_bytes: int
@@ -409,7 +409,7 @@ class MemoryFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class CoreFacts:
-    """The CPU cores and the CPU quota that this process may use."""
+    """The CPU cores and the CPU quota available to this process."""
 
     usable: int
     quota: float | None  # CPU quota of the control group, in cores; None: no quota
@@ -477,7 +477,7 @@ class InterfaceFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class PortFacts:
-    """The range of free ports of this machine, and whether a process can connect to one."""
+    """The machine's range of free ports, and whether a process can connect to one of them."""
 
     trouble: str | None  # why a port of this machine could not be bound and reached
     first: int
@@ -498,7 +498,7 @@ class PortFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ClockFacts:
-    """How the monotonic clock and the wall clock behaved while they were compared."""
+    """The behaviour of the monotonic clock and the wall clock while they were compared."""
 
     over_s: float  # how long the clocks were compared
     backwards: int  # how often a reading of the monotonic clock was before the previous reading
@@ -528,7 +528,7 @@ class ClockFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmFacts:
-    """The Slurm installation on this machine, and whether it answers."""
+    """The Slurm installation on this machine, and whether Slurm responds."""
 
     version: str | None  # None if sinfo is not installed or does not answer
     missing: tuple[str, ...]  # those of sinfo, scontrol and srun that are not on PATH
@@ -549,7 +549,7 @@ class SlurmFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOver:
-    """A directory with status files that a run left behind."""
+    """A directory containing status files that a run left behind."""
 
     path: str
     size_bytes: int

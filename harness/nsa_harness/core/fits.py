@@ -1,4 +1,4 @@
-"""Predict the time, memory and graph size of a larger training step from measured smaller steps.
+"""Predict the time, memory and graph size of a larger training step from measurements of smaller ones.
 
 The measured sizes (cells) are used for two fits. The first fit is a single power law, by least squares over logarithms.
 Its exponent describes how the quantity grew over the measured sizes, but it is not used for predictions: a step has a
@@ -51,7 +51,7 @@ class Quantity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """The size of a training step, in tokens per sequence and layers of the model."""
+    """The size of a training step: the number of tokens per sequence and of layers in the model."""
 
     tokens: int
     layers: int
@@ -71,7 +71,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A predicted value with its confidence interval."""
+    """A predicted value together with its confidence interval."""
 
     value: float
     low: float
@@ -83,7 +83,7 @@ Term = tuple[int, int]  # exponents of tokens and layers
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthForm:
-    """The form of a function of tokens and layers that is fitted to measured costs.
+    """The form of a function of tokens and layers that can be fitted to measured costs.
 
     It is a sum of terms, or a power law if `terms` is empty.
     """
@@ -104,7 +104,7 @@ _IN_A_LAYER = ((0,), (1,), (0, 1), (1, 2), (0, 1, 2))
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A function of tokens and layers, fitted to one measured quantity such as time or memory."""
+    """A function of tokens and layers that was fitted to one measured quantity, such as time or memory."""
 
     quantity: Quantity
     keys: tuple[str, ...]  # which of TOKENS and LAYERS vary
@@ -139,7 +139,7 @@ class Fit:
         return Interval(value=main.value, low=low, high=max(one.high for one in (main, *rest)))
 
     def spread_over_cores(self, work: Fit) -> Fit:
-        """Return a fit of the wall time that allows for larger steps using more CPU cores.
+        """Return a fit of the wall time that accounts for larger steps using more CPU cores.
 
         `work` is the fit of the processor time. If larger steps did not keep more cores busy, the fit does not change.
         """
@@ -154,7 +154,7 @@ class Fit:
         return [busy.value / time.value for busy, time in zip(work.points, self.points, strict=True)]
 
     def _predict_over_cores(self, work: Fit, size: Size) -> Interval:
-        """Return the predicted wall time, as processor time divided by the number of busy cores.
+        """Return the predicted wall time, which is the processor time divided by the number of busy cores.
 
         The number of cores is that of the two largest steps. The lower bound assumes that it continues to grow with the
         size.
@@ -176,9 +176,9 @@ class Fit:
 
 
 def fit_points(quantity: Quantity, points: Iterable[Point]) -> Fit | None:
-    """Fit a function of tokens and layers to the measured points.
+    """Return a function of tokens and layers fitted to the measured points, or None if no function fits them.
 
-    Returns None if there are too few sizes, if a value is not above 0, or if no form fits.
+    Return None if there are too few sizes, if a value is not above 0, or if no form fits.
     """
     by_size = tuple(sorted(points, key=lambda one: (one.size.layers, one.size.tokens)))
     over = _varied_keys(by_size)
@@ -204,7 +204,7 @@ def fit_points(quantity: Quantity, points: Iterable[Point]) -> Fit | None:
 
 
 def _varied_keys(points: Sequence[Point]) -> tuple[str, ...]:
-    """Return which of TOKENS and LAYERS have enough different values for a fit."""
+    """Return the names, TOKENS and LAYERS, for which `points` has enough different values for a fit."""
     tokens, layers = ({getattr(point.size, name) for point in points} for name in ("tokens", "layers"))
     if len(tokens) >= LEAST_SIZES and len(layers) >= 2:
         return TOKENS, LAYERS
@@ -225,7 +225,7 @@ def _forms(over: tuple[str, ...]) -> Iterator[GrowthForm]:
 
 
 def _complete_forms(over: tuple[str, ...]) -> Iterator[GrowthForm]:
-    """Yield the form with all possible terms, which widens the interval of a prediction."""
+    """Yield the form with all possible terms. Its fit widens the interval of a prediction."""
     if TOKENS in over:
         yield GrowthForm(
             terms=((0, 0), (1, 0), (2, 0)) if over == (TOKENS,) else ((0, 0), (1, 0), (0, 1), (1, 1), (2, 1))
@@ -253,9 +253,9 @@ def _is_plausible(form: GrowthForm, points: Sequence[Point], over: tuple[str, ..
 
 
 def _prediction_error(form: GrowthForm, points: Sequence[Point], over: tuple[str, ...]) -> float | None:
-    """Return the error at the largest sizes of a fit that was made without them.
+    """Return the error that a fit makes at the largest sizes if they are left out of the fit.
 
-    Returns None if too few points remain for the fit.
+    Return None if too few points remain for the fit.
     """
     left_out = [number for number in (1, 2) if len(points) - number >= form.coefficients]
     try:
@@ -266,7 +266,7 @@ def _prediction_error(form: GrowthForm, points: Sequence[Point], over: tuple[str
 
 
 def _relative_error(form: GrowthForm, known: Sequence[Point], asked: Sequence[Point], over: tuple[str, ...]) -> float:
-    """Return the root mean square error of log-values at `asked`, for a form fitted to `known`."""
+    """Return the root mean square error of log-values at `asked`, for `form` fitted to the points `known`."""
     away = [log(_value(form, known, over, one.size) / one.value) for one in asked]
     return sqrt(sum(one**2 for one in away) / len(away))
 
@@ -307,7 +307,7 @@ class _Error:
 
 
 def _error(left: float, freedom: int) -> _Error:
-    """Return the standard error that follows from a sum of squared residuals."""
+    """Return the standard error that follows from `left`, a sum of squared residuals, and the degrees of freedom."""
     factor = left / max(1, freedom)
     # The residuals are in units of the points' own errors. If these explain them, they are used instead.
     if factor <= 1:
@@ -316,7 +316,7 @@ def _error(left: float, freedom: int) -> _Error:
 
 
 def _power(points: Sequence[Point], key: str) -> tuple[float, float, _Error]:
-    """Fit a straight line to the logarithms, and return its constant, its slope, and the error of the slope."""
+    """Fit a power law to the points. Return its constant and exponent in log space, and the error of the exponent."""
     xs, ys = [log(_along(key, point.size)) for point in points], [log(point.value) for point in points]
     middle, level = sum(xs) / len(xs), sum(ys) / len(ys)
     spread = sum((x - middle) ** 2 for x in xs)
@@ -334,16 +334,16 @@ class _Solution:
     error: _Error  # in units of the measurement errors
 
     def error_at(self, terms: Sequence[float]) -> float:
-        """Return the half-width of the confidence interval of a sum of these terms."""
+        """Return the half-width of the confidence interval for a sum of the given terms."""
         pairs = product(range(len(terms)), repeat=2)
         own = sqrt(max(0.0, sum(terms[i] * self.covariance[i][j] * terms[j] for i, j in pairs)))
         return own * self.error.spread * self.error.reach
 
 
 def _solve(form: GrowthForm, points: Sequence[Point]) -> _Solution:
-    """Fit the coefficients of a sum of terms by least squares of the relative differences.
+    """Fit the coefficients of a sum of terms by minimizing the squares of the relative differences.
 
-    Raises ZeroDivisionError if the points cannot distinguish the terms.
+    Raise ZeroDivisionError if the points cannot distinguish the terms.
     """
     weights = [1 / (point.value * max(point.error, _EXACT)) for point in points]
     # The columns are scaled, because a squared number of tokens and a constant differ by orders of magnitude.
@@ -369,7 +369,7 @@ def _times(one: float, other: float) -> float:
 
 
 def _inverse(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the inverse of a matrix. Raises ZeroDivisionError if it is singular."""
+    """Return the inverse of a matrix. Raise ZeroDivisionError if it is singular."""
     size = len(matrix)
     rows = [[*line, *(float(i == j) for j in range(size))] for i, line in enumerate(matrix)]
     largest = max(abs(one) for line in matrix for one in line)

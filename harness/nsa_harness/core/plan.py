@@ -1,4 +1,4 @@
-"""The complete settings of one launch, with which a stored run can be repeated."""
+"""The complete settings of one launch, from which a stored run can be repeated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class FaultWhen:
-    """Further conditions under which a planted fault happens. Every condition that is set must hold."""
+    """Additional conditions under which a planted fault occurs. All conditions that are set must be met."""
 
     recomputed: tuple[int, ...] = ()  # each of these layers was recomputed in this backward pass
     any_recomputed: tuple[int, ...] = ()  # one of these layers was
@@ -50,7 +50,7 @@ class FaultWhen:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A fault that is planted in a program on purpose. The code that judges the run does not know about it."""
+    """A fault deliberately planted in a program. The code that judges the run does not know about it."""
 
     kind: str
     rank: int | None  # None: every rank
@@ -64,7 +64,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """Bounds for a metric, which must be within every bound that is set."""
+    """Bounds on a metric. The metric must satisfy every bound that is set."""
 
     lt: float | None = None
     le: float | None = None
@@ -85,7 +85,7 @@ class Expect:
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosticRerun:
-    """The change with which a launch repeats a failed one, to find out more about the failure."""
+    """The change made when a failed launch is repeated to find out more about the failure."""
 
     of: Annotated[int, Field(description="the attempt that it asks about")]
     change: Annotated[str, Field(description="the one thing that was changed")]
@@ -125,7 +125,7 @@ class RunSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Skip:
-    """A scenario that this machine cannot run, with the reason."""
+    """A scenario that cannot be run on this machine, and the reason."""
 
     scenario: str
     about: str

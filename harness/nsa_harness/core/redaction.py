@@ -1,4 +1,4 @@
-"""Find secrets such as passwords and tokens in texts, and replace them by placeholders.
+"""Find secrets such as passwords and tokens in text, and replace them with placeholders.
 
 Secrets are found by the shapes of tokens and by the names of values. A value that was found once is a secret wherever
 it occurs. Each has a number, and `$SECRET_1` replaces it. The time is linear in the text: the module searches for hints
@@ -28,7 +28,7 @@ _MAX_PEM_CHARS = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Secret:
-    """A secret value, and whether it is replaced everywhere or only where it was found."""
+    """A secret value, with a flag for whether it is replaced everywhere or only where it was found."""
 
     value: str
     everywhere: bool
@@ -36,7 +36,7 @@ class Secret:
 
 @dataclass(frozen=True, kw_only=True)
 class Secrets:
-    """The secrets found so far in one run, each with a number that never changes."""
+    """The secrets found so far in one run. Each has a number that never changes."""
 
     secrets: tuple[Secret, ...] = ()  # the first is $SECRET_1
     suspected_values: tuple[str, ...] = ()  # values of the environment, which get a number once a text contains them
@@ -62,7 +62,9 @@ class Secrets:
         return replace(self, suspected_values=(*self.suspected_values, *new)) if new else self
 
     def with_secrets_of(self, text: str, *, code: bool = False) -> Secrets:
-        """Return these secrets together with the secrets found in `text`."""
+        """Return these secrets together with the secrets found in `text`. If `code` is True, the text is source
+        code.
+        """
         printed_secrets = [
             Secret(value=value, everywhere=True)
             for value in self.suspected_values
@@ -87,7 +89,7 @@ def secrets_of_command(words: Sequence[str]) -> list[Secret]:
 
 
 def secrets_of_environment(environment: Iterable[tuple[str, str]]) -> list[Secret]:
-    """Return the secrets in environment variables."""
+    """Return the secrets in environment variables, given as (name, value) pairs."""
     secrets: list[Secret] = []
     for name, value in environment:
         secret = _secret_by_name(name, value, typed=True)
@@ -108,7 +110,7 @@ def redact(text: str, secrets: Secrets, *, code: bool = False) -> str:
 
 
 def redact_value(value: T, secrets: Secrets) -> T:
-    """Return a copy of a nested value with all texts in it redacted."""
+    """Return a copy of a nested value in which every string is redacted."""
     texts: dict[str, str] = {}
     _collect_texts(value, texts)
     changes = {text: clean for text in texts if (clean := redact(text, secrets)) != text}
@@ -116,14 +118,14 @@ def redact_value(value: T, secrets: Secrets) -> T:
 
 
 def joined_texts(value: object) -> str:
-    """Return all strings in a nested value as one string."""
+    """Return all strings in a nested value, joined into one string."""
     texts: dict[str, str] = {}
     _collect_texts(value, texts)
     return "\0\n".join(texts)
 
 
 def mask_bytes(data: bytes, secrets: Secrets) -> bytes:
-    """Replace each secret in binary data by stars, so that the length does not change."""
+    """Replace each secret in binary data with stars, without changing the length of the data."""
     values = (secret.value.encode("utf-8", "surrogateescape") for secret in secrets.secrets if secret.everywhere)
     for value in sorted(values, key=len, reverse=True):
         data = data.replace(value, b"*" * len(value))
@@ -131,7 +133,7 @@ def mask_bytes(data: bytes, secrets: Secrets) -> bytes:
 
 
 def redact_json(text: str, secrets: Secrets) -> str:
-    """Return JSON text with its secrets redacted so that it stays valid JSON. Other text is redacted too."""
+    """Redact the secrets in JSON text so that it remains valid JSON. Any other text is redacted as plain text."""
     ending = "\n" if text.endswith("\n") else ""
     try:
         document = json.loads(text)
@@ -169,17 +171,17 @@ def redact_environment(environment: Iterable[tuple[str, str]], secrets: Secrets)
 
 
 def shell_line(words: Iterable[str], environment: Iterable[tuple[str, str]] = ()) -> str:
-    """Return a redacted command as shell text in which the placeholders are shell variables."""
+    """Return a redacted command as shell code in which each placeholder is a shell variable."""
     return " ".join([*(f"{name}={_shell_word(value)}" for name, value in environment), *map(_shell_word, words)])
 
 
 def where_to_set(text: str, where: str) -> tuple[str, ...]:
-    """Return one comment line for each placeholder in a command."""
+    """Return one comment line for each placeholder in a command, which says that its value is in `where`."""
     return tuple(f"# export {name}=...: the value is in {where}" for name in placeholders([text]))
 
 
 def placeholders(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of all placeholders in the texts, the longest first."""
+    """Return the names of all placeholders in the given strings, longest first."""
     # Longer names come first, because one name can be the beginning of another.
     names = {name.removeprefix("$") for text in texts for name in _PLACEHOLDER.findall(text)}
     return tuple(sorted(names, key=lambda name: (-len(name), name)))
@@ -193,7 +195,7 @@ def _shell_word(word: str) -> str:
 
 
 def shell_words(words: Sequence[str]) -> str:
-    """Return a command as it can be typed into a shell, with unprintable characters escaped."""
+    """Return a command in a form that can be typed into a shell, with unprintable characters escaped."""
     return " ".join(map(_typed_word, words))
 
 
@@ -251,7 +253,7 @@ def _with_placeholders(text: str, spans: list[tuple[int, int, str]], secrets: Se
 
 
 def _forms(value: str) -> tuple[str, ...]:
-    """Return the value in every notation in which it may occur, such as JSON or URL-encoded."""
+    """Return the value in each notation in which it could occur, such as JSON or URL-encoded."""
     if value.isalnum() and value.isascii():
         return (value,)
     forms = (
@@ -405,7 +407,7 @@ _PATH = re.compile(
 
 
 def _secret_by_name(name: str, value: str, *, typed: bool) -> Secret | None:
-    """Return the value as a Secret if `name` is the name of a secret, else None.
+    """Return the value as a Secret if `name` suggests a secret, otherwise None.
 
     Set `typed` for a command-line option or an environment variable.
     """
@@ -422,7 +424,7 @@ def _secret_by_name(name: str, value: str, *, typed: bool) -> Secret | None:
 
 
 def _names_secret(name: str, *, typed: bool) -> bool | None:
-    """Whether values with this name are secrets.
+    """Return whether all values with this name are secrets, or None if no value is.
 
     True: all of them. False: only those that look like a token. None: no value is.
     """
@@ -449,13 +451,13 @@ def _names_secret(name: str, *, typed: bool) -> bool | None:
 
 
 def _like_a_token(value: str, *, typed: bool) -> bool:
-    """Whether the value is long enough and mixes letters and digits, as tokens do."""
+    """Whether the value is long enough and mixes letters and digits in the way that tokens do."""
     is_mixed = any(character.isdigit() for character in value) and any(character.isalpha() for character in value)
     return len(value) >= (8 if typed else 16) and is_mixed
 
 
 def _is_path(value: str) -> bool:
-    """Whether the value is a file path and not a token."""
+    """Whether the value is a file path rather than a token."""
     # A long part with digits and letters of both cases is a token.
     random = (
         len(value) >= 32
@@ -478,7 +480,7 @@ _BARE = re.compile(rf"[ \t]{{0,4}}([^\s\"'`,;&<>()\[\]{{}}|\\\0]{{1,{_MAX_CHARS}
 
 
 def _named_values(text: str, *, code: bool) -> Iterator[tuple[Span, bool]]:
-    """Yield the position of each value after a name, as in `name=value`, if it is a secret.
+    """Yield the position of each secret value that follows a name, as in `name=value`.
 
     The bool says whether the value is a secret everywhere, and not only at this position.
     """
@@ -505,7 +507,7 @@ def _name_begins(text: str, at: int) -> int:
 
 
 def _value_after(text: str, start: int, end: int, *, code: bool) -> tuple[Span, bool | None]:
-    """Return the position of the value after a name, and whether it is a secret everywhere.
+    """Return the position of the value that follows a name, and whether this value is a secret everywhere.
 
     True: everywhere. False: only at this position. None: it is no secret.
     """

@@ -1,4 +1,4 @@
-"""The report of a run, with the outcome of each scenario, and the exit code."""
+"""The report of a run, including the outcome of each scenario and the exit code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def doc(text: str) -> FieldInfo:
 
 
 def _number_from_json(value: object) -> object:
-    """Return the number for a text such as "nan", or any other value unchanged."""
+    """Return the number represented by a string such as "nan", or any other value unchanged."""
     return float(value) if isinstance(value, str) and value in NOT_FINITE else value
 
 
@@ -62,7 +62,7 @@ Facts: TypeAlias = Mapping[str, Fact]
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """Something that could not be observed, with the reason."""
+    """Something that could not be observed, and the reason."""
 
     what: Annotated[str, doc("what could not be observed")]
     why: Annotated[str, doc("the reason")]
@@ -92,7 +92,7 @@ class HangKind(StrEnum):
 
 
 class Severity(StrEnum):
-    """How serious a finding is."""
+    """The severity of a finding."""
 
     CRITICAL = "critical"  # the results of the run cannot be used
     WARNING = "warning"  # the run ended, and something in it is wrong or uncertain
@@ -101,7 +101,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """How an attempt ended, with a sentence that explains it."""
+    """The way in which an attempt ended, with a sentence that explains it."""
 
     status: Status
     kind: HangKind | None  # only for HANG
@@ -111,7 +111,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveRef:
-    """One call of a collective operation, identified by process group and number."""
+    """One call to a collective operation, identified by its process group and number."""
 
     group: Annotated[str, doc("name of the process group")]
     seq: Annotated[int | None, doc("number in its group, as the flight recorder counts; null when unknown")]
@@ -120,7 +120,7 @@ class CollectiveRef:
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
-    """The ranks at fault, because the other ranks wait for them or fail because of them."""
+    """The ranks at fault: other ranks wait for them or fail because of them."""
 
     ranks: Ranks
     step: Annotated[int | None, doc("optimizer step in progress, from 1; null where no steps are counted")]
@@ -130,7 +130,7 @@ class Culprit:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something found out about a run, such as the cause of its failure, with its proof and confidence."""
+    """Something learned about a run, such as the cause of its failure, with its proof and confidence."""
 
     code: Annotated[str, doc("a code of docs/findings.md")]
     claim: Annotated[str, doc("what was found, as a sentence")]
@@ -153,7 +153,7 @@ class Finding:
 @stored_as(blocked_in="stands_in", no_progress_s="quiet_s", is_culprit="culprit")
 @dataclass(frozen=True, kw_only=True)
 class RankStatus:
-    """What one rank was doing at the end of a run."""
+    """The state of one rank at the end of a run."""
 
     rank: Rank
     blocked_in: Annotated[str, doc("what the rank is blocked in, or did last")]
@@ -165,7 +165,7 @@ class RankStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class CallStack:
-    """The user's lines in the call stack of one or more ranks, where they were blocked or failed."""
+    """The user's lines in the call stack of one or more ranks, at the point where they were blocked or failed."""
 
     ranks: Ranks
     of: Annotated[str, doc('"thread reader", "process 4711" or "ValueError"; empty: the thread that trains')]
@@ -183,7 +183,7 @@ class CallStack:
 
 @dataclass(frozen=True, kw_only=True)
 class EnteredCall:
-    """One call of a collective that several ranks entered."""
+    """One call to a collective that several ranks entered."""
 
     op: Annotated[str, doc("the collective")]
     seq: Annotated[int | None, doc("the recorder's number in the group; null when unknown")]
@@ -197,7 +197,7 @@ class EnteredCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """The collective calls of each rank around the first call in which the ranks differ."""
+    """The collective calls of each rank around the first point at which the ranks differ."""
 
     group: Annotated[str, doc("the process group")]
     ranks: Annotated[tuple[tuple[int, ...], ...], doc("the ranks of each column, the culprit's first")]
@@ -211,7 +211,7 @@ class Divergence:
 @stored_as(longest_gap_s="longest_quiet_s")
 @dataclass(frozen=True, kw_only=True)
 class RankSummary:
-    """Loss, memory and other numbers of one rank in a run that ended normally."""
+    """The loss, memory use and other numbers of one rank in a run that ended normally."""
 
     rank: Rank
     loss: Annotated[Number | None, doc("the last one; null when unknown")]
@@ -224,7 +224,7 @@ class RankSummary:
 @stored_as(no_progress_s="quiet_s")
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Durations of one attempt, in seconds."""
+    """The durations of the phases of one attempt, in seconds."""
 
     launch_s: Annotated[
         float | None, doc("from the launch to the first progress event of the slowest rank; null when unknown")
@@ -248,7 +248,7 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class Artifact:
-    """A file that belongs to a run, or the reason why it was not written."""
+    """A file that belongs to a run, or the reason why the file was not written."""
 
     path: Annotated[str, doc("relative to the attempt; may be a pattern")]
     count: Annotated[int | None, doc("lines, rows or files; null when absent")]
@@ -263,7 +263,7 @@ class CountedIn(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramFile:
-    """A kind of file that a program may write into the directory of its attempt."""
+    """A kind of file that a program can write into the directory of its attempt."""
 
     pattern: str
     counted_in: CountedIn
@@ -273,7 +273,7 @@ class ProgramFile:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryAt:
-    """The memory of one rank at one moment, with None for unknown values."""
+    """The memory of one rank at one moment. Unknown values are None."""
 
     rank: Rank
     moment: Annotated[str, doc("boot, dump or end")]
@@ -289,7 +289,7 @@ class MemoryAt:
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """The time and memory of a training step, or None where the program did not report it."""
+    """The time and memory that a training step takes. Values that the program did not report are None."""
 
     tokens: Annotated[int, doc("of a sequence")]
     layers: Annotated[int, doc("of the model")]
@@ -314,7 +314,7 @@ class StepCost:
 
 @dataclass(frozen=True, kw_only=True)
 class SpecSummary:
-    """The settings of a launch that a report stores, so that two runs can be compared."""
+    """The settings of a launch that are stored in a report, so that two runs can be compared."""
 
     scenario: str
     about: str
@@ -394,7 +394,7 @@ class RuleState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RuleAnswer:
-    """A decision rule that was written before the run, with its answer."""
+    """A decision rule written before the run, together with the result of applying it."""
 
     name: Annotated[str, doc("as the plan names it")]
     when: Annotated[str, doc("its condition, as a text")]
@@ -418,7 +418,7 @@ class TreeAnswer(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TreeStep:
-    """One question of a decision tree with its answer."""
+    """One question in a decision tree, together with its answer."""
 
     question: Annotated[str, doc("as the plan asks it")]
     answer: Annotated[TreeAnswer, doc("yes, no, open or not asked")]
@@ -429,7 +429,7 @@ class TreeStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """The path that was taken through a decision tree."""
+    """The path taken through a decision tree."""
 
     steps: Annotated[
         tuple[TreeStep, ...], doc("its questions in order; empty where the cause of every failure is certain")
@@ -469,7 +469,7 @@ class Report:
 
 
 def exit_code(report: Report, *, strict: bool = False) -> int:
-    """Return the exit code of a run, which is 0 if everything ended as expected.
+    """Return the exit code of a run. It is 0 if everything ended as expected.
 
     130: interrupted. 124: an unexpected HANG. 1: an unexpected FAIL or PASS. 125: a scenario was not judged. With
     `strict`, a skipped scenario also counts as not judged.
@@ -491,5 +491,5 @@ def exit_code(report: Report, *, strict: bool = False) -> int:
 
 
 def counts(outcomes: Sequence[Outcome]) -> dict[Status, int]:
-    """Return the number of final outcomes with each verdict."""
+    """Return, for each status, the number of final outcomes with that verdict."""
     return {status: sum(o.final and o.verdict.status is status for o in outcomes) for status in Status}

@@ -1,4 +1,4 @@
-"""Decide whether a scenario is run again and which runs may run in parallel."""
+"""Decide whether to run a scenario again, and which runs can run in parallel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nsa_harness.core.report import Outcome, Status
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The command-line options for repetitions, retries and the largest number of failures."""
+    """The command-line options for repetitions, retries and the maximal number of failures."""
 
     repeat: int = 1  # attempts of each scenario, whatever their outcome
     retries: int = 0  # further attempts while the last attempt is not as expected
@@ -23,7 +23,7 @@ ONCE = Policy()
 
 
 def needs_another_attempt(policy: Policy, attempts: Sequence[Outcome]) -> bool:
-    """Whether a scenario must be run again. Interrupted attempts and diagnostic reruns do not count."""
+    """Whether a scenario must be run again. Interrupted attempts and diagnostic reruns are not counted."""
     counted_attempts = [attempt for attempt in repetitions(attempts) if not is_interrupted(attempt)]
     if len(counted_attempts) < policy.repeat:
         return True
@@ -31,7 +31,9 @@ def needs_another_attempt(policy: Policy, attempts: Sequence[Outcome]) -> bool:
 
 
 def failed_enough(policy: Policy, scenarios: Iterable[Sequence[Outcome]]) -> bool:
-    """Whether enough scenarios have failed to reach --maxfail. Each scenario is given by its attempts."""
+    """Whether enough scenarios have failed to reach --maxfail. Each item of `scenarios` is the attempts of one
+    scenario.
+    """
     if policy.maxfail is None:
         return False
     finished_scenarios = [
@@ -70,7 +72,7 @@ class Room:
 
 
 def first_that_fits(waiting: Sequence[Load], running: Collection[Load], room: Room) -> int | None:
-    """Return the index of the first waiting run for which there are enough resources, or None."""
+    """Return the index of the first waiting run for which there are enough resources, or None if there is none."""
     if not waiting:
         return None
     if not running:
@@ -91,7 +93,7 @@ def _fits(loads: Sequence[Load], room: Room) -> bool:
 
 
 def parallel_runs(load: Load, room: Room) -> tuple[int, str]:
-    """Return how many such runs fit on the machine in parallel, and which resource limits them.
+    """Return the number of such runs that fit on the machine in parallel, and the resource that limits them.
 
     The number is at least 1. The name is "" if nothing limits them. A run with GPUs is limited by GPUs and not by
     cores.
@@ -107,6 +109,6 @@ def parallel_runs(load: Load, room: Room) -> tuple[int, str]:
 
 
 def free_devices(used_devices: Collection[int], count: int, gpus: int) -> tuple[int, ...]:
-    """Return the first `count` GPUs that are not in use, or all GPUs if too few are free."""
+    """Return the first `count` GPUs that are not in use, or all GPUs if too few of them are free."""
     free = tuple(device for device in range(gpus) if device not in used_devices)[:count]
     return free if len(free) == count else tuple(range(gpus))

@@ -1,4 +1,4 @@
-"""Plant known faults, for `nsa-harness selftest`, and check whether the reports find them."""
+"""Plant known faults for `nsa-harness selftest`, and check whether the reports identify them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ComparedVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class SelftestFault:
-    """A kind of fault to plant in a short run, with the verdict and cause that the report must give."""
+    """A kind of fault to plant in a short run, with the verdict and cause that the report is expected to give."""
 
     name: str
     fault: str  # kind of the fault
@@ -48,7 +48,7 @@ class SelftestFault:
 
 @dataclass(frozen=True, kw_only=True)
 class Planting:
-    """One run of the selftest, with a fault at one rank, layer and step."""
+    """One selftest run, with a fault planted at one rank, layer and step."""
 
     name: str
     fault: Fault
@@ -73,7 +73,7 @@ _FAULT_KEYS = ("kind", "rank", "layer", "step", "heals_s")
 
 @dataclass(frozen=True, kw_only=True)
 class PlantingResult:
-    """What the report says about a planted fault, and which parts of that are wrong."""
+    """The report's statements about a planted fault, and which of them are wrong."""
 
     planting: Planting
     reported: ComparedVerdict
@@ -90,7 +90,7 @@ class PlantingResult:
 
 
 def planting_result(planting: Planting, outcome: Outcome) -> PlantingResult:
-    """Compare a planted fault with the report of its run."""
+    """Return the result of comparing a planted fault with the report of its run."""
     culprit, expected = outcome.culprit, planting.expected
     reported = ComparedVerdict(
         verdict=outcome.verdict.status,
@@ -104,7 +104,7 @@ def planting_result(planting: Planting, outcome: Outcome) -> PlantingResult:
 
 
 def plant(kind: SelftestFault, *, rank: int, layer: int, step: int) -> tuple[Planting, Planting]:
-    """Return two runs with the fault at this rank, layer and step.
+    """Return two runs, each with the fault at the given rank, layer and step.
 
     In the second run, the healthy twin, the fault ends on its own before it does harm. Ranks and layers are numbered
     from 0.

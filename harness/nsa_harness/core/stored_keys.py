@@ -1,4 +1,4 @@
-"""Store dataclass fields under JSON keys that differ from the field names.
+"""Store dataclass fields under JSON keys that are different from the field names.
 
 Stored files stay readable for years: a field may be renamed, but its key stays.
 """
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def stored_as(**keys: str) -> Callable[[type[T]], type[T]]:
-    """Return a decorator that stores dataclass fields under other JSON keys, such as `field="key"`."""
+    """Return a decorator that stores dataclass fields under other JSON keys, given as `field="key"`."""
 
     def decorate(dataclass_type: type[T]) -> type[T]:
         config = ConfigDict(alias_generator=lambda name: keys.get(name, name))
@@ -27,13 +27,13 @@ def stored_as(**keys: str) -> Callable[[type[T]], type[T]]:
 
 
 def stored_keys(dataclass_type: type) -> Mapping[str, str]:
-    """Return the JSON key of each field of a dataclass, by field name."""
+    """Map the name of each field of a dataclass to its JSON key."""
     keys: Mapping[str, str] = getattr(dataclass_type, "__stored_keys__", {})
     return {field.name: keys.get(field.name, field.name) for field in fields(dataclass_type)}
 
 
 def to_stored(value: Any) -> Any:
-    """Return the value with every dataclass in it converted to a dict with its JSON keys."""
+    """Return the value with every dataclass inside it converted to a dict with its JSON keys."""
     if is_dataclass(value) and not isinstance(value, type):
         return {key: to_stored(getattr(value, name)) for name, key in stored_keys(type(value)).items()}
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The actions of planted faults, such as blocking, raising an exception, or exiting.
+"""The actions that planted faults perform, such as blocking, raising an exception, or exiting.
 
 For every action, `heals_s` is None for the real fault. Otherwise it is the number of seconds after which the healthy
 twin of the fault continues. Each line that blocks, loops, raises or exits is in a function of its own, so that stacks
@@ -23,7 +23,7 @@ CONTINUE_AFTER = "import os, sys, time; time.sleep(float(sys.argv[2])); os.kill(
 
 
 def take_a_held_lock(heals_s: float | None) -> None:
-    """Deadlock on a lock that this thread already holds, for `heals_s` seconds if given."""
+    """Deadlock on a lock that this thread already holds, permanently or for `heals_s` seconds."""
     lock = threading.Lock()
     lock.acquire()
     if heals_s is not None:
@@ -38,7 +38,7 @@ def _wait_for_the_lock(lock: threading.Lock) -> None:
 
 
 def spin_in_python(heals_s: float | None) -> None:
-    """Run a busy loop forever, or for `heals_s` seconds if given."""
+    """Run a busy loop, indefinitely or for `heals_s` seconds."""
     _spin_until(float("inf") if heals_s is None else time.monotonic() + heals_s)
 
 
@@ -78,7 +78,7 @@ def _as_it_is(tensor: Any) -> Any:
 
 
 def raise_an_error(where: str, heals_s: float | None) -> None:
-    """Raise a RuntimeError that names `where`. If `heals_s` is given, catch it and return."""
+    """Raise a RuntimeError that mentions `where`. If `heals_s` is given, catch the error and return."""
     if heals_s is None:
         _raise(where)
     try:
@@ -97,7 +97,7 @@ def send_itself_sigkill(heals_s: float | None) -> None:
 
 
 def send_itself_sigstop(heals_s: float | None) -> None:
-    """Stop this process with SIGSTOP, for `heals_s` seconds if given."""
+    """Stop this process with SIGSTOP, permanently or for `heals_s` seconds."""
     helper = None
     if heals_s is not None:
         command = [sys.executable, "-I", "-S", "-c", CONTINUE_AFTER, str(os.getpid()), str(heals_s)]

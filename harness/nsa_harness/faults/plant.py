@@ -22,7 +22,7 @@ LOADER = "nsa_attention.data"
 
 
 def plant(text: str) -> None:
-    """Plant the fault that the JSON `text` describes. Raise ValueError if the text is invalid.
+    """Plant the fault described by the JSON string `text`. Raise ValueError if the string is invalid.
 
     Call this function after torch has been imported.
     """
@@ -106,7 +106,7 @@ class PlantedFault:
         self._torch.nn.modules.module.register_module_forward_pre_hook(inspect)
 
     def _is_faulty_model(self, layers: dict[int, Any]) -> bool:
-        """Whether a module with these layers is the model in which the fault happens."""
+        """Whether a module with the layers in `layers` is the model in which the fault occurs."""
         return self.spec.layer in layers or (self.spec.layer < 0 and bool(layers))
 
     def _install_hooks(self, model: Any, layers: dict[int, Any]) -> None:
@@ -129,7 +129,7 @@ class PlantedFault:
         return not is_known
 
     def _before_model(self, model: Any, _arguments: Any) -> None:
-        """Overwrite the model's parameters if the fault is due."""
+        """Overwrite the model's parameters if it is time for the fault."""
         if not self._is_due():
             return
         for name, parameter in model.named_parameters():
@@ -139,7 +139,7 @@ class PlantedFault:
                     parameter.fill_(self.spec.value)
 
     def _patch_loaders(self) -> None:
-        """Patch data loaders so that a due fault delays the next batch.
+        """Patch data loaders so that the fault, when it is due, delays the next batch.
 
         Called when the model is called for the first time, so the loaders have already returned the first batch.
         """
@@ -180,7 +180,7 @@ class PlantedFault:
         return not self.spec.when.seq_len or (tensor is not None and tensor.shape[-2] >= self.spec.when.seq_len)
 
     def warn_if_it_never_happened(self) -> None:
-        """Print a warning at exit if the fault never happened.
+        """Print a warning at exit if the fault never occurred.
 
         Otherwise the run would be mistaken for a healthy one. A fault with conditions may not happen.
         """
@@ -197,12 +197,12 @@ class PlantedFault:
         return os.environ.get("RANK", "0") == str(self.spec.rank)
 
     def _is_skipped_reduction(self) -> bool:
-        """Count a call that averages the loss. Return whether to skip or delay it."""
+        """Count a call to all_reduce that averages the loss, and return whether to skip or delay the call."""
         self._reductions += 1
         return not self._has_happened and self._reductions == self.spec.step and self._is_our_rank()
 
     def _is_due(self) -> bool:
-        """Whether the fault must happen now."""
+        """Whether the fault must occur now."""
         is_persistent = self.spec.kind in PERSISTENT
         is_now = (
             self._step >= self.spec.step if is_persistent else not self._has_happened and self._step == self.spec.step
@@ -216,7 +216,7 @@ class PlantedFault:
             self._act(f"step {self.spec.step}, layer {self.spec.layer}, {self.spec.rank_text}")
 
     def _act(self, where: str) -> None:
-        """Perform the fault's action, such as blocking or raising an exception."""
+        """Perform the fault's action at `where`, such as blocking or raising an exception."""
         if self.spec.kind == "raise":
             acts.raise_an_error(where, self.spec.heals_s)
         else:
@@ -238,7 +238,7 @@ class PlantedFault:
             tensor.grad_fn.register_prehook(self._in_backward)
 
     def _in_backward(self, _gradients: Any) -> None:
-        """Trigger the fault in the backward of its layer, only once."""
+        """Trigger the fault in the backward of its layer, but only once."""
         if self._has_happened:
             return
         self._has_happened = True
@@ -261,7 +261,7 @@ def _first_tensor(output: Any, tensor_type: type) -> Any:
 
 
 def averages_the_loss(caller: dict[str, Any]) -> bool:
-    """Whether the calling module uses all_reduce to average the loss. `caller` are the module's globals."""
+    """Whether the calling module uses all_reduce to average the loss. `caller` contains the module's globals."""
     return caller.get("__name__") in CALLERS
 
 

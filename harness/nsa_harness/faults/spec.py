@@ -1,4 +1,4 @@
-"""Reads the JSON description of a planted fault: its kind, location and conditions."""
+"""Reads the JSON description of a planted fault, with its kind, location and conditions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FaultSpec:
 
 
 class FaultCondition:
-    """Conditions under which a fault happens, in addition to its rank and step."""
+    """Conditions, in addition to the rank and step, under which a fault occurs."""
 
     def __init__(self, fields: Any) -> None:
         if not isinstance(fields, dict):
@@ -73,17 +73,17 @@ class FaultCondition:
 
     @property
     def in_recomputation(self) -> bool:
-        """Whether the fault happens while a layer is recomputed for the backward pass."""
+        """Whether the fault occurs while a layer is recomputed for the backward pass."""
         return bool(self.recomputed or self.any_recomputed or self.recomputed_layers)
 
     @property
     def depends_on_job(self) -> bool:
-        """Whether the fault requires a certain model or job, such as a number of ranks."""
+        """Whether the fault requires a certain model or job, such as one with a certain number of ranks."""
         return bool(self.layers or self.ranks or self.module or self.backend or self.ddp_options)
 
     @property
     def is_conditional(self) -> bool:
-        """Whether the fault has a condition that a correct run may not meet."""
+        """Whether the fault has a condition that could remain unmet in a correct run."""
         return self.in_recomputation or self.depends_on_job or self.seq_len > 0 or self.chance < 1.0
 
     def is_met_by_recomputation(self, recomputed_now: set[int]) -> bool:
@@ -116,7 +116,7 @@ _DDP_OPTIONS = ("find_unused_parameters", "static_graph")
 
 
 def find_layer(root: Any, layer: int) -> Any:
-    """Return the model's layer with this number, or None if there is none.
+    """Return the model's layer with this number, or None if the model has no such layer.
 
     The layer is the shallowest module whose qualified name has `layer` as its first number. If this module contains a
     module named `attn`, return that module instead.
@@ -125,7 +125,7 @@ def find_layer(root: Any, layer: int) -> Any:
 
 
 def every_layer(root: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the number and module of each layer of the model."""
+    """Yield the number and the module of each layer of the model."""
     shallowest: dict[int, tuple[int, Any]] = {}
     for path, module in root.named_modules():
         parts = path.split(".")
@@ -137,7 +137,9 @@ def every_layer(root: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _attention(block: Any) -> Any:
-    """Return the module named `attn` inside a block, or None if there is none. FSDP or a checkpoint may wrap it."""
+    """Return the module named `attn` inside a block, even if FSDP or a checkpoint wraps it, or None if there is
+    none.
+    """
     for path, module in block.named_modules():
         if path.split(".")[-1] == "attn":
             return module
@@ -158,7 +160,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _seconds(name: str, value: Any) -> float | None:
-    """Return a number of seconds, or None if `value` is None. Raise ValueError if it is invalid."""
+    """Return `value` as a number of seconds, or None if it is None. Raise ValueError if it is invalid."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:

@@ -40,7 +40,7 @@ class Orders:
 
 
 def fork_waiting_ranks(count: int) -> list[WaitingFork] | Orders:
-    """Fork `count` processes that wait for orders, and return them in the parent.
+    """Fork `count` processes that wait for orders. Return them in the parent, and its own orders in each fork.
 
     In each forked process, this function returns that process's orders once the agent has sent them. A forked process
     exits if the agent exits before sending orders.
@@ -58,7 +58,7 @@ def fork_waiting_ranks(count: int) -> list[WaitingFork] | Orders:
 
 
 def _await_orders(rank_end: int) -> Orders:
-    """Become a session leader, wait for the agent's orders, and return them."""
+    """Become a session leader, wait for orders from the agent, and return the orders."""
     os.setsid()
     os.write(rank_end, b"r")
     rank_end = keep_only(rank_end)
@@ -73,7 +73,9 @@ def _await_orders(rank_end: int) -> Orders:
 
 
 def _receive(agent: socket.socket) -> tuple[bytes, list[int], int, Any]:
-    """Receive one byte and two file descriptors from the agent. Exit the process if the agent has closed the socket."""
+    """Receive one byte and two file descriptors from the agent. Exit this process if the agent has closed the
+    socket.
+    """
     message = socket.recv_fds(agent, 1, 2)
     if not message[0]:
         os._exit(0)
@@ -120,7 +122,9 @@ class Rank:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the rank exits, and return its exit code. Raise TimeoutExpired after `timeout` seconds."""
+        """Wait until the rank exits, and return its exit code. Raise TimeoutExpired if this takes more than `timeout`
+        seconds.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while (status := self.poll()) is None:
             if deadline is not None and time.monotonic() >= deadline:
@@ -140,7 +144,9 @@ class Rank:
 
 
 def keep_only(*kept_descriptors: int) -> int:
-    """Close all file descriptors from 3 upwards except the kept ones. Return the first kept one, or -1."""
+    """Close all file descriptors from 3 upwards except `kept_descriptors`. Return the first kept one, or -1 if there is
+    none.
+    """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     start = 3
     for descriptor in sorted(kept_descriptors):

@@ -1,4 +1,4 @@
-"""Runs a Python command line in a forked process as if it were a new interpreter."""
+"""Runs a Python command line in a forked process as if in a newly started interpreter."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Program:
         self._name, *self._arguments = remaining[1:] if self._is_module else remaining
 
     def prepare(self, environment: Mapping[str, str], *, with_probe: bool) -> None:
-        """Set up this process as a new interpreter would.
+        """Make this process look as if its interpreter had just been started.
 
         This covers the environment, random seeds, sys.argv, sys.path and __main__. If `with_probe` is True, also start
         the probe.
@@ -89,7 +89,7 @@ class Program:
         os._exit(status if isinstance(status, int) else 1)
 
     def _import_directory(self) -> str:
-        """Return the directory that a new interpreter would put first on sys.path."""
+        """Return the directory that a newly started interpreter would put first on sys.path."""
         if self._is_module:
             return os.getcwd()
         return self._name if os.path.isdir(self._name) else os.path.dirname(os.path.realpath(self._name))
@@ -116,7 +116,7 @@ def _new_main() -> types.ModuleType:
 
 
 def _draw_seeds() -> None:
-    """Seed the random generators of numpy and torch anew.
+    """Seed the random number generators of numpy and torch anew.
 
     Otherwise every fork would draw the same numbers. Python's `random` reseeds itself after a fork.
     """
@@ -133,7 +133,7 @@ def _start_probe() -> None:
 
 
 def _print_exception(error: BaseException) -> None:
-    """Print an uncaught exception as the interpreter does, without this package's frames."""
+    """Print an uncaught exception in the way the interpreter does, omitting frames in this package."""
     traceback = _without_fork_server(error.__traceback__)
     error.__traceback__ = traceback
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, traceback

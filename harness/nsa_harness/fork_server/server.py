@@ -1,4 +1,4 @@
-"""The program of the fork server.
+"""The program that runs as the fork server.
 
 Its command line is python -u server.py CONTROL BLANKS. CONTROL is the file descriptor of the control socket. BLANKS is
 an argument of blanks that reserves memory for the command lines of forked processes.

@@ -28,7 +28,7 @@ PRELOADED = ("torch._dynamo",)  # imported by any program's first optimizer (tor
 
 
 class StartLauncher(BaseException):
-    """Raised in a forked launcher to leave the call stack of its parent process.
+    """Raised in a forked launcher to unwind the call stack that it inherited from its parent.
 
     The program of the launcher then starts at the bottom of the stack.
     """
@@ -39,7 +39,7 @@ class StartLauncher(BaseException):
 
 
 class ForkedReaper(reaper.Reaper):
-    """The supervisor of a launch, which forks the launcher instead of starting a new process."""
+    """The supervisor of a launch. It forks the launcher instead of starting a new process."""
 
     def spawn(self) -> int:
         """Fork the launcher and return its pid. In the forked process, raise StartLauncher."""
@@ -84,7 +84,7 @@ def serve(control: socket.socket) -> Program:
 
 
 def _preload() -> list[EarlyBinding]:
-    """Import torch and other modules that programs usually need.
+    """Import torch and other modules that most programs need.
 
     Return the references to torch.distributed in the modules that a program would import only after the probe has
     started.
@@ -98,7 +98,7 @@ def _preload() -> list[EarlyBinding]:
 
 
 def _reason_against_forking() -> str | None:
-    """Return why forking this process is not safe, or None if it is safe."""
+    """Return the reason why forking this process is unsafe, or None if it is safe."""
     # Without freezing, each garbage collection and each exit in a fork would copy the memory pages of all objects.
     gc.collect()
     gc.freeze()
@@ -107,7 +107,7 @@ def _reason_against_forking() -> str | None:
 
 
 def _fork_per_request(control: socket.socket) -> tuple[int, int]:
-    """Fork a process for each request, and return its standard streams in the fork."""
+    """Fork a process for each request. In the forked process, return its standard input and output."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     children: dict[int, int] = {}  # pidfd -> pid

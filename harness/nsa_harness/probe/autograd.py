@@ -58,7 +58,7 @@ def watch_checkpoints(torch: Any, status_file: StatusFileWriter, trouble: Troubl
 
 
 def _patch_checkpoint(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
-    """Patch torch's check_backward_validity, which only reentrant checkpoints call."""
+    """Patch torch's check_backward_validity, a function that only reentrant checkpoints call."""
     foreign = foreign_code(torch)
     reported_places: set[str] = set()
 
@@ -76,7 +76,7 @@ def _patch_checkpoint(torch: Any, status_file: StatusFileWriter, trouble: Troubl
 
 
 def switch_debugging_on(torch: Any, trouble: TroubleLog) -> None:
-    """Switch on anomaly detection or checkpoint debugging, if the environment requests it.
+    """Switch on anomaly detection or checkpoint debugging if an environment variable requests it.
 
     Both are too slow for every run. A program that sets one of these modes itself overrides the request.
     """

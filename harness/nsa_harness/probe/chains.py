@@ -14,7 +14,7 @@ RECENT_LIMIT = 8  # latest call paths per calling instruction; they are compared
 
 
 class CallPath:
-    """A call stack that was seen before, and its line numbers in the status file."""
+    """A known call stack, together with the indices under which its lines are stored in the status file."""
 
     __slots__ = ("frames", "hash", "node", "place")
 
@@ -53,7 +53,7 @@ class Chains:
         return self._find_or_build(frame)
 
     def _find_or_build(self, frame: Any) -> CallPath:
-        """Return the call stack from the table of all call stacks, or add it to the table."""
+        """Return the call stack that ends in `frame`, building it if it is not in the cache yet."""
         frames: list[tuple[Any, int]] = []
         caller = frame
         while caller is not None and len(frames) < FRAMES_LIMIT:
@@ -71,7 +71,7 @@ class Chains:
         return chain
 
     def _build(self, frame: Any, frames: list[tuple[Any, int]]) -> CallPath:
-        """Write the lines of a new call stack to the status file, and return the call stack."""
+        """Write the lines of a new call stack to the status file, and return the new call stack."""
         status_file, place, node, lines = self._status_file, 0, 0, []
         for code, _ in frames:
             if not code.co_filename.startswith(self._foreign):

@@ -70,7 +70,7 @@ def _patch_functional(recorder: CallRecorder) -> None:
 
 
 class CallRecorder:
-    """Patches collectives so that their calls are recorded in the status file.
+    """Patches collectives so that calls to them are recorded in the status file.
 
     A collective called inside another collective is not recorded.
     """
@@ -107,7 +107,7 @@ class CallRecorder:
         )
 
     def patch_wait(self, owner: Any, name: str) -> None:
-        """Record long calls to `owner.name`, which waits for a functional collective."""
+        """Record each long call to `owner.name`, a function that waits for a functional collective."""
         waits, handle = self.waits, Handle("tensor")
 
         def begin(_arguments: Any, _options: Any) -> OngoingWait | None:
@@ -116,7 +116,7 @@ class CallRecorder:
         patch(owner, name, "collectives", self.trouble, before=begin, after=waits.end, unless=self._is_compiling)
 
     def update_groups(self, op: str) -> None:
-        """Record new process groups after the operation `op` created or destroyed one."""
+        """Record new process groups after `op`, an operation that creates or destroys process groups."""
         self.group_strings.clear()
         if op == "init_process_group":
             self.trouble.attempt("rank", self._write_identity)
@@ -178,7 +178,7 @@ class CallArguments:
         self._has_peer = name == BATCH or bool(self._partner or self._partner_in_group)
 
     def group_name(self, arguments: Any, options: Any) -> str:
-        """Return the name of the process group of a call, or "" if unknown."""
+        """Return the name of the process group used by a call, or "" if unknown."""
         group = self.group(arguments, options)
         if group is None and self.op == BATCH:
             group = next((item.group for item in self._transfers(arguments, options)), None)
@@ -230,7 +230,7 @@ class CallArguments:
         return min(elements, ELEMENTS_MAX), string
 
     def peer(self, arguments: Any, options: Any) -> int:
-        """Return the global rank of the peer or root of a call, or NO_PEER if it has none.
+        """Return the global rank of a call's peer or root, or NO_PEER if the call has neither.
 
         A batch of transfers has a peer only if all of them have the same peer.
         """
@@ -275,7 +275,7 @@ class Operation(CallArguments):
         self._changes_groups = name in GROUP_ENDERS
 
     def enter(self, arguments: Any, options: Any) -> list[Any] | None:
-        """Record the start of a call, and return the state that `leave` needs.
+        """Record the start of a call, and return the state that `leave` needs to record its end.
 
         Return None inside another collective. Arguments that cannot be read are recorded as empty.
         """
@@ -323,7 +323,7 @@ class Operation(CallArguments):
         return call
 
     def leave(self, call: list[Any] | None, arguments: Any, options: Any, result: Any, _error: object) -> None:
-        """Record that a call has returned or raised. `call` is the result of `enter`."""
+        """Record that a call has returned or raised an exception. `call` is the result of `enter`."""
         if call is None:
             return
         number, call[0] = call[0], 0
@@ -338,7 +338,7 @@ class Operation(CallArguments):
         return slot
 
     def _note_reduction(self, arguments: Any, options: Any) -> None:
-        """Record the tensor of an all_reduce over all ranks during the first step.
+        """During the first step, record the tensor passed to an all_reduce over all ranks.
 
         Such a call may reduce the gradients of models without DDP, which shows that they are replicas.
         """
@@ -406,6 +406,6 @@ def _argument_getter(function: Callable[..., Any], *names: str) -> Find | None:
 
 
 def _position(function: Callable[..., Any], *names: str) -> int:
-    """Return the position of the first of `names` that `function` has as a parameter, or -1."""
+    """Return the position of the first of `names` that is a parameter of `function`, or -1 if none is."""
     parameters = list(inspect.signature(function).parameters)
     return next((parameters.index(name) for name in names if name in parameters), -1)

@@ -52,7 +52,7 @@ class DeviceEvents:
         self._handles.append(optimizers.register_optimizer_step_post_hook(self.record_if_requested))
 
     def watch_captures(self) -> None:
-        """Patch CUDAGraph to count the captures in progress."""
+        """Patch CUDAGraph to count the graph captures in progress."""
 
         def begin_failed(_state: object, _arguments: Any, _options: Any, _result: Any, error: object) -> None:
             if error is not None:
@@ -70,7 +70,7 @@ class DeviceEvents:
         patch(graph, "capture_end", "device progress", self._trouble, after=lambda *_: self._count(-1))
 
     def record_if_requested(self, *_: Any) -> None:
-        """Record a CUDA event if the heartbeat has requested one."""
+        """Record a CUDA event if the heartbeat thread has requested one."""
         if not self._requested or self._is_compiling():
             return
         self._requested = False

@@ -38,7 +38,7 @@ def hints(
     fresh: Iterable[Any],
     foreign: tuple[str, ...],
 ) -> list[Hint]:
-    """Return the parameters and lines of code that explain torch's error message.
+    """Return hints that explain torch's error message, such as parameter names and lines of user code.
 
     Each hint is a dict with the keys kind, name, file, line and function; the last three are missing if unknown.
     `roots` are the models that were called, `fresh` the modules first called in this step, and `foreign` the prefixes
@@ -63,7 +63,7 @@ def hints(
 def line_that_uses(
     models: Iterable[Any], names: Sequence[str], foreign: tuple[str, ...]
 ) -> tuple[str, int, str] | None:
-    """Return the file, line and function that use the parameters `names`, or None if unknown."""
+    """Return the file, line and function in which the parameters `names` are used, or None if unknown."""
     for model in models:
         inner = model.module if _is_wrapper(model) else model
         if names[0] in dict(inner.named_parameters()):
@@ -103,7 +103,7 @@ def _parameter_hints(
 def _new_parameter_hints(
     models: Iterable[Any], traceback: TracebackType | None, fresh: set[int], foreign: tuple[str, ...]
 ) -> list[Hint]:
-    """Return one hint per parameter of the modules first called in this step.
+    """Return one hint for each parameter of the modules that were first called in this step.
 
     `fresh` has the ids of these modules. torch's message does not name the newly used parameters, but they can only be
     in newly called modules.
@@ -133,7 +133,7 @@ def _is_wrapper(module: Any) -> bool:
 def _use(
     model: Any, name: str, together: Sequence[str], kind: str, foreign: tuple[str, ...]
 ) -> tuple[str, int, str] | None:
-    """Return the file, line and function that use the parameter `name`, or None if unknown."""
+    """Return the file, line and function in which the parameter `name` is used, or None if unknown."""
     levels = list(_levels(model, name))
     if kind == "ready twice":
         levels = [level for level in levels if any(map(names_checkpoint, _methods(level[0], foreign)))] + levels
@@ -152,7 +152,7 @@ def _use(
 
 
 def _levels(model: Any, name: str) -> Iterator[tuple[Any, str, str]]:
-    """Yield (module, attribute, path) for each module on the way to a parameter, innermost first."""
+    """Yield each module that contains a parameter, innermost first, as (module, attribute, path)."""
     parts = name.split(".")
     for depth in range(len(parts) - 1, -1, -1):
         path = ".".join(parts[:depth])
@@ -182,7 +182,7 @@ def _own_code(kind: type, name: str, foreign: tuple[str, ...]) -> CodeType | Non
 
 
 def _recomputation_hints(traceback: TracebackType | None) -> list[Hint]:
-    """Return a hint naming the checkpointed function that torch was recomputing, if any."""
+    """Return a hint naming the checkpointed function that torch was recomputing, or an empty list if there is none."""
     for frame, _ in _frames(traceback):
         checkpoint = frame.f_locals.get("frame") or frame.f_locals.get("self")
         recompute = getattr(checkpoint, "recompute_fn", None)
@@ -203,7 +203,7 @@ def _code_of(function: Any) -> CodeType | None:
 def _in_place_hints(
     message: str, traceback: TracebackType | None, models: Iterable[Any], foreign: tuple[str, ...]
 ) -> list[Hint]:
-    """Return one hint per line of the user's code that changes a tensor in place."""
+    """Return one hint for each line of user code that changes a tensor in place."""
     codes: dict[CodeType, None] = {}
     for module in {type(module): module for module in _modules(models)}.values():
         codes.update(dict.fromkeys(_methods(module, foreign)))
@@ -258,12 +258,12 @@ _NOT_IN_PLACE = frozenset({"requires_grad_"})  # its name ends like an in-place 
 
 
 def line_that_loads(code: CodeType, attribute: str) -> int | None:
-    """Return the first line of `code` that reads `.attribute`, or None."""
+    """Return the first line of `code` that reads `.attribute`, or None if no line does."""
     return next((line for line, op in _lines(code) if op.opname in _LOADS and op.argval == attribute), None)
 
 
 def line_that_makes(code: CodeType, attribute: str) -> int | None:
-    """Return the last line of `code` that sets `.attribute`, or None."""
+    """Return the last line of `code` that sets `.attribute`, or None if no line does."""
     lines = [line for line, op in _lines(code) if op.opname == "STORE_ATTR" and op.argval == attribute]
     return lines[-1] if lines else None
 
@@ -292,7 +292,9 @@ def in_place_lines(code: CodeType, operation: str) -> Iterator[tuple[int, bool]]
 
 
 def _changed_variable(statement: list[dis.Instruction]) -> str | None:
-    """Return the variable that a statement changes in place, "" if it is unnamed, or None."""
+    """Return the name of the variable that a statement changes in place, or None if it changes nothing in place. The
+    name is "" if it is unknown.
+    """
     for number, op in enumerate(statement):
         if op.opname in _LOADS and _is_in_place(str(op.argval)):
             return _variable_name(statement[:number][-1:])
@@ -337,7 +339,7 @@ def _lines(code: CodeType) -> Iterator[tuple[int, dis.Instruction]]:
 
 
 def _statements(code: CodeType) -> Iterator[tuple[int, list[dis.Instruction]]]:
-    """Yield the line number and the instructions of each statement."""
+    """Yield the line number and the bytecode instructions of each statement."""
     line, statement = 0, list[dis.Instruction]()
     for number, op in _lines(code):
         if number != line and statement:

@@ -36,7 +36,7 @@ class CaughtExceptions:
         self._last_handled: dict[int, tuple[Any, _Kind, str]] = {}
 
     def note_forward_exit(self) -> None:
-        """Record the exception that is leaving a module's forward, if there is one."""
+        """Record the exception, if any, that is leaving a module's forward."""
         kind, error, _ = sys.exc_info()
         trace = error.__traceback__ if error is not None else None
         if kind is None or trace is None or trace.tb_frame is not sys._getframe(2) or is_control_flow(kind):
@@ -87,7 +87,7 @@ class CaughtExceptions:
         return is_own(file, self._foreign)
 
     def _lines_inside(self, trace: Any) -> list[str]:
-        """Return the program's own lines in a traceback, outermost first."""
+        """Return the lines of the program's own code in a traceback, outermost first."""
         lines: list[str] = []
         while trace is not None:
             code = trace.tb_frame.f_code
@@ -97,10 +97,10 @@ class CaughtExceptions:
         return lines
 
     def _kind(self, kind: str, place: str, outside: Any, inner: list[str]) -> _Kind | None:
-        """Return the record of exceptions of type `kind` that were raised at line `place`.
+        """Return the record for exceptions of type `kind` raised at line `place`, or None if there are too many
+        records.
 
-        Return None if there are too many records. `inner` are the program's lines in the traceback, and `outside` is
-        the frame that called the outermost of them.
+        `inner` are the program's lines in the traceback, and `outside` is the frame that called the outermost of them.
         """
         record = self._kinds.get((kind, place))
         if record is None and len(self._kinds) < CAUGHT_LIMIT:
@@ -142,7 +142,7 @@ class _Kind:
             self._status_file.overwrite_fact(self._at, self._numbers(step))
 
     def note_handler(self, code: Any, offset: int) -> str:
-        """Record a handler of this exception, and return the handler's line."""
+        """Record that the program handled this exception at `offset` in `code`, and return the handler's line."""
         _, line = self._lines.get((id(code), offset)) or self._add_handler(code, offset)
         self.write_handler(line, handled=True)
         return line
@@ -156,7 +156,7 @@ class _Kind:
             self._status_file.overwrite_fact(at, f"{int(handled)}{int(self.left_forward)}")
 
     def _add_handler(self, code: Any, offset: int) -> tuple[Any, str]:
-        """Add a handler, and return its code and line."""
+        """Add the handler at `offset` in `code`, and return `code` and the handler's line."""
         line = next((line for _, end, line in code.co_lines() if end > offset and line), code.co_firstlineno)
         place = place_text(code.co_filename, line, code.co_name)
         index = len(self._handlers)
@@ -222,7 +222,7 @@ class HandledExceptions:
         self._monitoring.set_events(self._tool, events.EXCEPTION_HANDLED | events.RERAISE)
 
     def _on_handled(self, code: Any, offset: int, error: BaseException) -> None:
-        """Report that an exception handler in the program's own code starts."""
+        """Report that an exception handler in the program's own code has started to run."""
         try:
             if self._is_own(code):
                 self._exceptions.note_handler(error, sys._getframe(1), offset)
@@ -264,7 +264,7 @@ _ACCIDENT_PACKAGES = ("builtins", "torch")
 
 
 class _DroppedBatches:
-    """The batches that the program dropped because of the same kind of exception."""
+    """The batches that the program dropped because of one kind of exception."""
 
     __slots__ = ("batches", "place", "step", "type")
 
@@ -322,12 +322,12 @@ class DroppedBatchCounter:
         self.models.clear()
 
     def note_next_batch(self) -> None:
-        """Count the current batch as dropped if its training pass has failed."""
+        """Count the current batch as dropped if training on it has failed."""
         if self._failed_pass is not None:
             self._settle(dropped=True)
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield one record per kind of exception that caused dropped batches.
+        """Yield one record for each kind of exception that caused dropped batches.
 
         If no pass ever succeeded, yield nothing: the program may only be testing what works.
         """
@@ -374,7 +374,7 @@ class DroppedBatchCounter:
 
 
 def _first_numbers(arguments: Any, depth: int) -> bytes:
-    """Return the first bytes of the first tensor in `arguments`.
+    """Return the leading bytes of the first tensor found in `arguments`.
 
     For a tensor on a device, return its address instead. `depth` limits how deeply nested containers are searched.
     """

@@ -31,7 +31,7 @@ CHAIN_LIMIT = 4  # recorded causes of an exception
 
 
 class ExitEvidence:
-    """Records the process's last exception, and its stacks at a fatal signal.
+    """Records the last exception of the process, and the stacks of its threads at a fatal signal.
 
     Hooks that the program installed itself are still called, exactly as without the probe.
     """
@@ -87,7 +87,7 @@ class ExitEvidence:
             self._exit_exception = error, time.monotonic_ns()
 
     def write_exit_exception(self) -> None:
-        """Write the remembered exception, unless an uncaught exception was already written."""
+        """Write the remembered exception unless an uncaught exception has already been written."""
         if self._written_exception is None and self._exit_exception is not None:
             error, at_ns = self._exit_exception
             self._write_exception(error, error.__traceback__, at_ns)
@@ -173,7 +173,7 @@ def _frames(traceback: TracebackType | None) -> list[dict[str, Any]]:
 
 
 class ExitCalls:
-    """Records the program's line that calls sys.exit or os._exit.
+    """Records which line of the program calls sys.exit or os._exit.
 
     No other hook sees these calls. If a program exits with a failure while it handles an exception, this exception is
     recorded as the reason. Children of mp.spawn and many main functions exit in this way.
@@ -221,7 +221,7 @@ class ExitCalls:
             self._trouble.attempt("shutdown", lambda: self._status_file.write_event(shutdown))
 
     def _note_exit_call(self, arguments: tuple[Any, ...], *, thread: bool) -> None:
-        """Record the program's line that calls sys.exit or os._exit.
+        """Record which line of the program calls sys.exit or os._exit.
 
         `thread` is True for sys.exit. Outside of the main thread, sys.exit is ignored, because it ends only that
         thread.

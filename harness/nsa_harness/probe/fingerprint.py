@@ -55,7 +55,7 @@ def sample_bytes(tensor: Any, limit_bytes: int) -> bytes:
 
 
 def not_finite(data: bytes, dtype: str) -> str | None:
-    """Return "nan" or "inf" if some value is not finite, or None if all are."""
+    """Return "nan" or "inf" if any value is NaN or infinite, or None if all values are finite."""
     bits = _EXPONENTS.get(dtype)
     if bits is None:
         return None
@@ -87,7 +87,7 @@ def is_zero(data: bytes, dtype: str) -> bool:
 
 
 def all_zero(gradients: list[Any]) -> int:
-    """Return the number of gradients if they are all zero, otherwise 0."""
+    """Return the number of gradients if all of them are zero, otherwise 0."""
     if sum(gradient.numel() * gradient.element_size() for gradient in gradients) > ZEROS_BYTES:
         return 0
     for limit_bytes in (256, ZEROS_BYTES):

@@ -22,7 +22,7 @@ HUGE = 1e20  # no program initialises a parameter to such a value or to NaN; uni
 
 
 class _Model:
-    """One model, and the problems found in its gradients."""
+    """A model and the problems found in its gradients."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class GradientSamples:
     def take(
         self, passes: int, called_models: Container[int], owners: Callable[[], dict[int, tuple[str, bool]]]
     ) -> None:
-        """Sample the gradients of the models that took part in backward pass `passes`.
+        """Sample the gradients of the models in `called_models` after the backward pass with number `passes`.
 
         `called_models` are the ids of these models. Other models are skipped, because the program may have set their
         gradients to zero. `owners` returns, by parameter id, the parameter's name and whether its module was called.
@@ -76,7 +76,7 @@ class GradientSamples:
             self._add_sample(result, parameters, with_gradient, owners)
 
     def records(self, *, by_hand: bool) -> Iterator[dict[str, Any]]:
-        """Yield one record per sampled model.
+        """Yield one record for each sampled model.
 
         Missing gradients are reported only if `by_hand` is True: the program uses no optimizer of torch, so no
         optimizer hook has checked for them.
@@ -140,7 +140,7 @@ class GradientSamples:
 
 
 def _values(parameter: Any) -> bytes:
-    """Return the first bytes of a parameter, or its version counter if it is not in host memory."""
+    """Return the leading bytes of a parameter, or its version counter if it is not in host memory."""
     try:
         return sample_bytes(getattr(parameter, "_local_tensor", parameter), VALUES_BYTES)
     except Unreadable:

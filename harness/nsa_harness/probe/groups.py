@@ -1,4 +1,4 @@
-"""Records the members of this rank's process groups, and its coordinates in a DeviceMesh."""
+"""Records the members of this rank's process groups and the rank's coordinates in a DeviceMesh."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Groups:
         self._written_members: dict[str, str] = {}
 
     def write(self) -> None:
-        """Write the ranks of each process group that is not written yet."""
+        """Write the ranks of each process group that has not been written yet."""
         for name, ranks in self._members():
             value = ranges(ranks)
             if self._written_members.get(name) == value:
@@ -57,7 +57,7 @@ class MeshCoordinates:
         self._largest_size = (0, 0)  # ranks and axes of the mesh in the status file
 
     def write_if_larger(self, mesh: Any) -> None:
-        """Write this rank's coordinates in `mesh` if it is the largest mesh so far."""
+        """Write this rank's coordinates in `mesh` if it is the largest mesh seen so far."""
         names = getattr(mesh, "mesh_dim_names", None)
         if not names or getattr(mesh, "_root_mesh", None) is not None:
             return
@@ -90,7 +90,7 @@ def fits(text: str) -> bool:
 
 
 def ranges(ranks: Iterable[int]) -> str:
-    """Return sorted ranks as a short text, such as "0-3,6" or "0-12/4"."""
+    """Return a short string for sorted ranks, such as "0-3,6" or "0-12/4"."""
     remaining, parts = list(ranks), []
     while remaining:
         size = _run(remaining)
@@ -101,7 +101,7 @@ def ranges(ranks: Iterable[int]) -> str:
 
 
 def _run(ranks: list[int]) -> int:
-    """Return the length of the evenly spaced sequence at the start of `ranks`.
+    """Return the number of evenly spaced ranks at the start of `ranks`.
 
     A sequence of only two ranks must consist of consecutive numbers; otherwise return 1.
     """
@@ -112,6 +112,6 @@ def _run(ranks: list[int]) -> int:
 
 
 def _on_axis(name: object, coordinate: object) -> str:
-    """Return "axis=coordinate" for one axis of a mesh."""
+    """Return the coordinate on one axis of a mesh as a string such as "dp=0"."""
     axis = str(name).replace(" ", "_").replace("=", "_")[:AXIS_LIMIT] or "_"
     return f"{axis}={coordinate}"

@@ -54,7 +54,7 @@ class Growth:
         tracemalloc.stop()
 
     def records(self) -> Iterable[dict[str, Any]]:
-        """Return a record of the lines whose memory grew most, or () if nothing was compared."""
+        """Return one record of the lines whose memory grew the most, or () if no steps were compared."""
         if len(self._counts) < 2:
             return ()
         growth = (self._counts[1] - self._counts[0]).most_common(_LINES)
@@ -87,7 +87,7 @@ class Growth:
         tracemalloc.start(_FRAMES)
 
     def _note_storage(self, storage: Any, tensor: Any) -> None:
-        """Record the line that allocated `storage`, if it is new."""
+        """Record which line of the program allocated `storage`, unless the storage is already recorded."""
         if storage in self._storages:
             return
         frame = innermost_own(sys._getframe(2), self._foreign)
@@ -112,7 +112,7 @@ class Growth:
 
 
 def _line(traceback: Iterable[Any], foreign: tuple[str, ...]) -> _Line | None:
-    """Return the program's innermost line in a traceback, or None."""
+    """Return the program's innermost line in a traceback, or None if it has none."""
     own: _Line | None = None
     for frame in traceback:
         if frame.filename.startswith(_PROBE):

@@ -1,4 +1,4 @@
-"""Samples the health of training, such as losses, parameters and memory use.
+"""Samples indicators of healthy training, such as losses, parameters and memory use.
 
 A sample reads host memory between two steps. Samples are taken after each of the first steps and then less and less
 often, at the same steps on every rank. Tensors outside of host memory are not sampled.
@@ -45,7 +45,7 @@ def is_sampled(count: int) -> bool:
 
 
 class _Steps:
-    """The findings from the sampled steps of one optimizer."""
+    """Findings from the sampled steps of one optimizer."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -110,7 +110,7 @@ class HealthSampler:
         ]
 
     def _watch_backward(self) -> None:
-        """Patch torch.autograd.backward to sample each loss and the gradients."""
+        """Patch torch.autograd.backward so that each loss and its gradients are sampled."""
         before_pass = self._safely("loss samples", self._before_backward)
         note_failure = self._safely("dropped batches", self._dropped_batches.note_failure)
         note_success = self._safely("dropped batches", self._dropped_batches.note_success)
@@ -138,7 +138,7 @@ class HealthSampler:
             self._trouble.attempt("replica samples", lambda: self._add_replica(model))
 
     def _at_forward(self) -> None:
-        """Sample the model replicas at the first forward after an optimizer step."""
+        """Sample the model replicas before the first forward after an optimizer step."""
         self._names.at_next_forward = None
         self._trouble.attempt("replica samples", self._sample_before_step)
 
@@ -203,7 +203,7 @@ class HealthSampler:
         }
 
     def _not_finite(self, parameters: list[Any]) -> list[tuple[Any, str]]:
-        """Return the parameters with a sampled value that is NaN or infinite, each with "nan" or "inf"."""
+        """Return each parameter that has a NaN or infinite value in the sample, with "nan" or "inf"."""
         limit = max(256, SAMPLE_BYTES // max(1, len(parameters)))
         bad_parameters = []
         for parameter in parameters:
@@ -218,7 +218,7 @@ class HealthSampler:
         return bad_parameters
 
     def _missing_gradient_names(self, optimizer: Any, steps: _Steps) -> list[str]:
-        """Return the names of parameters that were used but never had a gradient."""
+        """Return the names of the parameters that were used but never received a gradient."""
         if not steps.missing_gradients:
             return []
         owners = self._owners()
@@ -230,7 +230,7 @@ class HealthSampler:
         return [entry[0] for entry in entries if entry is not None and entry[1]]
 
     def _used_at(self, names: tuple[str, ...]) -> str:
-        """Return the program's line that uses the parameters in `names`, or "" if unknown."""
+        """Return the line of the program that uses the parameters in `names`, or "" if unknown."""
         if names and self._cached_use[0] != names:
             from .exception_hints import line_that_uses  # loads dis
 
@@ -271,7 +271,7 @@ class HealthSampler:
         self._names.at_next_forward = self._at_forward
 
     def _find_replicas(self) -> None:
-        """Add the models without DDP to the sampled replicas before the first step."""
+        """Add models that are not wrapped in DDP to the sampled replicas before the first step."""
         models = list(replicas.models_without_ddp(self._names.models(), self._replicas))
         for model in models[: replicas.INSTANCES_LIMIT - len(self._replicas)]:
             self._add_replica(model, wrapped=False)
@@ -283,7 +283,7 @@ class HealthSampler:
                 self._write(self._replica_sample(replica, "begun"))
 
     def _end_iteration(self) -> None:
-        """Count an optimizer step, and sample the model replicas if this step is sampled.
+        """Count an optimizer step, and request a sample of the model replicas if this iteration is sampled.
 
         Further optimizer steps without a backward pass belong to the same iteration.
         """
@@ -327,7 +327,7 @@ class HealthSampler:
         return {"losses": self._losses, "bad_losses": self._bad_losses, "bad_in_a_row": self._bad_in_a_row}
 
     def _gpu_bytes(self) -> int | None:
-        """Return the GPU memory that torch has allocated, in bytes, or None without CUDA."""
+        """Return the GPU memory that torch has allocated, in bytes, or None if CUDA is not initialized."""
         cuda = self._torch.cuda
         return int(cuda.memory_allocated()) if cuda.is_initialized() else None
 
@@ -338,7 +338,7 @@ class HealthSampler:
         return entry[0] if entry else f"a parameter of {tuple(parameter.shape)}"
 
     def _owners(self) -> dict[int, tuple[str, bool]]:
-        """Map each parameter's id to its name and whether its module was called."""
+        """Map each parameter's id to the parameter's name and to whether its module was called."""
         return {
             id(parameter): (f"{name}.{own}" if name else own, was_called)
             for name, module, was_called in self._names.modules()
@@ -377,7 +377,7 @@ class HealthSampler:
 
 
 def _anonymous_bytes() -> int | None:
-    """Return the resident memory of this process without mapped files, in bytes.
+    """Return this process's resident memory, excluding mapped files, in bytes.
 
     Mapped files are excluded because the resident part of a mapped dataset grows while it is read, without a leak.
     """
@@ -431,7 +431,7 @@ class WrittenFiles:
             self._files[path] = frame_place(frame), self._status_file.step
 
     def records(self) -> list[dict[str, Any]]:
-        """Return one record per overwritten file that still exists and is not empty.
+        """Return one record for each overwritten file that still exists and is not empty.
 
         This excludes lock files, which are empty, and temporary files, which were renamed.
         """

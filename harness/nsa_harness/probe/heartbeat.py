@@ -23,7 +23,7 @@ THREAD_NAME = "nsa-harness-beat"
 
 
 class Heartbeat:
-    """A daemon thread that regularly shows that this process is still running Python code.
+    """A daemon thread that periodically shows that this process is still running Python code.
 
     Each heartbeat also calls the functions in `pieces`. A function that raises is never called again, and the error is
     recorded under its name.
@@ -76,7 +76,7 @@ class Heartbeat:
             self._counter = None
 
     def _sample_line(self) -> None:
-        """Record the program's line that the main thread is executing."""
+        """Record which line of the program the main thread is executing."""
         if self._status_file.is_exiting:
             return  # the line of an exit handler is not the line from which the program exited
         frame = innermost_own(sys._current_frames().get(self._main_thread), self._foreign)
@@ -86,7 +86,7 @@ class Heartbeat:
         self._status_file.write_last_line(frame_place(frame))
 
     def _count(self) -> None:
-        """Record how many collectives were enqueued and completed.
+        """Record the number of collectives enqueued and completed so far.
 
         Costs about 0.3 ms. Nothing is sent, and the GPU is not queried.
         """
@@ -114,12 +114,12 @@ class FlightRecorder:
         self._directory = directory
 
     def summary_function(self) -> Callable[..., bytes] | None:
-        """Return torch's function that dumps the flight recorder as JSON, or None."""
+        """Return torch's function that dumps the flight recorder as JSON, or None if this torch has none."""
         c10d = sys.modules.get("torch._C._distributed_c10d")
         return getattr(c10d, "_dump_fr_trace_json", None) or getattr(c10d, "_dump_nccl_trace_json", None)
 
     def write(self) -> None:
-        """Write the flight recorder to a file, if this torch has one."""
+        """Write the flight recorder to a file, if this torch version has a flight recorder."""
         record = self._record()
         if record is None:
             return
@@ -183,7 +183,7 @@ def start_worker_server(torch: Any, directory: str) -> None:
 
 
 def _start_server(server_type: Any, path: str) -> Any:
-    """Return a server that listens at the socket `path`.
+    """Return a server that listens on the socket at `path`.
 
     If the path is too long for a socket address, the directory is reached through a file descriptor instead.
     """
@@ -201,7 +201,7 @@ def _library(torch: Any) -> str:
 
 
 def _run_in_thread(start: Callable[[], None]) -> None:
-    """Run `start` in a new thread and wait for it.
+    """Run `start` in a new thread and wait for it to finish.
 
     `start` changes the signal mask of its thread, and the mask of the program's own thread must not change.
     """

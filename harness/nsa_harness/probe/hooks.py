@@ -168,7 +168,7 @@ class CallingLines:
         self._lines: dict[tuple[int, int], tuple[Any, int]] = {}
 
     def calling_line(self) -> int:
-        """Return the line that calls the current module, as an index in the status file's string table.
+        """Return the line that calls the current module. The line is an index in the status file's string table.
 
         Return 0 if the line is in a library. Must be called from a forward hook. A line that was seen before costs
         about 0.3 us, because the frames in between are not read.
@@ -257,7 +257,7 @@ def _hook_optimizers(torch: Any, status_file: StatusFileWriter, trouble: Trouble
 
 
 def _await_optimizer(status_file: StatusFileWriter, trouble: TroubleLog) -> None:
-    """Record when the program creates its first optimizer."""
+    """Record the moment when the program creates its first optimizer."""
     from torch.optim.optimizer import Optimizer
 
     status_file.write_fact(protocol.FACT_OPTIMIZER, "none")
@@ -269,7 +269,7 @@ def _await_optimizer(status_file: StatusFileWriter, trouble: TroubleLog) -> None
 
 
 def _gradients(optimizer: Any) -> int:
-    """Return how many parameters of an optimizer have a gradient."""
+    """Return the number of an optimizer's parameters that have a gradient."""
     return sum(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
@@ -277,7 +277,7 @@ CALLERS_LIMIT = 4  # lines that call the optimizer; further lines are not record
 
 
 class StepCallers:
-    """Records the call stack of each line that calls an optimizer step."""
+    """Records the call stack of each line that calls an optimizer's step method."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._status_file = status_file
@@ -340,7 +340,7 @@ def _hook_data(
 
 
 class FetchTimes:
-    """Measures how long the main thread waits for batches."""
+    """Measures the time that the main thread spends waiting for batches."""
 
     def __init__(self, foreign: tuple[str, ...]) -> None:
         self._foreign = foreign
@@ -402,7 +402,7 @@ class LoaderProgress:
             self._begin_iteration(iterator, entry)
 
     def note_batches(self, iterator: Any, batches: int) -> None:
-        """Add to an iterator's batch count, or record its end if `batches` is 0."""
+        """Add `batches` to an iterator's batch count, or record that the iterator has ended if `batches` is 0."""
         entry, number = self._iterators.get(iterator, (None, 0))
         if entry is not None and number == entry.iterators:
             entry.batches += batches

@@ -18,7 +18,7 @@ POINTWISE = frozenset({"torch.nn.modules.normalization", "torch.nn.modules.dropo
 
 
 class NamedModule:
-    """A module of the program, with its qualified name and progress events."""
+    """A module of the program, with its qualified name and the progress events recorded for it."""
 
     __slots__ = (
         "_status_file",
@@ -43,7 +43,7 @@ class NamedModule:
         self.without_gradients = False  # its output had no grad_fn inside a forward that trains
 
     def prepare(self) -> None:
-        """Prepare the events that are recorded when the module is called."""
+        """Prepare the progress events to record whenever the module is called."""
         module = self.module()
         self.first_step = self._status_file.step
         self.skips_events = _is_small(module) and (_is_pointwise(module) or is_detail(self.name))
@@ -133,13 +133,13 @@ class ModuleNames:
 
 
 def is_detail(name: str) -> bool:
-    """Whether the module is a named part of a block, such as "blocks.3.attn.query"."""
+    """Whether `name` is that of a named part of a block, such as "blocks.3.attn.query"."""
     *above, parent, _leaf = ["", *name.split(".")]
     return not parent.isdigit() and any(part.isdigit() for part in above)
 
 
 def is_deep(name: str) -> bool:
-    """Whether the module is deep inside a block, such as "blocks.3.attn.cmp.inner"."""
+    """Whether `name` is that of a module deep inside a block, such as "blocks.3.attn.cmp.inner"."""
     parts = name.split(".")
     below = next((count for count, part in enumerate(reversed(parts)) if part.isdigit()), 0)
     return below > DEPTH
@@ -155,7 +155,7 @@ def _is_small(module: Any) -> bool:
 
 
 def strip(path: str) -> str:
-    """Return a module path without the names of wrappers such as DDP, FSDP and torch.compile."""
+    """Return a module path without the names of wrappers, such as those of DDP, FSDP and torch.compile."""
     parts = [part for part in path.split(".") if part not in WRAPPER_PARTS]
     while parts and parts[0] == "module":
         parts = parts[1:]

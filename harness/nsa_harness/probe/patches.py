@@ -26,7 +26,7 @@ REASON_LIMIT = 500  # characters of an error message in the trouble file
 
 
 class TroubleLog:
-    """Records in a file which parts of the probe have failed in this process."""
+    """The log of the probe parts that have failed in this process."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -55,7 +55,7 @@ class TroubleLog:
             return
 
     def attempt(self, piece: str, do: Callable[[], object]) -> bool:
-        """Call `do`, and return whether it succeeded. An exception is recorded under the name `piece`."""
+        """Call `do` and return whether it succeeded. If it raises an exception, record it under the name `piece`."""
         try:
             do()
         except Exception as error:
@@ -234,7 +234,7 @@ def after_import(names: Sequence[str], then: Callable[[], None], trouble: Troubl
 
 
 class _ImportWatcher:
-    """An import finder that detects when certain modules have been imported.
+    """An import finder that detects when the awaited modules have been imported.
 
     It finds an awaited module through the other finders, and patches its loader to learn when the module has been
     executed.
@@ -258,7 +258,7 @@ class _ImportWatcher:
         return spec
 
     def _watch(self, name: str, loader: Any) -> None:
-        """Patch the loader to detect when the module `name` has been executed."""
+        """Patch `loader` to detect when the module `name` has been executed."""
         execute = loader.exec_module
 
         def exec_module(module: Any) -> None:
@@ -304,7 +304,7 @@ def hide_probe(trouble: TroubleLog) -> None:
 
 
 def _walk_without_probe(walk: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Wrap a generator of the traceback module so that it skips the probe's frames.
+    """Wrap a generator of the traceback module so that it skips frames in the probe.
 
     `patch` is not used because it cannot change results.
     """
@@ -326,7 +326,7 @@ def remove_probe_frames(error: BaseException | None) -> None:
 
 
 def without_probe(traceback: TracebackType | None) -> TracebackType | None:
-    """Remove the probe's frames from a traceback in place, and return its new start or None."""
+    """Remove the probe's frames from a traceback in place. Return its new first entry, or None if none is left."""
     while traceback is not None and _is_probe(traceback.tb_frame):
         traceback = traceback.tb_next
     entry = traceback

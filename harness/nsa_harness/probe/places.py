@@ -29,7 +29,7 @@ def frame_place(frame: Any) -> str:
 
 
 def foreign_code(torch: Any) -> tuple[str, str, str]:
-    """Return the file name prefixes of code outside the program, such as torch."""
+    """Return the file name prefixes of code that is not part of the program, such as torch's own files."""
     harness = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return os.path.dirname(torch.__file__) + os.sep, harness + os.sep, "<frozen "
 
@@ -56,14 +56,14 @@ def is_installed(file: str) -> bool:
 
 
 def innermost(frame: Any, foreign: tuple[str, ...]) -> Any:
-    """Return the innermost frame whose file has none of the prefixes `foreign`, or None."""
+    """Return the innermost frame whose file name has none of the prefixes `foreign`, or None if there is none."""
     while frame is not None and frame.f_code.co_filename.startswith(foreign):
         frame = frame.f_back
     return frame
 
 
 def chain(frame: Any, foreign: tuple[str, ...]) -> str:
-    """Return the program's own lines in a call stack as one text, innermost first."""
+    """Return a string of the program's own lines in a call stack, innermost first."""
     lines: list[str] = []
     length = 0
     while frame is not None:

@@ -39,7 +39,7 @@ class LiveReplica:
         self.needs_sample = wrapped  # sample the parameters before the next forward
 
     def header(self) -> dict[str, Any]:
-        """Return the record that describes this replica, with a first sample.
+        """Return the record that describes this replica, including a first sample.
 
         The record lists the ranks that have this replica, whether the parameters were broadcast, and the parts of the
         model. Each part is given by the names of its first and last parameter.
@@ -62,7 +62,7 @@ class LiveReplica:
         return set() if model is None else {id(parameter) for parameter in model.parameters()}
 
     def sample(self) -> dict[str, Any]:
-        """Return checksums of the model's current parameters.
+        """Return checksums over the model's current parameters.
 
         There is a checksum of the whole model, and a checksum, norm and sum for each of its parts. Costs about 3 us per
         parameter, plus the time to read its bytes.
@@ -90,13 +90,13 @@ def note_broadcast(tensor: Any) -> None:
 
 
 def note_reduced(tensor: Any) -> None:
-    """Record that this tensor has been summed over all ranks."""
+    """Record that this tensor was summed over all ranks."""
     if len(_reduced_sizes) < BROADCAST_LIMIT and hasattr(tensor, "data_ptr"):
         _reduced_sizes[tensor.data_ptr()] = tensor.numel()
 
 
 def forget_reduced() -> None:
-    """Forget all summed tensors.
+    """Forget all tensors that were recorded as summed.
 
     Called when a backward pass begins, because new gradients may reuse their addresses.
     """
@@ -112,7 +112,7 @@ def _all_reduced(named_parameters: list[tuple[str, Any]]) -> bool:
 
 
 def models_without_ddp(models: Iterable[Any], replicas: Iterable[LiveReplica]) -> Iterator[Any]:
-    """Yield the trainable models that share no parameter with `replicas`. With only one rank, yield nothing."""
+    """Yield the trainable models that share no parameter with `replicas`, or nothing if there is only one rank."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_initialized() or dist.get_world_size() < 2:
         return
@@ -151,7 +151,7 @@ def _ddp_parameters(model: Any) -> list[tuple[str, Any]]:
 
 
 def _parts(named_parameters: list[tuple[str, Any]]) -> Iterator[tuple[list[str], list[Any]]]:
-    """Divide named parameters into parts of about equal length. Yield (names, parameters) for each part."""
+    """Divide named parameters into parts of similar length. Yield (names, parameters) for each part."""
     length = -(-len(named_parameters) // PARTS_LIMIT) or 1
     for begin in range(0, len(named_parameters), length):
         names, parameters = zip(*named_parameters[begin : begin + length], strict=True)
@@ -159,7 +159,7 @@ def _parts(named_parameters: list[tuple[str, Any]]) -> Iterator[tuple[list[str],
 
 
 def _part_sample(parameters: list[Any], limit_bytes: int, limit_values: int) -> list[Any]:
-    """Return the checksum, norm and sum of these parameters as text."""
+    """Return the checksum, norm and sum of `parameters` as strings."""
     crc = 0
     values: list[float] = []
     for parameter in parameters:
@@ -179,7 +179,7 @@ def _memory(parameter: Any, limit_bytes: int) -> bytes:
 
 
 def _custom_hook(model: Any) -> str:
-    """Return the name of a DDP communication hook that may leave replicas unequal, or ""."""
+    """Return the name of a DDP communication hook that can leave replicas unequal, or "" if there is none."""
     for hook, _ in getattr(model, "_comm_hooks", ()):
         module, name = str(getattr(hook, "__module__", "")), str(getattr(hook, "__qualname__", hook))
         if not module.startswith(REDUCING) or LOCAL in name:

@@ -1,4 +1,4 @@
-"""Starts the probe in each Python process, and installs all of it in ranks.
+"""Starts the probe in each Python process, and installs the complete probe in ranks.
 
 The bootstrap calls `start_probe` in every Python process of a run. In a process that is not a rank and never imports
 torch, the probe only reads the environment.
@@ -43,7 +43,7 @@ def start_probe() -> None:
 
 
 def _owns_rank() -> bool:
-    """Whether the environment variable RANK is meant for this process.
+    """Whether the environment variable RANK refers to this process.
 
     Data loader workers and tools that a rank starts inherit its environment. The first process that calls this function
     owns RANK; in all its descendants the result is False.
@@ -81,7 +81,7 @@ class ProcessProbe:
         self._pieces: dict[str, Callable[[], object]] = {}  # functions that each heartbeat calls, by name
 
     def set_up_rank(self) -> None:
-        """Open the status file and install the exit hooks, because this process is a rank."""
+        """Open the status file and install the exit hooks after this process was found to be a rank."""
         self._is_rank = True
         # Data loader workers and tools inherit RANK from a program that srun started; only this process is the rank.
         os.environ.setdefault(protocol.ENV_OWNER, str(os.getpid()))
@@ -250,7 +250,7 @@ def _plant_fault() -> None:
 
 
 def _number(name: str) -> int:
-    """Return the integer in the environment variable `name`, or -1 if there is none."""
+    """Return the integer in the environment variable `name`, or -1 if it holds none."""
     try:
         return int(os.environ[name])
     except (KeyError, ValueError):

@@ -120,9 +120,7 @@ class StatusFileWriter:
         )
 
     def string_number(self, text: str) -> int:
-        """Return the index of `text` in the file's string table, adding it if it is new. Return 0 if the table is
-        full.
-        """
+        """Return the index of `text` in the file's string table, adding it if it is new, or 0 if the table is full."""
         number = self._strings.get(text)
         if number is not None:
             return number
@@ -130,11 +128,11 @@ class StatusFileWriter:
             return self._add_string(text)
 
     def event_code(self, kind: str, text: str) -> int:
-        """Return the kind and text of a progress event, packed into an integer."""
+        """Return one integer that contains the kind and the text of a progress event."""
         return protocol.KIND[kind] << _KIND_SHIFT | self.string_number(text) << protocol.EVENT_STRING_SHIFT
 
     def write_training_event(self, event: int, _gradients: object = None) -> None:
-        """Write a training event of this thread, such as the backward of a module.
+        """Write a training event of the calling thread, such as the backward of a module.
 
         `event` comes from `event_code`. The second parameter is ignored; it allows this method to be used as an
         autograd pre-hook.
@@ -244,7 +242,7 @@ class StatusFileWriter:
         return number
 
     def leave_call(self, number: int, slot: list[int] | None = None, event: int = 0) -> None:
-        """Record that call `number` has returned.
+        """Record that the call with this number has returned.
 
         Nothing is recorded if a later call has taken its entry in the ring of 1024 calls. If `slot` is given, write
         `event` to it as well.
@@ -269,11 +267,11 @@ class StatusFileWriter:
             _pack_total(self._memory, total[0], group, calls, rolling_hash, group ^ calls ^ rolling_hash)
 
     def event_slot(self) -> list[int]:
-        """Return where in the status file this thread writes events other than training events."""
+        """Return the location in the status file where this thread writes events other than training events."""
         return self._threads.events or self._claim_event_slot()
 
     def node_number(self, place: int, caller: int) -> int:
-        """Return the number of the line `place` in a call stack, given the number of its caller.
+        """Return the number of the line `place` in the tree of recorded call stacks, below the node `caller`.
 
         `place` is an index in the string table, and `caller` is 0 for the outermost line. Return 0 if the table is
         full.
@@ -309,13 +307,13 @@ class StatusFileWriter:
         protocol.KEY.pack_into(self._memory, at, count, _monotonic_ns(), chain, len(stored_key), stored_key)
 
     def write_mode(self, flags: int) -> None:
-        """Record whether the latest forward runs in training mode and with gradients."""
+        """Record whether the latest forward runs in training mode and with gradients enabled."""
         if flags != self._mode_flags:
             self._mode_flags = flags
             protocol.MODE.pack_into(self._memory, protocol.MODE_AT, flags)
 
     def call_arguments(self, number: int) -> tuple[int, int, int, int]:
-        """Return the group, element count, dtype and peer of a recorded call.
+        """Return the group, element count, dtype and peer of the recorded call with this number.
 
         Return (0, 0, 0, -1) if the call was overwritten.
         """
@@ -323,7 +321,7 @@ class StatusFileWriter:
         return (call[7], call[3], call[9], call[12]) if call[0] == number else (0, 0, 0, -1)
 
     def write_awaited_key(self, number: int, key: int) -> None:
-        """Record which store key call `number` waits for.
+        """Record which store key the call with this number waits for.
 
         `key` is an index in the string table; 0 means that it no longer waits for a key.
         """
@@ -339,21 +337,21 @@ class StatusFileWriter:
         protocol.HEARTBEAT.pack_into(self._memory, protocol.HEARTBEAT_AT, _monotonic_ns(), last_answered)
 
     def write_last_line(self, place: str) -> None:
-        """Record the program's line that the main thread is executing."""
+        """Record which line of the program the main thread is executing."""
         protocol.LAST_LINE.pack_into(self._memory, protocol.LAST_LINE_AT, self.string_number(place))
 
     def last_request(self) -> int:
-        """Return the id of the latest request to write the flight recorder, or 0."""
+        """Return the id of the latest request to write the flight recorder, or 0 if there was none."""
         return int(protocol.REQUEST.unpack_from(self._memory, protocol.REQUEST_AT)[0])
 
     def write_collective_counts(self, enqueued_count: int, completed_count: int) -> None:
-        """Record how many collectives this process has enqueued and completed."""
+        """Record the number of collectives that this process has enqueued and completed."""
         protocol.COLLECTIVES.pack_into(
             self._memory, protocol.COLLECTIVES_AT, enqueued_count, completed_count, _monotonic_ns()
         )
 
     def write_fact(self, name: str, value: str) -> int:
-        """Store a text under `name` in the status file, replacing an earlier one.
+        """Store the string `value` under `name` in the status file, replacing an earlier value.
 
         Return the offset of the text in the file, for `overwrite_fact`, or 0 if there was no room.
         """
@@ -369,11 +367,11 @@ class StatusFileWriter:
             return at
 
     def overwrite_fact(self, at: int, value: str) -> None:
-        """Overwrite the text at offset `at` with one of the same length."""
+        """Overwrite the string at offset `at` with a string of the same length."""
         self._memory[at : at + len(value)] = value.encode("ascii")
 
     def write_device_counts(self, recorded_events: int, completed_events: int, *, changed: bool) -> None:
-        """Record how many CUDA events were recorded and how many the GPU has reached.
+        """Record the number of CUDA events recorded, and the number that the GPU has reached.
 
         `changed` tells whether the second count is new. Then its time is updated.
         """
@@ -398,7 +396,7 @@ class StatusFileWriter:
             self._give_up(error)
 
     def _new_total(self, group: int) -> list[int] | None:
-        """Reserve space to count the calls in a process group, or return None if there is none left."""
+        """Reserve space to count the calls in a process group. Return None if no space is left."""
         with self._lock:
             number = len(self._totals)
             if number == protocol.TOTALS:
@@ -449,7 +447,7 @@ class StatusFileWriter:
         return [protocol.SLOTS_AT + index * protocol.SLOT_SIZE, _thread.get_native_id(), 0]
 
     def _slot_of_a_dead_thread(self) -> int:
-        """Return the index of an area whose thread has ended.
+        """Return the index of a thread area whose thread has ended.
 
         If all threads are alive, return the last one. Threads that share it overwrite each other's events.
         """
@@ -471,7 +469,7 @@ def _call_at(number: int) -> int:
 
 
 def _new_file(path: str) -> mmap.mmap:
-    """Create the new file and map it into memory.
+    """Create a temporary file for `path` and map it into memory.
 
     The caller renames the file once its header is complete. The disk blocks are allocated first, because a write
     through a mapping to a full tmpfs kills a process with SIGBUS.

@@ -1,4 +1,4 @@
-"""Records long waits, and asynchronous collectives that the program never waits for.
+"""Records long waits, and asynchronous collectives whose results the program never waits for.
 
 Most waits for a store key or a collective return at once, and there may be thousands of them. So a call only leaves a
 record in memory, and the heartbeat writes a wait to the status file if it lasts long enough.
@@ -32,7 +32,7 @@ ELLIPSIS = "..."
 
 
 class Handle:
-    """The collective call that returned an asynchronous handle."""
+    """An asynchronous handle, described by the collective call that returned it."""
 
     __slots__ = ("dtype", "elements", "group", "line", "op", "peer")
 
@@ -54,7 +54,7 @@ class Handle:
 
 
 class OngoingWait:
-    """A call in progress that may block.
+    """A call in progress that can block.
 
     `outer` is the number of the collective call around it, or 0 if there is none. `keys` are the store keys that it
     waits for, or None.
@@ -72,7 +72,7 @@ class OngoingWait:
 
 
 class Waits:
-    """The calls in progress that may block, and the handles of asynchronous collectives."""
+    """Tracks calls in progress that can block, and the handles of asynchronous collectives."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...], trouble: TroubleLog) -> None:
         self._status_file = status_file
@@ -84,7 +84,7 @@ class Waits:
         self.unwaited = UnwaitedHandles(status_file, foreign)
 
     def remember(self, work: Any, handle: Handle) -> None:
-        """Remember which call returned the torch object `work`."""
+        """Remember that torch returned the object `work` from the call described by `handle`."""
         key = id(work)
 
         def forget(reference: Any) -> None:
@@ -97,25 +97,25 @@ class Waits:
         self._handles[key] = (weakref.ref(work, forget), handle)
 
     def handle_of(self, work: Any) -> Handle:
-        """Return the call that returned `work`, or an empty `Handle` if it is unknown."""
+        """Return the handle recorded for `work`, or an empty `Handle` if there is none."""
         entry = self._handles.get(id(work))
         return entry[1] if entry is not None and entry[0]() is work else Handle("collective")
 
     def note_query(self, work: Any) -> Handle:
-        """Record that the program checks or waits for `work`, and return its call."""
+        """Record that the program checks or waits for `work`, and return its handle."""
         handle = self.handle_of(work)
         if handle.line is not None:
             handle.line.was_queried = True
         return handle
 
     def _forget_oldest(self) -> None:
-        """Forget the oldest handle. A later query of it would not be noticed, so its line is treated as queried."""
+        """Forget the oldest handle. Its line then counts as queried, because a later query could not be detected."""
         _, oldest = self._handles.pop(next(iter(self._handles)))
         if oldest.line is not None:
             oldest.line.was_queried = True
 
     def begin(self, handle: Handle, keys: Any) -> OngoingWait | None:
-        """Record that this thread begins a call that may block.
+        """Record that the calling thread begins a call that can block.
 
         Return None inside another such call. `keys` are the store keys that the call waits for, or None if it waits for
         a collective.
@@ -127,7 +127,7 @@ class Waits:
         return wait
 
     def end(self, wait: OngoingWait | None, *_: Any) -> None:
-        """Record that a call that may block has returned or raised."""
+        """Record that a call that can block has returned or raised an exception."""
         if wait is not None:
             del self._ongoing[wait.thread]
             if wait.number:
@@ -193,7 +193,7 @@ def _store_wait(waits: Waits, name: str) -> Callable[[Any, Any], OngoingWait | N
 
 
 def watch_keys(c10d: Any, status_file: StatusFileWriter, foreign: tuple[str, ...], trouble: TroubleLog) -> None:
-    """Patch torch.distributed stores to record the program's lines that set keys."""
+    """Patch torch.distributed stores to record which lines of the program set keys."""
     keys = _Keys(status_file, foreign)
 
     def after_set(_state: object, arguments: Any, options: Any, _result: Any, error: BaseException | None) -> None:
@@ -243,7 +243,7 @@ def watch_handles(c10d: Any, waits: Waits, is_compiling: Callable[[], bool]) -> 
 
 
 def key_text(keys: Any) -> str:
-    """Return the keys as one text that fits into the status file.
+    """Return the keys as one string that fits into the status file.
 
     If the first key alone is too long, its start is cut off, because the end of a key often names the rank.
     """
@@ -298,7 +298,7 @@ class CallingLine:
 
 
 class UnwaitedHandles:
-    """Finds lines whose asynchronous collectives the program never waits for.
+    """Finds lines that call asynchronous collectives for which the program never waits.
 
     No handle is referenced, so none is kept alive.
     """
@@ -309,7 +309,7 @@ class UnwaitedHandles:
         self._lines: dict[tuple[Any, int, str], CallingLine] = {}
 
     def count_handle(self, op: str, peer: int, frame: Any, tensors: Any) -> CallingLine | None:
-        """Count a handle that a collective returned, and return the calling line.
+        """Count a handle that a collective returned to the line in `frame`, and return this calling line.
 
         Return None if this rank gets no result from the operation, or if too many lines are counted already.
         """
@@ -329,13 +329,13 @@ class UnwaitedHandles:
         return line
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield a record for each line whose handles were never waited for."""
+        """Yield one record for each line whose asynchronous handles the program never waited for."""
         for line in self._lines.values():
             if line.place and not line.was_queried and line.calls >= MIN_UNWAITED:
                 yield {"at": "unwaited", "op": line.op, "place": line.place, "calls": line.calls}
 
     def _place(self, frame: Any, tensors: Any) -> str:
-        """Return the program's line in `frame`, or "" if it must not be reported.
+        """Return the line of the program in `frame`, or "" if this line must not be reported.
 
         Lines outside the program are not reported, and neither are collectives on device tensors: the program may wait
         for the stream instead of the handle.

@@ -1,4 +1,4 @@
-"""Align the collective calls of ranks, to find the first call at which they diverge and the ranks at fault."""
+"""Align the collective calls of ranks, to find the first diverging call and the ranks at fault."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _KIND_OF_FIELD = {Field.SHAPE: DifferenceKind.SHAPE, Field.DTYPE: DifferenceKind
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The first call in a process group at which the ranks diverge."""
+    """The first point in the calls of a process group at which the ranks diverge."""
 
     kind: DifferenceKind
     group: str
@@ -64,7 +64,7 @@ class Difference:
     ranks_with_gaps: Members = ()  # ranks whose flight recorder lacks numbers of the group
 
     def event(self, rank: int) -> Event | None:
-        """Return what `rank` called at this point, or None if it called nothing."""
+        """Return the call that `rank` made at this point, or None if it made none."""
         return dict(self.entered_events).get(rank)
 
     @property
@@ -74,7 +74,7 @@ class Difference:
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether it is unknown which of the ranks are at fault."""
+        """Whether the ranks at fault cannot be told apart from the others."""
         return len(self.ranks) > 1 and set(self.ranks) >= {rank for rank, _ in self.entered_events}
 
 
@@ -84,7 +84,7 @@ def differences(
     status_files: Mapping[int, StatusFile],
     are_alternatives: Callable[[Event, Event], bool] = lambda _event, _other: True,
 ) -> tuple[Difference, ...]:
-    """Return the first differing call of each process group, ordered by time.
+    """Return the first differing call in each process group, ordered by time.
 
     `groups` has the members of each group; see `groups_of`. Differences of kind LATE come last, because other
     differences may explain them. `are_alternatives` tells whether two calls may be alternatives of one condition, so
@@ -105,7 +105,7 @@ def differences(
 
 
 def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None:
-    """Compare the last stacks of the ranks, and return how their collective calls differ, or None.
+    """Return how the collective calls in the last stacks of the ranks differ, or None if they do not differ.
 
     The ranks are in different collectives, or name different roots. If one of them is in a transfer, the result is
     None. A stack does not show which rank is wrong.
@@ -132,7 +132,7 @@ def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None
 
 
 def _have_different_roots(roots: Mapping[int, int | None]) -> bool:
-    """Return whether ranks in the same call name different roots.
+    """Return whether ranks in the same call use different root ranks.
 
     Ranks of several groups with a root each do not count.
     """
@@ -145,7 +145,7 @@ def _have_different_roots(roots: Mapping[int, int | None]) -> bool:
 def _without_unknown_history(
     difference: Difference, members: Members, timelines: Mapping[int, Timeline], status_files: Mapping[int, StatusFile]
 ) -> Difference:
-    """Mark the parts of a difference that are uncertain because older calls are not stored."""
+    """Mark the properties of a difference that are uncertain because older calls are not stored."""
     diverged = diverged_before_history(
         difference.group, {rank: status_files[rank] for rank in members if rank in status_files}
     )
@@ -168,7 +168,7 @@ def groups_of(
     status_files: Mapping[int, StatusFile],
     known_groups: Mapping[str, Members] | None = None,
 ) -> dict[str, tuple[Members, ...]]:
-    """Return the ranks of each process group in which some rank called a collective, by group name.
+    """Map each process group in which a rank called a collective to the ranks in this group.
 
     The ranks come from the status files, otherwise from `known_groups`. If both lack the group, its members are the
     ranks that entered it; for the default group they are all ranks. If ranks use one name for different groups, the
@@ -193,7 +193,7 @@ _DEFAULT = ("", "0")
 
 
 def minority(keys: Mapping[int, object]) -> Members:
-    """Return the ranks whose key is not the most frequent one. On a tie, return all ranks."""
+    """Return the ranks that do not have the most frequent key, or all ranks if there is a tie."""
     top_two = Counter(keys.values()).most_common(2)
     if len(top_two) > 1 and top_two[0][1] == top_two[1][1]:
         return tuple(sorted(keys))
@@ -206,7 +206,7 @@ def _since_s(difference: Difference) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class _Track:
-    """The calls of one rank in one process group, from a start that is common to all ranks of the group."""
+    """The calls of one rank in one process group, beginning at a point that all ranks of the group have in common."""
 
     rank: int
     events: Sequence[Event]
@@ -227,7 +227,7 @@ def _group_difference(
     status_files: Mapping[int, StatusFile],
     are_alternatives: Callable[[Event, Event], bool],
 ) -> Difference | None:
-    """Return the first difference between the calls of the ranks in a process group, or None."""
+    """Return the first difference between the ranks' calls in a process group, or None if there is none."""
     tracks = _tracks(group, [timelines[rank] for rank in members if rank in timelines], status_files)
     if len(tracks) < 2:
         return None
@@ -252,7 +252,7 @@ def _group_difference(
 
 
 def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | None:
-    """Return where some ranks get an optimizer step ahead of the others, or None.
+    """Return the first call at which some ranks are an optimizer step ahead of the others, or None if there is none.
 
     The result is the index of the first such call and the difference. The calls themselves may be equal. Steps of ranks
     with and without an optimizer are not compared.
@@ -289,7 +289,7 @@ def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | Non
 
 
 def _tracks(group: str, lines: Sequence[Timeline], status_files: Mapping[int, StatusFile]) -> list[_Track]:
-    """Return the calls of each rank in the group, from a common start.
+    """Return each rank's calls in the group, beginning at a common starting point.
 
     The common start is the start of the run if nothing is missing. Otherwise it is the first number that every flight
     recorder has, or, without numbers, the first step that every rank recorded completely.
@@ -335,7 +335,7 @@ def _first_complete_step(line: Timeline, events: Sequence[Event]) -> int:
 
 
 def _reference_track(tracks: Sequence[_Track]) -> _Track:
-    """Return the calls of the rank that agrees with most other ranks, to compare the others with."""
+    """Return the calls of the rank that agrees with the most other ranks, as a reference for comparison."""
     longest = max(len(track.events) for track in tracks)
     agreeing = list(tracks)
     for at in range(longest):
@@ -360,7 +360,7 @@ _MAX_SITES = 64  # lines of a group that are compared with each other
 def _consecutive_sites(
     tracks: Sequence[_Track], are_alternatives: Callable[[Event, Event], bool]
 ) -> frozenset[frozenset[Site]]:
-    """Return the pairs of call lines that one rank can pass one after the other, of one operation."""
+    """Return the pairs of lines from which one rank can call the same operation twice in succession."""
     events = {event.site: event for track in tracks for event in track.events if event.from_python}
     pairs = combinations(list(events.values())[:_MAX_SITES], 2)
     return frozenset(
@@ -371,7 +371,7 @@ def _consecutive_sites(
 
 
 def _first_edits(other: _Track, reference: _Track, consecutive: frozenset[frozenset[Site]]) -> tuple[Repair, ...]:
-    """Return the first edits that make the calls of one rank equal to those of another.
+    """Return the first edits that make the calls of one rank equal to those of the reference rank.
 
     Both sequences are extended by the calls that the rank's own pattern predicts. These may confirm an edit near the
     end of the recorded calls. Edits of predicted calls are dropped.
@@ -387,21 +387,21 @@ _MAX_PREDICTED = 8  # predicted events that are appended to the recorded ones
 
 
 def _with_expected_events(track: _Track) -> tuple[Token, ...]:
-    """Return the recorded calls as tokens, followed by the calls that the rank's pattern predicts."""
+    """Return the recorded calls as tokens, followed by the calls that the rank's own pattern predicts."""
     prediction = expected_next(tuple(_key(event) for event in track.events), len(track.events))
     predicted_events = track.events[prediction.at : prediction.at + _MAX_PREDICTED] if prediction else ()
     return tuple(event.token for event in (*track.events, *predicted_events))
 
 
 def _key(event: Event) -> tuple[object, ...]:
-    """Return the identity of a call within the rank's pattern of calls."""
+    """Return the values that identify a call in the rank's pattern of calls."""
     return (*event.site, event.elements) if event.needs_equal_sizes else event.site
 
 
 def _call_difference(
     group: str, tracks: Sequence[_Track], reference: _Track, other: _Track, cheapest: Sequence[Repair]
 ) -> Difference:
-    """Return the difference at the first call in which one rank deviates from a reference rank.
+    """Return the difference at the first call where one rank deviates from the reference rank.
 
     `cheapest` has all first edits with the lowest cost. If an argument differs, the kind is SHAPE, DTYPE or ROOT.
     Otherwise the kind and the ranks at fault follow from the ranks' own patterns.
@@ -441,7 +441,7 @@ def _call_difference(
 
 
 def _field_difference(difference: Difference, field: Field, tracks: Mapping[int, _Track]) -> Difference:
-    """Return the difference, blaming the ranks that passed an unusual value of `field`.
+    """Return the difference, but blame the ranks that passed an unusual value of `field`.
 
     A value is unusual if it differs from all earlier values from this line. If this holds for no rank or for all, the
     ranks at fault are those whose value differs from the most frequent one.
@@ -457,7 +457,7 @@ def _field_difference(difference: Difference, field: Field, tracks: Mapping[int,
 
 
 def _usual_value(track: _Track, event: Event, field: Field) -> tuple[int, object]:
-    """Return how often the rank made this call before, and the value it always passed.
+    """Return the number of times that the rank made this call before, and the value of `field` that it always passed.
 
     The result is (0, None) if it passed different values or never made the call.
     """
@@ -467,7 +467,7 @@ def _usual_value(track: _Track, event: Event, field: Field) -> tuple[int, object
 
 @dataclass(frozen=True, kw_only=True)
 class _PatternStep:
-    """The comparison of one call of a rank with the rank's own earlier iterations."""
+    """The result of comparing one call of a rank with the rank's own earlier iterations."""
 
     has_expectation: bool  # the pattern predicts a call at this point
     keeps_pattern: bool  # the call is the predicted one
@@ -478,7 +478,7 @@ class _PatternStep:
 
 
 def _compare_with_pattern(line: Sequence[Event], event: Event) -> _PatternStep:
-    """Compare a call with the calls that the rank made in its earlier iterations."""
+    """Return the result of comparing `event` with the calls in the rank's earlier iterations."""
     sites, at = _with_steps(line, event)
     prediction = expected_next(tuple(sites), at)
     keeps = prediction is not None and sites[prediction.at] == sites[at]
@@ -505,7 +505,7 @@ def _with_steps(line: Sequence[Event], event: Event) -> tuple[list[Hashable], in
 
 
 def index_of(line: Sequence[Event], event: Event) -> int:
-    """Return the index of this event object in `line`.
+    """Return the index of the object `event` in `line`.
 
     Equal events may occur several times.
     """
@@ -515,7 +515,7 @@ def index_of(line: Sequence[Event], event: Event) -> int:
 def _with_ranks_at_fault(
     difference: Difference, edits: set[Edit], tracks: Mapping[int, _Track], extra: Event | None
 ) -> Difference:
-    """Return the difference, blaming the ranks that broke their own pattern of calls.
+    """Return the difference, but blame the ranks that deviated from their own pattern of calls.
 
     If the patterns do not show them, these are the ranks at a later point of training, or those that made the call
     `extra`, which the later calls of the other ranks show to be additional, or those in the minority.
@@ -560,7 +560,7 @@ def _with_ranks_at_fault(
 
 
 def _additional_call(difference: Difference, extra: Event | None) -> Difference | None:
-    """Return the difference as an additional call of the ranks that called `extra`, or None if it is None."""
+    """Return the difference as an additional call by the ranks that called `extra`, or None if `extra` is None."""
     callers = tuple(rank for rank, event in difference.entered_events if extra and event.site == extra.site)
     expected = next((event for rank, event in difference.entered_events if rank not in callers), None)
     if not callers or expected is None:
@@ -569,7 +569,7 @@ def _additional_call(difference: Difference, extra: Event | None) -> Difference 
 
 
 def _may_be_swapped(track: _Track, skipped: Event) -> bool:
-    """Return whether the rank may still make the skipped call after its latest call."""
+    """Return whether the rank could still make the skipped call after its latest call."""
     latest = track.line[-1]
     following = [after.site for before, after in pairwise(track.line) if before.site == skipped.site]
     return latest.site in following
@@ -583,7 +583,7 @@ def _called_more_often(track: _Track, event: Event) -> bool:
 
 
 def _later_in_training(difference: Difference) -> Difference | None:
-    """Return the difference, blaming the ranks that are further in training. None if there are none."""
+    """Return the difference, but blame the ranks that are further ahead in training, or None if no rank is ahead."""
     points = {
         rank: (event.step, event.position or 0) for rank, event in difference.entered_events if event.step is not None
     }
@@ -596,7 +596,7 @@ def _later_in_training(difference: Difference) -> Difference | None:
 
 
 def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
-    """Return the difference between ranks of which some have not yet made the next call, or None.
+    """Return the difference if some ranks have not yet made a call that others have made, or None if there is none.
 
     It is LATE, unless the progress of a rank shows that it has passed the point of training where the call is made.
     """
@@ -656,7 +656,7 @@ def _trains(track: _Track) -> bool:
 
 
 def _evaluates(mode: ForwardMode | None, other: ForwardMode | None) -> bool:
-    """Return whether the first rank evaluates a model while the other trains it."""
+    """Return whether a rank in mode `mode` evaluates a model while a rank in mode `other` trains it."""
     if mode is None or other is None:
         return False
     return mode.training < other.training or mode.gradients < other.gradients
@@ -671,7 +671,7 @@ def _between_steps(track: _Track) -> bool:
 
 
 def _has_passed(track: _Track, event: Event, waiting: Sequence[StatusFile]) -> bool:
-    """Return whether the rank has passed the point of training at which the other ranks made a call.
+    """Return whether the rank is past the point in training at which the other ranks made a call.
 
     `waiting` are the status files of these ranks.
     """
@@ -704,7 +704,7 @@ class Link:
 
 
 def cycle(timelines: Mapping[int, Timeline], groups: Mapping[str, Sequence[Members]]) -> tuple[Link, ...]:
-    """Return the first cycle of ranks that wait for each other, or an empty tuple.
+    """Return the first cycle of ranks that wait for each other, or an empty tuple if there is none.
 
     Each rank is in a collective that the next rank has not entered. Such a cycle spans several process groups. Within
     one group it is impossible, because each next rank has entered fewer collectives of the group.
@@ -714,14 +714,14 @@ def cycle(timelines: Mapping[int, Timeline], groups: Mapping[str, Sequence[Membe
 
 
 def broke_pattern(line: Timeline, event: Event) -> bool:
-    """Return whether the rank made this call earlier than in its previous iterations."""
+    """Return whether the rank made this call earlier than in previous iterations."""
     step = _compare_with_pattern(line.events, event)
     return not step.keeps_pattern and (step.skips_event or step.leaves_loop)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatternBreak:
-    """A call with which a rank departed from the pattern of its earlier calls."""
+    """A call at which a rank deviated from the pattern of its earlier calls."""
 
     expected: Event  # the expected call, from an earlier iteration
     actual: Event  # the latest call
@@ -729,7 +729,7 @@ class PatternBreak:
 
 
 def pattern_break(line: Timeline) -> PatternBreak | None:
-    """Return how the latest call of a rank breaks the pattern of its earlier calls, or None if it does not."""
+    """Return the point at which a rank's latest call breaks its pattern of calls, or None if it does not."""
     if not line.events:
         return None
     latest = line.events[-1]
@@ -742,7 +742,7 @@ def pattern_break(line: Timeline) -> PatternBreak | None:
 
 
 def last_transfer_of_loop(line: Timeline) -> Event | None:
-    """Return the last transfer of a rank that has left its loop of calls, or None.
+    """Return the last transfer of a rank that has left its loop of calls, or None if it has not left one.
 
     The rank has left its loop if its latest event is a call that it never made before.
     """
@@ -758,7 +758,7 @@ def last_transfer_of_loop(line: Timeline) -> Event | None:
 def _links(
     line: Timeline, groups: Mapping[str, Sequence[Members]], timelines: Mapping[int, Timeline]
 ) -> tuple[Link, ...]:
-    """Return a link from the rank to each rank that its oldest unfinished collective waits for."""
+    """Return a link from the rank to each rank that has not entered the rank's oldest unfinished collective."""
     for event in line.events:
         members = next((parties for parties in groups.get(event.group, ()) if line.rank in parties), ())
         absent = [] if event.is_done or event.seq is None else list(_missing_members(event, members, timelines))
@@ -770,7 +770,7 @@ def _links(
 
 
 def _missing_members(event: Event, members: Members, timelines: Mapping[int, Timeline]) -> Iterator[tuple[int, int]]:
-    """Yield each rank that has not entered the collective, with the number of its latest one in the group."""
+    """Yield each rank that has not entered the collective, and the number of its latest collective in the group."""
     for rank in members:
         if rank in timelines and timelines[rank].events:
             latest = max((other.seq or 0 for other in timelines[rank].of_group(event.group)), default=0)
@@ -779,7 +779,7 @@ def _missing_members(event: Event, members: Members, timelines: Mapping[int, Tim
 
 
 def _shortest_cycle(start: int, links: Mapping[int, Sequence[Link]]) -> tuple[Link, ...]:
-    """Return the shortest cycle of links from rank `start` back to it, or an empty tuple."""
+    """Return the shortest cycle of links from rank `start` back to itself, or an empty tuple if there is none."""
     paths: list[tuple[Link, ...]] = [(link,) for link in links[start]]
     visited: set[int] = set()
     while paths:

@@ -1,4 +1,4 @@
-"""Predict the next call of a rank from its earlier calls, and compare calls that are no longer stored."""
+"""Predict a rank's next call from its earlier calls, and compare calls that are no longer stored."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ MIN_REPEATS = 2  # repeats before a pattern is trusted
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedCall:
-    """A prediction of the next call of a rank, made from its own earlier calls."""
+    """A prediction of a rank's next call, based on its own earlier calls."""
 
     at: int  # index of an earlier event that is equal to the expected event
     times: int  # number of times that the expected event followed the same event before
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the pattern was repeated often enough to be trusted."""
+        """Whether the pattern has been repeated often enough to be trusted."""
         return self.times >= MIN_REPEATS
 
 
 @lru_cache(maxsize=4096)  # most ranks of a large job have equal histories
 def expected_next(sites: tuple[Hashable, ...], at: int) -> ExpectedCall | None:
-    """Predict the call at index `at` from the calls before it, or return None.
+    """Predict the call at index `at` from the calls before it. Return None if there is no clear prediction.
 
     `sites` identifies the rank's calls in order. The prediction is the call that followed the longest earlier sequence
     equal to the latest calls. There is none if the call before `at` is new, or if the longest equal sequences were
@@ -48,7 +48,7 @@ def expected_next(sites: tuple[Hashable, ...], at: int) -> ExpectedCall | None:
 
 
 def comes_later(sites: Sequence[Hashable], expected: ExpectedCall, at: int, site: Hashable) -> bool:
-    """Return whether the previous iteration had the call `site` after the expected call."""
+    """Return whether the call `site` came after the expected call in the previous iteration."""
     return site in sites[expected.at + 1 : at]
 
 
@@ -58,7 +58,7 @@ def leaves_a_loop(sites: Sequence[Hashable], at: int) -> bool:
 
 
 def _common_length(sites: Sequence[Hashable], index: int, at: int) -> int:
-    """Return how many calls before `index` are equal to the calls before `at`."""
+    """Return the number of calls before `index` that match the calls before `at`."""
     length = 0
     while length < index and sites[index - 1 - length] == sites[at - 1 - length]:
         length += 1
@@ -66,7 +66,7 @@ def _common_length(sites: Sequence[Hashable], index: int, at: int) -> int:
 
 
 def call_with_changed_peer(status_file: StatusFile) -> Call | None:
-    """Return the rank's latest transfer if it changed its usual partner, or None."""
+    """Return the rank's latest transfer if its peer is not the usual one, otherwise None."""
     transfers = [call for call in status_file.calls if not call.op.startswith(protocol.WAIT) and call.peer is not None]
     if not transfers:
         return None
@@ -95,7 +95,7 @@ def diverged_before_history(group: str, status_files: Mapping[int, StatusFile]) 
 
 
 def _hashes(group: str, status_file: StatusFile) -> dict[int, int]:
-    """Return the hash over the first N calls of the group, for each N that can be computed."""
+    """Map each number N to the hash over the first N calls in the group, as far as it can be computed."""
     total = status_file.counts.get(group)
     calls = [call for call in _latest_calls(status_file) if call.group == group and _is_counted(call)]
     # If two threads made the calls, the order in which they were added to the hash is unknown.
@@ -126,7 +126,7 @@ def _is_counted(call: Call) -> bool:
 
 
 def _call_hash(call: Call) -> int | None:
-    """Return the hash of a call as the probe computes it, or None if its call path is unknown."""
+    """Return the same hash of a call as the probe computes, or None if the call path is unknown."""
     if not call.chain and (call.place is None or call.place.file is None or not is_library(call.place.file)):
         return None
     lines = "\n".join(f"{frame.file}:{frame.line}:{frame.function}" for frame in call.chain)

@@ -1,4 +1,4 @@
-"""Table of the collective calls around the call at which ranks diverge, for the report."""
+"""Table of the collective calls around the point at which ranks diverge, for the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Row = tuple[EnteredCall | None, ...]
 def divergence(
     difference: Difference, timelines: Mapping[int, Timeline], at_fault: Collection[int]
 ) -> Divergence | None:
-    """Return the table of the calls around a difference, or None if all ranks made equal calls.
+    """Return a table of the calls around a difference, or None if all ranks made equal calls.
 
     Ranks with equal calls share a column. The columns of the ranks in `at_fault` come first.
     """
@@ -39,7 +39,7 @@ def divergence(
 
 
 def _column(difference: Difference, line: Timeline) -> _Row:
-    """Return the column of one rank in the table of calls. Missing calls are None.
+    """Return one rank's column in the table of calls. A missing call is represented by None.
 
     All columns have the same length, with the diverging call in the same row.
     """

@@ -20,7 +20,7 @@ _FETCH = "fetch"  # name of the event when a batch is requested; another event f
 
 @dataclass(frozen=True, kw_only=True)
 class StepDifference:
-    """The first optimizer step in which some ranks called fewer collectives than others.
+    """The first optimizer step in which some ranks called fewer collectives than the others.
 
     Ranks that caught up in a later step do not count.
     """
@@ -37,7 +37,7 @@ class StepDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfBatches:
-    """Ranks that ran out of batches while other ranks still had one."""
+    """The ranks that ran out of batches while other ranks still had some."""
 
     ranks: tuple[int, ...]  # the ranks without another batch
     others: tuple[int, ...]  # the ranks that got another batch
@@ -46,7 +46,8 @@ class OutOfBatches:
 
 
 def first_step_of_difference(ledgers: Mapping[int, Sequence[StepRow]]) -> StepDifference | None:
-    """Return the first step in which some ranks called fewer collectives and never caught up, or None.
+    """Return the first step in which some ranks fell behind in collectives and never caught up, or None if there is
+    none.
 
     Only steps that every rank has finished and recorded completely are compared, and only ranks that entered the group
     at all.
@@ -59,7 +60,7 @@ def first_step_of_difference(ledgers: Mapping[int, Sequence[StepRow]]) -> StepDi
 
 
 def ranks_out_of_batches(status_files: Mapping[int, StatusFile]) -> OutOfBatches | None:
-    """Return the ranks that ran out of batches while other ranks still had one, or None."""
+    """Return the ranks that ran out of batches while other ranks still had some, or None if there are none."""
     last_step = {rank: status_file.steps_s[-1][0] for rank, status_file in status_files.items() if status_file.steps_s}
     step = min(last_step.values(), default=0)
     ranks = tuple(
@@ -96,7 +97,7 @@ def others_got_more_batches(status_files: Mapping[int, StatusFile], out_of_batch
 
 
 def last_common_call(status_files: Mapping[int, StatusFile]) -> Call | None:
-    """Return the latest call that every rank has finished, or None.
+    """Return the latest call that every rank has finished, or None if there is none.
 
     The returned object is the call of the lowest rank.
     """
@@ -113,7 +114,7 @@ def last_common_call(status_files: Mapping[int, StatusFile]) -> Call | None:
 
 
 def ledger_lines(status_file: StatusFile) -> Iterator[str]:
-    """Yield the lines of a text table of a rank's calls, oldest first."""
+    """Yield the lines of a text table that lists a rank's calls, oldest first."""
     yield "number  step  position  entered_s     left_s  elements  call"
     for call in status_file.calls:
         left_s = "   inside" if call.left_s is None else f"{call.left_s:9.3f}"
@@ -129,7 +130,9 @@ def _finished_rows(rows: Sequence[StepRow]) -> dict[int, StepRow]:
 
 
 def _difference(rows_of: Mapping[int, dict[int, StepRow]], steps: Sequence[int], group: str) -> StepDifference | None:
-    """Return the first step in which the ranks' numbers of collectives in `group` differ, or None."""
+    """Return the first step from which the ranks' total numbers of collectives in `group` differ, or None if they
+    agree.
+    """
     members = [rank for rank in sorted(rows_of) if any(_entered_count(row, group) for row in rows_of[rank].values())]
     totals = dict.fromkeys(members, 0)
     since: int | None = None
@@ -142,7 +145,7 @@ def _difference(rows_of: Mapping[int, dict[int, StepRow]], steps: Sequence[int],
 
 
 def _difference_in(rows: Mapping[int, StepRow], group: str) -> StepDifference:
-    """Return the difference between the ranks in one step, for the collective that differs most."""
+    """Return how the ranks differ in one step, for the collective whose counts differ most."""
     kinds = sorted(
         {(tally.op, tally.from_python) for row in rows.values() for tally in row.tallies if tally.group == group}
     )
@@ -174,7 +177,7 @@ def _count(row: StepRow, group: str, op: str, from_python: bool) -> int:
 
 
 def _is_out_of_batches(status_file: StatusFile) -> bool:
-    """Return whether the rank requested another batch and got none."""
+    """Return whether the rank requested another batch but received none."""
     event = status_file.latest_training_event
     if event is None or event.kind != "data" or event.name != _FETCH:
         return False
@@ -217,7 +220,7 @@ _MODEL_EVENTS = ("forward", "backward", "optimizer")
 
 @dataclass(frozen=True, kw_only=True)
 class AbandonedBatch:
-    """A batch that a rank dropped, so that it ran out of batches before the others."""
+    """A batch that a rank dropped and because of which it ran out of batches before the others."""
 
     rank: int
     step: int
@@ -235,7 +238,7 @@ class PaceDifference:
 
 
 def abandoned_batch(status_files: Mapping[int, StatusFile]) -> AbandonedBatch | None:
-    """Return the first batch that a rank dropped before it finished early, or None."""
+    """Return the first batch that a rank dropped before it ran out of batches early, or None if there is none."""
     usual = _usual_events(status_files)
     candidates = (
         batch for rank in _short_ranks(status_files) if usual for batch in _begun_twice(rank, status_files, usual)
@@ -244,7 +247,7 @@ def abandoned_batch(status_files: Mapping[int, StatusFile]) -> AbandonedBatch | 
 
 
 def pace_difference(status_files: Mapping[int, StatusFile]) -> PaceDifference | None:
-    """Return the ranks that use more or fewer batches per step than the others, or None.
+    """Return the ranks that use more or fewer batches per step than the others, or None if there are none.
 
     Also None if the steps of one rank differ, or if no rank finished its training early.
     """
@@ -260,7 +263,7 @@ def pace_difference(status_files: Mapping[int, StatusFile]) -> PaceDifference | 
 
 
 def _usual_events(status_files: Mapping[int, StatusFile]) -> dict[int, int]:
-    """Return each rank's usual number of training events per step. Empty if it is unknown for some rank."""
+    """Map each rank to its usual number of training events per step. The result is empty if any rank's is unknown."""
     if len(status_files) < 2 or any(
         len(status_file.events_per_step) < _MIN_STEPS for status_file in status_files.values()
     ):
@@ -292,7 +295,7 @@ def _last_begun_step(status_file: StatusFile) -> int:
 def _begun_twice(
     rank: int, status_files: Mapping[int, StatusFile], usual: Mapping[int, int]
 ) -> Iterator[AbandonedBatch]:
-    """Yield a dropped batch for each step that this rank, but no other, began twice.
+    """Yield a dropped batch for each step that `rank`, and no other rank, began twice.
 
     If the rank finished two complete passes in a step, the second one was an evaluation, which does not count.
     """
@@ -305,7 +308,7 @@ def _begun_twice(
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleDifference:
-    """The first module at which the ranks diverge in an optimizer step."""
+    """The first module at which the ranks' forward passes diverge in an optimizer step."""
 
     ranks: tuple[int, ...]  # the ranks at fault
     step: int
@@ -317,7 +320,7 @@ class ModuleDifference:
 
 
 def module_difference(status_files: Mapping[int, StatusFile]) -> ModuleDifference | None:
-    """Return the first module at which the ranks diverge in the current step, or None.
+    """Return the first module at which the ranks diverge in the current step, or None if there is none.
 
     All ranks must have entered the same modules in the previous step, so pipeline stages and experts are not compared.
     A rank that is only behind has not skipped anything yet. An additional pass through the model, such as an

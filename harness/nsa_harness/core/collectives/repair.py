@@ -1,4 +1,4 @@
-"""Find the smallest edits that make the call sequences of two ranks equal."""
+"""Find minimal edits that make the call sequences of two ranks equal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Site = tuple[object, ...]  # where the program makes a call, see `Event.site`
 
 
 class Edit(StrEnum):
-    """A kind of change that makes one sequence of calls more like another."""
+    """The kind of change that makes one sequence of calls more similar to another."""
 
     INSERT = "insert"  # the left sequence lacks an event of the right one
     DELETE = "delete"  # the left sequence has an event that the right one lacks
@@ -33,7 +33,7 @@ class Edit(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """One edit that makes two sequences of calls more alike, with its location."""
+    """An edit, with its location, that makes two sequences of calls more similar."""
 
     edit: Edit
     left: int  # index in the left sequence
@@ -48,7 +48,7 @@ _Cost = tuple[int, int]  # (cost of all edits, minus the number of equal events)
 def repairs(
     left: tuple[Token, ...], right: tuple[Token, ...], consecutive: frozenset[frozenset[Site]] = frozenset()
 ) -> tuple[Repair, ...]:
-    """Return the first edit needed to turn `left` into `right`, or several that are equally good.
+    """Return the first edit needed to turn `left` into `right`, or several edits that are equally good.
 
     The edit belongs to the cheapest sequence of edits. The missing end of a shorter sequence costs nothing, because
     that rank may only be late. Edits that later events confirm take precedence. The result is empty if the sequences
@@ -88,7 +88,7 @@ def repairs(
 def _costs(
     left: Sequence[Token], right: Sequence[Token], consecutive: Collection[frozenset[Site]]
 ) -> dict[tuple[int, int], _Cost]:
-    """Return the lowest cost of making `left[i:]` and `right[j:]` compatible, by (i, j).
+    """Map each pair (i, j) to the minimal cost of making `left[i:]` and `right[j:]` compatible.
 
     Pairs in which one index is more than `_MAX_LEAD` ahead of the other are not in the result.
     """
@@ -121,7 +121,7 @@ def _cheapest(
     cost: dict[tuple[int, int], _Cost],
     consecutive: Collection[frozenset[Site]],
 ) -> list[tuple[Edit | None, tuple[int, int]]]:
-    """Return the cheapest edits at (i, j), each with the position after it.
+    """Return the cheapest edits at (i, j), each with the position that follows it.
 
     If later events confirm some edits, only these are considered.
     """
@@ -135,7 +135,7 @@ def _cheapest(
 def _next_edits(
     left: Sequence[Token], right: Sequence[Token], i: int, j: int, consecutive: Collection[frozenset[Site]]
 ) -> list[tuple[Edit | None, int, tuple[int, int]]]:
-    """Return each possible edit at (i, j), with its cost and the position after it.
+    """Return each possible edit at (i, j), with its cost and the position that follows it.
 
     The edit None pairs two calls of the same operation from different lines.
     """

@@ -1,4 +1,4 @@
-"""Timelines: the collectives and transfers of each rank, in the order in which it called them."""
+"""Timelines: the collectives and transfers of each rank, in the order of the calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EQUAL_SIZES_ON_GLOO = protocol.EQUAL_SIZES | {
 
 
 class Token(NamedTuple):
-    """The properties by which calls of different ranks are compared. Equal tokens mean equal calls."""
+    """The properties by which calls of different ranks are compared. Calls with equal tokens are considered equal."""
 
     site: tuple[object, ...]
     op: str
@@ -39,7 +39,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One call of a collective or transfer by one rank."""
+    """One call to a collective or transfer on one rank."""
 
     group: str
     op: str
@@ -64,7 +64,7 @@ class Event:
 
     @property
     def token(self) -> Token:
-        """The properties by which this event is compared with events of other ranks."""
+        """The properties by which this event is compared with events on other ranks."""
         return Token(self.site, self.op, self.from_python, self.elements, self.dtype, self.root, self.needs_equal_sizes)
 
     @property
@@ -78,7 +78,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """The collectives and transfers of one rank, in order.
+    """The collectives and transfers of one rank, in the order of the calls.
 
     It begins after the latest gap in the records.
     """
@@ -89,12 +89,12 @@ class Timeline:
     groups_with_gaps: frozenset[str] = frozenset()  # groups with unexplained gaps in the flight recorder
 
     def of_group(self, group: str) -> tuple[Event, ...]:
-        """Return the collectives in one process group, oldest first."""
+        """Return the rank's collectives in one process group, oldest first."""
         return tuple(event for event in self.events if event.group == group and not event.is_transfer)
 
 
 def with_comparable_callers(timelines: Mapping[int, Timeline]) -> dict[int, Timeline]:
-    """Return the timelines without the call paths of calls whose path is unknown on some rank.
+    """Return the timelines, omitting the call paths of calls whose path is unknown on any rank.
 
     Otherwise a call with a path would not be equal to the same call without one.
     """
@@ -116,7 +116,7 @@ def timeline(
     *,
     groups_with_gaps: Collection[str] = (),
 ) -> Timeline:
-    """Return the timeline of a rank, made from its flight recorder and status file.
+    """Return the timeline of a rank, built from its flight recorder and status file.
 
     Calls of threads other than the training thread are not included. `groups_with_gaps`: groups whose recorder lacks
     numbers.
@@ -158,7 +158,7 @@ def timeline(
 
 
 def timeline_of_stack(rank: int, stack: Stack | None, at_s: float) -> Timeline:
-    """Return the timeline of a rank of which only a stack is known. It has at most one call."""
+    """Return the timeline of a rank of which only the stack is known. It contains at most one call."""
     frames = stack.frames if stack else ()
     stack_call = group_call(frames)
     chain = _own_lines(frames)
@@ -193,7 +193,7 @@ def _line_of(chain: Sequence[Frame]) -> Place | None:
 
 
 def _training_tid(status_file: StatusFile) -> int | None:
-    """Return the native id of the training thread, or None if unknown.
+    """Return the native id of the training thread, or None if it is unknown.
 
     A thread that only records backward events belongs to autograd. A thread that only records data events prefetches.
     """
@@ -231,7 +231,7 @@ def _belongs_in_timeline(call: Call) -> bool:
 
 
 def _unbroken(collectives: Sequence[Collective]) -> list[Collective]:
-    """Return the collectives after the latest gap in the numbers of each group, in the order of time."""
+    """Return the collectives after the latest gap in the numbers of each group, in chronological order."""
     unbroken: list[Collective] = []
     for _, group in groupby(
         sorted(collectives, key=lambda collective: (collective.group, collective.seq)),
@@ -295,14 +295,14 @@ def _event_of_collective(status_file: StatusFile | None, collective: Collective,
 
 
 def _step_at(status_file: StatusFile, at_s: float) -> int | None:
-    """Return the optimizer step in progress at that time, or None if it is unknown."""
+    """Return the optimizer step in progress at the time `at_s`, or None if it is unknown."""
     if not status_file.steps_s or (status_file.steps_s[0][0] > 1 and at_s < status_file.steps_s[0][1]):
         return None
     return next((step for step, done_s in status_file.steps_s if at_s <= done_s), status_file.steps_s[-1][0] + 1)
 
 
 def _event_of_call(call: Call, equal_sized: frozenset[str]) -> Event:
-    """Convert a call from Python to an event.
+    """Convert a call made from Python to an event.
 
     `equal_sized`: operations with the same size on every rank.
     """
@@ -326,7 +326,7 @@ def _event_of_call(call: Call, equal_sized: frozenset[str]) -> Event:
 
 
 class Field(StrEnum):
-    """An argument of a collective that may have to be equal on all ranks."""
+    """An argument that, for some collectives, must be equal on all ranks."""
 
     SHAPE = "shape"
     DTYPE = "dtype"
@@ -334,14 +334,14 @@ class Field(StrEnum):
 
 
 def field_value(event: Event | Token, field: Field) -> int | str | None:
-    """Return the root, the number of elements or the dtype of an event."""
+    """Return the value of `field` for an event: the root, the number of elements or the dtype."""
     if field is Field.ROOT:
         return event.root
     return event.elements if field is Field.SHAPE else event.dtype
 
 
 def differing_field(event: Event | Token, other: Event | Token) -> Field | None:
-    """Return the first argument that must be equal in two calls but differs, or None.
+    """Return the first argument that differs between two calls although it must be equal, or None if there is none.
 
     Also None if the operations differ.
     """

@@ -1,4 +1,4 @@
-"""Compare the call stacks of ranks to find where they diverge, and which branch or loop made them diverge."""
+"""Compare the call stacks of ranks to find where they diverge and which branch or loop is responsible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RECENT = 64  # number of a rank's last events that are searched for an earlier 
 
 @dataclass(frozen=True, kw_only=True)
 class PathDivergence:
-    """The point at which a stack leaves a given path of calls."""
+    """The point at which a call stack diverges from a given call path."""
 
     shared: tuple[Frame, ...]  # frames that the path and the stack have in common, outermost first
     path_frame: Frame | None  # first frame of the path that is not in the stack; None: all are
@@ -29,7 +29,7 @@ class PathDivergence:
 
     @property
     def in_one_function(self) -> bool:
-        """Whether the path and the stack diverge inside the same function."""
+        """Whether the call path and the stack diverge inside the same function."""
         if self.path_frame is None or self.stack_frame is None or self.path_frame.file != self.stack_frame.file:
             return False
         path, stack = self.path_frame.function, self.stack_frame.function
@@ -37,7 +37,7 @@ class PathDivergence:
 
 
 def compare_paths(path: Sequence[Frame], stack: Sequence[Frame]) -> PathDivergence:
-    """Return the point at which a stack leaves a path of calls.
+    """Return the point at which a call stack diverges from a call path.
 
     Both contain only frames of the program (no library frames), outermost first.
     """
@@ -57,7 +57,7 @@ def diverging_frames(context: DiagnosisContext, rank: int, other: int) -> PathDi
 def branch_that_skipped_call(
     context: DiagnosisContext, rank: int, path: Sequence[Frame], *, same_rank: bool = False
 ) -> Place | None:
-    """Return the branch that made `rank` skip the call at the end of `path`, or None.
+    """Return the branch that made `rank` skip the call at the end of `path`, or None if unknown.
 
     `path` has the frames that lead to the call, outermost first. If the source shows no such branch, the result is the
     first line of `path` that the rank did not reach. `same_rank`: the rank itself took this path in earlier steps, so a
@@ -106,7 +106,7 @@ def _place_of(line: Branch | Frame | None) -> Place | None:
 
 
 def rank_that_skipped_wait(context: DiagnosisContext, waiting: Sequence[int]) -> int | None:
-    """Return the rank that skipped the call in which the `waiting` ranks hang, or None if it is unknown."""
+    """Return the rank that skipped the call in which the `waiting` ranks hang, or None if unknown."""
     roots = hung_roots(context)
     outside_ranks = [root.rank for root in roots if root.kind is WaitKind.COLLECTIVE and root.rank not in waiting]
     awaited_ranks = {peer for root in roots if root.rank in waiting for peer in root.peers}
@@ -115,7 +115,7 @@ def rank_that_skipped_wait(context: DiagnosisContext, waiting: Sequence[int]) ->
 
 @dataclass(frozen=True, kw_only=True)
 class RelativePositions:
-    """The loops that ranks have left while other ranks are still inside."""
+    """The loops that some ranks have left while other ranks are still inside them."""
 
     left_loops: Mapping[
         int, Loop
@@ -124,7 +124,7 @@ class RelativePositions:
 
 
 def relative_positions(context: DiagnosisContext, difference: Difference) -> RelativePositions:
-    """Find the ranks that have left a loop while other ranks are still inside."""
+    """Return the loops that some ranks have left while other ranks are still inside them."""
     left_loops: dict[int, Loop] = {}
     has_source = False
     for rank, other, paths in diverging_pairs(context, difference.all_ranks):
@@ -149,7 +149,7 @@ def diverging_pairs(context: DiagnosisContext, ranks: Sequence[int]) -> Iterator
 def _loop_of_calls(
     context: DiagnosisContext, difference: Difference, rank: int, other: int, stack_frame: Frame
 ) -> Loop | None:
-    """Return the loop that `rank` has left although `other` is still in it, or None.
+    """Return the loop that `rank` has left although `other` is still in it, or None if there is none.
 
     Used when the current lines alone do not show the loop. `other` must be in a call that `rank` made recently; only
     functions called from `stack_frame` are searched.
@@ -186,7 +186,7 @@ def _loop_of_calls(
 
 
 def _is_a_step_ahead(context: DiagnosisContext, own_event: Event, other_event: Event, loop: Loop, other: int) -> bool:
-    """Return whether `other` is already in a later training step, so that both ranks completed `loop`."""
+    """Return whether `other` is already in a later training step, which means that both ranks completed `loop`."""
     status_file = context.status_files.get(other)
     if status_file is None or not status_file.optimizer_chain or own_event.step is None or other_event.step is None:
         return False
@@ -199,7 +199,7 @@ def loops_around_any(context: DiagnosisContext, frames: Sequence[Frame]) -> Iter
 
 
 def jumps_before(context: DiagnosisContext, frame: Frame) -> list[Branch]:
-    """Return the branches before the frame's line that leave the loop or start its next iteration."""
+    """Return the branches before the frame's line that leave its loop or start the next iteration."""
     return [branch for branch in context.program.branches(frame) if branch.leaves_block and not branch.leaves_function]
 
 

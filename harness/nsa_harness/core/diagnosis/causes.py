@@ -1,4 +1,4 @@
-"""Table of all causes: one row per cause.
+"""The table of all causes, with one row for each cause.
 
 The documentation, the severity and confidence of findings, the second runs, the reproduction scripts and the causes
 that a scenario may expect all come from this table. The texts are in causes.toml. If you add a row, the tests report
@@ -17,7 +17,7 @@ from nsa_harness.core.report import INCONCLUSIVE, STILL_RUNNING, SUSPECTED, Hang
 
 
 class Caveat(StrEnum):
-    """A gap in the evidence that makes a certain cause only likely.
+    """A gap in the evidence that turns a cause known for certain into a likely one.
 
     The caveats are checked in the order of this list, and a finding shows the first that applies.
     """
@@ -48,7 +48,7 @@ RANK_CAVEATS = (Caveat.EVERY_PARTY_AT_FAULT, Caveat.CAUGHT_EXCEPTION)
 
 
 class SecondRun(StrEnum):
-    """A way to run the same program again, with one setting changed to learn more about the cause."""
+    """A way to run the same program again with one changed setting, to learn more about the cause."""
 
     NAMES = "names"  # DDP's messages contain parameter names
     ANOMALY = "anomaly"  # autograd's anomaly mode records the forward line of each operation
@@ -64,7 +64,7 @@ class SecondRun(StrEnum):
 
 
 class Replay(StrEnum):
-    """The records from which a reproduction script can repeat the collective calls."""
+    """The kind of records from which a reproduction script can repeat the collective calls."""
 
     NONE = "none"
     CALLS = "calls"  # the flight recorder, which also has DDP's own calls, or the calls recorded in Python
@@ -123,7 +123,7 @@ def by_test(name: str, reason: str) -> tuple[CauseTest, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class CauseRow:
-    """A row of the cause table: everything known about one cause, except its texts."""
+    """A row in the cause table, which contains everything known about one cause except its wording."""
 
     code: str
     shown_by: tuple[CauseTest, ...]
@@ -221,7 +221,7 @@ class Cause(StrEnum):
         return cause
 
     def find_message(self, text: str) -> Match[str] | None:
-        """Return the first match of this cause's error patterns in `text`, or None."""
+        """Return the first match of this cause's error patterns in `text`, or None if there is none."""
         return next((match for signature in self.row.signatures if (match := signature.search(text))), None)
 
     # fmt: off
@@ -412,5 +412,5 @@ _BY_CODE = {cause.value: cause.row for cause in Cause}
 
 
 def row_of(code: str | None) -> CauseRow:
-    """Return the row of the cause with this code. Unknown codes and None give the row of `Cause.UNKNOWN`."""
+    """Return the row for the cause with this code, or the row for `Cause.UNKNOWN` if the code is None or unknown."""
     return _BY_CODE.get(code or "", Cause.UNKNOWN.row)

@@ -43,7 +43,7 @@ def with_caveat(context: DiagnosisContext, explanation: Explanation) -> Explanat
 
 
 def with_reason(explanation: Explanation, findings: Sequence[Explanation]) -> Explanation:
-    """If a finding is the reason for this explanation, return the explanation with that reason.
+    """Return the explanation, with a reason added if one of the findings is the reason for it.
 
     Only a certain finding counts, and only if the cause table says that it can be the reason for this cause. Otherwise,
     return the explanation unchanged.
@@ -55,7 +55,7 @@ def with_reason(explanation: Explanation, findings: Sequence[Explanation]) -> Ex
 
 
 def _with_moments_question(context: DiagnosisContext, explanation: Explanation) -> Explanation:
-    """Add an open question if the stacks of the ranks may have been taken at different moments."""
+    """Add an open question if the stacks of the ranks could have been taken at different moments."""
     has_timeout = any(timeout_message(rank) for rank in context.evidence.ranks)
     if context.evidence.ending is not Ending.POST_MORTEM or not context.stacks_only or has_timeout:
         return explanation
@@ -186,7 +186,7 @@ def _wait_without_holder(context: DiagnosisContext, explanation: Explanation) ->
 
 
 def _missing_heartbeat(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Return an open question if, without a heartbeat, a rank may run Python or native code.
+    """Return an open question if a rank without a heartbeat could be running either Python or native code.
 
     Only a heartbeat distinguishes a loop in Python from a native call that never releases the GIL.
     """
@@ -199,7 +199,7 @@ def _missing_heartbeat(context: DiagnosisContext, explanation: Explanation) -> O
 
 
 def _exit_between_steps(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Return an open question if a rank may have exited only because it had fewer steps to run."""
+    """Return an open question if a rank could have exited only because it had fewer steps to run."""
     status_files = [status_file for rank in explanation.ranks if (status_file := context.status_files.get(rank))]
     if any(status_file.exit_chain for status_file in status_files):
         return None

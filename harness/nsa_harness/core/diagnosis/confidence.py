@@ -1,4 +1,4 @@
-"""Confidence: how certain a cause is, given the kind of evidence for it.
+"""The confidence in a cause, which depends on the kind of evidence for it.
 
 A rule states the kind of its evidence, and the row of the cause lists the kinds that prove this cause. Only this module
 turns the two into a number.

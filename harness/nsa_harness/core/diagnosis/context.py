@@ -60,7 +60,7 @@ class DiagnosisContext:
 
     @cached_property
     def program(self) -> ProgramSource:
-        """The stored source code of the program."""
+        """The program's stored source code."""
         return ProgramSource(self.evidence.sources)
 
     def rank(self, rank: int | None) -> RankEvidence | None:
@@ -73,12 +73,12 @@ class DiagnosisContext:
 
     @cached_property
     def last_snapshot(self) -> dict[int, RankSnapshot]:
-        """The state of each rank in the last snapshot. Empty if there is no snapshot."""
+        """The state of each rank in the last snapshot. The result is empty if there is no snapshot."""
         return {rank.rank: rank for snapshot in self.evidence.snapshots[-1:] for rank in snapshot.ranks}
 
     @property
     def waits(self) -> dict[int, Wait]:
-        """The wait of each rank in a proven hang, by rank. Empty if no hang is proven."""
+        """A dict from each rank to its wait in a proven hang. The dict is empty if no hang is proven."""
         return {wait.rank: wait for wait in self.judgement.proof.graph.waits} if self.judgement.proof else {}
 
     @property
@@ -88,7 +88,9 @@ class DiagnosisContext:
 
     @property
     def roots(self) -> tuple[Wait, ...]:
-        """The waits that started a proven hang: no other rank's wait explains them. Empty if no hang is proven."""
+        """The waits that started a proven hang, because no other rank's wait explains them. The result is empty if no
+        hang is proven.
+        """
         return self.judgement.proof.graph.roots if self.judgement.proof else ()
 
     @property
@@ -98,13 +100,13 @@ class DiagnosisContext:
 
     @property
     def counts_steps(self) -> bool:
-        """Whether the status files count training steps. Also True if there are no status files."""
+        """Whether the status files count training steps. The value is also True if there are no status files."""
         status_files = self.status_files.values()
         return not status_files or any(status_file.has_optimizer or status_file.steps_s for status_file in status_files)
 
     @cached_property
     def stacks_only(self) -> bool:
-        """Whether stacks are the only evidence of where the ranks hang."""
+        """Whether call stacks are the only evidence of where the ranks hang."""
         if self.judgement.status is not Status.HANG or not self.last_snapshot or self.status_files:
             return False
         recorded_timelines = self._recorded_timelines
@@ -114,7 +116,7 @@ class DiagnosisContext:
 
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
-        """The collectives and transfers of each rank, in order.
+        """The collectives and transfers of each rank, in the order in which it called them.
 
         If only stacks show where the ranks wait, a timeline has a single event: the call in the rank's last stack.
         """
@@ -150,7 +152,7 @@ class DiagnosisContext:
         return differences(self.timelines, self._groups, self.status_files, self._are_alternatives)
 
     def _are_alternatives(self, event: Event, other: Event) -> bool:
-        """Whether the two calls may be the alternatives of one condition."""
+        """Whether a single condition could decide between the two calls."""
         path, other_path = ((*reversed(each.chain),) or (each.place,) for each in (event, other))
         return self.program.are_alternatives(path, other_path)
 
@@ -160,12 +162,12 @@ class DiagnosisContext:
 
     @property
     def difference(self) -> Difference | None:
-        """The first point at which a rank skipped a call or made a different one, or None."""
+        """The first point at which a rank skipped a call or made a different one, or None if there is none."""
         return next((difference for difference in self.differences if difference.kind is not DifferenceKind.LATE), None)
 
     @cached_property
     def cycle(self) -> tuple[Link, ...]:
-        """A cycle of ranks that wait for each other in different process groups, or an empty tuple."""
+        """A cycle of ranks that wait for each other in different process groups, or an empty tuple if there is none."""
         return cycle(self.timelines, self._groups)
 
     @cached_property
@@ -179,12 +181,12 @@ class DiagnosisContext:
 
     @cached_property
     def step_difference(self) -> StepDifference | None:
-        """The first step in which ranks called different numbers of collectives, or None."""
+        """The first step in which the ranks called different numbers of collectives, or None if there is none."""
         return first_step_of_difference({rank.rank: rank.ledger for rank in self.evidence.ranks if rank.ledger})
 
 
 def collectives_of(evidence: Evidence, rank: RankEvidence) -> tuple[Collective, ...]:
-    """Return the recorded collectives of a rank in order of their creation."""
+    """Return the recorded collectives of a rank, in the order of their creation."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     in_snapshot = next((snapshot.collectives for snapshot in last if snapshot.rank == rank.rank), ())
     by_number = {(collective.group, collective.seq): collective for collective in rank.collectives}
@@ -197,33 +199,33 @@ def collectives_of(evidence: Evidence, rank: RankEvidence) -> tuple[Collective, 
 
 
 def groups_with_gaps(evidence: Evidence, rank: RankEvidence) -> frozenset[str]:
-    """Return the process groups for which the rank's flight recorder has lost some calls."""
+    """Return the process groups for which the rank's flight recorder is missing some calls."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     recorders = [rank.collectives, *(snapshot.collectives for snapshot in last if snapshot.rank == rank.rank)]
     return frozenset(group for collectives in recorders for group, _, _ in missing_numbers(collectives))
 
 
 def layer_of(module: str | None) -> int | None:
-    """Return the layer number in a module name, such as 7 for `blocks.7.attn`, or None."""
+    """Return the layer number in a module name, such as 7 for `blocks.7.attn`, or None if it has none."""
     number = _LAYER.search(module or "")
     return int(number[1]) if number else None
 
 
 def parameter_place(name: str | None, line: Place | None = None) -> Place:
-    """Return the place of a parameter: its module and layer, and the given program line."""
+    """Return the place of a parameter: its module and layer, together with the program line `line`."""
     module = name.rpartition(".")[0] or None if name else None
     return replace(line or Place(), parameter=name, module=module, layer=layer_of(name))
 
 
 def module_of(context: DiagnosisContext, rank: int | None) -> str | None:
-    """Return the name of the module whose forward or backward pass the rank is in, or None."""
+    """Return the name of the module whose forward or backward pass the rank is in, or None if it is in none."""
     status_file = context.status_file(rank)
     event = status_file.latest_training_event if status_file else None
     return event.name if event and event.kind in ("forward", "backward") else None
 
 
 def place_of(context: DiagnosisContext, rank: int | None, frame: Frame | None) -> Place | None:
-    """Return a frame's line as a place, including the module that `rank` is in. None if both are unknown."""
+    """Return the line of `frame` and the module that `rank` is in as a place, or None if both are unknown."""
     module = module_of(context, rank)
     if frame is None:
         return Place(module=module, layer=layer_of(module)) if module else None
@@ -236,7 +238,7 @@ def wait_place(context: DiagnosisContext, wait: Wait) -> Place | None:
 
 
 def last_known_place(context: DiagnosisContext, rank: int | None) -> Place | None:
-    """Return the last recorded position of a rank that left no stack, or None."""
+    """Return the last recorded location of a rank that left no stack, or None if none was recorded."""
     status_file = context.status_file(rank)
     if status_file is None or (
         status_file.heartbeat_frame is not None and not is_library(status_file.heartbeat_frame.file)
@@ -254,7 +256,7 @@ def last_known_place(context: DiagnosisContext, rank: int | None) -> Place | Non
 
 
 def last_heartbeat_facts(context: DiagnosisContext, rank: int | None) -> Facts | None:
-    """Return the program line of a rank's last heartbeat, and the seconds from then until its exit.
+    """Return the program line at a rank's last heartbeat and the seconds from then until its exit, or None if unknown.
 
     Return None if the heartbeat or the exit was not recorded.
     """
@@ -272,7 +274,7 @@ def last_heartbeat_facts(context: DiagnosisContext, rank: int | None) -> Facts |
 
 
 def last_progress_facts(context: DiagnosisContext, rank: int | None) -> Facts:
-    """Return what a rank was last seen doing.
+    """Return facts about what a rank was last seen doing.
 
     If nothing was seen, the only fact is `unseen`: the reason, as a key of [unseen] in causes.toml.
     """
@@ -288,7 +290,7 @@ def last_progress_facts(context: DiagnosisContext, rank: int | None) -> Facts:
 
 
 def loop_place(context: DiagnosisContext, root: Wait) -> Place | None:
-    """Return the line of an endless loop: the line that most stack samples show.
+    """Return the line of an endless loop, which is the line shown by most stack samples, or None if it is unknown.
 
     If the rank waits for a thread or child process that computes, these are samples of that thread or child.
     """
@@ -299,14 +301,14 @@ def loop_place(context: DiagnosisContext, root: Wait) -> Place | None:
 
 
 def hung_roots(context: DiagnosisContext) -> Sequence[Wait]:
-    """Return the waits that started a hang. Empty unless the verdict is HANG."""
+    """Return the waits that started a hang. The result is empty unless the verdict is HANG."""
     return context.roots if context.judgement.status is Status.HANG else ()
 
 
 def root_where(
     matches: Callable[[Wait], bool], *, all_matching: bool = False
 ) -> Callable[[DiagnosisContext], tuple[Wait, tuple[int, ...]] | None]:
-    """Return a function for `@rule_if` that finds a hang in which the starting wait satisfies `matches`.
+    """Return a function for `@rule_if` that finds a hang started by a wait for which `matches` is true.
 
     It returns the first such wait, and the ranks that wait in the same way on the same line (with `all_matching`: the
     ranks of all such waits).
@@ -325,7 +327,7 @@ def root_where(
 
 
 def first_failure_of(*kinds: FailureKind) -> Callable[[DiagnosisContext], tuple[Failure] | None]:
-    """Return a function for `@rule_if` that finds the first failure if it is one of these kinds.
+    """Return a function for `@rule_if` that finds the first failure if it is one of the given kinds.
 
     It finds nothing if the first failure was caused by another rank's failure.
     """
@@ -341,7 +343,7 @@ first_own_failure = first_failure_of(*FailureKind)
 
 
 def first_own_exception(context: DiagnosisContext) -> tuple[Failure, RaisedException] | None:
-    """Return the first failure of the run and its exception, or None.
+    """Return the run's first failure and its exception, or None if it was not caused by an exception of that rank.
 
     A failure that was caused by another rank's failure does not count.
     """
@@ -350,12 +352,12 @@ def first_own_exception(context: DiagnosisContext) -> tuple[Failure, RaisedExcep
 
 
 def exception_place(context: DiagnosisContext, rank: int | None, error: RaisedException) -> Place | None:
-    """Return the innermost program line in the exception's traceback, or None."""
+    """Return the innermost program line in the exception's traceback, or None if it has none."""
     return place_of(context, rank, user_frame(error.frames))
 
 
 def call_facts(context: DiagnosisContext, rank: int, event: Event) -> Facts:
-    """Return a description of a collective call: operation, number, group and line."""
+    """Return facts about a collective call: its operation, number, group and line."""
     group = "" if event.group == UNKNOWN_GROUP else event.group
     return {"op": event.op, "number": event.seq, "group": group, "line": event_place(context, rank, event)}
 
@@ -373,19 +375,21 @@ def event_place(context: DiagnosisContext, rank: int, event: Event) -> Place | N
 
 
 def flight_proof(context: DiagnosisContext, ranks: Sequence[int]) -> tuple[str, ...]:
-    """Return the paths of the ranks' flight recorder files. Ranks without recorded calls are skipped."""
+    """Return the paths of the ranks' flight recorder files, omitting ranks without recorded calls."""
     evidence = (context.rank(rank) for rank in ranks)
     return tuple(f"rank{rank.rank}/flight.json" for rank in evidence if rank and collectives_of(context.evidence, rank))
 
 
 def dump_proof(context: DiagnosisContext, wait: Wait) -> tuple[str, ...]:
-    """Return the path of the waiting rank's stack dump as a tuple of one. Empty if there is none."""
+    """Return a tuple with the path of the waiting rank's stack dump. The tuple is empty if there is no dump."""
     snapshot = context.last_snapshot.get(wait.rank)
     return (snapshot.proof,) if snapshot and snapshot.proof else ()
 
 
 def ledger_proof(context: DiagnosisContext, rank: int) -> tuple[str, ...]:
-    """Return the path of the rank's list of calls as a tuple of one. Empty if there is none."""
+    """Return a tuple with the path of the file that lists the rank's calls. The tuple is empty if there is no such
+    file.
+    """
     return (f"rank{rank}/calls.txt",) if context.status_file(rank) else ()
 
 
@@ -402,24 +406,24 @@ def is_same_exception(failure: Failure, other: Failure) -> bool:
 
 
 def failed_ranks(failures: Sequence[Failure]) -> tuple[int, ...]:
-    """Return the ranks of the failures, sorted."""
+    """Return the sorted ranks of the given failures."""
     return tuple(sorted(failure.rank for failure in failures if failure.rank is not None))
 
 
 def waiting_function(wait: Wait) -> str:
-    """Return the name of the program function that waits, or "" if it is unknown."""
+    """Return the name of the program function that is waiting, or "" if it is unknown."""
     return wait.user_frame.function if wait.user_frame else ""
 
 
 def process_facts(child: ChildWait | None) -> Facts | None:
-    """Return a description of the child process that a rank waits for, or None if there is no child."""
+    """Return facts about the child process that a rank waits for, or None if `child` is None."""
     return (
         None if child is None else {"pid": child.pid, "command": child.command, "blocked_in": child.deepest.kind.value}
     )
 
 
 def ranks_by_facts(facts: Iterable[tuple[int, Facts]]) -> tuple[Facts, ...]:
-    """Group ranks whose facts are equal.
+    """Merge equal facts of several ranks.
 
     The result looks like ({"ranks": (0, 2), "gradients": 4}, {"ranks": (1,), "gradients": 3}).
     """
@@ -437,7 +441,7 @@ def meshes(evidence: Evidence) -> Meshes:
 
 
 def step_in_progress(context: DiagnosisContext, rank: RankEvidence) -> int | None:
-    """Return the number (from 1) of the step that the rank is in, or None if it is unknown."""
+    """Return the number of the step that the rank is in, counted from 1, or None if it is unknown."""
     status_file = rank.status_file
     if status_file is None:
         return None
@@ -452,7 +456,7 @@ def step_in_progress(context: DiagnosisContext, rank: RankEvidence) -> int | Non
 
 
 def rank_frames(context: DiagnosisContext, rank: RankEvidence) -> Sequence[Frame]:
-    """Return the last known stack of a rank, innermost frame first. Empty if none was recorded."""
+    """Return the last known stack of a rank, innermost frame first. The result is empty if no stack was recorded."""
     snapshot, status_file = context.last_snapshot.get(rank.rank), rank.status_file
     stack = training_stack(snapshot.stacks, snapshot.pid) if snapshot else None
     stacks = (
@@ -468,14 +472,14 @@ def rank_frames(context: DiagnosisContext, rank: RankEvidence) -> Sequence[Frame
 
 
 def program_frames(context: DiagnosisContext, rank: int) -> list[Frame]:
-    """Return the last known stack of a rank without library frames, outermost frame first."""
+    """Return the last known stack of a rank, outermost frame first, without library frames."""
     evidence = context.rank(rank)
     frames = rank_frames(context, evidence) if evidence else ()
     return [frame for frame in reversed(frames) if not is_library(frame.file)]
 
 
 def _is_above_optimizer_step(stack: Sequence[Frame], step_path: Sequence[Frame]) -> bool:
-    """Return whether a stack is above the line that calls `optimizer.step`, in the next iteration.
+    """Return whether a stack is in the iteration after `optimizer.step`, above the line that calls it.
 
     `step_path` has the frames that lead to `optimizer.step`. Both are innermost first.
     """

@@ -1,4 +1,4 @@
-"""Diagnosis engine: runs the rules, and returns the cause, the culprit and further findings."""
+"""The diagnosis engine: runs the rules, and returns the cause, the culprit and further findings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Diagnosis:
 
 
 def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ...] = ()) -> Diagnosis:
-    """Return the diagnosis of a run: the cause of its verdict (none for PASS) and further findings.
+    """Return the diagnosis of a run: the cause of its verdict (or none for PASS) and further findings.
 
     The first rule that explains the run names the cause. `own_rules` come with the program that ran; they add findings,
     whatever the verdict.
@@ -60,14 +60,14 @@ def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ..
 
 
 def _with_proof(context: DiagnosisContext, explanation: Explanation) -> Explanation:
-    """Return the explanation. If it names no proof, add the stack dumps of its ranks."""
+    """Return the explanation, citing the stack dumps of its ranks as proof if it names no other proof."""
     ranks = explanation.ranks or tuple(context.last_snapshot)
     dumps = (context.last_snapshot[rank].proof for rank in ranks if rank in context.last_snapshot)
     return explanation if explanation.proof else replace(explanation, proof=tuple(path for path in dumps if path))
 
 
 def _culprit(context: DiagnosisContext, first: Explanation | None) -> Culprit | None:
-    """Return the culprit named by the explanation, or None."""
+    """Return the culprit named by the explanation, or None if it names none."""
     if first is None or not first.cause.row.has_culprit:
         return None
     step = first.step

@@ -1,4 +1,4 @@
-"""Explanation: the result of a diagnosis rule.
+"""An explanation, which is the result of a diagnosis rule.
 
 It has a cause and the facts that show it, but no sentence. `texts/sentences.py` makes the sentence from the facts and
 the template of the cause in `texts/causes.toml`.
@@ -22,7 +22,7 @@ Match = TypeVarTuple("Match")
 
 @dataclass(frozen=True, kw_only=True)
 class OpenQuestion:
-    """A question that the evidence does not answer, such as another possible explanation."""
+    """A question that the evidence leaves unanswered, such as another possible explanation."""
 
     code: str  # key of its text, in [left_open] of texts/causes.toml
     facts: Facts = field(default_factory=dict)
@@ -53,11 +53,11 @@ class Explanation:
 
     @property
     def open_questions(self) -> tuple[OpenQuestion, ...]:
-        """All questions that the evidence does not answer."""
+        """All questions that the evidence leaves unanswered."""
         return self.left_open if self.caveat is None else (*self.left_open, self.caveat)
 
     def to_finding(self, claim: str, advice: str, left_open: tuple[str, ...] = ()) -> Finding:
-        """Convert this explanation to a finding for the report, with the given sentences."""
+        """Convert this explanation to a finding for the report. `claim` and `advice` are the sentences to show."""
         return Finding(
             code=self.cause.value,
             claim=claim,
@@ -92,7 +92,7 @@ def _json_value(fact: object) -> object:
 def rule_if(
     find: Callable[[DiagnosisContext], tuple[*Match] | None],
 ) -> Callable[[Callable[[DiagnosisContext, *Match], Explanation | None]], Rule]:
-    """Return a decorator for a diagnosis rule that applies only if `find(context)` is not None.
+    """Return a decorator for diagnosis rules. The decorated rule applies only if `find(context)` is not None.
 
     The decorated function receives the context and the values that `find` returned.
     """
@@ -117,7 +117,7 @@ def make_finding(
     place: Place | None = None,
     proof: tuple[str, ...] = (),
 ) -> Finding:
-    """Create a finding that does not come from a diagnosis rule.
+    """Create a finding that is not the result of a diagnosis rule.
 
     Its claim and advice are empty until `with_words` of texts/sentences.py adds them.
     """

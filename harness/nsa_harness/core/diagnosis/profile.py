@@ -1,4 +1,4 @@
-"""Profile of a slow run: the program lines where time is spent, and the pace of the training steps."""
+"""The profile of a slow run: the program lines that take most of the time, and the pace of the training steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HotLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """The training speed of the slowest rank."""
+    """The training speed of the slowest rank in a run."""
 
     steps_done: int  # finished steps
     step_s: float | None  # median seconds per step; None if fewer than two steps were finished
@@ -36,7 +36,7 @@ class Pace:
 
     @property
     def left_s(self) -> float | None:
-        """The estimated seconds until the last planned step is finished, or None if unknown.
+        """The estimated number of seconds until the last planned step is finished, or None if unknown.
 
         The estimate assumes that no remaining step takes longer than the current step has taken so far.
         """
@@ -48,7 +48,7 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True)
 class RankProfile:
-    """A profile of one rank, made from its stack samples."""
+    """A profile of one rank, based on its stack samples."""
 
     rank: int
     samples: int
@@ -61,7 +61,7 @@ class RankProfile:
 
 
 def profiles(evidence: Evidence) -> tuple[RankProfile, ...]:
-    """Return a profile of each rank for which there are stack samples.
+    """Return a profile of each rank that has stack samples.
 
     Samples taken before the end of the first step are skipped if there are later ones, because they show one-time work.
     """
@@ -75,7 +75,7 @@ def profiles(evidence: Evidence) -> tuple[RankProfile, ...]:
 
 
 def busiest(rank_profiles: Sequence[RankProfile]) -> RankProfile | None:
-    """Return the profile of the rank that works most outside collectives, or None if no rank works."""
+    """Return the profile of the rank that works the most outside collectives, or None if no rank works."""
     working = [profile for profile in rank_profiles if profile.working]
     return min(working, key=lambda profile: (-profile.computing, -profile.working, profile.rank)) if working else None
 
@@ -98,7 +98,7 @@ def pace(evidence: Evidence) -> Pace | None:
 
 
 def _first_step_end_s(status_file: StatusFile | None) -> float:
-    """Return the time at which the first step ended, in seconds, or 0.0 if unknown."""
+    """Return the time at which the first step ended, in seconds since the launch, or 0.0 if unknown."""
     return status_file.steps_s[0][1] if status_file and status_file.steps_s and status_file.steps_s[0][0] == 1 else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Stall note: what the ranks of a run are waiting for while a hang is suspected but not yet proven."""
+"""A note on a stall: what each rank is waiting for while a hang is suspected but not proven."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StalledRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class StallNote:
-    """The state of a run that is suspected, but not proven, to hang."""
+    """The state of a run that is suspected to hang, although this is not proven."""
 
     stalled_ranks: tuple[StalledRanks, ...]
     moving_ranks: tuple[int, ...]  # ranks that still make progress, so the stall may end
@@ -47,7 +47,7 @@ def stall_note(
     exited_ranks: Iterable[int] = (),
     attended: bool = False,
 ) -> StallNote | None:
-    """Describe a suspected hang. Return None if there are fewer than two snapshots.
+    """Return a description of a suspected hang, or None if there are fewer than two snapshots.
 
     `last_progress_s`: when a rank last made progress. `exited_ranks`: ranks that have exited. `attended`: a person may
     be using a debugger in this run.
@@ -77,7 +77,7 @@ def stall_note(
 
 
 def _describe_wait(wait: Wait) -> StalledRanks:
-    """Return the state of a waiting rank without its number, so that equal states can be merged."""
+    """Return the state of a waiting rank without its rank number, so that equal states can be merged."""
     deepest = wait.child.deepest if wait.child else wait
     without_progress = "computes" if wait.kind is WaitKind.COMPUTE else "is blocked"
     state = "makes progress" if wait.motion is Motion.MOVING else without_progress
@@ -93,7 +93,7 @@ def _describe_wait(wait: Wait) -> StalledRanks:
 
 
 def first_snapshot(snapshot: Snapshot, backend: str, exited_ranks: Iterable[int] = ()) -> tuple[FirstSnapshot, ...]:
-    """Describe what each rank was doing in the first snapshot of a run.
+    """Return a description of each rank's activity in the first snapshot of a run.
 
     Ranks that are in the same call on the same line are merged. One snapshot cannot show progress, so a rank counts as
     blocked unless its training thread is running.

@@ -1,1 +1,1 @@
-"""Data classes for what was observed during a run, and parsers for logs and dumps."""
+"""Data classes for observations made during a run, and parsers for logs and dumps."""

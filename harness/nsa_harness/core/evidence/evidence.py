@@ -1,4 +1,4 @@
-"""Data classes for what was observed of each rank during a run.
+"""Data classes for observations of each rank during a run.
 
 The verdict and the diagnosis are derived from this evidence alone. Times are seconds since the launch of the run (the
 start of the reaper process), on the node's monotonic clock.
@@ -32,7 +32,7 @@ class ProgressEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """One Python frame of a call stack: source file, line and function."""
+    """One Python frame in a call stack: source file, line and function."""
 
     file: str
     line: int
@@ -95,7 +95,7 @@ class CallCount:
 @stored_as(is_exhausted="ended")
 @dataclass(frozen=True, kw_only=True)
 class DataLoaderProgress:
-    """How many batches a DataLoader of the program has returned."""
+    """The number of batches that a DataLoader of the program has returned."""
 
     number: int  # DataLoaders are numbered in the order of first use
     iterators: int  # number of iterators so far; more than one = the DataLoader was restarted
@@ -116,7 +116,7 @@ class StoreKeyWrites:
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardMode:
-    """The mode of a rank's latest forward, such as training or evaluation."""
+    """The mode, such as training or evaluation, of a rank's latest forward."""
 
     training: bool  # module.training
     gradients: bool  # torch.is_grad_enabled()
@@ -133,7 +133,7 @@ class ModuleCall:
 @stored_as(is_complete="whole")
 @dataclass(frozen=True, kw_only=True)
 class StepForwards:
-    """The modules whose forwards ran in one optimizer step, in order."""
+    """The modules whose forward was called in one optimizer step, in order of the calls."""
 
     step: int
     is_complete: bool  # the status file still has the first module of the step
@@ -183,7 +183,7 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """A collective operation that a rank entered, from torch's flight recorder."""
+    """A collective operation that a rank entered, as recorded by torch's flight recorder."""
 
     group: str  # name of the process group
     seq: int  # number of the collective in its group
@@ -199,7 +199,7 @@ class Collective:
 @stored_as(from_python="called")
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """How often a rank entered one kind of collective during one optimizer step."""
+    """The number of times that a rank entered one kind of collective during one optimizer step."""
 
     group: str
     op: str
@@ -210,7 +210,7 @@ class Tally:
 @stored_as(last_step="until")
 @dataclass(frozen=True, kw_only=True)
 class StepRow:
-    """Consecutive optimizer steps in which a rank entered the same collectives."""
+    """A range of consecutive optimizer steps in which a rank entered the same collectives."""
 
     step: int  # the first of these steps
     last_step: int
@@ -279,18 +279,18 @@ class StatusFile:
     forwards: tuple[StepForwards, ...] = ()  # the latest steps of the training thread, oldest first
 
     def modules_entered(self, step: int) -> tuple[ModuleCall, ...] | None:
-        """Return the modules that ran in `step`, in order, or None if they are not fully recorded."""
+        """Return the modules called in `step`, in order, or None if the record of this step is incomplete."""
         calls = next((forward.calls for forward in self.forwards if forward.step == step and forward.is_complete), None)
         return None if calls is None else tuple(self.modules[call] for call in calls if call < len(self.modules))
 
     @property
     def latest_event(self) -> ProgressEvent | None:
-        """The latest progress event of any thread, or None."""
+        """The latest progress event of any thread, or None if there is none."""
         return self.events[0] if self.events else None
 
     @property
     def latest_training_event(self) -> ProgressEvent | None:
-        """The latest training event of any thread, or None.
+        """The latest training event of any thread, or None if there is none.
 
         Training events are data, forward, backward, optimizer and step events.
         """
@@ -298,7 +298,7 @@ class StatusFile:
 
     @property
     def step(self) -> int:
-        """The number of the optimizer step in progress, from 1.
+        """The number of the optimizer step in progress, counted from 1.
 
         After a step has finished, its number stays until the next batch or forward begins.
         """
@@ -306,7 +306,7 @@ class StatusFile:
 
     @property
     def position(self) -> int:
-        """The number of training events so far in the current optimizer step."""
+        """The number of training events recorded so far in the current optimizer step."""
         return self.latest_training_event.position if self.latest_training_event else 0
 
 
@@ -378,7 +378,7 @@ class Exit:
 
 @dataclass(frozen=True, kw_only=True)
 class Hint:
-    """A name that explains an error message of torch, such as a parameter name."""
+    """A name that explains an error message from torch, such as the name of a parameter."""
 
     kind: str  # the kind of message: "without gradient", "ready twice", "recomputed", "in place"
     name: str  # name of the parameter, function or operation
@@ -387,7 +387,7 @@ class Hint:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierError:
-    """An exception that led to another exception.
+    """An exception that led to a later exception.
 
     It is the `__cause__` or the `__context__` of the other exception, or a process or thread has passed it on.
     """
@@ -400,7 +400,7 @@ class EarlierError:
 
 @dataclass(frozen=True, kw_only=True)
 class RaisedException:
-    """The exception that ended a rank's program, and the exceptions that led to it."""
+    """The exception that ended a rank's program, together with the exceptions that led to it."""
 
     rank: int
     at_s: float | None  # None = the exception is only known from the log
@@ -434,7 +434,7 @@ class DebugMessage:
 )
 @dataclass(frozen=True, kw_only=True)
 class RankEvidence:
-    """Everything that was observed of one rank during the run."""
+    """Everything that was observed about one rank during the run."""
 
     rank: int
     pid: int | None
@@ -461,7 +461,7 @@ class RankEvidence:
 @stored_as(no_progress_s="quiet_s")
 @dataclass(frozen=True, kw_only=True)
 class Retraction:
-    """A report of a hang that proved wrong, because the job made progress again.
+    """A retracted report of a hang: the job made progress again after the report.
 
     This can only be seen in jobs that the harness does not terminate.
     """
@@ -474,7 +474,7 @@ class Retraction:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The source code of a function of the program, read when the run was judged."""
+    """The source code of one of the program's functions, read when the run was judged."""
 
     file: str
     first: int  # number of the first line
@@ -492,7 +492,7 @@ class Source:
 )
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Everything that was observed on one node during one attempt to run a job. It is reduced to a size limit."""
+    """All observations made on one node during one attempt to run a job, reduced to a size limit."""
 
     schema: int = 1
     node: str

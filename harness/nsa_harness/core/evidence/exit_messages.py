@@ -51,7 +51,7 @@ def last_traceback(log: str) -> tuple[str, str, tuple[Frame, ...]] | None:
 
 
 def with_passed_on_errors(exception: RaisedException) -> RaisedException:
-    """Return the exception, with errors quoted in its message added to its causes.
+    """Return the exception with the errors quoted in its message added to its causes.
 
     DataLoader workers, process pools and spawned ranks pass on their tracebacks as text in a message.
     """
@@ -87,7 +87,9 @@ _LAST_BEFORE_ABORT = re.compile(r"Watchdog caught|what\(\):")
 
 
 def timeout_message(rank: RankEvidence) -> re.Match[str] | None:
-    """Return the rank's message that it timed out waiting for other ranks, or None."""
+    """Return the match of the rank's message about a timeout while waiting for other ranks, or None if there is
+    none.
+    """
     exception = rank.exception
     # Only an exception from torch counts: a program may also wait for something else than its ranks.
     is_from_torch = exception is not None and any("/torch/" in frame.file for frame in exception.frames[:1])
@@ -102,7 +104,7 @@ def known_warnings(log: Iterable[str]) -> tuple[str, ...]:
 
 
 def error_lines(log: str) -> tuple[str, ...]:
-    """Return the last lines of a log that name an error. If no line does, return the last line that is not blank."""
+    """Return the last lines of a log that mention an error, or the last non-blank line if none does."""
     lines = [_PREFIX.sub("", line)[:_MAX_LENGTH] for line in log.splitlines() if line.strip()]
     error_texts = [line for line in lines if _ERROR_WORDS.search(line)]
     return tuple(error_texts[-_MAX_LINES:] or lines[-1:])
@@ -128,12 +130,12 @@ _BACKGROUND_BEGINNINGS = (
 
 
 def read_exit_messages(log: str) -> tuple[PrintedMessage, ...]:
-    """Return the messages in a log about problems at the exit of the interpreter."""
+    """Return the messages in a log about problems that occurred when the interpreter exited."""
     return _read_messages(log, _BEGINNINGS)
 
 
 def read_background_failures(log: str, exception: RaisedException | None) -> tuple[PrintedMessage, ...]:
-    """Return the failures of a rank's threads and child processes that its log shows.
+    """Return the failures of a rank's threads and child processes that its log reports.
 
     Some tracebacks do not name their thread or process. Such a traceback is ignored if it belongs to `exception`, which
     is the rank's own exception, to an earlier error in its chain, or to a failure with a name.
@@ -192,7 +194,7 @@ _MOST_LINES = 200
 
 
 def read_debug_message(log: str) -> DebugMessage | None:
-    """Return the last message of torch's debugging modes in a log, or None."""
+    """Return the last message from torch's debugging modes in a log, or None if there is none."""
     if "Traceback of forward call" not in log and _RECOMPUTED not in log:
         return None
     lines = [_PREFIX.sub("", line) for line in log.splitlines()]
@@ -218,7 +220,8 @@ def _printed_frames(lines: Sequence[str]) -> Iterator[Frame]:
 
 
 def _read_recomputation(lines: Sequence[str]) -> DebugMessage | None:
-    """Return where a recomputation first differs from the forward pass, or None.
+    """Return a message about the first difference between a recomputation and the forward pass, or None if there is
+    none.
 
     `lines` are the output of checkpointing's debug mode.
     """
@@ -239,7 +242,7 @@ def _read_recomputation(lines: Sequence[str]) -> DebugMessage | None:
 
 
 def _operations(lines: Sequence[str]) -> list[tuple[int, str]]:
-    """Return the number and name of each operation in the lines, except for `detach`."""
+    """Return the number and name of each operation in the lines, excluding `detach` operations."""
     operations: list[tuple[int, str]] = []
     number = 0
     for line in lines:
@@ -289,7 +292,7 @@ _MAX_SIGNALS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class AgentFailure:
-    """One failed rank in the summary that torchrun prints at its end."""
+    """One failed rank in the summary that torchrun prints when it ends."""
 
     rank: int
     pid: int
@@ -298,7 +301,7 @@ class AgentFailure:
 
 
 def agent_failures(log: str) -> tuple[AgentFailure, ...]:
-    """Return the failed ranks in the summary that torchrun prints at its end."""
+    """Return the failed ranks listed in the summary that torchrun prints when it ends."""
     others, heading, first = log.partition(_FIRST)
     return tuple(
         AgentFailure(rank=int(rank), pid=int(pid), status=int(status), first=part is first and bool(heading))

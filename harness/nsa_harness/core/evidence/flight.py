@@ -48,7 +48,7 @@ _UNREADABLE = (
 
 
 def plain_value(data: bytes) -> Any:
-    """Return the plain data in a pickle without importing or calling anything.
+    """Return the data in a pickle without importing or calling anything.
 
     Raise ValueError, with the position in bytes, for any data but dicts, lists, tuples, strings and numbers.
     """
@@ -128,7 +128,7 @@ def essential_collectives(
 
 
 def missing_numbers(collectives: Sequence[Collective]) -> Iterator[tuple[str, int, int]]:
-    """Yield each gap in the numbers of one rank's collectives, as (group, first, last).
+    """Yield each gap in the sequence numbers of one rank's collectives, as (group, first, last).
 
     A flight recorder only overwrites its oldest entries, so such a gap is unexpected. A gap after a collective that has
     not completed is ignored, because `essential_collectives` drops completed collectives after it.
@@ -239,7 +239,7 @@ def _list(value: object, where: str) -> Sequence[Any]:
 
 
 def _string(value: object, where: str) -> str:
-    """Return a string or integer as a string. Raise TypeError for other values."""
+    """Return a string or an integer as a string. Raise TypeError for any other value, naming `where`."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise TypeError(f"{where} is {_repr_of(value)}, no text")
     return str(value)[:_MAX_TEXT]

@@ -1,4 +1,4 @@
-"""Read from printed traces which parameters got a gradient, and in which order."""
+"""Read from printed traces which parameters received a gradient, and in which order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BUCKET = re.compile(r"^\[DDP\] rank=(\d+) bucket_elems=(\d+) dtype=(\S+)$")
 @stored_as(gradient_count="arrived", missing_count="missing")
 @dataclass(frozen=True, kw_only=True)
 class RankTraces:
-    """The gradients and DDP buckets in the traces of one rank. Counts are None if the rank did not trace gradients."""
+    """The gradients and DDP buckets in the traces of one rank. The counts are None if gradients were not traced."""
 
     gradient_count: int | None  # number of parameters with a gradient in the last traced step
     missing_count: int | None  # number of parameters without a gradient in that step
@@ -56,7 +56,7 @@ Orders = Mapping[int, tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class OrderDifference:
-    """The first gradient that arrived in a different order on one rank than on most ranks."""
+    """The first gradient that became ready in a different order on one rank than on most ranks."""
 
     step: int
     rank: int
@@ -67,7 +67,7 @@ class OrderDifference:
 
 
 def read_orders(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
-    """Return the order in which gradients became ready in each optimizer step.
+    """Return, for each optimizer step, the order in which gradients became ready.
 
     Each record has the key "step" and the key "arrived" with the list of names. Records of another form are ignored.
     """
@@ -82,14 +82,14 @@ def read_orders(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str, ...]]
 @stored_as(difference="differs")
 @dataclass(frozen=True, kw_only=True)
 class BucketOrder:
-    """The result of comparing the order of DDP's buckets between ranks."""
+    """The result of comparing the order of DDP buckets between ranks."""
 
     count: int  # largest number of buckets in one step
     difference: OrderDifference | None  # None = the order is the same on every rank
 
 
 def read_bucket_orders(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
-    """Return the order in which DDP's buckets became ready in each optimizer step.
+    """Return, for each optimizer step, the order in which DDP buckets became ready.
 
     A bucket is named "bucket 0". Each record has the key "step" and the key "buckets" with a list of objects that have
     the key "bucket". Records of another form are ignored.
@@ -104,7 +104,7 @@ def read_bucket_orders(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str
 
 
 def compare_bucket_order(ranks: Mapping[int, Orders]) -> BucketOrder | None:
-    """Compare the order of DDP's buckets between ranks. Return None if fewer than two ranks traced buckets."""
+    """Compare the order of DDP buckets between ranks. Return None if fewer than two ranks traced buckets."""
     orders_of = {rank: orders for rank, orders in ranks.items() if orders}
     if len(orders_of) < 2:
         return None
@@ -113,7 +113,7 @@ def compare_bucket_order(ranks: Mapping[int, Orders]) -> BucketOrder | None:
 
 
 def first_order_difference(ranks: Mapping[int, Orders]) -> OrderDifference | None:
-    """Return the first gradient whose order differs between ranks, or None.
+    """Return the first gradient that became ready in a different order on some rank, or None if there is none.
 
     Each rank is compared with the order of most ranks. Only gradients that both ranks have are compared, because a
     missing gradient is a separate finding. If there are only two ranks, their orders cannot show which of them is
@@ -138,7 +138,7 @@ def _at(orders: Orders, step: int) -> tuple[str, ...]:
 
 
 def _first_difference(order: tuple[str, ...], common: tuple[str, ...]) -> tuple[int, str, str] | None:
-    """Return the first position at which two orders differ and the two names, or None."""
+    """Return the first position at which two orders differ, and the two names there, or None if they agree."""
     own_names, common_names = set(order), set(common)
     pairs = zip(
         [name for name in order if name in common_names], [name for name in common if name in own_names], strict=False

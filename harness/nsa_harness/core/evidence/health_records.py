@@ -1,4 +1,4 @@
-"""Read the health samples that the probe of a rank wrote as lines of JSON."""
+"""Read the health samples that a rank's probe wrote as lines of JSON."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class _Reader:
         self._change(**{name: int(record[name]) for name in ("losses", "bad_losses", "bad_in_a_row")})
 
     def _add_loss(self, record: dict[str, Any]) -> None:
-        """Store a loss that is NaN or infinite.
+        """Store the information about a loss that is NaN or infinite.
 
         If some parameters were already NaN or infinite before this loss, store those parameters instead.
         """
@@ -133,7 +133,7 @@ class _Reader:
             self._change(non_finite_loss=NonFiniteValue(step=step, value=_value(record), place=place))
 
     def _add_step(self, record: dict[str, Any]) -> None:
-        """Store what the probe sampled after one optimizer step.
+        """Store the values that the probe sampled after one optimizer step.
 
         Memory and data waits are only stored for the first optimizer. Parameters that are NaN or infinite are stored
         with the first step of this state, and removed when they are finite again.
@@ -251,7 +251,7 @@ def _value(record: dict[str, Any]) -> str:
 
 
 def _thin_out(points: list[Point]) -> list[Point]:
-    """Return at most MAX_POINTS of the points, leaving out older ones."""
+    """Return at most MAX_POINTS of the points, omitting older ones."""
     while len(points) > MAX_POINTS:
         half = len(points) // 2
         points = points[:half:2] + points[half:]

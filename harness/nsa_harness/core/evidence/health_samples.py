@@ -20,7 +20,7 @@ class MemorySample:
 @stored_as(elapsed_s="passed_s")
 @dataclass(frozen=True, kw_only=True)
 class DataWait:
-    """How long a rank had waited for DataLoaders by the end of an optimizer step."""
+    """The total time that a rank had waited for DataLoaders by the end of an optimizer step."""
 
     step: int
     waited_s: float  # total time that it waited for batches
@@ -30,7 +30,7 @@ class DataWait:
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterBlock:
-    """A checksum over some neighbouring parameters of a model replica."""
+    """A checksum over several neighbouring parameters of a model replica."""
 
     checksum: str
     size: float  # root of the sum of squares of some of the values; nan if a value is not finite
@@ -52,7 +52,7 @@ class ReplicaSample:
 @stored_as(samples="looks", blocks="parts", in_ddp="wrapped", was_broadcast="broadcast", reduces_gradients="reduced")
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """A rank's copy of a model, and the checksums that were taken of it."""
+    """A rank's copy of a model, and the checksums taken of the copy."""
 
     number: int  # models are numbered per rank
     ranks: tuple[int, ...]  # ranks whose copies should be equal
@@ -67,7 +67,7 @@ class Replica:
 
 @dataclass(frozen=True, kw_only=True)
 class OverwrittenFile:
-    """A file whose content a rank replaced, and that still exists when the rank exits."""
+    """A file that a rank overwrote and that still existed when the rank exited."""
 
     path: str
     place: Place | None
@@ -76,7 +76,7 @@ class OverwrittenFile:
 
 @dataclass(frozen=True, kw_only=True)
 class UnawaitedCall:
-    """A line that called a collective asynchronously and never waited for the result."""
+    """A line that called a collective asynchronously without ever waiting for the result."""
 
     op: str
     place: Place | None
@@ -98,7 +98,7 @@ class DroppedBatches:
 )
 @dataclass(frozen=True, kw_only=True)
 class GradientArrivals:
-    """The state of one model's gradients after its backward passes."""
+    """Information about the gradients of one model after its backward passes."""
 
     model: str
     sample_count: int  # number of samples in which some parameter had a gradient
@@ -113,7 +113,7 @@ class GradientArrivals:
 
 @dataclass(frozen=True, kw_only=True)
 class NonFiniteValue:
-    """The first loss or parameters of a run that were NaN or infinite."""
+    """The first loss or parameters in a run that were NaN or infinite."""
 
     step: int
     value: str  # "nan" or "inf"
@@ -149,7 +149,7 @@ class MemoryGrowth:
 )
 @dataclass(frozen=True, kw_only=True)
 class HealthSamples:
-    """All health samples of one rank, taken to find faults that raise no error."""
+    """All health samples of one rank. They reveal faults that raise no error."""
 
     steps: int = 0  # the last optimizer step that was sampled
     sample_count: int = 0  # number of samples of parameters

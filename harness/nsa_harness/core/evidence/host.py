@@ -1,4 +1,4 @@
-"""Data about a host, such as its processes, sockets, memory and GPUs."""
+"""Data about a host, including its processes, sockets, memory and GPUs."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """The state of one GPU according to nvidia-smi. A value that nvidia-smi does not report is None."""
+    """The state of one GPU according to nvidia-smi. Values that nvidia-smi does not report are None."""
 
     index: int
     name: str
@@ -104,7 +104,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryAtEvent:
-    """The memory that a rank reported at one event. Values of torch's CUDA allocator are None on a CPU."""
+    """The memory that a rank reported at one event. Values from torch's CUDA allocator are None on a CPU."""
 
     moment: str  # "boot" (after start-up), "dump" (a memory dump during training) or "last" (the latest heartbeat)
     step: int
@@ -127,7 +127,7 @@ class SentSignal:
 @stored_as(kill_messages="killed")
 @dataclass(frozen=True, kw_only=True)
 class HostMemory:
-    """The memory of the node while the run was watched. A value that could not be read is None."""
+    """The memory of the node while the run was watched. Values that could not be read are None."""
 
     total_bytes: int | None
     available_bytes: int | None  # at the end of the run
@@ -146,7 +146,7 @@ _MAX_PIDS = 64
 
 
 def parse_gpus(table: str, processes: str) -> tuple[Gpu, ...]:
-    """Return the state of each GPU from two CSV outputs of nvidia-smi.
+    """Return the state of each GPU, read from two CSV outputs of nvidia-smi.
 
     `table` has the columns GPU_FIELDS, and `processes` has the columns PROCESS_FIELDS, without header and units. Raise
     ValueError if a line has another form.
@@ -158,7 +158,7 @@ def parse_gpus(table: str, processes: str) -> tuple[Gpu, ...]:
 
 
 def _rows(text: str, columns: int) -> Iterable[list[str]]:
-    """Yield the cells of each CSV line. Raise ValueError if there are not `columns` cells."""
+    """Yield the cells of each CSV line. Raise ValueError if a line does not have exactly `columns` cells."""
     for line, row in enumerate(csv.reader(text.splitlines(), skipinitialspace=True), start=1):
         if len(row) != columns:
             raise ValueError(f"nvidia-smi, line {line}: {len(row)} values, expected {columns}: {','.join(row)[:100]}")
@@ -183,7 +183,7 @@ def _gpu(row: list[str], pids: Mapping[str, Mapping[int, float | None]]) -> Gpu:
 
 
 def _number(word: str) -> float | None:
-    """Return the number in a cell of nvidia-smi, or None for a text such as "[N/A]"."""
+    """Return the number in a cell from nvidia-smi, or None if the cell has no number, such as "[N/A]"."""
     return float(word) if word.replace(".", "", 1).isdigit() else None
 
 
@@ -194,7 +194,7 @@ _MAX_LINE = 300
 
 
 def kill_messages_since(records: Iterable[str], began_us: int) -> Iterator[str]:
-    """Yield the kernel's messages about processes killed because memory ran out.
+    """Yield the kernel's messages about processes killed because the host ran out of memory.
 
     `records` are the records of /dev/kmsg. `began_us` is in microseconds since boot.
     """
@@ -206,12 +206,12 @@ def kill_messages_since(records: Iterable[str], began_us: int) -> Iterator[str]:
 
 
 def killed_pids(lines: Iterable[str]) -> Iterator[int]:
-    """Yield the id of each killed process in the kernel's messages."""
+    """Yield the process id of each killed process that the kernel's messages mention."""
     return (int(message[1]) for line in lines if (message := _KILLED.search(line)))
 
 
 def sigterm_reaction(process: Process) -> str:
-    """Return a sentence about how the process would react to SIGTERM, or "" if unknown.
+    """Return a sentence about how the process would react to SIGTERM, or "" if this is unknown.
 
     The sentence is derived from the process's state and signal masks. No signal is sent.
     """
@@ -251,7 +251,7 @@ _MAX_WARNINGS = 4
 @stored_as(logged_ranks="seen", connected_ranks="connected")
 @dataclass(frozen=True, kw_only=True)
 class NcclInfo:
-    """NCCL's configuration and connections, as its log shows them. Values that the log does not show are None."""
+    """NCCL's configuration and connections as shown in its log. Values that are not in the log are None."""
 
     version: str | None
     channels: int | None  # number of channels for collectives
@@ -292,7 +292,7 @@ def read_nccl(logs: Mapping[int, Iterable[str]]) -> NcclInfo | None:
 
 
 def _has_connected(lines: Iterable[str]) -> bool:
-    """Whether the rank has initialized every communicator that it began to initialize.
+    """Whether the rank has initialized every NCCL communicator that it began to initialize.
 
     NCCL before 2.18 does not log the beginning. Then one finished communicator is enough.
     """

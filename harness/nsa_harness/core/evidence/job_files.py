@@ -57,7 +57,7 @@ def by_rank(text: str) -> JobLog:
 
 
 def _tasks(lines: Sequence[str]) -> Iterator[tuple[int | None, list[str]]]:
-    """Yield the number and the lines of each task in a log of `srun --label`.
+    """Yield the number and the lines of each task in a log from `srun --label`.
 
     For any other log, yield (None, all lines).
     """
@@ -75,7 +75,7 @@ def _tasks(lines: Sequence[str]) -> Iterator[tuple[int | None, list[str]]]:
 
 
 def _split_prefix(line: str) -> tuple[int | None, int | None, str]:
-    """Return the local rank, the rank and the text of a log line.
+    """Return the local rank, the rank and the remaining text of a log line.
 
     For "[default1]:[rank3]: text" these are 1, 3 and "text". A rank that the line does not name is None.
     """
@@ -113,20 +113,20 @@ _LAUNCHER_TEXT = re.compile(
 
 
 def find_rank(text: str) -> int | None:
-    """Return the value of RANK that a log prints, or None if there is not exactly one."""
+    """Return the value of RANK printed in a log, or None if the log does not contain exactly one value."""
     ranks = {int(match[1]) for pattern in _OWN_RANK for match in _matching_lines(pattern, text, "RANK")}
     return ranks.pop() if len(ranks) == 1 and max(ranks) < MAX_RANKS else None
 
 
 def find_world_size(text: str) -> int:
-    """Return the world size that a log prints most often, or 0 if it prints none."""
+    """Return the world size that occurs most often in a log, or 0 if it contains none."""
     sizes = Counter(int(match[1] or match[2]) for match in _matching_lines(_WORLD_SIZE, text, "WORLD_SIZE", "world"))
     valid = [(count, size) for size, count in sizes.items() if 0 < size <= MAX_RANKS]
     return max(valid, default=(0, 0))[1]
 
 
 def is_launcher_text(text: str) -> bool:
-    """Whether the text contains messages of torchrun or Slurm."""
+    """Whether the text contains messages from torchrun or Slurm."""
     return _LAUNCHER_TEXT.search(text) is not None
 
 
@@ -137,7 +137,7 @@ _LAST_NUMBER = re.compile(r"(?:^|[/_.\-])(?:r|gpu|task)?(\d{1,9})(?:\.[A-Za-z]{1
 
 @dataclass(frozen=True, kw_only=True)
 class PathRank:
-    """The rank, launch and attempt that the path of a job's file names.
+    """The rank, launch and attempt encoded in the path of one of a job's files.
 
     Fields for which the path has no value are None, empty or 0.
     """
@@ -150,7 +150,7 @@ class PathRank:
 
 
 def rank_of_path(name: str) -> PathRank:
-    """Return the rank information in a file's path, such as rank 3 in "rank3.log".
+    """Return the rank information encoded in a file's path, such as rank 3 in "rank3.log".
 
     For "attempt_0/3/stderr.log" this is the local rank, and for "job_3.out" only a number.
     """
@@ -191,7 +191,7 @@ _MAX_MATCHES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class WatchdogReport:
-    """The progress of one rank in one process group, from NCCL's timeout report."""
+    """The progress of one rank in one process group, taken from NCCL's timeout report."""
 
     rank: int
     group: str
@@ -200,7 +200,7 @@ class WatchdogReport:
 
 
 def timeouts(text: str) -> tuple[tuple[int, Collective], ...]:
-    """Return the rank and collective of each timeout that NCCL's watchdog reports.
+    """Return the rank and the collective of each timeout reported by NCCL's watchdog.
 
     For each rank and group, only the collective with the lowest number is returned.
     """
@@ -222,7 +222,7 @@ def timeouts(text: str) -> tuple[tuple[int, Collective], ...]:
 
 
 def watchdog_reports(text: str) -> tuple[WatchdogReport, ...]:
-    """Return the latest progress that NCCL's watchdog reports for each rank and group."""
+    """Return the latest progress reported by NCCL's watchdog for each rank and group."""
     latest = {
         (int(match["rank"]), match["group"] or match["id"]): (int(match["enqueued"]), int(match["completed"]))
         for match in _matching_lines(_PROGRESS, text, "last enqueued")
@@ -248,7 +248,7 @@ def _open_collective(group: str, seq: int, op: str, count: str | None) -> Collec
 
 
 def _matching_lines(pattern: re.Pattern[str], text: str, *hints: str) -> Iterator[re.Match[str]]:
-    """Yield the matches of `pattern` in lines that contain one of the `hints`.
+    """Yield the matches of `pattern` in lines that contain at least one of the `hints`.
 
     The hints only save time: a search for a string is much faster than one for the pattern.
     """
@@ -271,7 +271,7 @@ _OUT_OF_MEMORY = re.compile(r"[^\n]{0,80}(?:oom[_-]kill event|Out Of Memory)[^\n
 
 
 def exits_of_tasks(text: str) -> tuple[tuple[int, int], ...]:
-    """Return the task number and exit status of each ended task that srun reports.
+    """Return the task number and the exit status of each task that srun reports as ended.
 
     The task number is the rank if srun started the ranks itself.
     """
@@ -284,7 +284,7 @@ def exits_of_tasks(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _status(ending: str) -> int | None:
-    """Return the exit status in srun's message, negative for a signal, or None if unknown."""
+    """Return the exit status in a message from srun (negative for a signal), or None if it is unknown."""
     if code := _CODE.match(ending):
         return int(code[1])
     return next((status for text, status in _STATUS_BY_TEXT if ending.startswith(text)), None)
@@ -299,7 +299,7 @@ def _numbers(ranges: str) -> Iterator[int]:
 
 
 def killed_for_memory(text: str) -> tuple[str, ...]:
-    """Return the messages about processes that were killed because memory ran out."""
+    """Return the messages about processes killed because the host ran out of memory."""
     return tuple(
         dict.fromkeys(match[0].strip() for match in _matching_lines(_OUT_OF_MEMORY, text, "oom", "Out Of Memory"))
     )
@@ -310,7 +310,7 @@ _WATCHDOG_LINE = re.compile(r"Watchdog caught collective operation timeout[^\n]{
 
 
 def watchdog_lines(text: str) -> tuple[str, ...]:
-    """Return the first few timeout messages of NCCL's watchdog."""
+    """Return the first few timeout messages from NCCL's watchdog."""
     return tuple(
         match[0] for match in islice(_matching_lines(_WATCHDOG_LINE, text, "Watchdog caught"), _MAX_WATCHDOG_LINES)
     )
@@ -324,7 +324,7 @@ _FINGERPRINT = re.compile(
 
 
 def mismatched_collectives(text: str) -> tuple[tuple[int, Collective], ...]:
-    """Return the rank and collective of each reported mismatch between ranks.
+    """Return the rank and the collective of each mismatch between ranks that is reported.
 
     Such reports are printed with TORCH_DISTRIBUTED_DEBUG=DETAIL, and name both ranks.
     """
@@ -349,7 +349,7 @@ _BINARY_SHARE = 0.1  # a file with more control characters in this part is binar
 
 
 class JobFileKind(StrEnum):
-    """The kind of a job's file, recognized by its content."""
+    """The kind of one of a job's files, recognized by its content."""
 
     LOG = "log"
     RECORDER = "flight recorder dump"
@@ -360,7 +360,7 @@ class JobFileKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class JobFile:
-    """One file of a job, with its kind and content."""
+    """One of a job's files, with its kind and content."""
 
     name: str
     kind: JobFileKind
@@ -372,7 +372,7 @@ class JobFile:
 
 
 def is_document(head: bytes) -> bool:
-    """Whether a file that begins with `head` is a pickle or JSON.
+    """Whether a file beginning with `head` is a pickle or JSON document.
 
     Such a file has to be read completely, because a part of it is of no use.
     """
@@ -380,12 +380,12 @@ def is_document(head: bytes) -> bool:
 
 
 def _is_json_like(head: bytes) -> bool:
-    """Whether a file that begins with `head` may be JSON. A log that begins with "[rank0]: " is not."""
+    """Whether a file beginning with `head` could be JSON. A log that begins with "[rank0]: " could not."""
     return re.match(rb'\s*(?:\[[\s{"\[\]]|\{[\s"}])', head) is not None
 
 
 def read_job_file(name: str, data: bytes, changed_ns: int = 0) -> JobFile:
-    """Return the kind and the content of a file.
+    """Return the kind and the content of one of a job's files.
 
     No error is raised. If the file cannot be used, its kind is NOTHING and `reason` says why.
     """
@@ -417,7 +417,7 @@ def _recorder(file: JobFile, data: bytes) -> JobFile:
 
 
 def _document(file: JobFile, data: bytes) -> JobFile | None:
-    """Return the file with the content of its JSON document, or None if `data` is not JSON."""
+    """Return the file with the content of its JSON document, or None if `data` is not a JSON document."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):

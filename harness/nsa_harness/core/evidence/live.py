@@ -13,7 +13,7 @@ STILL_S = 300.0  # longest time without output; CI systems end a job that prints
 @stored_as(no_progress_s="quiet_s")
 @dataclass(frozen=True, kw_only=True)
 class RankProgress:
-    """The current progress of one rank."""
+    """The current progress of one rank in a running attempt."""
 
     rank: int
     phase: str
@@ -34,7 +34,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstSnapshot:
-    """Ranks that are blocked at the same location in a job's first snapshot."""
+    """Ranks blocked at the same location in the first snapshot of a job."""
 
     ranks: tuple[int, ...]
     blocked_in: str  # "barrier", "all_reduce (DDP)" or "read in load"; "running" if the ranks do not wait
@@ -47,7 +47,7 @@ class FirstSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressNews:
-    """The progress in the latest printed line about an attempt.
+    """The progress shown in the line most recently printed about an attempt.
 
     It decides when the next line is printed to an output that keeps every line, such as a CI log.
     """
@@ -72,7 +72,7 @@ def next_news(last: ProgressNews | None, phase: str, progress: Progress) -> Prog
 
 
 def milestone(step: int) -> int:
-    """Return the largest of 1, 2, 5, 10, 20, 50, ... that is at most `step`, or 0."""
+    """Return the largest number among 1, 2, 5, 10, 20, 50, ... that is at most `step`, or 0 if there is none."""
     if step < 1:
         return 0
     unit: int = 10 ** (len(str(step)) - 1)
@@ -80,7 +80,7 @@ def milestone(step: int) -> int:
 
 
 def time_left_s(took_s: Sequence[float], running_s: Sequence[float], waiting: int) -> float | None:
-    """Return the estimated seconds until all runs have finished, or None if unknown.
+    """Return the estimated number of seconds until all runs have finished, or None if unknown.
 
     `took_s` are the durations of the finished runs, `running_s` the elapsed times of the running ones, and `waiting` is
     the number of runs that have not started. Each run is expected to take as long as the mean of the finished runs,

@@ -1,4 +1,4 @@
-"""Derive the evidence of a job from the logs and dumps that it left behind."""
+"""Derive the evidence about a job from the logs and dumps that it left behind."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _LAUNCHER = "ChildFailedError"  # torchrun's own exception after a rank has fail
 
 @dataclass(kw_only=True)
 class _Rank:
-    """The logs, stacks and other content of a job's files that belong to one rank."""
+    """The logs, stacks and other contents of a job's files that belong to one rank."""
 
     texts: list[tuple[str, str]] = field(default_factory=list)  # (file, text of the rank in it)
     stacks: tuple[Stack, ...] = ()
@@ -85,7 +85,7 @@ class _Rank:
 
 @dataclass(frozen=True, kw_only=True)
 class PostMortem:
-    """The evidence of a job that was not watched, derived from its files."""
+    """The evidence about a job that was not watched, derived from the job's files."""
 
     evidence: Evidence
     files: Mapping[str, str]  # a file as diagnosis rules cite it -> the job's file that was read instead
@@ -94,7 +94,7 @@ class PostMortem:
 
 
 def read_post_mortem(files: Sequence[JobFile], node: str) -> PostMortem:
-    """Return the evidence of a job from its files.
+    """Return the evidence about a job, derived from its files.
 
     `node` is the name of the node. No error is raised for any content.
     """
@@ -135,7 +135,7 @@ class _Merge:
     # Logs.
 
     def _take_log(self, file: JobFile, log: JobLog, local: Mapping[int, int]) -> None:
-        """Assign each line of a log to its rank or to the launcher. `local` maps the job's local ranks to ranks."""
+        """Assign each line of a log to its rank or to the launcher. `local` maps local ranks to global ranks."""
         default_owner = self._owner(file, log, local)
         for rank, lines in log.lines.items():
             text = "\n".join(lines)
@@ -149,7 +149,7 @@ class _Merge:
                 self._files_of(owner).texts.append((file.name, text))
 
     def _owner(self, file: JobFile, log: JobLog, local: Mapping[int, int]) -> int | None:
-        """Return the rank that printed a log's unlabelled lines, or None for the launcher.
+        """Return the rank that printed the lines of a log that have no rank label, or None for the launcher.
 
         The rank is taken from the path of the file, from a printed RANK, from the only rank that other lines name, or
         from the number at the end of the file's name. The first of these that exists is used.
@@ -174,7 +174,7 @@ class _Merge:
     # Messages of launchers.
 
     def _take_exits(self, text: str) -> None:
-        """Store how each rank exited, as the launcher's output reports it."""
+        """Store the exit status of each rank that the launcher's output reports."""
         began = _first_time(text)
         for failure in self.failures:
             # The summary has whole seconds. The half second keeps the failure that torchrun saw first in front.
@@ -187,7 +187,7 @@ class _Merge:
             self._files_of(rank).exit = Exit(pid=0, rank=rank, status=status, at_s=0.0, during_teardown=False)
 
     def _take_watchdogs(self, texts: Iterable[str]) -> None:
-        """Store the collectives that NCCL's watchdog or torch reports in the logs."""
+        """Store the collectives that NCCL's watchdog or torch reports in the given logs."""
         text = "\n".join(texts)
         timed_out = timeouts(text)
         for rank, collective in timed_out:
@@ -242,7 +242,7 @@ class _Merge:
         own.pid = pid or own.pid
 
     def _take_orphans(self) -> None:
-        """Assign logs that name no rank to a rank, if they contain a traceback or a stack dump."""
+        """Assign each log that names no rank to a rank, if the log contains a traceback or a stack dump."""
         for name, text in list(self.launcher):
             if is_launcher_text(text):
                 self._take_launcher_traceback(name, text)
@@ -331,7 +331,7 @@ class _Merge:
         return next((failure.rank for failure in self.failures if failure.pid == pid), None)
 
     def _proofs(self) -> dict[str, str]:
-        """Map the file names that a diagnosis cites to the files of this job."""
+        """Map each standard file name that a diagnosis cites to the corresponding file of this job."""
         proofs: dict[str, str] = {}
         for rank, files in self.ranks.items():
             logs = [name for name, text in files.texts if last_traceback(text)] or [name for name, _ in files.texts]
@@ -354,7 +354,7 @@ def _numbered_ranks(names: Iterable[str]) -> dict[str, int]:
 
 
 def _latest_attempts(files: Sequence[JobFile]) -> list[JobFile]:
-    """Return the files without those of earlier attempts that torchrun restarted."""
+    """Return the files without those from earlier attempts that torchrun restarted."""
     paths = {file.name: rank_of_path(file.name) for file in files}
     last: dict[str, int] = {}
     for path in paths.values():
@@ -393,7 +393,7 @@ def _rank_evidence(rank: int, files: _Rank) -> RankEvidence:
 
 
 def _exception(rank: int, files: _Rank) -> RaisedException | None:
-    """Return the last exception in a rank's logs, or None."""
+    """Return the last exception in a rank's logs, or None if there is none."""
     for _, text in reversed(files.texts):
         traceback = last_traceback(text)
         if traceback and not traceback[0].endswith(_LAUNCHER):
@@ -405,7 +405,7 @@ def _exception(rank: int, files: _Rank) -> RaisedException | None:
 
 
 def _collectives(files: _Rank) -> tuple[Collective, ...]:
-    """Return the collectives that a rank entered, from its dump or its logs."""
+    """Return the collectives that a rank entered, read from its dump or its logs."""
     if files.recorder is None:
         return files.collectives or ((files.mismatch,) if files.mismatch else ())
     frames = files.recorder.frames
@@ -447,7 +447,7 @@ def _stack_of_traceback(frames: tuple[Frame, ...]) -> Stack:
 
 
 def _full_names(ranks: Iterable[_Rank]) -> dict[str, str]:
-    """Return the full file name for each name that py-spy has shortened."""
+    """Map each file name that py-spy has shortened to its full name."""
     full = {
         frame.file
         for rank in ranks
@@ -488,7 +488,7 @@ def _first_time(text: str) -> float:
 
 
 def _time_of(text: str, pid: int) -> float:
-    """Return when process `pid` failed, in seconds since 1970, or 0 if unknown."""
+    """Return the time at which process `pid` failed, in seconds since 1970, or 0 if unknown."""
     blocks = (f"time{block}" for block in reversed(text.split("time")) if f"(pid: {pid})" in block)
     stamp = re.match(_TIME, next(blocks, ""))
     return _seconds(stamp[1]) if stamp else 0.0
@@ -502,7 +502,7 @@ def _seconds(stamp: str) -> float:
 
 
 def _launcher(closing: Sequence[tuple[int, str, str]]) -> Exit | None:
-    """Return an exit by SIGTERM if Slurm cancelled the whole job, else None.
+    """Return an exit by SIGTERM if Slurm cancelled the whole job, otherwise None.
 
     `closing` has (pid, signal, sender) for each signal that launchers and schedulers report.
     """
@@ -583,7 +583,7 @@ def _missing(evidence: Evidence, ranks: Mapping[int, _Rank], files: Sequence[Job
 
 
 def _unused_files(files: Sequence[JobFile]) -> Iterator[Trouble]:
-    """Yield each file that was not used, with the reason."""
+    """Yield each file that was not used, and the reason."""
     return (
         Trouble(what=file.name, why=file.reason)
         for file in files

@@ -61,7 +61,7 @@ HISTORIES = (1024, 768, 512, 256, 96)
 
 
 def with_history(evidence: Evidence, calls: int) -> Evidence:
-    """Return the evidence with only the latest `calls` calls of each rank.
+    """Return the evidence with only the latest `calls` calls for each rank.
 
     Flight recorder entries are limited to the same number per group. The kept calls begin at the start of an optimizer
     step.
@@ -80,7 +80,7 @@ def with_history(evidence: Evidence, calls: int) -> Evidence:
 
 
 def _whole_steps(calls: tuple[Call, ...], most: int) -> tuple[Call, ...]:
-    """Return at most `most` of the latest calls, without a partial first step.
+    """Return at most `most` of the latest calls, omitting an incomplete first step.
 
     If all of these calls belong to one step that began earlier, they are all returned.
     """
@@ -99,7 +99,7 @@ def without_finished_calls(snapshot: Snapshot) -> Snapshot:
 
 
 def _with_recent_calls(status_file: StatusFile | None, count: int) -> StatusFile | None:
-    """Return the status file with only the last `count` finished calls and steps.
+    """Return the status file with only the latest `count` finished calls and steps.
 
     Calls that a proof of a hang needs are kept too: the first call, calls that create groups, and unfinished calls.
     """
@@ -116,7 +116,7 @@ def _with_recent_calls(status_file: StatusFile | None, count: int) -> StatusFile
 
 
 def reduce_evidence(evidence: Evidence, limits: SizeLimits) -> Evidence:
-    """Return the evidence reduced to at most as many items as `limits` allows.
+    """Return the evidence with at most as many items as `limits` allows.
 
     The items that are most important for the verdict are kept, and a note about the reduction is added to `trouble`.
     """
@@ -200,7 +200,7 @@ def _rank_snapshot(rank: RankSnapshot, limits: SizeLimits) -> RankSnapshot:
 def _threads(
     process: Process, stacks: Sequence[Stack], event_tids: Iterable[int], limits: SizeLimits
 ) -> tuple[Process, tuple[Stack, ...]]:
-    """Return the process and its stacks, with at most `limits.stacks` stacks.
+    """Return the process and its stacks, keeping at most `limits.stacks` stacks.
 
     The stack of the training thread is kept first, then those of threads that may end a wait. If a stack is dropped,
     its thread is dropped from the process too, because it would otherwise look like a library thread without Python

@@ -1,4 +1,4 @@
-"""Read the kernel's data about TCP sockets.
+"""Read the kernel's information about TCP sockets.
 
 The data come from the tables in /proc/PID/net and from replies of inet_diag (netlink).
 """
@@ -42,7 +42,7 @@ class TransferredBytes:
 
 
 def parse_table(text: str) -> dict[int, Socket]:
-    """Return the sockets listed in /proc/PID/net/tcp or tcp6, by inode. Malformed lines are skipped."""
+    """Map inodes to the sockets listed in /proc/PID/net/tcp or tcp6. Malformed lines are skipped."""
     rows = (_row(line.split()) for line in text.splitlines()[1:])
     return {row.inode: row for row in rows if row is not None and row.inode}
 
@@ -67,7 +67,7 @@ def answers_end(data: bytes) -> bool:
 
 
 def other_ends(table: Mapping[int, Socket]) -> dict[int, int]:
-    """Return the inode of the other end for each socket of a connection within this host."""
+    """Map the inode of each socket to that of its peer, for connections within this host."""
     by_address = {(socket.local, socket.peer): inode for inode, socket in table.items() if socket.state != "LISTEN"}
     pairs = (
         (inode, by_address.get((socket.peer, socket.local)))
@@ -106,7 +106,7 @@ def _address(text: str) -> str:
 
 
 def _read_tcp_info(attributes: bytes) -> TransferredBytes | None:
-    """Return the byte counts in a socket's INET_DIAG_INFO attribute, or None."""
+    """Return the byte counts in a socket's INET_DIAG_INFO attribute, or None if it has none."""
     with suppress(ValueError):
         for kind, info in _messages(attributes, _ATTRIBUTE):
             if kind == _INET_DIAG_INFO and len(info) >= _BYTES_AT + _BYTES.size:
@@ -116,7 +116,7 @@ def _read_tcp_info(attributes: bytes) -> TransferredBytes | None:
 
 
 def _messages(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
-    """Yield the kind and body of each netlink message or attribute in `data`.
+    """Yield the kind and the body of each netlink message or attribute in `data`.
 
     Each begins with its length and kind in the form of `header`, and is padded to four bytes. Raise ValueError for a
     length that is too small.

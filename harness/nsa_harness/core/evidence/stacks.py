@@ -1,4 +1,4 @@
-"""Read stack dumps, and find out from the stacks what each thread is doing."""
+"""Read stack dumps, and determine what each thread is doing."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _PY_SPY_FRAME = re.compile(r"^ {4}(\S.*) \((.+?)(?::(\d+))?\)$")
 
 
 def parse_py_spy_text(text: str) -> dict[int, tuple[Stack, ...]]:
-    """Return the stacks in the plain text output of `py-spy dump`, by process id.
+    """Return the stacks in the plain text output of `py-spy dump`, for each process id.
 
     The dumped process comes first. Without --full-filenames, py-spy shortens file names. A directory is added to the
     short names of torch and of the standard library, so that they differ from the program's own files. For other text
@@ -142,7 +142,7 @@ def _arguments(frames: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def without_variables(text: str) -> str:
-    """Return a JSON dump of py-spy without the values of variables. Raise ValueError if `text` is not JSON."""
+    """Return a JSON dump from py-spy without the values of variables. Raise ValueError if `text` is not JSON."""
     threads = json.loads(text)
     for thread in threads if isinstance(threads, list) else ():
         for frame in thread.get("frames", ()):
@@ -151,7 +151,7 @@ def without_variables(text: str) -> str:
 
 
 def parse_faulthandler(text: str) -> tuple[Stack, ...]:
-    """Return the stacks of the last faulthandler dump in a text, or () if there is none.
+    """Return the stacks in the last faulthandler dump in `text`, or () if there is none.
 
     Dumps follow each other without a separator, so a thread that appears again begins the next dump. The last thread of
     a dump is the main thread, because faulthandler lists the newest thread first.
@@ -173,7 +173,7 @@ def parse_faulthandler(text: str) -> tuple[Stack, ...]:
 
 
 def is_library(file: str) -> bool:
-    """Whether the file belongs to a library or the probe rather than to the user."""
+    """Whether the file belongs to a library or to the probe, rather than to the user's code."""
     if _SUBJECT.search(file):
         return False
     return bool(_STDLIB.search(file) or _PACKAGE.search(file) or _GUESTS.search(file))
@@ -185,19 +185,19 @@ def is_standard(file: str) -> bool:
 
 
 def in_probe(file: str) -> bool:
-    """Whether the file belongs to the probe of nsa-harness."""
+    """Whether the file belongs to nsa-harness's probe."""
     return bool(_PROBE.search(file))
 
 
 def is_poller(stack: Stack) -> bool:
-    """Whether the thread is a background thread of a library or of the probe."""
+    """Whether the thread is a background thread started by a library or by the probe."""
     return any(
         in_probe(frame.file) or any(poller in frame.file for poller in _LIBRARY_POLLERS) for frame in stack.frames
     )
 
 
 def user_frame(frames: Sequence[Frame]) -> Frame | None:
-    """Return the innermost frame of the user's own code, or None.
+    """Return the innermost frame of user code (or else of an installed package), or None if there is neither.
 
     If there is none, return the innermost frame of an installed package other than torch and similar libraries.
     """
@@ -224,7 +224,7 @@ def training_stack(stacks: Sequence[Stack], pid: int, event_tids: Iterable[int] 
 
 
 def in_function(frames: Sequence[Frame], file_ends: str, names: Iterable[str] = ()) -> Frame | None:
-    """Return the innermost frame whose file name ends in `file_ends`, or None.
+    """Return the innermost frame whose file name ends in `file_ends`, or None if there is none.
 
     If `names` is not empty, only frames of functions with one of these names count.
     """
@@ -241,7 +241,7 @@ def in_function(frames: Sequence[Frame], file_ends: str, names: Iterable[str] = 
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadWait:
-    """A kind of wait that another thread must end, such as a wait for a queue."""
+    """A kind of wait that another thread must end, such as waiting for a queue."""
 
     call: str  # the function, such as Queue.get
     awaited_item: str  # what the thread waits for, for a sentence
@@ -268,7 +268,7 @@ _AWAITED = {
 
 
 def thread_wait(frames: Sequence[Frame]) -> ThreadWait:
-    """Return the kind of wait for another thread that a stack shows.
+    """Return the kind of wait for another thread shown by a stack.
 
     Return A_LOCK if the library frames show no more specific kind. `frames` are innermost first.
     """
@@ -292,7 +292,7 @@ _DEBUGGERS = (
 
 
 def debugger(frames: Sequence[Frame]) -> str:
-    """Return the name of the debugger that waits for user input in a stack, or "".
+    """Return the name of the debugger that is waiting for user input, or "" if there is none.
 
     `frames` are innermost first. Only library frames that the program's innermost frame called are searched.
     """
@@ -339,7 +339,7 @@ class GroupCall:
 
 
 def group_call(frames: Sequence[Frame]) -> GroupCall | None:
-    """Return the outermost torch.distributed call that a thread is in, or None.
+    """Return the outermost torch.distributed call that a thread is in, or None if it is in none.
 
     DDP reduces gradients inside the autograd engine, without a Python frame. A thread that waits in the engine
     therefore counts as waiting in DDP's all_reduce. `frames` are innermost first.
@@ -382,7 +382,7 @@ _PYSTACK_FRAME = re.compile(r'^\s+\(Python\) File "(.*)", line (\d+), in (.*)$')
 def stack_that_needs_native_frames(
     stacks: Sequence[Stack], process: Process, event_tids: Iterable[int], last: Frame | None
 ) -> Stack | None:
-    """Return the training thread's stack if its Python frames do not show what it does.
+    """Return the training thread's stack if its Python frames do not show what the thread is doing.
 
     This is so if the thread holds the GIL without running. It is also so if the thread runs or is in an unknown system
     call and is still in `last`, its line in an earlier snapshot. A stopped process, or one in state D, cannot be
@@ -402,7 +402,7 @@ def stack_that_needs_native_frames(
 
 
 def parse_native(text: str) -> dict[int, tuple[str, ...]]:
-    """Return the C functions below each thread's innermost Python frame, by thread id.
+    """Map the id of each thread to the C functions called below its innermost Python frame.
 
     `text` is the output of `py-spy dump --json --native`. Raise ValueError if it has another form.
     """
@@ -439,14 +439,14 @@ def parse_pystack(text: str) -> tuple[Stack, ...]:
 
 
 def _native(frames: list[dict[str, object]]) -> tuple[str, ...]:
-    """Return the C functions below the innermost Python frame, such as "sleep (libc.so.6)"."""
+    """Return the C functions called below the innermost Python frame, such as "sleep (libc.so.6)"."""
     native = takewhile(lambda frame: frame.get("module") is not None, frames)
     texts = (f"{_function(str(frame['name']))} ({str(frame['module']).rpartition('/')[2]})" for frame in native)
     return tuple(text[:200] for text, _ in islice(groupby(texts), _MAX_NATIVE))
 
 
 def _function(name: str) -> str:
-    """Return the name of a native function, or "?" if py-spy only has its address.
+    """Return the name of a native function, or "?" if py-spy reports only its address.
 
     The addresses differ in each level of a recursion, so equal frames could not be merged.
     """
@@ -482,7 +482,7 @@ _POOLS = (MULTIPROCESSING, EXECUTOR)
 
 
 def awaits_result(frames: Sequence[Frame]) -> Pool | None:
-    """Return the process pool for whose result the thread waits, or None."""
+    """Return the kind of process pool whose result the thread is waiting for, or None if there is none."""
     return next((pool for pool in _POOLS if any(_within(frames, *place) for place in pool.awaited_in)), None)
 
 
@@ -492,7 +492,7 @@ def is_worker(pool: Pool, frames: Sequence[Frame]) -> bool:
 
 
 def awaits_task(frames: Sequence[Frame]) -> bool:
-    """Whether the thread is a pool worker that waits for its next task."""
+    """Whether the thread is a pool worker that is waiting for its next task."""
     loops = (
         number
         for number, frame in enumerate(frames)
@@ -509,5 +509,5 @@ def serves_pool(frames: Sequence[Frame]) -> bool:
 
 
 def _within(frames: Sequence[Frame], file: str, names: Sequence[str]) -> bool:
-    """Whether a frame is in the given file and in one of the named functions."""
+    """Whether any frame is in `file` and in one of the functions `names`."""
     return any(frame.file.endswith(file) and frame.function.rpartition(".")[2] in names for frame in frames)

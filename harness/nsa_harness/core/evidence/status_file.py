@@ -165,7 +165,7 @@ def _as_layout_3(data: bytes) -> bytes:
 
 
 def _identity(data: bytes) -> tuple[int, int, int, int, int]:
-    """Return the process id, rank, world size, creation time in ns and layout.
+    """Return the process id, rank, world size, creation time in ns, and layout version of a status file.
 
     Raise ValueError if `data` is not a status file with a known layout.
     """
@@ -256,7 +256,7 @@ def _steps(data: bytes) -> list[tuple[int, ...]]:
 
 
 def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], tuple[StepForwards, ...]]:
-    """Return the modules that were entered, and which of them ran in each recent step."""
+    """Return the modules whose forward was called, and the modules called in each recent step."""
     ring = _ring(data, protocol.FORWARD, protocol.FORWARDS_AT, protocol.FORWARDS)
     # A record that is being written leaves a gap. Only the records after the latest gap are used.
     latest = ring[_unbroken_from(ring) :]
@@ -280,13 +280,13 @@ def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], 
 
 
 def _unbroken_from(ring: Sequence[tuple[int, ...]]) -> int:
-    """Return the index of the first record after the latest gap, or 0 without a gap."""
+    """Return the index of the first record after the latest gap, or 0 if there is no gap."""
     after_gaps = (at for at in range(len(ring) - 1, 0, -1) if ring[at][0] != ring[at - 1][0] + 1)
     return next(after_gaps, 0)
 
 
 def _facts(data: bytes, strings: list[str]) -> dict[str, str]:
-    """Return the named texts in the status file.
+    """Return the named strings in the status file.
 
     If a name occurs several times, the latest text is returned.
     """
@@ -316,7 +316,7 @@ def _read_caught(facts: dict[str, str], chains: list[tuple[Frame, ...]]) -> tupl
 
 
 def _with_count(exception: CaughtException, again: str, chains: list[tuple[Frame, ...]]) -> CaughtException:
-    """Return the exception with its number of occurrences, latest step and callers."""
+    """Return the exception with its number of occurrences, its latest step and its callers filled in."""
     numbers = _AGAIN.fullmatch(again)
     if numbers is None:
         return exception
@@ -327,7 +327,7 @@ def _with_count(exception: CaughtException, again: str, chains: list[tuple[Frame
 
 
 def _with_handler(exception: CaughtException, number: str, facts: dict[str, str]) -> CaughtException:
-    """Return the exception with the program's line that finally caught it.
+    """Return the exception with the program's line that finally caught it filled in.
 
     Each text about exception `number` describes one handler: "10 3.0 run.py:30:main". The first digit is 1 if the
     handler did not raise the exception again. The second digit is 1 if the exception had left a module's forward.
@@ -342,7 +342,7 @@ def _with_handler(exception: CaughtException, number: str, facts: dict[str, str]
 
 
 def read_ranks(text: str) -> tuple[int, ...]:
-    """Return the ranks in a text such as "0-3,6,8-16/4", or () if it is malformed."""
+    """Return the ranks in a string such as "0-3,6,8-16/4", or () if it is malformed."""
     ranks: list[int] = []
     for first, last, stride in _RANGE.findall(text) if _RANGES.fullmatch(text) else ():
         ranks += range(int(first), min(int(last or first), int(first) + _MAX_RANKS) + 1, max(1, int(stride or 1)))
@@ -350,7 +350,7 @@ def read_ranks(text: str) -> tuple[int, ...]:
 
 
 def _chains(data: bytes, strings: list[str]) -> list[tuple[Frame, ...]]:
-    """Return the call stack that led to each recorded line, innermost first."""
+    """Return, for each recorded line, the call stack that led to it, innermost frame first."""
     (used,) = protocol.NODES_USED.unpack_from(data, protocol.NODES_USED_AT)
     chains: list[tuple[Frame, ...]] = [()]
     for number in range(1, min(used + 1, protocol.NODES)):
@@ -387,7 +387,7 @@ def _count(text: str) -> int | None:
 
 
 def _ring(data: bytes, record: struct.Struct, at: int, count: int) -> list[tuple[int, ...]]:
-    """Return the records of a ring buffer in the order of their numbers.
+    """Return the records in a ring buffer in the order of their numbers.
 
     The ring has space for `count` records and begins at offset `at` of the file. Each record begins with its number,
     from 1. Records with a number that does not belong to their position in the ring are skipped.
@@ -421,7 +421,7 @@ def _call(record: tuple[int, ...], strings: list[str], chains: list[tuple[Frame,
 
 
 def _own_place(place: Place | None, callers: Sequence[Frame]) -> Place | None:
-    """Return the program's own line that made a call.
+    """Return the line of the program's own code that made a call.
 
     If a library such as Lightning made the call, this is the program's line that called the library.
     """
@@ -431,7 +431,9 @@ def _own_place(place: Place | None, callers: Sequence[Frame]) -> Place | None:
 
 
 def read_place(text: str) -> Place | None:
-    """Return the source location in "file:line:function", or None for other text. The file name may contain colons."""
+    """Return the source location in "file:line:function", or None for any other text. The file name can contain
+    colons.
+    """
     file, _, rest = text.rpartition(":")[0].rpartition(":")
     function = text.rpartition(":")[2]
     if not file or not rest.isascii() or not rest.isdigit() or len(rest) > 9:

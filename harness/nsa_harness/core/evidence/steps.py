@@ -24,7 +24,7 @@ SETUP = ("init_process_group", "new_", "split_group", "shrink_group", "destroy_p
 
 
 def entered_s(status_file: StatusFile, collective: Collective) -> float | None:
-    """Return when the rank entered the collective, in seconds since the launch.
+    """Return the time at which the rank entered the collective, in seconds since the launch, or None if unknown.
 
     Return None if the status file lacks the data to convert the flight recorder's clock.
     """
@@ -32,11 +32,10 @@ def entered_s(status_file: StatusFile, collective: Collective) -> float | None:
 
 
 def python_calls(status_file: StatusFile, collectives: Iterable[Collective]) -> dict[tuple[str, int], Call]:
-    """Return the Python call that entered each collective.
+    """Map each collective, given as (group, number), to the Python call that entered it.
 
-    The keys are (group, number) of the collective. Collectives of DDP and FSDP have no Python call and are left out.
-    One call may enter several collectives. If several calls were open at that time, the call with the same operation
-    and size is used.
+    Collectives of DDP and FSDP have no Python call and are left out. One call may enter several collectives. If several
+    calls were open at that time, the call with the same operation and size is used.
     """
     calls: dict[tuple[str, int], Call] = {}
     matched: set[int] = set()  # numbers of calls that are matched with a collective of the same operation and size
@@ -66,7 +65,7 @@ def _is_entered_by(collective: Collective, call: Call) -> bool:
 
 
 def step_s(status_file: StatusFile) -> float | None:
-    """Return the median duration of an optimizer step in seconds, or None.
+    """Return the median duration of an optimizer step in seconds, or None if it is unknown.
 
     The first step does not count, and at least two other steps must be recorded.
     """
@@ -113,7 +112,7 @@ def step_rows(status_file: StatusFile, collectives: Sequence[Collective]) -> tup
 
 
 def by_step(rows: Sequence[StepRow]) -> dict[int, StepRow]:
-    """Return the row of each optimizer step, by the number of the step."""
+    """Map the number of each optimizer step to its row."""
     return {
         step: replace(row, step=step, last_step=step) for row in rows for step in range(row.step, row.last_step + 1)
     }
@@ -190,7 +189,7 @@ def _tallies(status_file: StatusFile, collectives: Sequence[Collective]) -> tupl
 
 
 def _remembered_since(status_file: StatusFile, collectives: Sequence[Collective]) -> float | None:
-    """Return the time after which no record is missing, or None if none ever was.
+    """Return the time after which no record is missing, or None if no record is missing at all.
 
     For each group, the flight recorder is complete after the latest gap in the numbers.
     """
@@ -204,7 +203,7 @@ def _remembered_since(status_file: StatusFile, collectives: Sequence[Collective]
 
 
 def _first_after_gap(group: Sequence[Collective]) -> Collective | None:
-    """Return the oldest collective after the latest gap in the group's numbers, or None."""
+    """Return the oldest collective after the latest gap in the group's numbers, or None if there is no gap."""
     series = sorted(group, key=lambda entry: entry.seq, reverse=True)
     oldest = series[0]
     for entry in series[1:]:

@@ -1,4 +1,4 @@
-"""Find out for which other ranks a rank waits, and in which distributed call."""
+"""Determine which other ranks a rank waits for, and in which distributed call."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ class JobState:
 
     @property
     def visible_ranks(self) -> frozenset[int]:
-        """The ranks whose state is known, including those that have exited."""
+        """The ranks whose state is known, including ranks that have exited."""
         return self.exited_ranks | self.living.keys()
 
     @property
     def invisible_ranks(self) -> tuple[int, ...]:
-        """The ranks whose state is unknown, because they are on other nodes or have not started yet."""
+        """The ranks whose state is unknown because they are on other nodes or have not started yet."""
         return tuple(sorted(set(range(self.world_size)) - self.visible_ranks))
 
     def others(self, rank: int) -> tuple[int, ...]:
-        """Return all ranks with a known state except `rank`."""
+        """Return all ranks whose state is known, except `rank`."""
         return tuple(sorted(self.visible_ranks - {rank}))
 
 
@@ -67,7 +67,7 @@ def job_state(
     world_size: int = 0,
     groups: Mapping[str, tuple[int, ...]] | None = None,
 ) -> JobState:
-    """Return the state of a job at a snapshot of its ranks.
+    """Return the state of a job, based on a snapshot of its ranks.
 
     `backend`: as declared, or "any". `world_size` and `groups` are only used if no status file has them.
     """
@@ -104,7 +104,7 @@ def job_backend(declared: str, status_files: Iterable[StatusFile]) -> str:
 def group_wait(
     rank: RankSnapshot, stack: Stack | None, job: JobState, *, computes: bool, still: bool = True
 ) -> WaitState | None:
-    """Return the rank's wait for other ranks, or None if it does not wait for any.
+    """Return the rank's wait for other ranks, or None if it does not wait for other ranks.
 
     `stack` is the stack of the training thread. `computes`: the thread uses a core. `still`: it is on the same line as
     in the snapshot before.
@@ -124,9 +124,9 @@ def _is_inside(leaf: Frame) -> bool:
 
 
 def _spins_for_device(frames: Sequence[Frame], stack: Stack | None, still: bool) -> bool:
-    """Return whether a thread that uses a core is only waiting for a device.
+    """Return whether a thread that keeps a core busy is only waiting for a device.
 
-    It is if it is in a collective, a synchronization or the backward pass.
+    This is so if it is in a collective, a synchronization or the backward pass.
     """
     if stack is None or not frames:
         return True
@@ -137,7 +137,7 @@ def _spins_for_device(frames: Sequence[Frame], stack: Stack | None, still: bool)
 
 
 def _open_call(rank: RankSnapshot) -> Call | None:
-    """Return the distributed call that the rank is inside, or None."""
+    """Return the distributed call that the rank is inside, or None if it is in none."""
     if rank.status_file is None:
         stack = rank_stack(rank)
         return call_of_stack(stack) if stack else None
@@ -145,7 +145,7 @@ def _open_call(rank: RankSnapshot) -> Call | None:
 
 
 def call_of_stack(stack: Stack) -> Call | None:
-    """Return the call that the thread is in, with its root or partner. None if the stack does not show them."""
+    """Return the call that the thread is in, including its root or peer, or None if the stack does not show them."""
     stack_call = group_call(stack.frames)
     if stack_call is None or not stack.arguments:
         return None
@@ -165,7 +165,7 @@ def call_of_stack(stack: Stack) -> Call | None:
 
 
 def _unrecorded_wait(rank: RankSnapshot, call: Call, job: JobState) -> WaitState | None:
-    """Return the wait in a call that the flight recorder does not record, or None for other calls.
+    """Return the rank's wait if the flight recorder does not record `call`, otherwise None.
 
     These are group creations, transfers and store waits.
     """
@@ -177,7 +177,7 @@ def _unrecorded_wait(rank: RankSnapshot, call: Call, job: JobState) -> WaitState
 
 
 def operation(call: Call) -> str:
-    """Return the operation of a call. For a wait on an asynchronous handle, this is the awaited operation."""
+    """Return the operation of a call. For a wait on an asynchronous handle, return the awaited operation."""
     return call.op.removeprefix(protocol.WAIT)
 
 
@@ -199,7 +199,7 @@ def _creation(rank: RankSnapshot, call: Call, job: JobState) -> WaitState:
 
 
 def _calls_ahead(rank: RankSnapshot, peer: RankSnapshot | None, kinds: frozenset[str]) -> tuple[int, bool]:
-    """Return by how many of these calls the peer is ahead of the rank, and whether it is inside one.
+    """Return the number of these calls by which the peer is ahead, and whether the peer is inside one.
 
     If calls were overwritten, 0 means that the peer may be in the same call, and -1 that it has not entered it. A peer
     without a status file counts as one call behind.
@@ -225,7 +225,7 @@ def _count(status_file: StatusFile, kinds: frozenset[str]) -> int:
 
 
 def _transfer(rank: int, call: Call, job: JobState) -> WaitState:
-    """Return the rank's wait in a send or receive for its partner.
+    """Return a rank's wait for its peer in a send or receive.
 
     A receive without a source waits for all other ranks.
     """
@@ -237,7 +237,7 @@ def _transfer(rank: int, call: Call, job: JobState) -> WaitState:
 
 
 def _is_other_half(rank: int, call: Call, peer: RankSnapshot) -> bool:
-    """Return whether `peer` is inside the send or receive that matches `call` of `rank`."""
+    """Return whether `peer` is inside the send or receive that matches `call` on `rank`."""
     peer_call = _open_call(peer)
     if peer_call is None or peer_call.peer not in (rank, None) or operation(peer_call) not in TRANSFERS:
         return False
@@ -251,7 +251,7 @@ def _is_other_half(rank: int, call: Call, peer: RankSnapshot) -> bool:
 
 
 def _store_wait(rank: int, call: Call, job: JobState) -> WaitState:
-    """Return the rank's wait for a store key.
+    """Return a rank's wait for a store key.
 
     A key of PyTorch's rendezvous names the rank that is missing. Any rank may set any other key.
     """
@@ -265,7 +265,7 @@ def _store_wait(rank: int, call: Call, job: JobState) -> WaitState:
 
 
 def missing_rank(key: str) -> int | None:
-    """Return the rank that a rendezvous key waits for, such as 1 for "/default_pg/0//cpu//0/1", or None.
+    """Return the rank named in a rendezvous key, such as 1 in "/default_pg/0//cpu//0/1", or None if it names none.
 
     `key` may also be a message that contains such a key.
     """
@@ -288,7 +288,7 @@ def _wait_for_ranks(kind: WaitKind, peers: Iterable[int], job: JobState, *, call
 def _transport(
     rank: int, peers: Iterable[int], *, collective: Collective | None = None, call: Call | None = None
 ) -> WaitState:
-    """Create a wait in a call that all ranks have entered but that does not complete."""
+    """Create a wait in a call that all ranks have entered but that has not completed."""
     others = tuple(peer for peer in peers if peer != rank)
     return WaitState(kind=WaitKind.TRANSPORT, peers=others, is_closed=False, collective=collective, call=call)
 
@@ -296,7 +296,7 @@ def _transport(
 def _collective(
     rank: RankSnapshot, frames: Sequence[Frame], call: Call | None, job: JobState, *, inside: bool, computes: bool
 ) -> WaitState | None:
-    """Return the rank's wait in a collective for ranks that have not entered it, or None if it is in none.
+    """Return the rank's wait in a collective that other ranks have not entered, or None if it is in no collective.
 
     `call` is the open call of the rank. `inside`: its innermost frame is in torch.distributed. `computes`: it uses a
     core.
@@ -327,7 +327,7 @@ def _collective(
 
 
 def _ranks_with_another_root(rank: int, call: Call | None, job: JobState) -> tuple[int, ...]:
-    """Return the ranks that are in the same collective as `rank` but named another root."""
+    """Return the ranks that are in the same collective as `rank` but use a different root rank."""
     if call is None or call.peer is None or operation(call) in TRANSFERS:
         return ()
     calls = {peer: other for peer in job.living if peer != rank and (other := _open_call(job.living[peer]))}
@@ -336,7 +336,7 @@ def _ranks_with_another_root(rank: int, call: Call | None, job: JobState) -> tup
 
 
 def _missing_members(pending: Collective, rank: int, job: JobState) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ranks that have not entered the collective, and the ranks whose state is unknown.
+    """Return the ranks that have not entered `pending`, and the ranks whose state is unknown.
 
     A rank that entered another call with the same number has not entered `pending`.
     """
@@ -367,6 +367,6 @@ def _has_not_entered(peer: RankSnapshot, pending: Collective, *, is_member: bool
 
 
 def _matches(collective: Collective, other: Collective) -> bool:
-    """Return whether the collectives of two ranks are the same call."""
+    """Return whether two ranks' collectives are the same call."""
     same_tensors = collective.op not in _UNIFORM or (collective.sizes, collective.dtypes) == (other.sizes, other.dtypes)
     return collective.op == other.op and same_tensors

@@ -1,4 +1,4 @@
-"""Find out what a process waits for on its own host, such as a lock, a pipe, a file or a child process."""
+"""Determine what a process waits for on its own host, such as a lock, a pipe, a file or a child process."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ _BLOCKING_IO = {"read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "co
 
 
 def is_library(task: Task) -> bool:
-    """Return whether the thread belongs to PyTorch, gloo or a driver, judged by its name."""
+    """Return whether the thread belongs to PyTorch, gloo or a driver, according to its name."""
     return task.comm.startswith(_LIBRARY_THREADS)
 
 
 def _native_thread_may_act(task: Task) -> bool:
-    """Return whether a thread without Python frames may end the wait of another thread.
+    """Return whether a thread without Python frames could end the wait of another thread.
 
-    It may if it runs, or is in a read or write. A thread that only polls (in epoll or timed waits) is the event loop of
-    a library, such as gloo, autograd or an allocator. It does not count.
+    It could if it runs, or is in a read or write. A thread that only polls (in epoll or timed waits) is the event loop
+    of a library, such as gloo, autograd or an allocator. It does not count.
     """
     return not is_library(task) and (task.state in "RD" or task.syscall in _BLOCKING_IO)
 
 
 def _may_act(stack: Stack, tasks: Mapping[int, Task]) -> bool:
-    """Return whether a Python thread may end the wait of another thread.
+    """Return whether a Python thread could end the wait of another thread.
 
-    It may unless it waits for a lock or only polls.
+    It could unless it waits for a lock or only polls.
     """
     if is_poller(stack):
         return False
@@ -71,7 +71,7 @@ _MAX_DEPTH = 8  # levels of child processes that are followed
 
 @dataclass(frozen=True, kw_only=True)
 class _Actor:
-    """A process of a rank, and the thread whose wait is examined."""
+    """One process of a rank, and the thread in this process whose wait is examined."""
 
     process: Process
     before: Process | None  # the process in the snapshot before
@@ -80,17 +80,17 @@ class _Actor:
 
     @property
     def task(self) -> Task | None:
-        """The kernel's record of the examined thread, or None."""
+        """The kernel's record of the examined thread, or None if there is none."""
         tid = self.stack.tid if self.stack and self.stack.tid else self.process.pid
         return next((task for task in self.process.tasks if task.tid == tid), None)
 
     @property
     def may_act(self) -> bool:
-        """Whether another thread or process may end the wait of the examined thread."""
+        """Whether another thread or process could end the wait of the examined thread."""
         return self.thread_may_act() or in_function(self.frames, "multiprocessing/synchronize.py") is not None
 
     def thread_may_act(self, idle: Sequence[Stack] = ()) -> bool:
-        """Return whether another thread of the process may end the wait of the examined thread.
+        """Return whether another thread in the process could end the wait of the examined thread.
 
         Threads with a stack in `idle` may not.
         """
@@ -102,7 +102,7 @@ class _Actor:
         return self.stack is None or may_act
 
     def computing(self, elapsed_s: float) -> tuple[ChildWait, ...]:
-        """Return the other threads of the process that compute.
+        """Return the other threads in the process that are computing.
 
         The result is empty if a thread that does not compute may release the waiting thread too.
         """
@@ -130,7 +130,7 @@ class _Actor:
 
     @property
     def frames(self) -> tuple[Frame, ...]:
-        """The frames of the examined thread, innermost first. Empty if unknown."""
+        """The frames of the examined thread, innermost first. The value is empty if they are unknown."""
         return self.stack.frames if self.stack else ()
 
     @property
@@ -174,7 +174,7 @@ def host_wait(
 
 
 def _wait_of(family: _Family, pid: int, above: tuple[int, ...]) -> WaitState:
-    """Return the wait of a process. `above` are the ids of the processes that wait for it."""
+    """Return what a process waits for. `above` contains the ids of the processes that wait for this process."""
     actor = family.actors[pid]
     task = actor.task
     if _awaits_batch(actor.frames):
@@ -188,9 +188,9 @@ def _wait_of(family: _Family, pid: int, above: tuple[int, ...]) -> WaitState:
 
 
 def _sleep(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
-    """Return the wait of a sleeping thread.
+    """Return what a sleeping thread waits for.
 
-    It is closed in a polling loop that nothing else in the rank can end.
+    The wait is closed in a polling loop that nothing else in the rank can end.
     """
     is_endless_poll = actor.stack is not None and task.wake_count >= POLLING_WAKES and only_polls(actor.stack.loop)
     is_alone = len(family.actors) == 1 and not actor.thread_may_act()
@@ -213,7 +213,7 @@ def _lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) ->
 
 
 def _shared_lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
-    """Return the wait for a lock in memory that several processes share.
+    """Return a wait for a lock in memory that several processes share.
 
     Any process that maps this memory may release the lock.
     """
@@ -237,7 +237,7 @@ def _has_no_request(actor: _Actor) -> bool:
 
 
 def _unless_busy(family: _Family, wait: WaitState) -> WaitState:
-    """Return the wait, marked as MOVING if a child process computes and may end it.
+    """Return the wait, marked as MOVING if a busy child process could end it.
 
     Child processes in `wait.computing` do not count, because they are already known to explain the wait.
     """
@@ -264,7 +264,7 @@ def _io(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> W
 
 
 def _connection(family: _Family, actor: _Actor, task: Task, wait: WaitState) -> WaitState:
-    """Return the wait on a TCP connection. If another rank is at the other end, the wait is for that rank."""
+    """Return a wait on a TCP connection. If another rank is at the other end, that rank is awaited."""
     socket = next((end for end in actor.process.sockets if f"socket:[{end.inode}]" == task.target), None)
     if socket is None:
         return wait
@@ -276,9 +276,9 @@ def _connection(family: _Family, actor: _Actor, task: Task, wait: WaitState) -> 
 
 
 def _wait_for_holders(family: _Family, wait: WaitState, task: Task, above: tuple[int, ...]) -> WaitState:
-    """Return the wait for the processes that hold a lock or the other end of a pipe.
+    """Return a wait for the processes that hold a lock or the other end of a pipe.
 
-    It is closed if all of them are other ranks, or processes of this rank that cannot end it.
+    The wait is closed if all of them are other ranks, or processes of this rank that cannot end it.
     """
     holders = task.held_by or ()
     are_in_job = all(pid in family.actors or pid in family.owners for pid in holders)
@@ -318,7 +318,7 @@ _BY_CALL: Mapping[str, Callable[[_Family, _Actor, Task, tuple[int, ...]], WaitSt
 
 
 def _loader(family: _Family, above: tuple[int, ...]) -> WaitState:
-    """Return the wait for a batch from the busy workers of a DataLoader."""
+    """Return a wait for a batch from the busy workers of a DataLoader."""
     workers = [pid for pid, actor in family.actors.items() if pid not in above and _is_at_work(actor.stack)]
     return _unless_busy(family, _wait_for_children(WaitState(kind=WaitKind.LOADER), family, workers, above))
 
@@ -335,7 +335,7 @@ def _busy_pool_workers(family: _Family, pid: int, above: tuple[int, ...]) -> tup
 
 
 def _pool(family: _Family, actor: _Actor, workers: Sequence[int], above: tuple[int, ...]) -> WaitState:
-    """Return the wait for a result from the busy workers of a process pool.
+    """Return a wait for a result from the busy workers of a process pool.
 
     The wait is closed (it cannot end on its own) if none of these workers can continue and no thread of this process
     can add another task.
@@ -350,7 +350,7 @@ def _pool(family: _Family, actor: _Actor, workers: Sequence[int], above: tuple[i
 
 
 def _awaits_batch(frames: Sequence[Frame]) -> bool:
-    """Return whether the thread waits for a batch of a DataLoader."""
+    """Return whether the thread is waiting for a batch from a DataLoader."""
     functions = (frame.function.rpartition(".")[2] for frame in frames if frame.file.endswith(_LOADER))
     return any(name in _LOADER_CALLS for name in functions)
 
@@ -365,7 +365,7 @@ def _is_at_work(stack: Stack | None) -> bool:
 def _wait_for_children(
     wait: WaitState, family: _Family, pids: Sequence[int], above: tuple[int, ...], *, is_closed: bool = True
 ) -> WaitState:
-    """Return the wait for several child processes, any of which may end it.
+    """Return a wait for several child processes, any of which could end it.
 
     `is_closed`: nothing else can end it.
     """
@@ -407,7 +407,7 @@ def _child(family: _Family, pid: int, above: tuple[int, ...]) -> ChildWait:
 
 
 def _motion(actor: _Actor, elapsed_s: float) -> Motion:
-    """Return what a child process did since the previous snapshot.
+    """Return a child process's activity since the previous snapshot.
 
     Use of CPU time counts as progress, with one exception: if the lines of the process are known and it transferred no
     bytes, it is BURNING, because later samples of these lines show whether it is in an endless loop.
@@ -425,7 +425,7 @@ def _motion(actor: _Actor, elapsed_s: float) -> Motion:
 
 
 def _only_computes(actor: _Actor, before: Process, elapsed_s: float) -> bool:
-    """Return whether the child process only computes, unlike a worker that also reads or writes data."""
+    """Return whether the child process only computes, rather than also reading or writing data."""
     task = actor.task
     earlier_s = next((thread.cpu_s for thread in before.tasks if task and thread.tid == task.tid), None)
     if not actor.frames or task is None or earlier_s is None or task.cpu_s - earlier_s < STARVED_SHARE * elapsed_s:

@@ -1,4 +1,4 @@
-"""The time limits of a run, such as how long it may make no progress."""
+"""The time limits of a run, such as the maximal time without progress."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def has_started(status_file: StatusFile | None) -> bool:
 
 
 def last_progress_s(status_file: StatusFile) -> float:
-    """Return when the rank last made progress, in seconds since the launch."""
+    """Return the time of the rank's last progress, in seconds since the launch."""
     latest = status_file.latest_event
     changes_s = (status_file.collectives_changed_s or 0.0, status_file.device_changed_s or 0.0)
     return max(status_file.created_s, latest.at_s if latest else 0.0, *changes_s)
 
 
 def current_limits(fixed: Limits, rank_status_files: Iterable[StatusFile | None], grown_s: float = 0.0) -> Limits:
-    """Return the time limits that now apply to a run, derived from its own pauses so far.
+    """Return the time limits that currently apply to a run, derived from its own pauses so far.
 
     Values that are set in `fixed` are kept. The others grow with the run's own pauses: a run may pause several times as
     long as before in the same phase without a suspicion. All are set except perhaps the deadline. `grown_s` is the
@@ -76,7 +76,7 @@ def with_deadline_from(limits: Limits, began_s: float | None) -> Limits:
 
 
 def final_limits(evidence: Evidence) -> Limits:
-    """Return the time limits that applied at the end of a run. The deadline is in seconds since the launch."""
+    """Return the time limits that applied when a run ended. The deadline is in seconds since the launch."""
     is_own_launch = not evidence.is_observed and not evidence.is_attached
     return with_deadline_from(evidence.limits, evidence.launch_s if is_own_launch else None)
 

@@ -1,4 +1,4 @@
-"""Find out whether a rank made progress between two snapshots, or waited, computed, was stopped or exited."""
+"""Determine whether a rank made progress, waited, computed, was stopped or exited between two snapshots."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Motion(StrEnum):
 
 
 def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -> Motion:
-    """Return what one rank did between two snapshots.
+    """Return one rank's activity between two snapshots.
 
     The snapshots are `elapsed_s` apart. A rank is MOVING if it recorded a progress event, completed a collective,
     transferred bytes, or is on another line. It is BURNING if it used CPU time and did none of these. Without a
@@ -55,7 +55,7 @@ def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -
 
 
 def only_another_line(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """Return whether a changed line is the rank's only sign of progress, as in a polling loop.
+    """Return whether the only sign of progress is that the rank is on another line, as in a polling loop.
 
     This is so if the rank recorded no progress event and transferred no bytes. A rank that sleeps may have transferred
     a few bytes, because a polling loop may log each retry.
@@ -67,7 +67,7 @@ def only_another_line(before: RankSnapshot, after: RankSnapshot, elapsed_s: floa
 
 
 def _sleeps_between(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """Return whether the rank woke up and sleeps again on the same line, as in a polling loop.
+    """Return whether the rank woke up and is sleeping again on the same line, as in a polling loop.
 
     It may have transferred a few bytes in between.
     """
@@ -78,14 +78,14 @@ def _sleeps_between(before: RankSnapshot, after: RankSnapshot, elapsed_s: float)
 
 
 def _only_trickles(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """Return whether the rank read or wrote few bytes, and none on its connections."""
+    """Return whether the rank read or wrote only a few bytes, and none on its connections."""
     transferred, processes = _transferred_bytes(before, after), (before.process, after.process)
     is_little = transferred is not None and transferred < STREAM_BYTES_PER_S * elapsed_s
     return is_little and not (processes[0] and processes[1] and has_connection_traffic(processes[0], processes[1]))
 
 
 def sleep_end_s(snapshot: RankSnapshot) -> float | None:
-    """Return the time at which the training thread's sleep will end, or None if it is unknown.
+    """Return the time at which the training thread's sleep ends, or None if it is unknown.
 
     Also None if the thread does not sleep.
     """
@@ -94,32 +94,32 @@ def sleep_end_s(snapshot: RankSnapshot) -> float | None:
 
 
 def _streams(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """Return whether the rank transferred so many bytes that it saves or loads data."""
+    """Return whether the rank transferred enough bytes to be saving or loading data."""
     transferred = _transferred_bytes(before, after)
     return transferred is not None and transferred >= STREAM_BYTES_PER_S * elapsed_s
 
 
 def _is_stopped(before: RankSnapshot | None, after: Process) -> bool:
-    """Return whether the process is stopped by a signal, its control group or a debugger."""
+    """Return whether the process is stopped by a signal or debugger, or frozen by its control group."""
     if after.state == "t":
         return before is not None and before.process is not None and before.process.state == "t"
     return after.state == "T" or after.is_frozen
 
 
 def cpu_share(before: Process, after: Process, elapsed_s: float) -> float:
-    """Return how much CPU time a process used, as a share of one core."""
+    """Return the average CPU usage of a process between two snapshots, as a fraction of one core."""
     return (after.cpu_s - before.cpu_s) / elapsed_s
 
 
 def thread_cpu_s(before: RankSnapshot | None, after: RankSnapshot) -> float | None:
-    """Return the CPU time in seconds that the training thread used, or None if it is unknown."""
+    """Return the CPU time, in seconds, used by the training thread between two snapshots, or None if unknown."""
     stack = rank_stack(after)
     earlier, later = task_of(before, stack) if before else None, task_of(after, stack)
     return later.cpu_s - earlier.cpu_s if earlier and later else None
 
 
 def task_of(snapshot: RankSnapshot, stack: Stack | None) -> Task | None:
-    """Return the kernel's record of the thread with this stack, or None.
+    """Return the kernel's record of the thread with this stack, or None if there is none.
 
     Without a stack, return the record of the main thread.
     """
@@ -163,7 +163,7 @@ def _has_transferred(before: RankSnapshot, after: RankSnapshot, elapsed_s: float
 
 
 def _sleeping_threads(snapshot: RankSnapshot) -> set[tuple[int | None, tuple[Frame, ...]]]:
-    """Return the id and the frames of each sleeping thread, except the training thread and pollers."""
+    """Return the id and the frames of each sleeping thread, excluding the training thread and pollers."""
     tasks = snapshot.process.tasks if snapshot.process else ()
     sleeping_tids = {task.tid for task in tasks if task.timed and (task.syscall in SLEEPS or task.syscall == "futex")}
     training = rank_stack(snapshot)
@@ -195,7 +195,7 @@ def _carried_bytes(socket: Socket) -> int:
 
 
 def _transferred_bytes(before: RankSnapshot, after: RankSnapshot) -> int | None:
-    """Return the bytes that the rank read and wrote between the snapshots, or None if unknown.
+    """Return the number of bytes that the rank read and wrote between the snapshots, or None if unknown.
 
     Bytes of nsa-harness's own queries do not count.
     """

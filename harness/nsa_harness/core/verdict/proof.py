@@ -1,4 +1,4 @@
-"""Decide whether a run without progress is proven to hang, and find the kind of hang."""
+"""Decide whether a run without progress is proven to hang, and determine the kind of hang."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Computation = Sequence[Sample] | Sequence[ChildSample]  # samples of one process
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """A proof that a run can make no more progress, with the kind of hang and the reason."""
+    """A proof that a run cannot make any more progress, with the kind of hang and the reason."""
 
     kind: (
         HangKind | None
@@ -46,7 +46,7 @@ def prove(
     exited_ranks: Iterable[int] = (),
     attended: bool = False,
 ) -> Proof | None:
-    """Return a proof that the run hangs, or None if it may still make progress.
+    """Return a proof that the run hangs, or None if it could still make progress.
 
     `snapshots` and `samples` were taken since the run stopped making progress, oldest first. Every value of `limits`
     must be set. `backend` decides whether a rank may keep a core busy while it waits for a device. `attended`: a person
@@ -82,7 +82,7 @@ def prove(
 
 
 def snapshot_pair(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, Snapshot] | None:
-    """Return the last snapshot and one taken long enough before it to show progress, or None.
+    """Return the last snapshot, preceded by one taken early enough to show progress, or None if there is none.
 
     The result is (earlier, last). They are at least SETTLE_S apart.
     """
@@ -92,7 +92,7 @@ def snapshot_pair(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, Snapshot] | 
 
 @dataclass(frozen=True, kw_only=True)
 class StallEpisode:
-    """The observations of a run since it stopped making progress."""
+    """The observations made of a run since it stopped making progress."""
 
     snapshots: Sequence[Snapshot]  # oldest first
     samples: Sequence[Sample]  # oldest first
@@ -101,7 +101,7 @@ class StallEpisode:
     is_attended: bool = False  # a person may be using a debugger in this run
 
     def is_endless(self, root: Wait) -> bool:
-        """Return whether the rank has waited or computed for so long that this counts as endless."""
+        """Return whether the rank's wait or computation has lasted long enough to count as endless."""
         if self._may_be_answered(root):
             return False
         no_progress_s = self.no_progress_s(root)
@@ -120,7 +120,7 @@ class StallEpisode:
         return not self._wakes_in_time(root)
 
     def remaining_s(self, root: Wait) -> float | None:
-        """Return the seconds until the rank's wait may count as endless, or None if it never will."""
+        """Return the number of seconds until the rank's wait can count as endless, or None if it never will."""
         busy_s = _number(self.limits.busy_s)
         if root.kind is WaitKind.COMPUTE or root.computing:
             limit_s = busy_s if _all_loop(root, self.samples) else LONG_LOOP_FACTOR * busy_s
@@ -131,7 +131,7 @@ class StallEpisode:
         return max(0.0, limit_s - self.no_progress_s(root))
 
     def no_progress_s(self, root: Wait) -> float:
-        """Return for how many seconds neither the run nor this rank has made progress."""
+        """Return the number of seconds during which neither the run nor the waiting rank has made progress."""
         motions = {Motion.MOVING} if _computes(root) else {Motion.MOVING, Motion.BURNING}
         times = (
             sample.at_s
@@ -141,7 +141,7 @@ class StallEpisode:
         return self.snapshots[-1].at_s - max([self.last_progress_s, *times])
 
     def is_polling(self, root: Wait) -> bool:
-        """Return whether the rank is in a polling loop: it woke up and sleeps again on the same line."""
+        """Return whether the rank is in a polling loop, in which it wakes up and sleeps again on the same line."""
         own = (rank for snapshot in self.snapshots for rank in snapshot.ranks if rank.rank == root.rank)
         sleeps = [(leaf(rank), sleep_end_s(rank)) for rank in own]
         sleeps += [(sample.leaf, sample.wakes_at_s) for sample in self.samples if sample.rank == root.rank]
@@ -164,10 +164,10 @@ class StallEpisode:
 
 
 def computations(root: Wait, samples: Sequence[Sample]) -> tuple[Computation, ...]:
-    """Return the recent samples of each process that computes at this rank.
+    """Return, for each process that is computing at this rank, its recent samples.
 
-    They begin when the rank last made other progress. If the rank waits for child processes that compute, the samples
-    are theirs, otherwise they are its own.
+    The samples begin when the rank last made other progress. If the rank waits for child processes that compute, the
+    samples show these processes.
     """
     burning = _burning(root.rank, samples)
     if not root.computing:
@@ -177,7 +177,7 @@ def computations(root: Wait, samples: Sequence[Sample]) -> tuple[Computation, ..
 
 
 def loop_lines(root: Wait, samples: Sequence[Sample]) -> set[tuple[str, int]]:
-    """Return the innermost lines, as (file, line), on which the rank was recently seen computing."""
+    """Return the innermost lines, as (file, line), on which the rank was recently computing."""
     return {line for computation in computations(root, samples) for line in _last_lines(computation)}
 
 
@@ -191,7 +191,7 @@ def _computes(root: Wait) -> bool:
 
 
 def _burning(rank: int, samples: Sequence[Sample]) -> list[Sample]:
-    """Return the latest samples of a rank in which it only computed."""
+    """Return a rank's latest samples in which it only computed."""
     own = [sample for sample in samples if sample.rank == rank]
     moves = (
         number
@@ -207,7 +207,7 @@ def _all_loop(root: Wait, samples: Sequence[Sample]) -> bool:
 
 
 def _loops(computation: Computation) -> bool:
-    """Return whether the last samples of a computation show an endless loop of one or two lines."""
+    """Return whether the last samples of a computation show an endless loop over one or two lines."""
     return len(computation) >= LOOP_SAMPLES and 1 <= len(_last_lines(computation)) <= LOOP_LINES
 
 
@@ -231,7 +231,7 @@ def is_closed(root: Wait, limits: Limits) -> bool:
 
 
 def _closed_kind(roots: Sequence[Wait]) -> HangKind:
-    """Return the kind of a hang in which no wait can end. A sleep past the deadline is STARVED."""
+    """Return the kind of a hang in which no wait can end. A sleep past the deadline counts as STARVED."""
     kinds = {root.child.deepest.kind if root.child else root.kind for root in roots}
     if WaitKind.STOPPED in kinds:
         return HangKind.STOPPED

@@ -58,7 +58,7 @@ _MIN_MOVING_SAMPLES = 2  # a single transferred byte may be a library's heartbea
 
 
 def moving_ranks(samples: Sequence[Sample]) -> tuple[int, ...]:
-    """Return the ranks that made progress in these samples.
+    """Return the ranks that made progress in the given samples.
 
     A rank that computes on more lines than an endless loop has counts too.
     """
@@ -66,13 +66,13 @@ def moving_ranks(samples: Sequence[Sample]) -> tuple[int, ...]:
 
 
 def ranks_with_progress(evidence: Evidence) -> list[int]:
-    """Return the ranks that made progress while the job was watched, sorted."""
+    """Return the sorted ranks that made progress while the job was watched."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     return sorted({*moving_ranks(evidence.samples), *_ranks_with_new_events(last, evidence)})
 
 
 def observation_sentence(evidence: Evidence) -> str:
-    """Return a sentence that says which ranks of a job still make progress.
+    """Return a sentence stating which ranks of a job are still making progress.
 
     It begins with MOVING or SUSPECT.
     """
@@ -134,7 +134,7 @@ _TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 class FailureKind(StrEnum):
-    """The way in which a process failed."""
+    """The way in which a process of the run failed."""
 
     RAISED = "raised"  # ended by an exception
     SIGNAL = "signal"  # killed by a signal
@@ -146,7 +146,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The failure of one process."""
+    """The failure of one process of a run."""
 
     kind: FailureKind
     rank: int | None  # None for the launcher
@@ -199,7 +199,7 @@ def judge(evidence: Evidence) -> Judgement:
 
 
 def _judge_post_mortem(evidence: Evidence, failures: tuple[Failure, ...]) -> Judgement:
-    """Return the verdict of a job that was not watched, from the files that it left.
+    """Return the verdict of a job that was not watched, based on the files that it left.
 
     A rank that timed out while it waited for others, or that SIGTERM ended, has not failed on its own. A job that hangs
     ends like this.
@@ -214,7 +214,7 @@ def _judge_post_mortem(evidence: Evidence, failures: tuple[Failure, ...]) -> Jud
 
 
 def _post_mortem_proof(evidence: Evidence) -> Proof | None:
-    """Return the proof of a hang in the files of a job that was not watched, or None.
+    """Return the proof of a hang in the files of a job that was not watched, or None if there is none.
 
     Either some ranks timed out while they waited for others, or dumps show all ranks in waits, in different calls.
     """
@@ -232,7 +232,7 @@ def _post_mortem_proof(evidence: Evidence) -> Proof | None:
 
 
 def _call(wait: Wait) -> tuple[object, ...]:
-    """Return the identity of the call that a rank waits in."""
+    """Return the values that identify the call in which a rank waits."""
     return (wait.blocked_in, wait.user_frame if wait.collective is None else None)
 
 
@@ -243,7 +243,7 @@ def _no_verdict_text(evidence: Evidence) -> str:
 
 
 def pass_reason(evidence: Evidence) -> str | None:
-    """Return a sentence with the evidence that every rank ended well, or None without such evidence.
+    """Return a sentence stating the evidence that every rank ended well, or None if there is no such evidence.
 
     The evidence is the exit code of each rank, or the exit code of a launcher that exits with 0 only if every rank did.
     Other launchers may hide the error of a rank. Under such a launcher, a rank with an unknown exit ended well if its
@@ -287,7 +287,7 @@ def _ranks_text(ranks: Sequence[int]) -> str:
 
 
 def _ending_without_controller(evidence: Evidence) -> str:
-    """Return a text that says how a run ended after its controller had died."""
+    """Return a phrase that describes how a run ended after its controller had died."""
     if evidence.is_observed:
         return "the job was left alone"
     if evidence.unkillable is None:
@@ -312,7 +312,7 @@ def _proof(evidence: Evidence) -> Proof | None:
 
 
 def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
-    """Return all failures of a run in order of time. Failures caused by other failures come last."""
+    """Return all failures of a run in chronological order, with failures caused by other failures last."""
     # A rank that is in the last snapshot has survived the exception that it printed.
     alive = [
         rank.rank for snapshot in evidence.snapshots[-1:] for rank in snapshot.ranks if evidence.ending is Ending.STALL
@@ -344,7 +344,7 @@ def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
 
 
 def _rank_failure(rank: RankEvidence, *, is_exiting: bool) -> Failure | None:
-    """Return the failure of a rank, or None.
+    """Return the failure of a rank, or None if the rank did not fail.
 
     `is_exiting`: the program has finished and the interpreter is exiting.
     """
@@ -378,7 +378,7 @@ def _rank_failure(rank: RankEvidence, *, is_exiting: bool) -> Failure | None:
 
 
 def _unseen_exits(evidence: Evidence, failures: Sequence[Failure]) -> list[Failure]:
-    """Return a failure for each rank whose exit was not seen, if SIGTERM ended all others.
+    """Return a failure for each rank whose exit was not observed, if SIGTERM ended all the others.
 
     Something made the sender of SIGTERM end the ranks. This may be the failure of one of the ranks whose exit was not
     seen.
@@ -419,9 +419,9 @@ def _ended_by(exception: RaisedException, exit: Exit | None) -> bool:
 
 
 def _early_exit(exit: Exit, evidence: Evidence, proof: Proof | None, failures: list[Failure]) -> Failure | None:
-    """Return the failure of a rank that exited with code 0 while other ranks still needed it, or None.
+    """Return the failure of a rank that exited with code 0 while still needed by other ranks, or None if it did not.
 
-    They needed it if one of them lost its connection to it afterwards, or still waits for it. The exit status may also
+    It was needed if another rank lost its connection to it afterwards, or still waits for it. The exit status may also
     be unknown, if the harness attached to the running job.
     """
     if (
@@ -446,7 +446,7 @@ def _early_exit(exit: Exit, evidence: Evidence, proof: Proof | None, failures: l
 
 
 def _disconnected_s(exit: Exit, evidence: Evidence) -> float:
-    """Return when the other ranks lost their connection to this rank, in seconds since the launch.
+    """Return the time at which the other ranks lost their connection to this rank, in seconds since the launch.
 
     Destroying the process group closes the connections, which may happen seconds before the exit.
     """
@@ -458,7 +458,7 @@ def _disconnected_s(exit: Exit, evidence: Evidence) -> float:
 
 
 def exit_text(status: int | None) -> str:
-    """Return a text for how a process with this exit status ended, such as "ended with exit code 1"."""
+    """Return a phrase for the way a process with this exit status ended, such as "ended with exit code 1"."""
     if status is None:
         return "ended; nobody saw how"
     if status >= 0:

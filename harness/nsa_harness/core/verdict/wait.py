@@ -1,4 +1,4 @@
-"""The wait of a rank or process: what it waits for, and whether the wait can end."""
+"""The wait of a rank or process: what it waits for, and whether its wait can end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nsa_harness.core.verdict.motion import Motion
 
 
 class WaitKind(StrEnum):
-    """The kind of thing that a process waits for, or its state if it does not wait."""
+    """The kind of thing that a process waits for, or the process's state if it does not wait."""
 
     COLLECTIVE = "collective"
     POINT_TO_POINT = "point_to_point"
@@ -76,13 +76,13 @@ class ChildWait(WaitState):
 
     @property
     def deepest(self) -> ChildWait:
-        """The last wait in a chain of child processes that wait for each other."""
+        """The last wait in a chain of child processes, each of which waits for the next."""
         return self.child.deepest if self.child else self
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wait(WaitState):
-    """The wait of one rank, as a node of the wait-for graph."""
+    """The wait of one rank, represented as a node in the wait-for graph."""
 
     rank: int
     blocked_in: str  # what it is blocked in, for people: "all_reduce #14"

@@ -1,4 +1,4 @@
-"""Wait-for graph: what each rank waits for, and which waits started the hang."""
+"""The wait-for graph: what each rank waits for, and which waits started the hang."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _COMPILERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class WaitGraph:
-    """The wait-for graph of a run at one moment: what each rank waits for.
+    """The wait-for graph of a run at one moment, which shows what each rank waits for.
 
     All waits depend on the root waits: those for no other rank, and those that form a cycle.
     """
@@ -54,7 +54,7 @@ class WaitGraph:
 
     @property
     def has_progress(self) -> bool:
-        """Whether some rank makes progress."""
+        """Whether any rank makes progress."""
         return any(wait.motion is Motion.MOVING for wait in self.waits)
 
 
@@ -68,7 +68,7 @@ def wait_graph_between(before: Snapshot, after: Snapshot, exited_ranks: Iterable
 
 
 def post_mortem_graph(evidence: Evidence) -> WaitGraph:
-    """Return the wait-for graph of a job that was not watched, from the dumps that the ranks left."""
+    """Return the wait-for graph of a job that was not watched, based on the dumps that its ranks left."""
     snapshot = evidence.snapshots[-1] if evidence.snapshots else Snapshot(number=0, at_s=0.0, ranks=())
     job = job_state(snapshot.ranks, (), evidence.backend, world_size=evidence.world_size, groups=evidence.groups)
     return _graph(snapshot, snapshot, job)
@@ -123,14 +123,14 @@ _AT_A_PROMPT = (WaitKind.IO, WaitKind.LOCK, WaitKind.SLEEP)
 
 
 def _motion_in_wait(host: WaitState, *, works: bool) -> Motion:
-    """Return the motion of a waiting rank: MOVING if another of its threads works and may end the wait."""
+    """Return the motion of a waiting rank, which is MOVING if a busy thread of the rank could end the wait."""
     if host.motion in (Motion.MOVING, Motion.BURNING):
         return host.motion
     return Motion.MOVING if works and host.kind in (WaitKind.LOCK, WaitKind.UNKNOWN) else Motion.WAITING
 
 
 def _works(before: RankSnapshot | None, rank: RankSnapshot, elapsed_s: float) -> bool:
-    """Return whether the process keeps a core busy, not counting library threads that only spin."""
+    """Return whether the process keeps a core busy, excluding library threads that only spin."""
     if before is None or before.process is None or rank.process is None:
         return False
     earlier_s = {task.tid: task.cpu_s for task in before.process.tasks}
@@ -160,7 +160,7 @@ def _roots(waits: Sequence[Wait]) -> tuple[Wait, ...]:
 
 
 def reachable_ranks(rank: int, waits: Iterable[Wait]) -> set[int]:
-    """Return this rank and all ranks that it waits for, directly or indirectly."""
+    """Return `rank` and all ranks that it waits for, directly or indirectly."""
     peers = {wait.rank: wait.peers for wait in waits}
     reachable: set[int] = set()
     queue = [rank]
@@ -190,7 +190,7 @@ RANK_WAITS = (
 
 
 def _blocked_in(rank: RankSnapshot, stack: Stack | None, state: WaitState) -> str:
-    """Return a text for what a rank is blocked in, such as "all_reduce #14" or "a sleep in load"."""
+    """Return a phrase for what a rank is blocked in, such as "all_reduce #14" or "a sleep in load"."""
     frames = stack.frames if stack else ()
     if state.kind in RANK_WAITS:
         return _group_wait_text(state, frames, rank.status_file)
@@ -203,7 +203,7 @@ def _blocked_in(rank: RankSnapshot, stack: Stack | None, state: WaitState) -> st
 
 
 def _group_wait_text(state: WaitState, frames: Sequence[Frame], status_file: StatusFile | None) -> str:
-    """Return a text for what a rank that waits for other ranks is blocked in."""
+    """Return a phrase for the call in which a rank is waiting for other ranks."""
     call = state.call
     if state.collective is not None:
         # gloo records some operations under another name: the call from Python has the name that the program uses.

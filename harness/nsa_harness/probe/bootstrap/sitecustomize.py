@@ -8,7 +8,7 @@ import sys
 
 
 def _run_users() -> None:
-    """Import the user's own sitecustomize, which this module hides."""
+    """Import the user's own sitecustomize, which this module shadows."""
     here = os.path.dirname(os.path.abspath(__file__))
     ours = sys.modules.pop(__name__, None)
     path = list(sys.path)

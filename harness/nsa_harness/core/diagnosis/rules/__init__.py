@@ -94,7 +94,7 @@ from nsa_harness.core.diagnosis.rules import (
 
 
 class RulePhase(StrEnum):
-    """The phases of a diagnosis, in their order.
+    """The phases of a diagnosis, in the order in which they run.
 
     The last three phases add findings to any verdict, even a PASS.
     """

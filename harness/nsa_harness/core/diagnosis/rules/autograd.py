@@ -1,4 +1,4 @@
-"""Rules about errors of autograd, DDP and activation checkpointing, and about missing gradients."""
+"""Rules about errors in autograd, DDP and activation checkpointing, and about missing gradients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FIRST_EVENTS = 3  # a step starts with three training events: batch requested, 
 def rule_if_raised(
     cause: Cause,
 ) -> Callable[[Callable[[DiagnosisContext, Sequence[Failure]], Explanation | None]], Rule]:
-    """Return a decorator for a diagnosis rule that applies only if the first failure has this cause.
+    """Return a decorator for diagnosis rules. The decorated rule applies only if the first failure has this cause.
 
     The failure must be an exception whose message matches one of the cause's signatures. The decorated function
     receives the context and all failures with such an error, in order of time.
@@ -62,7 +62,7 @@ def _explain_errors(
     place: Place | None = None,
     step: int | None = None,
 ) -> Explanation:
-    """Create the explanation of a run from the errors that ended it.
+    """Create the explanation for a run that ended with the given errors.
 
     By default, the ranks that failed are at fault, and the place is that of the first failure.
     """
@@ -144,7 +144,7 @@ def inplace_modification(context: DiagnosisContext, failures: Sequence[Failure])
 
 @rule_if_raised(Cause.MODEL_MISMATCH)
 def model_mismatch(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation:
-    """Explain a failure in which DDP found different models on the ranks.
+    """Explain a failure in which DDP found that the ranks have different models.
 
     The ranks whose model differs from the majority are at fault. Without a majority, all compared ranks are.
     """
@@ -163,9 +163,9 @@ def model_mismatch(context: DiagnosisContext, failures: Sequence[Failure]) -> Ex
 
 
 def _model_facts(context: DiagnosisContext, failures: Sequence[Failure]) -> dict[int, Facts]:
-    """Return what PyTorch's error messages say about each rank's model, by rank.
+    """Return, for each rank, the facts about its model that PyTorch's error messages state.
 
-    This is the number of parameters, or the first parameter that differs from rank 0's model.
+    These are the number of parameters, or the first parameter that differs from rank 0's model.
     """
     counts = [match for failure in failures if (match := _COUNT_DIFFERS.search(failure.text))]
     if counts:
@@ -228,7 +228,7 @@ def silent_checkpoint(context: DiagnosisContext) -> Explanation | None:
 
 
 def _checkpoints_without_grad_input(context: DiagnosisContext) -> dict[int | None, Place]:
-    """Return the line of a reentrant checkpoint whose inputs require no gradient, by rank."""
+    """Map each rank to the line of its reentrant checkpoint whose inputs require no gradient."""
     return {
         rank: status_file.checkpoint_without_gradient
         for rank, status_file in context.status_files.items()
@@ -265,7 +265,7 @@ def find_unused_needless(context: DiagnosisContext) -> Explanation | None:
 
 
 def gradient_order_differs(context: DiagnosisContext) -> Explanation | None:
-    """Report that gradients became ready in a different order on two ranks.
+    """Report that gradients became ready in different orders on two ranks.
 
     Such a run does not fail, because every rank reduces the DDP buckets in rank 0's order.
     """
@@ -322,7 +322,7 @@ def rank_conditional_unused_params(context: DiagnosisContext, failures: Sequence
 
 @rule_if_raised(Cause.UNUSED_PARAMS)
 def unused_params(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation:
-    """Explain a DDP failure in which some parameters got no gradient on any rank."""
+    """Explain a DDP failure in which some parameters received no gradient on any rank."""
     return _explain_missing_gradients(
         context,
         failures,
@@ -343,7 +343,7 @@ def _explain_missing_gradients(
     ranks: tuple[int, ...],
     place: Place | None = None,
 ) -> Explanation:
-    """Create the explanation of a DDP error about missing gradients.
+    """Create the explanation for a DDP error about missing gradients.
 
     The names of the parameters and the number of gradients per rank are added to `facts`.
     """
@@ -369,7 +369,7 @@ def _explain_missing_gradients(
 def _ranks_lacking_gradients(
     context: DiagnosisContext, failures: Sequence[Failure]
 ) -> tuple[tuple[int, ...], EvidenceKind] | None:
-    """Return the ranks that lack gradients which other ranks computed, and the kind of evidence for it.
+    """Return the ranks that lack gradients computed on other ranks, and the kind of evidence for this.
 
     Return None if all ranks lack the same gradients, or if no other rank was still in the failed step.
     """
@@ -413,7 +413,7 @@ def _collective_count(rank: RankEvidence) -> int:
 
 
 def _failed_step(context: DiagnosisContext, failure: Failure) -> int | None:
-    """Return the step whose backward pass went wrong, or None if the rank has no status file.
+    """Return the step whose backward pass caused the failure, or None if the rank has no status file.
 
     DDP reports missing gradients only in the forward pass of the next step.
     """
@@ -425,7 +425,7 @@ def _failed_step(context: DiagnosisContext, failure: Failure) -> int | None:
 
 
 def _noticed_in_next_step(context: DiagnosisContext, status_file: StatusFile) -> bool:
-    """Return whether DDP raised the error in the step after the one that lacks gradients."""
+    """Return whether DDP raised its error one step after the step that lacks gradients."""
     if status_file.step < 2:
         return False
     previous_step = status_file.step - 1

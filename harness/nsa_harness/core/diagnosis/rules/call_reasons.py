@@ -1,4 +1,4 @@
-"""Reasons why collective calls differ: what the ranks at fault did shortly before."""
+"""Reasons why ranks make different collective calls, based on what the ranks at fault did shortly before."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "_reduce_scatter_base",
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """A reason why the collective calls of ranks differ, with the cause that follows from it."""
+    """A reason why the collective calls of ranks differ, and the cause that follows from this reason."""
 
     cause: Cause | None = None  # cause that follows from the reason; None: the reason is unknown
     ranks: tuple[int, ...]
@@ -44,7 +44,7 @@ class Reason:
 def possible_reasons(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions
 ) -> Iterator[Reason]:
-    """Yield the possible reasons for a difference in collective calls, strongest first.
+    """Yield the possible reasons for a difference in collective calls, the strongest first.
 
     The last item has no cause: it stands for an unknown reason.
     """
@@ -62,7 +62,7 @@ def possible_reasons(
 
 
 def _dropped_batch(context: DiagnosisContext) -> Reason | None:
-    """Return a Reason if a rank dropped a batch and repeated the step with the next one, or None.
+    """Return a Reason if a rank dropped a batch and repeated the step with the next batch, otherwise None.
 
     Such a rank reaches the end of its data one batch before the others.
     """
@@ -99,13 +99,13 @@ def _dropped_batch(context: DiagnosisContext) -> Reason | None:
 
 
 def _loop_jumps(context: DiagnosisContext, rank: int) -> list[Branch]:
-    """Return the branches that may make the rank leave its innermost loop or skip to the next iteration."""
+    """Return the branches that could make the rank leave its innermost loop or skip to the next iteration."""
     jumps = (jumps_before(context, frame) for frame in reversed(program_frames(context, rank)))
     return next(filter(None, jumps), [])
 
 
 def _caught_exception(context: DiagnosisContext, difference: Difference) -> Reason | None:
-    """Return a Reason if one rank caught an exception that no other rank caught, or None.
+    """Return a Reason if one rank caught an exception that no other rank caught, otherwise None.
 
     The exception must come from the step in which the calls differ, but not from the differing call itself.
     """
@@ -150,7 +150,7 @@ def _caught_exception(context: DiagnosisContext, difference: Difference) -> Reas
 
 
 def _decides_calls(context: DiagnosisContext, difference: Difference, rank: int, exception: CaughtException) -> bool:
-    """Return whether catching `exception` can have changed the collectives of the rank.
+    """Return whether catching `exception` could have changed the collectives of the rank.
 
     It can if the exception ended a forward pass, or if the function with its handler leads to a differing call.
     """
@@ -163,27 +163,27 @@ def _decides_calls(context: DiagnosisContext, difference: Difference, rank: int,
 
 
 def _possible_steps(exception: CaughtException) -> tuple[int, ...]:
-    """Return the steps in which the exception may have been raised."""
+    """Return the steps in which the exception could have been raised."""
     last = exception.step if exception.last_step is None else exception.last_step
     return (exception.step, exception.step + 1, last, last + 1)
 
 
 def _enclosing_handler(context: DiagnosisContext, rank: int) -> Place | None:
-    """Return the innermost `except` clause around the rank's current line, or None."""
+    """Return the innermost `except` clause around the rank's current line, or None if there is none."""
     frames = reversed(program_frames(context, rank))
     handlers = (handler for frame in frames for handler in context.program.handlers(frame))
     return next((handler.place for handler in handlers), None)
 
 
 def _last_error_line(context: DiagnosisContext, rank: int) -> str:
-    """Return the last line of the rank's stderr that looks like an error or warning, or ""."""
+    """Return the last line of the rank's stderr that looks like an error or a warning, or "" if there is none."""
     evidence = context.rank(rank)
     lines = [line for line in evidence.error_lines if _ERROR_LINE.search(line)] if evidence else []
     return lines[-1] if lines else ""
 
 
 def out_of_batches(context: DiagnosisContext, positions: RelativePositions | None = None) -> Reason | None:
-    """Return a Reason if some ranks ran out of batches before the others, or None.
+    """Return a Reason if some ranks ran out of batches before the others, otherwise None.
 
     If `positions` is given and the source code is known, these ranks must also have left a loop over items.
     """
@@ -220,7 +220,10 @@ def out_of_batches(context: DiagnosisContext, positions: RelativePositions | Non
 
 
 def _item_loop(context: DiagnosisContext, left_loop: Loop, others: Sequence[int]) -> Loop | None:
-    """Return `left_loop` if it iterates over items, or such a loop inside it in which one of `others` still is."""
+    """Return the loop over items that `others` are still in, or None if there is none.
+
+    This is `left_loop` itself, or a loop that one of `others` runs in a function called inside it.
+    """
     if left_loop.iterates_items:
         return left_loop
     stacks = [program_frames(context, rank) for rank in others]
@@ -235,7 +238,7 @@ def _item_loop(context: DiagnosisContext, left_loop: Loop, others: Sequence[int]
 
 
 def _different_batch_counts(context: DiagnosisContext) -> Reason | None:
-    """Return a Reason if ranks use different numbers of batches per gradient reduction, or None."""
+    """Return a Reason if ranks use different numbers of batches per gradient reduction, otherwise None."""
     pace = pace_difference(context.status_files)
     if pace is None:
         return None
@@ -245,7 +248,7 @@ def _different_batch_counts(context: DiagnosisContext) -> Reason | None:
 
 
 def _different_modules(context: DiagnosisContext, difference: Difference) -> Reason | None:
-    """Return a Reason if some ranks ran different modules than the rest, or None.
+    """Return a Reason if some ranks ran different modules than the rest, otherwise None.
 
     This explains only calls that DDP or FSDP made.
     """
@@ -288,7 +291,7 @@ def _module_facts(module: ModuleCall) -> Facts:
 
 
 def _fewer_collectives(context: DiagnosisContext, difference: Difference) -> Reason | None:
-    """Return a Reason if ranks called different numbers of collectives in one step, or None."""
+    """Return a Reason if ranks called different numbers of collectives in one step, otherwise None."""
     step_difference = context.step_difference
     if step_difference is None:
         return _finished_backward_early(context, difference)
@@ -333,7 +336,9 @@ def _ranks_outside_majority(step_difference: StepDifference) -> tuple[int, ...]:
 
 
 def _skipping_branch(context: DiagnosisContext, step_difference: StepDifference, ranks: Sequence[int]) -> Place | None:
-    """Return the branch that may make a rank skip the counted call, or None if no source code shows it."""
+    """Return the branch that could make a rank skip the counted call, or None if the source code shows no such
+    branch.
+    """
     events = context.timelines[ranks[0]].events if ranks and step_difference.from_python else ()
     last = [
         event
@@ -345,7 +350,7 @@ def _skipping_branch(context: DiagnosisContext, step_difference: StepDifference,
 
 
 def _finished_backward_early(context: DiagnosisContext, difference: Difference) -> Reason | None:
-    """Return a Reason if some ranks finished backward while others still wait in it, or None.
+    """Return a Reason if some ranks finished backward while others are still waiting in it, otherwise None.
 
     DDP waits in backward until every parameter has a gradient. A rank that finishes earlier skipped a part of the model
     or did not synchronize gradients at all.
@@ -392,7 +397,7 @@ def _is_evaluating(status_file: StatusFile | None) -> bool:
 
 
 def _earliest_position(context: DiagnosisContext, rank: int, event: Event) -> int | None:
-    """Return the smallest number of training events before this call in an earlier step, or None.
+    """Return the minimal number of training events before this call in any earlier step, or None if unknown.
 
     If the current step has fewer, the rank skipped a part of the model.
     """
@@ -404,7 +409,7 @@ def _earliest_position(context: DiagnosisContext, rank: int, event: Event) -> in
 def _skipped_iteration(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions
 ) -> Reason | None:
-    """Return a Reason if an `except` clause may have made a rank skip an iteration of a loop, or None."""
+    """Return a Reason if an `except` clause could have made a rank skip a loop iteration, otherwise None."""
     rank = next(
         (rank for rank in difference.ranks if rank in positions.left_loops and not positions.left_loops[rank].exits),
         None,

@@ -1,4 +1,4 @@
-"""Rules about ranks that call different collectives.
+"""Rules about ranks that make different collective calls.
 
 If two ranks make different calls, either may be wrong. What they did before may show which one. If it does not, the
 finding names both ranks, and its cause is at most likely.
@@ -50,7 +50,7 @@ _VALUE_CAUSES = {Kind.SHAPE: Cause.SHAPE_MISMATCH, Kind.DTYPE: Cause.DTYPE_MISMA
 
 
 def calls_differ(context: DiagnosisContext) -> Explanation | None:
-    """Explain a hang in which ranks wait for each other because they called different collectives."""
+    """Explain a hang in which ranks wait for each other because they made different collective calls."""
     difference = context.difference
     if not _ranks_wait_for_each_other(context) or (
         difference is not None and _exited_before_difference(context, difference)
@@ -138,9 +138,10 @@ def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
 
 
 def _call_under_rank_condition(context: DiagnosisContext, link: Link) -> tuple[Difference, Branch] | None:
-    """Return the call of a link as an additional call, with the condition on the rank that the awaited rank passed by.
+    """Return a call in a cycle as an extra call, with the condition on the rank that skips it, or None if there is
+    none.
 
-    Return None if there is no such condition, or if the awaited rank may still reach it.
+    The awaited rank must have passed the condition; otherwise the result is None too.
     """
     branch = _rank_branch(context, link.rank, link.event)
     frames = program_frames(context, link.waits_for)
@@ -170,13 +171,13 @@ def _call_under_rank_condition(context: DiagnosisContext, link: Link) -> tuple[D
 
 
 def _is_behind(context: DiagnosisContext, branch: Branch, frame: Frame) -> bool:
-    """Return whether the line of the frame comes after the whole body of the condition."""
+    """Return whether the line of `frame` comes after the whole body of the condition."""
     is_inside = any(other.line == branch.line for other in context.program.branches(frame) if not other.leaves_block)
     return frame.line > branch.line and not is_inside
 
 
 def _order_change_place(context: DiagnosisContext, ranks: Sequence[int], everyone: Sequence[int]) -> Place | None:
-    """Return the line at which one rank's order of calls begins to differ from the others', or None.
+    """Return the line at which the order of one rank's calls starts to differ from the others', or None if unknown.
 
     If all ranks are on the same lines, they are in different iterations of a loop over items. The place is then this
     loop.
@@ -190,7 +191,7 @@ def _order_change_place(context: DiagnosisContext, ranks: Sequence[int], everyon
 
 
 def _history_questions(context: DiagnosisContext, group: str, ranks: Sequence[int]) -> tuple[OpenQuestion, ...]:
-    """Return an open question if the ranks may have diverged before the first recorded call of a group."""
+    """Return an open question if the ranks could have diverged before the first recorded call in `group`."""
     incomplete_ranks = tuple(rank for rank in ranks if group in context.timelines[rank].groups_with_gaps)
     status_files = {rank: context.status_files[rank] for rank in ranks if rank in context.status_files}
     return _history_question(group, incomplete_ranks, diverged_before=diverged_before_history(group, status_files))
@@ -199,7 +200,7 @@ def _history_questions(context: DiagnosisContext, group: str, ranks: Sequence[in
 def _history_question(
     group: str, incomplete_ranks: Sequence[int], *, diverged_before: bool
 ) -> tuple[OpenQuestion, ...]:
-    """Return an open question if the ranks may have diverged before the first recorded call of a group.
+    """Return an open question if the ranks could have diverged before the first recorded call in `group`.
 
     `incomplete_ranks`: the ranks whose flight recorders lack calls. `diverged_before`: the call history shows it.
     """
@@ -215,7 +216,7 @@ def _history_question(
 
 
 def _with_stacks_at_divergence(context: DiagnosisContext, difference: Difference) -> DiagnosisContext:
-    """Return the context with the stacks that were recorded at the differing calls.
+    """Return the context with the stacks recorded at the differing calls.
 
     The stacks of the last snapshot may be from later calls. If a stack is unknown, the context stays unchanged.
     """
@@ -260,7 +261,7 @@ def _ended_by_mutual_wait(context: DiagnosisContext) -> bool:
 
 
 def _exited_before_difference(context: DiagnosisContext, difference: Difference) -> bool:
-    """Return whether a rank exited with code 0 in an earlier step, so that it skipped no call."""
+    """Return whether a rank exited with code 0 in an earlier step, which means that it skipped no call."""
     first = context.first_failure
     if first is None or first.kind is not FailureKind.LEFT or first.rank is None or first.rank not in difference.absent:
         return False
@@ -270,7 +271,7 @@ def _exited_before_difference(context: DiagnosisContext, difference: Difference)
 
 
 def _rank_condition_reason(context: DiagnosisContext, difference: Difference, branch: Branch) -> Reason:
-    """Return the reason for a call that only some ranks make because of a condition on the rank number."""
+    """Return the reason for a call that only some ranks make because `branch` depends on the rank number."""
     callers = difference.ranks if difference.kind is Kind.EXTRA else _other_ranks(difference)
     program = context.program
     frames = (frame for rank, _ in difference.entered_events for frame in program_frames(context, rank))
@@ -320,7 +321,7 @@ def _explain(
     *,
     is_certain: bool,
 ) -> Explanation:
-    """Create the explanation of a difference in collective calls from its reason."""
+    """Create the explanation for a difference in collective calls from its reason."""
     ranks = reason.ranks or difference.ranks
     is_located = difference.place_is_certain or (
         difference.may_be_swapped and _is_skipper_below_call(context, difference)
@@ -360,7 +361,7 @@ def _explain(
 
 
 def _call_at_fault(difference: Difference, ranks: Sequence[int]) -> Event:
-    """Return the wrong call of `ranks`, the ranks at fault, or the call that they skipped."""
+    """Return the call that the ranks at fault wrongly made or skipped."""
     own_event = difference.event(ranks[0]) if ranks else None
     first_event = difference.entered_events[0][1]
     if difference.kind in (Kind.EXTRA, Kind.ORDER):
@@ -383,7 +384,7 @@ def _evidence(context: DiagnosisContext, difference: Difference, *, is_certain: 
 
 
 def _difference_facts(context: DiagnosisContext, difference: Difference) -> Facts:
-    """Return a description of a difference in collective calls for which no reason was found."""
+    """Return facts about a difference in collective calls for which no reason was found."""
     others = tuple(rank for rank, _ in difference.entered_events if rank not in difference.ranks)
     expected, first = difference.expected, difference.ranks[:1]
     own_event = difference.event(first[0]) if first else None
@@ -402,13 +403,13 @@ def _difference_facts(context: DiagnosisContext, difference: Difference) -> Fact
 
 
 def _is_repeated(difference: Difference) -> bool:
-    """Whether the ranks at fault made one call more often than in earlier iterations."""
+    """Return whether the ranks at fault made one call more often than in earlier iterations."""
     own_event = difference.event(difference.ranks[0]) if difference.ranks else None
     return difference.kind is Kind.COUNT and own_event is not None and own_event is difference.expected
 
 
 def _call_facts_by_rank(context: DiagnosisContext, difference: Difference) -> tuple[Facts, ...]:
-    """Return a description of each differing call, with the ranks that made it.
+    """Return facts about each differing call, including the ranks that made it.
 
     If the ranks differ in size, dtype or root, each call also has this `value`.
     """
@@ -420,7 +421,7 @@ def _call_facts_by_rank(context: DiagnosisContext, difference: Difference) -> tu
 
 
 def _other_readings(difference: Difference) -> tuple[OpenQuestion, ...]:
-    """Return open questions if the ranks that are not blamed may be wrong instead."""
+    """Return open questions if the ranks that are not blamed could be wrong instead."""
     if difference.is_symmetric:
         return (OpenQuestion(code="all_are_blamed"),)
     others: Fact = _other_ranks(difference)
@@ -438,7 +439,7 @@ def _other_ranks(difference: Difference) -> tuple[int, ...]:
 
 
 def _is_skipper_below_call(context: DiagnosisContext, difference: Difference) -> bool:
-    """Return whether the rank that skipped the call is already below it in the same function."""
+    """Return whether the rank that skipped the call is already below its line in the same function."""
     others = _other_ranks(difference)
     paths = diverging_frames(context, difference.ranks[0], others[0]) if others else None
     if paths is None or paths.path_frame is None or paths.stack_frame is None or not paths.in_one_function:
@@ -450,7 +451,7 @@ def _is_skipper_below_call(context: DiagnosisContext, difference: Difference) ->
 def _loop_exit(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions, ranks: Sequence[int]
 ) -> Place | None:
-    """Return the line that made the ranks leave a loop too early or too late, or None.
+    """Return the line that made the ranks leave a loop too early or too late, or None if unknown.
 
     If no statement ends the loop early, return the origin of the number of iterations or the loop's own line.
     """
@@ -479,7 +480,7 @@ def _loop_exit(
 
 
 def _skipping_branches(context: DiagnosisContext, difference: Difference, loop: Loop) -> list[Branch]:
-    """Return the conditions that may differ between ranks and let an iteration of `loop` skip the call."""
+    """Return the conditions that could differ between ranks and that let an iteration of `loop` skip the call."""
     chain = difference.expected.chain if difference.expected else ()
     at = next((at for at, frame in enumerate(chain) if loop.contains(frame)), None)
     if at is None:
@@ -492,7 +493,7 @@ def _skipping_branches(context: DiagnosisContext, difference: Difference, loop: 
 
 
 def _iteration_count_origin(context: DiagnosisContext, outer_loop: Loop, rank: int) -> ValueOrigin | None:
-    """Return the line that sets a number of iterations which may differ between ranks, or None."""
+    """Return the line that sets a number of iterations that could differ between ranks, or None if unknown."""
     frames, program = program_frames(context, rank), context.program
     for depth, frame in enumerate(frames):
         for loop in reversed(context.program.loops_around(frame)):
@@ -508,7 +509,7 @@ def _iteration_count_origin(context: DiagnosisContext, outer_loop: Loop, rank: i
 
 
 def _difference_place(context: DiagnosisContext, difference: Difference, ranks: Sequence[int]) -> Place | None:
-    """Return the program line to fix, or None if it is unknown.
+    """Return the line of the program to fix, or None if it is unknown.
 
     That is the origin of differing arguments, or the branch that made a rank skip the call, or the call itself.
     """
@@ -531,7 +532,7 @@ def _difference_place(context: DiagnosisContext, difference: Difference, ranks: 
 
 
 def _usual_path(context: DiagnosisContext, difference: Difference, rank: int) -> tuple[Frame, ...]:
-    """Return the call path on which `rank` made the missing call in earlier steps, outermost frame first.
+    """Return the call path, outermost frame first, through which `rank` made the missing call in earlier steps.
 
     Return an empty tuple if the other ranks use the same path, or if no earlier path is known.
     """
@@ -551,7 +552,7 @@ def _usual_path(context: DiagnosisContext, difference: Difference, rank: int) ->
 
 
 def _origin_of_values(context: DiagnosisContext, difference: Difference, ranks: Sequence[int]) -> Place | None:
-    """Return the line that makes the arguments of a call differ between ranks, or None."""
+    """Return the line that makes the arguments of a call differ between ranks, or None if unknown."""
     event = difference.event(ranks[0]) if ranks else None
     if event is None or not event.from_python or event.place is None:
         return None
@@ -566,7 +567,7 @@ def _origin_of_values(context: DiagnosisContext, difference: Difference, ranks: 
 
 
 def _as_count_difference(difference: Difference, positions: RelativePositions) -> Difference:
-    """If some ranks left a loop that others are still in, return a difference in iteration counts.
+    """Convert a difference to a difference in iteration counts if some ranks left a loop that others are still in.
 
     Otherwise, return `difference` unchanged.
     """
@@ -582,7 +583,7 @@ def _as_count_difference(difference: Difference, positions: RelativePositions) -
 
 
 def _as_extra_call(context: DiagnosisContext, difference: Difference) -> Difference:
-    """If only one of two differing calls depends on a condition, return this call as the extra one.
+    """Convert a difference to an extra call if only one of the two differing calls depends on a condition.
 
     Otherwise, return `difference` unchanged.
     """
@@ -600,7 +601,7 @@ def _as_extra_call(context: DiagnosisContext, difference: Difference) -> Differe
 def _with_rank_condition(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions
 ) -> tuple[Difference, Branch | None]:
-    """Find a condition on the rank number that explains the difference in collective calls.
+    """Look for a condition on the rank number that explains the difference in collective calls.
 
     Return the difference with the smaller group of ranks at fault, and the condition. Without a condition, return
     `difference` and None.
@@ -631,7 +632,7 @@ def _with_rank_condition(
 
 
 def _is_above(context: DiagnosisContext, rank: int, branch: Branch) -> bool:
-    """Return whether the rank is still above the line of `branch` in the same function."""
+    """Return whether the rank is still above `branch` in the same function."""
     frames, status_file = program_frames(context, rank), context.status_files.get(rank)
     if (
         status_file
@@ -647,7 +648,7 @@ def _is_above(context: DiagnosisContext, rank: int, branch: Branch) -> bool:
 
 
 def _rank_branch(context: DiagnosisContext, rank: int, event: Event) -> Branch | None:
-    """Return the innermost condition on the rank number around the call, or None.
+    """Return the innermost condition on the rank number around the call, or None if there is none.
 
     If the rank is still in the call, the lines of its callers are searched too.
     """

@@ -85,7 +85,7 @@ def slow(context: DiagnosisContext) -> Explanation | None:
 
 
 def _timeout_failure(context: DiagnosisContext) -> tuple[Failure, re.Match[str]] | None:
-    """Return the first failure and its timeout message if a rank timed out waiting for others, or None."""
+    """Return the first failure and its timeout message, or None if no rank timed out while waiting for others."""
     first = context.first_failure
     message = TIMEOUT_MESSAGE.search(first.text) if first else None
     return (first, message) if first and message else None
@@ -93,7 +93,7 @@ def _timeout_failure(context: DiagnosisContext) -> tuple[Failure, re.Match[str]]
 
 @rule_if(_timeout_failure)
 def came_too_late(context: DiagnosisContext, first: Failure, _: re.Match[str]) -> Explanation | None:
-    """Explain a failure in which ranks timed out in a collective that another rank had not reached yet."""
+    """Explain a failure in which ranks timed out in a collective that another rank had not yet reached."""
     absent = (difference for difference in context.differences if difference.absent)
     late = next(
         (difference for difference in absent if all(_was_on_its_way(context, rank) for rank in difference.ranks)), None
@@ -123,7 +123,7 @@ def came_too_late(context: DiagnosisContext, first: Failure, _: re.Match[str]) -
 
 
 def _was_on_its_way(context: DiagnosisContext, rank: int) -> bool:
-    """Return whether the rank was outside all collectives when it was ended."""
+    """Return whether the rank was outside all collectives when it was terminated."""
     evidence = context.rank(rank)
     if evidence is None or evidence.status_file is None or evidence.exception is not None or evidence.exit is None:
         return False
@@ -134,7 +134,7 @@ def _was_on_its_way(context: DiagnosisContext, rank: int) -> bool:
 
 @rule_if(_timeout_failure)
 def never_arrived(context: DiagnosisContext, first: Failure, message: re.Match[str]) -> Explanation | None:
-    """Explain a failure in which ranks timed out and no recorded call shows which rank was late.
+    """Explain a failure in which ranks timed out although no recorded call shows which rank was late.
 
     At fault are the ranks that the timeout message names as missing, or else the ranks that did not fail.
     """
@@ -154,7 +154,9 @@ def never_arrived(context: DiagnosisContext, first: Failure, message: re.Match[s
 
 
 def _waiting_and_absent(context: DiagnosisContext) -> tuple[list[Wait], list[int]] | None:
-    """Return the ranks that waited for other ranks, and the ranks that were missing, or None."""
+    """Return, for a hang found post mortem, the waits for other ranks and the missing ranks, or None if there are
+    none.
+    """
     if context.evidence.ending is not Ending.POST_MORTEM or context.judgement.status is not Status.HANG:
         return None
     waiting = [wait for wait in context.waits.values() if wait.kind in RANK_WAITS]
@@ -198,7 +200,7 @@ def rank_absent(context: DiagnosisContext, waiting: list[Wait], absent: list[int
 
 
 def _ranks_reported_missing(context: DiagnosisContext) -> set[int]:
-    """Return the ranks that timeout messages of other ranks name as missing."""
+    """Return the ranks that are named as missing in other ranks' timeout messages."""
     messages = (message for rank in context.evidence.ranks if (message := timeout_message(rank)) and message["absent"])
     return {int(rank) for message in messages for rank in message["absent"].split(", ")}
 
@@ -209,7 +211,9 @@ def _last_event(context: DiagnosisContext, rank: int) -> Event | None:
 
 
 def _all_waits_in_one_call(context: DiagnosisContext) -> tuple[list[Wait]] | None:
-    """Return the waits of all ranks if every rank waits in the same call, or None."""
+    """Return the waits of all ranks if, in a hang found post mortem, every rank waits in the same call. Otherwise
+    return None.
+    """
     waits = list(context.waits.values())
     if context.evidence.ending is not Ending.POST_MORTEM or context.judgement.status is not Status.HANG:
         return None
@@ -234,7 +238,7 @@ def not_delivered(context: DiagnosisContext, waits: list[Wait]) -> Explanation:
 
 
 def _spends_time_on(context: DiagnosisContext, profile: RankProfile | None) -> str:
-    """Return what a slow rank spends its time on: "input", "compute", "sleep" or "wait"."""
+    """Return the activity that takes most of a slow rank's time: "input", "compute", "sleep" or "wait"."""
     if profile is not None and profile.fetching and 2 * profile.fetching >= profile.working:
         return "input"
     if profile is None or profile.cpu_share is None or profile.cpu_share >= BUSY_SHARE:
@@ -258,7 +262,7 @@ def _evidence_of_pace(profile: RankProfile, current_pace: Pace | None) -> Eviden
 
 
 def _explain_delay(context: DiagnosisContext) -> Explanation | None:
-    """Explain a slow run in which most ranks wait for a rank that is blocked itself.
+    """Explain a slow run in which most ranks wait for one rank that is itself blocked.
 
     The last snapshots show which rank waits for which.
     """
@@ -295,7 +299,7 @@ def _pace_facts(current_pace: Pace | None) -> Facts | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _CodeRegion:
-    """A part of the program for which stack samples are counted.
+    """A region of code for which stack samples are counted.
 
     It is a loop, or the code of a function outside its loops.
     """
@@ -306,7 +310,7 @@ class _CodeRegion:
 
 
 def _code_regions(context: DiagnosisContext, profile: RankProfile) -> list[_CodeRegion]:
-    """Return the parts of the program that the samples show, most samples first."""
+    """Return the regions of code that the samples show, in descending order of their number of samples."""
     lines_by_region: dict[tuple[str, str, int | None], list[HotLine]] = {}
     for line in profile.lines:
         loop = context.program.loop_line(line.frame)
@@ -319,7 +323,7 @@ def _code_regions(context: DiagnosisContext, profile: RankProfile) -> list[_Code
 
 
 def _is_same_work(context: DiagnosisContext, rank_profiles: Sequence[RankProfile]) -> bool:
-    """Return whether all ranks spent their time in the same parts of the program."""
+    """Return whether all ranks spent their time in the same regions of code."""
     if not len(rank_profiles) == len(context.evidence.ranks) > 1 or any(
         2 * profile.computing < profile.samples for profile in rank_profiles
     ):
@@ -338,7 +342,7 @@ def _is_same_work(context: DiagnosisContext, rank_profiles: Sequence[RankProfile
 
 
 def _hot_region_facts(context: DiagnosisContext, profile: RankProfile) -> tuple[Facts, ...]:
-    """Return a description of the two parts of the program with the most samples."""
+    """Return facts about the two regions of code with the most samples."""
     return tuple(
         {
             "function": region.frame.function,
@@ -353,7 +357,7 @@ def _hot_region_facts(context: DiagnosisContext, profile: RankProfile) -> tuple[
 
 @rule_if(first_own_exception)
 def exception(context: DiagnosisContext, first: Failure, error: RaisedException) -> Explanation:
-    """Explain a failure in which a rank raised an exception of its own."""
+    """Explain a failure in which an exception was raised in a rank and was not caused by another rank."""
     line = exception_place(context, first.rank, error)
     death = _death_before_exception(context, first, error)
     package = _package_with_missing_name(error) or ""
@@ -382,7 +386,9 @@ _WAIT_TIMEOUT = re.compile(r"(?:Timeout|BrokenBarrier)Error$|Empty$")
 
 
 def _death_before_exception(context: DiagnosisContext, first: Failure, error: RaisedException) -> PrintedMessage | None:
-    """Return the last message of a dead thread or child process that explains the exception, or None."""
+    """Return the last message from a dead thread or child process that explains the exception, or None if there is
+    none.
+    """
     rank = context.rank(first.rank)
     lost_partner, timeout = _LOST_PARTNER.search(error.type), _WAIT_TIMEOUT.search(error.type)
     for death in rank.background_failures if rank else ():
@@ -392,7 +398,7 @@ def _death_before_exception(context: DiagnosisContext, first: Failure, error: Ra
 
 
 def _library_line(error: RaisedException, place: Place | None) -> Place | None:
-    """Return the innermost line of the traceback if it is in a library, or None."""
+    """Return the innermost line of the traceback if it is in a library, otherwise None."""
     innermost = error.frames[0] if error.frames else None
     if innermost is None or place is None or (innermost.file, innermost.line) == (place.file, place.line):
         return None
@@ -400,7 +406,7 @@ def _library_line(error: RaisedException, place: Place | None) -> Place | None:
 
 
 def _final_error_facts(context: DiagnosisContext, first: Failure, original: RaisedException) -> Facts | None:
-    """Return a description of the exception that ended the rank, if it differs from the original one.
+    """Return facts about the exception that ended the rank, or None if it is the original exception.
 
     It may have followed from `original`, or have been passed on by a worker.
     """
@@ -421,7 +427,7 @@ _IMPORTED_PACKAGE = re.compile(r"(?:from '(?=[\w.]+')|No module named '(?=\w+\.)
 
 
 def _package_with_missing_name(error: RaisedException) -> str | None:
-    """Return the nsa-harness package from which the program failed to import something, or None.
+    """Return the nsa-harness package from which the program failed to import a name, or None if that was not the error.
 
     The program may have a package of the same name, which is hidden by the one of nsa-harness.
     """
@@ -467,7 +473,7 @@ def early_exit(context: DiagnosisContext, first: Failure) -> Explanation:
 
 
 def _skipped_branch(context: DiagnosisContext, rank: int | None) -> Place | None:
-    """Return the branch that made a rank skip the call in which the other ranks wait for it, or None.
+    """Return the branch that made a rank skip the call in which the other ranks wait, or None if unknown.
 
     Used for jobs that nsa-harness attached to. If there is no such branch, return the line of the waiting call.
     """
@@ -484,7 +490,7 @@ def _waits_for_ranks(context: DiagnosisContext) -> list[Wait]:
 
 
 def blocked_ranks(context: DiagnosisContext) -> Facts | None:
-    """Return a description of the waiting ranks of an attached job, or None if no rank waits."""
+    """Return facts about the waiting ranks of an attached job, or None if no rank is waiting."""
     waiting = _waits_for_ranks(context) if context.evidence.is_attached else []
     if not waiting:
         return None
@@ -497,12 +503,12 @@ def blocked_ranks(context: DiagnosisContext) -> Facts | None:
 
 
 def exit_record(context: DiagnosisContext) -> tuple[str, ...]:
-    """Return the path of the journal that records the exits of processes, as a tuple of one."""
+    """Return a tuple with the path of the journal that records the exits of processes."""
     return ("watch.jsonl",) if context.evidence.is_attached else ("processes.jsonl",)
 
 
 def _last_call_before_exit(context: DiagnosisContext, rank: int | None) -> Place | None:
-    """Return the line of the rank's last collective call if nothing was recorded after it, or None."""
+    """Return the line of the rank's last collective call, or None if anything was recorded after the call."""
     status_file = context.status_files.get(rank) if rank is not None else None
     if status_file is None or status_file.exit_chain or not status_file.calls or status_file.beat_s is None:
         return None
@@ -570,7 +576,7 @@ def crashed(context: DiagnosisContext, first: Failure) -> Explanation:
 
 @rule_if(first_failure_of(FailureKind.CODE))
 def bad_exit(context: DiagnosisContext, first: Failure) -> Explanation:
-    """Explain a failure in which a rank exited with an error code but without an exception."""
+    """Explain a failure in which a rank exited with an error code without raising an exception."""
     rank = context.rank(first.rank)
     return Explanation(
         cause=Cause.BAD_EXIT,
@@ -611,7 +617,7 @@ def not_judged(context: DiagnosisContext) -> Explanation | None:
 
 
 def retracted_hang(context: DiagnosisContext) -> Explanation | None:
-    """Report that a job made progress again after its hang was proven.
+    """Report that a job made progress again after nsa-harness had reported a hang.
 
     This happens only with `watch`, because nsa-harness ends its own jobs after the proof.
     """

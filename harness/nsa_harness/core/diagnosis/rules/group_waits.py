@@ -1,4 +1,4 @@
-"""Rules about ranks that wait for each other outside collectives: group creation, store keys, network."""
+"""Rules about ranks that wait for each other outside collectives, such as in group creation or for store keys."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MIN_RETRANSMITS = 3  # a segment that was sent again this often has had no answ
 
 
 def _waits_in_group_creation(at_init: bool) -> Callable[[DiagnosisContext], tuple[list[Wait], Call] | None]:
-    """Return a function for `@rule_if` that finds ranks that hang in the creation of a process group.
+    """Return a function for `@rule_if` that finds ranks that hang while creating a process group.
 
     It returns all ranks in such a wait, and the call of the first. `at_init`: search for `init_process_group`;
     otherwise, for the creation of a later group.
@@ -94,7 +94,7 @@ def group_creation_subset(context: DiagnosisContext, waiting: list[Wait], call: 
 
 
 def _ranks_with_fewer_groups(context: DiagnosisContext, waiting: Sequence[Wait]) -> tuple[int, ...]:
-    """Return the ranks that have created fewer process groups than the others.
+    """Return the ranks that created fewer process groups than the others.
 
     Return () if a rank waits for a rank outside a group creation, or if all have created the same number.
     """
@@ -114,7 +114,7 @@ def _ranks_with_fewer_groups(context: DiagnosisContext, waiting: Sequence[Wait])
 def _first_skipped_creation(
     context: DiagnosisContext, waiting: Sequence[Wait], absent_ranks: Sequence[int]
 ) -> Call | None:
-    """Return the first creation of a process group that an absent rank skipped, or None.
+    """Return the first process group creation that an absent rank skipped, or None if there is none.
 
     Only the first rank of each list is compared.
     """
@@ -149,7 +149,7 @@ def store_key_missing(context: DiagnosisContext) -> Explanation | None:
 
 
 def store_given_up(context: DiagnosisContext) -> Explanation | None:
-    """Explain a failure in which a rank timed out waiting for a store key.
+    """Explain a failure in which a rank timed out while waiting for a store key.
 
     At the rendezvous, the key belongs to a rank that never arrived. Otherwise, the program itself waits for the key.
     """
@@ -187,7 +187,7 @@ def _explain_missing_key(
     evidence: EvidenceKind,
     proof: tuple[str, ...],
 ) -> Explanation:
-    """Create the explanation of a store key that was never set.
+    """Create the explanation for a store key that was never set.
 
     At fault is the rank that set similar keys before, or the rank that the source code names.
     """
@@ -236,7 +236,7 @@ def _explain_missing_key(
 
 
 def _rank_with_fewest_writes(context: DiagnosisContext, keys: str) -> tuple[int, StoreKeyWrites] | None:
-    """Return the rank that set keys like these least often, and its last such write, or None.
+    """Return the rank that set keys similar to `keys` least often, and its last such write, or None if there is none.
 
     Keys are alike if they differ only in numbers.
     """
@@ -266,7 +266,7 @@ class _KeySetter:
 
 
 def _key_setter(context: DiagnosisContext, key: str) -> _KeySetter | None:
-    """Return the first line of the source code that sets `key`, or None."""
+    """Return the first line in the source code that sets `key`, or None if there is none."""
     program = context.program
     line, match = next(program.key_setters(key), (None, None))
     if line is None:
@@ -294,7 +294,7 @@ def _key_setter(context: DiagnosisContext, key: str) -> _KeySetter | None:
 
 @rule_if(root_where(lambda root: root.kind is WaitKind.TRANSPORT))
 def transport(context: DiagnosisContext, root: Wait, _: tuple[int, ...]) -> Explanation | None:
-    """Explain a hang in which all ranks are in the same collective but sent data is not acknowledged."""
+    """Explain a hang in which all ranks are in the same collective and some sent data is not acknowledged."""
     sockets = sorted(unacknowledged_sockets(context.evidence), key=lambda pair: pair[0])
     if not sockets:
         return None
@@ -321,9 +321,9 @@ def transport(context: DiagnosisContext, root: Wait, _: tuple[int, ...]) -> Expl
 
 
 def _absent_ranks(waiting: Sequence[Wait]) -> tuple[int, ...]:
-    """Return the ranks that the others wait for and that are not waiting themselves.
+    """Return the ranks that other ranks wait for and that are not waiting themselves.
 
-    If all of them are waiting, return the ranks that the first one waits for.
+    If all awaited ranks are waiting, return the ranks that the first one waits for.
     """
     waiting_ranks = {wait.rank for wait in waiting}
     return tuple(sorted({peer for wait in waiting for peer in wait.peers} - waiting_ranks)) or waiting[0].peers
@@ -338,7 +338,7 @@ def _wait_facts(wait: Wait | None) -> Facts | None:
 
 
 def unacknowledged_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:
-    """Yield each connection whose peer did not acknowledge data between two snapshots, with its rank.
+    """Yield the rank and the socket of each connection whose peer left data unacknowledged between two snapshots.
 
     Only connections with retransmits count.
     """
@@ -358,7 +358,7 @@ def unacknowledged_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:
 
 
 def _is_undelivered(before: Socket, after: Socket) -> bool:
-    """Return whether the socket still holds the same unacknowledged data in spite of retransmits.
+    """Return whether the socket still holds the same unacknowledged data despite retransmissions.
 
     Connections to processes of the job that are no rank do not count.
     """

@@ -32,7 +32,7 @@ _FRESH_PROCESSES = ("multiprocessing.spawn", "multiprocessing.forkserver", "mult
 def _child_wait_where(
     matches: Callable[[ChildWait], bool],
 ) -> Callable[[DiagnosisContext], tuple[Wait, ChildWait] | None]:
-    """Return a function for `@rule_if` that finds a hung child process whose wait satisfies `matches`.
+    """Return a function for `@rule_if` that finds a hung child process for whose wait `matches` is true.
 
     If a child waits for a child itself, the innermost one counts.
     """
@@ -47,7 +47,7 @@ def _child_wait_where(
 def _rank_or_child_in(
     kind: WaitKind,
 ) -> Callable[[DiagnosisContext], tuple[Wait, tuple[int, ...], ChildWait | None] | None]:
-    """Return a function for `@rule_if` that finds a hung rank or child process in this kind of wait.
+    """Return a function for `@rule_if` that finds a hung rank or child process in the given kind of wait.
 
     It returns the wait of the rank, the ranks in this kind of wait, and the child (None if the rank itself is in it).
     """
@@ -90,7 +90,9 @@ def debugger_waits(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]
 
 
 def _blocked_loader(context: DiagnosisContext) -> tuple[Wait, ChildWait] | None:
-    """Return the waits of a rank and of the blocked DataLoader worker that it waits for, or None."""
+    """Return the wait of a rank and the wait of the blocked DataLoader worker it depends on, or None if there is
+    none.
+    """
     waiting = (root for root in hung_roots(context) if root.kind is WaitKind.LOADER and not root.computing)
     return next(((root, root.child) for root in waiting if root.child is not None), None)
 
@@ -108,7 +110,7 @@ def dataloader_worker_blocked(context: DiagnosisContext, root: Wait, worker: Chi
 
 
 def _may_be_inherited_lock(child: ChildWait) -> bool:
-    """Return whether the child process may wait for a lock that was already locked when it was forked.
+    """Return whether the child process could be waiting for a lock that was already locked when it was forked.
 
     A process that was spawned (or started by a fork server) inherits no locks.
     """
@@ -125,7 +127,7 @@ def fork_lock(context: DiagnosisContext, root: Wait, child: ChildWait) -> Explan
 def _explain_blocked_child(
     context: DiagnosisContext, cause: Cause, root: Wait, child: ChildWait, *, evidence: EvidenceKind
 ) -> Explanation:
-    """Create the explanation of a rank that waits for a blocked child process.
+    """Create the explanation for a rank that waits for a blocked child process.
 
     If the child may wait for an inherited lock, the place is another function of the program that takes the same lock.
     """
@@ -217,7 +219,7 @@ def lock_cycle(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) ->
 
 
 def _lock_holder_facts(context: DiagnosisContext, root: Wait, lock_line: Place | None) -> Facts | None:
-    """Return a description of the thread that took the lock, or None if it is unknown.
+    """Return facts about the thread that took the lock, or None if it is unknown.
 
     `thread` is None if the waiting thread took the lock itself.
     """
@@ -279,7 +281,7 @@ def blocked_io(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) ->
 
 @rule_if(root_where(lambda root: root.kind in (WaitKind.COMPUTE, WaitKind.COMPILE) or bool(root.computing)))
 def infinite_loop(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-    """Explain a hang in which a rank computes forever, or waits for a thread or process that does."""
+    """Explain a hang in which a rank computes indefinitely, or waits for a thread or process that does."""
     child = root.computing[0] if root.computing else None
     return Explanation(
         cause=Cause.INFINITE_LOOP,
@@ -300,6 +302,6 @@ def infinite_loop(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...])
 
 
 def _child_place(context: DiagnosisContext, root: Wait, child: ChildWait) -> Place | None:
-    """Return the child's program line, or the rank's own line if the child's is unknown."""
+    """Return the child's program line, or the rank's program line if the child's is unknown."""
     in_a_file = child.user_frame is not None and not child.user_frame.file.startswith("<")
     return place_of(context, None, child.user_frame) if in_a_file else wait_place(context, root)

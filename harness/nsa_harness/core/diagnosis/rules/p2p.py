@@ -27,7 +27,7 @@ from nsa_harness.core.verdict.wait import Wait, WaitKind
 
 
 def p2p_unmatched(context: DiagnosisContext) -> Explanation | None:
-    """Explain a hang in which a rank waits in a send or receive without a matching call on another rank."""
+    """Explain a hang in which a rank waits in a send or receive that has no matching call on another rank."""
     roots = [root for root in hung_roots(context) if root.kind is WaitKind.POINT_TO_POINT and root.is_closed]
     if any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(context)):
         return None
@@ -57,7 +57,7 @@ def p2p_unmatched(context: DiagnosisContext) -> Explanation | None:
 
 
 def _unmatched_halves(context: DiagnosisContext) -> Explanation | None:
-    """Explain a hang in which two ranks called a send and a receive that do not match.
+    """Explain a hang in which the send and the receive that two ranks called do not match.
 
     The network has delivered all data.
     """
@@ -80,7 +80,7 @@ def _unmatched_halves(context: DiagnosisContext) -> Explanation | None:
 
 
 def _wait_facts(context: DiagnosisContext, root: Wait) -> Facts:
-    """Return a description of a rank's wait, including its transfer if that is unmatched."""
+    """Return facts about a rank's wait, including its transfer if this is unmatched."""
     call = root.call if root.kind is WaitKind.POINT_TO_POINT else None
     half: Facts | None = {"op": call.op, "sends": "send" in operation(call), "peers": root.peers} if call else None
     return {"rank": root.rank, "blocked_in": root.blocked_in, "transfer": half, "line": wait_place(context, root)}
@@ -88,7 +88,7 @@ def _wait_facts(context: DiagnosisContext, root: Wait) -> Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class _PatternBreak:
-    """A rank that broke the pattern of its earlier transfers."""
+    """The deviation of one rank from the pattern of its earlier transfers."""
 
     rank: int
     place: Place | None  # where the fix belongs
@@ -97,9 +97,10 @@ class _PatternBreak:
 
 
 def _find_pattern_break(context: DiagnosisContext, roots: Sequence[Wait]) -> _PatternBreak | None:
-    """Return the only rank that broke the pattern of its earlier transfers, or None.
+    """Return the deviation of the only rank that broke the pattern of its earlier transfers, or None if there is none.
 
-    It ended its loop of transfers, skipped a transfer, changed its partner, or skipped the wait that the others are in.
+    The rank ended its loop of transfers, skipped a transfer, changed its partner, or skipped the wait that the others
+    are in.
     """
     ranks = sorted({rank for root in roots for rank in (root.rank, *root.peers)})
     timelines = {rank: context.timelines[rank] for rank in ranks if rank in context.timelines}
@@ -135,7 +136,7 @@ def _find_pattern_break(context: DiagnosisContext, roots: Sequence[Wait]) -> _Pa
 
 
 def _skipped_wait(context: DiagnosisContext, roots: Sequence[Wait]) -> _PatternBreak | None:
-    """Return the rank that skipped the wait in which the other ranks hang, or None."""
+    """Return the deviation of a rank that skipped the wait in which the other ranks hang, or None if there is none."""
     rank = rank_that_skipped_wait(context, [root.rank for root in roots])
     if rank is None:
         return None
@@ -154,13 +155,15 @@ def _transfers_with(context: DiagnosisContext, rank: int, partner: int) -> list[
 
 
 def _skipping_branch(context: DiagnosisContext, place: Place | None) -> Place | None:
-    """Return the branch that decides whether the call at `place` is reached, or else `place`."""
+    """Return the branch that decides whether the call at `place` is reached, or `place` if there is none."""
     branch = context.program.deciding_branch(place, None) if place else None
     return place if branch is None else branch.place
 
 
 def _loop_exit(context: DiagnosisContext, place: Place | None) -> Place | None:
-    """Return the line that leaves the loop around `place`, or else the loop's line, or else `place`."""
+    """Return the line that leaves the loop around `place`. Without such a line, return the loop's own line or
+    `place`.
+    """
     loop = next(iter(context.program.loops_around(place)), None) if place else None
     if loop is None:
         return place
@@ -168,7 +171,7 @@ def _loop_exit(context: DiagnosisContext, place: Place | None) -> Place | None:
 
 
 def _origin_of_mismatch(context: DiagnosisContext, roots: Sequence[Wait]) -> Place | None:
-    """Return the line that makes a send and its receive not match, or None if it is unknown."""
+    """Return the line because of which a send and a receive do not match, or None if it is unknown."""
     for root in roots:
         frames = tuple(reversed(program_frames(context, root.rank)))
         transfers = [event for peer in root.peers for event in _transfers_with(context, root.rank, peer)]
@@ -186,11 +189,11 @@ def _origin_of_mismatch(context: DiagnosisContext, roots: Sequence[Wait]) -> Pla
 
 
 def _transfer_ranks(context: DiagnosisContext) -> tuple[int, ...]:
-    """Return the ranks that wait in a transfer and the ranks for which they wait."""
+    """Return the ranks that wait in a transfer and the ranks that they wait for."""
     waiting = [root for root in context.roots if root.kind in (WaitKind.POINT_TO_POINT, WaitKind.TRANSPORT)]
     return tuple(sorted({rank for root in waiting for rank in (root.rank, *root.peers)}))
 
 
 def _all_peers_wait(roots: Sequence[Wait]) -> bool:
-    """Return whether every awaited rank waits in a transfer too."""
+    """Return whether every awaited rank is waiting in a transfer too."""
     return {peer for root in roots for peer in root.peers} <= {root.rank for root in roots}

@@ -1,4 +1,4 @@
-"""Rules about memory, refused system resources, idle GPUs and hanging shutdowns."""
+"""Rules about memory, refused system resources, idle GPUs, and shutdowns that hang."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def host_oom(context: DiagnosisContext, first: Failure) -> Explanation | None:
 
 
 def _explain_failed_allocation(context: DiagnosisContext, first: Failure, error: RaisedException) -> Explanation | None:
-    """Explain a failure in which an allocation failed or a worker was killed for memory."""
+    """Explain a failure in which an allocation failed, or a worker was killed because memory ran out."""
     worker_pid = next((pid for pid in _pids_killed_by_kernel(context) if f"(pid {pid})" in error.message), None)
     if error.type != "MemoryError" and worker_pid is None and not Cause.HOST_OOM.find_message(error.message):
         return None
@@ -215,7 +215,7 @@ def disk_full(context: DiagnosisContext, first: Failure) -> Explanation | None:
 
 
 def _may_follow_from_full_disk(first: Failure) -> bool:
-    """Return whether a full disk can cause this failure."""
+    """Return whether a full disk could have caused this failure."""
     if first.exception is not None:
         return _refusal_code(first.exception) in (_ENOSPC, _EDQUOT)
     # The kernel sends SIGBUS if a full disk has no room for a page of a memory-mapped file.
@@ -223,7 +223,7 @@ def _may_follow_from_full_disk(first: Failure) -> bool:
 
 
 def _explain_launcher_refusal(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """Explain a failure in which the launcher started no rank because a resource was refused."""
+    """Explain a failure in which the launcher started no ranks because a resource was refused."""
     lines = context.evidence.last_lines if first.kind is FailureKind.LAUNCHER else ()
     line, code = next(((line, line_code) for line in lines if (line_code := _refusal_code_in(line))), ("", None))
     if code is None:
@@ -237,7 +237,7 @@ def _explain_launcher_refusal(context: DiagnosisContext, first: Failure) -> Expl
 
 
 def _refusal_code(error: RaisedException) -> str | None:
-    """Return the resource that the operating system refused, as a key of [refused] in causes.toml, or None.
+    """Return the refused resource as a key of [refused] in causes.toml, or None if no resource was refused.
 
     An error number counts only in an OSError, or in an error that a DataLoader worker passed on.
     """
@@ -248,7 +248,9 @@ def _refusal_code(error: RaisedException) -> str | None:
 
 
 def _refusal_code_in(text: str) -> str | None:
-    """Return the first refused resource named in the text, as a key of [refused] in causes.toml, or None."""
+    """Return the first refused resource named in the text as a key of [refused] in causes.toml, or None if there is
+    none.
+    """
     return next((code for pattern, code in _REFUSED_TEXTS if pattern.search(text)), None)
 
 
@@ -294,7 +296,9 @@ def _gpu_facts(gpu: Gpu) -> Facts:
 
 
 def _finished_program(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...]] | None:
-    """Return the wait of the first hung rank whose program has finished, and all such ranks, or None."""
+    """Return the wait of the first hung rank whose program has finished, and all such ranks, or None if there are
+    none.
+    """
     snapshot = context.last_snapshot
     return root_where(lambda root: root.rank in snapshot and is_shutting_down(snapshot[root.rank]), all_matching=True)(
         context

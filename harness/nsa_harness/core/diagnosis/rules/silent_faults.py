@@ -1,4 +1,4 @@
-"""Rules about faults that do not end a run: NaN values, replicas that differ, memory that grows.
+"""Rules about faults that do not end a run, such as NaN values, diverging replicas and growing memory.
 
 Their findings are reported with any verdict, even a PASS. Each rule ignores what a program may do on purpose.
 """
@@ -54,7 +54,7 @@ ByRank = list[tuple[int, Sample]]
 def _samples_by_rank(
     context: DiagnosisContext, values_of: Callable[[HealthSamples], Iterable[Sample]]
 ) -> ByRank[Sample]:
-    """Apply `values_of` to the health samples of each rank, and return each value with its rank."""
+    """Apply `values_of` to the health samples of each rank, and return each resulting value with its rank."""
     return [(rank.rank, sample) for rank in context.evidence.ranks if rank.health for sample in values_of(rank.health)]
 
 
@@ -76,7 +76,7 @@ def _with_samples(
 def _with_ranks(
     matches: Callable[[HealthSamples], object],
 ) -> Callable[[DiagnosisContext], tuple[ByRank[HealthSamples]] | None]:
-    """Return a function for `@rule_if` that finds the ranks whose health samples satisfy `matches`."""
+    """Return a function for `@rule_if` that finds the ranks for whose health samples `matches` is true."""
     return _with_samples(lambda samples: [samples] if matches(samples) else [])
 
 
@@ -90,7 +90,7 @@ def _explain_samples(
     evidence: EvidenceKind = EvidenceKind.EFFECT,
     left_open: tuple[OpenQuestion, ...] = (),
 ) -> Explanation:
-    """Create an explanation that cites the health samples of these ranks as proof."""
+    """Create an explanation that cites the health samples of the given ranks as proof."""
     ranks = tuple(sorted(set(ranks)))
     return Explanation(
         cause=cause,
@@ -147,7 +147,7 @@ def nan(_: DiagnosisContext, broken_ranks: ByRank[HealthSamples]) -> Explanation
 
 
 def _divergences(context: DiagnosisContext) -> tuple[list[ReplicaDivergence]] | None:
-    """Find the models whose replicas should be equal but differ between ranks.
+    """Return the models whose replicas differ between ranks although they should be equal, or None if there are none.
 
     Replicas without samples from every rank of their group are skipped. Return None if no replicas differ.
     """
@@ -161,7 +161,7 @@ def _divergences(context: DiagnosisContext) -> tuple[list[ReplicaDivergence]] | 
 
 @rule_if(_divergences)
 def replica_divergence(_: DiagnosisContext, divergences: Sequence[ReplicaDivergence]) -> Explanation:
-    """Report replicas of a model that differ between ranks although they should be equal."""
+    """Report model replicas that differ between ranks although they should be equal."""
     first = min(divergences, key=lambda divergence: divergence.round)
     name = first.names[0] if first.names else None
     return _explain_samples(
@@ -208,7 +208,7 @@ class _Growth:
 
 
 def memory_growth(context: DiagnosisContext) -> Explanation | None:
-    """Report memory that grows from step to step until the end of the run."""
+    """Report memory use that keeps growing from step to step until the end of the run."""
     memory_kinds: Mapping[str, Callable[[MemorySample], int | None]] = {
         "host": lambda point: point.anonymous_bytes,
         "GPU": lambda point: point.gpu_bytes,
@@ -237,7 +237,7 @@ def memory_growth(context: DiagnosisContext) -> Explanation | None:
 
 
 def _memory_growth_of(memory: Sequence[MemorySample], bytes_of: Callable[[MemorySample], int | None]) -> _Growth | None:
-    """Return the growth of one rank's memory, or None if it does not grow steadily.
+    """Return the growth of one rank's memory use, or None if it does not grow steadily.
 
     `bytes_of` returns the host or GPU memory of a sample. The growth must continue in the later half of the run at
     about the rate of the earlier half.
@@ -264,7 +264,7 @@ def _memory_growth_of(memory: Sequence[MemorySample], bytes_of: Callable[[Memory
 
 
 def _slope(points: Sequence[tuple[int, int]]) -> float:
-    """Return the median slope of all pairs of points, in bytes per step (Theil-Sen estimator)."""
+    """Return the median slope over all pairs of points, in bytes per step (Theil-Sen estimator)."""
     return median((b - a) / (y - x) for (x, a), (y, b) in combinations(points, 2) if y > x)
 
 
@@ -294,7 +294,7 @@ def input_bound(context: DiagnosisContext) -> Explanation | None:
 
 
 def _steady_wait(data_waits: Sequence[DataWait]) -> DataWait | None:
-    """Return the total time that a rank waited for data after its first steps, or None if it is short.
+    """Return the total time that a rank waited for data after its first steps, or None if it is negligible.
 
     Also None if it is a small share of the first or second half of the run.
     """
@@ -332,7 +332,7 @@ def no_gradient(context: DiagnosisContext) -> Explanation | None:
 
 
 def _missing_in_traces(context: DiagnosisContext) -> tuple[dict[int, tuple[str, ...]]] | None:
-    """Return the parameters that have no gradient in the traces, by rank, or None."""
+    """Map each rank to the parameters that have no gradient in its traces. Return None if there are none."""
     lacking = {rank.rank: rank.traces.missing_parameters for rank in context.evidence.ranks}
     lacking = {rank: names for rank, names in lacking.items() if names}
     return (lacking,) if lacking else None
@@ -354,7 +354,7 @@ def _no_gradient_in_traces(_: DiagnosisContext, missing_by_rank: Mapping[int, Se
 
 @rule_if(_with_ranks(lambda samples: samples.without_gradient_count and samples.sample_count >= _MIN_GRADIENT_SAMPLES))
 def _no_gradient_in_optimizer(_: DiagnosisContext, ranks_without: ByRank[HealthSamples]) -> Explanation:
-    """Report parameters of an optimizer that never had a gradient although their module was called."""
+    """Report an optimizer's parameters that never had a gradient although their module was called."""
     names = list(dict.fromkeys(name for _, samples in ranks_without for name in samples.without_gradient))
     module_place = next(
         (samples.without_gradient_place for _, samples in ranks_without if samples.without_gradient_place), Place()
@@ -391,7 +391,7 @@ def _zero_gradients_in_optimizer(_: DiagnosisContext, ranks_with_zeros: ByRank[H
 def _with_model_after_backward(
     matches: Callable[[GradientArrivals], object],
 ) -> Callable[[DiagnosisContext], tuple[list[int], GradientArrivals] | None]:
-    """Return a function for `@rule_if` that finds a model whose gradients after backward satisfy `matches`.
+    """Return a function for `@rule_if` that finds a model for whose gradients after backward `matches` is true.
 
     These samples are for programs without an optimizer. Nothing shows there which parameters are meant to be trained,
     so the probe skips modules that run without gradients and parameters that the program writes itself.
@@ -458,7 +458,7 @@ def unwaited_collective(_: DiagnosisContext, calls: ByRank[UnawaitedCall]) -> Ex
 
 @rule_if(_with_samples(lambda samples: samples.dropped_batches))
 def batches_given_up(context: DiagnosisContext, losses: ByRank[DroppedBatches]) -> Explanation | None:
-    """Report batches that were lost because the program caught the exceptions raised in their training passes.
+    """Report batches that were lost because the program caught an exception while training on them.
 
     Only ranks that exited with code 0 count, because on other ranks the exception may follow from the failure of the
     run.
@@ -510,7 +510,7 @@ _EXIT_KINDS = ("atexit", "left", "process group")  # kinds of messages at exit, 
 
 
 def dirty_exit(context: DiagnosisContext) -> Explanation | None:
-    """Report an error or an unreleased resource at the exit of a run that passed."""
+    """Report an error or an unreleased resource when a passed run exited."""
     if context.judgement.status is not Status.PASS:
         return None
     messages = [(rank.rank, message) for rank in context.evidence.ranks for message in rank.exit_messages]
@@ -554,7 +554,7 @@ _Moment = tuple[str, int]  # the fields `at` and `round` of a ReplicaSample
 
 
 def first_divergence(replicas: Mapping[int, Replica]) -> ReplicaDivergence | None:
-    """Return the difference between the replicas of one model, or None if they agree in the end.
+    """Return the difference between the replicas of one model, or None if they are equal in the end.
 
     `replicas` are given by rank. Also None if they are not meant to be equal.
     """
@@ -629,7 +629,7 @@ def _first_replica(replicas: Mapping[int, Replica]) -> Replica:
 
 
 def _sampled_moments(replicas: Mapping[int, Replica]) -> list[_Moment]:
-    """Return the moments at which a replica was sampled, in order."""
+    """Return the moments at which any replica was sampled, in order."""
     moments = [(sample.at, sample.round) for sample in _first_replica(replicas).samples]
     return list(dict.fromkeys(reversed(moments)))[::-1]
 
@@ -637,7 +637,7 @@ def _sampled_moments(replicas: Mapping[int, Replica]) -> list[_Moment]:
 def _ranks_at_fault(
     samples_by_rank: Mapping[int, Mapping[_Moment, ReplicaSample]], common_moments: Sequence[_Moment], moment: _Moment
 ) -> tuple[tuple[int, ...], str]:
-    """Return the ranks whose replicas are wrong, and how they were found.
+    """Return the ranks whose replicas are wrong, and the method by which they were found.
 
     "outside": only their parameters changed outside a step. "extra step": only they made additional optimizer steps.
     "fewer": they are the minority. "": all ranks are returned, because none of these is the case.
@@ -673,7 +673,7 @@ def _ranks_at_fault(
 
 
 def _last_difference(replicas: Sequence[Replica]) -> tuple[tuple[str, ...], float]:
-    """Return the parameters that differ in the last sample, and the largest relative difference."""
+    """Return the parameters that differ in the last sample, and the maximal relative difference."""
     names: list[str] = []
     largest = 0.0
     for number, (first_name, last_name) in enumerate(replicas[0].names):
@@ -685,7 +685,7 @@ def _last_difference(replicas: Sequence[Replica]) -> tuple[tuple[str, ...], floa
 
 
 def _relative_difference(blocks: Sequence[ParameterBlock]) -> float:
-    """Return the largest difference between the blocks, relative to their size.
+    """Return the maximal difference between the blocks, relative to their size.
 
     It is infinite if only some blocks contain finite values, and 0 if none does.
     """

@@ -1,4 +1,4 @@
-"""Rules about ranks that wait for their own threads or hang in native code."""
+"""Rules about ranks that wait for their own threads or that hang in native code."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ENDED_BY_PARTNER = frozenset({WaitKind.LOCK, WaitKind.SLEEP, WaitKind.IO, WaitK
 
 
 def _wait_for_dead_partner(context: DiagnosisContext) -> tuple[Wait, PrintedMessage] | None:
-    """Find a rank that waits for a dead thread or child process, and the last message of that thread or child."""
+    """Return the wait of a rank for a dead thread or child process, and its last message, or None if there is none."""
     waiting = (root for root in hung_roots(context) if root.kind in _ENDED_BY_PARTNER and root.child is None)
     # A traceback without the name of a thread or child may be one that the program caught and printed.
     deaths = (
@@ -69,12 +69,12 @@ def thread_died(context: DiagnosisContext, root: Wait, death: PrintedMessage) ->
 
 
 def death_facts(death: PrintedMessage) -> Facts:
-    """Return a description of a thread or child process that died from an exception."""
+    """Return facts about a thread or child process that died from an exception."""
     return {"died": death.kind, "error": death.error, "raised_at": death.place}
 
 
 def pool_worker_lost(context: DiagnosisContext) -> Explanation | None:
-    """Explain a hang in which a rank waits for its `multiprocessing.Pool` but every worker waits for a task."""
+    """Explain a hang in which a rank waits for a `multiprocessing.Pool` whose workers all wait for tasks."""
     snapshots = ((root, context.last_snapshot.get(root.rank)) for root in hung_roots(context))
     root = next((root for root, snapshot in snapshots if snapshot and _waits_for_idle_pool(snapshot)), None)
     if root is None:
@@ -91,7 +91,7 @@ def pool_worker_lost(context: DiagnosisContext) -> Explanation | None:
 
 @rule_if(root_where(lambda root: root.kind is WaitKind.SLEEP))
 def livelock(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation | None:
-    """Explain a hang in which a rank polls on one line and sleeps in between."""
+    """Explain a hang in which a rank repeatedly polls on one line and sleeps in between."""
     if context.judgement.proof is None or context.judgement.proof.kind is not HangKind.LIVELOCK:
         return None
     return Explanation(
@@ -105,14 +105,14 @@ def livelock(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> E
 
 
 def _root_waiting_for_thread(context: DiagnosisContext) -> tuple[Wait, Stack, str] | None:
-    """Find the first hung rank that waits for another thread which may still act, or return None."""
+    """Return the first hung rank that waits for a thread that could still act, or None if there is none."""
     waiting = (root for root in hung_roots(context) if root.kind in _LOCKS and not root.is_closed)
     return next(((root, *thread) for root in waiting if (thread := awaited_thread(context, root))), None)
 
 
 @rule_if(_root_waiting_for_thread)
 def open_thread_wait(context: DiagnosisContext, root: Wait, stack: Stack, syscall: str) -> Explanation:
-    """Explain a hang in which a rank has waited too long for another thread that may still act."""
+    """Explain a hang in which a rank has waited too long for another thread that could still act."""
     return Explanation(
         cause=Cause.BLOCKED_IO if syscall else Cause.LOCK_CYCLE,
         evidence=EvidenceKind.OPEN,
@@ -129,7 +129,7 @@ def open_thread_wait(context: DiagnosisContext, root: Wait, stack: Stack, syscal
 
 
 def awaited_thread(context: DiagnosisContext, root: Wait) -> tuple[Stack, str] | None:
-    """Return the stack of the thread for which the rank waits, and its system call, or None if unclear.
+    """Return the stack and the system call of the thread that the rank waits for, or None if it is unclear.
 
     The system call is "" if the thread waits for a lock or runs. If several threads may be meant, one that waits for a
     lock that it holds itself comes first. If all wait for the same lock, the first is returned.
@@ -158,7 +158,7 @@ def _waits_for_own_lock(context: DiagnosisContext, stack: Stack) -> bool:
 
 
 def awaited_thread_line(context: DiagnosisContext, root: Wait) -> Place | None:
-    """Return the program line of the thread for which the rank waits, or None if it is unknown."""
+    """Return the program line of the thread that the rank waits for, or None if it is unknown."""
     thread = awaited_thread(context, root)
     return place_of(context, None, user_frame(thread[0].frames)) if thread else None
 
@@ -168,7 +168,7 @@ def _has_frame_in(frames: Sequence[Frame], file: str, names: Sequence[str]) -> b
 
 
 def _waits_for_idle_pool(snapshot: RankSnapshot) -> bool:
-    """Return whether the rank waits for its `multiprocessing.Pool` while every worker waits for a task.
+    """Return whether the rank waits for a `multiprocessing.Pool` whose workers all wait for tasks.
 
     This cannot happen with a ProcessPoolExecutor, which notices a lost worker and raises an exception.
     """
@@ -196,7 +196,7 @@ _BRIDGE_FRAMES = (
 
 
 def _root_with_gil(context: DiagnosisContext) -> tuple[Wait, Stack] | None:
-    """Find the first hung rank that holds the GIL and does not release it, or return None.
+    """Return the first hung rank that holds the GIL without releasing it, or None if there is none.
 
     A loop in Python releases the GIL whenever another thread requests it, so its heartbeat continues. A single function
     of the interpreter, such as a regular-expression search, does not release it.
@@ -217,7 +217,7 @@ def _root_with_gil(context: DiagnosisContext) -> tuple[Wait, Stack] | None:
 
 @rule_if(_root_with_gil)
 def gil_held_native(context: DiagnosisContext, root: Wait, stack: Stack) -> Explanation:
-    """Explain a hang in which a rank holds the GIL in native code, so that no other Python thread can run."""
+    """Explain a hang in which a rank holds the GIL in native code, which prevents other Python threads from running."""
     computes = root.kind is WaitKind.COMPUTE
     return Explanation(
         cause=Cause.GIL_HELD_NATIVE,
@@ -242,7 +242,7 @@ def _has_no_heartbeat_in_samples(context: DiagnosisContext, root: Wait) -> bool:
 
 
 def _root_in_native_loop(context: DiagnosisContext) -> tuple[Wait, Stack] | None:
-    """Find the first hung rank that computes in native code and never returns to Python, or return None."""
+    """Return the first hung rank that computes in native code without returning to Python, or None if there is none."""
     looping = (
         (root, _training_stack_of(context, root)) for root in hung_roots(context) if root.kind is WaitKind.COMPUTE
     )
@@ -251,7 +251,7 @@ def _root_in_native_loop(context: DiagnosisContext) -> tuple[Wait, Stack] | None
 
 @rule_if(_root_in_native_loop)
 def native_busy_loop(context: DiagnosisContext, root: Wait, stack: Stack) -> Explanation:
-    """Explain a hang in which a rank computes forever in native code."""
+    """Explain a hang in which a rank computes in native code indefinitely."""
     return Explanation(
         cause=Cause.NATIVE_BUSY_LOOP,
         # If the native code holds the GIL, holding it may be the only fault, so the cause is less certain.
@@ -299,7 +299,7 @@ def _heartbeat_age_s(context: DiagnosisContext, root: Wait) -> float:
 
 
 def _in_library(stack: Stack) -> bool:
-    """Return whether the thread's native code belongs to a library and not to the Python interpreter."""
+    """Return whether the thread's native code belongs to a library rather than to the Python interpreter."""
     return bool(stack.native) and not any(word in stack.native[0] for word in ("libpython", "_PyEval"))
 
 
