@@ -314,3 +314,45 @@ def test_that_a_file_is_the_program_decides_nothing_between_ranks() -> None:
     text = 'if __name__ == "__main__":\n    if ready:\n        main()\n'
     found = ProgramSource((Source(file=USER, first=1, text=text),)).branches(line(3))
     assert [one.text for one in found] == ["if ready"]
+
+
+ALTERNATIVES = """\
+def step(rank, loss):
+    if rank == 0:
+        first()
+    else:
+        second()
+    for number in range(3):
+        if loss > number:
+            third()
+            continue
+        fourth()
+    if rank != 0:
+        fifth()
+    try:
+        sixth()
+    except ValueError:
+        seventh()
+    eighth()
+"""
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "may_be"),
+    [
+        ("first", "second", True),
+        ("third", "fourth", True),  # the first of them ends with a jump
+        ("sixth", "seventh", True),
+        ("first", "fifth", True),  # each has a condition of its own, which may exclude the other one
+        ("fourth", "fifth", False),
+        ("first", "eighth", False),
+        ("fourth", "eighth", False),
+    ],
+)
+def test_two_lines_are_alternatives_if_a_rank_may_execute_only_one_of_them(one: str, other: str, may_be: bool) -> None:
+    lines = {text.strip().removesuffix("()"): number for number, text in enumerate(ALTERNATIVES.splitlines(), 1)}
+    program = ProgramSource((Source(file=USER, first=1, text=ALTERNATIVES),))
+    paths = [[Place(file=USER, line=lines[name], function="step")] for name in (one, other)]
+    assert program.are_alternatives(*paths) is may_be
+    assert program.are_alternatives(*reversed(paths)) is may_be
+    assert ProgramSource(()).are_alternatives(*paths), "without the source it is unknown"

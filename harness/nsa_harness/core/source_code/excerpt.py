@@ -149,22 +149,27 @@ class Excerpt(Source):
         return (*tests, *handlers, *(self._jumps(block, line - self.first) if block is not None else ()))
 
     def are_alternatives(self, line: int, other: int) -> bool:
-        """Whether two lines are in different branches of one `if`, `try` or `match`.
+        """Whether a rank may execute only one of two lines, because of the conditions around them.
 
-        Also True if one line is in a branch that ends with a jump, and the other comes after this branch.
+        That is the case in different branches of one `if`, `try` or `match`; if one line is in a branch that ends with
+        a jump, and the other comes after it; and possibly if each line has a condition of its own.
         """
         first, second = sorted(each + 1 - self.first for each in (line, other))
+        conditions: tuple[set[int], set[int]] = (set(), set())
         for node in self.nodes:
             branches = _branches_of(node)
             inside = [
                 next((at for at, branch in enumerate(branches) if _contains(branch, each)), None)
                 for each in (first, second)
             ]
+            if isinstance(node, ast.If):
+                for own, at in zip(conditions, inside, strict=True):
+                    own.update([node.lineno] if at is not None else [])
             if inside[0] is None or inside[0] == inside[1]:
                 continue
             if inside[1] is not None or isinstance(branches[inside[0]][-1], _JUMPS):
                 return True
-        return False
+        return bool(conditions[0] - conditions[1]) and bool(conditions[1] - conditions[0])
 
     def tests_between(self, line: int, other: int) -> Iterator[ast.If]:
         """Yield the `if` statements that have one line in their body and the other in their `else` part."""

@@ -161,10 +161,14 @@ class ProgramSource:
         return next(iter([*inside, *around, *reversed(own)]), None)
 
     def are_alternatives(self, path: Sequence[Line | None], other: Sequence[Line | None]) -> bool:
-        """Whether two call paths, outermost line first, take different branches of one `if`, `try` or `match`.
+        """Whether a rank may take only one of two call paths, outermost line first, because of a condition.
 
-        Also True if the stored source does not show how the two lines are related.
+        Also True if the stored source does not show how the two paths are related, and if both end at the same line,
+        which callers may reach in several ways.
         """
+        ends = [(path[-1].file, path[-1].line) for path in (path, other) if path and path[-1] is not None]
+        if len(ends) < 2 or ends[0] == ends[1]:
+            return True
         for line, other_line in zip(path, other, strict=False):
             if line is None or other_line is None:
                 return True
