@@ -84,7 +84,7 @@ def test_a_fork_that_torchrun_contradicts_is_discounted_and_the_search_goes_on_u
     assert len(search.notes) == 1
     assert "from now on all probes run under torchrun" in search.notes[0]
     asked = [number for number, one in enumerate(found["probes"]) if one["purpose"] == "repeat"]
-    assert [found["probes"][number]["launcher"] for number in asked] == [TORCHRUN, FORK]
+    assert [found["probes"][number]["launcher"] for number in asked] == [TORCHRUN, FORK] * 3
     assert {one["launcher"] for one in found["probes"][asked[-1] + 1 :]} == {TORCHRUN}
     assert {one["counts_as"] for one in found["probes"] if one["launcher"] == FORK} == {"unresolved"}
     assert "--layers=5" in found["commands"]["bad"]
@@ -121,6 +121,17 @@ def test_a_run_that_changes_under_one_launcher_is_flaky_and_torchrun_decides_not
         assert search.forks
         assert [one.launcher for one in search.probes] == [FORK, TORCHRUN, FORK]
         assert [one.counts_as for one in search.probes] == [BAD, GOOD, GOOD]
+
+
+def test_a_program_that_fails_in_half_of_its_runs_is_flaky_although_its_first_runs_differ_by_launcher(
+    typed: Invocation,  # noqa: F811
+) -> None:
+    results = iter([BAD, GOOD, BAD, BAD])  # fork, torchrun, fork, and torchrun fails as well
+
+    with searched(typed, lambda *_: next(results)) as search:
+        search.probe(Round(subsets=(frozenset(),), purpose=Purpose.CONTROL_GOOD, open=(0, 8), probes_left=0))
+        assert search.forks
+        assert [one.launcher for one in search.probes] == [FORK, TORCHRUN, FORK, TORCHRUN]
 
 
 def of(

@@ -67,6 +67,9 @@ from nsa_harness.supervisor.storage.collect import step_time_s
 from nsa_harness.supervisor.storage.rundir import RunDir
 from nsa_harness.texts import words
 
+# Pairs of runs, under torchrun and forked, that must all differ before forked results are discarded. A program that
+# fails in half of its runs looks like that by chance in 1 of 64 cases.
+_LAUNCHER_PAIRS = 3
 _MAX_CONFIRMED_FORKS = 3  # forked probes that are repeated under torchrun to check the launcher
 _PROOFS = (Purpose.PROOF_BAD, Purpose.PROOF_GOOD)
 
@@ -347,11 +350,12 @@ class Bisection(SearchProgress):
         if fork is None or fork.subset in self.confirmed_configs or len(self.confirmed_configs) == _MAX_CONFIRMED_FORKS:
             return
         self.confirmed_configs.add(fork.subset)
-        under_torchrun = self._probe_again(fork.indices, Purpose.REPEAT)
-        if under_torchrun.counts_as in (fork.counts_as, ProbeResult.UNRESOLVED):
-            return
-        if self._probe_again(fork.indices, Purpose.REPEAT, in_full=False).counts_as is not fork.counts_as:
-            return  # the result also changes without a change of launcher: the program is flaky
+        for _ in range(_LAUNCHER_PAIRS):
+            under_torchrun = self._probe_again(fork.indices, Purpose.REPEAT)
+            if under_torchrun.counts_as in (fork.counts_as, ProbeResult.UNRESOLVED):
+                return
+            if self._probe_again(fork.indices, Purpose.REPEAT, in_full=False).counts_as is not fork.counts_as:
+                return  # the result also changes without a change of launcher: the program is flaky
         self.note(
             f"with {self.request.subject.describe(fork.indices)}, a forked probe counts as {fork.counts_as.value}, but"
             f" a probe under torchrun counts as {under_torchrun.counts_as.value}: from now on all probes run under"
